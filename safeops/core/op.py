@@ -91,6 +91,8 @@ class Op(Public):
         and their shapes, no more.
     visible: how many of the raw forward's results the caller sees. The others are for backward.
     saved: the slice of the results that backward reads. reads: that of the tensors, all but the linear ones.
+    domain: a function of `core.domain` for each tensor, with which the checks make operands. None: all take any number.
+    waits: whether the host reads a size of the results.
     keep: (results, tensors) -> what to save, where that depends: as many results as `saved` says (None may stand for
         one), then tensors.
     shards: what it is of DTensors, of safeops.distributed._dtensor: its name there. None: the composite.
@@ -107,6 +109,8 @@ class Op(Public):
     saved = slice(1, None)
     reads = None
     shards = None
+    domain = None
+    waits = False
     keep = None
     compiled = ("cpu",)
     by_composite = staticmethod(by_composite)

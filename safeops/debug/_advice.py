@@ -3,6 +3,7 @@
 import re
 
 from safeops.debug._source import traceback_lines
+from safeops.debug._twins import TWINS
 
 FORWARD = {
     "div": "safeops.safe_div(a, b, eps=...): 0 where b is too small; a floor, as + eps: fill_value=None",
@@ -58,13 +59,7 @@ CALLS = {
     "cosine_similarity": "safeops.cosine_similarity(a, b): 0 with gradient 0 where a vector is zero, computed in fp32",
     "normalize": "safeops.normalize(x, dim=...): a zero vector stays zero, its norm is computed in fp32",
     "pairwise_distance": "safeops.safe_norm(a - b, dim=-1): gradient 0 at distance 0",
-    **{
-        name: f"safeops.{name}: {_FP32}"
-        for name in """binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy
-        gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss multi_margin_loss
-        multilabel_soft_margin_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
-        """.split()
-    },
+    **{name: f"safeops.{name}: {_FP32}" for name in TWINS},
 }
 _PROBABILITIES = (
     "safeops.binary_cross_entropy_with_logits on what went into the sigmoid; or input.clamp(0, 1), where a rounding "

@@ -3,15 +3,10 @@
 import torch
 
 from safeops.core import private_torch
+from safeops.core.sums import masked_mean
 from safeops.debug._source import line, user_frames
+from safeops.debug._twins import LOSSES, OF_CLASSES
 
-_TORCH_LOSSES = frozenset(
-    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
-    "soft_margin_loss poisson_nll_loss gaussian_nll_loss cross_entropy nll_loss multi_margin_loss hinge_embedding_loss "
-    "multilabel_margin_loss multilabel_soft_margin_loss margin_ranking_loss cosine_embedding_loss triplet_margin_loss "
-    "triplet_margin_with_distance_loss".split()
-)
-_WITH_CLASSES = frozenset(["cross_entropy", "nll_loss"])
 _DIVISIONS = frozenset("div divide true_divide __truediv__".split())
 
 
@@ -60,9 +55,9 @@ def _count(func, name, args, kwargs, values):
         return None
     if name == "mean":
         return x.numel()
-    if name in _TORCH_LOSSES:
+    if name in LOSSES:
         target = kwargs.get("target", args[1] if len(args) > 1 else None)
-        if name in _WITH_CLASSES and isinstance(target, torch.Tensor) and not target.is_floating_point():
+        if name in OF_CLASSES and isinstance(target, torch.Tensor) and not target.is_floating_point():
             return (target != kwargs.get("ignore_index", -100)).sum()
         return x.numel()  # (of a sum, the same: it has no count to differ by)
     by = args[1] if len(args) > 1 else None
@@ -75,7 +70,7 @@ def _of_raw(func, args, kwargs, values):
     """(value, divisor) of a raw op."""
     arguments = private_torch.schema(func).arguments
     given = {x.name: x.default_value for x in arguments} | dict(zip([x.name for x in arguments], args)) | kwargs
-    mean = "_masked_mean" in str(func) or given.get("reduction") == 1
+    mean = func is masked_mean.forward or given.get("reduction") == 1
     if not mean or len(values) < 2 or given.get("denominator") is not None or given.get("divisor") is not None:
         return None
     return values[1]

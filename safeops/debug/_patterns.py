@@ -8,8 +8,10 @@ import math
 
 import torch
 
+from safeops.core.op import registry
 from safeops.debug import _advice
 from safeops.debug._source import called_by
+from safeops.debug._twins import OF_CLASSES
 
 # code: (what happens, what to write instead)
 PATTERNS = {
@@ -208,8 +210,8 @@ def _of_ours(input, index, dim, *_):
 
 # function: (indices, how many there are, which of the indices count)
 _INDEXED = dict.fromkeys(("gather", "index_select"), _along)
-_INDEXED |= dict.fromkeys(("_safe_gather.default", "_safe_index_select.default"), _of_ours)
-_INDEXED |= {"embedding": _in_table, "cross_entropy": _of_classes, "nll_loss": _of_classes}
+_INDEXED |= dict.fromkeys((f"{op.raw[0]}.default" for op in registry.values() if hasattr(op, "gathers")), _of_ours)
+_INDEXED |= {"embedding": _in_table, **dict.fromkeys(OF_CLASSES, _of_classes)}
 
 
 def missing(index, size, counts):

@@ -5,9 +5,9 @@ import inspect
 
 import torch
 
-from safeops.ops.lists.clip_grad_norm_ import scale_
-from safeops.ops.lists.grad_norm import norm
-from safeops.ops.lists.health import COLUMNS, health_, pick_
+from safeops.ops.lists.clip_grad_norm_ import SCALE, scale_
+from safeops.ops.lists.grad_norm import NORM, norm
+from safeops.ops.lists.health import COLUMNS, HEALTH, health_, pick_
 from safeops.verify.samples import has_classes
 
 
@@ -39,27 +39,31 @@ def by_row(function):
     return call
 
 
-def of_list(name):
-    def call(*tensors, ord=2.0):
-        device = tensors[0].device
-        if name == "grad_norm":  # fp64, of sums in fp32: and of fp64 torch's own has no more digits
-            return norm(list(tensors), ord).float()
-        if name == "clip_grad_norm_":
-            tensors = [x.contiguous().clone() for x in tensors]
-            scale_(tensors, torch.full((), 0.7, device=device))
-            return tensors
-        rows = torch.zeros(len(tensors), len(COLUMNS), dtype=torch.int64, device=device)
-        health_(rows, 0, list(tensors))
-        there = torch.zeros(1, 4, dtype=torch.float64, device=device)
-        pick_(there, 0, rows, 0, list(tensors), list(tensors[0].shape))
-        return rows, there
+def norms(*tensors, ord):
+    return norm(list(tensors), ord).float()  # fp64, of sums in fp32: and of fp64 torch's own has no more digits
 
-    return call
+
+def scaled(*tensors):
+    tensors = [x.contiguous().clone() for x in tensors]
+    scale_(tensors, torch.full((), 0.7, device=tensors[0].device))
+    return tensors
+
+
+def healths(*tensors):
+    device = tensors[0].device
+    rows = torch.zeros(len(tensors), len(COLUMNS), dtype=torch.int64, device=device)
+    health_(rows, 0, list(tensors))
+    picked = torch.zeros(1, 4, dtype=torch.float64, device=device)
+    pick_(picked, 0, rows, 0, list(tensors), list(tensors[0].shape))
+    return rows, picked
+
+
+OF_LISTS = {NORM: norms, SCALE: scaled, HEALTH: healths}
 
 
 def callable_of(op):
-    if op.family == "lists":
-        return of_list(op.name)
+    if op in OF_LISTS:
+        return OF_LISTS[op]
     if "anchor" in inspect.signature(op.public_function).parameters:
         return by_row(op.public_function)
     return by_class(op.public_function) if has_classes(op) else op.public_function

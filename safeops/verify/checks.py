@@ -17,7 +17,6 @@ from safeops.verify.samples import has_classes, samples
 from safeops.verify.variations import variations
 
 LATE = 20_000_000  # clock cycles: about ten milliseconds
-WAITS = ("masked_select",)  # its size depends on the data: the host reads it
 
 
 # ---- the routes
@@ -202,12 +201,12 @@ NOT_OF = {
 def names(op, full=False):
     """The checks that an op is due."""
     left = set(NOT_OF.get(op.family, ()))
-    if op.name in WAITS:
+    if op.waits:
         left |= {"no_sync", "graph"}
     if not op.differentiable:
         left |= {"nothing_kept", "accumulation"}  # counts and lists: whole numbers, and no policy
-    if op.name in ("clip_grad_norm_", "health"):
-        left |= {"mixed", "mixed_dtypes"}  # each of their results has its own
+    if not op.returns:
+        left |= {"mixed", "mixed_dtypes"}  # each tensor that it writes into has its own
     if has_classes(op):
         left |= {"sizes", "uninitialized"}
     return [name for name in (KERNEL_RUNS, *QUICK, *(MORE if full else ())) if name not in left]

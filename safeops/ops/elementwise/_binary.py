@@ -51,7 +51,7 @@ class Binary(Op):
     differentiable = (0, 1)
     sum_to = staticmethod(sum_to)
 
-    def __init__(self, name, define, *, other="other", number=True, safe=True):
+    def __init__(self, name, define, *, other="other", number=True, safe=True, domain=None):
         def definition(input, other, eps=None, fill_value=0.0, dtype=None):
             if dtype is None:
                 dtype = promoted(input, other)
@@ -60,7 +60,7 @@ class Binary(Op):
                 eps = torch.finfo(compute).tiny
             return define(input.to(compute), other.to(compute), eps, fill_value, dtype)
 
-        self.other, self.number, self.safe = other, number, safe
+        self.other, self.number, self.safe, self.domain = other, number, safe, domain
         forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
         backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
         super().__init__(name, forward, backward, definition)

@@ -99,13 +99,13 @@ class Unary(Op):
     owner = "C++/CUDA"
     shards = "elementwise"
 
-    def __init__(self, name, function, absent, stand_in, positive=False):
+    def __init__(self, name, function, absent, stand_in, positive=False, domain=None):
         def definition(input, eps=None, fill_value=0.0, dtype=None):
             return define(function, absent, stand_in, input, eps, fill_value, dtype)
 
         forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
         backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
-        self.positive = positive
+        self.positive, self.domain = positive, domain
         super().__init__(name, forward, backward, definition)
 
     def prepare(self, input, eps=None, fill_value=0.0, dtype=None):

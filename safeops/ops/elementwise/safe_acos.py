@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.domain import cosine
 from safeops.ops.elementwise._unary import Unary
 
 _safe_acos = Unary(
@@ -10,6 +11,7 @@ _safe_acos = Unary(
     lambda x: torch.atan2(((1 - x) * (1 + x)).sqrt(), x),
     absent=lambda x, eps: x.abs() >= 1,
     stand_in=lambda x, eps, fill_value: x.clamp(-1, 1).acos(),
+    domain=(cosine,),
 )
 
 # ---- public function

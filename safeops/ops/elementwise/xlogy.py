@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.domain import any_number, positive
 from safeops.core.dtypes import wide
 from safeops.ops.elementwise._binary import Binary
 from safeops.ops.elementwise.safe_log import log
@@ -17,7 +18,7 @@ def _define(x, y, eps, fill_value, dtype):
 
 # ---- op
 
-_xlogy = Binary("xlogy", _define, safe=False)
+_xlogy = Binary("xlogy", _define, safe=False, domain=(any_number, positive))
 
 # ---- public function
 

@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 
 from safeops.core import check
 from safeops.core.definitions import accumulate, kept
+from safeops.core.domain import any_number
 from safeops.core.dtypes import LARGEST, compute_dtype
 from safeops.core.library import declare_raw, like
 from safeops.core.loss_reduction import (
@@ -25,7 +26,6 @@ from safeops.core.loss_reduction import (
 )
 from safeops.core.op import Op
 from safeops.core.sums import sum_to
-from safeops.ops.losses._domain import any_number
 
 # ---- definition
 
@@ -177,12 +177,11 @@ ARGUMENTS = """\
 
 
 class PointwiseLoss(Op):
-    """A pointwise loss. domain: a function of `_domain` for each tensor, None: all take any number."""
+    """A pointwise loss."""
 
     sum_to = staticmethod(sum_to)
     shards = "loss"
     names = "input", "target"  # of its tensors
-    domain = None
     optional = False  # whether the last of them may be None
     reductions = tuple(REDUCTION)
 

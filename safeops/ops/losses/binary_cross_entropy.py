@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops.ops.losses._domain import probability
+from safeops.core.domain import probability
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 

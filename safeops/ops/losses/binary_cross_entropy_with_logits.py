@@ -1,7 +1,7 @@
 """binary_cross_entropy_with_logits: of logits."""
 
 from safeops.core.definitions import product, softplus
-from safeops.ops.losses._domain import any_number, factor, probability
+from safeops.core.domain import any_number, factor, probability
 from safeops.ops.losses._pointwise import TernaryLoss
 
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from safeops.ops.losses._domain import any_number, variance
+from safeops.core.domain import any_number, positive
 from safeops.ops.losses._pointwise import Flag, Parameter, TernaryLoss
 
 
@@ -22,7 +22,7 @@ _gaussian_nll_loss = TernaryLoss(
     value,
     Flag("full", False, sample=True),
     Parameter("eps", 1e-6, above=0, sample=1e-3),
-    domain=(any_number, any_number, variance),
+    domain=(any_number, any_number, positive),
     names=("input", "target", "var"),
     example="torch.tensor([0.5, 3.0]), torch.zeros(2), torch.ones(2)",
 )

@@ -2,9 +2,9 @@
 
 import torch
 
+from safeops.core.domain import probability
 from safeops.core.dtypes import wide
 from safeops.core.loss_reduction import REDUCTION
-from safeops.ops.losses._domain import probability
 from safeops.ops.losses._pointwise import PointwiseLoss, by_batch
 
 

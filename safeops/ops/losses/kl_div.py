@@ -3,8 +3,8 @@
 import torch
 
 from safeops.core.definitions import product
+from safeops.core.domain import log_probability, probability
 from safeops.core.loss_reduction import REDUCTION
-from safeops.ops.losses._domain import log_probability, probability
 from safeops.ops.losses._pointwise import Flag, PointwiseLoss, by_batch
 
 

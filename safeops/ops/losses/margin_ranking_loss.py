@@ -2,8 +2,8 @@
 
 import torch
 
+from safeops.core.domain import any_number, side
 from safeops.core.dtypes import LARGEST
-from safeops.ops.losses._domain import any_number, side
 from safeops.ops.losses._pointwise import Parameter, TernaryLoss
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from safeops.core.definitions import product
-from safeops.ops.losses._domain import any_number, count
+from safeops.core.domain import any_number, count
 from safeops.ops.losses._pointwise import Flag, Parameter, PointwiseLoss
 
 

@@ -3,8 +3,8 @@
 import torch
 
 from safeops.core.definitions import product, sigmoid, softplus
+from safeops.core.domain import any_number, probability
 from safeops.core.dtypes import LARGEST
-from safeops.ops.losses._domain import any_number, probability
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from safeops.core.definitions import softplus
-from safeops.ops.losses._domain import any_number, side
+from safeops.core.domain import any_number, side
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 

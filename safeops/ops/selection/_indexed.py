@@ -6,13 +6,15 @@ from safeops.ops.selection._selection import MOVABLE, as_double, check_fill, che
 
 
 class Indexed(Op):
-    """validate_index(input, dim, index): raises where the dim or the shapes do not fit."""
+    """gathers: whether the index has a place for each element, else one dim.
+
+    validate_index(input, dim, index): raises where the dim or the shapes do not fit."""
 
     owner = "C++/CUDA"
     linear = 1
 
-    def __init__(self, name, forward, backward, definition, validate_index):
-        self.validate_index = validate_index
+    def __init__(self, name, forward, backward, definition, validate_index, gathers):
+        self.validate_index, self.gathers = validate_index, gathers
         super().__init__(name, forward, backward, definition)
 
     def prepare(self, input, dim, index, fill_value):

@@ -42,6 +42,7 @@ class MaskedSelect(Op):
     owner = "C++/CUDA"
     sum_to = staticmethod(sum_to)
     linear = 1
+    waits = True
     compiled = ()  # a trace would need a size that it does not know
 
     def prepare(self, input, mask):

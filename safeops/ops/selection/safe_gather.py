@@ -66,7 +66,7 @@ def _check_shapes(input, dim, index):
     check.no_dtensor("safe_gather", "input", input)
 
 
-_safe_gather = Indexed("safe_gather", _forward, _backward, definition, _check_shapes)
+_safe_gather = Indexed("safe_gather", _forward, _backward, definition, _check_shapes, gathers=True)
 
 # ---- public function
 

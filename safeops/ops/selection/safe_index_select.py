@@ -49,7 +49,7 @@ def _check_shapes(input, dim, index):
         raise ValueError(f"safe_index_select: index {check.shown(index)} must have {need} (input {check.shown(input)})")
 
 
-_safe_index_select = Indexed("safe_index_select", _forward, _backward, definition, _check_shapes)
+_safe_index_select = Indexed("safe_index_select", _forward, _backward, definition, _check_shapes, gathers=False)
 
 # ---- public function
 

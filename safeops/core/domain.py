@@ -1,4 +1,4 @@
-"""Where a loss is defined: a function for each of its tensors that brings any number there.
+"""Where an op is defined: a function for each of its tensors that brings any number there.
 
 Records name them; tests, `safeops verify` and benchmarks make their operands by them.
 """
@@ -14,6 +14,11 @@ def probability(x):
     return x.sigmoid()
 
 
+def cosine(x):
+    """From -1 to 1."""
+    return x.tanh()
+
+
 def log_probability(x):
     return -x.abs()
 
@@ -27,7 +32,7 @@ def factor(x):
     return x.abs().clamp(max=1e4)
 
 
-def variance(x):
+def positive(x):
     return x.abs() + 1 / 16
 
 
