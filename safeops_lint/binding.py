@@ -127,13 +127,6 @@ class Binding:
         )
         each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
         each = self._gradient(expression) if gradients else each
-        if tensors and not gradients and op.name == "meshgrid":
-            each.detached = all(v.constant for v in map(self.value, (op.input, *op.args)))
-        if op is not None and op.name == "aminmax":
-            for target, name in zip(elements, ("amin", "amax")):
-                made = Op(name, expression, op.input, [], {}, op.origin)
-                self._bind(target.value, Value(tensor=True, op=made, node=expression), None, statement)
-            return
         if self.scope.step and isinstance(expression, cst.Name) and expression.value in BATCHES:  # x, y = batch
             for target in elements:
                 name = dotted(target.value) or ""

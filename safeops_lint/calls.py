@@ -22,7 +22,6 @@ FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.I
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
-OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
 
 class Calls:
@@ -108,8 +107,6 @@ class Calls:
             return Value(foreign=True, positive=True, node=node)
         if full == "torch.promote_types":
             return Value(foreign=True, wide=any(self.value(a.value).wide for a in node.args), node=node)
-        if self._samples(node):
-            return Value(tensor=True, positive=True, constant=True, owned=True, node=node)
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
             return Value(node=node)  # a module: who calls it can look up what it is
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:
@@ -124,8 +121,6 @@ class Calls:
                 return self._builtin(name, node)
             if op is not None and self.value(op.input).tensor:
                 return Value(foreign=True, positive=True) if op.name in NO_TENSOR_METHODS else NOTHING
-            if OF_LENGTHS.search(name):  # of sequences, which have an element each
-                return Value(tensor=True, mask="likely", positive=True, node=node)
             tensors = any(self.value(a.value).tensor for a in node.args)
             layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
             model = name.rsplit(".", 1)[-1] in MODELS
@@ -182,14 +177,6 @@ class Calls:
         owner = isinstance(node.func, cst.Attribute) and self.value(node.func.value).wide  # a distribution
         given = [v for a in node.args if (v := self.value(a.value)).tensor]
         return bool(FP32_NAMES.search(name) or cast or owner or given and all(v.wide for v in given))
-
-    def _samples(self, node):
-        """`Chi2(n).sample()`, also of a name: without a graph, as torch.rand is."""
-        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "sample":
-            return False
-        made = self.value(node.func.value).node or node.func.value
-        full = self.imports.resolve(made.func) if isinstance(made, cst.Call) else None
-        return (full or "").startswith("torch.distributions.")
 
     def _builtin(self, name, node):
         if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):

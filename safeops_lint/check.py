@@ -193,20 +193,9 @@ def _findings(source, path, module, reports, noqa):
         edits = tuple(fixing.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
         if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one inside another: nothing that can be applied
             edits = ()
-        found.append(
-            Finding(
-                path,
-                line,
-                column,
-                end_line,
-                end_column,
-                r.rule.code,
-                r.message,
-                edits,
-                r.imports_safeops and bool(edits),
-                r.likely,
-            )
-        )
+        where = (path, line, column, end_line, end_column)
+        imports = r.imports_safeops and bool(edits)
+        found.append(Finding(*where, r.rule.code, r.message, edits, imports, r.likely))
     return sorted(found, key=lambda f: (f.line, f.column, f.code))
 
 

@@ -1,12 +1,11 @@
 """What a condition says of the names in it, and of when its branches run."""
 
-import dataclasses
 import re
 
 import libcst as cst
 
 from safeops_lint.syntax import children, descendants, dotted
-from safeops_lint.values import FOREIGN, dtype_of
+from safeops_lint.values import FOREIGN
 
 # A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
@@ -65,20 +64,10 @@ class Conditions:
 
     def _Assert(self, node):
         self._test(node.test)
-        for comparison in (n for n in descendants(node.test) if isinstance(n, cst.Comparison)):
-            self._must_be_fp32(comparison)
         self.raising += 1
         if node.msg is not None:
             self.evaluate(node.msg)
         self.raising -= 1
-
-    def _must_be_fp32(self, comparison):
-        """`assert x.dtype == torch.float32`"""
-        (target, *others), name = comparison.comparisons, dotted(comparison.left) or ""
-        name, _, attribute = name.rpartition(".")
-        equal = isinstance(target.operator, cst.Equal) and not others and attribute == "dtype"
-        if equal and dtype_of(target.comparator, self.imports) == "wide":
-            self.scope.names[name] = dataclasses.replace(self.scope.get(name), wide=True)
 
     def _test(self, test):
         self.evaluate(test)

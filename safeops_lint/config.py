@@ -6,24 +6,14 @@ import functools
 import os
 import pathlib
 
+from safeops_lint.rules import unknown
+
 KEYS = {"select": list, "ignore": list, "exclude": list, "per-file-ignores": dict}
 # Folders that hold no source of the project. Only below a given path: who names one wants it linted.
-SKIPPED = {
-    ".git",
-    ".hg",
-    ".svn",
-    ".venv",
-    "venv",
-    ".tox",
-    ".nox",
-    ".eggs",
-    "build",
-    "dist",
-    "node_modules",
-    "__pycache__",
-    "site-packages",
-}
-SKIPPED |= {".ipynb_checkpoints", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+SKIPPED = set(
+    """.git .hg .svn .venv venv .tox .nox .eggs build dist node_modules __pycache__ site-packages .ipynb_checkpoints
+    .mypy_cache .ruff_cache .pytest_cache""".split()
+)
 
 
 class BadConfig(Exception):
@@ -63,12 +53,9 @@ def find(path):
 @functools.cache
 def _of_folder(folder):
     candidate = os.path.join(folder, "pyproject.toml")
-    if os.path.isfile(candidate):
-        config = load(candidate)
-        if config is not None:
-            return config
+    config = load(candidate) if os.path.isfile(candidate) else None
     parent = os.path.dirname(folder)
-    return Config() if parent == folder else _of_folder(parent)
+    return config or (Config() if parent == folder else _of_folder(parent))
 
 
 def load(path):
@@ -77,46 +64,33 @@ def load(path):
     if b"safeops" not in text:
         return None  # without a TOML parser, Python 3.10 can still lint
     try:
-        data = _toml().loads(text.decode())
-    except ValueError as error:
+        table = _toml().loads(text.decode()).get("tool", {}).get("safeops", {}).get("lint")
+    except (ValueError, AttributeError) as error:
         raise BadConfig(f"{path}: {error}") from None
-    tool = data.get("tool", {})
-    table = (
-        tool.get("safeops", {}).get("lint")
-        if isinstance(tool, dict) and isinstance(tool.get("safeops", {}), dict)
-        else None
-    )
     if table is None:
         return None
     where = f"{path}: [tool.safeops.lint]"
     if not isinstance(table, dict):
         raise BadConfig(f"{where} is no table")
     for key, value in table.items():
-        if key not in KEYS:
-            raise BadConfig(f"{where} {key}: no such option (there are {', '.join(KEYS)})")
-        if not isinstance(value, KEYS[key]):
-            raise BadConfig(f"{where} {key}: {value!r} is no {'table' if KEYS[key] is dict else 'list of strings'}")
-        for item in (
-            value
-            if isinstance(value, list)
-            else [c for v in value.values() for c in (v if isinstance(v, list) else [v])]
-        ):
-            if not isinstance(item, str):
-                raise BadConfig(f"{where} {key}: {item!r} is no string")
-        _known(where, key, value)
-    per_file = tuple(
-        (k, tuple(v) if isinstance(v, list) else (v,)) for k, v in table.get("per-file-ignores", {}).items()
-    )
+        _check(where, key, value)
     lists = {key: tuple(table.get(key, ())) for key in ("select", "ignore", "exclude")}
+    per_file = tuple((pattern, tuple(codes)) for pattern, codes in table.get("per-file-ignores", {}).items())
     return Config(os.path.dirname(os.path.abspath(path)), per_file=per_file, **lists)
 
 
-def _known(where, key, value):
-    from safeops_lint.rules import unknown
-
-    codes = [] if key == "exclude" else value if isinstance(value, list) else [c for v in value.values() for c in v]
-    if unknown(codes):
-        raise BadConfig(f"{where} {key}: no rule has the code {unknown(codes)[0]!r}")
+def _check(where, key, value):
+    if key not in KEYS:
+        raise BadConfig(f"{where} {key}: no such option (there are {', '.join(KEYS)})")
+    lists = list(value.values()) if KEYS[key] is dict and isinstance(value, dict) else [value]
+    for items in lists:
+        if not isinstance(items, list):
+            raise BadConfig(f"{where} {key}: {items!r} is no list of strings")
+        wrong = [item for item in items if not isinstance(item, str)]
+        if wrong:
+            raise BadConfig(f"{where} {key}: {wrong[0]!r} is no string")
+        if key != "exclude" and unknown(items):
+            raise BadConfig(f"{where} {key}: no rule has the code {unknown(items)[0]!r}")
 
 
 def _toml():

@@ -7,21 +7,11 @@ import libcst as cst
 from safeops_lint.syntax import Op, dotted
 
 OPERATION = dict(
-    Softmax="softmax",
-    LogSoftmax="log_softmax",
-    Sigmoid="sigmoid",
-    LogSigmoid="logsigmoid",
-    Tanh="tanh",
-    ReLU="relu",
-    Softplus="softplus",
-    CosineSimilarity="cosine_similarity",
-    CosineEmbeddingLoss="cosine_embedding_loss",
-    PoissonNLLLoss="poisson_nll_loss",
-    MSELoss="mse_loss",
-    L1Loss="l1_loss",
-    SmoothL1Loss="smooth_l1_loss",
-    CrossEntropyLoss="cross_entropy",
-    NLLLoss="nll_loss",
+    pair.split(":")
+    for pair in """Softmax:softmax LogSoftmax:log_softmax Sigmoid:sigmoid LogSigmoid:logsigmoid Tanh:tanh ReLU:relu
+    Softplus:softplus CosineSimilarity:cosine_similarity CosineEmbeddingLoss:cosine_embedding_loss MSELoss:mse_loss
+    PoissonNLLLoss:poisson_nll_loss L1Loss:l1_loss SmoothL1Loss:smooth_l1_loss CrossEntropyLoss:cross_entropy
+    NLLLoss:nll_loss""".split()
 )
 FIRST = dict(Softmax="dim", LogSoftmax="dim", CosineSimilarity="dim", CrossEntropyLoss="weight", NLLLoss="weight")
 FINFO = {f"{module}.finfo" for module in ("torch", "numpy")}

@@ -7,8 +7,6 @@ import pathlib
 from safeops_lint import version
 from safeops_lint.rules import RULES
 
-DOCS = "docs/lint.md"
-
 
 def text(outcome):
     lines = [_line(f) for f in outcome.findings]
@@ -35,11 +33,8 @@ def summary(outcome, mode):
         parts.append(f"{outcome.fixed} {verb} in {_files(len(outcome.changed))}")
     left = len(outcome.findings)
     fixable = sum(f.fixable for f in outcome.findings)
-    parts.append(
-        f"{left} finding{'s' * (left != 1)} in {_files(outcome.files)}"
-        if left
-        else f"{_files(outcome.files)}, no findings"
-    )
+    found = f"{left} finding{'s' * (left != 1)} in {_files(outcome.files)}"
+    parts.append(found if left else f"{_files(outcome.files)}, no findings")
     if fixable and mode == "check":
         parts.append(f"{fixable} [*] can be rewritten by --fix")
     possible = sum(not f.likely for f in outcome.findings)
@@ -55,22 +50,8 @@ def _files(count):
 
 
 def as_json(outcome):
-    findings = [
-        {
-            "path": f.path,
-            "cell": f.cell,
-            "line": f.line,
-            "column": f.column,
-            "end_line": f.end_line,
-            "end_column": f.end_column,
-            "code": f.code,
-            "name": RULES[f.code].name,
-            "message": f.message,
-            "fixable": f.fixable,
-            "likely": f.likely,
-        }
-        for f in outcome.findings
-    ]
+    fields = ("path", "cell", "line", "column", "end_line", "end_column", "code", "message", "fixable", "likely")
+    findings = [{**{name: getattr(f, name) for name in fields}, "name": RULES[f.code].name} for f in outcome.findings]
     problems = [{"path": p.path, "line": p.line, "column": p.column, "message": p.message} for p in outcome.problems]
     report = {"version": version(), "files": outcome.files, "fixed": outcome.fixed}
     return json.dumps({**report, "findings": findings, "problems": problems}, indent=2)
@@ -85,11 +66,8 @@ def github(outcome):
         if f.cell:  # lines in a cell are no lines of the file
             properties = {"file": f.path}
         message = f"cell {f.cell}, line {f.line}: {f.message}" if f.cell else f.message
-        lines.append(
-            _command(
-                "warning" if f.likely else "notice", {**properties, "title": f"{f.code} {RULES[f.code].name}"}, message
-            )
-        )
+        properties["title"] = f"{f.code} {RULES[f.code].name}"
+        lines.append(_command("warning" if f.likely else "notice", properties, message))
     for p in outcome.problems:
         place = {"line": p.line} if p.line else {}
         lines.append(_command("error", {"file": p.path, **place, "title": "safeops lint"}, p.message))
@@ -127,13 +105,10 @@ def sarif(outcome):
         }
         for f in outcome.findings
     ]
+    places = [{"physicalLocation": {"artifactLocation": _uri(p.path)}} for p in outcome.problems]
     notes = [
-        {
-            "level": "error",
-            "message": {"text": p.message},
-            "locations": [{"physicalLocation": {"artifactLocation": _uri(p.path)}}],
-        }
-        for p in outcome.problems
+        {"level": "error", "message": {"text": p.message}, "locations": [place]}
+        for p, place in zip(outcome.problems, places)
     ]
     run = {
         "tool": {"driver": {"name": "safeops lint", "version": version(), "rules": rules}},

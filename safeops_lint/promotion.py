@@ -152,7 +152,7 @@ class Promotion:
             return None
         owner, name = self._enclosing(function, cst.ClassDef), function.name.value
         if owner is not None and name in ("forward", "__call__"):
-            return self._calls_of_objects(owner.name.value)
+            return [] if len(self.mentions[owner.name.value]) == 1 else None  # an object of another file's
         calls = [self._called(n) for n in self.mentions[name] if self.parents[id(n)] is not function]
         return None if None in calls else calls
 
@@ -162,32 +162,6 @@ class Promotion:
         node = parent if isinstance(parent, cst.Attribute) and parent.attr is name else name
         call = self.parents[id(node)]
         return call if isinstance(call, cst.Call) and call.func is node else None
-
-    def _calls_of_objects(self, name):
-        """`Loss()(x)`, and `f(x)` of `f = Loss()`."""
-        found = []
-        for mention in self.mentions[name]:
-            if isinstance(self.parents[id(mention)], cst.ClassDef):
-                continue
-            made = self._called(mention)
-            if made is None:
-                if self._super(mention):
-                    continue
-                return None
-            user = self.parents[id(made)]
-            if isinstance(user, cst.Call) and user.func is made:
-                found.append(user)
-            elif isinstance(user, cst.Assign) and dotted(user.targets[0].target):
-                bound = dotted(user.targets[0].target)
-                calls = (n for n in descendants(self.walk.module) if isinstance(n, cst.Call))
-                found += [call for call in calls if dotted(call.func) == bound]
-            else:
-                return None
-        return found
-
-    def _super(self, mention):
-        argument = self.parents[id(mention)]
-        return isinstance(argument, cst.Arg) and dotted(self.parents[id(argument)].func) == "super"
 
 
 def _has_weight(call):

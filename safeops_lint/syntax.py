@@ -189,26 +189,11 @@ SYNONYMS = {
     **dict(absolute="abs", greater="gt", greater_equal="ge", less="lt", less_equal="le", not_equal="ne"),
     **dict(concat="cat", concatenate="cat", vector_norm="norm", matrix_norm="norm", float_power="pow"),
 }
-OPERATORS = {
-    cst.Add: "add",
-    cst.Subtract: "sub",
-    cst.Multiply: "mul",
-    cst.Divide: "div",
-    cst.Power: "pow",
-    cst.MatrixMultiply: "matmul",
-    cst.Modulo: "remainder",
-    cst.FloorDivide: "floor_divide",
-    cst.BitAnd: "bitwise_and",
-    cst.BitOr: "bitwise_or",
-    cst.BitXor: "bitwise_xor",
-}
-PREFIXES = {
-    "torch": "torch",
-    "torch.nn.functional": "functional",
-    "torch.special": "torch",
-    "torch.linalg": "torch",
-    "torch.Tensor": "torch",
-}
+OPERATORS = dict(Add="add", Subtract="sub", Multiply="mul", Divide="div", Power="pow", MatrixMultiply="matmul")
+OPERATORS |= dict(Modulo="remainder", FloorDivide="floor_divide", BitAnd="bitwise_and", BitOr="bitwise_or")
+OPERATORS = {getattr(cst, kind): name for kind, name in (OPERATORS | dict(BitXor="bitwise_xor")).items()}
+PREFIXES = {f"torch{name}": "torch" for name in ("", ".special", ".linalg", ".Tensor")}
+PREFIXES["torch.nn.functional"] = "functional"
 
 
 def operation(node, imports):

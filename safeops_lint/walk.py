@@ -153,7 +153,6 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
 
     def _loop(self, node):
         self.scope.loops += 1
-        self._event("loop", node)
         self._block(node.body)
         self.scope.loops -= 1
         if node.orelse is not None:

@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.syntax import descendants, dotted
+from safeops_lint.syntax import dotted
 
 
 class HalfLoss(Rule):
@@ -100,50 +100,4 @@ class BinaryCrossEntropy(Rule):
             walk.report(self, node, "BCELoss raises under CUDA autocast; use BCEWithLogitsLoss on the logits")
 
 
-class MeanOfMeans(Rule):
-    code, name = "SO404", "mean-of-means"
-    what = """
-    `loss / accumulation_steps` averages the micro-batches' means: each counts the same, however few elements it
-    keeps.
-    """
-    why = """
-    With masks, padding or a short last batch the gradient is not that of the whole batch: an element in a sparse
-    micro-batch weighs more.
-    """
-    fix = """
-    Count first, and divide each sum by the count of the whole batch: `safeops.mse_loss(x, y, mask=mask,
-    denominator=count)`.
-    """
-    events = ("loop",)
-    losses = re.compile(r"loss|criterion", re.IGNORECASE)
-    ragged = re.compile(
-        r"mask|pad|ignore|valid|token|length|\*\*|\.loss\b", re.IGNORECASE
-    )  # elements that do not count
-    steps = re.compile(r"accum|grad_acc|micro_?batch|update_freq|iter_size|^gas$|acc_steps", re.IGNORECASE)
-
-    def visit(self, event, node, walk):
-        body = list(descendants(node.body))
-        named = {id(n.value): n.targets[0].target for n in body if isinstance(n, cst.Assign)}
-        if not any(_backward(n) for n in body) or not self.ragged.search(walk.text(node)):
-            return
-        for item in body:
-            if isinstance(item, cst.BinaryOperation) and isinstance(item.operator, cst.Divide):
-                over, by = item.left, item.right
-            elif isinstance(item, cst.AugAssign) and isinstance(item.operator, cst.DivideAssign):
-                over, by = item.target, item.value
-            else:
-                continue
-            divisor = (dotted(by) or "").rsplit(".", 1)[-1]
-            names = walk.text(over) + walk.text(named.get(id(item), over))
-            if self.steps.search(divisor) and self.losses.search(names):
-                message = "a mean of per-batch means; divide sums by the whole batch's count (denominator=)"
-                walk.report(self, item, message)
-
-
-def _backward(node):
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
-        return False
-    return node.func.attr.value == "backward"
-
-
-RULES = (HalfLoss, BinaryCrossEntropy, MeanOfMeans)
+RULES = (HalfLoss, BinaryCrossEntropy)

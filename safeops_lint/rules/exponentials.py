@@ -107,7 +107,9 @@ class LogExp(Rule):
 
     def _normalized(self, op, walk):
         """exp(x) / exp(x).sum(), or the part of a sum over it."""
-        return self._grows(through(op.input, walk), walk) and self._has_sum(op.args[0], walk)
+        by = through(op.args[0], walk, SHAPING | {"add"})
+        summed = by is not None and by.name in ("sum", "cumsum") and any(exponentials(by.input, walk))
+        return summed and self._grows(through(op.input, walk), walk)
 
     def _grows(self, op, walk, depth=0):
         """An exponential that may overflow, or a sum with one in it."""
@@ -118,15 +120,6 @@ class LogExp(Rule):
         if op.name in ("add", "sub"):
             return any(self._grows(through(n, walk), walk, depth + 1) for n in tensors(op, walk))
         return op.name in ("sum", "cumsum") and self._grows(through(op.input, walk), walk, depth + 1)
-
-    def _has_sum(self, node, walk, depth=0):
-        """Whether an expression adds exponentials up."""
-        op = through(node, walk)
-        if op is None or depth > 5:
-            return False
-        if op.name in ("sum", "cumsum"):
-            return self._grows(op, walk) or any(exponentials(op.input, walk))
-        return any(self._has_sum(n, walk, depth + 1) for n in tensors(op, walk))
 
 
 RULES = (LogExp,)

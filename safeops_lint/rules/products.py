@@ -14,7 +14,6 @@ from safeops_lint.values import NOTHING
 KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # -inf that is there in forward
 VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is masked out need not be a number
 FINITE = re.compile(r"(nan|finite)s?$", re.IGNORECASE)
-PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
 
 
 class TimesMask(Rule):
@@ -39,9 +38,9 @@ class TimesMask(Rule):
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or x.guessed or mask.guessed:
                 continue
-            if mask.mask == "likely" and not mask.tensor or mask.constant and not _ones(mask_node, walk):
+            if mask.mask == "likely" and not mask.tensor or mask.constant:
                 continue  # made here, as 1 - eye
-            if finite(x_node, walk, cleaned=True) or _of_pairs(mask_node, mask, walk):
+            if finite(x_node, walk, cleaned=True):
                 continue
             edge = _edge(x_node, walk)
             if edge is None and not _of_validity(mask_node, walk):
@@ -99,20 +98,6 @@ def _as_made(node, walk):
     while op is not None and op.name in SHAPING | {"float", "type", "type_as"}:
         node, op = op.input, walk.op(op.input)
     return node
-
-
-def _ones(node, walk):
-    """What stands for a mask that was not given."""
-    op = walk.op(_as_made(node, walk))
-    return op is not None and op.name in ("ones_like", "ones")
-
-
-def _of_pairs(node, mask, walk):
-    """Whether it chooses among pairs of samples, of which none is worse than another: no mask of what is valid."""
-    if any(PAIRS.search(name) for name in walk.names_in(node)):  # also of `pos.float()`
-        return True
-    sides = _equality(mask.op.input if mask.op is not None and mask.op.input is not None else node, walk)
-    return sides is not None and all(walk.value(side).tensor for side in sides)
 
 
 def _equality(node, walk):

@@ -28,15 +28,13 @@ class Fetch(Rule):
     Keep the value as a 0-dim tensor: `torch.where`, `clamp(min=...)` and the `denominator=` of safeops' losses take
     one.
     """
-    events = ("Call", "Assign", "Return")
+    events = ("Call", "Return")
 
     def visit(self, event, node, walk):
         if not _of_interest(walk) or walk.raising:
             return
-        if event != "Call":
-            wanted = _slices_by(node, walk.body) if event == "Assign" else _on_host(node.value, walk)
-            numbers = event == "Return" and isinstance(node.value, cst.Tuple) and wanted
-            for part in descendants(walk.body if numbers else node.value) if wanted else ():
+        if event == "Return":
+            for part in descendants(node.value) if _on_host(node.value, walk) else ():
                 walk.reports.pop((self.code, id(part)), None)
             return
         func = node.func
@@ -45,19 +43,14 @@ class Fetch(Rule):
             walk.reports.pop((self.code, id(argument.value)), None)
         if isinstance(func, cst.Attribute) and not walk.imports.resolve(func):
             value = walk.value(func.value)
-            if (
-                func.attr.value == "item"
-                and not node.args
-                and not (value.foreign or value.host)
-                and (value.tensor or not dotted(func.value))
-            ):
+            known = value.tensor or not dotted(func.value)
+            if func.attr.value == "item" and not node.args and known and not (value.foreign or value.host):
                 covers = [("SO301", func.value)]
                 message = ".item() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, likely=not _of_indices(func.value, walk), covers=covers)
             elif func.attr.value in ("cpu", "tolist") and value.tensor and not (value.constant or value.host):
-                if not _solves(walk):
-                    message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
-                    walk.report(self, node, message, likely=not _of_indices(func.value, walk))
+                message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
+                walk.report(self, node, message, likely=not _of_indices(func.value, walk))
             elif func.attr.value == "numpy" and walk.reports.pop((self.code, id(func.value)), None):
                 # (alone it raises of a tensor that is not on the CPU) what goes on in numpy cannot stay a tensor
                 message = ".cpu().numpy() in a loss waits for the GPU; keep the tensor"
@@ -79,20 +72,6 @@ def _on_host(returned, walk):
 def _of_indices(node, walk):
     """`idx[0]`, `indices`"""
     return isinstance(node, (cst.Name, cst.Subscript)) and any(INDEX.search(name) for name in walk.names_in(node))
-
-
-def _solves(walk):
-    """Whether the function hands something to a library that has no tensors."""
-    names = (walk.imports.resolve(n.func) or "" for n in descendants(walk.body) if isinstance(n, cst.Call))
-    return any(name.startswith(("scipy.", "sklearn.")) for name in names)
-
-
-def _slices_by(assignment, body):
-    """Whether what is assigned is the bound of a slice: the host has to know it."""
-    target = assignment.target if isinstance(assignment, cst.AnnAssign) else assignment.targets[0].target
-    slices = [n for n in descendants(body) if isinstance(n, cst.Slice)] if body is not None else []
-    names = {n.value for part in slices for n in descendants(part) if isinstance(n, cst.Name)}
-    return isinstance(target, cst.Name) and target.value in names
 
 
 class Print(Rule):

@@ -272,42 +272,6 @@ def step(model, x, y):
 """,
 )
 
-# the gradient is not the whole batch's
-EXAMPLES["SO404"] = (
-    """
-def train(model, batches, accumulation_steps):
-    for x, y, mask in batches:
-        loss = safeops.mse_loss(model(x), y, mask=mask)
-        loss = loss / accumulation_steps
-        loss.backward()
-""",
-    """
-def train(model, batches, accumulation_steps):
-    count = sum(mask.sum() for _, _, mask in batches)
-    for x, y, mask in batches:
-        loss = safeops.mse_loss(model(x), y, mask=mask, denominator=count)
-        loss.backward()
-""",
-)
-
-# the weights are NaN after one step
-EXAMPLES["SO405"] = (
-    """
-def train(model, x, y):
-    model.half()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    safeops.mse_loss(model(x), y).backward()
-    optimizer.step()
-""",
-    """
-def train(model, x, y):
-    model.half()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
-    safeops.mse_loss(model(x), y).backward()
-    optimizer.step()
-""",
-)
-
 # the step is 65536 times too short
 EXAMPLES["SO406"] = (
     """

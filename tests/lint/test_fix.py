@@ -160,7 +160,7 @@ def test_another_division_leaves_a_count_in_half_as_it_is():
 
 @pytest.mark.parametrize("body", ["10 * torch.log10(1 / (x - y).abs().mean())", "torch.log2(x.mean() / y.mean())"])
 def test_a_quotient_in_a_logarithm_keeps_its_inf(body):
-    assert any(f.code in ("SO202", "SO203") for f in lint_source(in_loss("x, y", f"return {body}"), rules=EVERY))
+    assert any(f.code == "SO202" for f in lint_source(in_loss("x, y", f"return {body}"), rules=EVERY))
     assert "safe_div" not in fix_source(in_loss("x, y", f"return {body}"), rules=EVERY)[0]
     assert "safe_reciprocal" not in fix_source(in_loss("x, y", f"return {body}"), rules=EVERY)[0]
 

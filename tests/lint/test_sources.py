@@ -96,43 +96,15 @@ def test_every_syntax_is_read(name):
 NAMES = st.sampled_from(["x", "y", "mask", "target", "pred", "n", "self.w", "eps", "loss"])
 NUMBERS = st.sampled_from(["0", "1", "2", "0.5", "-1", "1e-8", "1e-12", "-1e9", 'float("-inf")', "1e5"])
 UNARY = [
-    "torch.log({})",
-    "{}.sqrt()",
-    "torch.sum({})",
-    "{}.mean()",
-    "({}).pow(2)",
-    "{}.exp()",
-    "~{}",
-    "-{}",
-    "F.relu({})",
-]
-UNARY += [
-    "{}.float()",
-    "{}.clamp_(min=1e-8)",
-    "{}.isnan()",
-    "({})**2",
-    "{}.sum(dim=-1, keepdim=True)",
-    "{}.softmax(-1)",
-]
-UNARY += [
-    "torch.sqrt(\n        {}  # why\n    )",
-    "[{} for x in y]",
-    "(lambda x: {})(y)",
-    "f'{{{}}}'",
-    "torch.nonzero({})",
-]
+    "torch.log({})", "{}.sqrt()", "torch.sum({})", "{}.mean()", "({}).pow(2)", "{}.exp()", "~{}", "-{}", "F.relu({})",
+    "{}.float()", "{}.clamp_(min=1e-8)", "{}.isnan()", "({})**2", "{}.sum(dim=-1, keepdim=True)", "{}.softmax(-1)",
+    'torch.sqrt(\n        {}  # why\n    )', "[{} for x in y]", "(lambda x: {})(y)", "f'{{{}}}'", "torch.nonzero({})",
+]  # fmt: skip
 BINARY = [
-    "({} + {})",
-    "({} - {})",
-    "({} * {})",
-    "{} / {}",
-    "({} > {})",
-    "{}[{}]",
-    "torch.where({}, {}, 0)",
-    "({} ** {})",
-]
-BINARY += ["torch.where({0} != 0, {1} / {0}, 0)", "{}.masked_fill({}, -1e9)", "F.mse_loss({}, {})", "({} if {} else 0)"]
-BINARY += ["F.softmax({}.masked_fill({}, float('-inf')), dim=-1)", "torch.log({} + {})", "({} := {})", "{}.div({})"]
+    "({} + {})", "({} - {})", "({} * {})", "{} / {}", "({} > {})", "{}[{}]", "torch.where({}, {}, 0)", "({} ** {})",
+    "torch.where({0} != 0, {1} / {0}, 0)", "{}.masked_fill({}, -1e9)", "F.mse_loss({}, {})", "({} if {} else 0)",
+    "F.softmax({}.masked_fill({}, float('-inf')), dim=-1)", "torch.log({} + {})", "({} := {})", "{}.div({})",
+]  # fmt: skip
 
 
 def grow(inner):
