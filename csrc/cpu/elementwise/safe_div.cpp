@@ -26,9 +26,9 @@ struct SafeDiv {
   }
 };
 
-// Every loop is written twice. The first only divides, and counts rare cases: quotients that saturate, slopes that
-// leave the normal numbers. A chunk that has any goes through the second loop, which handles them. Outputs are buffers
-// or memory of our own, so writing them twice is safe.
+// Every loop is written twice. The first does no more than the divisions, and counts what it cannot do: quotients that
+// saturate, slopes that leave the normal numbers. Only the rare chunk where it counted any goes through the careful
+// one. Outputs are buffers or memory of our own: writing twice is writing once.
 
 template <class C>
 C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
