@@ -84,6 +84,7 @@ lint: $(VENV)/installed
 	@$(BIN)/ruff format --check --output-format concise . > $(VENV)/format.log || { cat $(VENV)/format.log; exit 1; }
 	@! grep -nE '.{121,}|[[:space:]]$$|$(shell printf '\t')' $(CXX_FILES) /dev/null \
 	    || { echo "lint: C++ lines of at most 120, no tabs, no trailing blanks"; exit 1; }
+	@$(BIN)/python scripts/lint_comments.py
 	@echo "lint: no complaints"
 
 bench: setup $(VENV)/rivals

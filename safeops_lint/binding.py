@@ -1,4 +1,4 @@
-"""What an assignment tells of the names it binds."""
+"""The names that an assignment binds, and their values."""
 
 import dataclasses
 import re
@@ -10,7 +10,7 @@ from safeops_lint.tables import BATCHES, PAIRS
 from safeops_lint.values import FOREIGN, NOTHING, Value, named_eps, named_mask, named_tensor
 
 GRADIENTS = "torch.autograd.grad"  # a tuple of tensors
-# What a training loop goes over, and what it may be wrapped in.
+# Names that a training loop goes over, and wrappers of these.
 LOADER = re.compile(r"(^|_)(data|dl)$|loaders?\d?$|(^|_)batches|dataset$|DataLoader", re.IGNORECASE)
 ITERATES = {"enumerate", "tqdm", "trange", "track", "zip", "iter", "islice", "progress", "cycle"}
 
@@ -70,7 +70,7 @@ class Binding:
                     self.scope.names[name] = new
 
     def _used_as_tensor(self, name, value):
-        """Whether a loss goes on to use a name as only tensors are, of whose value nothing is known."""
+        """True if a loss goes on to use a name as only tensors are, of whose value nothing is known."""
         unknown = not (value.tensor or value.foreign or value.op or value.positive)
         return unknown and name in self.scope.surely
 
@@ -84,14 +84,14 @@ class Binding:
         self._loop(node)
 
     def _iterated(self, node):
-        """What a loop goes over: the last name in it, behind `enumerate`, `tqdm` and the like."""
+        """The iterable of a loop: the last name in it, behind `enumerate`, `tqdm` and the like."""
         while isinstance(node, cst.Call) and node.args and (dotted(node.func) or "").rpartition(".")[2] in ITERATES:
             node = node.args[0].value
         named = node.func if isinstance(node, cst.Call) else node
         return (dotted(named) or "").rpartition(".")[2]
 
     def _bind_element(self, target, iterated, statement):
-        """What a loop's names are: of `zip` and `enumerate`, each an element of its own."""
+        """The values of a loop's names: of `zip` and `enumerate`, each an element of its own."""
         call = iterated if isinstance(iterated, cst.Call) else None
         name = dotted(call.func) if call is not None else None
         parts = [a.value for a in call.args if not a.keyword] if call is not None else []
@@ -138,7 +138,7 @@ class Binding:
             self._bind(target.value, made, None, statement)
 
     def _gradient(self, call):
-        """What `torch.autograd.grad(y, x)` gives: half where x is known to be no more."""
+        """The value of `torch.autograd.grad(y, x)`: half where x is known to be no more."""
         inputs = next((a.value for a in call.args if a.keyword and a.keyword.value == "inputs"), None)
         if inputs is None and len(call.args) > 1 and not call.args[1].keyword:
             inputs = call.args[1].value

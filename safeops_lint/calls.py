@@ -1,4 +1,4 @@
-"""What a call is worth: an operation on tensors, a layer, a helper of a loss, or something else."""
+"""The value of a call: an operation on tensors, a layer, a helper of a loss, or something else."""
 
 import dataclasses
 import re
@@ -87,7 +87,7 @@ class Calls:
                 self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports, not self.scope.wide)
 
     def _are_tensors(self, expression):
-        """Whether arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
+        """True if arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
         unknown = {n for n in self.names_in(expression) & self.scope.arguments if self.scope.get(n) == NOTHING}
         found = {name for name in unknown if not NUMBERS.search(name)}
         for name in found:
@@ -165,7 +165,7 @@ class Calls:
         return dataclasses.replace(value, owned=False, wide=wide, node=node) if value.tensor else NOTHING
 
     def _returns_fp32(self, node, op, name):
-        """Whether a call of which nothing else is known returns fp32: by its name, as a cast, as a method of what is
+        """True if a call of which nothing else is known returns fp32: by its name, as a cast, as a method of what is
         fp32, or because it is given nothing else; not a layer with weights, which autocast computes in half."""
         if self.scope.wide:
             return True

@@ -112,7 +112,7 @@ def _rewrite(source, module, findings):
 
 
 def _taken(module, name):
-    """Whether the file uses the name for something of its own: an argument, a variable."""
+    """True if the file uses the name for something of its own: an argument, a variable."""
     for node in descendants(module):
         if isinstance(node, cst.Param) and node.name.value == name:
             return True

@@ -1,4 +1,4 @@
-"""What a condition says of the names in it, and of when its branches run."""
+"""Conditions: facts about the names in one, and when its branches run."""
 
 import re
 

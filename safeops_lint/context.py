@@ -1,4 +1,4 @@
-"""What a rule is shown of the walk: values, sources, what kind of code this is; and where it reports."""
+"""The part of the walk that a rule sees: values, sources, what kind of code this is; and where it reports."""
 
 import dataclasses
 import functools
@@ -105,39 +105,39 @@ class Context:
 
     @functools.cached_property
     def casts_to_half(self):
-        """Whether the file casts to fp16 itself: where autocast alone does, pow, sums and losses run in fp32."""
+        """True if the file casts to fp16 itself: where autocast alone does, pow, sums and losses run in fp32."""
         return TO_HALF.search(AUTOCAST.sub("", self.code)) is not None
 
     @property
     def training(self):
-        """Whether this code computes a loss or a training step, with a graph."""
+        """True if this code computes a loss or a training step, with a graph."""
         return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
 
     @property
     def entered(self):
-        """Whether this is what a training step calls, and no helper, which is given what its caller made for it."""
+        """True if this is what a training step calls, and no helper, which is given what its caller made for it."""
         named = self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
         return named or not (self.scope.class_name or self.scope.helper)
 
     @property
     def private(self):
-        """Whether the file alone calls it."""
+        """True if the file alone calls it."""
         return self.scope.name.startswith("_") and not self.scope.name.startswith("__")
 
     @property
     def stepping(self):
-        """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
+        """True if this is part of every training step: a loss, what it calls, a module; not a metric."""
         scope = self.scope
         part = scope.loss and not scope.formula or scope.step or scope.is_module
         return part and not (scope.metric or scope.for_host)
 
     @property
     def computing(self):
-        """Whether it does, or computes a metric outside of a file of metrics: values count, gradients may not."""
+        """True if it does, or computes a metric outside of a file of metrics: values count, gradients may not."""
         return self.training or self.scope.metric and not self.imports.measures
 
     def checked(self, node):
-        """Whether a condition asked about any name in this expression, or about what a reduction of it was taken of:
+        """True if a condition asked about any name in this expression, or about what a reduction of it was taken of:
         `if mask.any()` for `n = mask.sum()`."""
         op = self.op(node)
         of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else node

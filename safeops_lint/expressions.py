@@ -1,4 +1,4 @@
-"""What an expression is worth: the half of the walk that goes through expressions and infers their Values."""
+"""The half of the walk that goes through expressions and infers their Values."""
 
 import dataclasses
 
@@ -79,11 +79,11 @@ class Expressions:
         return NOTHING
 
     def _of_numpy(self, *values):
-        """Whether an array of numpy's is among them, and what else there is a tensor by its name alone."""
+        """True if an array of numpy's is among them, and what else there is a tensor by its name alone."""
         return any(self._array(v) for v in values) and all(v.op is None for v in values if v.tensor)
 
     def _array(self, value):
-        """What a call of another library returned, unless it is a number for certain: math.sqrt(d), np.log(2)."""
+        """The result of another library's call, unless it is a number for certain: math.sqrt(d), np.log(2)."""
         if not value.foreign or not isinstance(value.node, cst.Call):
             return False
         full = self.imports.resolve(value.node.func) or ""
@@ -150,7 +150,7 @@ class Expressions:
         return scope.names.get(node.attr.value) if known else None
 
     def _named(self, key):
-        """Whether a batch's entry of this name is a tensor."""
+        """True if a batch's entry of this name is a tensor."""
         return (self.scope.loss or self.scope.step) and len(key) > 1 and named_tensor(key)
 
     def _of_pair(self, base, second, node):
@@ -197,7 +197,7 @@ class Expressions:
 
     @staticmethod
     def _asks(mask, base):
-        """Whether the mask is a comparison of what it selects from: `x[x > 0]`, also by way of a name."""
+        """True if the mask is a comparison of what it selects from: `x[x > 0]`, also by way of a name."""
         if not isinstance(mask, cst.Comparison):
             return False
         sides = (mask.left, *(part.comparator for part in mask.comparisons))

@@ -1,4 +1,4 @@
-"""What the linter reports, as plain data: it crosses process borders and needs no libcst."""
+"""The linter's findings, as plain data: it crosses process borders and needs no libcst."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What kind of function it is, by its name, its class and its form: a loss, a metric, a formula of one."""
+"""Kinds of functions, by name, its class and its form: a loss, a metric, a formula of one."""
 
 import re
 
@@ -14,7 +14,7 @@ LOSS = re.compile(
 LOSS_CLASS = re.compile(
     r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity|Entropy|NCE|MMD)(\d|[A-Z]|$)"
 )
-# What a formula of a loss is called where it does not say that it is one; its waits are not looked at.
+# Names of loss formulas that do not say that they are one; their waits are not looked at.
 FORMULA = re.compile(
     r"(^|_)(focal|tversky|jaccard|contrast(ive)?|triplets?|hinge|charbonnier|huber|wasserstein|sinkhorn|chamfer|kld"
     r"|hausdorff|likelihood|log_?probs?|cosine|poincare|geodesic|bhattacharyya|hellinger|pearson|correlation|perceptual|hsic|cka"
@@ -53,7 +53,7 @@ def kind(name, class_name, clue):
 
 
 def compares(function, class_name):
-    """Whether it is given a prediction and a target first, as a loss or a metric is."""
+    """True if it is given a prediction and a target first, as a loss or a metric is."""
     names = [p.name.value for p in function.params.params if p.name.value not in ("self", "cls")]
     plumbing = NO_PART_OF_A_LOSS.search(function.name.value) or NOT_A_LOSS.search(function.name.value)
     given = len(names) > 1 and PREDICTED.search(names[0]) and GIVEN.search(names[1])
@@ -61,7 +61,7 @@ def compares(function, class_name):
 
 
 def formula(function, class_name, clue, measures):
-    """Whether it is a formula of a loss by its name, or returns the mean or the sum of everything. measures: it is in a
+    """True if it is a formula of a loss by its name, or returns the mean or the sum of everything. measures: it is in a
     file about metrics."""
     name = function.name.value
     if class_name is None or class_name and name not in ("forward", "__call__"):
@@ -76,7 +76,7 @@ def formula(function, class_name, clue, measures):
 
 
 def total(node, names, tensors):
-    """Whether an expression is a mean or a sum of everything, or made of these: `1 - 2 * tp / x.sum()`."""
+    """True if an expression is a mean or a sum of everything, or made of these: `1 - 2 * tp / x.sum()`."""
     if isinstance(node, cst.BinaryOperation):
         sides = [total(n, names, tensors) for n in (node.left, node.right)]
         if isinstance(node.operator, cst.Divide):

@@ -1,4 +1,4 @@
-"""Whether a rewrite that returns fp32 for half is the same program: nothing that it reaches takes one dtype alone.
+"""A rewrite that returns fp32 for half must be the same program: nothing that it reaches takes one dtype alone.
 
 torch promotes half beside fp32 in arithmetic, reductions and most losses; `dot`, `lerp`, `index_add_`, a layer, a write
 through a mask raise. So a value is followed from the rewritten expression through names, results and calls of the file,
@@ -43,7 +43,7 @@ class Promotion:
                     self.mentions[child.value].append(child)
 
     def allows(self, node, text):
-        """Whether `text`, which may return fp32, can take the place of the expression `node`: nor must anything be
+        """True if `text`, which may return fp32, can take the place of the expression `node`: nor must anything be
         divided by it where it may be 0, since what reports that division looks at the root."""
         zero = text.startswith(MAY_BE_ZERO) and "fill_value=None" not in text
         todo, seen = [node], set()

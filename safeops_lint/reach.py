@@ -1,4 +1,4 @@
-"""What a file's functions call of one another: by name, as methods, of what they or their class made, through bases."""
+"""The calls among a file's functions: by name, as methods, of what they or their class made, through bases."""
 
 import libcst as cst
 
@@ -27,7 +27,7 @@ class Reach:
         return [found for _, found in self.calls(function, class_name)]
 
     def calls(self, function, class_name):
-        """The same, each behind its Call."""
+        """The callees, each behind its Call."""
         made = {**self._made.get(class_name, {}), **_made(function, "", self.classes)}
         nodes = list(descendants(function.body))
         statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
@@ -83,7 +83,7 @@ def _made(node, prefix, known):
 
 
 def _learns(node):
-    """Whether a class makes layers with weights."""
+    """True if a class makes layers with weights."""
     calls = (dotted(n.func) or "" for n in descendants(node) if isinstance(n, cst.Call))
     return any(word in name.rpartition(".")[2] for name in calls for word in LEARNED)
 

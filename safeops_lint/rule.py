@@ -1,4 +1,4 @@
-"""What a rule is. Its texts are data: docs/lint.md is made of them. Examples are in tests/lint/examples.py."""
+"""A rule. Its texts are data: docs/lint.md is made of them. Examples are in tests/lint/examples.py."""
 
 
 class Rule:

@@ -17,7 +17,7 @@ SUFFIXES = (".py", ".pyi", ".ipynb")
 
 @dataclasses.dataclass
 class Outcome:
-    """What linting one file, or all of them, gave."""
+    """The result of linting one file, or all of them."""
 
     findings: list = dataclasses.field(default_factory=list)
     problems: list = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a function is: does it compute a loss, run under autocast, keep a graph, and which names are tensors in it."""
+"""Facts of a function: does it compute a loss, run under autocast, keep a graph, and which names are tensors in it."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ class Scope:
 
     @property
     def outermost(self):
-        """Whether it is no function within another."""
+        """True if it is no function within another."""
         return self.outer is None or not self.outer.name
 
     def get(self, name):
@@ -63,7 +63,7 @@ class Scope:
         self.saved.pop(name, None)
 
     def knows(self, name):
-        """Whether a condition asked about the name before this point."""
+        """True if a condition asked about the name before this point."""
         scope = self
         while scope is not None:
             if name in scope.checked:
@@ -124,7 +124,7 @@ def _decorate(scope, decorator, imports):
 
 
 def _casts_to(call, imports):
-    """What `custom_fwd(cast_inputs=torch.float32)` makes of the arguments."""
+    """The arguments as `custom_fwd(cast_inputs=torch.float32)` casts them."""
     given = call.args if call else ()
     return next((dtype_of(a.value, imports) for a in given if a.keyword and a.keyword.value == "cast_inputs"), None)
 

@@ -1,4 +1,4 @@
-"""What a file's functions are: losses, parts of losses, training steps; and what their bodies say of their names."""
+"""Kinds of a file's functions: losses, parts of losses, training steps; and what their bodies say of their names."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
 
 @dataclasses.dataclass(slots=True)
 class Clues:
-    """What a function's body shows, and what the file makes of it."""
+    """Facts that a function's body shows, and those that the file adds."""
 
     tensors: set  # names used as only tensors are
     arrays: set  # names used as tensors and arrays are
@@ -64,7 +64,7 @@ def survey(module, imports, reach):
 
 
 def _spread(todo, reach, clues, helpers, metrics):
-    """What they call is part of them; what measures in one place is a loss where a loss calls it."""
+    """Their callees are part of them; a metric's function is a loss where a loss calls it."""
     while todo:
         class_name, node = todo.pop()
         caller = clues[id(node)]

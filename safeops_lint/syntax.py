@@ -118,7 +118,7 @@ TEST_FILE = re.compile(r"(^|[/\\])(test_\w+|\w+_test|conftest)\.py$")
 
 
 def moves(op):
-    """Whether `x.to(...)` names a device and no dtype."""
+    """True if `x.to(...)` names a device and no dtype."""
     given = [*op.args, *(n for name, n in op.kwargs.items() if name not in ("device", "non_blocking", "copy"))]
     return op.name == "to" and all("device" in (dotted(n) or "") or isinstance(n, cst.SimpleString) for n in given)
 

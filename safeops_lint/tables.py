@@ -32,7 +32,7 @@ TENSOR_METHODS = set(
     clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward unfold bool
     long addcdiv_ addcmul_""".split()
 )
-# The same of a loss's argument, where an array would be out of place.
+# Names of a loss's arguments, where an array would be out of place.
 ARRAY_METHODS = set("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all".split())
 TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 
@@ -56,7 +56,7 @@ CONSTRUCTORS = set(
     tril_indices triu_indices hann_window hamming_window kaiser_window scalar_tensor normal bernoulli multinomial
     one_hot empty_strided Tensor asarray""".split()
 )
-# Of torch's default dtype, fp32, where none is given.
+# Results have torch's default dtype, fp32, where none is given.
 SINGLE = set("zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window".split())
 # Never 0 for the inputs they are given in practice.
 POSITIVE = set("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
@@ -75,13 +75,13 @@ WIDENING = NO_HALF | set(
     """float double stft istft fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn complex polar
     view_as_complex""".split()
 )
-# What autocast computes in half, whatever it is given.
+# Autocast computes these in half, whatever it is given.
 HALVED = set(
     """matmul mm mv bmm addmm addmv addbmm baddbmm addr chain_matmul multi_dot einsum linear bilinear tensordot
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu
     scaled_dot_product_attention""".split()
 )
-# What autocast on a GPU computes in fp32 (a model that is cast to half does not).
+# Autocast on a GPU computes these in fp32 (a model that is cast to half does not).
 RAISED = set(
     """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm group_norm
     rms_norm norm normalize cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss
@@ -94,7 +94,7 @@ HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
 INTEGER = set(
     "argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize one_hot".split()
 )
-# What comes as a pair, of values and indices, where a dim is given.
+# These return a pair, of values and indices, where a dim is given.
 PAIRS = {"max", "min", "median", "mode", "cummax", "cummin", "sort", "topk", "kthvalue"}
 # A batch that a step or a loss is given, and what is none.
 BATCHES = set("batch data sample samples example examples inputs outputs output out item preds predictions".split())
@@ -104,7 +104,7 @@ SURE_METHODS = set(
     isinf clamp clamp_ clamp_min clamp_max index_select bmm new_zeros requires_grad_ sqrt rsqrt exp pow square log abs
     log1p tanh detach gather permute expand expand_as contiguous unbind""".split()
 )
-# What comes out of these is a weight between 0 and 1, whatever its name.
+# These return a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 DETACHES = {"detach", "data"}
 KEEPS_INTEGER = SHAPING | set(

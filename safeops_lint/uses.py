@@ -12,18 +12,18 @@ ENDS = (cst.Return, cst.Yield, cst.Expr)
 
 
 def no_gradient(body, node, ends=NO_GRADIENT):
-    """Whether what `node` makes leaves the function without a gradient: it is compared, fetched or printed (or what
+    """True if what `node` makes leaves the function without a gradient: it is compared, fetched or printed (or what
     `ends` says)."""
     return body is not None and not _leaves(body, node, ends)
 
 
 def filled_later(body, node):
-    """Whether something is written over all that is made of `node`: `softmax(x).masked_fill(hidden, 0)`."""
+    """True if something is written over all that is made of `node`: `softmax(x).masked_fill(hidden, 0)`."""
     return no_gradient(body, node, FILLS)
 
 
 def _leaves(body, node, ends):
-    """Whether a function returns, hands on or keeps what is made of `node`, other than by way of `ends`."""
+    """True if a function returns, hands on or keeps what is made of `node`, other than by way of `ends`."""
     names, nodes = set(), [*_in_order(body)]
     maybe = {id(part) for n in nodes if isinstance(n, cst.If) for part in descendants(n)}
     for statement in nodes * 2:  # a loop's end goes before its start

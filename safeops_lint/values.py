@@ -1,4 +1,4 @@
-"""What is known about an expression without types: is it a tensor, a mask, in fp32 for sure, kept away from 0.
+"""Facts about an expression without types: is it a tensor, a mask, in fp32 for sure, kept away from 0.
 
 The inference leans to silence: what is not known to be a tensor is none, and no rule fires on it.
 """
@@ -44,7 +44,7 @@ MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "
 
 @dataclasses.dataclass(slots=True)
 class Value:
-    """What the walk knows about an expression, or about the last thing bound to a name."""
+    """Facts of the walk about an expression, or about the last thing bound to a name."""
 
     tensor: bool = False
     foreign: bool = False  # surely none of torch's: numpy, a str, a shape
@@ -72,7 +72,7 @@ PLAIN_PARTS |= {"fn", "func", "mode", "cls"}
 
 
 def named_tensor(name):
-    """Whether a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
+    """True if a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
     name = name.lower()
     parts = set(name.split("_"))
     if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # z_loss is a factor
@@ -169,7 +169,7 @@ def _zero_dim(value):
 
 
 def _has_dimensions(size):
-    """Whether a tensor of this size has dimensions: all but `()` and `[]`."""
+    """True if a tensor of this size has dimensions: all but `()` and `[]`."""
     return size is not None and not (isinstance(size, (cst.Tuple, cst.List)) and not size.elements)
 
 

@@ -83,6 +83,6 @@ def hash_callees_first(fn):
 
 
 def _names(code):
-    """What a function's code looks up, in its own body and in those of its comprehensions."""
+    """Names that a function's code looks up, in its body and in those of its comprehensions."""
     inner = (x for x in code.co_consts if isinstance(x, types.CodeType))
     return {*code.co_names, *(name for each in inner for name in _names(each))}

@@ -38,7 +38,7 @@ def leaves(x, path=()):
 
 
 def replaced(x, function):
-    """The same nested tuples, with function(leaf) in the place of each leaf."""
+    """Nested tuples of the same form, with function(leaf) in the place of each leaf."""
     if isinstance(x, tuple):
         values = [replaced(each, function) for each in x]
         return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
@@ -92,7 +92,7 @@ class Plan:
             return annotation(*[None if x is None else tl.constexpr(x) for x in self.constants.values()])
         return annotation(*map(self.values.get, self.kernel.indices[name]))
 
-    # What is compiled. It is made when it is asked for: most plans find their binary by `variant`.
+    # Inputs of the compiler. They are made when they are asked for: most plans find their binary by `variant`.
 
     @cached_property
     def attrs(self):
@@ -163,7 +163,7 @@ class Plan:
                     found = _binaries[key] = compiled, starter(compiled, index, self.places), self.values
         return found[:2]
 
-    # What a call does.
+    # The part that runs at each call.
 
     def arguments(self, pointers, floats):
         """Those of the kernel; pointers: tensors, or addresses, in the order of kernel.pointers."""
@@ -304,7 +304,7 @@ def common_shape(first, *others):
 
 
 def broadcast_shape(a, b):
-    """Of two; of sizes that may be symbols (trace.py)."""
+    """The shape that two broadcast to; of sizes that may be symbols (trace.py)."""
     if len(a) < len(b):
         a, b = b, a
     lead = len(a) - len(b)

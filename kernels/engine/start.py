@@ -52,7 +52,7 @@ def starter(compiled, index, places):
 
 
 def _plain(run, metadata):
-    """Whether a launch takes nothing but a grid and arguments."""
+    """True if a launch takes nothing but a grid and arguments."""
     release = tuple(map(int, triton.__version__.split(".")[:2]))
     special = (run.global_scratch_size, run.profile_scratch_size, run.launch_cooperative_grid, run.launch_pdl)
     ours = type(run).__module__ == "triton.backends.nvidia.driver" and release in RELEASES

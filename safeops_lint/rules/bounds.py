@@ -1,4 +1,4 @@
-"""What a value can be: whether it may have NaN or inf of its own, as far as the code shows."""
+"""The range of a value: whether it may have NaN or inf of its own, as far as the code shows."""
 
 import math
 import re

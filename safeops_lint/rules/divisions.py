@@ -42,7 +42,7 @@ def divisor(op):
 
 
 def often_zero(node, walk):
-    """Whether a divisor is a norm or a spread, which is 0 of a zero vector or a constant row, or a mask's count."""
+    """True if a divisor is a norm or a spread, which is 0 of a zero vector or a constant row, or a mask's count."""
     op = through(node, walk, KEEPS_ZERO)
     if op is None:
         return False
@@ -63,7 +63,7 @@ def often_zero(node, walk):
 
 
 def _asked(node, walk):
-    """Whether a condition asked about another name for the same: `n = m.sum()`, `if n == 0`, `x / m.sum()`."""
+    """True if a condition asked about another name for the same: `n = m.sum()`, `if n == 0`, `x / m.sum()`."""
     made = walk.value(node).node or node
     known = (walk.scope.get(name).node for name in walk.scope.checked)
     return any(other is not None and walk.text(other) == walk.text(made) for other in known)

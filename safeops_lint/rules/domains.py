@@ -36,7 +36,7 @@ def argument(op):
 
 
 def leaves_domain(op, walk):
-    """Whether an operation is one that needs a guard, and nothing in sight is one."""
+    """True if an operation is one that needs a guard, and nothing in sight is one."""
     if op.name not in OPS:
         return False
     node = argument(op)
@@ -69,7 +69,7 @@ def leaves_domain(op, walk):
 
 
 def _meets_edge(node, op, walk, depth=0):
-    """Whether the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
+    """True if the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
     name; only the caller knows what else an argument holds."""
     if op.name in ANGLES:
         return op.name != "asin"  # half a chord is 1 between opposite points alone
@@ -109,13 +109,13 @@ def sources(node, walk, depth=0):
 
 
 def without_graph(node, walk):
-    """Whether no gradient goes through a tensor: it is detached, or made of targets and the like by their names."""
+    """True if no gradient goes through a tensor: it is detached, or made of targets and the like by their names."""
     names = sources(node, walk)
     return walk.value(node).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
 
 
 def _unseen(value, walk):
-    """Whether a function made it, whose guards are its own, and no model."""
+    """True if a function made it, whose guards are its own, and no model."""
     name = dotted(value.node.func) if value.op is None and isinstance(value.node, cst.Call) else None
     return name is not None and ("." not in name and name not in MODELS or name.removeprefix("self.") in walk.helpers)
 
@@ -185,7 +185,7 @@ def _upper(node, walk):
 
 
 def _below_one(node, walk):
-    """Whether a clamp keeps it below 1: False where it does so in fp32 alone, None where there is no telling."""
+    """True if a clamp keeps it below 1: False where it does so in fp32 alone, None where there is no telling."""
     bound = _upper(node, walk)
     if bound is not None and "finfo" in walk.text(bound):
         return True  # a bound of the dtype's own

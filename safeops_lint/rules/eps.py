@@ -40,7 +40,7 @@ def guards(node, walk, depth=0):
 
 
 def _small(op, walk):
-    """Whether the code shows why what is guarded is small: a probability by its name, a difference, a product. Only the
+    """True if the code shows why what is guarded is small: a probability by its name, a difference, a product. Only the
     caller knows what else an argument holds, and autocast makes sums, norms and powers fp32."""
     for node in (n for n in (op.input, *op.args) if walk.value(n).tensor):
         if _raised(node, walk):
@@ -56,7 +56,7 @@ def _small(op, walk):
 
 
 def _raised(node, walk, depth=0):
-    """Whether autocast makes it fp32, so that only a model that is cast to half, as nothing in this file is, has it in
+    """True if autocast makes it fp32, so that only a model that is cast to half, as nothing in this file is, has it in
     half: `x**2`, a sum."""
     op = walk.op(node)
     if op is None or depth > 12 or op.name in HALVED or walk.casts_to_half:
@@ -103,7 +103,7 @@ class TinyEps(Rule):
             self._guard(op, walk)
 
     def _guard(self, op, walk):
-        """What was written to keep something away from 0: possible, until what needs it is seen."""
+        """An eps was written to keep something away from 0: possible, until what needs it is seen."""
         if op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
             literal = next((n for n in (*op.args, *op.kwargs.values()) if tiny(n, walk)), None)
         else:

@@ -10,7 +10,7 @@ from safeops_lint.rules.squares import tensors, through, wide
 from safeops_lint.syntax import descendants
 from safeops_lint.tables import SHAPING
 
-# What may be beyond 11 by its name. Most similarities and distances are small.
+# Names of values that may be beyond 11. Most similarities and distances are small.
 LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)
 TEMPERATURE = re.compile(r"(^|[._])(t|tau|temp\w*)$", re.IGNORECASE)
 LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
@@ -20,7 +20,7 @@ COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
 
 
 def bounded(exp, walk):
-    """Whether an exponential cannot overflow: its argument is at most 0, clamped, or less its maximum."""
+    """True if an exponential cannot overflow: its argument is at most 0, clamped, or less its maximum."""
     value = walk.value(exp.input)
     names = walk.names_in(exp.input)
     if value.constant or isinstance(exp.input, cst.IfExp) or any("max" in name for name in names):
@@ -47,7 +47,7 @@ def exponentials(node, walk, depth=0):
 
 
 def _may_be_large(op, walk):
-    """By the name of what an exponential is of, or by a temperature that divides it."""
+    """Large by the name of its argument, or by a temperature that divides it."""
     names = walk.names_in(op.input) | sources(op.input, walk)
     inner = through(op.input, walk)
     by = inner.args[0] if inner is not None and inner.name == "div" and inner.args else None
@@ -81,7 +81,7 @@ class LogExp(Rule):
                 self._report(op, message, covers, walk)
 
     def _report(self, op, message, covers, walk):
-        """What it covers is not hidden from a default run that would tell it."""
+        """A finding that it covers is not hidden from a default run that would report it."""
         covered = (walk.reports.get((code, id(node))) for code, node in covers)
         likely = any(_may_be_large(exp, walk) for n in tensors(op, walk) for exp in exponentials(n, walk))
         likely = likely or any(report and report.likely for report in covered)

@@ -83,11 +83,11 @@ class LargeFill(Rule):
             text = f"safeops.masked_{op.name}({walk.argument(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
         message = f"a row that is masked out whole is NaN; use safeops.masked_{op.name}"
-        # What is filled later has a gradient of 0 there, too.
+        # A value filled later has a gradient of 0 there, too.
         walk.report(self, op.node, message, fix, likely=not filled_later(walk.body, op.node))
 
     def _infinite(self, fill, walk):
-        """Whether a fill is by -inf."""
+        """True if a fill is by -inf."""
         values = fill.args[-2:] if fill.name == "where" else [fill.arg(1, "value")]
         return any(walk.number(value) == -math.inf for value in values)
 

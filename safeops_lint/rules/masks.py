@@ -22,7 +22,7 @@ def index_masks(node, walk):
 
 
 def of_itself(mask, base, walk):
-    """Whether a mask is an elementwise condition on `base` and numbers alone: it has base's shape, whatever that is."""
+    """True if a mask is an elementwise condition on `base` and numbers alone: it has base's shape, whatever that is."""
     if not isinstance(base, cst.Name) or walk.value(mask).mask != "bool":
         return False
     names = walk.names_in(mask) - set(walk.imports.names)
@@ -33,7 +33,7 @@ def of_itself(mask, base, walk):
 
 
 def on_host(subscript, walk):
-    """Whether no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
+    """True if no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
     return (
         not walk.stepping
         or walk.value(subscript.value).host

@@ -8,7 +8,7 @@ from safeops_lint.uses import no_gradient
 
 
 def _error(node, walk):
-    """Whether it is the difference of two tensors: not `x - x.mean()`, which is 0 where x is constant."""
+    """True if it is the difference of two tensors: not `x - x.mean()`, which is 0 where x is constant."""
     op = walk.op(node)
     return op is not None and op.name == "sub" and not walk.names_in(op.input) & walk.names_in(op.args[0])
 

@@ -75,7 +75,7 @@ def _edge(node, walk, depth=0):
 
 
 def _of_validity(node, walk, depth=0):
-    """Whether a mask says where there are values at all: `target.isfinite()`, `valid`."""
+    """True if a mask says where there are values at all: `target.isfinite()`, `valid`."""
     names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
     op = walk.op(node)
     if _equality(_as_made(node, walk), walk) is not None:  # what is ignored has a class of its own, and no NaN
@@ -85,7 +85,7 @@ def _of_validity(node, walk, depth=0):
 
 
 def _of_finite(node, walk, depth=0):
-    """Whether it is the mask of what is no NaN, which is then there: `target.isfinite()`."""
+    """True if it is the mask of what is no NaN, which is then there: `target.isfinite()`."""
     op = walk.op(node)
     if op is None or depth > 5:
         return bool(FINITE.search(dotted(node) or ""))
@@ -93,7 +93,7 @@ def _of_finite(node, walk, depth=0):
 
 
 def _as_made(node, walk):
-    """What a mask was before it was shaped or cast."""
+    """The mask before it was shaped or cast."""
     op = walk.op(node)
     while op is not None and op.name in SHAPING | {"float", "type", "type_as"}:
         node, op = op.input, walk.op(op.input)

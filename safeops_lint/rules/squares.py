@@ -29,7 +29,7 @@ def through(node, walk, names=SHAPING):
 
 
 def extreme(node, walk):
-    """Whether it is the largest or the smallest of a tensor's elements."""
+    """True if it is the largest or the smallest of a tensor's elements."""
     op = through(node, walk)
     largest = op is not None and op.name in ("max", "amax", "min", "amin")
     return largest and not any(walk.value(n).tensor for n in op.args)
@@ -91,7 +91,7 @@ def normalized(x, norm, walk):
 
 
 def in_half(node, walk):
-    """Whether a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
+    """True if a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
     op = through(node, walk, SHAPING - {"to"})
     cast = op is not None and op.name in ("to", "type_as", "type") and not walk.value(node).wide
     return cast and walk.value(node).mask is not None

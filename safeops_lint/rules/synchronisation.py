@@ -62,7 +62,7 @@ class Fetch(Rule):
 
 
 def _on_host(returned, walk):
-    """Whether all that a function returns is a number or an array: no loss that trains, and so its caller wants it."""
+    """True if all that a function returns is a number or an array: no loss that trains, and so its caller wants it."""
     if isinstance(returned, cst.Tuple):
         parts = [e.value for e in returned.elements]
         return all(walk.value(n).foreign for n in parts) and not all(number(n) is not None for n in parts)

@@ -30,7 +30,7 @@ HOST = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}  # 
 
 
 def synchronises(fn, *args):
-    """Whether torch's profiler sees a value, or a size that depends on values, go to the host."""
+    """True if torch's profiler sees a value, or a size that depends on values, go to the host."""
     with torch.autograd.profiler.profile() as profile, contextlib.redirect_stdout(io.StringIO()):
         fn(*args)
     return bool(HOST & {event.name for event in profile.function_events})

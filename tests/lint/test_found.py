@@ -1,4 +1,4 @@
-"""What is found: ways to write the same thing. One line a case."""
+"""Cases that are found: ways to write the same thing, one line a case."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a default run tells: what the code shows to be likely. The rest is told of a rule that was asked for."""
+"""Findings of a default run, which the code shows to be likely. A rule that is asked for reports the rest."""
 
 import pytest
 

@@ -99,7 +99,7 @@ def evaluate(expression, dtype):
 
 
 def made_wide(source):
-    """Whether --fix writes what returns fp32."""
+    """Cases where --fix may, or may not, write a call that returns fp32."""
     assert "SO201" in {f.code for f in lint_source(source, rules=EVERY)}
     return "safeops." in fix_source(source, rules=EVERY)[0]
 

@@ -1,4 +1,4 @@
-"""What a loss reaches in its file: methods, what it or its class made, bases, what measures elsewhere."""
+"""The code that a loss reaches in its file: methods, what it or its class made, bases, what measures elsewhere."""
 
 import textwrap
 

@@ -103,7 +103,7 @@ def test_what_a_loss_class_tells_of_itself_is_no_part_of_the_loss():
 
 
 def test_a_helper_may_wait_and_may_not_lose_values():
-    """What a loss calls also cuts, decodes and reports."""
+    """Functions that a loss calls also cut, decode and report."""
     loss = "def chunked_loss(x, lengths):\n    return part(x, lengths).mean()\n\n\n"
     helper = "def part(x, lengths):\n    end = lengths.max().item()\n    return x.log() / end\n"
     assert [f.code for f in lint_source(HEADER + loss + helper)] == ["SO204"]

@@ -1,4 +1,4 @@
-"""What is not found: things that look like what is. One line a case."""
+"""Cases that are not found, and look like those that are: one line a case."""
 
 import pytest
 

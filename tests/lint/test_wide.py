@@ -1,4 +1,4 @@
-"""What is fp32 for certain, and what only looks so: an eps of 1e-8 is told of the second alone."""
+"""Values that are fp32 for certain, and those that only look so: an eps of 1e-8 is reported of the second alone."""
 
 import pytest
 import torch
