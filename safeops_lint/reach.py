@@ -24,16 +24,11 @@ class Reach:
 
     def called(self, function, class_name):
         """[(class, FunctionDef)] that a function calls for a result; not of a model, which is no part of a loss."""
-        return [found for _, found in self.calls(function, class_name)]
-
-    def calls(self, function, class_name):
-        """The callees, each behind its Call."""
         made = {**self._made.get(class_name, {}), **_made(function, "", self.classes)}
         nodes = list(descendants(function.body))
         statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
-        for node in nodes:
-            if isinstance(node, cst.Call) and id(node) not in statements:
-                yield from ((node, found) for found in self._called_by(node, class_name, made))
+        calls = (n for n in nodes if isinstance(n, cst.Call) and id(n) not in statements)
+        return [found for call in calls for found in self._called_by(call, class_name, made)]
 
     def _called_by(self, node, class_name, made):
         if isinstance(node.func, cst.Call):  # Loss()(x)

@@ -107,7 +107,7 @@ class LogExp(Rule):
 
     def _normalized(self, op, walk):
         """exp(x) / exp(x).sum(), or the part of a sum over it."""
-        by = through(op.args[0], walk, SHAPING | {"add"})
+        by = through(op.args[0], walk, SHAPING | {"add"}) if op.args else None
         summed = by is not None and by.name in ("sum", "cumsum") and any(exponentials(by.input, walk))
         return summed and self._grows(through(op.input, walk), walk)
 

@@ -8,7 +8,6 @@ from safeops_lint.rule import Rule
 from safeops_lint.syntax import descendants, dotted
 
 OPTIMIZER = re.compile(r"(^|[._])opt(im\w*)?$", re.IGNORECASE)
-ADAPTIVE = {f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "RMSprop")}
 
 
 def calls(event, node):
