@@ -5,14 +5,17 @@ That it has a benchmark, tests/benchmarks asks."""
 import importlib
 import inspect
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 import safeops
+from safeops.core.library import launchers
 from safeops.core.op import registry
 from tests.ops import RECORDS
 
+ROOT = Path(__file__).resolve().parents[1]
 each_op = pytest.mark.parametrize("name", sorted(registry))
 
 
@@ -36,6 +39,25 @@ def test_the_plain_call_has_every_argument(name):
 
 def test_every_record_is_of_a_function():
     assert set(RECORDS) <= {*registry, *safeops.__all__}
+
+
+def test_every_op_is_exported():
+    public = {name for name, op in registry.items() if op.public_function}
+    assert public <= set(safeops.__all__) and safeops.__all__ == sorted(set(safeops.__all__))
+    assert all(getattr(safeops, name) is registry[name].public_function for name in public)
+
+
+def test_every_op_is_in_the_table_of_functions():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    tables = re.findall(r"^\| function \|.*\n\|[-|: ]+\n((?:\|.*\n)+)", "".join(p.read_text() for p in pages), re.M)
+    listed = {name for row in "".join(tables).splitlines() for name in re.findall(r"`(\w+)", row.split(" | ")[0])}
+    assert not {name for name, op in registry.items() if op.public_function} - listed
+
+
+def test_every_declaration_names_a_function_of_the_kernels():
+    for launcher in launchers.values():
+        path = ROOT.joinpath("kernels", *launcher.module.split(".")).with_suffix(".py")
+        assert re.search(rf"^(def )?(\w+, )?{launcher.name}\b", path.read_text(), re.M), f"{path}: no {launcher.name}"
 
 
 def test_every_cuda_kernel_meets_its_bad_calls():
