@@ -70,9 +70,9 @@ def count_written(counter, group, splits):
 
 
 @triton.jit
-def load(where, inside):
+def load(pointer, inside):
     """Partials of other blocks. .cg: from L2, where their stores are; L1 may hold what an earlier launch left there."""
-    return tl.load(where, mask=inside, other=0.0, cache_modifier=".cg")
+    return tl.load(pointer, mask=inside, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -96,10 +96,10 @@ def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.cons
     for first in range(0, splits, BS):
         s = first + tl.arange(0, BS)
         inside = (s < splits)[:, None] & (output < outputs)[None, :]
-        where = s[:, None] * outputs + output[None, :]
-        first_sum += load(partial + where, inside)
+        offset = s[:, None] * outputs + output[None, :]
+        first_sum += load(partial + offset, inside)
         if ARRAYS > 1:
-            second_sum += load(partial + size + where, inside)
+            second_sum += load(partial + size + offset, inside)
         if ARRAYS > 2:
-            third_sum += load(partial + size * 2 + where, inside)
+            third_sum += load(partial + size * 2 + offset, inside)
     return tl.sum(first_sum, 0), tl.sum(second_sum, 0), tl.sum(third_sum, 0)

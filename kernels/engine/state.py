@@ -159,25 +159,25 @@ def merge(a, b, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def store_state(where, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.constexpr):
+def store_state(pointer, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.constexpr):
     """A split's state among the partials, in arrays of `size`."""
     count, weights, pivot, shift, top, total = state
-    tl.store(where + size * COUNTS, count, mask=inside)
+    tl.store(pointer + size * COUNTS, count, mask=inside)
     if MODE != COUNT:
-        tl.store(where + size * TOTALS, total, mask=inside)
+        tl.store(pointer + size * TOTALS, total, mask=inside)
     if MODE >= SQUARES:
-        tl.store(where + size * TOPS, top, mask=inside)
+        tl.store(pointer + size * TOPS, top, mask=inside)
     if MODE == MOMENTS:
-        tl.store(where + size * SHIFTS, shift, mask=inside)
-        tl.store(where + size * PIVOTS, pivot, mask=inside)
+        tl.store(pointer + size * SHIFTS, shift, mask=inside)
+        tl.store(pointer + size * PIVOTS, pivot, mask=inside)
     if WEIGHT and (MODE == SQUARES or MODE == MOMENTS):
-        tl.store(where + size * WEIGHTS, weights, mask=inside)
+        tl.store(pointer + size * WEIGHTS, weights, mask=inside)
 
 
 @triton.jit
-def load_array(partial, where, inside, USED: tl.constexpr):
+def load_array(partial, offset, inside, USED: tl.constexpr):
     if USED:
-        value = load(partial + where, inside)
+        value = load(partial + offset, inside)
     else:
         value = inside.to(tl.float64) * 0
     return value
@@ -195,14 +195,16 @@ def merge_partials(
     for first in range(0, parts, BS):
         s = first + tl.arange(0, BS)
         inside = (s < parts)[:, None] & (output < outputs)[None, :]
-        where = s[:, None] * outputs + output[None, :]  # for all arrays: addresses for each took registers, and spilled
-        count = load_array(partial + size * COUNTS, where, inside, True)
-        total = load_array(partial + size * TOTALS, where, inside, MODE != COUNT)
-        top = load_array(partial + size * TOPS, where, inside, MODE >= SQUARES)
+        offset = (
+            s[:, None] * outputs + output[None, :]
+        )  # for all arrays: addresses for each took registers, and spilled
+        count = load_array(partial + size * COUNTS, offset, inside, True)
+        total = load_array(partial + size * TOTALS, offset, inside, MODE != COUNT)
+        top = load_array(partial + size * TOPS, offset, inside, MODE >= SQUARES)
         top = tl.where(inside, top.to(C), lowest_top([1, 1], MODE, C))
-        shift = load_array(partial + size * SHIFTS, where, inside, MODE == MOMENTS)
-        pivot = load_array(partial + size * PIVOTS, where, inside, MODE == MOMENTS).to(C)
-        weights = load_array(partial + size * WEIGHTS, where, inside, WEIGHED)
+        shift = load_array(partial + size * SHIFTS, offset, inside, MODE == MOMENTS)
+        pivot = load_array(partial + size * PIVOTS, offset, inside, MODE == MOMENTS).to(C)
+        weights = load_array(partial + size * WEIGHTS, offset, inside, WEIGHED)
         part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)
         state = merge(state, part, MODE, WEIGHT, C)
     return state

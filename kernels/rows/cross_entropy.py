@@ -163,7 +163,7 @@ def prepare(input, target, weight, mask, smooth):
         *(per_row(t, input) for t in (None if has_probabilities else target, mask, loss, keep, weights, row_stats[0])),
         per_class(weight, input),
     )
-    options = {"phases": SUM, "partials": SUMS.value, "heads": True}
+    options = {"phases": SUM, "partials": SUMS.value, "per_row_math": True}
     if smooth and weighted:
         options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
     plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute

@@ -106,7 +106,7 @@ CROSS_ENTROPY_BACKWARD = declare(
     tile_bytes=16384,  # four accesses a thread: what is worked out for a row takes as long as eight elements
 )
 PER_ROW = tuple(range(2, 6))
-OPTIONS = {"phases": MAP, "heads": True}
+OPTIONS = {"phases": MAP, "per_row_math": True}
 
 
 def prepare(grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq):

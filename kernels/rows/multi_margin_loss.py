@@ -119,7 +119,7 @@ def multi_margin_kernel(
 
 MULTI_MARGIN = declare(multi_margin_kernel)
 PER_ROW = (1, 2, 3)
-OPTIONS = {"phases": SUM, "partials": 1, "heads": True, "registers": (96, 128)}
+OPTIONS = {"phases": SUM, "partials": 1, "per_row_math": True, "registers": (96, 128)}
 
 
 def prepare(input, place, p, grad=None):

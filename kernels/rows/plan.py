@@ -61,26 +61,28 @@ def grouped(shape, strides, dim):
     return axis, batch, outer, near
 
 
-def split_rows(tiles, groups, phases, heads):
+def split_rows(tiles, groups, phases, per_row_math):
     """(splits, tiles of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts.
-    heads: over fewer, since what a block does beside its tiles takes the time of two."""
+    per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
     policy = tiling.POLICY
     counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
     if phases in (MAP, PICK) or counters > COUNTERS:
         return 1, tiles
-    return tiling.split_tiles(tiles, groups, policy._replace(blocks=policy.blocks // phases // (4 if heads else 1)))
+    return tiling.split_tiles(
+        tiles, groups, policy._replace(blocks=policy.blocks // phases // (4 if per_row_math else 1))
+    )
 
 
 def plan(
     kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0,
-    heads=False, registers=(None, None),
+    per_row_math=False, registers=(None, None),
 ):  # fmt: skip
     """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
-    a row; partials: the numbers that each part of a row leaves for the whole of it. heads: whether much is to be worked
-    out for each row beside its elements. Where rows lie across memory, a tile then has as many of them as threads: only
-    so Triton does it once a row, and not in every thread that holds an element of it. registers: the most that the
-    variant of vector accesses may take, of rows along memory and across it, where the assembler left alone would spill.
-    """
+    a row; partials: the numbers that each part of a row leaves for the whole of it. per_row_math: whether much is to be
+    worked out for each row beside its elements. Where rows lie across memory, a tile then has as many of them as
+    threads: only so Triton does it once a row, and not in every thread that holds an element of it. registers: the most
+    that the variant of vector accesses may take, of rows along memory and across it, where the assembler left alone
+    would spill."""
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
@@ -101,11 +103,11 @@ def plan(
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec, dense)
     per_thread //= 1 if vec > 1 and axis is INNER else 2
-    if heads:
+    if per_row_math:
         tile = min(tile, config.threads * per_thread)
-    apart = peel or phases == MAP or heads and axis is OUTER
+    apart = peel or phases == MAP or per_row_math and axis is OUTER
     whole = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
-    widest = config.threads if heads else 4 * NEAR // itemsize
+    widest = config.threads if per_row_math else 4 * NEAR // itemsize
     BM, BN = whole or part_tile(axis, most_rows, reach, vec, tile, widest)
     if phases == PICK:
         most = at_least(M if axis is INNER else N, config.threads)
@@ -116,7 +118,7 @@ def plan(
     down, across = -(-M // BM), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
     groups = batch.numel * blocks
-    splits, per_split = split_rows(tiles, groups, phases, heads)
+    splits, per_split = split_rows(tiles, groups, phases, per_row_math)
     outputs = groups * (BM if axis is INNER else BN)
     wide = needs_int64(outside, inner, splits * outputs * partials)
     values = {
