@@ -96,8 +96,8 @@ def prerequisites() -> tuple[Path, str]:
 def present_gpus() -> set[str]:
     """The compute capabilities of this machine's GPUs that can run the kernels."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    found = subprocess.run(query, capture_output=True, text=True).stdout.split() if shutil.which(query[0]) else []
-    return {name for name in found if re.fullmatch(r"\d+\.\d", name) and float(name) >= 8}
+    results = subprocess.run(query, capture_output=True, text=True).stdout.split() if shutil.which(query[0]) else []
+    return {name for name in results if re.fullmatch(r"\d+\.\d", name) and float(name) >= 8}
 
 
 def cuda_archs(cuda: Path, development: bool) -> list[str]:
@@ -209,13 +209,13 @@ def extensions() -> list[Extension]:
             "(correct, slower). Install g++ or set CXX, and install again, for the kernels."
         )
         return []
-    found = {"safeops._C": sources("csrc/module.cpp", "csrc/launch/*.cpp", "csrc/cpu/**/*.cpp")}
+    results = {"safeops._C": sources("csrc/module.cpp", "csrc/launch/*.cpp", "csrc/cpu/**/*.cpp")}
     if not flag("SAFEOPS_NO_CUDA"):
         if find_cuda():
-            found["safeops._cuda"] = sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp")
+            results["safeops._cuda"] = sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp")
         else:
             say("no nvcc found: building without the CUDA kernels")
-    return [Extension(name, files, py_limited_api=True) for name, files in found.items()]
+    return [Extension(name, files, py_limited_api=True) for name, files in results.items()]
 
 
 ext_modules = extensions()

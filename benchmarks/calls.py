@@ -91,8 +91,8 @@ def measure_parts(call, lazy, forget) -> dict:
     while given and arguments[given - 1] is launcher.defaults[given - 1]:
         given -= 1
     total, op = best(call), best(partial(raw, *arguments[:given]))
-    found = {"total": total, "python": total - op + best(partial(python, *arguments[:given]))}
-    return found | dict(zip(PARTS, (total - op, op), strict=True))
+    results = {"total": total, "python": total - op + best(partial(python, *arguments[:given]))}
+    return results | dict(zip(PARTS, (total - op, op), strict=True))
 
 
 def new_sizes(calls, forget) -> dict:

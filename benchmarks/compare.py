@@ -39,9 +39,9 @@ class Side(Served):
         checkout = Path(checkout).resolve()
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         super().__init__(name, [sys.executable, "-c", START, str(ROOT)], cwd=checkout, env=environment)
-        found = self.ask("start", options.device, options.threads, options.fresh_memory)
-        if Path(found["checkout"]) != checkout or not found["built"]:
-            raise SystemExit(f"{checkout}: no safeops that is built there (imported: {found}); run `make setup` in it")
+        result = self.ask("start", options.device, options.threads, options.fresh_memory)
+        if Path(result["checkout"]) != checkout or not result["built"]:
+            raise SystemExit(f"{checkout}: no safeops that is built there (imported: {result}); run `make setup` in it")
 
 
 def compare(names, options) -> dict:
@@ -86,9 +86,9 @@ def timed(sides, key, rounds, small) -> dict:
         return {"old_us": old, "new_us": new, "more_us": new - old}
     old, new = (samples[name].time() * 1e3 for name in ("old", "new"))
     quiet = min(samples[name].share_clean() for name in sides)
-    found = {"old_ms": old, "new_ms": new, "ratio": old / new, "quiet": quiet}
+    results = {"old_ms": old, "new_ms": new, "ratio": old / new, "quiet": quiet}
     hosts = {f"{name}_host_us": samples[name].host() for name in sides}
-    return found | {key: seconds * 1e6 for key, seconds in hosts.items() if seconds is not None}
+    return results | {key: seconds * 1e6 for key, seconds in hosts.items() if seconds is not None}
 
 
 def verdict(record) -> str:

@@ -121,8 +121,8 @@ def partials(mesh):
         }
 
     names = "masked_sum", "masked_var", "masked_amax", "masked_norm", "masked_logsumexp", "masked_softmax", "normalize"
-    found = {name: contenders(functools.partial(getattr(safeops, name), dim=0)) for name in names}
-    return {**found, "cosine_similarity": contenders(lambda x: safeops.cosine_similarity(x, x, dim=0))}
+    results = {name: contenders(functools.partial(getattr(safeops, name), dim=0)) for name in names}
+    return {**results, "cosine_similarity": contenders(lambda x: safeops.cosine_similarity(x, x, dim=0))}
 
 
 def seconds(call) -> float:
@@ -174,7 +174,7 @@ def on_this_rank(rounds: int) -> dict:
 
 def measure(rounds: int) -> dict:
     """{"ops": a record for each op and number of ranks, "all_reduce": times of the bare collective}"""
-    found = {"ops": [], "all_reduce": []}
+    results = {"ops": [], "all_reduce": []}
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "benchmarks.distributed", folder, str(ranks), str(rounds)]
@@ -182,17 +182,17 @@ def measure(rounds: int) -> dict:
             subprocess.run(command, env=environment, check=True, timeout=900)
             records = json.loads((Path(folder) / "records").read_text())
         for key, more in records.items():
-            found[key] += more
-    return found
+            results[key] += more
+    return results
 
 
 def start(rank: int, folder: str, ranks: int, rounds: int):
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=300)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timeout)
-    found = on_this_rank(rounds)
+    result = on_this_rank(rounds)
     if rank == 0:
-        (Path(folder) / "records").write_text(json.dumps(found))
+        (Path(folder) / "records").write_text(json.dumps(result))
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()
 

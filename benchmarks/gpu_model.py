@@ -113,10 +113,10 @@ def cycles(work, gpu):
 
 def predict_all(parts, read, written, gpu):
     """Launches that follow each other, [(Code, Load)], of an op that must move so many bytes."""
-    found = [predict(*part, gpu) for part in parts]
-    time = sum(it.time for it in found) - (len(found) - 1) * (LAUNCH - GAP)
-    longest = max(found, key=lambda it: it.time)
-    instructions = sum(it.instructions * load.elements for it, (_, load) in zip(found, parts)) / parts[0][1].elements
+    results = [predict(*part, gpu) for part in parts]
+    time = sum(it.time for it in results) - (len(results) - 1) * (LAUNCH - GAP)
+    longest = max(results, key=lambda it: it.time)
+    instructions = sum(it.instructions * load.elements for it, (_, load) in zip(results, parts)) / parts[0][1].elements
     share = (LAUNCH + gpu.latency + (read + written) / gpu.bandwidth / 1e6) / time
     return Prediction(time, share, longest.bound, instructions, longest.in_flight)
 

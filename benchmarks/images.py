@@ -57,13 +57,13 @@ def of_two(name, text, theirs, forward=2, backward=3, rivals=(), side=0, **optio
     def build(n, dtype, device):
         x, y = _planes(n, dtype, device, 0), _planes(n, dtype, device, 1, grad=False)
         ours, s = getattr(safeops, name), dtype.itemsize
-        found = {f"{module}'s": rival(module, *which) for module, *which in rivals if x.shape[-1] >= side}
+        results = {f"{module}'s": rival(module, *which) for module, *which in rivals if x.shape[-1] >= side}
         return Case(
             (x,),
             forward_bytes=forward * s,  # read x, y
             backward_bytes=backward * s,  # read x, y; write dx (nothing else is saved)
             ours=lambda x: ours(x, y, **options),
-            eager={text: lambda x: theirs(x, y)} | {text: lambda x, f=f: f(x, y) for text, f in found.items() if f},
+            eager={text: lambda x: theirs(x, y)} | {text: lambda x, f=f: f(x, y) for text, f in results.items() if f},
             compiled=lambda x: theirs(x, y),
         )
 

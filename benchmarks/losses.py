@@ -36,7 +36,7 @@ def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals
         x, *rest = (to(data(n, dtype, device, seed, grad=False)) for seed, to in enumerate(domain))
         mask, wide = keep_mask(n, device), [t.float() for t in rest]  # what is arithmetic stands beside fp32
         images = [t.view(1, 1, -1) for t in rest]
-        found = {f"{module}'s": rival(module, *which) for module, *which in rivals}
+        results = {f"{module}'s": rival(module, *which) for module, *which in rivals}
         return Case(
             (x.requires_grad_(),),
             forward_bytes=len(domain) * s + 1,  # read x, y, mask
@@ -44,7 +44,7 @@ def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals
             ours=lambda x: ours(x, *rest, mask=mask),
             eager={text: lambda x: element(x, *rest)[mask].mean()}
             | ({f"{name}(x[m], y[m])": lambda x: theirs(x[mask], *(t[mask] for t in rest))} if theirs else {})
-            | {text: lambda x, f=f: f(x.view(1, 1, -1), *images) for text, f in found.items() if f},
+            | {text: lambda x, f=f: f(x.view(1, 1, -1), *images) for text, f in results.items() if f},
             compiled=lambda x: (element(x, *rest) * mask).sum() / mask.sum(),
             aten=aten and (lambda x: aten(x, *(rest if x.dtype == dtype else wide))),
             arithmetic=arithmetic and aten is not None,

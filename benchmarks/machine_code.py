@@ -74,26 +74,26 @@ def basic_blocks(listing, mark=NONE, avoid=NONE):
 
     rows = [(int(at, 16), bool(guard), op, rest) for at, guard, op, rest in INSTRUCTION.findall(listing)]
     jumps = {at: int(re.search(r"0x([0-9a-f]+)", rest).group(1), 16) for at, _, op, rest in rows if op[:3] == "BRA"}
-    starts, found, here = {rows[0][0], *jumps.values()}, {}, None
+    starts, result, here = {rows[0][0], *jumps.values()}, {}, None
     for (at, guard, op, rest), after in zip(rows, [*(row[0] for row in rows[1:]), None]):
         if here is None or at in starts:
             if here is not None:
-                found[here][1].append(at)
-            here, found[at] = at, [Work(), []]
-        found[here][0] += work_of(op, marks(f"{op} {rest}"))
+                result[here][1].append(at)
+            here, result[at] = at, [Work(), []]
+        result[here][0] += work_of(op, marks(f"{op} {rest}"))
         if at in jumps:
             maybe = guard or re.match(r"!?U?P\d", rest)
-            found[here][1].extend([jumps[at], after] if maybe else [jumps[at]])
+            result[here][1].extend([jumps[at], after] if maybe else [jumps[at]])
             here = None
         elif op == "EXIT" or op.startswith("RET"):
-            found[here][1].extend([END, after] if guard else [END])
+            result[here][1].extend([END, after] if guard else [END])
             here = None
-    return found
+    return result
 
 
 def components(nodes, follow):
     """Strongly connected components of a graph, each after those that it leads to (Tarjan)."""
-    index, low, stack, found = {}, {}, [], []
+    index, low, stack, results = {}, {}, [], []
 
     def visit(v):
         index[v] = low[v] = len(index)
@@ -105,13 +105,13 @@ def components(nodes, follow):
                 low[v] = min(low[v], low[w])
         if low[v] == index[v]:
             at = stack.index(v)
-            found.append(set(stack[at:]))
+            results.append(set(stack[at:]))
             del stack[at:]
 
     for v in nodes:
         if v not in index:
             visit(v)
-    return found
+    return results
 
 
 def longest(blocks, nodes, entry, passes=None, most=False):

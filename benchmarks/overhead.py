@@ -22,9 +22,9 @@ def measure(name: str, device: str, rounds: int) -> list[dict]:
     """Microseconds a call, without and with a gradient to record."""
     records = []
     for grad in (False, True):
-        if (found := small(name, device, grad)) is None:
+        if (result := small(name, device, grad)) is None:
             continue
-        case, inputs = found
+        case, inputs = result
         contenders = {"ours": partial(case.ours, *inputs), "bare": partial(case.aten, *inputs)}
         samples = interleave(contenders, rounds, "cpu", cold=False)  # on CUDA too it is the host's time that counts
         # the best of many: a call this short is either left alone or interrupted, and only the former is its cost

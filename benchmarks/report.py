@@ -104,29 +104,29 @@ def _routes(routes):
 
 def misses(results: dict) -> list[str]:
     device = results["settings"]["device"]
-    found = []
+    result = []
     for record in [*results["speed"], *results["overhead"], *results["memory"]]:
         where = " ".join(str(record[k]) for k in ("op", "dtype", "direction") if k in record)
         if "grad" in record:
             where += " with grad" if record["grad"] else " without grad"
         if quiet(record) < QUIET:
             why = "the GPU waited for the host" if device == "cuda" else "the machine was busy"
-            found.append(f"{where}: not judged, {why}")
+            result.append(f"{where}: not judged, {why}")
             continue
-        found += [
+        result += [
             f"{where}, {record.get('elements', 8)} elements: {goal}"
             for goal, ok in goals(record, device).items()
             if not ok
         ]
     for record in results.get("debugging", []):
         if record["tool"] == "trace" and record["x_plain"] > TRACE_GOAL:
-            found.append(f"a traced step takes {record['x_plain']:.2f} times a plain one, not {TRACE_GOAL}")
+            result.append(f"a traced step takes {record['x_plain']:.2f} times a plain one, not {TRACE_GOAL}")
     for record in results.get("calls", []):
         goal = CALL_GOAL if "new_size" in record else CPP_GOAL  # C++ has no plans: a new size is a size
         for what, us in (("a call", record["parts"]["total"]), ("one of a new size", record.get("new_size", 0))):
             if (ratio := us / record["aten"]) > goal:
-                found.append(f"{record['op']}: {what} takes {ratio:.1f} times an aten op's, not {goal:.1f}")
-    return found
+                result.append(f"{record['op']}: {what} takes {ratio:.1f} times an aten op's, not {goal:.1f}")
+    return result
 
 
 def quiet(record: dict) -> float:

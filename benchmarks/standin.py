@@ -67,10 +67,10 @@ def install(folder: Path):
 
 def objects() -> list[Path]:
     """The latest object of each file of csrc/cuda; none where this build is without."""
-    found = {}
+    results = {}
     for path in sorted(ROOT.glob("build/ninja/*/csrc/cuda/**/*.o"), key=lambda path: path.stat().st_mtime):
-        found[path.relative_to(ROOT / "build/ninja").parts[1:]] = path
-    return [path for parts, path in found.items() if ROOT.joinpath(*parts).with_suffix("").is_file()]
+        results[path.relative_to(ROOT / "build/ninja").parts[1:]] = path
+    return [path for parts, path in results.items() if ROOT.joinpath(*parts).with_suffix("").is_file()]
 
 
 def install_cuda(folder: Path):

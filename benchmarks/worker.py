@@ -39,8 +39,8 @@ class Worker:
         """The kinds of small call that there are: a name may have none."""
         self.samplers = {}
         for key, grad in (("no grad", False), ("with grad", True)):
-            if found := overhead.small(name, device, grad):
-                case, inputs = found
+            if result := overhead.small(name, device, grad):
+                case, inputs = result
                 self.samplers[key] = timing.sampler(partial(case.ours, *inputs), "cpu", cold=False)
         return list(self.samplers)
 

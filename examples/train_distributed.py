@@ -105,10 +105,10 @@ def plot(path, steps=80):
     curves.plot(one, "k", label="1 process")
     for exact, color, how in ((False, "tab:red", "mean of each rank's mean"), (True, "tab:green", "global_count")):
         for ranks, style in ((2, "--"), (4, ":")):
-            found = torch.tensor(on(ranks, steps, exact))
+            result = torch.tensor(on(ranks, steps, exact))
             label = f"{ranks}, {how}"
-            curves.plot(found, style, color=color, label=label)
-            distances.semilogy((found - one).abs().clamp(min=1e-8), style, color=color, label=label)
+            curves.plot(result, style, color=color, label=label)
+            distances.semilogy((result - one).abs().clamp(min=1e-8), style, color=color, label=label)
     curves.set(xlabel="step", ylabel="loss of all labels")
     distances.set(xlabel="step", ylabel="distance from one process")
     curves.legend()

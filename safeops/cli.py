@@ -154,8 +154,8 @@ def _on_cuda(op, index):
     """The route on a device, and why. What calls other ops has none of its own."""
     if not op.owner:
         return {"route": "its parts'", "reason": ""}
-    found = availability.availability(op, index)
-    return {"route": _route(found.kernel), "reason": found.reason}
+    result = availability.availability(op, index)
+    return {"route": _route(result.kernel), "reason": result.reason}
 
 
 def _route(kernel):

@@ -89,10 +89,10 @@ class Calls:
     def _are_tensors(self, expression):
         """True if arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
         unknown = {n for n in self.names_in(expression) & self.scope.arguments if self.scope.get(n) == NOTHING}
-        found = {name for name in unknown if not NUMBERS.search(name)}
-        for name in found:
+        results = {name for name in unknown if not NUMBERS.search(name)}
+        for name in results:
             self.scope.names[name] = Value(tensor=True, guessed=True)
-        return bool(found)
+        return bool(results)
 
     def _is_tensor_op(self, op):
         if op.origin == "method":

@@ -183,7 +183,7 @@ def _findings(source, path, module, reports, noqa):
         line = bisect.bisect_right(starts, offset) - 1
         return line + 1, len(data[starts[line] : offset].decode()) + 1
 
-    found = []
+    results = []
     for r in reports:
         (start, end), (_, last) = spans[id(r.node)], spans[id(r.last)]
         line, column = place(start)
@@ -195,8 +195,8 @@ def _findings(source, path, module, reports, noqa):
             edits = ()
         where = (path, line, column, end_line, end_column)
         imports = r.imports_safeops and bool(edits)
-        found.append(Finding(*where, r.rule.code, r.message, edits, imports, r.likely))
-    return sorted(found, key=lambda f: (f.line, f.column, f.code))
+        results.append(Finding(*where, r.rule.code, r.message, edits, imports, r.likely))
+    return sorted(results, key=lambda f: (f.line, f.column, f.code))
 
 
 def _silenced(line, code):

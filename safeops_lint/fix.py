@@ -13,8 +13,8 @@ def spans(module, nodes):
     from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
     # parsed from text just now: no node occurs twice, so there is nothing to copy
-    found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
-    return {id(n): (found[n].start, found[n].start + found[n].length) for n in nodes}
+    result = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
+    return {id(n): (result[n].start, result[n].start + result[n].length) for n in nodes}
 
 
 def compatible(edit_sets):

@@ -33,8 +33,8 @@ def summary(outcome, mode):
         parts.append(f"{outcome.fixed} {verb} in {_files(len(outcome.changed))}")
     left = len(outcome.findings)
     fixable = sum(f.fixable for f in outcome.findings)
-    found = f"{left} finding{'s' * (left != 1)} in {_files(outcome.files)}"
-    parts.append(found if left else f"{_files(outcome.files)}, no findings")
+    result = f"{left} finding{'s' * (left != 1)} in {_files(outcome.files)}"
+    parts.append(result if left else f"{_files(outcome.files)}, no findings")
     if fixable and mode == "check":
         parts.append(f"{fixable} [*] can be rewritten by --fix")
     possible = sum(not f.likely for f in outcome.findings)

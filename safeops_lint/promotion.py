@@ -133,11 +133,11 @@ class Promotion:
         return [n for n in self.mentions[name.value] if n is not name and self._outermost(n) is function]
 
     def _outermost(self, node):
-        found = None
+        result = None
         while node is not None:
             node = self.parents.get(id(node))
-            found = node if isinstance(node, cst.FunctionDef) else found
-        return found
+            result = node if isinstance(node, cst.FunctionDef) else result
+        return result
 
     def _enclosing(self, node, kinds):
         while node is not None and not isinstance(node, kinds):

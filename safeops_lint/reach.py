@@ -28,7 +28,7 @@ class Reach:
         nodes = list(descendants(function.body))
         statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
         calls = (n for n in nodes if isinstance(n, cst.Call) and id(n) not in statements)
-        return [found for call in calls for found in self._called_by(call, class_name, made)]
+        return [result for call in calls for result in self._called_by(call, class_name, made)]
 
     def _called_by(self, node, class_name, made):
         if isinstance(node.func, cst.Call):  # Loss()(x)
@@ -38,14 +38,14 @@ class Reach:
         name = dotted(node.func) or ""
         owner, _, last = name.rpartition(".")
         own = owner in ("self", "cls")
-        found = list(self._methods(class_name, CALLED if name == "self" else [last] if own else []))
+        result = list(self._methods(class_name, CALLED if name == "self" else [last] if own else []))
         if name in made:
-            found += [*self._of(made[name], CALLED), *self.named.get(("", made[name]), ())]
+            result += [*self._of(made[name], CALLED), *self.named.get(("", made[name]), ())]
         elif owner in made:
-            found += self._of(made[owner], [last])
+            result += self._of(made[owner], [last])
         elif "." not in owner and not own:
-            found += self.named.get((owner, last), ())
-        return found
+            result += self.named.get((owner, last), ())
+        return result
 
     def _of(self, class_name, names):
         return self._methods(class_name, names) if class_name in self.classes and class_name not in self._models else ()
@@ -60,10 +60,10 @@ class Reach:
 
     def _ancestors(self, class_name):
         """A class and its bases in this file."""
-        found = [class_name]
-        for name in found:
-            found += [b for b in self._bases.get(name, ()) if b in self.classes and b not in found]
-        return found
+        results = [class_name]
+        for name in results:
+            results += [b for b in self._bases.get(name, ()) if b in self.classes and b not in results]
+        return results
 
 
 def _made(node, prefix, known):

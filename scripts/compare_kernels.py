@@ -33,16 +33,16 @@ def record(file, part):
     plans = dict(list(planned().items())[::part])
     requests = [compiled.gpu_kernels().encoded(plan.source(), plan.options(GPU)) for plan in plans.values()]
     chunks = [slice(at, at + CHUNK) for at in range(0, len(requests), CHUNK)]
-    found = {}
+    results = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for version, folder in FOLDERS.items():
             if folder and not folder.exists():
                 raise SystemExit(f"compare_kernels: there is no {folder}: make test-slow installs Triton {version}")
             answers = pool.map(lambda chunk, by=folder: compiled.ask(requests[chunk], "instructions", by), chunks)
-            found[version] = dict(zip(plans, (code for _, codes in answers for code in codes), strict=True))
+            results[version] = dict(zip(plans, (code for _, codes in answers for code in codes), strict=True))
             print(f"Triton {version}: {len(plans)} kernels", flush=True)
     with lzma.open(file, "wt", preset=1) as out:
-        json.dump(found, out)
+        json.dump(results, out)
 
 
 LOAD = re.compile(r"U?LDC\S* \w+, argument|NOP")  # two that are neighbours in one, or not; and what fills the last line

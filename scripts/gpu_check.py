@@ -287,9 +287,9 @@ def main(argv=None):
         check.run()
     finally:
         shutil.rmtree(check.work, ignore_errors=True)
-    found = {} if args.benchmarks else gpu_verdicts.verdicts(gpu_verdicts.read(log))
-    check.write("end", verdicts=found, failed=check.failed, open=check.open)
-    for op, verdict in found.items():
+    results = {} if args.benchmarks else gpu_verdicts.verdicts(gpu_verdicts.read(log))
+    check.write("end", verdicts=results, failed=check.failed, open=check.open)
+    for op, verdict in results.items():
         print(f"   {op}: {verdict}")
     for what, stages in {"FAILED": check.failed, "not judged": check.open}.items():
         if stages:

@@ -53,7 +53,7 @@ def planned(arch):
     from safeops.core import library
     from safeops.testing import Subject, run
 
-    found, planning = {}, [True]
+    result, planning = {}, [True]
 
     def plan(made, *_):
         if "noted" not in vars(made):  # plans are kept, and met again at each call
@@ -61,7 +61,7 @@ def planned(arch):
             made.compile(GPUTarget("cuda", arch, 32))
 
     def note(source, target, options):
-        found[json.dumps(encoded(source, options))] = None
+        result[json.dumps(encoded(source, options))] = None
 
     def truth(subject, sample, upstream=None, autocast=False):
         planning[0] = False
@@ -90,7 +90,7 @@ def planned(arch):
     with contextlib.ExitStack() as changed:
         for change in (*changes, (launch, "arch_of", lambda device: arch)):
             changed.enter_context(mock.patch.object(*change))
-        yield found
+        yield result
     del kernels
     launch._plans.clear()  # which would be of no architecture but this
 
@@ -112,12 +112,12 @@ def requests(ops, arch):
         "benchmarks": case.names(),
     }
     work = [(who, name) for who, all_names in names.items() for name in all_names if not ops or name in ops]
-    found = {who: {} for who in names}
+    results = {who: {} for who in names}
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"), initializer=prepare_planner) as pool:
         for (who, name), texts in zip(work, pool.map(request, *zip(*work), [arch] * len(work))):
-            found[who].update(dict.fromkeys(texts))
-            print(f"{who}: {len(found[who])} kernels up to {name}", flush=True)
-    return found
+            results[who].update(dict.fromkeys(texts))
+            print(f"{who}: {len(results[who])} kernels up to {name}", flush=True)
+    return results
 
 
 def prepare_planner():
@@ -129,9 +129,9 @@ def prepare_planner():
 
 def request(who, name, arch):
     """All that the calls of one op, or one benchmark, compile."""
-    with planned(arch) as found:
+    with planned(arch) as result:
         {"verify": call_checks, "benchmarks": call_benchmark}[who](name)
-    return list(found)
+    return list(result)
 
 
 def call_checks(name):
@@ -197,9 +197,9 @@ def decoded(request):
 
     def function(path):
         module, name = path.split(":")
-        found = getattr(importlib.import_module(module), name)
-        hash_callees_first(found)
-        return found
+        result = getattr(importlib.import_module(module), name)
+        hash_callees_first(result)
+        return result
 
     def value(x):
         if isinstance(x, dict):
@@ -267,14 +267,14 @@ def compile_by(python, arch, wanted, cache):
 def pack(cache, out):
     """Write the kernels of a cache folder; their files' paths become names."""
     with tarfile.open(out, "w:xz") as file:
-        for found in sorted(cache.glob("*/*")):
-            if found.suffix not in KEPT:
+        for result in sorted(cache.glob("*/*")):
+            if result.suffix not in KEPT:
                 continue
-            data = found.read_bytes()
-            if found.name.startswith(GROUP):
+            data = result.read_bytes()
+            if result.name.startswith(GROUP):
                 paths = json.loads(data)["child_paths"]
                 data = json.dumps({"child_paths": {name: name for name in paths if name.endswith(KEPT)}}).encode()
-            entry = tarfile.TarInfo(f"{found.parent.name}/{found.name}")
+            entry = tarfile.TarInfo(f"{result.parent.name}/{result.name}")
             entry.size = len(data)
             file.addfile(entry, io.BytesIO(data))
 
@@ -314,13 +314,13 @@ def main(argv=None):
         compile_all(args.arch, json.load(sys.stdin))
         return 0
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces each of its starts
-    found = requests(args.ops, args.arch)
-    wanted = [json.loads(text) for text in {text: None for texts in found.values() for text in texts}]
+    results = requests(args.ops, args.arch)
+    wanted = [json.loads(text) for text in {text: None for texts in results.values() for text in texts}]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:
         compile_by(args.python, args.arch, wanted, Path(cache))
         pack(Path(cache), args.out)
-    counts = ", ".join(f"{len(texts)} for {who}" for who, texts in found.items())
+    counts = ", ".join(f"{len(texts)} for {who}" for who, texts in results.items())
     print(f"{args.out}: {len(wanted)} kernels ({counts}), {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
 

@@ -45,9 +45,9 @@ def run_all(commands, jobs, until, seconds, **options):
 def sanitized(output):
     """(verdict, errors) by the output of one tool on one op: its summary counts what it has found in the process, and
     the target says when it is done."""
-    found = re.search(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
+    result = re.search(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
     kinds = r"=+ +(?:Invalid|Misaligned|Uninitialized|Error|Barrier|Illegal|\S* ?Race|.*hazard)"
     errors = [line.strip("= ") for line in output.splitlines() if re.match(kinds, line) and "SUMMARY" not in line]
-    if found and int(found[1]):
-        return "failed", errors or [found[0].strip("= ")]
-    return ("passed" if found and re.search("^done$", output, re.M) else "not judged"), errors
+    if result and int(result[1]):
+        return "failed", errors or [result[0].strip("= ")]
+    return ("passed" if result and re.search("^done$", output, re.M) else "not judged"), errors

@@ -25,9 +25,9 @@ def op_of(test, ops):
     _, _, name = test.rpartition("::")
     function, _, parameters = name.partition("[")
     for text in (parameters, function):
-        found = [op for op in ops if re.search(rf"(?<![a-z]){op}(?![a-z])", text)]
-        if found:
-            return max(found, key=len)
+        results = [op for op in ops if re.search(rf"(?<![a-z]){op}(?![a-z])", text)]
+        if results:
+            return max(results, key=len)
     return None
 
 
@@ -35,14 +35,14 @@ def outcomes(lines, stage):
     """{test: the worst that came of it} of all that were collected: None where it never began, "started" where nothing
     more is known of it, "not ended" where its time ran out."""
     order = [*OPEN, "skipped", "passed", *BAD]
-    found = {}
+    results = {}
     for line in lines:
         if line.get("stage") == stage:
             for test in line.get("collected", ()):
-                found.setdefault(test, None)
+                results.setdefault(test, None)
             if "test" in line:
-                found[line["test"]] = max(found.get(line["test"]), line["outcome"], key=order.index)
-    return found
+                results[line["test"]] = max(results.get(line["test"]), line["outcome"], key=order.index)
+    return results
 
 
 def verdicts(lines):

@@ -27,10 +27,10 @@ def number(text):
 
 def mutations(path, name):
     source = path.read_text()
-    found = _python(source) if path.suffix == ".py" else _cpp(source)
+    results = _python(source) if path.suffix == ".py" else _cpp(source)
     lines = source.splitlines()
     result = []
-    for start, stop, text, what in found:
+    for start, stop, text, what in results:
         line = source.count("\n", 0, start) + 1
         if not UNSEEN.search(lines[line - 1]) and source[start:stop] != text:
             result.append(

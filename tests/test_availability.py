@@ -217,12 +217,12 @@ def test_an_empty_value_is_the_default(monkeypatch):
 def test_auto_says_once_why_plain_torch_runs(machine):
     machine.gpus = [T4, A100, T4]
     machine.triton = "3.5.0"
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as results:
         warnings.simplefilter("always")
         for op in (MSE, registry["l1_loss"], DIV):
             for index in range(3):
                 assert op.runs_on(f"cuda:{index}") == (op is DIV and index == 1)
-    texts = [str(w.message) for w in found]
+    texts = [str(w.message) for w in results]
     assert texts == [
         f"safeops: mse_loss runs as plain torch on {why} (`safeops doctor` shows the others)"
         for why in (
@@ -269,8 +269,8 @@ def test_a_trace_takes_the_kernel_where_the_device_has_it(machine, monkeypatch):
     op = registry["cross_entropy"]
     assert "cuda" in op.compiled
     with pytest.warns(RuntimeWarning):
-        found = [route.route(op, [OnGpu(i), *[None] * (op.tensors - 1)]) is not None for i in range(2)]
-    assert found == [True, False]
+        results = [route.route(op, [OnGpu(i), *[None] * (op.tensors - 1)]) is not None for i in range(2)]
+    assert results == [True, False]
 
 
 def test_a_trace_asks_the_same(machine, monkeypatch):
@@ -283,13 +283,13 @@ def test_a_trace_asks_the_same(machine, monkeypatch):
             x = x + 10
         return x
 
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as results:
         warnings.simplefilter("always")
         for _ in range(2):
             torch._dynamo.reset()
             assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
             assert f(torch.zeros(1)).item() == 1
-    assert len([w for w in found if "plain torch on Tesla T4" in str(w.message)]) == 1, "once, whoever asks first"
+    assert len([w for w in results if "plain torch on Tesla T4" in str(w.message)]) == 1, "once, whoever asks first"
     monkeypatch.setenv("SAFEOPS_KERNELS", "require")
     availability.forget()
     torch._dynamo.reset()

@@ -62,9 +62,9 @@ def test_a_record_of_another_version_is_told_and_not_used():
         patch.setattr(failures, "VERSION", "0.0.9")
         fail(MSE)
         fail(DIV, gpu="NVIDIA A100")
-    with pytest.warns(RuntimeWarning) as found:
+    with pytest.warns(RuntimeWarning) as result:
         assert availability.availability(MSE, 0).kernel and availability.availability(DIV, 0).kernel
-    (warning,) = found
+    (warning,) = result
     assert warning.filename == __file__, "of the caller's line"
     assert str(warning.message) == (
         f"safeops: mse_loss of safeops 0.0.9 failed on this GPU (value: wrong), which says nothing of "
@@ -78,13 +78,13 @@ def test_records_replace_each_other_and_the_last_takes_the_file_along(tmp_path):
     fail(MSE, DIV)
     fail(MSE, gpu="NVIDIA A100")
     fail(MSE, why="graph: differs")
-    found = json.loads(failures.path().read_text())
-    assert sorted((record["op"], record["gpu"], record["triton"], record["why"]) for record in found) == [
+    results = json.loads(failures.path().read_text())
+    assert sorted((record["op"], record["gpu"], record["triton"], record["why"]) for record in results) == [
         ("mse_loss", "NVIDIA A100", "3.7.1", "value: wrong"),
         ("mse_loss", "NVIDIA H200", "3.7.1", "graph: differs"),
         ("safe_div", "NVIDIA H200", None, "value: wrong"),
     ]
-    assert {record["safeops"] for record in found} == {safeops.__version__}
+    assert {record["safeops"] for record in results} == {safeops.__version__}
     fail(MSE, DIV, why=None)
     fail(MSE, gpu="NVIDIA A100", why=None)
     assert [path.name for path in tmp_path.iterdir()] == ["lock"], "nothing else is left behind"

@@ -30,9 +30,9 @@ def room(tree, path):
     inside = path.relative_to(ROOT / tree).with_suffix("").as_posix()
     floors = MODULES.get(tree) or SOURCES[tree]
     rooms = [(name, floor) for floor, names in enumerate(floors) for name in names.split()]
-    found = [(name, floor) for name, floor in rooms if f"{inside}/".startswith(f"{name}/")]
-    assert found, f"{tree}/{inside}: a new room, which tests/test_layers.py is to place"
-    return found[0]
+    results = [(name, floor) for name, floor in rooms if f"{inside}/".startswith(f"{name}/")]
+    assert results, f"{tree}/{inside}: a new room, which tests/test_layers.py is to place"
+    return results[0]
 
 
 def goes_down(tree, path, target):

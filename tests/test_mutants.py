@@ -37,11 +37,11 @@ def test_every_source_has_tests(mutants):
 @pytest.mark.slow
 def test_a_mutant_differs_in_one_place_and_compiles(mutants):
     for path, name in sources(mutants):
-        text, found = path.read_text(), list(mutants.mutations(path, name))
-        for m in found:
+        text, results = path.read_text(), list(mutants.mutations(path, name))
+        for m in results:
             assert text[m["start"] : m["stop"]] == m["old"] != m["text"]
             assert text.count("\n", 0, m["start"]) == m["line"] - 1
-        for m in found[::9] if path.suffix == ".py" else ():
+        for m in results[::9] if path.suffix == ".py" else ():
             ast.parse(text[: m["start"]] + m["text"] + text[m["stop"] :])
 
 

@@ -14,12 +14,12 @@ PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|(from|import) torch[\w.]*\._|\
 
 
 def test_they_are_all_in_one_module():
-    found = []
+    results = []
     for path in Path(safeops.__file__).parent.rglob("*.py"):
         if path.name != "private_torch.py":
             for number, line in enumerate(path.read_text().splitlines(), 1):
-                found += [f"{path}:{number}: {line}" for match in PRIVATE.finditer(line)]
-    assert not found, "\n".join(found)
+                results += [f"{path}:{number}: {line}" for match in PRIVATE.finditer(line)]
+    assert not results, "\n".join(results)
 
 
 def test_the_rule_finds_them():

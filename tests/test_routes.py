@@ -113,9 +113,9 @@ def test_over_ranks_the_kernels_that_an_op_is_made_of_must_run_here_too(name, pa
     _, ran = dispatched(call, x)
     assert f"safeops::_{part}" in ran
     monkeypatch.setattr(registry[part], "cpu", False)
-    found, ran = dispatched(call, x)
+    result, ran = dispatched(call, x)
     assert f"safeops::_{part}" not in ran
-    torch.testing.assert_close(found.full_tensor(), call(plain))
+    torch.testing.assert_close(result.full_tensor(), call(plain))
 
 
 def test_direct_call_of_the_registered_op_has_autograd():

@@ -82,21 +82,21 @@ def prepare(place, name) -> dict:
     entry = {"contest": name, "ready": [], "errors": {}, "values": {}, "other": {}, "absent": {}, "left_out": {}}
     for who in build(name, "cpu", small=True).contenders():
         try:
-            found = place.ask("prepare", name, who, limit=PREPARE)
+            result = place.ask("prepare", name, who, limit=PREPARE)
         except RuntimeError as error:
             entry["left_out"][who] = str(error).splitlines()[0][:300]
             continue
-        if "absent" in found:
-            entry["absent"][who] = found["absent"]
+        if "absent" in result:
+            entry["absent"][who] = result["absent"]
             continue
-        if found["other"]:
-            entry["other"][who] = found["other"]
-        entry["errors"] |= {who: found["errors"]} if "errors" in found else {}
-        if agrees(found.get("errors", {}), dtype_of(name)):
+        if result["other"]:
+            entry["other"][who] = result["other"]
+        entry["errors"] |= {who: result["errors"]} if "errors" in result else {}
+        if agrees(result.get("errors", {}), dtype_of(name)):
             entry["ready"].append(who)
-            entry["values"][who] = found["value"]
+            entry["values"][who] = result["value"]
         else:
-            entry["left_out"][who] = f"errors {found['errors']} beyond {BUDGET[dtype_of(name)]}"
+            entry["left_out"][who] = f"errors {result['errors']} beyond {BUDGET[dtype_of(name)]}"
     return entry
 
 

@@ -37,13 +37,13 @@ def exact(made: Contest) -> tuple:
 def against(made: Contest, rival: Rival, truth, upstream, slopes) -> dict[str, float]:
     function, inputs = rival.load(), [x.detach().clone().requires_grad_() for x in made.inputs]
     out = function(*inputs, *made.rest)
-    found = {"value": error(made.outcome(out, *inputs, *made.rest), truth)}
+    results = {"value": error(made.outcome(out, *inputs, *made.rest), truth)}
     if rival.backward and made.backward:
         theirs = torch.autograd.grad(out, inputs, upstream.to(out.dtype), allow_unused=True)
         pairs = [(a, b) for a, b in zip(theirs, slopes) if a is not None and b is not None]
         if pairs:  # (of JS, Liger's is that of the logarithms)
-            found["gradient"] = max(error(a, b) for a, b in pairs)
-    return found
+            results["gradient"] = max(error(a, b) for a, b in pairs)
+    return results
 
 
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -51,8 +51,8 @@ def error(a: torch.Tensor, b: torch.Tensor) -> float:
     if a.shape != b.shape:
         return math.inf
     scale = b.abs().max().item() or 1.0
-    found = (a.detach().double() - b).abs().max().item() / scale
-    return found if math.isfinite(found) else math.inf
+    result = (a.detach().double() - b).abs().max().item() / scale
+    return result if math.isfinite(result) else math.inf
 
 
 def agrees(found: dict[str, float], dtype: str) -> bool:

@@ -73,10 +73,10 @@ def library(module: str, name: str, call: Callable, *, options: dict | None = No
 
     def load():
         try:
-            found = getattr(importlib.import_module(module), name)
+            result = getattr(importlib.import_module(module), name)
         except ImportError as error:
             raise Absent(f"{module.split('.')[0]} cannot be imported: {error}") from error
-        return partial(call, found if options is None else found(**options))
+        return partial(call, result if options is None else result(**options))
 
     return Rival(load, **flags)
 
@@ -90,8 +90,8 @@ class Operands:
 
     def size(self, *full: int):
         """The size, or as much of it as small operands have."""
-        found = tuple(min(n, LEAST[len(full) == 1]) for n in full) if self.small else full
-        return found if len(found) > 1 else found[0]
+        result = tuple(min(n, LEAST[len(full) == 1]) for n in full) if self.small else full
+        return result if len(result) > 1 else result[0]
 
     def normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
         return data(math.prod(shape), self.dtype, self.device, seed, grad=False, shape=shape)

@@ -18,10 +18,10 @@ def standing(record: dict, entry: dict) -> dict:
     rivals = {who: ms for who, ms in times.items() if who not in OTHERS and not who.startswith(FLOOR)}
     same = {who: ms for who, ms in rivals.items() if who not in entry["other"]} or rivals
     fastest = min(same, key=same.get, default=None)
-    found = {"fastest": fastest, "ratio": same[fastest] / ours if fastest else None}
+    results = {"fastest": fastest, "ratio": same[fastest] / ours if fastest else None}
     if record["bytes"]:
-        return found | {"share": f"{times['copy'] / ours:.2f}"}
-    return found | {"share": f"{record['flops'] / ours / 1e9:.0f} TFLOP/s"}
+        return results | {"share": f"{times['copy'] / ours:.2f}"}
+    return results | {"share": f"{record['flops'] / ours / 1e9:.0f} TFLOP/s"}
 
 
 def markdown(results: dict) -> str:
@@ -86,8 +86,8 @@ def _sum_up(records, entries):
 
 def _errors(entries):
     rows = [
-        [name, who, *(f"{found[key]:.0e}" if key in found else "-" for key in ("value", "gradient"))]
+        [name, who, *(f"{result[key]:.0e}" if key in result else "-" for key in ("value", "gradient"))]
         for name, entry in entries.items()
-        for who, found in entry["errors"].items()
+        for who, result in entry["errors"].items()
     ]
     return table("Error against fp64, of the largest, on small operands", ["contest", "who", "value", "gradient"], rows)

@@ -52,12 +52,12 @@ class Worker:
             self.settle()
 
     def prepared(self, name, who, other):
-        found = {"other": other} | ({} if other else {"errors": agreement.errors(name, who, self.device)})
+        result = {"other": other} | ({} if other else {"errors": agreement.errors(name, who, self.device)})
         forward, total = self.calls(name, who, contest.build(name, self.device, self.small))
-        found["value"] = forward().abs().mean(dtype=torch.float64).item()
+        result["value"] = forward().abs().mean(dtype=torch.float64).item()
         if total:
             total()
-        return found
+        return result
 
     def time(self, name, whos, rounds):
         """A record for each direction, of the contenders that are named."""
@@ -82,14 +82,14 @@ class Worker:
     def record(self, made, direction, place, calls, rounds):
         floor = {"copy": timing.copy_of(round(made.bytes[place]), self.device)} if made.bytes else {}
         samples = timing.interleave(floor | calls, rounds, self.device, cold=not self.small)
-        found = {"direction": direction, "sizes": made.sizes()}
-        found |= {"bytes": made.bytes and made.bytes[place], "flops": made.flops and made.flops[place]}
-        found["milliseconds"] = {who: taken.time() * 1e3 for who, taken in samples.items()}
-        found["undisturbed"] = {who: taken.share_clean() for who, taken in samples.items()}
+        results = {"direction": direction, "sizes": made.sizes()}
+        results |= {"bytes": made.bytes and made.bytes[place], "flops": made.flops and made.flops[place]}
+        results["milliseconds"] = {who: taken.time() * 1e3 for who, taken in samples.items()}
+        results["undisturbed"] = {who: taken.share_clean() for who, taken in samples.items()}
         if self.device == "cuda":
-            found["host_us"] = {who: taken.host() * 1e6 for who, taken in samples.items()}
-            found["peak"] = {who: memory.peak_extra(call, self.device)[0] for who, call in calls.items()}
-        return found
+            results["host_us"] = {who: taken.host() * 1e6 for who, taken in samples.items()}
+            results["peak"] = {who: memory.peak_extra(call, self.device)[0] for who, call in calls.items()}
+        return results
 
     def calls(self, name, who, made):
         """(forward without gradients, forward and backward or None)"""

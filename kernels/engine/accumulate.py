@@ -47,11 +47,11 @@ def nan_if_negative(w):
     """w, and NaN where it is negative: by its sign bit, since a comparison takes registers that some kernels lack."""
     if w.dtype == tl.float64:
         bits = w.to(tl.int64, bitcast=True)
-        found = (bits | ((bits >> 63) & 0x7FF8000000000000)).to(tl.float64, bitcast=True)
+        result = (bits | ((bits >> 63) & 0x7FF8000000000000)).to(tl.float64, bitcast=True)
     else:
         bits = w.to(tl.int32, bitcast=True)
-        found = (bits | ((bits >> 31) & 0x7FC00000)).to(tl.float32, bitcast=True)
-    return found
+        result = (bits | ((bits >> 31) & 0x7FC00000)).to(tl.float32, bitcast=True)
+    return result
 
 
 @triton.jit
@@ -87,10 +87,10 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
     if WEIGHT:  # the heaviest yet
         heavy = heaviness(w)
         heaviest = tl.max(heavy, along)
-        found = tl.max(tl.where(heavy == tl.expand_dims(heaviest, along), v, float("-inf")), along)
+        result = tl.max(tl.where(heavy == tl.expand_dims(heaviest, along), v, float("-inf")), along)
         heavier = heaviest > count
-        away = tl.where(heavier & (count > 0), pivot - found, 0.0)
-        pivot = tl.where(heavier, found, pivot)
+        away = tl.where(heavier & (count > 0), pivot - result, 0.0)
+        pivot = tl.where(heavier, result, pivot)
         count = tl.maximum(count, heaviest)
         larger = tl.maximum(top, power_below(tl.abs(away)))
         total, shift = about(total, shift, weights, top, away, reciprocal(larger))

@@ -49,9 +49,9 @@ def split_buffers(index, device):
     if torch.cuda.is_current_stream_capturing():
         return None
     key = index, current_stream(index)
-    found = _buffers.get(key)
-    if found is None:
+    result = _buffers.get(key)
+    if result is None:
         partials = torch.empty(PARTIALS, dtype=torch.float64, device=device)
-        found = _buffers[key] = partials, split_counters(device)
-        share(*key, *found)
-    return found
+        result = _buffers[key] = partials, split_counters(device)
+        share(*key, *result)
+    return result

@@ -190,7 +190,7 @@ def elementwise(name, f, tensors, parameters=(), slopes=NONE):
     outputs = [t for t in tensors[-OUTPUTS:] if t is not None]
     if not outputs or not outputs[0].numel():
         return
-    found, addresses = traits(tensors)
+    result, addresses = traits(tensors)
 
     def build(arch):
         check_operands(name, *outputs, *tensors)
@@ -199,5 +199,5 @@ def elementwise(name, f, tensors, parameters=(), slopes=NONE):
         constants = {"F": f, "SLOPES": slopes.value, "parameters": len(parameters)}
         return plan(ELEMENTWISE, tensors, OUTPUTS, outputs[0].shape, compute, constants, arch)
 
-    made = cached_plan((id(f), slopes.value, found), build, outputs[0].device)
+    made = cached_plan((id(f), slopes.value, result), build, outputs[0].device)
     made(tensors, addresses, parameters)

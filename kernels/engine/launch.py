@@ -96,16 +96,16 @@ class Plan:
 
     @cached_property
     def attrs(self):
-        found = {}
+        results = {}
         for i, (name, annotation) in enumerate(self.kernel.parameters):
             if self.kinds.get(name) in ALIGNED:  # and so are its rows, and those of every batch
-                found[i, Operand._fields.index("pointer")] = [["tt.divisibility", 16]]
+                results[i, Operand._fields.index("pointer")] = [["tt.divisibility", 16]]
                 for field in map(Operand._fields.index, ("outer", "batch")):
                     for d in range(len(self.template[i][field])):
-                        found[i, field, d] = [["tt.divisibility", self.vec]]
+                        results[i, field, d] = [["tt.divisibility", self.vec]]
             if annotation is Space and self.whole:
-                found[i, Space._fields.index("N")] = [["tt.divisibility", self.vec]]
-        return found
+                results[i, Space._fields.index("N")] = [["tt.divisibility", self.vec]]
+        return results
 
     @cached_property
     def signature(self):
@@ -148,20 +148,20 @@ class Plan:
         """(what is compiled, how it is started), once for all plans that differ in sizes alone: new shapes must not
         load ever more."""
         key = index, self.variant()
-        found = _binaries.get(key)
-        if found is None:
+        result = _binaries.get(key)
+        if result is None:
             if torch.cuda.is_current_stream_capturing():  # to load may synchronise, which would break the capture
                 raise RuntimeError(
                     f"safeops: {self.kernel.fn.__name__} is new for these dtypes and layouts, and cannot be compiled "
                     "and loaded while a CUDA graph is captured: run the step once before, or safeops.warmup"
                 )
             with _locks.setdefault(key, threading.Lock()):  # who comes second waits for the first one's
-                found = _binaries.get(key)
-                if found is None:
+                result = _binaries.get(key)
+                if result is None:
                     compiled = self.compile(gpu_target(index))
                     # (the values too: what the key knows by its address must live as long as the key)
-                    found = _binaries[key] = compiled, starter(compiled, index, self.places), self.values
-        return found[:2]
+                    result = _binaries[key] = compiled, starter(compiled, index, self.places), self.values
+        return result[:2]
 
     # The part that runs at each call.
 
@@ -177,14 +177,14 @@ class Plan:
     @property
     def numbers(self):
         """All indices among the arguments, in order, and two addresses of scratch memory."""
-        found = []
+        results = []
         for name, annotation in self.kernel.parameters:
             if annotation is Operand and self.kinds[name]:
-                found += chain.from_iterable(self.strides[name])
+                results += chain.from_iterable(self.strides[name])
             elif name in self.kernel.indices:
                 for value in map(self.values.get, self.kernel.indices[name]):
-                    found += value if isinstance(value, tuple) else () if value is None else (value,)
-        return *found, 0, 0
+                    results += value if isinstance(value, tuple) else () if value is None else (value,)
+        return *results, 0, 0
 
     @property
     def places(self):
@@ -266,16 +266,16 @@ def cached_plan(key, build, device):
 
 def traits(tensors):
     """(all that a plan may depend on in these tensors, their addresses)"""
-    found, addresses = [], []
+    results, addresses = [], []
     for x in tensors:
         if x is None:
-            found.append(None)
+            results.append(None)
             addresses.append(0)
         else:
             address = x.data_ptr()
-            found += x.shape, x.stride(), x.dtype, x.get_device(), address % 16
+            results += x.shape, x.stride(), x.dtype, x.get_device(), address % 16
             addresses.append(address)
-    return tuple(found), addresses
+    return tuple(results), addresses
 
 
 def check_operands(name, first, *others):

@@ -208,8 +208,8 @@ def weighted_sum(
     x, y, z = operands = (*operands, None, None)[:3]
     tensors = x, y, z, mask, weight, denominator
     dim = tuple(dim) if dim else ()
-    found, addresses = traits(tensors)
-    key = (id(f), found, divisor is None, dim, keepdim, mean, empty_nan, dtype, tiling.POLICY)
+    results, addresses = traits(tensors)
+    key = (id(f), results, divisor is None, dim, keepdim, mean, empty_nan, dtype, tiling.POLICY)
 
     def build(arch):
         check_operands(name, *tensors)

@@ -83,10 +83,10 @@ def _comparison(function, yes, no):
     def compare(x, y):
         if not isinstance(y, (int, Symbol)):
             return NotImplemented
-        found = function(x.value, number(y))
-        code, swapped = yes if found else no
+        result = function(x.value, number(y))
+        code, swapped = yes if result else no
         x.tape.note(code, *((y, x) if swapped else (x, y)))
-        return found
+        return result
 
     return compare
 

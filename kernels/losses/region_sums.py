@@ -148,13 +148,13 @@ def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):
 def region_sums(input, target, mask=None, exists=None, ignore_index=None, squared=False):
     """(4, N, C) in fp64."""
     device, tensors = input.device, (input, target, mask, exists)
-    found, addresses = traits(tensors)
+    result, addresses = traits(tensors)
 
     def build(arch):
         check("region_sums", *tensors)
         return sums_plan(*tensors, ignore_index, squared, arch)
 
-    made = cached_plan((id(REGION_SUMS), found, ignore_index, squared, tiling.POLICY), build, device)
+    made = cached_plan((id(REGION_SUMS), result, ignore_index, squared, tiling.POLICY), build, device)
     out = empty((SUMS.value, *input.shape[:2]), torch.float64, device)
     if out.numel():
         made((*tensors, out, *tiling.workspace(made, device)), addresses)

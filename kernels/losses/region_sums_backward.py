@@ -168,8 +168,8 @@ def region_sums_backward(
         x = input if squared or need_target else None
         y = target if squared or need_input else None
         tensors = (dx if need_input else None, dy if need_target else None, x, y, mask)
-        found, addresses = traits((*tensors, exists, grad))
-        key = id(REGION_SUMS_BACKWARD), found, input.shape, ignore_index, squared, tiling.POLICY
+        result, addresses = traits((*tensors, exists, grad))
+        key = id(REGION_SUMS_BACKWARD), result, input.shape, ignore_index, squared, tiling.POLICY
         made = cached_plan(
             key, lambda arch: backward_plan(grad, tensors, input, exists, ignore_index, squared, arch), device
         )

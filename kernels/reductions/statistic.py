@@ -181,8 +181,8 @@ def statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan=F
     x = None if counting else input  # of any dtype
     given = [t for t in (x, mask, weight) if t is not None]
     dim, device = tuple(dim) if dim else (), given[0].device
-    found, addresses = traits((x, mask, weight))
-    key = (mode.value, id(finish), input.shape, found, dim, keepdim, empty_nan, dtype, absolute, negate, saturate,
+    result, addresses = traits((x, mask, weight))
+    key = (mode.value, id(finish), input.shape, result, dim, keepdim, empty_nan, dtype, absolute, negate, saturate,
            tiling.POLICY)  # fmt: skip
 
     def build(arch):

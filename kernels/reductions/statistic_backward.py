@@ -132,11 +132,11 @@ def statistic_backward(grad, input, origin, scale, mask=None, weight=None, kind=
     out = torch.empty_like(input)
     if out.numel():
         tensors, slope = (input, origin, mask, weight, grad, scale, out), SLOPES[kind]
-        found, addresses = traits(tensors)
+        result, addresses = traits(tensors)
 
         def build(arch):
             check_operands("statistic_backward", *tensors)
             return backward_plan(slope, tensors, out.shape, arch)
 
-        cached_plan((id(slope), found), build, input.device)(tensors, addresses)
+        cached_plan((id(slope), result), build, input.device)(tensors, addresses)
     return out

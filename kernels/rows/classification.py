@@ -70,16 +70,16 @@ def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: t
         index = fetch(target, space, m, n, nowhere, True)
         # in fp64, which holds every index of a class exactly; one that is none is excluded in any case
         keep &= index.to(tl.float64) != ignore_index
-        found = keep & (index >= 0) & (index < (space.N if config.AXIS == INNER else space.M))
-        place = tl.where(found, index, -1).to(config.I)
+        result = keep & (index >= 0) & (index < (space.N if config.AXIS == INNER else space.M))
+        place = tl.where(result, index, -1).to(config.I)
         if weight is not None:
-            pointer = weight.pointer + at_class(tl.where(found, place, 0), weight, space, config)
-            w = tl.load(pointer, mask=found, other=0).to(config.C)
-            found &= w != 0
+            pointer = weight.pointer + at_class(tl.where(result, place, 0), weight, space, config)
+            w = tl.load(pointer, mask=result, other=0).to(config.C)
+            result &= w != 0
         if PARTIAL:
-            keep &= found | (place < 0)
+            keep &= result | (place < 0)
         else:
-            keep = found
+            keep = result
     return place, keep, w
 
 

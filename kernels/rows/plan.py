@@ -95,9 +95,9 @@ def plan(
     # (of rows that fit a tile, half of it would lie beside them, and all their elements need bounds)
     if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:
         lead = kernel.operands.index("dx" if tensors[0] is None else "x")
-        found, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead)
+        result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead)
         if width > 1:
-            kinds, vec, peel = found, width, True
+            kinds, vec, peel = result, width, True
     kinds = sparse_kinds(kinds, outer, inner, per_row)
     most_rows, reach = (1, N + vec - 1) if peel else (M, N)  # of a tile; columns of all tiles
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
@@ -160,9 +160,9 @@ def given(tensor):
 def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), constants=None, **options):
     """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to. floats, constants: the
     kernel's own arguments. options: those of the plan."""
-    found, addresses = traits(tensors)
+    result, addresses = traits(tensors)
     device = next(filter(given, tensors)).device
-    key = id(kernel), found, shape, dim, compute, constants and tuple(constants.items()), tiling.POLICY
+    key = id(kernel), result, shape, dim, compute, constants and tuple(constants.items()), tiling.POLICY
 
     def build(arch):
         check_operands(name, *filter(given, tensors))

@@ -30,7 +30,7 @@ def gradients(function, parameters):
                 f"{function}: parameters must be a module, a tensor or an iterable of tensors, got "
                 f"{type(parameters).__name__}"
             ) from None
-    keys, found, seen = [], [], set()
+    keys, results, seen = [], [], set()
     for key, p in items:
         if not isinstance(p, torch.Tensor):
             raise TypeError(f"{function}: {named(key)} must be a tensor, got {type(p).__name__}")
@@ -52,12 +52,12 @@ def gradients(function, parameters):
                 )
             seen.add(id(grad))
             keys.append(key)
-            found.append(grad)
-    if other := {grad.dtype for grad in found}.difference(FLOATING):
-        key, dtype = next((key, grad.dtype) for key, grad in zip(keys, found) if grad.dtype in other)
+            results.append(grad)
+    if other := {grad.dtype for grad in results}.difference(FLOATING):
+        key, dtype = next((key, grad.dtype) for key, grad in zip(keys, results) if grad.dtype in other)
         raise TypeError(f"{function}: the gradient of {named(key)} must be floating point, got {dtype}")
-    _check_distribution(function, keys, found)
-    return keys, found
+    _check_distribution(function, keys, results)
+    return keys, results
 
 
 def _check_distribution(function, keys, found):

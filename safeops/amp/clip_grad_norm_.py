@@ -51,21 +51,21 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
     ord = order("clip_grad_norm_", norm_type)
     check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
     check.choice("clip_grad_norm_", "nonfinite", nonfinite, NONFINITE)
-    keys, found = gradients("clip_grad_norm_", parameters)
-    if not found:
+    keys, result = gradients("clip_grad_norm_", parameters)
+    if not result:
         return torch.tensor(0.0)
-    own = list(map(held, found))
+    own = list(map(held, result))
     _check_writable(keys, own)
-    norm = total_norm(found, ord)
+    norm = total_norm(result, ord)
     if nonfinite == "raise" and not norm.isfinite():
-        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, found, own)}; the norm is {norm.item()}")
+        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, result, own)}; the norm is {norm.item()}")
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if nonfinite == "skip":
         factor = torch.where(norm.isfinite(), factor, 1.0)
     for group in by_device(own):
         scale_(group, factor.to(group[0].device))
         torch.autograd.graph.increment_version(group)
-    return narrowed(norm, found)
+    return narrowed(norm, result)
 
 
 def _check_writable(keys, found):

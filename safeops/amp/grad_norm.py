@@ -39,7 +39,7 @@ def grad_norm(parameters, norm_type=2.0):
         tensor(120000.)
     """
     ord = order("grad_norm", norm_type)
-    _, found = gradients("grad_norm", parameters)
-    if not found:
+    _, result = gradients("grad_norm", parameters)
+    if not result:
         return torch.tensor(0.0)
-    return narrowed(total_norm(found, ord), found)
+    return narrowed(total_norm(result, ord), result)

@@ -46,10 +46,10 @@ def warmup(*ops, like, dtypes=None, **options):
     """
     operands, records, dtypes = _operands(like), [_record(op) for op in ops], _dtypes(dtypes)
     device = operands[0].device
-    found = {op.name: idle(op, device) or "ready" for op in records}
-    jobs = [(op, dtype) for op in records if found[op.name] == "ready" for dtype in dtypes]
+    results = {op.name: idle(op, device) or "ready" for op in records}
+    jobs = [(op, dtype) for op in records if results[op.name] == "ready" for dtype in dtypes]
     if not jobs:
-        return found
+        return results
     here = current(device)  # a thread begins with the default stream of the first GPU
 
     def run(job):
@@ -59,7 +59,7 @@ def warmup(*ops, like, dtypes=None, **options):
     # Triton holds Python's lock a third of the time that it compiles: threads are three times as fast.
     with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
         list(pool.map(run, jobs))
-    return found
+    return results
 
 
 def idle(op, device):

@@ -54,9 +54,9 @@ def availability(op, index, judged=True) -> Availability:
         return Availability(False, f"{VARIABLE}=off")
     if torch.version.hip:
         return Availability(False, "a ROCm build of torch")
-    if (found := gpu(index)) is None:
+    if (result := gpu(index)) is None:
         return Availability(False, "no CUDA device here")
-    name, capability = found
+    name, capability = result
     if capability < LEAST_CAPABILITY:
         return Availability(False, "compute capability {}.{}, below {}.{}".format(*capability, *LEAST_CAPABILITY))
     code = _triton_code() if op.owner == "Triton" else _cpp_code(capability)
@@ -153,11 +153,11 @@ class Devices(dict):
         _devices[op.name] = self
 
     def __missing__(self, index):
-        found = availability(self.op, index, self.judged)
-        if not found.kernel:
-            _say_why(self.op, index, found.reason)
-        self[index] = found.kernel
-        return found.kernel
+        result = availability(self.op, index, self.judged)
+        if not result.kernel:
+            _say_why(self.op, index, result.reason)
+        self[index] = result.kernel
+        return result.kernel
 
 
 def available(name, index):
@@ -177,7 +177,7 @@ def forget():
 
 def _say_why(op, index, reason):
     """Once for each reason and model of GPU; SAFEOPS_KERNELS=require: always, by an exception."""
-    name = found[0] if (found := gpu(index)) else f"cuda:{index}"
+    name = result[0] if (result := gpu(index)) else f"cuda:{index}"
     if mode() == "require":
         raise RuntimeError(f"{op.name}: no kernel on {name}: {reason} ({VARIABLE}=require)")
     if mode() == "auto" and (name, reason) not in _warned:

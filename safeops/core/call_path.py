@@ -87,7 +87,7 @@ def autograd_function(op):
         operands += defaults[len(operands) :]
         operands, results = named(Operands, operands), named(Saved, kept[:saved])
         gradients = op.composite_gradients if by_composite(grad) else op.gradients
-        found = [None] * len(needs)
+        result = [None] * len(needs)
         try:
             computed = gradients(grad, needs, operands, results)
         except Exception as error:
@@ -97,8 +97,8 @@ def autograd_function(op):
             if needs[i] and d is not None:
                 x = operands[i]
                 # (asked only where it may be: Dynamo cannot compare a saved size with that of a tensor made of it)
-                found[i] = sum_to(d, x.shape, x.dtype) if sum_to and d.shape != x.shape else d
-        return tuple(found)
+                result[i] = sum_to(d, x.shape, x.dtype) if sum_to and d.shape != x.shape else d
+        return tuple(result)
 
     # autograd names the node after the class: grad_fn=<MaskedMeanBackward>
     name = "".join(word.capitalize() for word in op.name.split("_"))

@@ -84,10 +84,10 @@ def same_device(function, reference_name, reference, **others):
         if x.__class__ in PLAIN and reference.__class__ in PLAIN:
             continue
         if x.dim() and reference.dim() and mesh(x) != mesh(reference):
-            found = (f"{shown(t)} of {mesh(t) or 'no mesh'}" for t in (x, reference))
+            result = (f"{shown(t)} of {mesh(t) or 'no mesh'}" for t in (x, reference))
             raise TypeError(
                 f"{function}: {name} and {reference_name} must be DTensors of one mesh, or neither of them one; got "
-                f"{' and '.join(found)}"
+                f"{' and '.join(result)}"
             )
 
 

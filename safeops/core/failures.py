@@ -32,10 +32,10 @@ def path() -> pathlib.Path:
 def read() -> list[dict]:
     """All records. A file that cannot be read holds none, and says so: no training stops for it."""
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))
-        if not isinstance(found, list) or not all(map(_is_record, found)):
+        result = json.loads(path().read_text(encoding="utf-8"))
+        if not isinstance(result, list) or not all(map(_is_record, result)):
             raise ValueError(f"it is no list of records with {', '.join(FIELDS)}")
-        return found
+        return result
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:

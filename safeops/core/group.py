@@ -19,12 +19,12 @@ def here(function):
 
 def objects(function, failed, own, group):
     """The objects of all ranks of a group, in their order. failed: the message where they do not all answer."""
-    found = [None] * dist.get_world_size(group)
+    result = [None] * dist.get_world_size(group)
     try:
-        dist.all_gather_object(found, own, group=group)
+        dist.all_gather_object(result, own, group=group)
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"{here(function)}: {failed}: {error}") from error
-    return found
+    return result
 
 
 def group_of_mesh(function, mesh, dims=None):

@@ -146,15 +146,15 @@ class History:
         for column in self.columns:
             whole[: len(column)] = _together(whole[: len(column)], column.double())
         whole[..., SUBNORMAL:NUMEL] /= whole[..., NUMEL:].clamp(min=1)
-        found = []
+        results = []
         for name, place in self.names.items():
             dtypes = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.dtypes[place]))
             quantities = map(tuple, whole[place, :, :NUMEL].T.tolist())
             module = ModuleCounts(name, dtypes, *quantities)
             verdict, why = self._verdict(place, module, name in stack.optimizers or name == "GradScaler")
-            found.append(dataclasses.replace(module, verdict=verdict, why=why))
-        found.sort(key=lambda module: (VERDICTS.index(module.verdict), -max(module.largest)))
-        return found + [ModuleCounts(name, (), *[(0.0, 0.0)] * NUMEL) for name in stack.never_ran()]
+            results.append(dataclasses.replace(module, verdict=verdict, why=why))
+        results.sort(key=lambda module: (VERDICTS.index(module.verdict), -max(module.largest)))
+        return results + [ModuleCounts(name, (), *[(0.0, 0.0)] * NUMEL) for name in stack.never_ran()]
 
     def _verdict(self, place, module, optimizes):
         phases = [(phase, word, self.born.get((place, phase), {})) for phase, word in enumerate(PHASES)]

@@ -80,8 +80,8 @@ def unequal(of_ranks):
     """(place, text) of each line whose means were of other counts on other ranks. of_ranks: {rank: counts}."""
     places = {place: None for counts in of_ranks.values() for place in counts}
     for place in places:
-        for found in zip(*(counts.get(place, []) for counts in of_ranks.values())):
-            ranks = dict(zip(of_ranks, found))
+        for result in zip(*(counts.get(place, []) for counts in of_ranks.values())):
+            ranks = dict(zip(of_ranks, result))
             most, least = max(ranks, key=ranks.get), min(ranks, key=ranks.get)
-            if found and ranks[most] != ranks[least]:
+            if result and ranks[most] != ranks[least]:
                 yield place, f"a mean of {ranks[most]:g} on rank {most}, of {ranks[least]:g} on rank {least}"

@@ -156,10 +156,10 @@ class Step:
             return None
         sinks = list(self.sinks())
         # A loss that is not finite came before any gradient, which may have gone wrong for a reason of its own.
-        found = self.origin([sink for sink in sinks if sink[2] == "the loss"] or sinks)
-        if found is None:
+        result = self.origin([sink for sink in sinks if sink[2] == "the loss"] or sinks)
+        if result is None:
             return None
-        op, row, reached = found
+        op, row, reached = result
         output, values, (kind, why, instead) = self.explained(op)
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]

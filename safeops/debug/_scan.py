@@ -46,8 +46,8 @@ class Counts:
     def kinds(self):
         """'3 NaN, 1 -inf of 64 elements'."""
         counted = ((self.nan, "NaN"), (self.positive_inf, "inf"), (self.negative_inf, "-inf"))
-        found = ", ".join(f"{n} {name}" for n, name in counted if n)
-        return f"{found or 'no NaN, no inf'} of {self.numel} element{'s' * (self.numel != 1)}"
+        result = ", ".join(f"{n} {name}" for n, name in counted if n)
+        return f"{result or 'no NaN, no inf'} of {self.numel} element{'s' * (self.numel != 1)}"
 
 
 def read(row, shape, dtype, device):

@@ -179,10 +179,10 @@ class audit(TorchFunctionMode):
         result = func(*args, **kwargs)
         explained = any(code in ("domain", "small-divisor", "times-mask") for code, _ in seen)
         with torch.no_grad(), private_torch.disable_modes():
-            found = [] if explained else list(_patterns.behind(name, args, kwargs, result))
+            results = [] if explained else list(_patterns.behind(name, args, kwargs, result))
             if means is not None:
                 means.note(func, name, args, kwargs, result)
-        self._note(found)
+        self._note(results)
         self.saved.note(result)
         return result
 

@@ -171,8 +171,8 @@ class locate_errors(private_torch.TorchDispatchMode):
     def _explain(self, error, traceback):
         message = str(error)
         lines = traceback_lines(traceback)
-        if found := MODIFIED.search(message):
-            raise LocatedError(*modified(found, lines, self.earlier, self.memory)) from error
+        if result := MODIFIED.search(message):
+            raise LocatedError(*modified(result, lines, self.earlier, self.memory)) from error
         if self.failed is None or self.failed[0] is not error:
             return
         _, site, tensors = self.failed

@@ -99,13 +99,13 @@ def run(arguments):
             if (instead := of_error(error)) and "\n  instead: " not in str(error):
                 print(f"safeops {tool}: instead: {instead}", file=sys.stderr)
     if tool == "trace":
-        found = _print_trace(watcher, crashed)
+        result = _print_trace(watcher, crashed)
         if arguments.html:
             print(f"safeops trace: {arguments.html} shows the range of the numbers, by module and step")
     else:
-        found = _print_audit(watcher, crashed, arguments.strict)
+        result = _print_audit(watcher, crashed, arguments.strict)
     sys.stdout.flush()
-    return FOUND if found else CRASHED if crashed else code
+    return FOUND if result else CRASHED if crashed else code
 
 
 @contextlib.contextmanager

@@ -142,12 +142,12 @@ class trace:
         try:
             told = isinstance(error, NonFiniteError)
             # After an exception the other ranks may be elsewhere.
-            found = None if told else self._look(not self._trained, together=kind is None)
+            result = None if told else self._look(not self._trained, together=kind is None)
             if kind is None:
-                self._act(found)
-            elif found is not None and found.bug and self._announces and issubclass(kind, Exception):
+                self._act(result)
+            elif result is not None and result.bug and self._announces and issubclass(kind, Exception):
                 # The exception may well follow from the finding: both are reported, and the exception is raised.
-                _warn(f"safeops.debug.trace, before the exception: {found}")
+                _warn(f"safeops.debug.trace, before the exception: {result}")
         finally:
             self._recorder.clear()
             if self._html:
@@ -170,7 +170,7 @@ class trace:
         return found
 
     def _look(self, results, together=True):
-        recorder, found, new = self._recorder, None, False
+        recorder, result, new = self._recorder, None, False
         with recorder.lock, private_torch.disable_modes(), torch.no_grad():
             if recorder.ops:
                 step = Step(recorder, results)
@@ -179,21 +179,21 @@ class trace:
                 self.steps += new
                 if new and self._told:
                     self._told(self.steps)
-                found = step.report(self.steps)
+                result = step.report(self.steps)
                 if self._history is not None:
-                    self._history.add(step, found, new)
+                    self._history.add(step, result, new)
                 recorder.clear()
                 self._trained = self._trained or step.backward
             group = _ranks.everyone() if self._everyone else self._group
             if together and group is not None:
                 self._rank = _ranks.rank()
-                found = self._first(found, group)
-        if found is not None and not new and any(r.step == self.steps for r in self.reports[-1:]):
+                result = self._first(result, group)
+        if result is not None and not new and any(r.step == self.steps for r in self.reports[-1:]):
             return None  # the update wrote what was found before it
-        if found is not None:
-            found.last = self.last
-            (self.reports if found.bug else self.overflows).append(found)
-        return found
+        if result is not None:
+            result.last = self.last
+            (self.reports if result.bug else self.overflows).append(result)
+        return result
 
     def _first(self, found, group):
         """The first failure on any rank. A cause is earlier in the order of ops than its consequences elsewhere."""

@@ -93,16 +93,16 @@ def gradients(op, grad, needs, operands, results):
     of, saved = Rows(*operands[:5]), op.Saved(*(r.to_local() for r in results))
     g = local(grad, of.shape, of.rows)
     if of.part is None:
-        found = op.gradients(g, needs, op.Operands(*of.operands(), *options), saved)
+        result = op.gradients(g, needs, op.Operands(*of.operands(), *options), saved)
     elif op.takes_logits:
-        found = _gradients_of_part(op, of, g, saved.numbers, *options, needs[:2])
+        result = _gradients_of_part(op, of, g, saved.numbers, *options, needs[:2])
     else:
         x, target, weight, mask, _ = of.operands()
         at, inside = own_of(target - of.first, x.shape[of.dim])
-        found = op.gradients(g, needs, op.Operands(x, at.squeeze(-1), weight, mask & inside, NO_CLASS), saved)
+        result = op.gradients(g, needs, op.Operands(x, at.squeeze(-1), weight, mask & inside, NO_CLASS), saved)
     return [
         shared(d, of.mesh, of.input.shape, of.placements, t) if need else None
-        for d, t, need in zip(found, operands, needs)
+        for d, t, need in zip(result, operands, needs)
     ]
 
 
@@ -205,5 +205,5 @@ def over_parts(function, mesh, part, own):
 
     part: the dim of the mesh that has the classes.
     """
-    found = gather(function, own, mesh, [part])
-    return found[:, 0].logsumexp(0), *found[:, 1:].sum(0)
+    result = gather(function, own, mesh, [part])
+    return result[:, 0].logsumexp(0), *result[:, 1:].sum(0)

@@ -18,9 +18,9 @@ def gather(function, own, mesh, dims):
 
     def call(group):
         ranks = dist.get_world_size(group)
-        found = own.new_empty((ranks * own.shape[0], *own.shape[1:]))
-        all_gather(found, own.contiguous(), group=group)
-        return found.view(ranks, *own.shape)
+        result = own.new_empty((ranks * own.shape[0], *own.shape[1:]))
+        all_gather(result, own.contiguous(), group=group)
+        return result.view(ranks, *own.shape)
 
     return _collective(function, "all-gather", own, mesh, dims, call)
 

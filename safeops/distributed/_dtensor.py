@@ -104,13 +104,13 @@ def _named(op, function, raw=None, *first):
 
 def _composite_gradients(op, grad, needs, operands, results):
     whole = op.Operands(*map(for_composite, operands))
-    found = type(op).composite_gradients(op, grad, needs, whole, results)
+    result = type(op).composite_gradients(op, grad, needs, whole, results)
     inputs = [operands[i] for i in op.differentiable]
     return [
         d
         if d is None or d.shape != x.shape
         else d.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
-        for d, x in zip(found, inputs)
+        for d, x in zip(result, inputs)
     ]
 
 
@@ -170,9 +170,9 @@ def _loss_of_all(op, *operands):
         denominator = by.new_full((), given.divisor)
     dims = [i for i, p in enumerate(placements) if p.is_shard()]
     mean = given.reduction == 1
-    found, used = _reductions.combined(op.name, own, mesh, dims, mean, denominator, given.empty_nan)
+    result, used = _reductions.combined(op.name, own, mesh, dims, mean, denominator, given.empty_nan)
     everywhere = [Replicate()] * mesh.ndim
-    return tuple(shared(t, mesh, torch.Size(), everywhere) for t in (found.to(value.dtype), used))
+    return tuple(shared(t, mesh, torch.Size(), everywhere) for t in (result.to(value.dtype), used))
 
 
 REDUCTIONS = "sum", "mean", "statistic"

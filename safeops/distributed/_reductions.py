@@ -111,8 +111,8 @@ def _total(op, of, empty_nan, dtype):
 
 
 def _statistic(op, of, empty_nan, dtype, parameter):
-    found = parts_of(op.name, op, of.operands, of.dims, parameter, of.mesh, of.cut, dtype)
-    results = finish(op.statistic, found, float("nan") if empty_nan else 0.0, parameter)
+    result = parts_of(op.name, op, of.operands, of.dims, parameter, of.mesh, of.cut, dtype)
+    results = finish(op.statistic, result, float("nan") if empty_nan else 0.0, parameter)
     return tuple(t.squeeze(0) for t in results)
 
 
@@ -124,8 +124,8 @@ def parts_of(function, op, operands, dims, parameter, mesh, cut, dtype=None):
     columns = {"count": count(x, mask, weight, dims), **op.part(*results, of_part)}
     if op.weighs and weight is not None:
         columns["weight"] = sums.total(weight.expand(x.shape), mask, dims, keepdim=True, dtype=torch.float64)
-    found = gather(function, torch.stack([c.double() for c in columns.values()]), mesh, cut)
-    columns = dict(zip(columns, found.unbind(1)))
+    result = gather(function, torch.stack([c.double() for c in columns.values()]), mesh, cut)
+    columns = dict(zip(columns, result.unbind(1)))
     if op.weighs:
         columns.setdefault("weight", columns["count"])
     return Parts(dtype or compute_dtype(x.dtype), **columns)

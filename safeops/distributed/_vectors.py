@@ -51,8 +51,8 @@ class Vectors:
     def statistic(self, op, x, mask, parameter=0.0):
         """(value, origin, scale) of the vectors, in fp64."""
         where = self.mesh, self.cut, torch.float64
-        found = parts_of(self.op.name, op, (x, mask, None), (self.dim,), parameter, *where)
-        return tuple(t.squeeze(0) for t in finish(op.statistic, found, 0.0, parameter))
+        result = parts_of(self.op.name, op, (x, mask, None), (self.dim,), parameter, *where)
+        return tuple(t.squeeze(0) for t in finish(op.statistic, result, 0.0, parameter))
 
     def inner(self, terms, mask=None):
         """The sum of terms over the vectors, in fp64."""
@@ -169,5 +169,5 @@ def cosine_gradients(op, grad, needs, operands, results):
     g, *numbers = map(of.numbers, (grad, *results))
     # A broadcast operand's gradient is summed, over ranks too: nothing is rounded to half before that.
     own = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
-    found = op.gradients(g, needs, op.Operands(*own, of.dim, eps), op.Saved(*numbers))
-    return [of.share(d, x) if need else None for d, x, need in zip(found, (x1, x2), needs)]
+    result = op.gradients(g, needs, op.Operands(*own, of.dim, eps), op.Saved(*numbers))
+    return [of.share(d, x) if need else None for d, x, need in zip(result, (x1, x2), needs)]

@@ -173,7 +173,7 @@ def check_finite(subject: Subject, sample: Sample) -> None:
 
 @check("a gradient that overflows its dtype is inf (GradScaler looks for it), never saturated")
 def check_gradient_overflow(subject: Subject, sample: Sample) -> None:
-    found = False
+    result = False
     for cast in each_dtype(sample, HALVES[:1]):
         for size in (2.0**15, 2.0**15 * 1.5, 2.0**60):
             unit = run(subject.op, cast)
@@ -184,11 +184,11 @@ def check_gradient_overflow(subject: Subject, sample: Sample) -> None:
             truth = subject.truth(cast, got.upstream)
             for key, grad in got.grads.items():
                 rounded = truth.grads[key].to(grad.dtype)
-                found |= bool((rounded.isinf() & truth.grads[key].isfinite()).any())
+                result |= bool((rounded.isinf() & truth.grads[key].isfinite()).any())
                 edge = (truth.grads[key].abs() / torch.finfo(grad.dtype).max - 1).abs() < 1e-3
                 what = f"gradient of operand {key!r} at upstream {size:g}"
                 assert_nonfinite_alike(what, torch.where(edge, rounded, grad), rounded)
-    if not found:
+    if not result:
         raise NotApplicable("no gradient overflows here")
 
 

@@ -65,14 +65,14 @@ def subject(op, device, full=False):
             return call(*args, **kwargs)
 
     def reference(*args, out_dtype, **kwargs):
-        found = composite(*args, **kwargs)
-        return _saturated(found, torch.finfo(out_dtype).max) if op.name.startswith("safe_") else found
+        results = composite(*args, **kwargs)
+        return _saturated(results, torch.finfo(out_dtype).max) if op.name.startswith("safe_") else results
 
     def terms(wide, truth):
         narrow = run(reference, wide.cast(torch.float32), truth.upstream, unused_ok=True, grad=bool(truth.grads))
         value, grads = cancellation(wide, truth)
-        found = {key: grads[key] + _scale(narrow.grads[key], d) for key, d in truth.grads.items()}
-        return max((value + _scale(a, b) for a, b in zip(narrow.values, truth.values)), default=0.0), found
+        results = {key: grads[key] + _scale(narrow.grads[key], d) for key, d in truth.grads.items()}
+        return max((value + _scale(a, b) for a, b in zip(narrow.values, truth.values)), default=0.0), results
 
     def dtype(sample, autocast):
         return run(composite, sample, grad=False, keys=()).values[0].dtype

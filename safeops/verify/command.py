@@ -80,16 +80,16 @@ def each_gpu():
 
 def due(device, names=()):
     """({op: why it is not run}, the ops to run) on a device: those with kernels of their own, wrong ones too."""
-    left, found = {}, []
+    left, results = {}, []
     for name, op in sorted(registry.items()):
         if not op.raw or (names and name not in names):
             continue
         if device.type == "cpu":
-            found.append(name) if op.cpu else left.update({name: "no kernel for the CPU"})
+            results.append(name) if op.cpu else left.update({name: "no kernel for the CPU"})
             continue
         there = availability.availability(op, device.index or 0, judged=False)
-        found.append(name) if there.kernel else left.update({name: there.reason})
-    return left, found
+        results.append(name) if there.kernel else left.update({name: there.reason})
+    return left, results
 
 
 def verify(device, arguments):

@@ -10,15 +10,15 @@ from safeops_lint.tables import SAVES_RESULT
 
 def index_masks(node, walk):
     """The boolean masks among the indices of a Subscript."""
-    found = []
+    results = []
     for element in node.slice:
         if isinstance(element.slice, cst.Index):
             value = walk.value(element.slice.value)
             name = dotted(element.slice.value) or ""
             likely = value.mask == "likely" and not (value.constant or name.endswith(("idx", "index", "indices")))
             if value.mask == "bool" or likely and walk.value(node.value).tensor:
-                found.append(element.slice.value)
-    return found
+                results.append(element.slice.value)
+    return results
 
 
 def of_itself(mask, base, walk):

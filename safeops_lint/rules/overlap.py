@@ -17,13 +17,13 @@ def sums_of_products(node, walk, depth=0):
         if product is None or product.name not in ("mul", "minimum"):
             return []
         factors = tensors(product, walk)
-        inner = [found for f in factors for found in sums_of_products(f, walk, depth + 1)]
+        inner = [result for f in factors for result in sums_of_products(f, walk, depth + 1)]
         if inner:
             return inner
         same = len(factors) == 2 and walk.text(factors[0]) == walk.text(factors[1])  # squares are SO201's
         return [op] if len(factors) == 2 and not same else []
     if op.name in ("add", "sub", "mul", "neg", "clamp"):
-        return [found for n in tensors(op, walk) for found in sums_of_products(n, walk, depth + 1)]
+        return [result for n in tensors(op, walk) for result in sums_of_products(n, walk, depth + 1)]
     return []
 
 
@@ -73,10 +73,10 @@ class Overlap(Rule):
         over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
         if over is None or over.name not in ("add", "sub") or self._sums(op.args[0], walk) < 2:
             return
-        for found in sums_of_products(op.input, walk):
+        for result in sums_of_products(op.input, walk):
             message = "a sum of products in half is inf beyond 65504, and the ratio wrong; use safeops.dice_loss"
             message += ", safeops.tversky_loss or .float() first"
-            walk.report(self, found.node, message)
+            walk.report(self, result.node, message)
 
     def _sums(self, node, walk, depth=0):
         """How many sums there are in a divisor; one of a sum of two counts as two."""

@@ -72,7 +72,7 @@ def powers(node, walk, depth=0):
     if op.name not in ("add", "sub", "mul", "neg", "div"):
         return []
     operands = (op.input,) if op.name == "div" else (op.input, *op.args)
-    return [found for n in operands for found in powers(n, walk, depth + 1)]
+    return [result for n in operands for result in powers(n, walk, depth + 1)]
 
 
 def normalized(x, norm, walk):

@@ -31,15 +31,15 @@ class ScaledClip(Rule):
     events = ("function", "module")
 
     def visit(self, event, node, walk):
-        found = calls(event, node)
+        results = calls(event, node)
         scaled = any(
             method(n) == "backward" and isinstance(n.func.value, cst.Call) and method(n.func.value) == "scale"
-            for n in found
+            for n in results
         )
-        if not scaled or any(method(n) == "unscale_" for n in found):
+        if not scaled or any(method(n) == "unscale_" for n in results):
             return
-        stepped = any(method(n) == "step" and n.args for n in found)  # scaler.step(optimizer)
-        for call in found:
+        stepped = any(method(n) == "step" and n.args for n in results)  # scaler.step(optimizer)
+        for call in results:
             owner, _, last = (dotted(call.func) or "").rpartition(".")
             if last in ("clip_grad_norm_", "clip_grad_value_"):
                 walk.report(self, call, "these gradients are still scaled; call scaler.unscale_(optimizer) first")

@@ -39,12 +39,12 @@ def test_compare(tmp_path, capsys):
     (package / "__init__.py").write_text(STAND_IN.format(root=str(ROOT)))
     arguments = ["--compare", str(tmp_path), "--json", str(tmp_path / "found.json"), "--ops", "masked_mean,safe_log"]
     assert run_briefly(*arguments) in (0, 1)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {(r["op"], r["direction"]) for r in found["speed"]} == {("masked_mean", d) for d in ("forward", "backward")}
-    (forward, _) = found["speed"]
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert {(r["op"], r["direction"]) for r in result["speed"]} == {("masked_mean", d) for d in ("forward", "backward")}
+    (forward, _) = result["speed"]
     assert forward["old_ms"] > 5 and forward["ratio"] == forward["old_ms"] / forward["new_ms"] > 2
-    assert [r["more_us"] < -4000 for r in found["small"]] == [True, True]
-    assert all("safe_log" in line for line in found["absent"]) and len(found["absent"]) == 2
+    assert [r["more_us"] < -4000 for r in result["small"]] == [True, True]
+    assert all("safe_log" in line for line in result["absent"]) and len(result["absent"]) == 2
     assert "old/new" in capsys.readouterr().out
 
 

@@ -43,11 +43,11 @@ def test_we_and_the_rivals_that_are_here_agree_with_the_definition(name):
             continue
         try:
             own = contest.build(name, "cpu", small=True) if rival.overwrites else made
-            found = agreement.against(own, rival, *truth)
+            result = agreement.against(own, rival, *truth)
         except Absent:
             continue
-        assert agreement.agrees(found, dtype), (who, found)
-        assert ("gradient" in found) == (rival.backward and made.backward), who
+        assert agreement.agrees(result, dtype), (who, result)
+        assert ("gradient" in result) == (rival.backward and made.backward), who
         judged.append(who)
     assert judged[0] == OURS and (len(judged) > 1 or name.endswith("/cce"))
 

@@ -144,8 +144,8 @@ def test_a_record_holds_both_times_of_every_contender(gpu, monkeypatch):
     assert record["undisturbed"] == {"copy": 1, "ours": 1, "eager: (x * m).sum()": 1, "eager: x[m]": 0, "compile": 1}
     head, _, row = report._speed([record], "cuda")[2:5]
     cells = [[cell.strip() for cell in line.split("|")] for line in (head, row)]
-    found = dict(zip(*cells))
-    assert (found["GPU ms"], found["host us"], found["eager's"], found["compile's"]) == ("0.100", "15", "80", "70")
+    result = dict(zip(*cells))
+    assert (result["GPU ms"], result["host us"], result["eager's"], result["compile's"]) == ("0.100", "15", "80", "70")
     assert report.misses({"settings": {"device": "cuda"}, "speed": [record], "overhead": [], "memory": []}) == []
 
 

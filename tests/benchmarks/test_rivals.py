@@ -158,8 +158,8 @@ def test_another_result_at_full_size_is_named():
 def test_what_a_comparison_comes_to():
     times = {"copy": 0.9, OURS: 1.0, "compile": 1.4, "liger": 1.2, "cce": 0.5, "floor: x @ w.T": 0.1}
     record = {"contest": "x", "direction": "forward", "sizes": "", "bytes": 8, "flops": None, "milliseconds": times}
-    found = report.standing(record, entry(cce="filters its gradient"))
-    assert found == {"fastest": "liger", "ratio": 1.2, "share": "0.90"}
+    result = report.standing(record, entry(cce="filters its gradient"))
+    assert result == {"fastest": "liger", "ratio": 1.2, "share": "0.90"}
     product = record | {"bytes": None, "flops": 2e12, "milliseconds": {OURS: 1.0, "cce": 0.5}}
     assert report.standing(product, entry(cce="filters")) == {"fastest": "cce", "ratio": 0.5, "share": "2000 TFLOP/s"}
     records = [record, product, record | {"milliseconds": {"copy": 1, OURS: 1.0, "compile": 1.02}}]
@@ -172,8 +172,8 @@ def test_the_table_has_both_times_on_cuda():
     record = {"contest": "x", "direction": "total", "sizes": "64", "bytes": 8, "flops": None, "milliseconds": times}
     record |= {"host_us": dict.fromkeys(times, 17.0) | {"compile": 70.0}, "peak": {OURS: 1 << 20, "compile": 3 << 20}}
     head, _, row = report._table([record], {"x": entry()}, cuda=True)[2:5]
-    found = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, row))))
-    assert (found["GPU ms"], found["host us"], found["rival's host us"], found["rival's MiB"]) == (
+    result = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, row))))
+    assert (result["GPU ms"], result["host us"], result["rival's host us"], result["rival's MiB"]) == (
         "1.000",
         "17",
         "70",

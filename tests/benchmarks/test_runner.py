@@ -239,6 +239,6 @@ def test_sizes():
 
 def test_the_routes_are_those_that_a_device_takes(monkeypatch):
     monkeypatch.setattr(Public, "runs_on", lambda op, device: device == "cpu" or op.name == "mse_loss")
-    found = routes("cuda")
-    assert (found["mse_loss"], found["l1_loss"]) == ("kernel", "composite")
+    result = routes("cuda")
+    assert (result["mse_loss"], result["l1_loss"]) == ("kernel", "composite")
     assert routes("cpu")["l1_loss"] == "kernel"

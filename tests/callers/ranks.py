@@ -90,16 +90,16 @@ def main(rank, folder, outcomes):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    mesh, found = init_device_mesh("cpu", (2,)), {}
+    mesh, result = init_device_mesh("cpu", (2,)), {}
     for how, placement in PLACEMENTS.items():
         for case, (name, changes) in CASES.items():
-            found[f"{how}: {case}"] = outcome(name, changes, placement, mesh)
+            result[f"{how}: {case}"] = outcome(name, changes, placement, mesh)
     for name in CALLS:
         for key, x in list(tensors(name).items())[1:]:
             if x.dim():
-                found[f"mixed: {name}, {key}"] = outcome(name, {}, PLACEMENTS["rows"], mesh, keep=key)
+                result[f"mixed: {name}, {key}"] = outcome(name, {}, PLACEMENTS["rows"], mesh, keep=key)
     with open(f"{outcomes}.{rank}", "w") as file:
-        json.dump(found, file)
+        json.dump(result, file)
     dist.destroy_process_group()
 
 

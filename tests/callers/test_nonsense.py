@@ -83,10 +83,10 @@ def of_dimensions(name, ndim):
         return x.reshape(*x.shape, *[1] * (ndim - x.dim()))
 
     operands = tensors(name)
-    found = {key: longer(x, ndim) for key, x in operands.items() if x.dim() > 1}
+    results = {key: longer(x, ndim) for key, x in operands.items() if x.dim() > 1}
     if RECORDS[name].family == "classification":  # these lack the classes' dim
-        found |= {key: longer(operands[key], ndim - 1) for key in ("target", "mask")}
-    return found
+        results |= {key: longer(operands[key], ndim - 1) for key in ("target", "mask")}
+    return results
 
 
 # of a row's dims are those of a loss's other operands; a linear layer's weight has two, images have four or five

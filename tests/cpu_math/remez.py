@@ -27,8 +27,8 @@ def fit(target, weight, low, high, degree):
     points = [(x, weight(x), target(x)) for x in chebyshev(count + 1)]
     for _ in range(15):
         rows = [[w * x**k for k in range(count)] + [(-1) ** i] for i, (x, w, _) in enumerate(points)]
-        found = lu_solve(matrix(rows), matrix([w * y for _, w, y in points]))
-        errors = [w * (y - polyval(found[count - 1 :: -1], x)) for x, w, y in known]
+        result = lu_solve(matrix(rows), matrix([w * y for _, w, y in points]))
+        errors = [w * (y - polyval(result[count - 1 :: -1], x)) for x, w, y in known]
         runs = []  # the largest error between two changes of sign
         for e, point in zip(errors, known, strict=True):
             if runs and (e > 0) == (runs[-1][0] > 0):
@@ -40,15 +40,15 @@ def fit(target, weight, low, high, degree):
         if len(runs) < count + 1:
             break
         points = [point for _, point in runs]
-        if abs(found[count]) * mpf(1.01) > max(map(abs, errors)):
+        if abs(result[count]) * mpf(1.01) > max(map(abs, errors)):
             break
-    return list(found[:count]), max(map(abs, errors))
+    return list(result[:count]), max(map(abs, errors))
 
 
 def show(name, type_, target, weight, low, high, degree):
-    found, worst = fit(target, weight, low, high, degree)
+    results, worst = fit(target, weight, low, high, degree)
     print(f"// {name}, {type_}, degree {degree}: relative error 2^{float(log(worst, 2)):.1f}")
-    print("  " + ", ".join(float(ROUND[type_](c)).hex() + "f" * (type_ == "float") for c in found))
+    print("  " + ", ".join(float(ROUND[type_](c)).hex() + "f" * (type_ == "float") for c in results))
 
 
 TINY = mpf(10) ** -9  # the quotients below have removable singularities at 0

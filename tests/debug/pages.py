@@ -20,10 +20,10 @@ FLAGS += " --disable-component-update --disable-sync --hide-scrollbars --enable-
 def data(file):
     """The page's data, with its planes unpacked: {quantity: (2, rows, columns)}."""
     page = file.read_text(encoding="utf-8")
-    found = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
-    shape = (2, len(found["rows"]), found["columns"])
-    found["planes"] = {name: unpack(plane).view(shape) for name, plane in found["planes"].items()}
-    return found
+    result = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    shape = (2, len(result["rows"]), result["columns"])
+    result["planes"] = {name: unpack(plane).view(shape) for name, plane in result["planes"].items()}
+    return result
 
 
 def unpack(text):

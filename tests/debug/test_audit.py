@@ -19,9 +19,9 @@ H = torch.float16
 
 
 def audited(function, **options):
-    with audit(**options) as found:
+    with audit(**options) as result:
         function()
-    return found.findings
+    return result.findings
 
 
 def half(*values):
@@ -201,9 +201,9 @@ def test_classes_that_a_kernel_on_a_gpu_would_leave_out(name, monkeypatch):
     monkeypatch.setattr(module, "is_watched", lambda input: bool(check.watchers))
     monkeypatch.setattr(_classification, "has_missing_class", lambda *_: False)
     x = torch.zeros(3, 4, requires_grad=True)
-    with audit(select=["index-range"]) as found:
+    with audit(select=["index-range"]) as result:
         loss = getattr(safeops, name)(x, torch.tensor([0, -100, 4]), weight=torch.arange(1.0, 5.0))
-    assert [finding.detail for finding in found.findings] == ["1 of 3 are not in [0, 4), the first is 4"]
+    assert [finding.detail for finding in result.findings] == ["1 of 3 are not in [0, 4), the first is 4"]
     want = getattr(safeops, name)(x[:1], torch.tensor([0]), weight=torch.arange(1.0, 5.0))
     torch.testing.assert_close(loss, want)
     assert torch.autograd.grad(loss, x)[0][1:].eq(0).all()
@@ -293,12 +293,12 @@ def test_counts_by_line():
         half(4e4, 4e4).sum()
 
     assert [finding.count for finding in audited(step)] == [5, 1]
-    with audit() as found:
+    with audit() as result:
         step()
-    assert "(5 times)" in str(found) and str(found).count("half-overflow") == 2
-    with audit() as found:
+    assert "(5 times)" in str(result) and str(result).count("half-overflow") == 2
+    with audit() as result:
         pass
-    assert str(found) == "audit: none of the patterns happened"
+    assert str(result) == "audit: none of the patterns happened"
 
 
 def test_values_and_gradients_are_what_they_were():
@@ -337,9 +337,9 @@ def test_the_scalers_own_read_is_no_finding():
 
 
 def test_beside_no_sync():
-    with no_sync(cpu=True), audit() as found:
+    with no_sync(cpu=True), audit() as result:
         torch.ones(2) / torch.tensor([0.0, 1.0])
-    assert [finding.code for finding in found.findings] == ["small-divisor"]
+    assert [finding.code for finding in result.findings] == ["small-divisor"]
 
 
 def test_transforms_pass_unseen_and_code_still_compiles_whole():
@@ -351,9 +351,9 @@ def test_transforms_pass_unseen_and_code_still_compiles_whole():
 
 
 def test_what_an_error_of_safeops_reads_for_its_message_is_no_wait_of_the_users():
-    with audit() as found, pytest.raises(IndexError, match="class index 9"):
+    with audit() as result, pytest.raises(IndexError, match="class index 9"):
         safeops.dice_loss(torch.zeros(2, 4, 3), torch.tensor([[0, 9, 0], [1, 2, 3]]))
-    assert found.findings == []
+    assert result.findings == []
 
 
 def test_a_warning_of_torch_is_at_the_users_line(monkeypatch):

@@ -200,7 +200,7 @@ def test_bisection_narrows_from_run_to_run(late, tmp_path):
 
 def test_bisection_narrows_from_step_to_step(late, tmp_path):
     """An error that does not end the process."""
-    found = []
+    results = []
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for _ in range(3):
@@ -209,8 +209,8 @@ def test_bisection_narrows_from_step_to_step(late, tmp_path):
                 many_ops(late)
                 optimizer.step()
         except LocatedError as error:
-            found.append(len(error.candidates))
-    assert found[0] > found[1] >= found[-1] == 1 or found[:2] == [64, 1], found
+            results.append(len(error.candidates))
+    assert results[0] > results[1] >= results[-1] == 1 or results[:2] == [64, 1], results
 
 
 def test_a_clean_step_passes_and_waits_little(late, tmp_path):

@@ -97,13 +97,13 @@ def test_pointer_keys_filter_and_quantities(page, tmp_path):
     document.getElementById("fit").click(); say(layout.row <= ROW);
     """
     dom, said = look(page, tmp_path, HELPERS + script)
-    found = probed(dom)
+    result = probed(dom)
     assert said == []
-    assert "(Times1000), backward, step 3:" in found[0] and "(Times1000), forward, step 3:" in found[1]
-    assert "(Times1000), forward, step 8:" in found[2] and "(test_trace_browser.py), forward, step 7:" in found[3]
-    assert found[4:7] == ["<img src=x> (Times1000)", "0", "true"]
-    assert [line.split()[0] for line in found[7:11]] == ["largest", "subnormal", "lost", "nonfinite"]
-    assert len({line.split()[1] for line in found[7:11]}) >= 3 and found[11] == "true"
+    assert "(Times1000), backward, step 3:" in result[0] and "(Times1000), forward, step 3:" in result[1]
+    assert "(Times1000), forward, step 8:" in result[2] and "(test_trace_browser.py), forward, step 7:" in result[3]
+    assert result[4:7] == ["<img src=x> (Times1000)", "0", "true"]
+    assert [line.split()[0] for line in result[7:11]] == ["largest", "subnormal", "lost", "nonfinite"]
+    assert len({line.split()[1] for line in result[7:11]}) >= 3 and result[11] == "true"
 
 
 @pytest.mark.parametrize("width", [800, 1180])
@@ -112,8 +112,8 @@ def test_the_table_fits(page, tmp_path, width):
     (wide := tmp_path / "wide.html").write_text(text, encoding="utf-8")
     script = 'const table = $("table"); say(table.scrollWidth - table.clientWidth);'
     script += 'say(shorten(context(map, 9, 9), "decoder.layers.10.feed_forward.linear", 120));'
-    found = probed(look(wide, tmp_path, HELPERS + script, size=f"{width},900")[0])
-    assert found[0] == "0" and re.fullmatch(r"decoder.*….*linear", found[1]), found
+    result = probed(look(wide, tmp_path, HELPERS + script, size=f"{width},900")[0])
+    assert result[0] == "0" and re.fullmatch(r"decoder.*….*linear", result[1]), result
 
 
 def test_a_marker_lies_below_the_number_of_its_step(page, tmp_path):
@@ -167,8 +167,8 @@ def test_a_thousand_modules_and_steps(tmp_path):
     say(bad.join());
     """
     dom, said = look(file, tmp_path, HELPERS + script)
-    found = probed(dom)
-    assert said == [] and found[:2] == ["1000", "1000"]
-    assert found[2].startswith("layers.999 (Linear), backward, step 1000: largest magnitude ")
-    assert found[3:5] == ["true", "1000"]
-    assert found[5] == "700"  # fewer pixels than steps: the one bad cell is still drawn
+    result = probed(dom)
+    assert said == [] and result[:2] == ["1000", "1000"]
+    assert result[2].startswith("layers.999 (Linear), backward, step 1000: largest magnitude ")
+    assert result[3:5] == ["true", "1000"]
+    assert result[5] == "700"  # fewer pixels than steps: the one bad cell is still drawn

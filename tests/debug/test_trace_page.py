@@ -97,9 +97,9 @@ def test_beyond_the_limit_in_float32(tmp_path):
     tracer, _ = paged(tmp_path, model, backward_of(model, 1.0, -1.0))
     assert verdicts(tracer)["0 (Times)"][0] == "could run in half"  # it rounds to 65504
     model[0].factor = 65520.0
-    found = verdicts(paged(tmp_path, model, backward_of(model, 1.0, -1.0))[0])
-    assert found["0 (Times)"] == ("overflows", "forward: writes 6.55e+04, beyond fp16's 65504")
-    assert found["1 (LayerNorm)"] == ("overflows", "forward: reads 6.55e+04, beyond fp16's 65504")
+    result = verdicts(paged(tmp_path, model, backward_of(model, 1.0, -1.0))[0])
+    assert result["0 (Times)"] == ("overflows", "forward: writes 6.55e+04, beyond fp16's 65504")
+    assert result["1 (LayerNorm)"] == ("overflows", "forward: reads 6.55e+04, beyond fp16's 65504")
     model[0].factor = 1e-9
     assert verdicts(paged(tmp_path, model, backward_of(model, 1.0, 2.0))[0])["0 (Times)"] == (
         "underflows",

@@ -172,12 +172,12 @@ def gradients():
         p.grad = part((4, columns)) * 1e3
         return p
 
-    found = [parameter(6), parameter(5)]
+    results = [parameter(6), parameter(5)]
     disagree(
-        "grad_norm", lambda differs: safeops.clip_grad_norm_(found[differs:], 1.0), "gradient 1 is", "None on rank"
+        "grad_norm", lambda differs: safeops.clip_grad_norm_(results[differs:], 1.0), "gradient 1 is", "None on rank"
     )
-    disagree("grad_norm", lambda differs: safeops.grad_norm(found, 1 + differs), "norm_type is 1 on rank 0")
-    assert all((p.grad.to_local() == 1e3).all() for p in found)
+    disagree("grad_norm", lambda differs: safeops.grad_norm(results, 1 + differs), "norm_type is 1 on rank 0")
+    assert all((p.grad.to_local() == 1e3).all() for p in results)
 
 
 def counts():

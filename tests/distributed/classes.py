@@ -65,7 +65,7 @@ def check(dtype, layouts, name="cross_entropy", options=OPTIONS):
 def check_second_order():
     layouts = ([S1], [R]), ([S0], [S0]), ([P], [R])
     for (logits, rows), shares in itertools.product(layouts, (False, True)):
-        made, found = operands(torch.float64, (4, 5), shares), []
+        made, result = operands(torch.float64, (4, 5), shares), []
         made["input"].nan_to_num_(neginf=-9)
         for sharded in (False, True):
             x, target = made["input"].clone().requires_grad_(), made["target"]
@@ -73,8 +73,8 @@ def check_second_order():
                 x, target = distributed(made["input"], logits), distributed(target, logits if shares else rows)
             loss = safeops.cross_entropy(x, target, label_smoothing=0.1)
             (first,) = torch.autograd.grad(loss, x, create_graph=True)
-            found += torch.autograd.grad(first.square().sum(), x)
-        close(found[1], found[0], 1e-12)
+            result += torch.autograd.grad(first.square().sum(), x)
+        close(result[1], result[0], 1e-12)
 
 
 def check_few_classes():

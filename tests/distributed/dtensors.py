@@ -149,11 +149,11 @@ def second_order():
         lambda a, b: safeops.safe_div(a, b).sum(),
         lambda a, b: (safeops.masked_mean(a * a, dim=0) * b[0]).sum(),
     ):
-        found = []
+        results = []
         for leaves in ([t.clone().requires_grad_() for t in (x, y)], [distributed(t, [S0]) for t in (x, y)]):
             first = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
-            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
-        for w, g in zip(*found):
+            results.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+        for w, g in zip(*results):
             close(g, w, 1e-12)
 
 

@@ -189,14 +189,14 @@ def second_order():
         lambda a, b: (safeops.normalize(a, dim=0) * b).sum(),
         lambda a, b: safeops.cosine_similarity(a, b, dim=0).sum(),
     ):
-        found = []
+        results = []
         for leaves in (
             [t.clone().requires_grad_() for t in (x, y)],
             *([distributed(t, [how]) for t in (x, y)] for how in (S0, P)),
         ):
             first = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
-            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
-        for want, *gots in zip(*found):
+            results.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+        for want, *gots in zip(*results):
             for got in gots:
                 close(got, want, 1e-12)
 

@@ -62,8 +62,8 @@ def fixture(module):
 
 def failure(outcomes, name):
     """The failures of a case, rank by rank; None if there was none."""
-    found = [of_rank.get(name, "it did not come to this case: an earlier one failed") for of_rank in outcomes]
-    return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text != "right") or None
+    results = [of_rank.get(name, "it did not come to this case: an earlier one failed") for of_rank in outcomes]
+    return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(results) if text != "right") or None
 
 
 def raises(kind, *words, call):
@@ -81,16 +81,16 @@ def start(rank, module, world, folder, path):
     torch.manual_seed(0)
     timeout = datetime.timedelta(seconds=SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout)
-    found = {}
+    results = {}
     for name, case in importlib.import_module(module).CASES.items():
         try:
             case()
-            found[name] = "right"
+            results[name] = "right"
         except Exception:
-            found[name] = traceback.format_exc(limit=-6)
+            results[name] = traceback.format_exc(limit=-6)
         with open(f"{path}.{rank}", "w") as file:
-            json.dump(found, file)
-        if found[name] != "right":
+            json.dump(results, file)
+        if results[name] != "right":
             break  # the others are elsewhere: they see the connection close, and stop too
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):

@@ -96,12 +96,12 @@ def of_the_page():
     labels[0, 2:] = -100
     whole, model = (torch.nn.Sequential(*network(torch.float64), torch.nn.Linear(4, 12).double()) for _ in range(2))
     own = mesh.get_local_rank("dp")
-    found = {"safeops": safeops, "mesh": mesh, "model": model, "inputs": x[own], "labels": labels[own]}
-    exec(code, found)
+    results = {"safeops": safeops, "mesh": mesh, "model": model, "inputs": x[own], "labels": labels[own]}
+    exec(code, results)
     want = safeops.cross_entropy(whole(x.flatten(0, 1)), labels.flatten())
     want.backward()
     safeops.clip_grad_norm_(whole, 1.0)
-    loss = found["loss"].full_tensor().detach()
+    loss = results["loss"].full_tensor().detach()
     dist.all_reduce(loss)
     near = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
     near(loss / dist.get_world_size(), want.detach())

@@ -123,13 +123,13 @@ def check_half():
 
 
 def check_second_order():
-    made, where, found = operands(torch.float64, rows=(4,)), placements(VOCABULARY[0]), []
+    made, where, result = operands(torch.float64, rows=(4,)), placements(VOCABULARY[0]), []
     for sharded in (False, True):
         own = {k: distributed(x, where[k]) if sharded else x.clone() for k, x in made.items()}
         x = own["input"].requires_grad_()
         (first,) = torch.autograd.grad(safeops.linear_cross_entropy(**own), x, create_graph=True)
-        found += torch.autograd.grad(first.square().sum(), x)
-    close(found[1], found[0], 1e-12)
+        result += torch.autograd.grad(first.square().sum(), x)
+    close(result[1], result[0], 1e-12)
 
 
 def check_the_wire():

@@ -54,9 +54,9 @@ def traced(wrap):
             assert tracer.report is None
             step(net, optimizer, batch(last))
     except NonFiniteError as error:
-        found = error.report
-        assert found is tracer.report and found.rank == last and found.step == 2
-        assert found.op == "log" and "torch.log(x)" in found.line.text and found.kind == "undefined"
+        result = error.report
+        assert result is tracer.report and result.rank == last and result.step == 2
+        assert result.op == "log" and "torch.log(x)" in result.line.text and result.kind == "undefined"
         assert f"step 2, rank {last}" in str(error)
         assert ("  why  " in str(error)) == (dist.get_rank() == last), error
     else:
@@ -130,29 +130,29 @@ def losses(x, mask):
 def means():
     rank, names = dist.get_rank(), losses(torch.ones(12), keep(dist.get_rank()))
     for name in names:
-        with audit(select=["rank-means"], group=dist.group.WORLD) as found:
+        with audit(select=["rank-means"], group=dist.group.WORLD) as result:
             x = torch.ones(12, requires_grad=True)
             loss, wrong = losses(x, keep(rank))[name]
             loss.backward()
         if not wrong:
-            assert not found.findings, (name, found.findings)
+            assert not result.findings, (name, result.findings)
             continue
-        (finding,) = found.findings
+        (finding,) = result.findings
         assert finding.code == "rank-means" and "12 on rank 0" in finding.detail and "3 on rank" in finding.detail, name
         assert f'"{name}": (' in finding.line.text, finding.line
-        assert ("global_count" in str(found)) == (rank == 0)
-    with audit(group=dist.group.WORLD) as found:  # no gradient comes from it
+        assert ("global_count" in str(result)) == (rank == 0)
+    with audit(group=dist.group.WORLD) as result:  # no gradient comes from it
         x = torch.ones(12, requires_grad=True)
         metric = x[keep(rank)].mean()
         x.sum().backward()
-    assert "rank-means" not in {finding.code for finding in found.findings}
+    assert "rank-means" not in {finding.code for finding in result.findings}
     assert metric == 1
 
 
 def audited(wrap):
     """A training step: each finding once, with its ranks; the means of three micro-batches."""
     (net, optimizer), rank, last = prepared(wrap), dist.get_rank(), dist.get_world_size() - 1
-    with audit(group=dist.group.WORLD) as found:
+    with audit(group=dist.group.WORLD) as result:
         for i in range(3):
             out = net(batch(last))
             mask = torch.ones(2, 3, dtype=torch.bool)
@@ -160,11 +160,11 @@ def audited(wrap):
                 mask[1], mask[0, : i % 2] = False, False
             safeops.mse_loss(out, out.detach() * 0, mask=mask).backward()
         optimizer.step()
-    codes = {finding.code: finding for finding in found.findings}
+    codes = {finding.code: finding for finding in result.findings}
     assert codes["domain"].ranks == (last,) and codes["domain"].count == 3
     assert codes["rank-means"].count == 3 and "of 6 on rank 0, of 3 on rank" in codes["rank-means"].detail
-    assert ("domain" in str(found)) == (rank == 0), str(found)
-    assert "told by rank 0" in str(found) or rank == 0
+    assert ("domain" in str(result)) == (rank == 0), str(result)
+    assert "told by rank 0" in str(result) or rank == 0
 
 
 CASES = {

@@ -103,11 +103,11 @@ def test_a_planted_edit_of_the_code_is_noticed(before, after):
 
 
 def test_every_section_has_claim_trial_verdict_and_safeops_way():
-    found = sections(TEXT)
-    assert len(found) == 14
+    results = sections(TEXT)
+    assert len(results) == 14
     rows = re.findall(r"^\| \[\d+ .*?\]\(#(.*?)\) \| .*? \((.*?)\) \| (.*?) \|", TEXT, re.MULTILINE)
     assert len(rows) == 14
-    for (anchor, judgement, summary), (title, body) in zip(rows, found.items()):
+    for (anchor, judgement, summary), (title, body) in zip(rows, results.items()):
         assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
         assert body.lstrip().startswith("Claim: ")
         (verdict,) = re.findall(rf"^\*\*Verdict: ([\w ]+)\.\*\* The claim is {judgement}\b", body, re.MULTILINE)

@@ -71,9 +71,9 @@ def test_no_sync():
 
 def test_audit_sees_copies_between_devices():
     x = torch.ones(2)
-    with audit(select=["device-copy"]) as found:
+    with audit(select=["device-copy"]) as result:
         x.cuda().cpu()
-    assert [finding.detail for finding in found.findings] == [
+    assert [finding.detail for finding in result.findings] == [
         "float32 (2,) on cpu to cuda:0",
         "float32 (2,) on cuda:0 to cpu",
     ]
@@ -82,9 +82,9 @@ def test_audit_sees_copies_between_devices():
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_audit_sees_classes_that_do_not_exist(name):
     x, target = torch.zeros(3, 4, device="cuda"), torch.tensor([0, -100, 4], device="cuda")
-    with audit(select=["index-range"]) as found:
+    with audit(select=["index-range"]) as result:
         getattr(safeops, name)(x, target)
-    assert [finding.detail for finding in found.findings] == ["1 of 3 are not in [0, 4), the first is 4"]
+    assert [finding.detail for finding in result.findings] == ["1 of 3 are not in [0, 4), the first is 4"]
 
 
 def test_an_index_out_of_range_is_raised_at_its_op():

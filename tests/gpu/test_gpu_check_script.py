@@ -188,8 +188,8 @@ INVALID = """========= Invalid __global__ read of size 4 bytes
     ],
 )
 def test_a_sanitizers_summary(output, verdict, words):
-    found, errors = gpu_processes.sanitized(output)
-    assert found == verdict and (words in errors[0] if words else not errors)
+    result, errors = gpu_processes.sanitized(output)
+    assert result == verdict and (words in errors[0] if words else not errors)
 
 
 def test_many_processes_end_in_time():
@@ -222,10 +222,10 @@ def test_each_op_has_a_sanitizer_of_its_own(tmp_path, monkeypatch):
     made.write("install", machine=MACHINE)
     made.sanitizer()
     told = [line for line in gpu_verdicts.read(made.log) if line.get("stage") == "sanitizer" and "op" in line]
-    found = {(line["tool"], line["op"]): line["verdict"] for line in told}
+    results = {(line["tool"], line["op"]): line["verdict"] for line in told}
     wanted = {(kind, op): "passed" for kind in ("racecheck", "memcheck") for op in OPS}
     wanted |= {("racecheck", "l1_loss"): "failed", ("racecheck", "masked_mean"): "not judged"}
-    assert found == wanted | {("memcheck", "masked_mean"): "not judged"} and made.failed == ["sanitizer"]
+    assert results == wanted | {("memcheck", "masked_mean"): "not judged"} and made.failed == ["sanitizer"]
 
 
 # ---- verdicts
@@ -293,8 +293,8 @@ def test_what_did_not_end_has_not_passed(stage):
     test = "t.py::test[masked_mean-x]"
     for outcome in (None, "started", "not ended"):
         more = [{"stage": stage, "test": test, "outcome": outcome}] if outcome else []
-        found = verdicts(*more, without={(stage, test)})
-        assert found.pop("masked_mean") == "not judged" and set(found.values()) == {"passed"}
+        result = verdicts(*more, without={(stage, test)})
+        assert result.pop("masked_mean") == "not judged" and set(result.values()) == {"passed"}
     further = {"stage": stage, "collected": ["t.py::test[masked_mean-more]"]}
     assert verdicts(further)["masked_mean"] == "not judged"
     assert set(verdicts(verified="not judged").values()) == {"not judged"}
@@ -334,13 +334,13 @@ def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     options = ["--device", "cpu", "--minutes", "1", "--out", str(tmp_path), "--kernels", str(kernels)]
     gpu_check.main(["--wheel", str(built), *options])
     (log,) = tmp_path.glob("*.jsonl")
-    found = gpu_verdicts.read(log)
-    stages = [line["stage"] for line in found if "ended" in line or "skipped" in line]
+    results = gpu_verdicts.read(log)
+    stages = [line["stage"] for line in results if "ended" in line or "skipped" in line]
     assert stages == list(gpu_check.CORRECTNESS)
-    assert found[-1]["stage"] == "end" and "passed" not in found[-1]["verdicts"].values()
-    (machine,) = [line["machine"] for line in found if "machine" in line]
+    assert results[-1]["stage"] == "end" and "passed" not in results[-1]["verdicts"].values()
+    (machine,) = [line["machine"] for line in results if "machine" in line]
     assert set(OPS) < set(machine["ops"]) and str(ROOT) not in machine["safeops_path"]
-    counts = [(line["stage"], line["kernels"]) for line in found if "kernels" in line]
+    counts = [(line["stage"], line["kernels"]) for line in results if "kernels" in line]
     assert counts == [("install", 1), ("compiled", 0)]  # on a CPU no other is
 
 

@@ -121,8 +121,8 @@ def test_masked_compact():
     x, mask = pattern(N, torch.float16), torch.ones(N, dtype=torch.bool, device="cuda")
     mask[::1000] = False
     mask[-1000:] = True
-    values, index, found = safeops.masked_compact(x, mask, capacity=N)
-    count = int(found)
+    values, index, result = safeops.masked_compact(x, mask, capacity=N)
+    count = int(result)
     assert count == sum(int(mask[p].sum()) for p in chunks(N))
     kept = mask[-1000:].nonzero().squeeze(1) + N - 1000
     assert torch.equal(index[count - 1000 : count], kept) and torch.equal(values[count - 1000 : count], x[kept])

@@ -36,8 +36,8 @@ def bases(layout, shape, known):
     layout = known.get(layout, layout)
     if whole := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
         dim = int(whole[1])
-        found = bases(whole[2], (*shape[:dim], None, *shape[dim:]), known)
-        return {name: [step[:dim] + step[dim + 1 :] for step in steps] for name, steps in found.items()}
+        results = bases(whole[2], (*shape[:dim], None, *shape[dim:]), known)
+        return {name: [step[:dim] + step[dim + 1 :] for step in steps] for name, steps in results.items()}
     if layout.startswith("#ttg.linear<"):
         return {
             name: json.loads(re.search(rf"{name} = (\[(?:\[[^]]*\](?:, )?)*\])", layout)[1])
@@ -47,16 +47,16 @@ def bases(layout, shape, known):
         r"sizePerThread = (.*?), threadsPerWarp = (.*?), warpsPerCTA = (.*?), order = (\[.*?\])", layout
     )
     *sizes, order = map(json.loads, numbers.groups())
-    found, reach = {}, [1] * len(order)
+    results, reach = {}, [1] * len(order)
     for name, size in zip(("register", "lane", "warp"), sizes):
-        found[name] = []
+        results[name] = []
         for dim in order:
             for _ in range(size[dim].bit_length() - 1):
                 step = [0] * len(order)
                 step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0  # a copy, beyond it
                 reach[dim] *= 2
-                found[name].append(step)
-    return found
+                results[name].append(step)
+    return results
 
 
 REDUCE = re.compile(r'"tt\.reduce"\(.*?<\{axis = (\d+) : i32.*?\}\) : \(tensor<((?:\d+x)+)[a-z]\w*, (.*?)>[,)]', re.S)
@@ -64,7 +64,7 @@ ACCESS = re.compile(r"tt\.(?:load|store) [^\n]*: tensor<(\d+)x(\d+)x!tt\.ptr<\w+
 
 
 def gaps(ttgir):
-    known, found = layouts(ttgir), []
+    known, results = layouts(ttgir), []
     reductions = REDUCE.findall(ttgir)
     if len(reductions) != ttgir.count('"tt.reduce"'):
         raise ValueError("compiled.REDUCE does not match each reduction")
@@ -73,12 +73,12 @@ def gaps(ttgir):
         for name, steps in bases(layout, shape, known).items():
             bits = [bit for bit, step in enumerate(steps) if step[int(axis)]]
             if name != "register" and bits and bits != list(range(bits[0], bits[-1] + 1)):
-                found.append(f"gaps: {name} bits {bits} of axis {axis} of {shape}")
-    return found
+                results.append(f"gaps: {name} bits {bits} of axis {axis} of {shape}")
+    return results
 
 
 def crosswise(ttgir, tile):
-    known, found = layouts(ttgir), []
+    known, results = layouts(ttgir), []
     for *sizes, layout in ACCESS.findall(ttgir):
         shape = tuple(map(int, sizes))
         if shape != tile or min(shape) == 1:
@@ -86,8 +86,8 @@ def crosswise(ttgir, tile):
         steps = bases(layout, shape, known)
         nearest = next(step for step in (*steps["register"], *steps["lane"]) if any(step))
         if nearest != [0, 1]:
-            found.append(f"crosswise: {shape} in steps of {nearest}")
-    return found
+            results.append(f"crosswise: {shape} in steps of {nearest}")
+    return results
 
 
 # ---- machine code
@@ -96,7 +96,7 @@ PAIRS = re.compile(r"D|(F2F|I2F)\.F64|.*\.(64|WIDE)|CS2R(?!\.32)")  # what fills
 
 
 def fused(listing):
-    sent, found = set(), []  # registers that hold what came from another lane
+    sent, results = set(), []  # registers that hold what came from another lane
     for _, _, op, rest in INSTRUCTION.findall(listing):
         operands = [operand.strip("-|~ ").partition(".")[0] for operand in rest.split(", ")]
         places = [int(operand[1:]) if re.fullmatch(r"R\d+", operand) else None for operand in operands]
@@ -107,13 +107,13 @@ def fused(listing):
         exact = re.search(r"\.R[MP]\b", op) or "-R" in rest.partition(", ")[2].rpartition(", ")[0]
         if re.match(r"[FD]FMA\b", op) and not exact:
             if {places[3], *([places[3] + 1] if places[3] and op[0] == "D" else ())} & sent:
-                found.append(f"fused: {op} {rest}")
+                results.append(f"fused: {op} {rest}")
         moved = re.match(r"MOV\b|IMAD\.MOV", op) and places[-1] in sent
         wide = 4 if ".128" in op else 2 if PAIRS.match(op) else 1
         sent -= set(range(result, result + wide))
         if moved or op.startswith("SHFL.BFLY"):
             sent.add(result)
-    return found
+    return results
 
 
 # ---- machine code that can be compared
@@ -129,13 +129,13 @@ def instructions(listing):
         place = int(match[1], 16)
         return match[0] if place < 0x210 else f"argument {numbers.setdefault(place, len(numbers))}"
 
-    found = []
+    results = []
     for _, predicate, op, rest in rows:
         rest = re.sub(r"c\[0x0\]\[(0x[0-9a-f]+)\]", argument, rest.strip())
         if re.match(r"BRA|BSSY|CALL|RET|BREAK|WARPSYNC", op):
             rest = re.sub(r"0x[0-9a-f]+", lambda match: hex(int(match[0], 16) - start), rest)
-        found.append(f"{predicate}{op} {rest}")
-    return found
+        results.append(f"{predicate}{op} {rest}")
+    return results
 
 
 # ---- asking a Triton
@@ -202,7 +202,7 @@ def main(stage):
     import triton
 
     requests = json.load(sys.stdin)
-    found, codes = [[] for _ in requests], {}
+    result, codes = [[] for _ in requests], {}
     for i, request in enumerate(requests):
         try:
             source, options = kernels.decoded(request)
@@ -211,17 +211,17 @@ def main(stage):
             else:
                 ttgir = lowered(source, options, ("ttir", "ttgir")[: 1 + (stage == "ttgir")])
         except triton.CompilationError as error:
-            found[i].append(f"does not compile: {error}")
+            result[i].append(f"does not compile: {error}")
             continue
         if stage in ("ttgir", "cubin"):
-            found[i] += gaps(ttgir) + crosswise(ttgir, tile(source))
+            result[i] += gaps(ttgir) + crosswise(ttgir, tile(source))
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     for i, listing in zip(codes, disassembled([code for code, _ in codes.values()], ARCH, tool) if codes else ()):
         if stage == "cubin":
-            found[i] += fused(listing)
+            result[i] += fused(listing)
         else:
-            found[i] = [f"{codes[i][1]} registers", *instructions(listing)]
-    print(json.dumps([triton.__version__, found]))
+            result[i] = [f"{codes[i][1]} registers", *instructions(listing)]
+    print(json.dumps([triton.__version__, result]))
 
 
 if __name__ == "__main__":

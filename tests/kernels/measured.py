@@ -57,13 +57,13 @@ class Row(NamedTuple):
 
 def shares(text=None):
     """{(dtype, benchmark, direction): share} at 64M elements, but of the rows that may hold time of the host."""
-    found = {}
+    results = {}
     for section in (text or RESULTS.read_text()).split("\n## ")[1:]:
         dtype, size = section.splitlines()[0].split(", ")
         if size == "64M":
             for case, direction, share in re.findall(r"^\| (\w+) \| (\w+) \| ([\d.]+) \|", section, re.MULTILINE):
-                found[dtype, case, direction] = float(share)
-    return found
+                results[dtype, case, direction] = float(share)
+    return results
 
 
 def of(name, found):
@@ -101,8 +101,8 @@ def with_measured(text):
     head, rows = table(text)
     if head[-1] == COLUMN:
         head, rows = head[:-1], [row[:-1] for row in rows]
-    found = shares()
-    lines = [[*head, COLUMN], *([*row, "" if (own := of(row[:4], found)) is None else f"{own:.2f}"] for row in rows)]
+    result = shares()
+    lines = [[*head, COLUMN], *([*row, "" if (own := of(row[:4], result)) is None else f"{own:.2f}"] for row in rows)]
     drawn = ["| " + " | ".join(line) + " |" for line in lines]
     text = text[: text.index(HEAD)] + "\n".join([drawn[0], "|---" * len(lines[0]) + "|", *drawn[1:]]) + "\n"
     sentence = r"Of \d+ rows that have both, the median difference is [\d.]+, and\s+\d+ are within [\d.]+\."

@@ -31,49 +31,49 @@ def flat(n, dtype, start=0):
 def cases(n):
     """{(op, direction, layout, dtype): plan} of about n elements. Layouts: `flat` a mean or sum of all, `rows` and
     `columns` of 4096 elements; `offset` one that begins at no multiple of 16 bytes, `odd` rows of an odd length."""
-    found = {}
+    results = {}
     for name, dtype in (DTYPES | {"fp16": F16, "fp64": F64}).items():
         x, mask = flat(n, dtype)
-        found["masked_mean", "forward", "flat", name] = reduced(None, x, None, mask)
-        found["masked_mean", "backward", "flat", name] = mapped(None, x, None, mask)
+        results["masked_mean", "forward", "flat", name] = reduced(None, x, None, mask)
+        results["masked_mean", "backward", "flat", name] = mapped(None, x, None, mask)
         for module in (mse_loss, *(LOSSES if name in DTYPES else ())):
             for op, (value, derivative) in formulas(module).items():
-                found[op[5:], "forward", "flat", name] = reduced(value, x, x, mask)
-                found[op[5:], "backward", "flat", name] = mapped(derivative, x, x, mask)
+                results[op[5:], "forward", "flat", name] = reduced(value, x, x, mask)
+                results[op[5:], "backward", "flat", name] = mapped(derivative, x, x, mask)
     for name, dtype in DTYPES.items():
         x, mask = flat(n, dtype)
         for result in STATISTICS:
-            found[result.lower(), "forward", "flat", name] = statistics.forward(
+            results[result.lower(), "forward", "flat", name] = statistics.forward(
                 result, None if result == "COUNT" else x, mask, shape=x.shape
             )
         for kind, slope in enumerate(statistics.statistic_backward.SLOPES):
-            found[f"{slope.__name__} slope", "backward", "flat", name] = statistics.backward(kind, x, mask)
+            results[f"{slope.__name__} slope", "backward", "flat", name] = statistics.backward(kind, x, mask)
         offset, some = flat(n, dtype, 1)
-        found["mse_loss", "forward", "offset", name] = reduced(mse_loss.value, offset, offset, some)
-        found["mse_loss", "backward", "offset", name] = mapped(mse_loss.slope, offset, offset, some)
+        results["mse_loss", "forward", "offset", name] = reduced(mse_loss.value, offset, offset, some)
+        results["mse_loss", "backward", "offset", name] = mapped(mse_loss.slope, offset, offset, some)
         x, mask = meta((n // COLUMNS, COLUMNS), dtype), meta((n // COLUMNS, COLUMNS), torch.bool)
         for dim, layout in enumerate(("columns", "rows")):
-            found["masked_mean", "forward", layout, name] = reduced(None, x, None, mask, dims=[dim])
+            results["masked_mean", "forward", layout, name] = reduced(None, x, None, mask, dims=[dim])
             for result in ("VAR", "LOGSUMEXP"):
-                found[result.lower(), "forward", layout, name] = statistics.forward(result, x, mask, dims=[dim])
+                results[result.lower(), "forward", layout, name] = statistics.forward(result, x, mask, dims=[dim])
         for op, number in (("softmax", rows.SOFTMAX), ("log_softmax", rows.LOG_SOFTMAX), ("normalize", rows.NORMALIZE)):
             some = None if op == "normalize" else mask
-            found[op, "forward", "rows", name] = rows.forward(number, x, some)
-            found[op, "backward", "rows", name] = rows.backward(number, x, some)
-        found["cosine", "forward", "rows", name] = rows.cosines(x, x)
-        found["cosine", "backward", "rows", name] = rows.cosines_backward(x, x)
-        found["triplet_margin_loss", "forward", "rows", name] = rows.triplets(x)
-        found["triplet_margin_loss", "backward", "rows", name] = rows.triplets_backward(x)
+            results[op, "forward", "rows", name] = rows.forward(number, x, some)
+            results[op, "backward", "rows", name] = rows.backward(number, x, some)
+        results["cosine", "forward", "rows", name] = rows.cosines(x, x)
+        results["cosine", "backward", "rows", name] = rows.cosines_backward(x, x)
+        results["triplet_margin_loss", "forward", "rows", name] = rows.triplets(x)
+        results["triplet_margin_loss", "backward", "rows", name] = rows.triplets_backward(x)
         for layout, width in (("rows", CLASSES), ("odd", 50257)):
             x = meta((n // width, width), dtype)
-            found["cross_entropy", "forward", layout, name] = classes.forward(x)
-            found["cross_entropy", "backward", layout, name] = classes.backward(x)
-            found["softmax", "forward", f"{layout} of {width}", name] = rows.forward(rows.SOFTMAX, x)
-        found["softmax", "forward", "one row", name] = rows.forward(rows.SOFTMAX, meta((1, n), dtype))
+            results["cross_entropy", "forward", layout, name] = classes.forward(x)
+            results["cross_entropy", "backward", layout, name] = classes.backward(x)
+            results["softmax", "forward", f"{layout} of {width}", name] = rows.forward(rows.SOFTMAX, x)
+        results["softmax", "forward", "one row", name] = rows.forward(rows.SOFTMAX, meta((1, n), dtype))
         x, target, mask = regions.operands((n >> 20, 16, 256, 256), dtype, masked=True)
-        found["regions", "forward", "images", name] = regions.forward(x, target, mask)
-        found["regions", "backward", "images", name] = regions.backward(x, target, mask)
-    return found
+        results["regions", "forward", "images", name] = regions.forward(x, target, mask)
+        results["regions", "backward", "images", name] = regions.backward(x, target, mask)
+    return results
 
 
 def predictions(gpu, plans):
@@ -86,11 +86,11 @@ def predictions(gpu, plans):
             compiled[key] = made.asm["cubin"], made.metadata.shared
         keys[name] = key
     codes = dict(zip(compiled, machine_code.read([*compiled.values()], gpu.arch, BIN / "nvdisasm")))
-    found = {}
+    results = {}
     for name, plan in plans.items():
         code, load = codes[keys[name]], load_of(plan)
-        found[name] = code.registers, load.rounds, predict(code, load, gpu)
-    return found
+        results[name] = code.registers, load.rounds, predict(code, load, gpu)
+    return results
 
 
 def recorded():
@@ -112,8 +112,8 @@ def main():
         tables.append([predicted(gpu, plans) for gpu, plans in own])
     large, small, *more = (triton | cuda for triton, cuda in zip(*tables))
     lines = [HEAD + "".join(f" {name} |" for name in others), "|---" * (11 + len(others)) + "|"]
-    for name, (registers, rounds, found) in large.items():
-        own = f"{found.instructions:.0f} | {registers} | {found.in_flight:.0f} | {rounds} | {found.bound}"
+    for name, (registers, rounds, result) in large.items():
+        own = f"{result.instructions:.0f} | {registers} | {result.in_flight:.0f} | {rounds} | {result.bound}"
         shares = [table[name][2] if name in table else None for table in (large, small, *more)]
         lines.append(" | ".join(("", *name, own, *(f"{p.share:.2f}" if p else "" for p in shares), ""))[1:-1])
     text = DOCUMENT.read_text()

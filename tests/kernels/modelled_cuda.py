@@ -74,7 +74,7 @@ RAW = {"health": "_health_", "clip_grad_norm_": "_scale_"}  # where it is not th
 
 def cases(n, plans):
     """{(op, direction, layout, dtype): Case} of about n elements."""
-    found = {}
+    results = {}
     families = [getattr(plans_cuda, name) for name in FAMILIES]
     for (dtype_name, dtype), family in product(plans_cuda.DTYPES.items(), families):
         for (op, direction, layout), operands, steps, *more in family(n, dtype):
@@ -85,8 +85,8 @@ def cases(n, plans):
             expected = steps(read, written, launches)
             named = [re.search(s.kernel, launch[0]) for s, launch in zip(expected, launches)]
             assert len(expected) == len(launches) and all(named), (op, direction, layout, launches)
-            found[op, direction, layout, dtype_name] = Case(n, read, written, list(zip(expected, launches)))
-    return found
+            results[op, direction, layout, dtype_name] = Case(n, read, written, list(zip(expected, launches)))
+    return results
 
 
 def kernels(arch):

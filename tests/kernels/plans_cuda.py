@@ -77,9 +77,9 @@ def lists(n, dtype):
         blocks, passes = sum(its for _, its, *_ in launches), {dtype.itemsize: 0, 16: 0}
         passes[64] = read / blocks / 4 / 2048
         folds = [2 + ceil(blocks / 1024)] if launches[0][3] else [0]  # those with shared memory
-        found = [(read * its // blocks, written * its // blocks) for _, its, *_ in launches]
+        results = [(read * its // blocks, written * its // blocks) for _, its, *_ in launches]
         rounds = [0] * (len(launches) - 1) + folds
-        return [Step("scan", *part, passes, 0, last, mark=OWN[dtype]) for part, last in zip(found, rounds)]
+        return [Step("scan", *part, passes, 0, last, mark=OWN[dtype]) for part, last in zip(results, rounds)]
 
     for layout, sizes in (("flat", [n]), ("list", [n // 64] * 48 + [n // 4 // 252] * 252)):
         x = [empty(m, dtype=dtype) for m in sizes]
@@ -149,17 +149,17 @@ def ssim(n, dtype):
         return [Step("ssim", read, written, {STORES: 52 * 6 / 256}, rounds=rounds, avoid=LAST, most=True)]
 
     def march(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across
-        found, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
+        results, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
         slices = {STORES: 144 / 256, 24: 42, 56: 42, 57: 42}
         rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
         for kernel, blocks, *_ in launches:
             if "level" in kernel:
-                found.append(Step("level", 2 * size(v), 0, rows, 0, gathered(blocks), avoid=LAST, most=True))
+                results.append(Step("level", 2 * size(v), 0, rows, 0, gathered(blocks), avoid=LAST, most=True))
             else:
                 more = (0, slopes) if "slope" in kernel else (slopes, written) if "blur" in kernel else (0, written)
                 last = {"rounds": gathered(blocks), "avoid": LAST} if "ssim" in kernel else {}
-                found.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True, **last))
-        return found
+                results.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True, **last))
+        return results
 
     x, v = empty(*shape, dtype=dtype), empty(*cube, dtype=dtype)
     for layout, a, steps in (("images", x, tiles), ("volumes", v, march)):

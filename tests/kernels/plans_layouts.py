@@ -18,17 +18,17 @@ MODES = "COUNT", "VAR", "NORM", "LOGSUMEXP", "LARGEST", "ABSOLUTE_SUM"  # a stat
 
 def layouts():
     """{name: plan}"""
-    found = {}
+    results = {}
     for shape, dtype in product(SHAPES, (BF16, F64)):
         for layout, strides in (("", None), (" transposed", (1, shape[0]))):
             x, mask = meta(shape, dtype, strides), meta(shape, torch.bool)
             made = one_of_each(x, mask, MODES)
-            found |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in made}
+            results |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in made}
     for dtype in (BF16, F64):  # tiles of one element
         nothing = meta((0, 0, 0, 0), dtype)
-        found[f"sum of nothing {str(dtype)[6:]}"] = reduced(None, nothing, mean=False)
-        found |= {f"{name} of nothing {str(dtype)[6:]}": statistics.forward(name, nothing) for name in MODES[1:]}
-    return found
+        results[f"sum of nothing {str(dtype)[6:]}"] = reduced(None, nothing, mean=False)
+        results |= {f"{name} of nothing {str(dtype)[6:]}": statistics.forward(name, nothing) for name in MODES[1:]}
+    return results
 
 
 def one_of_each(x, mask, names):
@@ -82,16 +82,16 @@ def rows_of(x):
 def functors(dtype):
     """{name: plan} of each functor and op."""
     x, mask = meta((64, 128), dtype), meta((64, 128), torch.bool)
-    found = dict(rows_of(x))
+    result = dict(rows_of(x))
     for module in (mse_loss, *LOSSES):
         for loss, (value, derivative) in formulas(module).items():
-            found[loss] = reduced(value, x, x, mask)
-            found[f"{loss}_backward"] = mapped(derivative, x, x, mask, both=True)
+            result[loss] = reduced(value, x, x, mask)
+            result[f"{loss}_backward"] = mapped(derivative, x, x, mask, both=True)
     for name in STATISTICS:
-        found[name] = statistics.forward(name, None if name == "COUNT" else x, mask, shape=x.shape)
+        result[name] = statistics.forward(name, None if name == "COUNT" else x, mask, shape=x.shape)
     for kind, slope in enumerate(statistics.statistic_backward.SLOPES):
-        found[f"{slope.__name__}_backward"] = statistics.backward(kind, x, mask)
+        result[f"{slope.__name__}_backward"] = statistics.backward(kind, x, mask)
     for name, op in (("softmax", rows.SOFTMAX), ("log_softmax", rows.LOG_SOFTMAX), ("normalize", rows.NORMALIZE)):
-        found[name], found[f"{name}_backward"] = rows.forward(op, x, mask), rows.backward(op, x, mask)
-    found["cosine"], found["cosine_backward"] = rows.cosines(x, x), rows.cosines_backward(x, x)
-    return found | dict(regions_of(x))
+        result[name], result[f"{name}_backward"] = rows.forward(op, x, mask), rows.backward(op, x, mask)
+    result["cosine"], result["cosine_backward"] = rows.cosines(x, x), rows.cosines_backward(x, x)
+    return result | dict(regions_of(x))

@@ -36,32 +36,32 @@ def backward(x, target, mask, squared=False, exists=None, both=True):
 
 
 def cases():
-    found = {"aligned regions many small bfloat16": forward(*operands((1 << 14, 4, 32, 32), BF16))}
+    results = {"aligned regions many small bfloat16": forward(*operands((1 << 14, 4, 32, 32), BF16))}
     for dtype in (F16, BF16, F32, F64):
         name, exists = str(dtype)[6:], meta(SHAPE[1:2], torch.bool)
         for make, back in ((forward, ""), (backward, "_backward")):
-            found[f"aligned regions{back} indices {name}"] = make(*operands(SHAPE, dtype))
-            found[f"aligned regions{back} soft squared {name}"] = make(*operands(SHAPE, dtype, True, True), True)
+            results[f"aligned regions{back} indices {name}"] = make(*operands(SHAPE, dtype))
+            results[f"aligned regions{back} soft squared {name}"] = make(*operands(SHAPE, dtype, True, True), True)
             if dtype in (F16, F64):  # as bf16 and fp32 from here
                 continue
-            found[f"aligned regions{back} indices masked {name}"] = make(
+            results[f"aligned regions{back} indices masked {name}"] = make(
                 *operands(SHAPE, dtype, False, True), True, exists
             )
-            found[f"aligned regions{back} one class {name}"] = make(*operands(ONE, dtype, True))
-            found[f"aligned regions{back} channels last {name}"] = make(*operands(LAST, dtype, last=True))
-            found[f"aligned regions{back} soft channels last {name}"] = make(
+            results[f"aligned regions{back} one class {name}"] = make(*operands(ONE, dtype, True))
+            results[f"aligned regions{back} channels last {name}"] = make(*operands(LAST, dtype, last=True))
+            results[f"aligned regions{back} soft channels last {name}"] = make(
                 *operands(LAST, dtype, True, True, True), True
             )
-            found[f"general regions{back} indices {name}"] = make(*operands(ODD, dtype, False, True))
-            found[f"general regions{back} soft {name}"] = make(*operands(ODD, dtype, True, True), True)
-            found[f"general regions{back} channels last {name}"] = make(*operands(ODD, dtype, False, True, True))
-            found[f"aligned regions{back} 2^33 {name}"] = make(*operands((2, 4, 1 << 30), dtype))
-    return found
+            results[f"general regions{back} indices {name}"] = make(*operands(ODD, dtype, False, True))
+            results[f"general regions{back} soft {name}"] = make(*operands(ODD, dtype, True, True), True)
+            results[f"general regions{back} channels last {name}"] = make(*operands(ODD, dtype, False, True, True))
+            results[f"aligned regions{back} 2^33 {name}"] = make(*operands((2, 4, 1 << 30), dtype))
+    return results
 
 
 def covered(plans):
     """Class indices and values, of which the squares are summed and those of which they are not; whole and in parts."""
     sums, backward = ([plan.constants for plan in plans if plan.kernel is kernel] for kernel in (REGION_SUMS, BACKWARD))
-    for found in (sums, backward):
-        assert len({(constants["INDEXED"], constants["SQUARED"]) for constants in found}) == 4
+    for results in (sums, backward):
+        assert len({(constants["INDEXED"], constants["SQUARED"]) for constants in results}) == 4
     assert {constants["SPLIT"] for constants in sums} == {False, True}

@@ -75,16 +75,16 @@ def triplets_backward(x, swap=False):
 
 
 def cases():
-    found = {}
+    results = {}
     for dtype in (F16, BF16, F32, F64):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
-        found[f"aligned softmax {name}"] = forward(SOFTMAX, x, mask)
-        found[f"aligned softmax_backward {name}"] = backward(SOFTMAX, x, mask)
+        results[f"aligned softmax {name}"] = forward(SOFTMAX, x, mask)
+        results[f"aligned softmax_backward {name}"] = backward(SOFTMAX, x, mask)
         if dtype != F16:  # as bf16
-            found[f"aligned cosine {name}"] = cosines(x, x)
-            found[f"aligned cosine_backward {name}"] = cosines_backward(x, x)
-            found[f"aligned triplet {name}"] = triplets(x)
-            found[f"aligned triplet_backward {name}"] = triplets_backward(x)
+            results[f"aligned cosine {name}"] = cosines(x, x)
+            results[f"aligned cosine_backward {name}"] = cosines_backward(x, x)
+            results[f"aligned triplet {name}"] = triplets(x)
+            results[f"aligned triplet_backward {name}"] = triplets_backward(x)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
         longest = meta((1 << 12, 1 << 14), dtype)  # that fits
@@ -96,34 +96,34 @@ def cases():
         for op, which in ((LOG_SOFTMAX, "log_softmax"), (NORMALIZE, "normalize")):
             some, other = (None, None) if op == NORMALIZE else (mask, shared)
             for make, back in ((forward, ""), (backward, "_backward")):
-                found[f"aligned {which}{back} rows {name}"] = make(op, x, some)
-                found[f"aligned {which}{back} longest {name}"] = make(op, longest)
-                found[f"aligned {which}{back} many long {name}"] = make(op, many)
-                found[f"aligned {which}{back} few long {name}"] = make(op, long)
-                found[f"aligned {which}{back} channels {name}"] = make(op, channels, other, 1)
-                found[f"aligned {which}{back} few long columns {name}"] = make(op, tall, None, 0)
-                found[f"aligned {which}{back} 2^33 {name}"] = make(op, huge)
-                found[f"general {which}{back} transposed {name}"] = make(op, across, some)
-                found[f"general {which}{back} odd {name}"] = make(op, odd, None)
-                found[f"aligned {which}{back} odd long {name}"] = make(op, meta((1 << 12, 50257), dtype), None)
-                found[f"aligned {which}{back} odd few long {name}"] = make(op, meta((4, (1 << 20) + 1), dtype), None)
+                results[f"aligned {which}{back} rows {name}"] = make(op, x, some)
+                results[f"aligned {which}{back} longest {name}"] = make(op, longest)
+                results[f"aligned {which}{back} many long {name}"] = make(op, many)
+                results[f"aligned {which}{back} few long {name}"] = make(op, long)
+                results[f"aligned {which}{back} channels {name}"] = make(op, channels, other, 1)
+                results[f"aligned {which}{back} few long columns {name}"] = make(op, tall, None, 0)
+                results[f"aligned {which}{back} 2^33 {name}"] = make(op, huge)
+                results[f"general {which}{back} transposed {name}"] = make(op, across, some)
+                results[f"general {which}{back} odd {name}"] = make(op, odd, None)
+                results[f"aligned {which}{back} odd long {name}"] = make(op, meta((1 << 12, 50257), dtype), None)
+                results[f"aligned {which}{back} odd few long {name}"] = make(op, meta((4, (1 << 20) + 1), dtype), None)
         expanded = meta((8192, 4096), dtype, (0, 1))
-        found[f"aligned cosine few long {name}"] = cosines(few, few)
-        found[f"aligned cosine channels {name}"] = cosines(channels, channels, 1)
-        found[f"aligned cosine_backward channels {name}"] = cosines_backward(channels, channels, 1)
-        found[f"aligned cosine broadcast {name}"] = cosines(x, expanded)
-        found[f"aligned cosine_backward broadcast {name}"] = cosines_backward(x, expanded)
-        found[f"general cosine transposed {name}"] = cosines(x, across)
-        found[f"aligned triplet swap {name}"] = triplets(x, True, meta((8192,), torch.bool))
-        found[f"aligned triplet_backward swap {name}"] = triplets_backward(x, True)
-        found[f"aligned triplet few long {name}"] = triplets(long, True)
-        found[f"aligned triplet channels {name}"] = triplets(channels.mT)
-        found[f"aligned triplet_backward channels {name}"] = triplets_backward(channels.mT)
-        found[f"general triplet odd {name}"] = triplets(odd)
-        found[f"general triplet_backward odd {name}"] = triplets_backward(odd)
-        found[f"general cosine_backward transposed {name}"] = cosines_backward(x, across)
+        results[f"aligned cosine few long {name}"] = cosines(few, few)
+        results[f"aligned cosine channels {name}"] = cosines(channels, channels, 1)
+        results[f"aligned cosine_backward channels {name}"] = cosines_backward(channels, channels, 1)
+        results[f"aligned cosine broadcast {name}"] = cosines(x, expanded)
+        results[f"aligned cosine_backward broadcast {name}"] = cosines_backward(x, expanded)
+        results[f"general cosine transposed {name}"] = cosines(x, across)
+        results[f"aligned triplet swap {name}"] = triplets(x, True, meta((8192,), torch.bool))
+        results[f"aligned triplet_backward swap {name}"] = triplets_backward(x, True)
+        results[f"aligned triplet few long {name}"] = triplets(long, True)
+        results[f"aligned triplet channels {name}"] = triplets(channels.mT)
+        results[f"aligned triplet_backward channels {name}"] = triplets_backward(channels.mT)
+        results[f"general triplet odd {name}"] = triplets(odd)
+        results[f"general triplet_backward odd {name}"] = triplets_backward(odd)
+        results[f"general cosine_backward transposed {name}"] = cosines_backward(x, across)
     rare = re.compile(r".*(triplet|longest|many long|columns|2\^33|odd|broadcast| rows|normalize).* float32")
-    return {name: plan for name, plan in found.items() if not rare.match(name)}
+    return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
 def covered(plans):

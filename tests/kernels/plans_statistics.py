@@ -59,46 +59,46 @@ def backward(kind, x, mask=None, weight=None, dims=None):
 
 
 def cases():
-    found = {}
+    results = {}
     for dtype in (F16, BF16, F32, F64):
         name, x, mask = str(dtype)[6:], meta(FLAT, dtype), meta(FLAT, torch.bool)
-        found[f"aligned var {name}"] = forward("VAR", x, mask)
+        results[f"aligned var {name}"] = forward("VAR", x, mask)
         if dtype != F16:  # as bf16
-            found[f"aligned logsumexp {name}"] = forward("LOGSUMEXP", x, mask)
-            found[f"aligned linear_backward {name}"] = backward(0, x, mask)
+            results[f"aligned logsumexp {name}"] = forward("LOGSUMEXP", x, mask)
+            results[f"aligned linear_backward {name}"] = backward(0, x, mask)
     x, mask, w = meta(FLAT, BF16), meta(FLAT, torch.bool), meta(FLAT, F32)
-    found["aligned amax bf16"] = forward("LARGEST", x, mask)
-    found["aligned norm bf16"] = forward("NORM", x, mask)
-    found["aligned norm -inf bf16"] = forward("SMALLEST", x, mask, absolute=True, negate=True)
-    found["aligned norm 1 bf16"] = forward("ABSOLUTE_SUM", x, mask, absolute=True)
-    found["aligned safe_norm bf16"] = forward("NORM", x, mask, absolute=True, saturate=True)
-    found["aligned sum of squares bf16"] = forward("SQUARE_SUM", x, mask)
-    found["aligned std bf16"] = forward("STD", x)
-    found["aligned rms weight bf16"] = forward("RMS", x, mask, x)
-    found["aligned var weight bf16+fp32"] = forward("VAR", x, mask, w)
-    found["aligned logsumexp weight bf16"] = forward("LOGSUMEXP", x, mask, x)
-    found["count flat bf16"] = forward("COUNT", None, mask, shape=FLAT)
-    found["aligned count weight bf16"] = forward("COUNT", None, mask, x, shape=FLAT)
+    results["aligned amax bf16"] = forward("LARGEST", x, mask)
+    results["aligned norm bf16"] = forward("NORM", x, mask)
+    results["aligned norm -inf bf16"] = forward("SMALLEST", x, mask, absolute=True, negate=True)
+    results["aligned norm 1 bf16"] = forward("ABSOLUTE_SUM", x, mask, absolute=True)
+    results["aligned safe_norm bf16"] = forward("NORM", x, mask, absolute=True, saturate=True)
+    results["aligned sum of squares bf16"] = forward("SQUARE_SUM", x, mask)
+    results["aligned std bf16"] = forward("STD", x)
+    results["aligned rms weight bf16"] = forward("RMS", x, mask, x)
+    results["aligned var weight bf16+fp32"] = forward("VAR", x, mask, w)
+    results["aligned logsumexp weight bf16"] = forward("LOGSUMEXP", x, mask, x)
+    results["count flat bf16"] = forward("COUNT", None, mask, shape=FLAT)
+    results["aligned count weight bf16"] = forward("COUNT", None, mask, x, shape=FLAT)
     for kind, slope in enumerate(statistic_backward.SLOPES[1:], 1):
-        found[f"aligned {slope.__name__}_backward bf16"] = backward(kind, x, mask, x if kind == 2 else None)
+        results[f"aligned {slope.__name__}_backward bf16"] = backward(kind, x, mask, x if kind == 2 else None)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
         for result in ("VAR", "LOGSUMEXP", "LARGEST"):
-            found[f"aligned rows {result} {name}"] = forward(result, x, mask, dims=[1])
-            found[f"aligned columns {result} {name}"] = forward(result, x, mask, dims=[0])
-        found[f"aligned columns unmasked VAR {name}"] = forward("VAR", x, dims=[0])
-        found[f"aligned few rows VAR {name}"] = forward("VAR", meta((64, 1 << 20), dtype), dims=[1])
-        found[f"aligned columns weight VAR {name}"] = forward("VAR", x, mask, x, dims=[0])
-        found[f"aligned rows linear_backward {name}"] = backward(0, x, mask, x, dims=[1])
-        found[f"aligned columns exponential_backward {name}"] = backward(2, x, mask, dims=[0])
-        found[f"aligned 2^33 VAR {name}"] = forward("VAR", meta((1 << 33,), dtype))
+            results[f"aligned rows {result} {name}"] = forward(result, x, mask, dims=[1])
+            results[f"aligned columns {result} {name}"] = forward(result, x, mask, dims=[0])
+        results[f"aligned columns unmasked VAR {name}"] = forward("VAR", x, dims=[0])
+        results[f"aligned few rows VAR {name}"] = forward("VAR", meta((64, 1 << 20), dtype), dims=[1])
+        results[f"aligned columns weight VAR {name}"] = forward("VAR", x, mask, x, dims=[0])
+        results[f"aligned rows linear_backward {name}"] = backward(0, x, mask, x, dims=[1])
+        results[f"aligned columns exponential_backward {name}"] = backward(2, x, mask, dims=[0])
+        results[f"aligned 2^33 VAR {name}"] = forward("VAR", meta((1 << 33,), dtype))
         across = meta((8192, 4096), dtype, (1, 8192))
-        found[f"general transposed VAR {name}"] = forward("VAR", across, mask, x)
-        found[f"general odd rows LOGSUMEXP {name}"] = forward("LOGSUMEXP", meta((511, 4095), dtype), dims=[1])
-        found[f"general batch and space VAR {name}"] = forward("VAR", meta((32, 64, 4095), dtype), dims=[0, 2])
-        found[f"general transposed linear_backward {name}"] = backward(0, across, mask, dims=[1])
+        results[f"general transposed VAR {name}"] = forward("VAR", across, mask, x)
+        results[f"general odd rows LOGSUMEXP {name}"] = forward("LOGSUMEXP", meta((511, 4095), dtype), dims=[1])
+        results[f"general batch and space VAR {name}"] = forward("VAR", meta((32, 64, 4095), dtype), dims=[0, 2])
+        results[f"general transposed linear_backward {name}"] = backward(0, across, mask, dims=[1])
     rare = re.compile(r".*(rows|batch|2\^33|LOGSUMEXP|columns \w+).* float32")  # no other path than in bf16
-    return {name: plan for name, plan in found.items() if not rare.match(name)}
+    return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
 def covered(plans):

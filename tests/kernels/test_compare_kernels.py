@@ -22,16 +22,16 @@ def test_addresses_and_places_of_arguments_are_no_difference():
         rows = "LDC R1, c[0x0][0x28]", f"LDC R2, c[0x0][0x{first:x}]", f"@!P0 IADD R2, R2, c[0x0][0x{second:x}]"
         return compiled.instructions(listing([*rows, f"@P1 BRA 0x{start + 16:x}", "MOV R3, 0x10"], start))
 
-    found = kernel(0, 0x210, 0x218)
-    assert found == kernel(0x4560, 0x230, 0x210)
-    assert found == [
+    result = kernel(0, 0x210, 0x218)
+    assert result == kernel(0x4560, 0x230, 0x210)
+    assert result == [
         "LDC R1, c[0x0][0x28]",
         "LDC R2, argument 0",
         "@!P0 IADD R2, R2, argument 1",
         "@P1 BRA 0x10",
         "MOV R3, 0x10",
     ]
-    assert found != kernel(0, 0x210, 0x210)  # the same argument twice
+    assert result != kernel(0, 0x210, 0x210)  # the same argument twice
 
 
 CODE = ["40 registers", "LDG R1, [R2]", "@P0 FADD R1, R1, R3", "STG [R2], R1"]
@@ -75,8 +75,8 @@ def test_kernels_are_recorded(tmp_path, capsys):
     compare_kernels.main(["record", str(apart), "--part", str(few)])
     capsys.readouterr()
     assert compare_kernels.main(["compare", str(apart), str(together)]) == 0
-    found = json.loads(lzma.open(apart).read())
-    assert found.keys() == FOLDERS.keys() and all(3 <= len(kernels) <= 4 for kernels in found.values())
-    assert all(len(code) > 100 and "registers" in code[0] for kernels in found.values() for code in kernels.values())
-    codes = list(map(json.dumps, found[min(found)].values()))
+    result = json.loads(lzma.open(apart).read())
+    assert result.keys() == FOLDERS.keys() and all(3 <= len(kernels) <= 4 for kernels in result.values())
+    assert all(len(code) > 100 and "registers" in code[0] for kernels in result.values() for code in kernels.values())
+    codes = list(map(json.dumps, result[min(result)].values()))
     assert len({*codes}) == len(codes)

@@ -47,8 +47,8 @@ def find(tool):
         folders.append(Path(triton.__file__).parent / "backends" / "nvidia" / "bin")
     except ImportError:
         pass
-    found = shutil.which(tool)
-    return found or next((str(f / tool) for f in folders if (f / tool).exists()), None)
+    result = shutil.which(tool)
+    return result or next((str(f / tool) for f in folders if (f / tool).exists()), None)
 
 
 NVCC, CUOBJDUMP, NVDISASM = find("nvcc"), find("cuobjdump"), find("nvdisasm")
@@ -75,8 +75,8 @@ def cuobjdump(*arguments, cwd=None):
 def resources(cubin):
     """{kernel: {"registers", "stack" (bytes, spills and local arrays)}} of compiled device code."""
     row = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
-    found = row.findall(cuobjdump("--dump-resource-usage", cubin))
-    return {name: {"registers": int(reg), "stack": int(stack) + int(local)} for name, reg, stack, local in found}
+    results = row.findall(cuobjdump("--dump-resource-usage", cubin))
+    return {name: {"registers": int(reg), "stack": int(stack) + int(local)} for name, reg, stack, local in results}
 
 
 def texts(cubin):
@@ -95,11 +95,11 @@ def texts(cubin):
 def accesses(arch, cubins):
     """{cubin: {kernel: {instruction: count}}} of the memory instructions in the machine code, e.g. LDG.128, STG.U16,
     LDL.32. All of an architecture is taken apart together: the disassembler's start takes longest."""
-    found, begins, rows, raw = {}, [], [], b""
+    results, begins, rows, raw = {}, [], [], b""
     for cubin in cubins:
         for kernel, code in texts(cubin):
             begins.append(len(raw))
-            rows.append(found.setdefault(cubin, {}).setdefault(kernel, {}))
+            rows.append(results.setdefault(cubin, {}).setdefault(kernel, {}))
             raw += code
     with tempfile.NamedTemporaryFile() as file:
         file.write(raw)
@@ -111,7 +111,7 @@ def accesses(arch, cubins):
         width = re.search(r"\.(128|64|U16|S16|U8|S8)\b", modifiers)
         row, key = rows[bisect(begins, int(offset, 16)) - 1], f"{name}.{width.group(1) if width else 32}"
         row[key] = row.get(key, 0) + 1
-    return found
+    return results
 
 
 def not_resident(table):
@@ -125,14 +125,14 @@ def built(tmp_path_factory):
     of its source into the names of its kernels."""
     folder = tmp_path_factory.mktemp("cubin")
     cuobjdump("-xelf", "all", LIBRARY.resolve(), cwd=folder)
-    found = {}
+    results = {}
     done = {cubin: row for arch in ARCHS for cubin, row in accesses(arch, folder.glob(f"*.sm_{arch}.cubin")).items()}
     for cubin in done:
         table = resources(cubin)
         names = {name for kernel in table for name in re.findall(r"_GLOBAL__N__\w{8}_\d+_(\w+?)_cu_", kernel)}
         (source,) = names
-        found[source, re.search(r"sm_(\d+)", cubin.name).group(1)] = done[cubin], table
-    return found
+        results[source, re.search(r"sm_(\d+)", cubin.name).group(1)] = done[cubin], table
+    return results
 
 
 @needs_library

@@ -35,9 +35,9 @@ def step():
 
 
 def wanted():
-    with gpu_kernels.planned(standin.ARCH) as found:
+    with gpu_kernels.planned(standin.ARCH) as results:
         step()
-    return [json.loads(text) for text in found]
+    return [json.loads(text) for text in results]
 
 
 needs_extension = pytest.mark.skipif(library.cpu_extension is None, reason="the extension is not built")
@@ -58,8 +58,8 @@ def test_what_comes_out_of_json_has_the_key_of_what_went_in(monkeypatch):
 def python(tmp_path, monkeypatch):
     """An interpreter with Triton and nothing else: no torch, no safeops, and no finder of an editable install."""
     (tmp_path / "site").mkdir()
-    for found in Path(importlib.util.find_spec("triton").origin).parents[1].glob("triton*"):
-        (tmp_path / "site" / found.name).symlink_to(found)
+    for result in Path(importlib.util.find_spec("triton").origin).parents[1].glob("triton*"):
+        (tmp_path / "site" / result.name).symlink_to(result)
     made = tmp_path / "python"
     made.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} -S "$@"\n')
     made.chmod(0o755)

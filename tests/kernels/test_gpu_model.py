@@ -72,9 +72,9 @@ def test_no_share_falls(triton_cache):
         plans = modelled.cases(n)
         assert set(plans) <= set(known), "make gpu-model"
         plans = {name: plan for name, plan in plans.items() if name[3] == "bf16"}
-        for name, (_, _, found) in modelled.predictions(H200, plans).items():
-            if found.share < known[name][place] - SLACK:
-                fell[(size, *name)] = known[name][place], found.share
+        for name, (_, _, result) in modelled.predictions(H200, plans).items():
+            if result.share < known[name][place] - SLACK:
+                fell[(size, *name)] = known[name][place], result.share
     assert not fell
 
 
@@ -91,9 +91,9 @@ def test_no_share_of_a_cuda_kernel_falls(launches):
     for place, (size, n) in enumerate(modelled.SIZES.items()):
         plans = modelled_cuda.cases(n, launches)
         assert set(plans) | set(modelled.cases(n)) == set(known), "make gpu-model"
-        for name, (_, _, found) in modelled_cuda.predictions(H200, plans).items():
-            if found.share < known[name][place] - SLACK:
-                fell[(size, *name)] = known[name][place], found.share
+        for name, (_, _, result) in modelled_cuda.predictions(H200, plans).items():
+            if result.share < known[name][place] - SLACK:
+                fell[(size, *name)] = known[name][place], result.share
     assert not fell
     sources = "".join(path.read_text() for path in modelled_cuda.CUDA.rglob("*.cu"))
     ops = {*re.findall(r'm.impl\("(\w+)"', sources), *(f"_{op}" for op in (*UNARY, *BINARY))}
@@ -105,5 +105,5 @@ def test_a_slower_plan_is_noticed(monkeypatch, triton_cache):
     """Partials that are gathered a few at a time, for one."""
     monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(partials=32))
     name = "mse_loss", "forward", "flat", "bf16"
-    _, _, found = modelled.predictions(H200, {name: modelled.cases(1 << 26)[name]})[name]
-    assert found.share < modelled.recorded()[name][0] - SLACK
+    _, _, result = modelled.predictions(H200, {name: modelled.cases(1 << 26)[name]})[name]
+    assert result.share < modelled.recorded()[name][0] - SLACK

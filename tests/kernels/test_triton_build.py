@@ -96,50 +96,50 @@ def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
 def cases():
     """name -> plan. Names that begin with "aligned" claim 16-byte accesses."""
     mse, total = mse_loss, None
-    found = {}
+    results = {}
     for dtype in (F16, BF16, F32, F64):
         name, x, mask = str(dtype)[6:], meta(FLAT, dtype), meta(FLAT, torch.bool)
         odd, odd_mask = meta((FLAT[0] + 1,), dtype), meta((FLAT[0] + 1,), torch.bool)
-        found[f"aligned mse {name}"] = reduced(mse.value, x, x, mask)
-        found[f"aligned mean {name}"] = reduced(total, x, None, mask)
-        found[f"aligned mse_backward {name}"] = mapped(mse.slope, x, x, mask, both=True)
-        found[f"aligned sum_backward {name}"] = mapped(None, x, None, mask)
-        found[f"aligned odd mse {name}"] = reduced(mse.value, odd, odd, odd_mask)
-        found[f"aligned odd mse_backward {name}"] = mapped(mse.slope, odd, odd, odd_mask)
+        results[f"aligned mse {name}"] = reduced(mse.value, x, x, mask)
+        results[f"aligned mean {name}"] = reduced(total, x, None, mask)
+        results[f"aligned mse_backward {name}"] = mapped(mse.slope, x, x, mask, both=True)
+        results[f"aligned sum_backward {name}"] = mapped(None, x, None, mask)
+        results[f"aligned odd mse {name}"] = reduced(mse.value, odd, odd, odd_mask)
+        results[f"aligned odd mse_backward {name}"] = mapped(mse.slope, odd, odd, odd_mask)
     x, mask, w = meta(FLAT, BF16), meta(FLAT, torch.bool), meta(FLAT, F32)
     for module in LOSSES:
         for name, (value, derivative) in formulas(module).items():
-            found[f"aligned {name} bf16"] = reduced(value, x, x, mask)
-            found[f"aligned {name}_backward bf16"] = mapped(derivative, x, x, mask)
-    found["aligned mse weight bf16+fp32"] = reduced(mse.value, x, w, mask, w)
-    found["aligned mse_backward weight bf16"] = mapped(mse.slope, x, x, mask, w)
-    found["aligned two slopes bf16"] = mapped(slopes, x, x, mask, both=True)
-    found["aligned mse none bf16"] = mapped(mse.value, x, x, mask, grad=False)
+            results[f"aligned {name} bf16"] = reduced(value, x, x, mask)
+            results[f"aligned {name}_backward bf16"] = mapped(derivative, x, x, mask)
+    results["aligned mse weight bf16+fp32"] = reduced(mse.value, x, w, mask, w)
+    results["aligned mse_backward weight bf16"] = mapped(mse.slope, x, x, mask, w)
+    results["aligned two slopes bf16"] = mapped(slopes, x, x, mask, both=True)
+    results["aligned mse none bf16"] = mapped(mse.value, x, x, mask, grad=False)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
-        found[f"aligned rows {name}"] = reduced(total, x, None, mask, dims=[1])
-        found[f"aligned few rows {name}"] = reduced(total, meta((64, 1 << 20), dtype), dims=[1])
-        found[f"aligned columns {name}"] = reduced(total, x, None, mask, dims=[0])
-        found[f"aligned columns weight {name}"] = reduced(total, x, None, mask, x, dims=[0])
+        results[f"aligned rows {name}"] = reduced(total, x, None, mask, dims=[1])
+        results[f"aligned few rows {name}"] = reduced(total, meta((64, 1 << 20), dtype), dims=[1])
+        results[f"aligned columns {name}"] = reduced(total, x, None, mask, dims=[0])
+        results[f"aligned columns weight {name}"] = reduced(total, x, None, mask, x, dims=[0])
         channels, shared = meta((32, 64, 4096), dtype), meta((32, 64, 4096), torch.bool, (4096, 0, 1))
-        found[f"aligned channel mask mse {name}"] = reduced(mse.value, channels, channels, shared)
-        found[f"aligned channel mask mse_backward {name}"] = mapped(mse.slope, channels, channels, shared)
+        results[f"aligned channel mask mse {name}"] = reduced(mse.value, channels, channels, shared)
+        results[f"aligned channel mask mse_backward {name}"] = mapped(mse.slope, channels, channels, shared)
         huge = meta((1 << 33,), dtype)
-        found[f"aligned 2^33 mse {name}"] = reduced(mse.value, huge, huge)
-        found[f"aligned 2^33 mse_backward {name}"] = mapped(mse.slope, huge, huge)
+        results[f"aligned 2^33 mse {name}"] = reduced(mse.value, huge, huge)
+        results[f"aligned 2^33 mse_backward {name}"] = mapped(mse.slope, huge, huge)
         across = meta((8192, 4096), dtype, (1, 8192))
-        found[f"general transposed mse {name}"] = reduced(mse.value, x, across, mask)
-        found[f"general transposed mse_backward {name}"] = mapped(mse.slope, x, across, mask)
-        found[f"general odd rows {name}"] = reduced(
+        results[f"general transposed mse {name}"] = reduced(mse.value, x, across, mask)
+        results[f"general transposed mse_backward {name}"] = mapped(mse.slope, x, across, mask)
+        results[f"general odd rows {name}"] = reduced(
             total, meta((511, 4095), dtype), None, meta((511, 1), torch.bool), dims=[1]
         )
-        found[f"general batch and space {name}"] = reduced(total, meta((32, 64, 4095), dtype), dims=[0, 2])
+        results[f"general batch and space {name}"] = reduced(total, meta((32, 64, 4095), dtype), dims=[0, 2])
         shape, strides = (64, 63, 62, 61), (61, 61 * 64 * 62, 61 * 64, 1)
-        found[f"general 4-D weight mse {name}"] = reduced(mse.value, meta(shape, dtype, strides), meta(shape, dtype),
+        results[f"general 4-D weight mse {name}"] = reduced(mse.value, meta(shape, dtype, strides), meta(shape, dtype),
                                                           meta(shape, torch.bool), meta((63, 1, 1), F32))  # fmt: skip
-        found[f"general wide mse_backward {name}"] = mapped(mse.slope, meta((1 << 16, 1 << 16), dtype),
+        results[f"general wide mse_backward {name}"] = mapped(mse.slope, meta((1 << 16, 1 << 16), dtype),
                                                             meta((1 << 16, 1 << 16), dtype, (1, 1 << 16)))  # fmt: skip
-    return found
+    return results
 
 
 def nvidia(tool, *arguments):
@@ -159,18 +159,18 @@ def machine_accesses(cubin, folder):
     """[(load or store, bytes)] of global memory, in the machine code. A process of a second: see `ptx_accesses`."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
-    found = []
+    results = []
     for kind, modifiers in re.findall(r"\b(LD|ST)G\.E(\S*)", nvidia("nvdisasm", "-c", file)):
         width = re.search(r"\.(256|128|64|U?S?16|U?S?8)\b", modifiers)
         bits = int(re.sub(r"\D", "", width.group(1))) if width else 32
-        found.append(({"LD": "load", "ST": "store"}[kind], bits // 8))
-    return found
+        results.append(({"LD": "load", "ST": "store"}[kind], bits // 8))
+    return results
 
 
 def ptx_accesses(text):
     """The bytes by the PTX, whose accesses the assembler keeps as wide as they are."""
-    found = re.findall(r"\b(ld|st)\.\S*?global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", text)
-    return [({"ld": "load", "st": "store"}[kind], int(many or 1) * int(bits) // 8) for kind, many, bits in found]
+    results = re.findall(r"\b(ld|st)\.\S*?global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", text)
+    return [({"ld": "load", "st": "store"}[kind], int(many or 1) * int(bits) // 8) for kind, many, bits in results]
 
 
 def report(plan, target, folder):
@@ -182,18 +182,18 @@ def report(plan, target, folder):
         def number(key):
             return int(re.search(rf"\.{key}:\s+(\d+)", text).group(1))
 
-        found = {"registers": number("vgpr_count"), "stack": number("private_segment_fixed_size")}
-        found["stack"] += number("vgpr_spill_count")
+        results = {"registers": number("vgpr_count"), "stack": number("private_segment_fixed_size")}
+        results["stack"] += number("vgpr_spill_count")
         suffix = {"ubyte": 1, "byte": 1, "ushort": 2, "short": 2, "short_d16": 2, "short_d16_hi": 2, "dword": 4}
         suffix |= {"dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
         accesses = re.findall(r"(?:global|buffer)_(load|store)_(\w+)", text)
         widths = [(kind, suffix.get(width, 0)) for kind, width in accesses]
     else:
-        found = resources(compiled.asm["cubin"], folder)
+        results = resources(compiled.asm["cubin"], folder)
         widths = ptx_accesses(compiled.asm["ptx"])
     for kind in ("load", "store"):
-        found[kind] = {w: widths.count((kind, w)) for w in sorted({w for k, w in widths if k == kind})}
-    return found
+        results[kind] = {w: widths.count((kind, w)) for w in sorted({w for k, w in widths if k == kind})}
+    return results
 
 
 WIDE = (VECTOR.value, *(PEELED.value + vec for vec in (2, 4, 8)))
@@ -272,14 +272,14 @@ pytestmark = pytest.mark.usefixtures("triton_cache")
 def test_resources(target, batch, tmp_path):
     for name in compiled_for(target)[batch::3]:
         plan = CASES[name]
-        found = report(plan, TARGETS[target], tmp_path)
-        print(line(target, name, plan, found))
-        check(name, plan, found)
+        result = report(plan, TARGETS[target], tmp_path)
+        print(line(target, name, plan, result))
+        check(name, plan, result)
         registers, _ = getattr(plan.constants.get("F"), "max_registers", (0, 0))
         by_memory = registers <= 80  # else arithmetic is what it waits for
         read = re.match(r"aligned ((odd )?(mse|mean|loss)(?!.*_back)|cross_entropy(_backward)? bfloat)", name)
         if by_memory and target == "sm_90" and read:
-            assert in_flight(plan, found["registers"]) >= 48, name
+            assert in_flight(plan, result["registers"]) >= 48, name
 
 
 @pytest.mark.slow
@@ -303,10 +303,10 @@ def test_on_amd_a_block_counts_after_what_it_has_stored(name):
     assert CASES[name].constants["SPLIT"]
     text = CASES[name].compile(TARGETS["gfx942"]).asm["amdgcn"]
     steps = "global_store|s_barrier|buffer_wbl2 sc1|s_waitcnt vmcnt\\(0\\)|global_atomic_add|buffer_inv sc1"
-    found = re.findall(rf"^\s*({steps})", text, re.MULTILINE)
-    count = found.index("global_atomic_add")
-    assert found[count - 4 : count] == ["global_store", "s_barrier", "buffer_wbl2 sc1", "s_waitcnt vmcnt(0)"]
-    assert found[count + 1 : count + 3] == ["s_waitcnt vmcnt(0)", "buffer_inv sc1"]
+    result = re.findall(rf"^\s*({steps})", text, re.MULTILINE)
+    count = result.index("global_atomic_add")
+    assert result[count - 4 : count] == ["global_store", "s_barrier", "buffer_wbl2 sc1", "s_waitcnt vmcnt(0)"]
+    assert result[count + 1 : count + 3] == ["s_waitcnt vmcnt(0)", "buffer_inv sc1"]
 
 
 def test_class_indices_are_handed_on_as_they_are_read():
@@ -342,13 +342,13 @@ def test_indices_are_as_wide_as_they_must_be():
 @pytest.fixture
 def compiled(monkeypatch):
     """The plans that are compiled, by a stand-in."""
-    found = []
-    monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: found.append(plan) or plan)
+    results = []
+    monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: results.append(plan) or plan)
     monkeypatch.setattr(launch, "starter", lambda binary, index: None)
     monkeypatch.setattr(launch, "gpu_target", lambda index: TARGETS["sm_90"])
     monkeypatch.setattr(launch, "_binaries", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    return found
+    return results
 
 
 def test_new_sizes_load_nothing_new(compiled):
@@ -408,9 +408,9 @@ def test_a_spill_is_caught(tmp_path):
 def test_single_element_accesses_are_caught(tmp_path):
     plan = CASES["general transposed mse bfloat16"]
     plan.kinds |= {"x": VECTOR.value, "y": VECTOR.value}  # claimed, not so
-    found = report(reduced(mse_loss.value, meta(FLAT, BF16, (2,))), TARGETS["sm_90"], tmp_path)
+    result = report(reduced(mse_loss.value, meta(FLAT, BF16, (2,))), TARGETS["sm_90"], tmp_path)
     with pytest.raises(AssertionError, match="aligned planted"):
-        check("aligned planted", plan, found)
+        check("aligned planted", plan, result)
 
 
 if __name__ == "__main__":

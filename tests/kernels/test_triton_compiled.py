@@ -37,9 +37,9 @@ def ask(version, requests, stage):
     folder = FOLDERS[version]
     if folder and not folder.exists():
         pytest.skip(f"there is no {folder} with Triton {version}: make test-slow installs it")
-    said, found = compiled.ask(requests, stage, folder)
-    assert said == version and len(found) == len(requests) > 0
-    return found
+    said, result = compiled.ask(requests, stage, folder)
+    assert said == version and len(result) == len(requests) > 0
+    return result
 
 
 def asked(version, plans, stage):
@@ -52,17 +52,17 @@ def asked(version, plans, stage):
 @cache
 def planned():
     """{name: plan}, one for each binary; but those of functors that are declared in a test."""
-    found = {}
+    results = {}
     for name, plan in (CASES | layouts()).items():
         if getattr(plan.constants.get("F"), "__module__", "safeops").startswith("safeops"):
-            found.setdefault(plan.variant(), (name, plan))
-    return dict(found.values())
+            results.setdefault(plan.variant(), (name, plan))
+    return dict(results.values())
 
 
 def sample():
     """One of each kernel, axis, kind of access and operation; and of tiles that have no full access for each thread, or
     one element; of triplets in fp32 and in fp64, which are summed otherwise."""
-    found = {}
+    results = {}
     for name, plan in planned().items():
         constants = plan.constants
         axis, single = constants.get("AXIS"), constants["VEC"] == 1
@@ -70,8 +70,8 @@ def sample():
         small = "LM" in constants and constants["BM"] * constants["BN"] < plan.config.threads * constants["VEC"]
         lone = "BM" in constants and constants["BM"] * constants["BN"] == 1
         kind = small and not single, lone, plan.kernel.fn is TRIPLET and str(constants["C"])
-        found.setdefault((plan.kernel.fn, axis, single, which, *kind), (name, plan))
-    return dict(found.values())
+        results.setdefault((plan.kernel.fn, axis, single, which, *kind), (name, plan))
+    return dict(results.values())
 
 
 def part(plans, batch, batches):
@@ -86,8 +86,8 @@ def planted(name, version, stage, dtype="fp32"):
     options = {"num_warps": 8, "enable_fp_fusion": True}
     constants = [[(3, 0), 8], [(3, 1), 64]]
     request = {"kernel": f"tests.kernels.planted:{name}", "signature": signature, "constants": constants, "attrs": []}
-    (found,) = ask(version, [request | {"options": options}], stage)
-    return {fault.partition(":")[0] for fault in found}
+    (results,) = ask(version, [request | {"options": options}], stage)
+    return {fault.partition(":")[0] for fault in results}
 
 
 @pytest.mark.slow

@@ -141,11 +141,11 @@ class Comparison:
             arrived = partial(self.arrived, op, arguments)
             self.by_python(arrived, twice=True)
             self.planned = False
-            found = arrived()
+            result = arrived()
             derived = not self.planned
             expected = self.by_python(arrived)
             if derived:
-                assert found == expected, (name, launcher, [(a, b) for a, b in zip(found[0], expected[0]) if a != b])
+                assert result == expected, (name, launcher, [(a, b) for a, b in zip(result[0], expected[0]) if a != b])
             self.total[launcher] += 1
             self.derived[launcher] += derived
 

@@ -49,13 +49,13 @@ def tensors():
 @pytest.mark.parametrize("name", VIEWS)
 def test_it_answers_as_a_tensor_does(name):
     for x in tensors():
-        expected, found = VIEWS[name](x), VIEWS[name](Tape().given(x))
-        assert tuple(map(number, found.shape)) == expected.shape, (x.shape, x.stride())
-        assert tuple(map(number, found.stride())) == expected.stride(), (x.shape, x.stride())
-        assert found.is_contiguous() == expected.is_contiguous()
-        assert found.dim() == expected.dim() and number(found.numel()) == expected.numel()
-        assert found.dtype == expected.dtype and found.device == expected.device
-        assert found.element_size() == expected.element_size()
+        expected, result = VIEWS[name](x), VIEWS[name](Tape().given(x))
+        assert tuple(map(number, result.shape)) == expected.shape, (x.shape, x.stride())
+        assert tuple(map(number, result.stride())) == expected.stride(), (x.shape, x.stride())
+        assert result.is_contiguous() == expected.is_contiguous()
+        assert result.dim() == expected.dim() and number(result.numel()) == expected.numel()
+        assert result.dtype == expected.dtype and result.device == expected.device
+        assert result.element_size() == expected.element_size()
 
 
 def test_it_begins_where_the_tensor_does():

@@ -53,8 +53,8 @@ def test_where_an_op_is_plain_torch_it_says_why(machine):  # noqa: F811
     registry["mse_loss"].cuda.clear()
     with pytest.warns(RuntimeWarning, match="plain torch on Tesla T4"):
         for name in ("mse_loss", "psnr"):  # psnr by its parts
-            found = idle(registry[name], torch.device("cuda:0"))
-            assert found == "plain torch: compute capability 7.5, below 8.0"
+            result = idle(registry[name], torch.device("cuda:0"))
+            assert result == "plain torch: compute capability 7.5, below 8.0"
 
 
 def test_while_a_graph_is_captured_it_refuses(monkeypatch):
@@ -88,8 +88,8 @@ def rehearse():
     launch.Plan.compile = compile_two
     x, keep = torch.randn(6, 1024, requires_grad=True), torch.rand(6, 1024) > 0.5
     dtypes = torch.float32, torch.bfloat16
-    found = safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
-    assert found == {"mse_loss": "ready", "masked_mean": "ready"}
+    result = safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
+    assert result == {"mse_loss": "ready", "masked_mean": "ready"}
     safeops.warmup("cross_entropy", like=(x, torch.zeros(6, dtype=torch.int64)))
     # forward and backward: of two ops in two dtypes; of cross_entropy in one, whose mean is another kernel
     assert len(compiled) == 2 * 2 * 2 + 2 * 2, [plan.kernel.fn.__name__ for plan in compiled]

@@ -154,11 +154,11 @@ DEMO = {
 def test_the_seven_losses_of_the_demo():
     source = (pathlib.Path(safeops.__file__).parent / "demo" / "losses.py").read_text()
     starts = {line.split("(")[0][4:]: i for i, line in enumerate(source.splitlines(), 1) if line.startswith("def ")}
-    found = {name: set() for name in starts}
+    results = {name: set() for name in starts}
     for f in lint_source(source):
         name = max((n for n in starts if starts[n] <= f.line), key=starts.get)
-        found[name].add(f.code)
-    assert found == DEMO
+        results[name].add(f.code)
+    assert results == DEMO
 
 
 SQUARES = "def square_loss(x, y):\n    return (x - y).square().sum() / torch.log(x + 1e-8).mean().clamp(min=1)\n"

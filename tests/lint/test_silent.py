@@ -124,10 +124,10 @@ SILENT = [
 
 @pytest.mark.parametrize("arguments, body", SILENT, ids=lambda x: x[:60])
 def test_silent(arguments, body):
-    found = lint_source(
+    results = lint_source(
         program(arguments, body).replace("import torch\n", "import safeops\nimport torch\n", 1), rules=EVERY
     )
-    assert [(f.code, f.message) for f in found] == []
+    assert [(f.code, f.message) for f in results] == []
 
 
 @pytest.mark.parametrize("code, total, use", [

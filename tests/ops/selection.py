@@ -28,9 +28,9 @@ def masked_compact(input, mask, *, capacity, fill_value=0, out_dtype=torch.float
     mask = mask.expand(input.shape[: mask.dim()])
     where = mask.reshape(-1).nonzero().squeeze(1)[:capacity]
     rest = input.shape[mask.dim() :]
-    found = input.reshape(mask.numel(), *rest)[where]
+    result = input.reshape(mask.numel(), *rest)[where]
     unused = capacity - len(where)
-    values = torch.cat([found, _fill(input, fill_value, out_dtype).expand(unused, *rest)])
+    values = torch.cat([result, _fill(input, fill_value, out_dtype).expand(unused, *rest)])
     return values, torch.cat([where, where.new_full((unused,), -1)]), mask.sum()
 
 

@@ -35,10 +35,10 @@ def test_one_wheel_for_every_python(wheel):
 
 @needs_compiler
 def test_extensions_are_there(contents, architectures):
-    found = {module.name for module in modules(contents)}
-    assert found - {"_cuda.abi3.so"} == {"_C.abi3.so"}
+    results = {module.name for module in modules(contents)}
+    assert results - {"_cuda.abi3.so"} == {"_C.abi3.so"}
     if architectures == "all":
-        assert ("_cuda.abi3.so" in found) == (shutil.which("nvcc") is not None)
+        assert ("_cuda.abi3.so" in results) == (shutil.which("nvcc") is not None)
 
 
 @needs_compiler

@@ -107,8 +107,8 @@ def test_what_cannot_run_says_why(gpu, capsys):
 def test_the_log_has_a_line_for_each_result(gpu, tmp_path):
     log = tmp_path / "log.jsonl"
     assert verify("--ops", "mse_loss", "l1_loss", "--log", str(log)) == 0
-    found = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [(line["stage"], line["op"], line["verdict"]) for line in found] == [
+    results = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["stage"], line["op"], line["verdict"]) for line in results] == [
         ("verify", "l1_loss", "passed"),
         ("verify", "mse_loss", "passed"),
     ]

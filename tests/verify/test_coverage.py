@@ -28,16 +28,16 @@ needs_extension = pytest.mark.skipif(library.cpu_extension is None, reason="the 
 
 def variants(texts):
     """{kernel: {(argument, its type, or its value as a constant)}} of what is compiled."""
-    found = defaultdict(set)
+    result = defaultdict(set)
     for request in map(json.loads, texts):
-        kernel = found[request["kernel"]]
+        kernel = result[request["kernel"]]
         kernel |= {(name, kind) for name, kind in request["signature"].items() if str(kind).startswith("*")}
         for name, value in request["constants"].items():
             if name == "VEC":
                 value = value == 1
             if name not in SIZES and not name.endswith(("_outer", "_inner", "_batch")):
                 kernel.add((name, json.dumps(value)))
-    return found
+    return result
 
 
 def by_verify(names):
@@ -45,13 +45,13 @@ def by_verify(names):
 
 
 def by_contract(names):
-    with gpu_kernels.planned(ARCH) as found:
+    with gpu_kernels.planned(ARCH) as result:
         for name in names:
             subject = next(iter(RECORDS[name].subjects()))
             for check in NUMERICS:
                 if check not in subject.skip and check != "gradient_overflow":  # which looks for an overflow
                     run_check(subject, check)
-    return set(found)
+    return set(result)
 
 
 @needs_extension
@@ -79,7 +79,7 @@ def test_verify_reaches_what_the_contract_reaches():
 @needs_extension
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_is_verified_in_both_precisions_of_the_arithmetic(name):
-    found = variants(by_verify([name]))
+    result = variants(by_verify([name]))
     if name != "masked_count":  # which counts
-        kinds = {value for arguments in found.values() for argument, value in arguments if argument == "C"}
+        kinds = {value for arguments in result.values() for argument, value in arguments if argument == "C"}
         assert kinds == {'{"dtype": "fp32"}', '{"dtype": "fp64"}'}

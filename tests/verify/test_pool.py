@@ -37,12 +37,12 @@ def run(ops, tmp_path, jobs):
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_each_end_costs_its_own_op(jobs, tmp_path):
     between = [f"right {i}" for i in range(len(ENDS))]
-    found, workers = run([op for pair in zip(ENDS, between) for op in pair], tmp_path, jobs)
+    result, workers = run([op for pair in zip(ENDS, between) for op in pair], tmp_path, jobs)
     for op, (verdict, why) in ENDS.items():
-        assert (found[op].verdict, found[op].why) == (verdict, why)
-        assert found[op].checks == {"value": (0.5, 3)}
+        assert (result[op].verdict, result[op].why) == (verdict, why)
+        assert result[op].checks == {"value": (0.5, 3)}
     for op in between:
-        assert (found[op].verdict, found[op].why, len(found[op].checks)) == (PASSED, "", 2)
+        assert (result[op].verdict, result[op].why, len(result[op].checks)) == (PASSED, "", 2)
     ended = set(ENDS) - {"wrong", "memory"}
     assert len(ended) + 1 <= workers <= len(ended) + jobs
 

@@ -113,7 +113,7 @@ def _add_product(to, a, b, scale):
 def backward(grad, gradients, needs, dtype, keep):
     """The sum's gradients times its upstream one, rounded once; in their own memory where no other backward follows."""
     last = not is_compiling() and not private_torch.keeps_graph() and not private_torch.is_batched(grad)
-    found = [(d.mul_(grad) if last else d * grad).to(dtype) if need else None for d, need in zip(gradients, needs)]
+    results = [(d.mul_(grad) if last else d * grad).to(dtype) if need else None for d, need in zip(gradients, needs)]
     if needs[0]:
-        found[0].masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
-    return found
+        results[0].masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
+    return results

@@ -103,19 +103,19 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
         per_class = along(weight.detach().double(), x, dim)
     exists = x != float("-inf")
     top = x.amax(dim) if x.shape[dim] else x.sum(dim)
-    found = [top, torch.logsumexp(x - top.unsqueeze(dim), dim)]
+    results = [top, torch.logsumexp(x - top.unsqueeze(dim), dim)]
     if shares or (weight is not None and label_smoothing != 0):
         if shares:
             own = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
         else:
             own = weights.detach().double()
-        found.append((1 - label_smoothing) * own)
+        results.append((1 - label_smoothing) * own)
         if label_smoothing != 0:
             every = (exists * per_class).sum(dim)  # noqa: SO105
-            found[2] = found[2] + label_smoothing * every / exists.sum(dim)
+            results[2] = results[2] + label_smoothing * every / exists.sum(dim)
     if label_smoothing != 0:
-        found.append(label_smoothing / exists.sum(dim).double())
-    return torch.stack([torch.where(keep, number, 0) for number in found]).to(_numbers_dtype(input, target, weight))
+        results.append(label_smoothing / exists.sum(dim).double())
+    return torch.stack([torch.where(keep, number, 0) for number in results]).to(_numbers_dtype(input, target, weight))
 
 
 def _numbers_dtype(input, target, weight):

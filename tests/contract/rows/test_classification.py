@@ -86,12 +86,12 @@ def test_no_reduction_with_weights(name, route):
     """Liger#968: there the gradients of single losses are wrong."""
     x, target, w = torch.randn(6, 5, device=DEVICE), classes(0, 4, 2, 2, -100, 1), tensor([0.5, 2.0, 0.25, 1.0, 3.0])
     upstream = tensor([1.0, -2.0, 0.5, 3.0, 7.0, 0.0])
-    found = []
+    results = []
     for function in (on(route, name), getattr(F, name)):
         leaf = x.clone().requires_grad_()
         value = function(leaf, target, weight=w, reduction="none")
-        found.append((value, torch.autograd.grad(value, leaf, upstream)[0]))
-    for got, want in zip(*found):
+        results.append((value, torch.autograd.grad(value, leaf, upstream)[0]))
+    for got, want in zip(*results):
         torch.testing.assert_close(got, want)
 
 
@@ -363,12 +363,12 @@ def test_a_half_gradient_of_class_weights_is_rounded_once(name, route):
     x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)).double().to(DEVICE)
     eye, target = torch.eye(5).to(x), torch.arange(64, device=DEVICE) % 5
     operands = (x, eye, target) if name == "linear_cross_entropy" else (x, target)
-    found = []
+    results = []
     for dtype in (torch.bfloat16, torch.float64):
         weight = torch.linspace(0.5, 1.5, 5, device=DEVICE).bfloat16().to(dtype).requires_grad_()
         loss = on(route, name)(*operands, weight=weight, label_smoothing=0.5)
-        found.append(torch.autograd.grad(loss, weight)[0])
-    assert torch.equal(found[0], found[1].bfloat16())
+        results.append(torch.autograd.grad(loss, weight)[0])
+    assert torch.equal(results[0], results[1].bfloat16())
 
 
 @pytest.mark.parametrize("denominator", [0.0, torch.tensor(0.0), torch.tensor(torch.nan)])
@@ -384,16 +384,16 @@ def test_the_gradient_of_class_weights_is_the_same_on_any_threads(name, route):
     """An indexed read is added to by atomics, on a CPU too."""
     rows = 100_000
     x, target = torch.randn(rows, 5, device=DEVICE).log_softmax(1), torch.randint(0, 5, (rows,), device=DEVICE)
-    threads, found = torch.get_num_threads(), set()
+    threads, result = torch.get_num_threads(), set()
     try:
         for count in (1, 2, 2, 2, 2):
             torch.set_num_threads(count)
             weight = torch.linspace(0.5, 1.5, 5, device=DEVICE).requires_grad_()
             loss = on(route, name)(x, target, weight=weight)
-            found.add(tuple(torch.autograd.grad(loss, weight)[0].tolist()))
+            result.add(tuple(torch.autograd.grad(loss, weight)[0].tolist()))
     finally:
         torch.set_num_threads(threads)
-    assert len(found) == 1
+    assert len(result) == 1
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])

@@ -120,8 +120,8 @@ def check(x, target, options, grad=None):
     close(loss, wanted, scale, compute)
     if x.numel():
         close(numbers, numbers_wanted, 10 + numbers_wanted.abs(), compute)
-    found = gradients(x, target, torch.where(keep, grad, NAN), numbers, options)
-    for d, slope, leaf in zip(found, slopes, (x, target)):
+    result = gradients(x, target, torch.where(keep, grad, NAN), numbers, options)
+    for d, slope, leaf in zip(result, slopes, (x, target)):
         assert d.dtype == leaf.dtype and d.stride() == torch.empty_like(leaf).stride()
         assert not d.masked_fill(keep.unsqueeze(min(1, x.dim() - 1)), 0).any()
         # With class probabilities the gradient is a difference of terms as large as `grad`: it may be far smaller than

@@ -23,10 +23,10 @@ def kernel(x, logs, exps, hits, N: tl.constexpr):
 def test_digits(dtype, tolerance, least):
     x = torch.linspace(1e-3, 1, N, dtype=dtype) * (least / 1e-3)
     x[0], x[1] = x[0] / 8, -0.0  # the first no normal number in fp32
-    found = [torch.empty_like(x) for _ in range(3)]
-    kernel[(1,)](x, *found, N)
+    results = [torch.empty_like(x) for _ in range(3)]
+    kernel[(1,)](x, *results, N)
     exact = x.double()
-    for got, want in zip(found, (exact.log1p(), torch.expm1(-40 * exact), exact.log())):
+    for got, want in zip(results, (exact.log1p(), torch.expm1(-40 * exact), exact.log())):
         some = want.isfinite()
         torch.testing.assert_close(got.double()[some], want[some], rtol=tolerance, atol=torch.finfo(dtype).tiny / 2**22)
         assert (got[~some] < -100).all()  # of 0

@@ -41,9 +41,9 @@ def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=Tr
         grad[~keep] = NAN
         c = grad.double()
     needs = [True] * loss.count
-    found = backward(grad, denominator, *operands, mask, weight, *loss.parameters, *needs, *outs)
+    result = backward(grad, denominator, *operands, mask, weight, *loss.parameters, *needs, *outs)
     slopes, sizes = loss.truth(*operands)[1:], loss.sizes(*operands)[1:]
-    for gradient, like, dtype, slope, size in zip(found, operands, outs, slopes, sizes, strict=True):
+    for gradient, like, dtype, slope, size in zip(result, operands, outs, slopes, sizes, strict=True):
         assert gradient.dtype == dtype and gradient.stride() == torch.empty_like(like).stride()
         by = c * weights(x.shape, weight)
         close(gradient, torch.where(keep, by * slope, 0), by * torch.maximum(size, slope.abs()), dtype)
@@ -117,10 +117,10 @@ def test_nan_and_inf_that_are_kept(name):
     value = loss.forward(*operands, None, None, None, 0, *parameters, False, None)[0]
     slopes = loss.backward(one, None, *operands, None, None, *parameters, *[True] * many, *[F32] * many)
     truths, sizes = loss.truth(*operands), loss.sizes(*operands)
-    for found, expected, size in zip((value, *slopes), truths, sizes):  # x = y too: pytorch#96813
+    for result, expected, size in zip((value, *slopes), truths, sizes):  # x = y too: pytorch#96813
         if loss.record.fields.get("several_terms"):  # of infinite ones the order decides
-            found, expected = (t + torch.where(t.isfinite(), 0, NAN) for t in (found, expected))
-        close(found, expected, torch.maximum(size, expected.abs()))
+            result, expected = (t + torch.where(t.isfinite(), 0, NAN) for t in (result, expected))
+        close(result, expected, torch.maximum(size, expected.abs()))
     assert value[[0, 3]].isnan().all()
     assert loss.forward(*operands, None, None, None, 1, *parameters, False, None)[0].isnan()
     masked = x.isfinite() & y.isfinite()
@@ -141,8 +141,8 @@ def test_every_power_of_the_focal_loss(gamma, alpha):
         x, y = (t.reshape(-1) for t in torch.meshgrid(x, torch.tensor([0.0, 1e-4, 0.3, 1.0]), indexing="ij"))
         value = loss.forward(x, y, None, None, None, 0, alpha, gamma, False, None)[0]
         one = torch.tensor(1.0)
-        found = value, *loss.backward(one, None, x, y, None, None, alpha, gamma, True, True, F32, F32)
-        for got, want, size in zip(found, loss.truth(x, y), loss.sizes(x, y), strict=True):
+        result = value, *loss.backward(one, None, x, y, None, None, alpha, gamma, True, True, F32, F32)
+        for got, want, size in zip(result, loss.truth(x, y), loss.sizes(x, y), strict=True):
             close(got, want, more * torch.maximum(size, want.abs()))
 
 
@@ -191,15 +191,15 @@ def test_a_third_operand_that_is_broadcast_or_not_given():
         truth = definition(*leaves[:2], pos_weight=leaves[2], reduction="none")
         close(forward(x, y, z, None, None, None, 0, False, None)[0], truth.detach())
         close(forward(x, y, z, None, None, None, 2, False, None)[0], truth.detach().sum())
-        found = backward(torch.tensor(2.0), None, x, y, z, None, None, True, True, z is not None, F32, None, None)
+        result = backward(torch.tensor(2.0), None, x, y, z, None, None, True, True, z is not None, F32, None, None)
         wanted = torch.autograd.grad(2 * truth.sum(), leaves)
-        for gradient, want in zip(found[:2], wanted):
+        for gradient, want in zip(result[:2], wanted):
             assert gradient.dtype == F32 and gradient.shape == x.shape
             close(gradient, want, want.abs() + 2)
         if z is None:
-            assert found[2].shape == (0,)
+            assert result[2].shape == (0,)
         else:  # of the full shape: the caller sums it to the operand's
-            close(found[2].sum(0), wanted[2], wanted[2].abs() + 6)
+            close(result[2].sum(0), wanted[2], wanted[2].abs() + 6)
 
 
 def test_gradients_overflow_to_inf():
@@ -241,11 +241,11 @@ def test_a_loss_that_is_no_function_of_the_difference(layout, dtypes):
     close(forward(x, y, mask, weight, None, 0, *parameters, False, None)[0], value.detach(), w.abs() * 90, out)
     got = forward(x, y, mask, weight, None, 2, *parameters, False, None)[0]
     close(got, value.detach().sum(), value.detach().abs().sum(), out)
-    found = backward(torch.tensor(2.5), None, x, y, mask, weight, *parameters, True, True, out, out)
+    result = backward(torch.tensor(2.5), None, x, y, mask, weight, *parameters, True, True, out, out)
     for needs in ((True, False), (False, True)):
         alone = backward(torch.tensor(2.5), None, x, y, mask, weight, *parameters, *needs, out, out)
-        assert torch.equal(alone[needs.index(True)], found[needs.index(True)])
-    for gradient, truth in zip(found, grads):
+        assert torch.equal(alone[needs.index(True)], result[needs.index(True)])
+    for gradient, truth in zip(result, grads):
         close(gradient, 2.5 * truth, w.abs() * 90, out)
         assert not gradient[~keep].any()
 

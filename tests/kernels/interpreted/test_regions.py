@@ -97,9 +97,9 @@ def check(x, target, mask=None, exists=None, ignored=None, squared=False, each=F
     expected, keep, p, t = truth(x, target, mask, exists, ignored, squared)
     arguments = (x, target, mask, exists, ignored, squared)
     dtype = F64 if F64 in (x.dtype, target.dtype) else F32
-    found = region_sums(*arguments)
-    close(found[:3], expected[:3], expected[:3], dtype)
-    assert torch.equal(found[3], expected[3])
+    result = region_sums(*arguments)
+    close(result[:3], expected[:3], expected[:3], dtype)
+    assert torch.equal(result[3], expected[3])
 
     grad = torch.randn(4, *x.shape[:2], dtype=F64, generator=torch.Generator().manual_seed(5))
     grad[:, ~keep.flatten(2).any(2) if x.dim() > 2 else ~keep] = NAN  # of regions without a pixel
@@ -118,7 +118,7 @@ def check(x, target, mask=None, exists=None, ignored=None, squared=False, each=F
             assert gradient.dtype == like.dtype and gradient.stride() == torch.empty_like(like).stride()
             close(gradient, want, size if like.dtype in (F32, F64) else want, like.dtype)
             assert not gradient[~keep].any()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("kind", [SOFT, INDICES])
@@ -162,8 +162,8 @@ def test_an_index_that_is_no_class_is_left_out(layout):
 def test_nothing_there():
     for shape in ((2, 3, 0), (2, 3, 4, 0), (0, 3, 4), (2, 0, 4)):
         x = torch.zeros(shape)
-        found = region_sums(x, torch.zeros_like(x))
-        assert found.shape == (4, *shape[:2]) and not found.any()
+        result = region_sums(x, torch.zeros_like(x))
+        assert result.shape == (4, *shape[:2]) and not result.any()
         dx, dy = region_sums_backward(torch.ones(4, *shape[:2], dtype=F64), x, x, need_target=True)
         assert dx.shape == dy.shape == shape
 
@@ -200,10 +200,10 @@ def test_slopes_that_cancel():
 def test_kept_infinities_show():
     x, target, _ = build("pixels")
     x[0, 0, 0, 0], x[1, 2, 3, 4] = INF, NAN
-    found = region_sums(x, target)
-    assert found[0, 0, 0] == INF and found[1, 0, 0] == INF and found[2, 0, 0].isfinite()
-    assert found[0, 1, 2].isnan() and found[1, 1, 2].isnan()
-    assert found.isfinite().sum() == found.numel() - 4
+    result = region_sums(x, target)
+    assert result[0, 0, 0] == INF and result[1, 0, 0] == INF and result[2, 0, 0].isfinite()
+    assert result[0, 1, 2].isnan() and result[1, 1, 2].isnan()
+    assert result.isfinite().sum() == result.numel() - 4
     grad = torch.zeros(4, 2, 3, dtype=F64)
     grad[0, 0, 0], grad[1, 0, 1], grad[1, 1, 1] = INF, 1e300, NAN
     dx, _ = region_sums_backward(grad, random(x.shape, F16, 1), target.clamp(min=0.1))

@@ -94,8 +94,8 @@ def _terms(op, definition, sizes):
             live, leaves = attach(sample, list(outcome.grads))
             loss = _definition(op, of_slopes)(*live.args, **live.kwargs)
             upstream = [u.abs() for u in outcome.upstream]
-            found = torch.autograd.grad(loss, list(leaves.values()), upstream, allow_unused=True)
-            grads = {key: grads[key] + (0 if g is None else g.abs()) for key, g in zip(leaves, found)}
+            result = torch.autograd.grad(loss, list(leaves.values()), upstream, allow_unused=True)
+            grads = {key: grads[key] + (0 if g is None else g.abs()) for key, g in zip(leaves, result)}
             grads = {key: torch.as_tensor(g) for key, g in grads.items()}
         return values + size, grads
 
