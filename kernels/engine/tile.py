@@ -65,7 +65,7 @@ def within(space, m, n):
 
 
 @triton.jit
-def units(space, n, VEC: tl.constexpr):
+def aligned_columns(space, n, VEC: tl.constexpr):
     """PEELED: columns counted from where the tiles begin, a multiple of 16 bytes."""
     return tl.multiple_of(tl.max_contiguous(n + space.shift[0], VEC), VEC)
 
@@ -74,14 +74,14 @@ def units(space, n, VEC: tl.constexpr):
 def touched(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have any element of the row."""
     end = (space.N + space.shift[0] + VEC - 1) // VEC * VEC
-    return (m < space.M)[:, None] & (units(space, n, VEC) < end)[None, :]
+    return (m < space.M)[:, None] & (aligned_columns(space, n, VEC) < end)[None, :]
 
 
 @triton.jit
 def filled(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have nothing else."""
     shift = space.shift[0]
-    u, first, end = units(space, n, VEC), (shift + VEC - 1) // VEC * VEC, (space.N + shift) // VEC * VEC
+    u, first, end = aligned_columns(space, n, VEC), (shift + VEC - 1) // VEC * VEC, (space.N + shift) // VEC * VEC
     return (m < space.M)[:, None] & ((u >= first) & (u < end))[None, :]
 
 
@@ -179,7 +179,7 @@ def address(operand, space, m, n):
         VEC: tl.constexpr = operand.kind - PEELED
         bytes: tl.constexpr = VEC * ((base.dtype.element_ty.primitive_bitwidth + 7) // 8)
         start = tl.multiple_of(base + (offset_of(m, space.outer_shape, operand.outer) - space.shift[0]), bytes)
-        pointer = start[:, None] + units(space, n, VEC)[None, :]
+        pointer = start[:, None] + aligned_columns(space, n, VEC)[None, :]
     else:
         pointer = base + offset_of(m, space.outer_shape, operand.outer)[:, None]
         if operand.kind == VECTOR:

@@ -20,7 +20,7 @@ from ..engine.math import rounded_product
 from ..engine.operand import Operand, Parts, Space
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tile import fetch, in_batch, store, within
-from .plan import MAP, SUM, floor, launch, thin
+from .plan import MAP, SUM, floor, launch, with_one_per_row
 from .row import (
     TileConfig,
     at_most,
@@ -198,7 +198,7 @@ COSINE_BACKWARD = declare(cosine_backward_kernel)
 def cosine_similarity(x1, x2, dim=-1, eps=None):
     shape, compute, device = common_shape(x1, x2), compute_dtype(x1, x2), x1.device
     dim = dim % max(len(shape), 1)
-    rows = thin(shape, dim)
+    rows = with_one_per_row(shape, dim)
     value = empty(rows, compute, device)
     norm1, norm2 = empty(rows, torch.float64, device), empty(rows, torch.float64, device)
     if value.numel():

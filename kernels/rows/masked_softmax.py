@@ -8,14 +8,14 @@ from ..engine.buffers import allocator
 from ..engine.elementwise import compute_dtype
 from .backward import ROWS_BACKWARD
 from .forward import LOG_SOFTMAX, ROWS, SOFTMAX
-from .plan import launch, thin
+from .plan import launch, with_one_per_row
 
 
 def masked_softmax(input, mask=None, dim=-1, log=False):
     dim = dim % max(input.dim(), 1)
     out = torch.empty_like(input)
     shape, compute = input.shape, compute_dtype(input)
-    make = allocator(thin(shape, dim), torch.float64, input.device)
+    make = allocator(with_one_per_row(shape, dim), torch.float64, input.device)
     top, total = make(), make()
     if top.numel():
         launch(

@@ -6,14 +6,14 @@ from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from .backward import ROWS_BACKWARD
 from .forward import NORMALIZE, ROWS
-from .plan import floor, launch, thin
+from .plan import floor, launch, with_one_per_row
 
 
 def normalize(input, dim=-1, eps=None):
     dim = dim % max(input.dim(), 1)
     out = torch.empty_like(input)
     shape, compute = input.shape, compute_dtype(input)
-    norm = empty(thin(shape, dim), torch.float64, input.device)
+    norm = empty(with_one_per_row(shape, dim), torch.float64, input.device)
     if norm.numel():
         launch(
             "normalize", ROWS, (input, None, out, norm, None), (3, 4), shape, dim, compute, (floor(eps, compute),),

@@ -179,6 +179,6 @@ def floor(eps, compute):
     return torch.finfo(compute).tiny if eps is None else eps
 
 
-def thin(shape, dim):
+def with_one_per_row(shape, dim):
     """With one number a row."""
     return (*shape[:dim], 1, *shape[dim + 1 :]) if shape else shape

@@ -32,18 +32,18 @@ def validate_denominator(name, reduction, denominator):
 def split(denominator, input):
     """A denominator as a raw op takes it: (0-dim tensor, number), one of them None."""
     if isinstance(denominator, torch.Tensor):
-        return readable(arrived(beside(input, denominator))), None
+        return readable(wait_for(divisor_of(input, denominator))), None
     return (scalar(denominator, torch.float64, input.device), None) if symbolic(denominator) else (None, denominator)
 
 
-def beside(x, denominator):
+def divisor_of(x, denominator):
     """A denominator as what it divides may be: a plain tensor, or a DTensor of another mesh, only by its value."""
     if check.mesh(x) == check.mesh(denominator):
         return denominator
     return check.whole("denominator", lambda: denominator)
 
 
-def arrived(denominator):
+def wait_for(denominator):
     """A denominator that other ranks have a part in, once it is there: a plain tensor, which the kernels take."""
     if denominator.__class__ in check.PLAIN or is_compiling():  # (a compiled graph waits by itself)
         return denominator
@@ -56,7 +56,7 @@ def arrived(denominator):
 def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
     """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
     if denominator is not None:
-        zero = arrived(denominator) == 0
+        zero = wait_for(denominator) == 0
         nothing = bool(check.whole(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
     else:
         nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(check.whole(name, keep.any)))
@@ -101,7 +101,7 @@ def _mean(total, count, keep, weight, denominator, empty):
         denominator = count if weight is None else sums.total(weight, keep)
     elif not isinstance(denominator, torch.Tensor):
         denominator = scalar(denominator, torch.float64, total.device)
-    return divide(total, count, arrived(beside(total, denominator)).double(), given, empty == "nan")
+    return divide(total, count, wait_for(divisor_of(total, denominator)).double(), given, empty == "nan")
 
 
 def over(total, denominator, empty):

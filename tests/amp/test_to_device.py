@@ -25,7 +25,7 @@ def gpu(monkeypatch):
         yield mode
 
 
-def arrived(gpu, moved):
+def result_on(gpu, moved):
     gpu.arrive()
     return moved.as_subclass(torch.Tensor)
 
@@ -82,7 +82,7 @@ def test_the_plain_pattern_has_the_race(gpu):
     x = gpu.pin(torch.arange(4.0))
     moved = x.to(GPU, non_blocking=True)
     x.fill_(7)  # the next batch
-    assert arrived(gpu, moved).tolist() == [7.0] * 4
+    assert result_on(gpu, moved).tolist() == [7.0] * 4
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -95,9 +95,9 @@ def test_the_host_buffer_may_be_written_at_once(gpu, pinned):
     assert len(gpu.queue) == 3  # asynchronous all the same
     assert all(source is not x for _, source, _ in gpu.queue)
     x.fill_(7)
-    assert arrived(gpu, moved["x"]).tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert arrived(gpu, moved["rows"][0]).tolist() == [[0.0, 2.0], [1.0, 3.0]]
-    assert arrived(gpu, moved["rows"][1]).tolist() == [1.0, 2.0]
+    assert result_on(gpu, moved["x"]).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert result_on(gpu, moved["rows"][0]).tolist() == [[0.0, 2.0], [1.0, 3.0]]
+    assert result_on(gpu, moved["rows"][1]).tolist() == [1.0, 2.0]
 
 
 def test_a_promise_not_to_write_saves_the_copy_of_what_is_pinned(gpu):
@@ -106,7 +106,7 @@ def test_a_promise_not_to_write_saves_the_copy_of_what_is_pinned(gpu):
     sources = [source for _, source, _ in gpu.queue]
     assert sources[0] is pinned and sources[1] is not pageable
     pageable.fill_(7)
-    assert arrived(gpu, moved[1]).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert result_on(gpu, moved[1]).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_side_stream_is_waited_for_and_told_of_the_reader(gpu):

@@ -148,7 +148,7 @@ def ssim(n, dtype):
         rounds = gathered(blocks) if written == 12 else 0
         return [Step("ssim", read, written, {STORES: 52 * 6 / 256}, rounds=rounds, avoid=LAST, most=True)]
 
-    def march(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across
+    def sliding_window(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across
         results, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
         slices = {STORES: 144 / 256, 24: 42, 56: 42, 57: 42}
         rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
@@ -162,7 +162,7 @@ def ssim(n, dtype):
         return results
 
     x, v = empty(*shape, dtype=dtype), empty(*cube, dtype=dtype)
-    for layout, a, steps in (("images", x, tiles), ("volumes", v, march)):
+    for layout, a, steps in (("images", x, tiles), ("volumes", v, sliding_window)):
         one = empty(dtype=torch.float32)
         yield ("ssim", "forward", layout), [a, a], steps
         yield ("ssim", "backward", layout), [one, one.double(), a, a, None, 1, *options, True, True], steps

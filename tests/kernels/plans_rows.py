@@ -25,7 +25,7 @@ OFTEN = re.compile(  # as in plans_statistics.py
 
 
 def number(x, dim, dtype=F64):
-    return meta(row.thin(x.shape, dim), dtype)
+    return meta(row.with_one_per_row(x.shape, dim), dtype)
 
 
 def forward(op, x, mask=None, dim=-1):

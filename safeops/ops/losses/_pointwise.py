@@ -235,7 +235,7 @@ class PointwiseLoss(Op):
                 self.validate_options(self.name, reduction, empty, *parameters)
             short = short and x.__class__ is kind and x == default
         if input.shape != target.shape or empty == "raise":
-            self.attend((input, target), mask, weight, reduction, denominator, empty)
+            self.validate_shapes((input, target), mask, weight, reduction, denominator, empty)
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
             return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
         tensor, divisor = split(denominator, input)
@@ -244,7 +244,7 @@ class PointwiseLoss(Op):
         takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
-    def attend(self, tensors, mask, weight, reduction, denominator, empty):
+    def validate_shapes(self, tensors, mask, weight, reduction, denominator, empty):
         """Raise before any work: shapes that differ, nothing kept."""
         self.validate(*tensors, mask, weight, reduction, denominator, empty)
         (first, x), (second, y), *_ = zip(self.names, tensors)
@@ -326,7 +326,7 @@ class TernaryLoss(PointwiseLoss):
 
     def prepare(self, input, target, third, mask, weight, reduction, denominator, empty, *parameters):
         if input.shape != target.shape or empty == "raise" or (third is not None and third.shape != input.shape):
-            self.attend((input, target, third), mask, weight, reduction, denominator, empty)
+            self.validate_shapes((input, target, third), mask, weight, reduction, denominator, empty)
             empty = "zero" if empty == "raise" else empty
         # (input twice: their shapes have been seen to)
         takes, operands = super().prepare(input, input, mask, weight, reduction, denominator, empty, *parameters)

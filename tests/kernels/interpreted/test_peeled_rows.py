@@ -24,7 +24,7 @@ def more_splits(monkeypatch):
     monkeypatch.setattr(row.tiling, "POLICY", row.tiling.POLICY._replace(blocks=32))
 
 
-def beside(layout, dtype, other, shape=(3,)):
+def with_neighbours(layout, dtype, other, shape=(3,)):
     """(storage of nothing but `other`, rows in it as the layout says)."""
     columns, first, gap = LAYOUTS[layout]
     steps = torch.empty(*shape, columns + gap).stride()
@@ -33,7 +33,7 @@ def beside(layout, dtype, other, shape=(3,)):
 
 
 def example(layout, dtype=F32, seed=1, shape=(3,)):
-    x = beside(layout, dtype, float("nan"), shape)[1]
+    x = with_neighbours(layout, dtype, float("nan"), shape)[1]
     return x.copy_(fill(x.shape, dtype, seed))
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_written_beside_a_row(op, layout, monkeypatch):
     """The elements outside a result that lies in a larger storage, between rows too."""
     x, grad = example(layout, BF16), example(layout, BF16, 2)
     value, *numbers = masked_softmax.masked_softmax(x)
-    storage, out = beside(layout, BF16, 7.0)
+    storage, out = with_neighbours(layout, BF16, 7.0)
     monkeypatch.setattr(torch, "empty_like", lambda x: out)
     if op == "softmax":
         masked_softmax.masked_softmax(x)
