@@ -28,13 +28,13 @@ NO_ROUTE = "made of other ops: tests/contract/rows/test_row_losses.py watches wh
 def _of_rows(op):
     """The samples' target, mask and weight have the vectors' dim, of size 1, so that all broadcast; the op's do not."""
 
-    def without_last_dim(x):
+    def per_row(x):
         return x[..., 0] if isinstance(x, torch.Tensor) and x.dim() > 1 else x
 
     @functools.wraps(op)
     def call(*operands, mask=None, weight=None, **options):
         operands = [
-            without_last_dim(x) if isinstance(x, torch.Tensor) and x.shape[-1:] == (1,) else x for x in operands
+            per_row(x) if isinstance(x, torch.Tensor) and x.shape[-1:] == (1,) else x for x in operands
         ]
         return op(*operands, mask=without_last_dim(mask), weight=without_last_dim(weight), **options)
 
