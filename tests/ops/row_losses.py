@@ -33,10 +33,8 @@ def _of_rows(op):
 
     @functools.wraps(op)
     def call(*operands, mask=None, weight=None, **options):
-        operands = [
-            per_row(x) if isinstance(x, torch.Tensor) and x.shape[-1:] == (1,) else x for x in operands
-        ]
-        return op(*operands, mask=without_last_dim(mask), weight=without_last_dim(weight), **options)
+        operands = [per_row(x) if isinstance(x, torch.Tensor) and x.shape[-1:] == (1,) else x for x in operands]
+        return op(*operands, mask=per_row(mask), weight=per_row(weight), **options)
 
     return call
 
