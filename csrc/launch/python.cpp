@@ -46,8 +46,8 @@ PyObject* py_launch(PyObject*, PyObject* arguments) {
   Py_ssize_t bytes, count;
   int split;
   if (!PyArg_ParseTuple(arguments, "K(III)IIiipy#y#", &function, &launch.grid[0], &launch.grid[1], &launch.grid[2],
-                        &launch.threads, &launch.shared, &launch.device, &launch.addresses, &split, &words, &bytes, &places,
-                        &count))
+                        &launch.threads, &launch.shared, &launch.device, &launch.addresses, &split, &words, &bytes,
+                        &places, &count))
     return nullptr;
   launch.places.assign(places, places + count);
   const auto outside = [count](uint8_t place) { return place >= count; };
