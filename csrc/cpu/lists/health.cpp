@@ -1,6 +1,7 @@
 // Statistics of the values of a list of tensors: a row of integers each (safeops/ops/lists/health.py), and the values
 // at the index that a row names. Values are read as bit patterns, whose order without the sign is that of the
 // magnitudes.
+// I/O: read each tensor once.
 #include <array>
 
 #include "common/health.h"
