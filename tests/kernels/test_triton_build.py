@@ -344,7 +344,7 @@ def compiled(monkeypatch):
     """The plans that are compiled, by a stand-in."""
     results = []
     monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: results.append(plan) or plan)
-    monkeypatch.setattr(launch, "starter", lambda binary, index: None)
+    monkeypatch.setattr(launch, "starter", lambda binary, index, places: None)
     monkeypatch.setattr(launch, "gpu_target", lambda index: TARGETS["sm_90"])
     monkeypatch.setattr(launch, "_binaries", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

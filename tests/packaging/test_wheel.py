@@ -89,9 +89,10 @@ def test_exports_nothing_but_its_init(contents):
 def test_contents(contents):
     files = {str(path.relative_to(contents)) for path in contents.rglob("*") if path.is_file()}
     tops = {name.split("/")[0] for name in files}
-    assert tops == {"safeops", next(top for top in tops if top.endswith(".dist-info"))}
-    # every Python file of the package and of kernels/, and no stale one from an earlier build
-    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops").rglob("*.py")}
+    assert tops == {"safeops", "safeops_lint", next(top for top in tops if top.endswith(".dist-info"))}
+    # every Python file of the packages and of kernels/, and no stale one from an earlier build
+    packages = ROOT / "safeops", ROOT / "safeops_lint"
+    expected = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
     expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == expected
     data = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops/debug").glob("page*.[hj]*")}  # trace's page
@@ -105,8 +106,8 @@ def test_metadata(contents):
     required = [line for line in headers.get_all("Requires-Dist") if "extra ==" not in line]
     assert required == ["torch>=2.11"], "torch alone"
     assert headers["Requires-Python"] == ">=3.10"
-    source = (ROOT / "safeops" / "__init__.py").read_text()
-    assert f'__version__ = "{headers["Version"]}"' in source, "pyproject.toml and safeops/__init__.py disagree"
+    source = (ROOT / "safeops" / "core" / "__init__.py").read_text()
+    assert f'VERSION = "{headers["Version"]}"' in source, "pyproject.toml and safeops/core/__init__.py disagree"
     (scripts,) = contents.glob("*.dist-info/entry_points.txt")
     assert "safeops = safeops.cli:main" in scripts.read_text()
 
