@@ -29,12 +29,12 @@ def unusable() -> str | None:
 
 def install(folder: Path):
     """Compile the libcuda into this folder, and have torch and Triton take it for the driver of a GPU."""
-    driver_library = folder / "libcuda.so.1"
-    command = ["gcc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{driver_library.name}", "-o", driver_library, SOURCE]
+    libcuda = folder / "libcuda.so.1"
+    command = ["gcc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{libcuda.name}", "-o", libcuda, SOURCE]
     subprocess.run(command, check=True)
-    (folder / "libcuda.so").symlink_to(driver_library.name)
+    (folder / "libcuda.so").symlink_to(libcuda.name)
     os.environ["TRITON_LIBCUDA_PATH"], os.environ["TRITON_CACHE_DIR"] = str(folder), str(folder / "cache")
-    ctypes.CDLL(driver_library, mode=ctypes.RTLD_GLOBAL)  # Triton's launcher opens it by its name
+    ctypes.CDLL(libcuda, mode=ctypes.RTLD_GLOBAL)  # Triton's launcher opens it by its name
     import torch
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaDriver
@@ -50,7 +50,7 @@ def install(folder: Path):
 
     from safeops.core import library
 
-    start.TORCH = driver_library
+    start.TORCH = libcuda
     launch.gpu_target = lambda index: GPUTarget("cuda", ARCH, 32)
     launch.gpu_index = lambda device: 0
     lazy = list(library.launchers.values())
