@@ -4,8 +4,6 @@ With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and 
 backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -23,7 +21,7 @@ from .indexing import (
 )
 from .kernel import COMPUTE, Kernel
 from .launch import Plan, cached_plan, check_operands, traits
-from .operand import Operand, Space
+from .operand import Operand, Space, constants
 from .scaling import quotient_apart
 from .tile import fetch, indices, is_whole, kept, store, within
 
@@ -45,14 +43,7 @@ def scaled(slope, c, power, SCALES: tl.constexpr, APART: tl.constexpr, FLAT: tl.
     return value
 
 
-class ElementwiseConfig(NamedTuple):
-    F: tl.constexpr
-    SLOPES: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+ElementwiseConfig = constants("F SLOPES BM BN VEC C I")
 
 
 @triton.jit

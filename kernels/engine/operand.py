@@ -51,3 +51,8 @@ class Parts(NamedTuple):
     out_strides: tl.tuple  # over the group that is not reduced
     groups: tl.tensor  # of rows
     across: tl.tensor  # groups of one batch
+
+
+def constants(names):
+    """The type of a kernel's config: a NamedTuple of constants."""
+    return NamedTuple("Constants", [(name, tl.constexpr) for name in names.split()])

@@ -10,7 +10,6 @@ A lane adds at most FLUSH fp32 numbers in sequence; tl.sum adds lanes as a tree,
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import triton
@@ -22,7 +21,7 @@ from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
 from .kernel import COMPUTE, Config, Kernel
 from .launch import cached_plan, check_operands, common_shape, traits
-from .operand import Operand, Parts, Space
+from .operand import Operand, Parts, Space, constants
 from .tile import corner, fetch, indices, is_whole, kept, output_offset, over_axis, within_lane
 from .tiling import FLUSH
 
@@ -30,22 +29,7 @@ from .tiling import FLUSH
 BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-class SumConfig(NamedTuple):
-    F: tl.constexpr
-    AXIS: tl.constexpr
-    MEAN: tl.constexpr
-    DIVISOR: tl.constexpr
-    EMPTY_NAN: tl.constexpr
-    SPLIT: tl.constexpr
-    LONG: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    LM: tl.constexpr
-    LN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+SumConfig = constants("F AXIS MEAN DIVISOR EMPTY_NAN SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit

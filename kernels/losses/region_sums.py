@@ -11,7 +11,6 @@ fp64 for each element would be, but most GPUs convert to it at a few elements a 
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,7 +22,7 @@ from ..engine.buffers import empty
 from ..engine.indexing import ALL, INNER, OUTER
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import corner, in_batch, indices, is_whole
 from .regions import SUMS, check, class_numbers, image_of, plan, region_tile
 
@@ -68,19 +67,7 @@ def add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, confi
     return add(high, low, tl.sum(tl.sum(tl.sum(terms, 4), 2), 0))  # (LM, LN, SUMS)
 
 
-class RegionSumsConfig(NamedTuple):
-    INDEXED: tl.constexpr
-    SQUARED: tl.constexpr
-    AXIS: tl.constexpr
-    SPLIT: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    LM: tl.constexpr
-    LN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+RegionSumsConfig = constants("INDEXED SQUARED AXIS SPLIT BM BN BS LM LN VEC C I")
 
 
 @triton.jit

@@ -5,8 +5,6 @@ I/O: reads of p and t what the result depends on (of class indices those alone, 
 nothing is squared), the mask; writes dp, dt.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +12,7 @@ import triton.language as tl
 from ..engine import tiling
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import apart, reciprocal
 from ..engine.tile import corner, in_batch, indices, is_whole, store, within
 from .regions import SUMS, check, class_numbers, image_of, plan, region_tile
@@ -78,15 +76,7 @@ def backward_tile(out, dy, x, y, mask, exists, of_input, of_target, number, ther
         store(dy, space, m, n, tl.where(keep, slope(of_target, p, t, SQUARED), 0.0), inside, EDGE)
 
 
-class RegionSumsBackwardConfig(NamedTuple):
-    INDEXED: tl.constexpr
-    SQUARED: tl.constexpr
-    AXIS: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+RegionSumsBackwardConfig = constants("INDEXED SQUARED AXIS BM BN VEC C I")
 
 
 @triton.jit

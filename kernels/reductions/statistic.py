@@ -9,7 +9,6 @@ by: the count of kept elements, or the sum of their weights. A state of no eleme
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import triton
@@ -22,7 +21,7 @@ from ..engine.buffers import allocator
 from ..engine.indexing import INNER, OUTER, tile_shape
 from ..engine.kernel import COMPUTE, Config, Kernel
 from ..engine.launch import cached_plan, check_operands, traits
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.state import (
     ABSOLUTE,
     ARRAYS,
@@ -50,24 +49,7 @@ def largest_of(dtype: tl.constexpr):
     return most
 
 
-class StatisticConfig(NamedTuple):
-    MODE: tl.constexpr
-    FINISH: tl.constexpr
-    ABS: tl.constexpr
-    NEGATE: tl.constexpr
-    SATURATE: tl.constexpr
-    AXIS: tl.constexpr
-    EMPTY_NAN: tl.constexpr
-    SPLIT: tl.constexpr
-    LONG: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    LM: tl.constexpr
-    LN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+StatisticConfig = constants("MODE FINISH ABS NEGATE SATURATE AXIS EMPTY_NAN SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit

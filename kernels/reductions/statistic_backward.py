@@ -6,8 +6,6 @@ second is 0), and c. Those that compare select c and do not multiply it by 0: a 
 extreme.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +13,7 @@ import triton.language as tl
 from ..engine.elementwise import compute_dtype, plan, tile_corner
 from ..engine.kernel import Kernel
 from ..engine.launch import cached_plan, check_operands, traits
-from ..engine.operand import Operand, Space
+from ..engine.operand import Operand, Space, constants
 from ..engine.scaling import BEYOND, MARKED, apart
 from ..engine.state import below
 from ..engine.tile import fetch, indices, is_whole, kept, store, within
@@ -51,14 +49,7 @@ SLOPES = (linear, equal, exponential, sign, sign_of_equal)  # by the raw op's `k
 COMPARING = (equal, sign_of_equal)  # where the weight counts only as a mask
 
 
-class StatisticBackwardConfig(NamedTuple):
-    F: tl.constexpr
-    COMPARES: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+StatisticBackwardConfig = constants("F COMPARES BM BN VEC C I")
 
 
 @triton.jit

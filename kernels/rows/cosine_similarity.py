@@ -5,7 +5,6 @@ its largest elements, and so neither overflow nor vanish.
 """
 
 from math import prod
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,7 +16,7 @@ from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.launch import common_shape, like
 from ..engine.math import rounded_product
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tile import fetch, in_batch, store, within
 from .plan import MAP, SUM, floor, launch, with_one_per_row
@@ -104,16 +103,7 @@ def merge_partials(partial, splits, output, rows, BS: tl.constexpr, BO: tl.const
     return state
 
 
-class CosineConfig(NamedTuple):
-    AXIS: tl.constexpr
-    WHOLE: tl.constexpr
-    SPLIT: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+CosineConfig = constants("AXIS WHOLE SPLIT BM BN BS VEC C I")
 
 
 @triton.jit

@@ -6,8 +6,6 @@ beside a large one would be lost, and where the call has them k and e:
 dx_c = g ((k + 2 z L) p_c - e w_c - the own class's part), p_c = exp(x_c - L).
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +13,7 @@ import triton.language as tl
 from ..engine.blocks import is_last
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import in_batch, store
 from .classification import (
     class_dim,
@@ -65,21 +63,7 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, H
     return loss, top, spread, factor, even
 
 
-class CrossEntropyConfig(NamedTuple):
-    SMOOTH: tl.constexpr
-    PEEL: tl.constexpr
-    AXIS: tl.constexpr
-    WHOLE: tl.constexpr
-    SPLIT: tl.constexpr
-    LONG: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    LM: tl.constexpr
-    LN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+CrossEntropyConfig = constants("SMOOTH PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit

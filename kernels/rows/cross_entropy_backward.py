@@ -5,8 +5,6 @@ dq_c = g (1 - s) w_c (L - x_c). No row is summed: a block takes one tile.
 Without logits it is the backward of nll_loss, which is the own part alone.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -14,23 +12,13 @@ import triton.language as tl
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.math import exponential
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, within
 from .classification import class_dim, class_of, count_stats, fetch_stat, per_class, per_row, row_shape
 from .plan import MAP, launch
 from .row import declare, part_of, peeled, store_tile, tile_at
 
-
-class CrossEntropyBackwardConfig(NamedTuple):
-    SMOOTH: tl.constexpr
-    PARTIAL: tl.constexpr
-    PEEL: tl.constexpr
-    AXIS: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+CrossEntropyBackwardConfig = constants("SMOOTH PARTIAL PEEL AXIS BM BN VEC C I")
 
 
 @triton.jit

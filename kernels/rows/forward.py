@@ -4,15 +4,13 @@ exp and log of fp32 are tl.exp and tl.log: those of base 2 that the GPU has, wit
 multiplying by log2(e), which adds |x - top| / 2 more; what is far below the top of its row is small by then.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from ..engine.accumulate import add_range
 from ..engine.blocks import await_sums, count_summed, count_written, draw_ticket
 from ..engine.indexing import INNER
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import product_beyond
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, in_batch, kept, store, within
@@ -63,21 +61,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         store_tile(out, space, block, t, m, n, value, config)
 
 
-class RowsConfig(NamedTuple):
-    OP: tl.constexpr
-    PEEL: tl.constexpr
-    AXIS: tl.constexpr
-    WHOLE: tl.constexpr
-    SPLIT: tl.constexpr
-    LONG: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    LM: tl.constexpr
-    LN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+RowsConfig = constants("OP PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit

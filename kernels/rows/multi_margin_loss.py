@@ -5,8 +5,6 @@ Forward and backward are one kernel: a row is read once, and its terms, or their
 each dx_j on the way; dx_y is 0 until the sum is there, and then an element that is written by itself.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +13,7 @@ from ..engine.blocks import add_partials, is_last
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, over_axis, store, within, within_lane
 from ..engine.tiling import FLUSH
 from .classification import own_class
@@ -34,19 +32,7 @@ def term_and_slope(d, SQUARE: tl.constexpr):
     return term, slope
 
 
-class MultiMarginConfig(NamedTuple):
-    SQUARE: tl.constexpr
-    PEEL: tl.constexpr
-    AXIS: tl.constexpr
-    SPLIT: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    LM: tl.constexpr
-    LN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+MultiMarginConfig = constants("SQUARE PEEL AXIS SPLIT BM BN BS LM LN VEC C I")
 
 
 @triton.jit

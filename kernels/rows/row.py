@@ -6,28 +6,18 @@ the batch, of which each block has one. A row that fits stays on the chip betwee
 read, one write. A longer one is read twice, tile by tile; where there are few of them, by several blocks (SPLIT).
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from ..engine.indexing import INNER, PEELED
 from ..engine.kernel import Config, Kernel
 from ..engine.math import rounded_product
-from ..engine.operand import Space
+from ..engine.operand import Space, constants
 from ..engine.scaling import BEYOND, apart, power_below, reciprocal
 from ..engine.tile import base_of, corner, indices, is_whole, offset_of, store, within
 
-
-class TileConfig(NamedTuple):
-    """A kernel that sums no row: a block takes one tile."""
-
-    AXIS: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+# A kernel that sums no row: a block takes one tile.
+TileConfig = constants("AXIS BM BN VEC C I")
 
 
 @triton.jit

@@ -4,8 +4,6 @@ A difference is x - y + eps, as torch's, and equal vectors are at distance 0. Th
 differ): the sum of squares in a unit that is a power of two, and whether the vectors differ anywhere, 1 or 0.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +13,7 @@ from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.math import rounded_product
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import power_below, reciprocal
 from ..engine.tile import fetch, in_batch, store, within, within_lane
 from .plan import SUM, launch
@@ -103,19 +101,7 @@ def excess(near, far, apart, margin, SWAP: tl.constexpr):
     return near - far + margin
 
 
-class TripletConfig(NamedTuple):
-    SWAP: tl.constexpr
-    AXIS: tl.constexpr
-    WHOLE: tl.constexpr
-    SPLIT: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    BS: tl.constexpr
-    LM: tl.constexpr
-    LN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+TripletConfig = constants("SWAP AXIS WHOLE SPLIT BM BN BS LM LN VEC C I")
 
 
 @triton.jit

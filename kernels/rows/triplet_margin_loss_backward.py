@@ -1,13 +1,11 @@
 """The backward of triplet_margin_loss: of |d| the slope d / |d|. No row is summed: a block takes one tile."""
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
 from ..engine.elementwise import compute_dtype
-from ..engine.operand import Operand, Parts, Space
+from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, store, within
 from .plan import MAP, launch
 from .row import declare, part_of, tile_at, times
@@ -22,14 +20,7 @@ def slope(x, y, eps, factor, norm, C: tl.constexpr):
     return tl.where(none, 0.0, times(x - y + eps, by, C))
 
 
-class TripletBackwardConfig(NamedTuple):
-    SWAP: tl.constexpr
-    AXIS: tl.constexpr
-    BM: tl.constexpr
-    BN: tl.constexpr
-    VEC: tl.constexpr
-    C: tl.constexpr
-    I: tl.constexpr
+TripletBackwardConfig = constants("SWAP AXIS BM BN VEC C I")
 
 
 @triton.jit

@@ -14,7 +14,7 @@ def test_the_parts_make_the_call():
     assert sum(parts[part] for part in calls.PARTS) == pytest.approx(total)
     assert all(0 < parts[part] < total for part in calls.PARTS), parts
     # Python launches where a number is new, makes a plan of the first size, and traces the second
-    assert record["traced"] > record["first_size"] > parts["python"] > record["new_size"] > record["aten"] > 0
+    assert min(record["traced"], record["first_size"]) > parts["python"] > record["new_size"] > record["aten"] > 0
     (line,) = [line for line in report._calls([record]) if "masked_sum" in line]
     assert f"{total:.1f}" in line
 
