@@ -20,7 +20,7 @@ class Like(NamedTuple):
 
 
 def call_path(op):
-    """The call path of an op. Like what follows, it asks here what no call changes: each attribute costs one 40 ns."""
+    """The call path of an op. What no call changes is looked up here: an attribute costs each call 40 ns."""
     prepare, visible, hides = op.prepare, op.visible, op.returns > op.visible
 
     def call(*arguments):
