@@ -20,20 +20,24 @@ from ..engine.launch import common_shape, like
 from ..engine.sums import weighted_sum
 
 
-def pointwise_loss(name, value, slope=None, slopes=None, flat=False, count=2, optional=False, found=None):
+def pointwise_loss(
+    name, value, slope=None, slopes=None, flat=False, count=2, optional=False, flags_of=None, numbers=None
+):
     """(forward, backward): the launchers of `_<name>` and `_<name>_backward`, with the arguments of their schemas.
 
-    count: of the loss's tensors. optional: whether the last may be None. found: the flags as a function of
-    the parameters, where they are not among those."""
+    count: of the loss's tensors. optional: whether the last may be None. flags_of: the flags as a function of the
+    parameters, where they are not among those. numbers: what the functors take of the parameters in their place, as a
+    function of these: in fp64, so that 1 - p keeps its digits."""
     formulas = value if isinstance(value, dict) else {(): (value, slopes or slope)}
-    flags = 0 if found else len(next(iter(formulas))) - optional
+    flags = 0 if flags_of else len(next(iter(formulas))) - optional
     kind = DIFFERENCE if slope else FLAT if flat else ALL_SLOPES
 
     def chosen(tensors, parameters):
         """((value, derivative), the parameters that they take)"""
         given = (tensors[-1] is not None,) * optional
-        known = found(*parameters) if found else parameters[:flags]
-        return formulas[(*given, *known)], parameters[flags:]
+        chosen_flags = flags_of(*parameters) if flags_of else parameters[:flags]
+        parameters = parameters[flags:]
+        return formulas[(*given, *chosen_flags)], numbers(*parameters) if numbers else parameters
 
     def forward(*arguments):
         tensors = arguments[:count]

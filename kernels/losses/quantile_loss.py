@@ -8,15 +8,17 @@ from .pointwise_loss import pointwise_loss
 
 
 @triton.jit
-def value(x, y, quantile):
+def value(x, y, over, under):
     d = x - y
-    return product(tl.where(d > 0, 1 - quantile, quantile), tl.abs(d))
+    return product(tl.where(d > 0, over, under), tl.abs(d))
 
 
 @triton.jit
-def slope(x, y, quantile):
+def slope(x, y, over, under):
     d = x - y
-    return tl.where(d > 0, 1 - quantile, tl.where(d < 0, -quantile, d))  # 0 stays 0, and NaN stays NaN
+    return tl.where(d > 0, over, tl.where(d < 0, -under, d))  # 0 stays 0, and NaN stays NaN
 
 
-quantile_loss, quantile_loss_backward = pointwise_loss("quantile_loss", value, slope)
+quantile_loss, quantile_loss_backward = pointwise_loss(
+    "quantile_loss", value, slope, numbers=lambda quantile: (1 - quantile, quantile)
+)

@@ -1,4 +1,5 @@
-"""sigmoid_focal_loss: f = a m^gamma bce, m = y q + (1 - y) p, a = alpha y + (1 - alpha) (1 - y), or 1 if alpha < 0.
+"""sigmoid_focal_loss: f = a m^gamma bce, m = y q + (1 - y) p, a = hit y + miss (1 - y), where hit is alpha and
+miss 1 - alpha, or both 1 if alpha < 0.
 
 All but a is the same of -x and 1 - y: it is computed of |x|, of which `wrong` is the target's share against it. The
 square, gamma 2, is a kernel of its own: it takes half the instructions of a power."""
@@ -9,14 +10,6 @@ import triton.language as tl
 from ..engine.math import log1p_unit, log_unit, rough_exp, rough_quotient
 from .logistic import linear_cost, product_slope
 from .pointwise_loss import pointwise_loss
-
-
-@triton.jit
-def balance(y, alpha):
-    """(a, its derivative)"""
-    none = alpha < 0
-    hit, miss = tl.where(none, 1.0, alpha), tl.where(none, 1.0, 1 - alpha)
-    return hit * y + miss * (1 - y), hit - miss
 
 
 @triton.jit
@@ -44,47 +37,47 @@ def parts(x, y, POWER: tl.constexpr):
 
 
 @triton.jit
-def value_of(x, y, alpha, gamma, POWER: tl.constexpr):
+def value_of(x, y, hit, miss, gamma, POWER: tl.constexpr):
     wrong, right, e, bce = parts(x, y, POWER)
-    a, _ = balance(y, alpha)
+    a = hit * y + miss * (1 - y)
     to, _ = POWER(rough_quotient(wrong + right * e, 1 + e), gamma, bce)
     return a * to * bce
 
 
 @triton.jit
-def slopes_of(x, y, alpha, gamma, POWER: tl.constexpr):
+def slopes_of(x, y, hit, miss, gamma, POWER: tl.constexpr):
     wrong, right, e, bce = parts(x, y, POWER)
-    a, moved = balance(y, alpha)
+    a = hit * y + miss * (1 - y)
     near = rough_quotient(1.0, 1 + e)
     to, turn = POWER(near * (wrong + right * e), gamma, bce)
     pq = e * near * near
     dx = to * (near * (wrong - right * e)) + tl.where(pq == 0, 0.0, turn * (wrong - right) * pq)
     dy = turn * (near * (1 - e)) + to * product_slope(wrong, tl.abs(x))
     side = tl.where(x < 0, -a, a)
-    return side * dx, moved * to * bce - side * dy
+    return side * dx, (hit - miss) * to * bce - side * dy
 
 
 @triton.jit
-def value_of_square(x, y, alpha, gamma):
-    return value_of(x, y, alpha, gamma, square)
+def value_of_square(x, y, hit, miss, gamma):
+    return value_of(x, y, hit, miss, gamma, square)
 
 
 @triton.jit
-def slopes_of_square(x, y, alpha, gamma):
-    return slopes_of(x, y, alpha, gamma, square)
+def slopes_of_square(x, y, hit, miss, gamma):
+    return slopes_of(x, y, hit, miss, gamma, square)
 
 
 @triton.jit
-def value_of_power(x, y, alpha, gamma):
-    return value_of(x, y, alpha, gamma, power)
+def value_of_power(x, y, hit, miss, gamma):
+    return value_of(x, y, hit, miss, gamma, power)
 
 
 value_of_power.max_registers = (80, 112)  # of 80 it would spill; arithmetic, not memory, is what it waits for
 
 
 @triton.jit
-def slopes_of_power(x, y, alpha, gamma):
-    return slopes_of(x, y, alpha, gamma, power)
+def slopes_of_power(x, y, hit, miss, gamma):
+    return slopes_of(x, y, hit, miss, gamma, power)
 
 
 # Small unless a logit is huge; and arithmetic, not memory, is what they wait for.
@@ -93,5 +86,8 @@ slopes_of_square.small = slopes_of_power.small = True
 FORMULAS = {(True,): (value_of_square, slopes_of_square), (False,): (value_of_power, slopes_of_power)}  # by gamma == 2
 
 sigmoid_focal_loss, sigmoid_focal_loss_backward = pointwise_loss(
-    "sigmoid_focal_loss", FORMULAS, found=lambda alpha, gamma: (gamma == 2,)
+    "sigmoid_focal_loss",
+    FORMULAS,
+    flags_of=lambda alpha, gamma: (gamma == 2,),
+    numbers=lambda alpha, gamma: (1.0, 1.0, gamma) if alpha < 0 else (alpha, 1 - alpha, gamma),
 )

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from safeops.kernels.losses.pointwise_loss import pointwise_loss
 
+from safeops.core.op import registry
 from tests.kernels.interpreted.truth import (
     BF16,
     F16,
@@ -263,3 +264,16 @@ def test_a_wrong_functor_is_caught():
         close(forward(x, y, mask, weight, None, 2, False, None)[0], expected, scale)
     with pytest.raises(AssertionError):
         check_backward("mse_loss", "odd", backward=backward)
+
+
+@pytest.mark.parametrize("name, parameters", [("quantile_loss", (1 - 1e-6,)), ("sigmoid_focal_loss", (1 - 1e-6, 2.0))])
+def test_one_less_a_parameter_near_one_keeps_its_digits(name, parameters):
+    """1 - (1 - 1e-6) in fp32 would be 5 % off."""
+    loss = LOSSES[name]
+    x, y = torch.tensor([0.75, 2.0]), torch.zeros(2)
+    value, _ = loss.forward(x, y, None, None, None, 0, *parameters, False, None)
+    grad, _ = loss.backward(torch.tensor(1.0), None, x, y, None, None, *parameters, True, False, F32, F32)
+    x64 = x.double().requires_grad_()
+    truth = registry[name].composite(x64, y.double(), None, None, None, 0, *parameters)
+    assert torch.allclose(value.double(), truth, rtol=1e-6, atol=0)
+    assert torch.allclose(grad.double(), torch.autograd.grad(truth.sum(), x64)[0], rtol=1e-6, atol=0)
