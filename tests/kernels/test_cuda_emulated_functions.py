@@ -202,6 +202,7 @@ def test_functions_saturate_where_rounding_overflows(emulated, name, dtype, comp
 
 
 INF, NAN = math.inf, math.nan
+A, B = 2.0**-140, 2.0**-12  # A^B / A and B / A are beyond fp32, B A^(B-1) is not
 TINY, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 BOUNDARIES = {  # op: (operands..., gradient of ones...) in fp32; eps where one is named
     "safe_reciprocal": {
@@ -246,6 +247,7 @@ BOUNDARIES = {  # op: (operands..., gradient of ones...) in fp32; eps where one 
             (1e20, 2.0, LARGEST, 0.0, 0.0),
             (1e-30, 2.0, 0.0, 2e-30, 0.0),
             (2.0**-130, 2.0**-130, 1.0, 1.0, -130 * math.log(2)),
+            (A, B, A**B, B * A ** (B - 1), A**B * math.log(A)),
             (NAN, 0.0, 1.0, 0.0, NAN),
             (NAN, 2.0, NAN, NAN, NAN),
             (1.0, NAN, 1.0, NAN, 0.0),
@@ -299,7 +301,6 @@ def test_boundaries(emulated, name, compute):
         gradients = [gradients] if count == 1 else gradients
         for got, expected in zip((out, *gradients), table[:, count:].unbind(1)):
             torch.testing.assert_close(got, expected.to(compute), rtol=1e-6, atol=0, equal_nan=True)
-        # exactly 0 whatever the upstream gradient is
         # exactly 0 over a stand-in, whatever the upstream gradient is
         flat = torch.stack(gradients).eq(0).all(0) & (table[:, 0].abs() < INF)
         flat &= (name != "safe_pow") | (out != 0) | (table[:, count - 1] < 1)  # 0^2 has a slope, of 0

@@ -63,9 +63,10 @@ struct SafePow : Plain {
       if (both_finite && lost(slope, C(1))) {  // b a^(b-1) over- or underflows where its product with g may not
         const bool larger = fabs(b) > fabs(part);
         const C large = larger ? b : part, small = larger ? part : b;
-        const C turned = (g * y) / a;  // for a part that over- or underflows already
+        // For a part that over- or underflows already. Where g y / a and b / a are both infinite, g y b is not small.
+        const C turned = (g * y) / a, ratio = b / a;
         const bool beyond = !finite(part) || (part == C(0) && y != C(0));
-        da = beyond              ? finite(turned) ? turned * b : (g * y) * (b / a)
+        da = beyond              ? finite(turned) ? turned * b : finite(ratio) ? (g * y) * ratio : (g * y * b) / a
              : finite(g * large) ? (g * large) * small
                                  : (g * small) * large;
       }
