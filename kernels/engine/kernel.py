@@ -3,6 +3,7 @@ tests and the ahead-of-time check."""
 
 import types
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import triton
@@ -50,6 +51,7 @@ class Kernel:
         self.indices = {name: fields(name, kind) for name, kind in self.parameters
                         if kind not in (Operand, tl.pointer_type, tl.float64)}  # fmt: skip
         self.constants = self.indices.pop("config")
+        self.values = [*self.constants, *chain(*self.indices.values()), *self.named(tl.float64)]
         if tuple(fn.arg_names) != tuple(fn.fn.__annotations__) or self.operands != fn.arg_names[: len(self.operands)]:
             raise TypeError(f"{fn.__name__} takes {fn.arg_names}, of which operands come first: {self.operands}")
         KERNELS[fn.__name__] = self

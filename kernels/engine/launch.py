@@ -67,7 +67,8 @@ class Plan:
             self.dtypes[name] = None if tensor is None else tensor.dtype
             self.kinds[name], self.strides[name] = kind.value, strides
         self.shapes = batch.shape, outer.shape, inner.shape
-        self.values = dict(values, outer_shape=outer.shape, inner_shape=inner.shape, batch_shape=batch.shape)
+        values = dict(values, outer_shape=outer.shape, inner_shape=inner.shape, batch_shape=batch.shape)
+        self.values = {name: values[name] for name in kernel.values if name in values}
         self.constants = {name: self.values[name] for name in kernel.constants}
         self.present = [i for i, name in enumerate(kernel.pointers) if self.dtypes[name] is not None]
         self.start = None

@@ -92,11 +92,12 @@ def reductions(op):
     four = numbers(6, 4, 5, 6, seed=1)
     yield Sample((x,), {"mask": flags(16, 33), **weighted}, name="all")
     of_rows = {name: t[:16, None] for name, t in weighted.items()}
+    half = {"dtype": (torch.float16, torch.bfloat16)[place(op) // 4 % 2]} if "dtype" in names else {}
     yield Sample((x,), {"mask": flags(33), "dim": 1, **of_rows}, name="rows")
     if place(op) % 2:
-        yield Sample((four,), {"mask": flags(6, 1, 5, 6), "dim": (0, 2), "keepdim": True}, name="columns of four")
+        yield Sample((four,), {"mask": flags(6, 1, 5, 6), "dim": (0, 2), "keepdim": True} | half, name="columns of four")
     else:
-        yield Sample((x,), {"dim": 0, **of_rows}, name="columns, no mask")
+        yield Sample((x,), {"dim": 0, **of_rows, **half}, name="columns, no mask")
     for key, values in {"ord": (1, float("inf")), "correction": (0,)}.items():
         for value in values if key in names else ():
             yield Call((x,), {"mask": flags(16, 33), "dim": 1, key: value}, turns=(), name=f"{key} {value}")
