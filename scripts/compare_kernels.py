@@ -1,10 +1,11 @@
 """Does a change of the engine change a kernel? The machine code of every planned Triton kernel, before and after.
 
-    python scripts/compare_kernels.py record FILE [--part N]    (in each of two checkouts; ten minutes on two cores)
+    python scripts/compare_kernels.py record BEFORE [--part N]         (in one checkout; ten minutes on two cores)
+    python scripts/compare_kernels.py record AFTER [--like BEFORE]     (in the other one)
     python scripts/compare_kernels.py compare BEFORE AFTER
 
-`record` compiles for sm_90 what tests/kernels plans (--part N: every Nth kernel), by the pinned Triton and by the
-oldest that is supported, and writes FILE (JSON, xz). `compare` takes two kernels of one name for the same if they have
+`record` compiles for sm_90 what tests/kernels plans (every Nth kernel, or those that another file has), by the pinned
+Triton and by the oldest that is supported, and writes a file (JSON, xz). `compare` takes two kernels of one name for the same if they have
 the same registers and the same instructions in the same order; their arguments may lie elsewhere. It prints those that
 differ, and exits with 1 if there are any, or one that the other file lacks. Where arguments lie elsewhere, two of them
 may be loaded at once that were not, or not: kernels that differ in nothing else are counted apart. Needs no GPU.
@@ -25,12 +26,17 @@ BUT_LOADS = "but for loads of arguments"
 CHUNK = 40  # kernels that one process compiles
 
 
-def record(file, part):
+def read(file):
+    return json.loads(lzma.open(file).read())
+
+
+def record(file, part, names):
     sys.path.insert(0, str(ROOT))
     from tests.kernels import compiled
     from tests.kernels.test_triton_compiled import FOLDERS, GPU, planned
 
-    plans = dict(list(planned().items())[::part])
+    plans = {name: plan for name, plan in planned().items() if not names or name in names}
+    plans = dict(list(plans.items())[::part])
     requests = [compiled.gpu_kernels().encoded(plan.source(), plan.options(GPU)) for plan in plans.values()]
     chunks = [slice(at, at + CHUNK) for at in range(0, len(requests), CHUNK)]
     results = {}
@@ -88,14 +94,14 @@ def main(arguments=None):
     one = commands.add_parser("record")
     one.add_argument("file", type=Path)
     one.add_argument("--part", type=int, default=1, metavar="N", help="every Nth kernel (default: all)")
+    one.add_argument("--like", type=Path, metavar="FILE", help="the kernels that this file has")
     two = commands.add_parser("compare")
     two.add_argument("before", type=Path)
     two.add_argument("after", type=Path)
     parsed = parser.parse_args(arguments)
     if parsed.command == "record":
-        return record(parsed.file, parsed.part)
-    read = [json.loads(lzma.open(file).read()) for file in (parsed.before, parsed.after)]
-    return min(1, compare(*read))
+        return record(parsed.file, parsed.part, parsed.like and set().union(*read(parsed.like).values()))
+    return min(1, compare(read(parsed.before), read(parsed.after)))
 
 
 if __name__ == "__main__":
