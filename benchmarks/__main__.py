@@ -51,11 +51,11 @@ def chosen(options) -> list[str]:
     """The names to measure: cases, and those of TABLES."""
     from . import case
 
-    known = [*case.names(), *TABLES]
+    choices = [*case.names(), *TABLES]
     asked = options.ops.split(",") if options.ops else ["*"]
-    if unknown := [pattern for pattern in asked if not fnmatch.filter(known, pattern)]:
-        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {known}")
-    return [name for name in known if any(fnmatch.fnmatch(name, pattern) for pattern in asked)]
+    if unknown := [pattern for pattern in asked if not fnmatch.filter(choices, pattern)]:
+        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {choices}")
+    return [name for name in choices if any(fnmatch.fnmatch(name, pattern) for pattern in asked)]
 
 
 def collect(options, path) -> dict:
@@ -76,10 +76,10 @@ def collect(options, path) -> dict:
     plan = list(itertools.product(options.dtypes.split(","), options.sizes, ops))
     for done, (dtype, n, name) in enumerate(plan):
         print(f"\r{done}/{len(plan)} {name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
-        made = case.build(name, n, case.DTYPES[dtype], options.device)
-        results["speed"] += speed.measure(made, dtype, options.device, options.rounds, not options.no_compile)
+        benchmark = case.build(name, n, case.DTYPES[dtype], options.device)
+        results["speed"] += speed.measure(benchmark, dtype, options.device, options.rounds, not options.no_compile)
         if n == options.sizes[0]:
-            results["memory"] += memory.measure(made, dtype, options.device)
+            results["memory"] += memory.measure(benchmark, dtype, options.device)
             if dtype == options.dtypes.split(",")[0]:
                 results["overhead"] += overhead.measure(name, options.device, 4 * options.rounds)
         settings["load"][1] = round(os.getloadavg()[0], 1)

@@ -87,11 +87,11 @@ def measure_parts(call, lazy, forget) -> dict:
         back()
     ((launcher, (arguments,)),) = [(x, calls) for x, calls in seen.items() if calls]
     raw, python = (getattr(torch.ops.safeops, f"_{launcher.name}{end}").default._op for end in ("", "_launch"))
-    given = len(arguments)  # by the public function, which leaves trailing defaults out
-    while given and arguments[given - 1] is launcher.defaults[given - 1]:
-        given -= 1
-    total, op = best(call), best(partial(raw, *arguments[:given]))
-    results = {"total": total, "python": total - op + best(partial(python, *arguments[:given]))}
+    leading = len(arguments)  # by the public function, which leaves trailing defaults out
+    while leading and arguments[leading - 1] is launcher.defaults[leading - 1]:
+        leading -= 1
+    total, op = best(call), best(partial(raw, *arguments[:leading]))
+    results = {"total": total, "python": total - op + best(partial(python, *arguments[:leading]))}
     return results | dict(zip(PARTS, (total - op, op), strict=True))
 
 
@@ -130,7 +130,7 @@ def serve(ops):
         x, records, aten = torch.ones(8), [], []
         for name in ops:
             cases = [case.build(name, STEP * (8 + i), torch.float32, "cpu") for i in range(SIZES)]
-            calls = [partial(made.ours, *(t.detach() for t in made.inputs)) for made in cases]
+            calls = [partial(benchmark.ours, *(t.detach() for t in benchmark.inputs)) for benchmark in cases]
             record = {"op": name, "parts": measure_parts(calls[0], lazy, forget)}
             records.append(record | new_sizes(calls, partial(forget, plans=True)))
             aten.append(best(lambda: torch.add(x, x)))
@@ -148,8 +148,8 @@ def serve_cpp(ops):
         torch.set_num_threads(1)
         x, totals, aten = torch.ones(8), {}, []
         for name in ops:
-            made = case.build(name, STEP * 8, torch.float32, "cpu")
-            totals[name] = best(partial(made.ours, *(t.detach() for t in made.inputs)))
+            benchmark = case.build(name, STEP * 8, torch.float32, "cpu")
+            totals[name] = best(partial(benchmark.ours, *(t.detach() for t in benchmark.inputs)))
             aten.append(best(lambda: torch.add(x, x)))
         records = [{"op": f"{op} (C++)", "parts": {"total": us}, "aten": min(aten)} for op, us in totals.items()]
         print(json.dumps(records))

@@ -50,9 +50,9 @@ def case(name: str):
 
 
 def build(name: str, n: int, dtype: torch.dtype, device: str) -> Case:
-    made = _builders[name](n, dtype, device)
-    made.op = name
-    return made
+    result = _builders[name](n, dtype, device)
+    result.op = name
+    return result
 
 
 def names() -> list[str]:

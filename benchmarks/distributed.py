@@ -37,9 +37,9 @@ class Wire(TorchDispatchMode):
             return NotImplemented  # its own turn first, which calls the collectives
         starts = not any(text in str(op) for text in ("wait", "wrap", "barrier"))
         if starts and op.namespace in ("c10d", "_c10d_functional"):
-            own = args[1] if "gather" in str(op) and op.namespace == "c10d" else args[0]
+            sent = args[1] if "gather" in str(op) and op.namespace == "c10d" else args[0]
             self.calls += 1
-            self.bytes += sum(x.numel() * x.element_size() for x in torch.utils._pytree.tree_leaves(own))
+            self.bytes += sum(x.numel() * x.element_size() for x in torch.utils._pytree.tree_leaves(sent))
         return op(*args, **(kwargs or {}))
 
 
@@ -109,15 +109,15 @@ def partials(mesh):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     x = torch.randn(ELEMENTS // COLUMNS, COLUMNS, generator=torch.Generator().manual_seed(0))
-    whole = distribute_tensor(x, mesh, [Shard(0)])
-    local = whole.to_local().clone().requires_grad_()
-    whole.requires_grad_()
+    sharded = distribute_tensor(x, mesh, [Shard(0)])
+    local = sharded.to_local().clone().requires_grad_()
+    sharded.requires_grad_()
 
     def contenders(call):
         return {
-            "ours": lambda: call(whole).sum().backward(),
+            "ours": lambda: call(sharded).sum().backward(),
             "local": lambda: call(local).sum().backward(),
-            "gathering": lambda: call(whole.redistribute(placements=[Replicate()]).to_local()).sum().backward(),
+            "gathering": lambda: call(sharded.redistribute(placements=[Replicate()]).to_local()).sum().backward(),
         }
 
     names = "masked_sum", "masked_var", "masked_amax", "masked_norm", "masked_logsumexp", "masked_softmax", "normalize"

@@ -139,8 +139,8 @@ def longest(blocks, nodes, entry, passes=None, most=False):
             here[v] = once, loops
         after = [best[w] for v in part for w in blocks[v][1] if w in best and w not in part and w != entry]
         tail = max(after, key=moved, default=(Work(), []))
-        for v, own in here.items():
-            best[v] = own[0] + tail[0], own[1] + tail[1]
+        for v, cost in here.items():
+            best[v] = cost[0] + tail[0], cost[1] + tail[1]
     return best[entry]
 
 

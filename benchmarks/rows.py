@@ -166,10 +166,10 @@ def info_nce_loss(n, dtype, device):
     """n logits, of vectors of 256: mostly a product, in fp32."""
     rows, width, s = max(1, round(n**0.5)), 256, dtype.itemsize
     q, k = (_tensor(n, dtype, device, seed, (rows, width)) for seed in range(2))
-    own = torch.arange(rows, device=device)
+    target = torch.arange(rows, device=device)
 
     def theirs(q, k):
-        return F.cross_entropy(F.normalize(q) @ F.normalize(k).T / 0.1, own)  # noqa: SO206
+        return F.cross_entropy(F.normalize(q) @ F.normalize(k).T / 0.1, target)  # noqa: SO206
 
     return Case(
         (q, k),

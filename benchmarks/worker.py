@@ -30,8 +30,8 @@ class Worker:
         """The directions that there are."""
         self.samplers = {}
         gc.collect()
-        made = build(name, n, DTYPES[dtype], device)
-        calls = speed.calls(made.ours, made.inputs, made.backward_bytes is not None)
+        benchmark = build(name, n, DTYPES[dtype], device)
+        calls = speed.calls(benchmark.ours, benchmark.inputs, benchmark.backward_bytes is not None)
         self.samplers = {direction: timing.sampler(call, device) for direction, call in calls.items()}
         return list(self.samplers)
 

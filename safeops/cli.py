@@ -180,14 +180,14 @@ def _text(report):
     devices = report["ops"][0]["devices"]
     rows = [("op", "on CPU", "CUDA kernel", *(f"on {device}" for device in devices))]
     for op in report["ops"]:
-        own = op["cuda_kernel"] or ("its parts'" if op["parts"] else "none")
-        rows.append((op["name"], op["cpu"], own, *map(_told, op["devices"].values())))
+        cuda = op["cuda_kernel"] or ("its parts'" if op["parts"] else "none")
+        rows.append((op["name"], op["cpu"], cuda, *map(_told, op["devices"].values())))
     text = "\n".join(f"{name:<16}{value}" for name, value in lines)
     return f"{text}\n\n{_columns(rows)}"
 
 
-def _told(found):
-    return f"{found['route']} ({found['reason']})" if found["reason"] else found["route"]
+def _told(entry):
+    return f"{entry['route']} ({entry['reason']})" if entry["reason"] else entry["route"]
 
 
 def _hint(state):

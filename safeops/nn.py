@@ -45,8 +45,8 @@ def _init(self, **options):
     name = type(self).__name__
     for key in options:
         if key not in self.defaults:
-            known = ", ".join(self.defaults)
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}; the options are {known}")
+            choices = ", ".join(self.defaults)
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}; the options are {choices}")
     options = self.defaults | options
     buffers = {key: options[key] for key in self.op.buffers}
     self.op.validate_options(name, *(value for key, value in options.items() if key not in buffers))
@@ -83,26 +83,26 @@ def _signed(module, name, function, parameters):
 
 def _module(op):
     function = op.public_function
-    given, options = [], {"reduction": None, "empty": None}  # those of all losses come first
+    inputs, options = [], {"reduction": None, "empty": None}  # those of all losses come first
     for x in inspect.signature(function).parameters.values():
         if x.default is x.empty or (x.name in TENSORS and x.name not in op.buffers):
-            given.append(x)
+            inputs.append(x)
         else:
             options[x.name] = x.replace(kind=x.KEYWORD_ONLY)
     defaults = {name: x.default for name, x in options.items()}
-    call = inspect.Signature(given)
+    call = inspect.Signature(inputs)
     members = {
         "__doc__": _DOC.format(
             function=op.name, module=op.module, options=", ".join(defaults), call=str(call)[1:-1], example=op.example
         ),
         "__module__": __name__,
         "__init__": _signed(op.module, "__init__", _init, options.values()),
-        "forward": _signed(op.module, "forward", _Loss.forward, given),
+        "forward": _signed(op.module, "forward", _Loss.forward, inputs),
         "op": op,
         "function": staticmethod(function),
         "defaults": defaults,
-        "operands": tuple(x.name for x in given if x.kind is x.POSITIONAL_OR_KEYWORD),
-        "tensors": tuple(x.name for x in given if x.kind is x.KEYWORD_ONLY),
+        "operands": tuple(x.name for x in inputs if x.kind is x.POSITIONAL_OR_KEYWORD),
+        "tensors": tuple(x.name for x in inputs if x.kind is x.KEYWORD_ONLY),
     }
     return type(op.module, (_Loss,), members)
 

@@ -66,9 +66,9 @@ def difference(before, after):
     (registers, *old), (others, *new) = before, after
     if work(old) == work(new):
         return f"{registers} -> {others}, the same {len(new)} instructions in another order or other registers"
-    own, theirs = ([row for row in code if not LOAD.match(row)] for code in (old, new))
-    if work(own) == work(theirs):
-        return f"{registers} -> {others}, the same {len(own)} instructions {BUT_LOADS}"
+    ours, theirs = ([row for row in code if not LOAD.match(row)] for code in (old, new))
+    if work(ours) == work(theirs):
+        return f"{registers} -> {others}, the same {len(ours)} instructions {BUT_LOADS}"
     return f"{registers} -> {others}, {len(old)} -> {len(new)} instructions"
 
 

@@ -183,8 +183,8 @@ class Check:
                 print(f"   {outcome.upper()} {test}", flush=True)
             elif outcome == "not ended":
                 print(f"   not ended: {test}", flush=True)
-        told = (f"{n} {outcome}" for outcome, n in counts.items())
-        print("   " + (", ".join(told) or "no test was collected"), flush=True)
+        totals = (f"{n} {outcome}" for outcome, n in counts.items())
+        print("   " + (", ".join(totals) or "no test was collected"), flush=True)
 
     def gpu(self):
         self.pytest("gpu", "tests/gpu", f"--ignore={self.work}/tests/gpu/test_gpu_check_script.py")
@@ -252,11 +252,11 @@ def describe(machine):
 
 
 def parser():
-    made = argparse.ArgumentParser(
+    result = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         epilog="Exit codes: 0 all passed; 1 something failed, or was not judged; 2 bad arguments, or no GPU.",
     )
-    add = made.add_argument
+    add = result.add_argument
     add("--wheel", type=Path, metavar="FILE", help="the built wheel that is checked (`make wheel` makes it in dist)")
     add("--kernels", type=Path, metavar="FILE", help="Triton's kernels, compiled beforehand (`make gpu-kernels`)")
     add("--minutes", type=float, default=10.0, metavar="N", help="the time for all of it (default: 10)")
@@ -264,7 +264,7 @@ def parser():
     add("--out", type=Path, default=out, metavar="DIR", help=f"where the results go as they come (default: {out})")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the machinery")
     add("--benchmarks", action="store_true", help="speed, in the place of correctness")
-    return made
+    return result
 
 
 def main(argv=None):

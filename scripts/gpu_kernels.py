@@ -55,10 +55,10 @@ def planned(arch):
 
     result, planning = {}, [True]
 
-    def plan(made, *_):
-        if "noted" not in vars(made):  # plans are kept, and met again at each call
-            made.noted = True
-            made.compile(GPUTarget("cuda", arch, 32))
+    def plan(launch_plan, *_):
+        if "noted" not in vars(launch_plan):  # plans are kept, and met again at each call
+            launch_plan.noted = True
+            launch_plan.compile(GPUTarget("cuda", arch, 32))
 
     def note(source, target, options):
         result[json.dumps(encoded(source, options))] = None
@@ -154,9 +154,9 @@ def call_benchmark(name):
 
     case.names()  # which registers them
     for dtype in benchmarks.parse(["--quick"]).dtypes.split(","):
-        made = case.build(name, ELEMENTS, case.DTYPES[dtype], "cpu")
-        result = made.ours(*made.inputs)
-        if made.backward_bytes is not None:
+        benchmark = case.build(name, ELEMENTS, case.DTYPES[dtype], "cpu")
+        result = benchmark.ours(*benchmark.inputs)
+        if benchmark.backward_bytes is not None:
             result.backward(torch.ones_like(result))
 
 

@@ -17,8 +17,8 @@ from safeops.verify.command import due
 
 def driver():
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True).stdout.split() if shutil.which(query[0]) else []
-    return told[0] if told else None
+    versions = subprocess.run(query, capture_output=True, text=True).stdout.split() if shutil.which(query[0]) else []
+    return versions[0] if versions else None
 
 
 def triton():

@@ -51,21 +51,21 @@ def verdicts(lines):
     particular that fails, fails them all, unless it tests no kernel."""
     ops = machine(lines)["ops"]
     judged = {op: {"passed": [], "failed": [], "not judged": []} for op in ops}
-    told = [line for line in lines if line.get("op") in judged]
-    for line in told:
+    verdict_lines = [line for line in lines if line.get("op") in judged]
+    for line in verdict_lines:
         judged[line["op"]][line["verdict"]].append(line["stage"])
     for stage in ("gpu", "contract"):
         tests = {op: [] for op in ops}
         for test, outcome in outcomes(lines, stage).items():
-            about = None if any(name in test for name in OF_NO_KERNEL) else [op_of(test, ops)]
-            for op in ops if about == [None] and outcome in BAD else about or ():
+            tested = None if any(name in test for name in OF_NO_KERNEL) else [op_of(test, ops)]
+            for op in ops if tested == [None] and outcome in BAD else tested or ():
                 if op is not None:
                     tests[op].append(outcome)
         for op, ends in tests.items():
             ended = "passed" in ends and not set(ends).intersection(OPEN)
             judged[op]["failed" if set(ends).intersection(BAD) else "passed" if ended else "not judged"].append(stage)
     for op, stages in judged.items():
-        if not any(line["op"] == op and line["stage"] == "verify" for line in told):
+        if not any(line["op"] == op and line["stage"] == "verify" for line in verdict_lines):
             stages["not judged"].append("verify")
     return {op: next(v for v in ("failed", "not judged", "passed") if stages[v]) for op, stages in judged.items()}
 

@@ -56,10 +56,10 @@ def contract(family, path):
     choice = f"({op if op in tried else ' or '.join(sorted(tried))}) and not inductor"
     if path.startswith("csrc"):
         choice += "".join(f" and not {other}" for other in ELSEWHERE)
-    own = [family] if family else ELSE
+    folders = [family] if family else ELSE
     last = ["test_properties.py", "test_tracing.py", *(["test_instruction_sets.py"] * path.startswith("csrc"))]
     return [
-        [folder + place for place in own],
+        [folder + place for place in folders],
         ["-k", choice, f"{folder}test_contract.py"],
         [folder + file for file in last],
     ]

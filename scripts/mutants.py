@@ -210,12 +210,12 @@ def main():
 
     tree, log = Tree(options.folder.resolve()), options.folder / "log.jsonl"
     earlier = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    known = {(r["path"], r["start"], r["old"], r["text"]): r for r in earlier}
+    judged = {(r["path"], r["start"], r["old"], r["text"]): r for r in earlier}
     results = []
     for mutant in drawn(options.seed, options.only):
         if len(results) == options.count:
             break
-        result = known.get(tuple(mutant[key] for key in ("path", "start", "old", "text")))
+        result = judged.get(tuple(mutant[key] for key in ("path", "start", "old", "text")))
         if result is None or (options.again and result["valid"] and result["killed"] is None):
             result = tree.judge(mutant)
             with log.open("a") as file:

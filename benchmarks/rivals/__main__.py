@@ -118,8 +118,8 @@ def collect(options, names, write) -> dict:
         places = [Place(options, lock) for _ in range(max(1, options.workers))]
         with ThreadPoolExecutor(len(places)) as pool:
             for start in range(0, len(names), len(places)):
-                some = names[start : start + len(places)]
-                for place, entry in zip(places, list(pool.map(prepare, places, some))):
+                batch = names[start : start + len(places)]
+                for place, entry in zip(places, list(pool.map(prepare, places, batch))):
                     results["contests"].append(timed(place, entry, options.rounds, results["records"]))
                 results["settings"]["load"][1] = round(os.getloadavg()[0], 1)
                 write(results)

@@ -27,14 +27,14 @@ def widened(x, target):
 def fla(name, call, **flags):
     """A loss of flash-linear-attention, without its Gluon kernels: off by default, they are imported, and that fails
     under Triton 3.6."""
-    made = library("fla.modules", name, call, cuda=True, **flags)
+    rival = library("fla.modules", name, call, cuda=True, **flags)
 
     def load():
         if importlib.util.find_spec("fla"):
             importlib.import_module("fla.backends").GluonBackend.is_available = classmethod(lambda backend: False)
-        return made.load()
+        return rival.load()
 
-    return made._replace(load=load)
+    return rival._replace(load=load)
 
 
 LIBRARIES = {

@@ -61,29 +61,29 @@ class Worker:
 
     def time(self, name, whos, rounds):
         """A record for each direction, of the contenders that are named."""
-        made = contest.build(name, self.device, self.small)
+        entry = contest.build(name, self.device, self.small)
         calls = {
-            who: self.calls(name, who, contest.build(name, self.device, self.small) if it.overwrites else made)
-            for who, it in made.contenders().items()
+            who: self.calls(name, who, contest.build(name, self.device, self.small) if it.overwrites else entry)
+            for who, it in entry.contenders().items()
             if who in whos
         }
-        if made.flops and made.flops[0] > LONG:
+        if entry.flops and entry.flops[0] > LONG:
             rounds = min(rounds, 3)
         records = []
         for place, direction in enumerate(("forward", "total")):
-            some = {who: pair[place] for who, pair in calls.items() if pair[place]}
-            if OURS in some:
-                records.append(self.record(made, direction, place, some, rounds) | {"contest": name})
-        del made, calls, some
+            timed = {who: pair[place] for who, pair in calls.items() if pair[place]}
+            if OURS in timed:
+                records.append(self.record(entry, direction, place, timed, rounds) | {"contest": name})
+        del entry, calls, timed
         timing._flush_buffer.cache_clear()
         self.settle()
         return records
 
-    def record(self, made, direction, place, calls, rounds):
-        floor = {"copy": timing.copy_of(round(made.bytes[place]), self.device)} if made.bytes else {}
+    def record(self, entry, direction, place, calls, rounds):
+        floor = {"copy": timing.copy_of(round(entry.bytes[place]), self.device)} if entry.bytes else {}
         samples = timing.interleave(floor | calls, rounds, self.device, cold=not self.small)
-        results = {"direction": direction, "sizes": made.sizes()}
-        results |= {"bytes": made.bytes and made.bytes[place], "flops": made.flops and made.flops[place]}
+        results = {"direction": direction, "sizes": entry.sizes()}
+        results |= {"bytes": entry.bytes and entry.bytes[place], "flops": entry.flops and entry.flops[place]}
         results["milliseconds"] = {who: taken.time() * 1e3 for who, taken in samples.items()}
         results["undisturbed"] = {who: taken.share_clean() for who, taken in samples.items()}
         if self.device == "cuda":
@@ -91,29 +91,29 @@ class Worker:
             results["peak"] = {who: memory.peak_extra(call, self.device)[0] for who, call in calls.items()}
         return results
 
-    def calls(self, name, who, made):
+    def calls(self, name, who, entry):
         """(forward without gradients, forward and backward or None)"""
-        rival = made.contenders()[who]
+        rival = entry.contenders()[who]
         if (name, who) not in self.functions:
             function = rival.load()
             self.functions[name, who] = torch.compile(function, dynamic=False) if rival.compiled else function
         function = self.functions[name, who]
-        detached = [x.detach() for x in made.inputs]
-        inputs = [x.detach().requires_grad_() for x in made.inputs]
+        detached = [x.detach() for x in entry.inputs]
+        inputs = [x.detach().requires_grad_() for x in entry.inputs]
 
         def forward():
             with torch.no_grad():
-                return function(*detached, *made.rest)
+                return function(*detached, *entry.rest)
 
         upstream = []
 
         def total():
-            out = function(*inputs, *made.rest)
+            out = function(*inputs, *entry.rest)
             if not upstream:
                 upstream.append(torch.randn_like(out))
             return torch.autograd.grad(out, inputs, upstream[0], allow_unused=True)
 
-        return forward, total if rival.backward and made.backward else None
+        return forward, total if rival.backward and entry.backward else None
 
     def settle(self):
         gc.collect()

@@ -15,14 +15,14 @@ from .state import (
     EXTREME,
     MOMENTS,
     SQUARES,
-    about,
-    below,
     empty_double_state,
     empty_state,
     larger_of,
     largest,
+    less_top,
     merge,
     merge_along,
+    repivot,
     same,
     square,
     widened,
@@ -60,10 +60,10 @@ def add_exponentials(state, v, keep, w, along: tl.constexpr, SOME: tl.constexpr,
     if SOME:
         v = tl.where(keep, v, float("-inf"))
     larger = tl.maximum(top, tl.max(v, along))  # finite, or inf; of NaN the other: the exponentials show it
-    terms = exponential(below(v, tl.expand_dims(larger, along)))
+    terms = exponential(less_top(v, tl.expand_dims(larger, along)))
     if WEIGHT:
         terms = terms * w
-    total = total * exponential(below(top, larger)) + tl.sum(terms, along)
+    total = total * exponential(less_top(top, larger)) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
 
@@ -93,7 +93,7 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
         pivot = tl.where(heavier, result, pivot)
         count = tl.maximum(count, heaviest)
         larger = tl.maximum(top, power_below(tl.abs(away)))
-        total, shift = about(total, shift, weights, top, away, reciprocal(larger))
+        total, shift = repivot(total, shift, weights, top, away, reciprocal(larger))
         weights += tl.sum(w, along)
         top = larger
     elif EDGE and missing:  # the first group's largest
@@ -207,15 +207,15 @@ def add_tiles(
         m0, n0 = corner(space, block, t, config)
         m, n = indices(m0, n0, config)
         if VEC == 1:
-            whole = False
+            in_bounds = False
         else:
-            whole = is_whole(space, m0, n0, config)
+            in_bounds = is_whole(space, m0, n0, config)
             if MODE == MOMENTS and not WEIGHT:
-                whole &= ~missing
-        if whole and BYTES:
+                in_bounds &= ~missing
+        if in_bounds and BYTES:
             added = count_bytes(mask, space, m0, n0, config)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])
-        elif whole:  # needs no bounds
+        elif in_bounds:  # needs no bounds
             state, missing = add_tile(state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, False)
         else:
             state, missing = add_tile(state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, True)

@@ -112,10 +112,10 @@ def elementwise_kernel(
     m0, n0 = tile_corner(space, config)
     m, n = indices(m0, n0, config)
     if config.VEC == 1:
-        whole = False
+        in_bounds = False
     else:
-        whole = is_whole(space, m0, n0, config)
-    if whole:  # needs no bounds
+        in_bounds = is_whole(space, m0, n0, config)
+    if in_bounds:  # needs no bounds
         elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, False)
     else:
         elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, True)
@@ -190,5 +190,5 @@ def elementwise(name, f, tensors, parameters=(), slopes=NONE):
         constants = {"F": f, "SLOPES": slopes.value, "parameters": len(parameters)}
         return plan(ELEMENTWISE, tensors, OUTPUTS, outputs[0].shape, compute, constants, arch)
 
-    made = cached_plan((id(f), slopes.value, result), build, outputs[0].device)
-    made(tensors, addresses, parameters)
+    launch_plan = cached_plan((id(f), slopes.value, result), build, outputs[0].device)
+    launch_plan(tensors, addresses, parameters)

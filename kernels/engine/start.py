@@ -43,8 +43,8 @@ def starter(compiled, index, places):
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             return slowly(plan, addresses, floats)
         present, tail, split = plan.words
-        given = array("Q", [addresses[i] for i in present]).tobytes()
-        words = b"".join((given, array("d", flat(floats)).tobytes(), tail))
+        pointers = array("Q", [addresses[i] for i in present]).tobytes()
+        words = b"".join((pointers, array("d", flat(floats)).tobytes(), tail))
         if launch(function, plan.grid, threads, shared, index, len(present), split, words, places):
             slowly(plan, addresses, floats)  # which knows what to do without a context, and the names of errors
 

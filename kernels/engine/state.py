@@ -73,7 +73,7 @@ def square(x):
 
 
 @triton.jit
-def about(total, shift, w, top, away, by):
+def repivot(total, shift, w, top, away, by):
     """(total, shift) about another pivot q, in the unit 1 / by; away: p - q.
 
     sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
@@ -83,7 +83,7 @@ def about(total, shift, w, top, away, by):
 
 
 @triton.jit
-def below(x, top):
+def less_top(x, top):
     """x - top for a top that is not below x: NaN of NaN, and 0 of two that are inf (a `where` takes an instruction
     more). The largest finite number counts as inf beside one."""
     largest: tl.constexpr = -(LOWEST_DOUBLE if x.dtype == tl.float64 else LOWEST)
@@ -116,8 +116,8 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         high = tl.max(tl.where(held, pivot, float("-inf")), axis)
         low = tl.min(tl.where(held, pivot, float("inf")), axis)
         if WEIGHT:
-            whole = tl.sum(tl.abs(weights), axis)
-            parts = tl.abs(weights) / tl.expand_dims(tl.where(whole == 0, 1.0, whole), axis)
+            mass = tl.sum(tl.abs(weights), axis)
+            parts = tl.abs(weights) / tl.expand_dims(tl.where(mass == 0, 1.0, mass), axis)
         else:
             parts = count / tl.expand_dims(tl.maximum(tl.sum(count, axis), 1.0), axis)
         middle = tl.sum(tl.where(held, parts * pivot, 0.0), axis).to(C)
@@ -126,7 +126,7 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         w = weights if WEIGHT else count
         larger = tl.max(tl.maximum(top, power_below(tl.abs(away).to(C))), axis)
         by = tl.expand_dims(reciprocal(larger), axis)
-        total, shift = about(total, shift, w, top, away, by)
+        total, shift = repivot(total, shift, w, top, away, by)
         shift = tl.sum(shift, axis)
         total = tl.sum(total, axis)
         pivot = middle
@@ -139,7 +139,7 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
     else:
         larger = largest(top, axis) if MODE == EXTREME else tl.max(top, axis)
         if MODE == EXPONENTIALS:
-            by = exponential(below(top, tl.expand_dims(larger, axis))).to(total.dtype)
+            by = exponential(less_top(top, tl.expand_dims(larger, axis))).to(total.dtype)
             total = rounded_product(total, by)
         elif MODE == EXTREME:
             total = tl.where(same(top, tl.expand_dims(larger, axis)), total, 0.0)

@@ -64,10 +64,10 @@ def add_tiles(first, last, block, x, y, z, mask, weight, parameters, space, conf
         m0, n0 = corner(space, block, t, config)
         m, n = indices(m0, n0, config)
         if config.VEC == 1:
-            whole = False
+            in_bounds = False
         else:
-            whole = is_whole(space, m0, n0, config)
-        if whole:  # needs no bounds
+            in_bounds = is_whole(space, m0, n0, config)
+        if in_bounds:  # needs no bounds
             total, weights, count = add_tile(
                 total, weights, count, x, y, z, mask, weight, parameters, space, m, n, config, False
             )
@@ -165,8 +165,8 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
     _, y, _, mask, weight = tensors
     arrays = 1 + (mask is not None or weight is not None) + (weight is not None)
     at_once = 2 if compute == torch.float64 else 1  # whose lanes' sums take twice the registers
-    made = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy, at_once)
-    M, N = made.outer.numel, made.inner.numel
+    cut = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy, at_once)
+    M, N = cut.outer.numel, cut.inner.numel
     values = {
         "F": f,
         "MEAN": mean,
@@ -174,11 +174,11 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
         "EMPTY_NAN": empty_nan,
         "C": COMPUTE[compute],
         "parameters": count,
-        "reduced": {OUTER.value: M, INNER.value: N, ALL.value: M * N}[made.values["AXIS"]],
+        "reduced": {OUTER.value: M, INNER.value: N, ALL.value: M * N}[cut.values["AXIS"]],
     }
-    planned = made.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
+    planned = cut.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
     if y is None and weight is None:  # little to hold but the partials: more blocks, for as many bytes in flight
-        columns = made.values["AXIS"] == OUTER.value and tensors[0].element_size() == 2
+        columns = cut.values["AXIS"] == OUTER.value and tensors[0].element_size() == 2
         few = 56 if columns else 48  # (of eight columns 48 spill)
         planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else few, 128))
     return planned
@@ -203,19 +203,29 @@ def weighted_sum(
         result = dtype or (torch.float64 if wide else torch.float32)
         wide = wide or result == torch.float64 or weight is not None and weight.dtype == torch.float64
         compute = torch.float64 if wide else torch.float32
-        given = None if denominator is None else denominator.dtype
-        by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
-        made = plan(
-            f, tensors[:-1], shape, reduced, result, compute, mean, (by.value, given), empty_nan, len(parameters), arch
+        divisor_dtype = None if denominator is None else denominator.dtype
+        by = BY_TENSOR if divisor_dtype else BY_COUNT if divisor is None else BY_NUMBER
+        launch_plan = plan(
+            f,
+            tensors[:-1],
+            shape,
+            reduced,
+            result,
+            compute,
+            mean,
+            (by.value, divisor_dtype),
+            empty_nan,
+            len(parameters),
+            arch,
         )
         out_shape = tiling.reduced_shape(shape, reduced, keepdim)
-        made.outputs = [allocator(out_shape, kind, device) for kind in (result, torch.float64)]
-        return made
+        launch_plan.outputs = [allocator(out_shape, kind, device) for kind in (result, torch.float64)]
+        return launch_plan
 
     device = x.device
-    made = cached_plan(key, build, device)
-    out, used = [make() for make in made.outputs]
+    launch_plan = cached_plan(key, build, device)
+    out, used = [make() for make in launch_plan.outputs]
     if out.numel():
         number = 1.0 if divisor is None else float(divisor)
-        made((*tensors, out, used, *tiling.workspace(made, device)), addresses, number, parameters)
+        launch_plan((*tensors, out, used, *tiling.workspace(launch_plan, device)), addresses, number, parameters)
     return out, used

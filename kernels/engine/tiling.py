@@ -94,10 +94,10 @@ class Cut(NamedTuple):
     def plan(self, kernel, tensors, dtypes, values, arch):
         """dtypes and values: those of the kernel's own arguments."""
         dtypes = dtypes | scratch(self.values["SPLIT"])
-        made = Plan(kernel, tensors, dtypes, self.outer, self.inner, self.kinds, self.vec, self.values | values,
+        plan = Plan(kernel, tensors, dtypes, self.outer, self.inner, self.kinds, self.vec, self.values | values,
                     grid=self.grid, wide=self.wide, arch=arch, batch=self.batch)  # fmt: skip
-        made.workspace = self.workspace
-        return made
+        plan.workspace = self.workspace
+        return plan
 
 
 def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1, batched=False, tile_of=None):

@@ -28,10 +28,10 @@ class Tape:
     def __init__(self):
         self.sizes, self.steps, self.plans = 0, {}, []
 
-    def given(self, argument):
+    def stand_in(self, argument):
         """The stand-in for an argument of the raw op."""
         if isinstance(argument, torch.Tensor):
-            shape, steps = self.given(list(argument.shape)), self.given(list(argument.stride()))
+            shape, steps = self.stand_in(list(argument.shape)), self.stand_in(list(argument.stride()))
             return Sized(tuple(shape), tuple(steps), argument.dtype, argument.device, argument.data_ptr() % 16)
         if isinstance(argument, list):
             first, self.sizes = self.sizes, self.sizes + len(argument)
@@ -140,7 +140,7 @@ def trace(launch, arguments, extension):
         return
     tape = active.tape = Tape()
     try:
-        results = launch(*map(tape.given, arguments))
+        results = launch(*map(tape.stand_in, arguments))
         (plan,) = tape.plans
         hash(plan.variant())  # all that is compiled into the kernel
         values = [*plan.grid, *plan.numbers]

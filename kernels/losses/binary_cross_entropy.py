@@ -17,24 +17,24 @@ LARGE = tl.constexpr((-1.0, -0.50002462, -0.33212924, -0.26966283, -0.050824332,
 def logarithms(x):
     """(whether x is the smaller of x and 1 - x, the smaller's logarithm, that of the larger); NaN of an x outside
     [0, 1]."""
-    below = x < 0.5
-    v = tl.where(below, x, 1 - x)
+    low = x < 0.5
+    v = tl.where(low, x, 1 - x)
     large = log1p(-v) if x.dtype == tl.float64 else v * polynomial(v, LARGE, 7)
-    return below, at_least(log_apart(v), -100.0), large
+    return low, at_least(log_apart(v), -100.0), large
 
 
 @triton.jit
 def value(x, y):
-    below, small, large = logarithms(x)
+    low, small, large = logarithms(x)
     z = 1 - y
-    return -(tl.where(below, y, z) * small + tl.where(below, z, y) * large)
+    return -(tl.where(low, y, z) * small + tl.where(low, z, y) * large)
 
 
 @triton.jit
 def slopes(x, y):
-    below, small, large = logarithms(x)
+    low, small, large = logarithms(x)
     dy = large - small
-    return (x - y) / at_least(x * (1 - x), x * 0 + 1e-12), tl.where(below, dy, -dy)
+    return (x - y) / at_least(x * (1 - x), x * 0 + 1e-12), tl.where(low, dy, -dy)
 
 
 binary_cross_entropy, binary_cross_entropy_backward = pointwise_loss("binary_cross_entropy", value, slopes=slopes)

@@ -21,12 +21,12 @@ from ..engine.sums import weighted_sum
 
 
 def pointwise_loss(
-    name, value, slope=None, slopes=None, flat=False, count=2, optional=False, flags_of=None, numbers=None
+    name, value, slope=None, slopes=None, flat=False, count=2, optional=False, flags_of=None, parameters_of=None
 ):
     """(forward, backward): the launchers of `_<name>` and `_<name>_backward`, with the arguments of their schemas.
 
     count: of the loss's tensors. optional: whether the last may be None. flags_of: the flags as a function of the
-    parameters, where they are not among those. numbers: what the functors take of the parameters in their place, as a
+    parameters, where they are not among those. parameters_of: what the functors take in the parameters' place, as a
     function of these: in fp64, so that 1 - p keeps its digits."""
     formulas = value if isinstance(value, dict) else {(): (value, slopes or slope)}
     flags = 0 if flags_of else len(next(iter(formulas))) - optional
@@ -34,19 +34,19 @@ def pointwise_loss(
 
     def chosen(tensors, parameters):
         """((value, derivative), the parameters that they take)"""
-        given = (tensors[-1] is not None,) * optional
+        has_last = (tensors[-1] is not None,) * optional
         chosen_flags = flags_of(*parameters) if flags_of else parameters[:flags]
         parameters = parameters[flags:]
-        return formulas[(*given, *chosen_flags)], numbers(*parameters) if numbers else parameters
+        return formulas[(*has_last, *chosen_flags)], parameters_of(*parameters) if parameters_of else parameters
 
     def forward(*arguments):
         tensors = arguments[:count]
         mask, weight, denominator, reduction, *parameters, empty_nan, divisor = arguments[count:]
         (value, _), parameters = chosen(tensors, parameters)
         if reduction == 0:
-            given = [x for x in tensors if x is not None]
-            dtype = torch.float64 if any(x.dtype == torch.float64 for x in given) else torch.float32
-            out = like(given[0], common_shape(*given), dtype)
+            operands = [x for x in tensors if x is not None]
+            dtype = torch.float64 if any(x.dtype == torch.float64 for x in operands) else torch.float32
+            out = like(operands[0], common_shape(*operands), dtype)
             three = (*tensors, None)[:3]
             elementwise(name, value, (*three, mask, weight, None, None, out, None, None), parameters)
             return out, empty((0,), torch.float64, out.device)

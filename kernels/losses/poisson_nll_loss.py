@@ -13,12 +13,12 @@ LOG_2_PI = tl.constexpr(1.8378770664093453)
 @triton.jit
 def stirling(y):
     """(y log y - y + log(2 pi y) / 2, its derivative)"""
-    some = y > 1
+    applies = y > 1
     n = tl.maximum(y, 1.0)  # (a NaN, which this hides, shows in the rest of the loss; a tl.where spills registers)
     e = rough_log2(n)  # beside n its error is that of fp32
     # (n + 1/2) log n - n, not n (log n - 1): NaN where n is infinite, as the definition's
     value = (n * LOG_2 + LOG_2 / 2) * e + (LOG_2_PI / 2 - n)
-    return tl.where(some, value, 0.0), tl.where(some, e * LOG_2 + 0.5 / n, 0.0)
+    return tl.where(applies, value, 0.0), tl.where(applies, e * LOG_2 + 0.5 / n, 0.0)
 
 
 @triton.jit

@@ -20,5 +20,5 @@ def slope(x, y, over, under):
 
 
 quantile_loss, quantile_loss_backward = pointwise_loss(
-    "quantile_loss", value, slope, numbers=lambda quantile: (1 - quantile, quantile)
+    "quantile_loss", value, slope, parameters_of=lambda quantile: (1 - quantile, quantile)
 )

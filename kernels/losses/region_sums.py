@@ -92,10 +92,10 @@ def region_sums_kernel(
         m, n = indices(m0, n0, config)
         # (of whole tiles, what indices say of each class would go through shared memory)
         if config.VEC == 1 or config.INDEXED:
-            whole = False
+            in_bounds = False
         else:
-            whole = is_whole(space, m0, n0, config)
-        if whole:  # needs no bounds
+            in_bounds = is_whole(space, m0, n0, config)
+        if in_bounds:  # needs no bounds
             high, low = add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, config, False)
         else:
             high, low = add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, config, True)
@@ -112,11 +112,11 @@ def region_sums_kernel(
     if config.SPLIT:
         if is_last(counter + tl.program_id(0), splits):
             places, inside = tl.reshape(place, (BO * SUMS,)), tl.reshape(output + which * 0, (BO * SUMS,)) < classes
-            whole = tl.zeros([BO * SUMS], tl.float64)
+            totals = tl.zeros([BO * SUMS], tl.float64)
             for first in range(0, splits, config.BS):  # (added step by step: else it spills on sm_100 and sm_120)
                 loaded = load_partials(partial, splits, first, places, outputs * SUMS, config.BS, 0)[0]
-                whole += tl.sum(loaded, 0)
-            tl.store(out + places, whole, mask=inside)
+                totals += tl.sum(loaded, 0)
+            tl.store(out + places, totals, mask=inside)
 
 
 REGION_SUMS = Kernel(region_sums_kernel, {None: Config(max_registers=(80, 128))})  # as in sums.py
@@ -126,10 +126,11 @@ def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):
     # Fewer parts than a sum has, and more of them gathered at a time: there are four numbers of each class.
     policy = tiling.POLICY._replace(blocks=tiling.POLICY.blocks // 2, partials=tiling.POLICY.partials * 4 // SUMS.value)
     tensors, dtypes = (input, target, mask), {"out": torch.float64}
-    made = plan(REGION_SUMS, tensors, 1, input, exists, ignore_index, squared, dtypes, arch, policy)
-    if made.constants["AXIS"] == OUTER.value and made.constants["VEC"] == 8:  # a thread has the sums of eight classes
-        made.config = replace(made.config, max_registers=(128, 128))
-    return made
+    launch_plan = plan(REGION_SUMS, tensors, 1, input, exists, ignore_index, squared, dtypes, arch, policy)
+    # a thread has the sums of eight classes
+    if launch_plan.constants["AXIS"] == OUTER.value and launch_plan.constants["VEC"] == 8:
+        launch_plan.config = replace(launch_plan.config, max_registers=(128, 128))
+    return launch_plan
 
 
 def region_sums(input, target, mask=None, exists=None, ignore_index=None, squared=False):
@@ -141,8 +142,8 @@ def region_sums(input, target, mask=None, exists=None, ignore_index=None, square
         check("region_sums", *tensors)
         return sums_plan(*tensors, ignore_index, squared, arch)
 
-    made = cached_plan((id(REGION_SUMS), result, ignore_index, squared, tiling.POLICY), build, device)
+    launch_plan = cached_plan((id(REGION_SUMS), result, ignore_index, squared, tiling.POLICY), build, device)
     out = empty((SUMS.value, *input.shape[:2]), torch.float64, device)
     if out.numel():
-        made((*tensors, out, *tiling.workspace(made, device)), addresses)
+        launch_plan((*tensors, out, *tiling.workspace(launch_plan, device)), addresses)
     return out

@@ -1,5 +1,5 @@
-"""The gradients of the region losses' sums: dp = keep ? both t + own : 0 (squared: 2 own p), and dt likewise, for the
-gradients `both` and `own` of a region's sums of p t, and of p.
+"""The gradients of the region losses' sums: dp = keep ? both t + marginal : 0 (squared: 2 marginal p), and dt likewise,
+for the gradients `both` and `marginal` of a region's sums of p t, and of p.
 
 I/O: reads of p and t what the result depends on (of class indices those alone, once for eight classes of a pixel, where
 nothing is squared), the mask; writes dp, dt.
@@ -27,32 +27,32 @@ def high_and_low(number, C: tl.constexpr):
 
 
 @triton.jit
-def scaled(both, own, SQUARED: tl.constexpr, C: tl.constexpr):
-    """(both, own), each as high_and_low has it, in units of a power of two, and that power.
+def scaled(both, marginal, SQUARED: tl.constexpr, C: tl.constexpr):
+    """(both, marginal), each as high_and_low has it, in units of a power of two, and that power.
 
     The two may lie outside the range of fp32, and what they multiply then at its other end. The power has half their
-    exponent: neither a product nor the result, multiplied by it, overflows or loses bits on the way. `own` may be far
-    larger than `both` where it multiplies nothing."""
+    exponent: neither a product nor the result, multiplied by it, overflows or loses bits on the way. `marginal` may be
+    far larger than `both` where it multiplies nothing."""
     power = tl.full([1, 1], 1.0, C)
     if C != tl.float64:
-        limit = tl.abs(own) if SQUARED else tl.abs(own) * 2.0**-120
+        limit = tl.abs(marginal) if SQUARED else tl.abs(marginal) * 2.0**-120
         power = apart(tl.where(tl.abs(both) < limit, limit, tl.abs(both)))[1]
         inverse = reciprocal(power).to(tl.float64)
-        both, own = both * inverse, own * inverse
-    return high_and_low(both, C), high_and_low(own, C), power
+        both, marginal = both * inverse, marginal * inverse
+    return high_and_low(both, C), high_and_low(marginal, C), power
 
 
 @triton.jit
 def slope(factors, other, x, SQUARED: tl.constexpr):
-    """both other + own (squared: own x), where `both` and `own` are numbers of the region, `scaled`.
+    """both other + marginal (squared: marginal x), where `both` and `marginal` are numbers of the region, `scaled`.
 
     The two terms may cancel: they are added in the digits of fp64, with fused products for what fp32 rounds away. (In
     fp64, in which nothing is left of the numbers, that is as exact.)"""
-    both, own, power = factors
-    term, rest = own
+    both, marginal, power = factors
+    term, rest = marginal
     if SQUARED:
-        term = own[0] * x
-        rest = tl.fma(own[0], x, -term) + own[1] * x
+        term = marginal[0] * x
+        rest = tl.fma(marginal[0], x, -term) + marginal[1] * x
     value = tl.fma(both[0], other, term)
     return tl.where(tl.abs(value) < float("inf"), value + (both[1] * other + rest), value) * power
 
@@ -70,7 +70,7 @@ def backward_tile(out, dy, x, y, mask, exists, of_input, of_target, number, ther
         if config.INDEXED and not SQUARED:
             value = tl.where(t != 0, of_input[0], of_input[1])
         else:
-            value = slope(of_input, t, p, SQUARED)  # dp = both t + own, or both t + 2 own p
+            value = slope(of_input, t, p, SQUARED)  # dp = both t + marginal, or both t + 2 marginal p
         store(out, space, m, n, tl.where(keep, value, 0.0), inside, EDGE)
     if dy is not None:
         store(dy, space, m, n, tl.where(keep, slope(of_target, p, t, SQUARED), 0.0), inside, EDGE)
@@ -99,13 +99,13 @@ def region_sums_backward_kernel(
     if exists is not None:  # a bool for each class
         there = tl.load(exists + number * exists_stride, mask=inside, other=0)
     both = tl.load(gradients, mask=inside, other=0.0)
-    own = tl.load(gradients + grad_strides[0], mask=inside, other=0.0) * twice
-    own_target = tl.load(gradients + 2 * grad_strides[0], mask=inside, other=0.0) * twice
-    of_target = scaled(both, own_target, SQUARED, C)
+    marginal = tl.load(gradients + grad_strides[0], mask=inside, other=0.0) * twice
+    marginal_target = tl.load(gradients + 2 * grad_strides[0], mask=inside, other=0.0) * twice
+    of_target = scaled(both, marginal_target, SQUARED, C)
     if INDEXED and not SQUARED:  # the slopes are two numbers: of the pixels of the class, and of others
-        of_input = (both + own).to(C), (both * 0 + own).to(C)
+        of_input = (both + marginal).to(C), (both * 0 + marginal).to(C)
     else:
-        of_input = scaled(both, own, SQUARED, C)
+        of_input = scaled(both, marginal, SQUARED, C)
 
     first = tl.program_id(1).to(config.I) * parts.per_split
     for tile in range(first, tl.minimum(first + parts.per_split, parts.tiles)):
@@ -113,10 +113,10 @@ def region_sums_backward_kernel(
         m, n = indices(m0, n0, config)
         # (of whole tiles, what indices say of each class would go through shared memory)
         if config.VEC == 1 or INDEXED:
-            whole = False
+            in_bounds = False
         else:
-            whole = is_whole(space, m0, n0, config)
-        if whole:  # needs no bounds
+            in_bounds = is_whole(space, m0, n0, config)
+        if in_bounds:  # needs no bounds
             backward_tile(
                 out, dy, x, y, mask, exists, of_input, of_target, number, there, classes, ignored, space, m, n, config,
                 False,
@@ -160,8 +160,8 @@ def region_sums_backward(
         tensors = (dx if need_input else None, dy if need_target else None, x, y, mask)
         result, addresses = traits((*tensors, exists, grad))
         key = id(REGION_SUMS_BACKWARD), result, input.shape, ignore_index, squared, tiling.POLICY
-        made = cached_plan(
+        launch_plan = cached_plan(
             key, lambda arch: backward_plan(grad, tensors, input, exists, ignore_index, squared, arch), device
         )
-        made((*tensors, exists, grad), addresses)
+        launch_plan((*tensors, exists, grad), addresses)
     return dx, dy

@@ -21,10 +21,10 @@ def square(m, gamma, bce):
 @triton.jit
 def power(m, gamma, bce):
     """m^gamma, and its derivative times bce, which is 0 where it has no value. bce / m fits where m is subnormal."""
-    some = m > 0
-    base = tl.where(some, m, m * 0 + 1)
-    to = tl.where(some, tl.exp(gamma * log_unit(base)), tl.where(gamma == 0, 1.0, m))
-    turn = tl.where(some & (gamma != 0), gamma * to * (bce / base), 0.0)
+    positive = m > 0
+    base = tl.where(positive, m, m * 0 + 1)
+    to = tl.where(positive, tl.exp(gamma * log_unit(base)), tl.where(gamma == 0, 1.0, m))
+    turn = tl.where(positive & (gamma != 0), gamma * to * (bce / base), 0.0)
     return tl.where(m == m, to, m), turn
 
 
@@ -89,5 +89,5 @@ sigmoid_focal_loss, sigmoid_focal_loss_backward = pointwise_loss(
     "sigmoid_focal_loss",
     FORMULAS,
     flags_of=lambda alpha, gamma: (gamma == 2,),
-    numbers=lambda alpha, gamma: (1.0, 1.0, gamma) if alpha < 0 else (alpha, 1 - alpha, gamma),
+    parameters_of=lambda alpha, gamma: (1.0, 1.0, gamma) if alpha < 0 else (alpha, 1 - alpha, gamma),
 )

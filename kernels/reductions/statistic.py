@@ -128,7 +128,7 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
         widest = policy.widest_kept if axis is OUTER else policy.widest
         return tile_shape(M, N, vec, elements // 2 if crowded else elements, widest)
 
-    made = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, at_once, tile_of=tile_of)
+    cut = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, at_once, tile_of=tile_of)
     values = {
         "MODE": mode.value,
         "FINISH": finish,
@@ -138,15 +138,15 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
         "EMPTY_NAN": empty_nan,
         "C": COMPUTE[compute],
     }
-    numbers = None if mode is COUNT else torch.float64
-    planned = made.plan(STATISTIC, tensors, {"out": dtype, "origin": numbers, "scale": numbers}, values, arch)
-    across = made.values["AXIS"] == OUTER.value
-    rows = made.values["BM"] > 1
-    of_rows = made.values["SPLIT"] and rows  # states that the last block gathers
+    stat_dtype = None if mode is COUNT else torch.float64
+    planned = cut.plan(STATISTIC, tensors, {"out": dtype, "origin": stat_dtype, "scale": stat_dtype}, values, arch)
+    across = cut.values["AXIS"] == OUTER.value
+    rows = cut.values["BM"] > 1
+    of_rows = cut.values["SPLIT"] and rows  # states that the last block gathers
     registers = 80 if across or mode is MOMENTS and not rows else 64
     if mode is MOMENTS and not across and not rows and mask is not None and x.element_size() == 2:
         registers = 88  # (80 spill on sm_120)
-    if not light or made.wide or mode is not COUNT and (x.element_size() == 2 if across else of_rows):
+    if not light or cut.wide or mode is not COUNT and (x.element_size() == 2 if across else of_rows):
         registers = 128
     planned.config = replace(planned.config, max_registers=(registers, 128))
     return planned
@@ -161,32 +161,32 @@ def statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan=F
     elif dtype is None:
         dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
     x = None if counting else input  # of any dtype
-    given = [t for t in (x, mask, weight) if t is not None]
-    dim, device = tuple(dim) if dim else (), given[0].device
+    inputs = [t for t in (x, mask, weight) if t is not None]
+    dim, device = tuple(dim) if dim else (), inputs[0].device
     result, addresses = traits((x, mask, weight))
     key = (mode.value, id(finish), input.shape, result, dim, keepdim, empty_nan, dtype, absolute, negate, saturate,
            tiling.POLICY)  # fmt: skip
 
     def build(arch):
-        check_operands(name, *given)
+        check_operands(name, *inputs)
         reduced = tiling.reduced_dims(input.shape, dim)
         # |x| whose sum must saturate is added in fp64, where finite fp32 elements do not overflow: an infinite sum then
         # has an infinite element.
-        wide = saturate and mode is ABSOLUTE or torch.float64 in (dtype, *(t.dtype for t in given))
-        made = plan(
+        wide = saturate and mode is ABSOLUTE or torch.float64 in (dtype, *(t.dtype for t in inputs))
+        launch_plan = plan(
             mode, finish, (x, mask, weight), input.shape, reduced, dtype, torch.float64 if wide else torch.float32,
             absolute=absolute, negate=negate, saturate=saturate, empty_nan=empty_nan, arch=arch,
         )  # fmt: skip
         out_shape = tiling.reduced_shape(input.shape, reduced, keepdim)
         kinds = (dtype,) if counting else (dtype, torch.float64, torch.float64)
-        made.outputs = [allocator(out_shape, kind, device) for kind in kinds]
-        return made
+        launch_plan.outputs = [allocator(out_shape, kind, device) for kind in kinds]
+        return launch_plan
 
-    made = cached_plan(key, build, device)
-    out, origin, scale = results = ([make() for make in made.outputs] + [None, None])[:3]
+    launch_plan = cached_plan(key, build, device)
+    out, origin, scale = results = ([make() for make in launch_plan.outputs] + [None, None])[:3]
     if out.numel():
-        tensors = x, mask, weight, out, origin, scale, *tiling.workspace(made, device)
-        made(tensors, addresses, float(parameter))
+        tensors = x, mask, weight, out, origin, scale, *tiling.workspace(launch_plan, device)
+        launch_plan(tensors, addresses, float(parameter))
     return out if counting else tuple(results)
 
 

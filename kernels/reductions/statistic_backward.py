@@ -15,7 +15,7 @@ from ..engine.kernel import Kernel
 from ..engine.launch import cached_plan, check_operands, traits
 from ..engine.operand import Operand, Space, constants
 from ..engine.scaling import BEYOND, MARKED, apart
-from ..engine.state import below
+from ..engine.state import less_top
 from ..engine.tile import fetch, indices, is_whole, kept, store, within
 from ..engine.tiling import reduced_dims, restore_dims
 
@@ -32,7 +32,7 @@ def equal(x, origin, rest, c):
 
 @triton.jit
 def exponential(x, origin, rest, c):
-    return tl.exp(below(x, origin) - rest) * c
+    return tl.exp(less_top(x, origin) - rest) * c
 
 
 @triton.jit
@@ -96,10 +96,10 @@ def statistic_backward_kernel(
     m0, n0 = tile_corner(space, config)
     m, n = indices(m0, n0, config)
     if config.VEC == 1:
-        whole = False
+        in_bounds = False
     else:
-        whole = is_whole(space, m0, n0, config)
-    if whole:  # needs no bounds
+        in_bounds = is_whole(space, m0, n0, config)
+    if in_bounds:  # needs no bounds
         statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, False)
     else:
         statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, True)

@@ -59,10 +59,10 @@ def dot_range(first_tile, last_tile, block, x, grad, mask, a, b, by, space, conf
         lanes = tl.zeros([config.BM, config.BN], config.C)
         for t in range(start, tl.minimum(start + FLUSH, last_tile)):
             m, n = tile_at(space, block, t, config)
-            whole = False
+            in_bounds = False
             if config.PEEL:
-                whole = tile_is_whole(space, block, t, config)
-            if whole:
+                in_bounds = tile_is_whole(space, block, t, config)
+            if in_bounds:
                 lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, False)[1]
             else:
                 lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)[1]

@@ -37,7 +37,7 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, H
 
     `kept` is asked first: of rows across memory it was loaded by one thread a row, and Triton then hands the sums to
     that thread. Else each thread would work out the logarithms of the eight rows that its access holds."""
-    top, total, mass, own, count, every, moment = tl.tuple(
+    top, total, mass, cross, count, every, moment = tl.tuple(
         [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0).to(tl.float64) for s in state]
     )
     spread = tl.log(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
@@ -48,7 +48,7 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, H
     top, spread = tl.where(shows, float("nan"), top), tl.where(shows, float("nan"), spread)
     if HAS_Q:
         # (of an infinite mass the parts would be inf - inf)
-        loss = tl.where(tl.abs(mass) < float("inf"), mass * spread - own, mass)  # sum w q (L - x)
+        loss = tl.where(tl.abs(mass) < float("inf"), mass * spread - cross, mass)  # sum w q (L - x)
         factor = (1 - smoothing) * mass
     else:
         loss = tl.where(certain, 0.0, w * ((top - own_logit) + spread))  # w (L - x_y)

@@ -52,7 +52,7 @@ def cross_entropy_backward_kernel(
     w = w.to(tl.float64)
     if not WEIGHT or HAS_Q:
         w = 1.0
-    own = (g * (1 - smoothing) * w).to(C)
+    target_factor = (g * (1 - smoothing) * w).to(C)
     if x is not None:
         high = fetch(row_stats, space, m, n, nowhere, True)  # L = high + low
         next_stat = count.to(tl.int64)
@@ -77,15 +77,15 @@ def cross_entropy_backward_kernel(
             if SMOOTH:
                 value -= tl.where(v != float("-inf"), even * per_class, 0.0)  # g e w_c
         if HAS_Q:
-            value -= own * (q * per_class)  # g (1 - s) w_c q_c
+            value -= target_factor * (q * per_class)  # g (1 - s) w_c q_c
         else:
-            value -= tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, own, 0.0)
+            value -= tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, target_factor, 0.0)
         store_tile(dx, space, block, t, m, n, tl.where(kept, value, 0.0), config)
     if dq is not None:
         # a class of -inf without a share does not exist
         nothing = (v == float("-inf")) & (q * per_class == 0)
         slope = tl.where(nothing, 0.0, per_class * ((high - v) + low))  # w_c (L - x_c)
-        value = tl.where(kept, own * slope, 0.0)
+        value = tl.where(kept, target_factor * slope, 0.0)
         store_tile(dq, space, block, t, m, n, value, config)
 
 

@@ -50,7 +50,7 @@ def move(weights, top, larger):
 @triton.jit
 def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.constexpr):
     C: tl.constexpr = config.C
-    top, total, mass, own, count, every, moment = state
+    top, total, mass, cross, count, every, moment = state
     edge = within(space, m, n)
     v = fetch(x, space, m, n, edge, EDGE, float("-inf")).to(C)  # (BM, BN)
     if x.kind != VECTOR and x.kind != STRIDED and (EDGE or x.kind < PEELED):
@@ -70,7 +70,7 @@ def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.cons
         q = by_lane(q, config)
         if weight is not None:
             q *= w
-        own += move(mass, top, larger) + tl.sum(tl.where(q == 0, 0.0, q * away), 2)
+        cross += move(mass, top, larger) + tl.sum(tl.where(q == 0, 0.0, q * away), 2)
         mass += tl.sum(q, 2)
     if config.SMOOTH:
         exists = v != float("-inf")
@@ -80,7 +80,7 @@ def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.cons
         else:
             moment += move(count, top, larger) + tl.sum(tl.where(exists, away, 0.0), 2)
         count += tl.sum(exists.to(C), 2)
-    return larger, total, mass, own, count, every, moment
+    return larger, total, mass, cross, count, every, moment
 
 
 @triton.jit
@@ -88,16 +88,16 @@ def merge_along(
     state, axis: tl.constexpr, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr
 ):
     """The states along one axis as one. Sums are trees of a fixed shape."""
-    top, total, mass, own, count, every, moment = state
+    top, total, mass, cross, count, every, moment = state
     larger = tl.max(top, axis)
     highest = tl.expand_dims(larger, axis)
     total = tl.sum(rounded_product(total, shrink(top, highest, C)), axis)
     if HAS_Q:
-        own += move(mass, top, highest)
+        cross += move(mass, top, highest)
     if SMOOTH:
         moment += move(every if WEIGHT else count, top, highest)
     return (
-        larger, total, tl.sum(mass, axis), tl.sum(own, axis), tl.sum(count, axis), tl.sum(every, axis),
+        larger, total, tl.sum(mass, axis), tl.sum(cross, axis), tl.sum(count, axis), tl.sum(every, axis),
         tl.sum(moment, axis),
     )  # fmt: skip
 
@@ -117,10 +117,10 @@ def sum_tiles(first, last, block, x, probabilities, weight, space, config):
     state = empty_state([config.LM, config.LN], config.C, config.C)
     for t in range(first, last):
         m, n = tile_at(space, block, t, config)
-        whole = False
+        in_bounds = False
         if x.kind > PEELED:
-            whole = tile_is_whole(space, block, t, config)
-        if whole:
+            in_bounds = tile_is_whole(space, block, t, config)
+        if in_bounds:
             state = add_tile(state, x, probabilities, weight, space, m, n, config, False)
         else:
             state = add_tile(state, x, probabilities, weight, space, m, n, config, True)

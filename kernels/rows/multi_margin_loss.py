@@ -57,8 +57,8 @@ def multi_margin_kernel(
     index = fetch(target, space, m, n, nowhere, True)
     exists = inside & (index >= 0) & (index < classes)
     place = tl.where(exists, index, 0).to(I)
-    own = tl.load(own_class(place, x, space, m, n, config), mask=exists, other=0).to(C)  # x_y
-    base = tl.full([1, 1], margin, C) - own
+    target_x = tl.load(own_class(place, x, space, m, n, config), mask=exists, other=0).to(C)  # x_y
+    base = tl.full([1, 1], margin, C) - target_x
     if dx is not None:
         g = fetch(grad, space, m, n, nowhere, True).to(tl.float64) / classes
         factor = g.to(C)

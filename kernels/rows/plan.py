@@ -106,9 +106,9 @@ def plan(
     if per_row_math:
         tile = min(tile, config.threads * per_thread)
     apart = peel or phases == MAP or per_row_math and axis is OUTER
-    whole = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
+    full_tile = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
     widest = config.threads if per_row_math else 4 * NEAR // itemsize
-    BM, BN = whole or part_tile(axis, most_rows, reach, vec, tile, widest)
+    BM, BN = full_tile or part_tile(axis, most_rows, reach, vec, tile, widest)
     if phases == PICK:
         most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
@@ -131,7 +131,7 @@ def plan(
         "per_split": per_split,
         "PEEL": peel,
         "AXIS": axis.value,
-        "WHOLE": whole is not None,
+        "WHOLE": full_tile is not None,
         "SPLIT": splits > 1,
         "LONG": per_split > tiling.FLUSH.value,
         "BM": BM,
@@ -143,17 +143,17 @@ def plan(
         "C": COMPUTE[compute],
         "I": tl.int64 if wide else tl.int32,
     }
-    made = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values | (constants or {}),
+    plan = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values | (constants or {}),
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
     most_registers = registers[axis is not INNER] or (PEELED_REGISTERS if peel and phases == SUM_AND_WRITE else None)
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
-    made.config, made.workspace = config, partials * splits * outputs if splits > 1 else 0
-    return made
+    plan.config, plan.workspace = config, partials * splits * outputs if splits > 1 else 0
+    return plan
 
 
-def given(tensor):
+def exists(tensor):
     return tensor is not None
 
 
@@ -161,17 +161,17 @@ def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), c
     """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to. floats, constants: the
     kernel's own arguments. options: those of the plan."""
     result, addresses = traits(tensors)
-    device = next(filter(given, tensors)).device
+    device = next(filter(exists, tensors)).device
     key = id(kernel), result, shape, dim, compute, constants and tuple(constants.items()), tiling.POLICY
 
     def build(arch):
-        check_operands(name, *filter(given, tensors))
+        check_operands(name, *filter(exists, tensors))
         return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch, **options)
 
-    made = cached_plan(key, build, device)
-    if made.grid[0]:
-        scratch = () if options.get("phases") in (MAP, PICK) else tiling.workspace(made, device)
-        made((*tensors, *scratch), addresses, *map(float, floats))
+    launch_plan = cached_plan(key, build, device)
+    if launch_plan.grid[0]:
+        scratch = () if options.get("phases") in (MAP, PICK) else tiling.workspace(launch_plan, device)
+        launch_plan((*tensors, *scratch), addresses, *map(float, floats))
 
 
 def floor(eps, compute):

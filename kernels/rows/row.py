@@ -51,10 +51,10 @@ def tile_is_whole(space, block, t, config):
 
 @triton.jit
 def store_tile(operand, space, block, t, m, n, value, config):
-    whole = False
+    in_bounds = False
     if operand.kind > PEELED:  # elements beside the row are left out one by one, if there are any
-        whole = tile_is_whole(space, block, t, config)
-    if whole:
+        in_bounds = tile_is_whole(space, block, t, config)
+    if in_bounds:
         store(operand, space, m, n, value, True, False)
     else:
         store(operand, space, m, n, value, within(space, m, n), True)

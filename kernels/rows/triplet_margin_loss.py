@@ -163,8 +163,8 @@ def triplet_kernel(
 TRIPLET = declare(triplet_kernel)
 
 
-def each_row(*numbers):
-    return tuple(None if x is None or not x.numel() else x.unsqueeze(-1) for x in numbers)
+def each_row(*row_stats):
+    return tuple(None if x is None or not x.numel() else x.unsqueeze(-1) for x in row_stats)
 
 
 def prepare(anchor, positive, negative, keep, swap):

@@ -43,9 +43,9 @@ def gradients(function, parameters):
                 )
         elif id(grad) not in seen:
             # a sparse tensor may have an element in several parts
-            known = type(grad) is torch.Tensor or check.mesh(grad) is not None
-            if not known or grad.layout != torch.strided:
-                kind = f"of type {type(grad).__name__}" if not known else grad.layout
+            supported = type(grad) is torch.Tensor or check.mesh(grad) is not None
+            if not supported or grad.layout != torch.strided:
+                kind = f"of type {type(grad).__name__}" if not supported else grad.layout
                 raise TypeError(
                     f"{function}: the gradient of {named(key)} must be a plain dense tensor or a DTensor, got one "
                     f"{kind}"
@@ -60,10 +60,10 @@ def gradients(function, parameters):
     return keys, results
 
 
-def _check_distribution(function, keys, found):
+def _check_distribution(function, keys, grads):
     """All are DTensors, or none is: nobody can tell whether the ranks hold copies of a plain one, or parts."""
-    plain = next((key for key, grad in zip(keys, found) if check.mesh(grad) is None), None)
-    other = next((key for key, grad in zip(keys, found) if check.mesh(grad) is not None), None)
+    plain = next((key for key, grad in zip(keys, grads) if check.mesh(grad) is None), None)
+    other = next((key for key, grad in zip(keys, grads) if check.mesh(grad) is not None), None)
     if plain is not None and other is not None:
         raise TypeError(
             f"{function}: the gradient of {named(other)} is a DTensor, of {named(plain)} a plain tensor, which may be "
@@ -83,10 +83,10 @@ def order(function, norm_type):
     return float(norm_type)
 
 
-def total_norm(found, ord):
+def total_norm(all_grads, ord):
     """The norm of all gradients in fp64, on the device of the first."""
     meshes = {}
-    for grad in found:
+    for grad in all_grads:
         meshes.setdefault(check.mesh(grad), []).append(grad)
     norms = [_norm_on(mesh, grads, ord) for mesh, grads in meshes.items()]
     return together(norms, ord)
@@ -107,10 +107,10 @@ def _norm_on(mesh, grads, ord):
         agree("grad_norm", [group], {"norm_type": ord, **{f"gradient {i}": grad for i, grad in enumerate(grads)}})
     parts = [part for part in map(_own_part, grads) if part is not None]
     device = held(grads[0]).device
-    own = norm(parts, ord) if parts else torch.zeros((), dtype=torch.float64, device=device)
-    every = own.new_empty(dist.get_world_size(group))
+    local_norm = norm(parts, ord) if parts else torch.zeros((), dtype=torch.float64, device=device)
+    every = local_norm.new_empty(dist.get_world_size(group))
     try:
-        all_gather(every, own.reshape(1), group=group)
+        all_gather(every, local_norm.reshape(1), group=group)
     except RuntimeError as error:
         raise RuntimeError(f"{here('grad_norm')}: the ranks' norms could not be gathered: {error}") from error
     return norm_definition([every], ord)
@@ -122,9 +122,9 @@ def _own_part(grad):
         from torch.distributed.tensor import Replicate, Shard  # (a slow import)
 
         # The norm of a sum is not to be had from its terms': it is added up, each rank a part.
-        whole = Replicate() if grad.dim() == 0 else Shard(0)
+        placement = Replicate() if grad.dim() == 0 else Shard(0)
         grad = grad.to(compute_dtype(grad.dtype)).redistribute(
-            placements=[whole if p.is_partial() else p for p in grad.placements]
+            placements=[placement if p.is_partial() else p for p in grad.placements]
         )
     place = grad.device_mesh.get_coordinate()
     if place is None or any(p.is_replicate() and i for p, i in zip(grad.placements, place)):
@@ -144,6 +144,6 @@ def by_device(grads):
     return groups.values()
 
 
-def narrowed(norm, found):
+def narrowed(norm, grads):
     """As it is returned: fp32, or fp64 if a gradient is."""
-    return norm.to(compute_dtype(*{grad.dtype for grad in found}))
+    return norm.to(compute_dtype(*{grad.dtype for grad in grads}))

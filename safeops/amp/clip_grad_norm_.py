@@ -54,22 +54,22 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
     keys, result = gradients("clip_grad_norm_", parameters)
     if not result:
         return torch.tensor(0.0)
-    own = list(map(held, result))
-    _check_writable(keys, own)
+    local_parts = list(map(held, result))
+    _check_writable(keys, local_parts)
     norm = total_norm(result, ord)
     if nonfinite == "raise" and not norm.isfinite():
-        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, result, own)}; the norm is {norm.item()}")
+        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, result, local_parts)}; the norm is {norm.item()}")
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if nonfinite == "skip":
         factor = torch.where(norm.isfinite(), factor, 1.0)
-    for group in by_device(own):
+    for group in by_device(local_parts):
         scale_(group, factor.to(group[0].device))
         torch.autograd.graph.increment_version(group)
     return narrowed(norm, result)
 
 
-def _check_writable(keys, found):
-    for key, grad in zip(keys, found):
+def _check_writable(keys, grads):
+    for key, grad in zip(keys, grads):
         if not grad.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(grad.stride(), grad.shape)):
             raise ValueError(
                 f"clip_grad_norm_: the gradient of {named(key)} cannot be scaled in place: its elements share memory "
@@ -77,12 +77,12 @@ def _check_writable(keys, found):
             )
 
 
-def _first_bad(keys, found, own):
-    for key, grad in zip(keys, own):
+def _first_bad(keys, grads, local_parts):
+    for key, grad in zip(keys, local_parts):
         row = torch.zeros(1, 8, dtype=torch.int64, device=grad.device)
         health_(row, 0, [grad])
         nan, inf, minus_inf = row[0, :3].tolist()
         if nan or inf or minus_inf:
             return f"the gradient of {named(key)} {tuple(grad.shape)} has {nan} NaN and {inf + minus_inf} inf"
-    elsewhere = "" if own[0] is found[0] else ", as far as this rank holds them"
+    elsewhere = "" if local_parts[0] is grads[0] else ", as far as this rank holds them"
     return f"the gradients are finite{elsewhere}, but not the sum of their powers"

@@ -89,15 +89,15 @@ def _read(losses, nonfinite):
     if not losses:
         raise ValueError("combine_losses: losses is empty: there is nothing to combine")
     names, values, weights = tuple(losses), [], []
-    for name, given in losses.items():
+    for name, entry in losses.items():
         if not isinstance(name, str):
             raise TypeError(f"combine_losses: the name of a loss must be a string, got {name!r}")
         what, weight_of = f"loss {name!r}", f"the weight of {name!r}"
-        loss, weight = given, 1.0
-        if isinstance(given, (tuple, list)):
-            if len(given) != 2:
-                raise ValueError(f"combine_losses: {what} must be a tensor or (tensor, weight), got {len(given)} items")
-            loss, weight = given
+        loss, weight = entry, 1.0
+        if isinstance(entry, (tuple, list)):
+            if len(entry) != 2:
+                raise ValueError(f"combine_losses: {what} must be a tensor or (tensor, weight), got {len(entry)} items")
+            loss, weight = entry
         if not isinstance(loss, torch.Tensor):
             got = type(loss).__name__
             raise TypeError(

@@ -68,9 +68,9 @@ def idle(op, device):
         return f"{device.type} has no Triton kernels"
     if op.runs_on(device):
         return None
-    own = next((part for part in (*op.parts, op) if not part.runs_on(device)), op)
+    unsupported = next((part for part in (*op.parts, op) if not part.runs_on(device)), op)
     index = torch.cuda.current_device() if device.index is None else device.index
-    return f"plain torch: {availability.availability(own, index).reason}"
+    return f"plain torch: {availability.availability(unsupported, index).reason}"
 
 
 def current(device):
@@ -101,10 +101,10 @@ def _dtypes(dtypes):
 
 def _record(op):
     name = op if isinstance(op, str) else getattr(op, "__name__", None)
-    own = registry[name].public_function if name in registry else None
-    if op is not name and op is not own:
+    function = registry[name].public_function if name in registry else None
+    if op is not name and op is not function:
         raise TypeError(f"warmup: ops must be ops of safeops or their names, got {op!r}")
-    if own is None:
+    if function is None:
         raise ValueError(f"warmup: safeops has no op {name!r}")
     return registry[name]
 
@@ -119,10 +119,10 @@ def _call(op, operands, dtype, options, here):
     with ExitStack() as stack:
         for context in (here(), torch.enable_grad(), torch.autograd.set_multithreading_enabled(False)):
             stack.enter_context(context)
-        given = [_stand_in(x, dtype) for x in operands]
-        wanted = [x for x, own in zip(given, operands) if own.requires_grad] or given[:1]
+        inputs = [_stand_in(x, dtype) for x in operands]
+        wanted = [x for x, original in zip(inputs, operands) if original.requires_grad] or inputs[:1]
         wanted = [x.requires_grad_() for x in wanted if x.is_floating_point()]
-        results = op.public_function(*given, **options)
+        results = op.public_function(*inputs, **options)
         for result in results if isinstance(results, tuple) else (results,):
             if result.requires_grad:
                 torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)

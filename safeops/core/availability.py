@@ -40,10 +40,10 @@ class Availability(NamedTuple):
 
 def mode() -> str:
     """The value of SAFEOPS_KERNELS. ValueError where that is none of the three."""
-    told = os.environ.get(VARIABLE) or MODES[0]
-    if told not in MODES:
-        raise ValueError(f"{VARIABLE} must be {', '.join(MODES[:-1])} or {MODES[-1]}, got {told!r}")
-    return told
+    value = os.environ.get(VARIABLE) or MODES[0]
+    if value not in MODES:
+        raise ValueError(f"{VARIABLE} must be {', '.join(MODES[:-1])} or {MODES[-1]}, got {value!r}")
+    return value
 
 
 def availability(op, index, judged=True) -> Availability:

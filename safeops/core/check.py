@@ -233,12 +233,12 @@ def dims(function, dim, ndim):
     """dim as a sorted tuple of non-negative dims; None and () mean all of them."""
     if dim is None:
         return tuple(range(ndim))
-    given = integers(function, dim)
+    axes = integers(function, dim)
     rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
-    for d in given:
+    for d in axes:
         if not -rank <= d < rank:
             raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")
-    resolved = sorted(d % rank for d in given)
+    resolved = sorted(d % rank for d in axes)
     if len(set(resolved)) != len(resolved):
         raise ValueError(f"{function}: dim {dim!r} names a dimension twice")
     return tuple(resolved)[:ndim] or tuple(range(ndim))
@@ -246,11 +246,11 @@ def dims(function, dim, ndim):
 
 def integers(function, dim):
     """An int, or a tuple or list of them, as a tuple. A bool and a tensor, which the host would read, are none."""
-    given = dim if isinstance(dim, (tuple, list)) else (dim,)
+    values = dim if isinstance(dim, (tuple, list)) else (dim,)
     try:
-        if any(isinstance(d, (bool, torch.Tensor)) for d in given):
+        if any(isinstance(d, (bool, torch.Tensor)) for d in values):
             raise TypeError
-        return tuple(map(operator.index, given))
+        return tuple(map(operator.index, values))
     except TypeError:
         raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
 

@@ -42,14 +42,14 @@ def product(a, b):
 
 def softplus(x):
     """log(1 + e^x), with derivative sigmoid(x)."""
-    above, below = torch.where(x > 0, x, 0), torch.where(x > 0, 0, x)
-    return torch.where(x > 0, above + torch.log1p(torch.exp(-above)), torch.log1p(torch.exp(below)))
+    positive, negative = torch.where(x > 0, x, 0), torch.where(x > 0, 0, x)
+    return torch.where(x > 0, positive + torch.log1p(torch.exp(-positive)), torch.log1p(torch.exp(negative)))
 
 
 def sigmoid(x):
     """1 / (1 + e^-x): torch.sigmoid on a CPU depends, in the last digit, on the number of threads."""
-    above, below = torch.exp(-torch.where(x > 0, x, 0)), torch.exp(torch.where(x > 0, 0, x))
-    return torch.where(x > 0, 1 / (1 + above), below / (1 + below))
+    upper, lower = torch.exp(-torch.where(x > 0, x, 0)), torch.exp(torch.where(x > 0, 0, x))
+    return torch.where(x > 0, 1 / (1 + upper), lower / (1 + lower))
 
 
 def gathered(x, dims):

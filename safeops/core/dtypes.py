@@ -102,12 +102,12 @@ def _integer(scalar, dtype):
         wide = scalar.double().nan_to_num(0)
         # 2^63 - 1 and 2^64 - 1 are no doubles. int64 holds what is beyond it as the same bits less 2^64.
         over, upper = wide >= float(info.max), (wide >= 2.0**63) & (info.max > high)
-        whole = torch.where(over, 0, torch.where(upper, wide - 2.0**64, wide.clamp(min=low))).long()
-        return torch.where(over, info.max if info.max == high else -1, whole).to(dtype)
-    whole = scalar.long()
+        integer = torch.where(over, 0, torch.where(upper, wide - 2.0**64, wide.clamp(min=low))).long()
+        return torch.where(over, info.max if info.max == high else -1, integer).to(dtype)
+    integer = scalar.long()
     if scalar.dtype == torch.uint64:
-        whole = torch.where(whole < 0, high, whole)
-    return whole.clamp(low, high).to(dtype)
+        integer = torch.where(integer < 0, high, integer)
+    return integer.clamp(low, high).to(dtype)
 
 
 def saturate_tensor(wide, dtype):

@@ -17,11 +17,11 @@ def here(function):
     return f"{function} (rank {dist.get_rank()})" if is_running() else function
 
 
-def objects(function, failed, own, group):
+def objects(function, failed, item, group):
     """The objects of all ranks of a group, in their order. failed: the message where they do not all answer."""
     result = [None] * dist.get_world_size(group)
     try:
-        dist.all_gather_object(result, own, group=group)
+        dist.all_gather_object(result, item, group=group)
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"{here(function)}: {failed}: {error}") from error
     return result
@@ -35,12 +35,12 @@ def group_of_mesh(function, mesh, dims=None):
     if mesh.get_coordinate() is None:
         raise ValueError(f"{function}: mesh: this rank is not in it, {mesh}")
     names = mesh.mesh_dim_names or ()
-    given = range(mesh.ndim) if dims is None else dims if isinstance(dims, (tuple, list)) else (dims,)
-    for d in given:
+    axes = range(mesh.ndim) if dims is None else dims if isinstance(dims, (tuple, list)) else (dims,)
+    for d in axes:
         if not (d in names or isinstance(d, int) and not isinstance(d, bool) and -mesh.ndim <= d < mesh.ndim):
             raise ValueError(f"{function}: dims: {d!r} is none of the mesh, which has {names or range(mesh.ndim)}")
-    places = sorted({names.index(d) if d in names else d % mesh.ndim for d in given})
-    if len(places) != len(given) or not places:
+    places = sorted({names.index(d) if d in names else d % mesh.ndim for d in axes})
+    if len(places) != len(axes) or not places:
         raise ValueError(f"{function}: dims must name each dim once, and one at least, got {dims!r}")
     if len(places) == 1:
         return mesh.get_group(places[0])

@@ -96,12 +96,12 @@ def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
 
 def _mean(total, count, keep, weight, denominator, empty):
     """A sum, 0 where nothing is kept, by what its mean divides by."""
-    given = denominator is not None
-    if not given:
+    has_denominator = denominator is not None
+    if not has_denominator:
         denominator = count if weight is None else sums.total(weight, keep)
     elif not isinstance(denominator, torch.Tensor):
         denominator = scalar(denominator, torch.float64, total.device)
-    return divide(total, count, wait_for(divisor_of(total, denominator)).double(), given, empty == "nan")
+    return divide(total, count, wait_for(divisor_of(total, denominator)).double(), has_denominator, empty == "nan")
 
 
 def over(total, denominator, empty):
@@ -109,10 +109,10 @@ def over(total, denominator, empty):
     return _mean(total.double(), torch.ones_like(total), None, None, denominator, empty).to(total.dtype)
 
 
-def divide(total, count, denominator, given, empty_nan):
-    """total / denominator. Whether there is anything to take a mean of, a `given` denominator alone says, which counts
-    the kept of all micro-batches and ranks: of them, this one may have none. 0 / inf is 0, with gradient 0, and a kept
-    NaN stays one."""
-    nothing = denominator == 0 if given else count == 0
+def divide(total, count, denominator, has_denominator, empty_nan):
+    """total / denominator. Whether there is anything to take a mean of, a denominator of the caller's alone says,
+    which counts the kept of all micro-batches and ranks: of them, this one may have none. 0 / inf is 0,
+    with gradient 0, and a kept NaN stays one."""
+    nothing = denominator == 0 if has_denominator else count == 0
     value = torch.where(count > 0, total / torch.where((count == 0) | nothing, float("inf"), denominator), 0)
     return torch.where(nothing, float("nan"), value) if empty_nan else value

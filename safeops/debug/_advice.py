@@ -135,8 +135,8 @@ def of_call(line, op):
         return OURS.get(op[1:], "operands inside the domain of this function: nothing else is defined for these")
     marked = re.match(r"[\w.]*?(\w+)\(", line.text[line.begin : line.end])
     names = [marked[1]] if marked else re.findall(r"(\w+)\(", line.text)
-    known = {name for name in names if name in CALLS}
-    return CALLS[known.pop()] if len(known) == 1 else None
+    calls = {name for name in names if name in CALLS}
+    return CALLS[calls.pop()] if len(calls) == 1 else None
 
 
 def of_error(error):

@@ -15,8 +15,8 @@ class Bisection:
         self.low = self.high = None
         if self.path.exists():
             try:
-                known = json.loads(self.path.read_text())
-                self.low, self.high = int(known["low"]), int(known["high"])
+                bounds = json.loads(self.path.read_text())
+                self.low, self.high = int(bounds["low"]), int(bounds["high"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"locate_errors: {self.path} holds no state of a bisection: {error}") from None
 

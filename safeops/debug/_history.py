@@ -84,8 +84,8 @@ class History:
             largest = _largest(step.table[rows])
             column[:, quantity].scatter_reduce_(0, cells, largest, "amax")
             if scale != 1:  # of the backward pass, whose cells are the odd ones
-                whole = [meta[row][1] is torch.float16 for row in rows]
-                largest = torch.where(torch.tensor(whole, device="cpu") | (cells % 2 == 0), largest, largest / scale)
+                halves = [meta[row][1] is torch.float16 for row in rows]
+                largest = torch.where(torch.tensor(halves, device="cpu") | (cells % 2 == 0), largest, largest / scale)
             self.judged[:, quantity].scatter_reduce_(0, cells, largest, "amax")
         column[:, SUBNORMAL:].index_add_(0, wrote_in, tensors)
         column = column.view(len(self.names), 2, NUMEL + 1)
@@ -142,14 +142,14 @@ class History:
 
     def modules(self, stack):
         """A ModuleCounts of each, the worst first; `stack`: the ModuleStack of the run."""
-        whole = _zeros(len(self.names), 2, NUMEL + 1)
+        totals = _zeros(len(self.names), 2, NUMEL + 1)
         for column in self.columns:
-            whole[: len(column)] = _together(whole[: len(column)], column.double())
-        whole[..., SUBNORMAL:NUMEL] /= whole[..., NUMEL:].clamp(min=1)
+            totals[: len(column)] = _together(totals[: len(column)], column.double())
+        totals[..., SUBNORMAL:NUMEL] /= totals[..., NUMEL:].clamp(min=1)
         results = []
         for name, place in self.names.items():
             dtypes = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.dtypes[place]))
-            quantities = map(tuple, whole[place, :, :NUMEL].T.tolist())
+            quantities = map(tuple, totals[place, :, :NUMEL].T.tolist())
             module = ModuleCounts(name, dtypes, *quantities)
             verdict, why = self._verdict(place, module, name in stack.optimizers or name == "GradScaler")
             results.append(dataclasses.replace(module, verdict=verdict, why=why))
@@ -158,11 +158,11 @@ class History:
 
     def _verdict(self, place, module, optimizes):
         phases = [(phase, word, self.born.get((place, phase), {})) for phase, word in enumerate(PHASES)]
-        made = [f"{word}: NaN or inf made of finite operands, first in step {min(born.values())}"
+        news = [f"{word}: NaN or inf made of finite operands, first in step {min(born.values())}"
                 for _, word, born in phases if born]  # fmt: skip
         if optimizes:
             why = "updates and unscaled gradients are too small beside the weights for half"
-            return "stays in float32", made[0] if made else why
+            return "stays in float32", news[0] if news else why
         judged = self.judged[2 * place : 2 * place + 2].tolist()  # (largest, read) of each phase
         for phase, word, born in phases:
             largest = max(judged[phase])
@@ -171,8 +171,8 @@ class History:
             if largest >= ROUNDS_TO_INF:
                 verb = "writes" if judged[phase][LARGEST] == largest else "reads"
                 return "overflows", f"{word}: {verb} {largest:.3g}, beyond fp16's 65504"
-        if made:
-            return "not finite", made[0]
+        if news:
+            return "not finite", news[0]
         for phase, word, _ in phases:
             for share, most, what in (
                 (module.lost, MOST_LOST, "0"),

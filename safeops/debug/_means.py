@@ -69,9 +69,9 @@ def _count(func, name, args, kwargs, values):
 def _of_raw(func, args, kwargs, values):
     """(value, divisor) of a raw op."""
     arguments = private_torch.schema(func).arguments
-    given = {x.name: x.default_value for x in arguments} | dict(zip([x.name for x in arguments], args)) | kwargs
-    mean = func is masked_mean.forward or given.get("reduction") == 1
-    if not mean or len(values) < 2 or given.get("denominator") is not None or given.get("divisor") is not None:
+    by_name = {x.name: x.default_value for x in arguments} | dict(zip([x.name for x in arguments], args)) | kwargs
+    mean = func is masked_mean.forward or by_name.get("reduction") == 1
+    if not mean or len(values) < 2 or by_name.get("denominator") is not None or by_name.get("divisor") is not None:
         return None
     return values[1]
 

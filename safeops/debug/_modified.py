@@ -14,10 +14,10 @@ _TYPES = {
 }  # fmt: skip
 
 
-def modified(found, lines, earlier, memory):
+def modified(match, lines, earlier, memory):
     """(message, site, candidates, line): the in-place write that backward stumbled over, by what is remembered of the
     step before and of this one."""
-    type_name, shape, _, maker, _, expected = found.groups()
+    type_name, shape, _, maker, _, expected = match.groups()
     shape = tuple(int(size) for size in shape.split(",") if size.strip())
     writes = []
     for step in (earlier, memory):
@@ -25,14 +25,14 @@ def modified(found, lines, earlier, memory):
             for version, written, dtype, site in storage.writes:
                 exact = version == int(expected) and written == shape
                 if version >= int(expected) and dtype is _TYPES.get(type_name.rpartition(".")[2], dtype):
-                    made = storage.writer is not None and bool(maker) and _same(storage.writer.op, maker)
-                    rank = (site.node is None, exact, made, step is memory, site.ordinal)
+                    is_maker = storage.writer is not None and bool(maker) and _same(storage.writer.op, maker)
+                    rank = (site.node is None, exact, is_maker, step is memory, site.ordinal)
                     writes.append((rank, site, storage))
     if not writes:
         first = lines[0] if lines else None
-        return f"locate_errors: {found.string}\n  by a line that ran outside this context", None, [], first
+        return f"locate_errors: {match.string}\n  by a line that ran outside this context", None, [], first
     _, site, storage = max(writes, key=lambda write: write[0])
-    wanted = f"{type_name}Tensor of shape [{found[2]}]"
+    wanted = f"{type_name}Tensor of shape [{match[2]}]"
     text = f"locate_errors: {site.op} modified a tensor that backward needs, {wanted}\n  by {site}"
     if storage.writer is not None:
         text += f"\n  made by {storage.writer.place}"

@@ -57,13 +57,13 @@ class ModuleStack:
         if not isinstance(module, hooks.Module):
             self.optimizers.add(type(module).__name__)
             return type(module).__name__
-        if (known := self._known(module)) is None:
+        if (name := self._known(module)) is None:
             outer = next((m for m, _ in self.local.stack if isinstance(m, hooks.Module)), None)
             if outer is not None:  # made while a forward runs
                 return f"{self.local.stack[-1][1]}.{type(module).__name__}"
             self._learn(module, f"{type(module).__name__}.")
-            known = self._known(module)
-        return known
+            name = self._known(module)
+        return name
 
     def _known(self, module):
         # by id and weakly: a module need not be hashable, and one that is gone leaves its id to another

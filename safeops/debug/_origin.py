@@ -103,7 +103,7 @@ class Step:
                 continue
             reached[id(op)] = (op, row, what)
             queue += [(self.writer(r), r, what) for r in self.bad_inputs(op)]
-        ops = sorted(reached.values(), key=lambda found: found[0].index)
+        ops = sorted(reached.values(), key=lambda entry: entry[0].index)
         for op, row, what in ops:
             if self.makes_bad(op):
                 return op, row, what

@@ -19,11 +19,11 @@ def check(function, group):
         )
 
 
-def gather(function, own, group):
+def gather(function, item, group):
     """{rank: what it has}, on every rank of the group."""
     if group is None:
-        return {None: own}
-    return dict(sorted(objects(function, "what the ranks found could not be gathered", (dist.get_rank(), own), group)))
+        return {None: item}
+    return dict(sorted(objects(function, "what the ranks found could not be gathered", (dist.get_rank(), item), group)))
 
 
 def everyone():

@@ -151,6 +151,6 @@ class NonFiniteError(ArithmeticError):
     """
 
     def __init__(self, report, elsewhere=False):
-        told = f"{report.when()}: {report.headline()}; that rank tells more" if elsewhere else report
-        super().__init__(f"safeops.debug.trace, {told}")
+        text = f"{report.when()}: {report.headline()}; that rank tells more" if elsewhere else report
+        super().__init__(f"safeops.debug.trace, {text}")
         self.report = report

@@ -144,8 +144,8 @@ class audit(TorchFunctionMode):
         counts = {} if self.means is None else self.means.counts
         of_ranks = _ranks.gather("audit", (self.findings, counts), group)
         self._rank, self.told_by, merged = _ranks.rank(), min(of_ranks), {}
-        places = [(i, rank, x) for rank, (found, _) in of_ranks.items() for i, x in enumerate(found)]
-        for _, rank, x in sorted(places, key=lambda found: found[:2]):
+        places = [(i, rank, x) for rank, (findings, _) in of_ranks.items() for i, x in enumerate(findings)]
+        for _, rank, x in sorted(places, key=lambda place: place[:2]):
             earlier = merged.setdefault((x.code, x.line), dataclasses.replace(x, count=0))
             earlier.count += x.count
             earlier.ranks = tuple(sorted((*earlier.ranks, rank)))

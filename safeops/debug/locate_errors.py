@@ -186,8 +186,8 @@ class locate_errors(private_torch.TorchDispatchMode):
         if name:
             return f"operand {i}, on {x.device}, is {name}"
         writer = self.memory.of(x).writer if has_storage(x) else None
-        made = f"was made by {writer.place}" if writer else "was made before this context"
-        return f"operand {i}, on {x.device}, {made}"
+        origin = f"was made by {writer.place}" if writer else "was made before this context"
+        return f"operand {i}, on {x.device}, {origin}"
 
 
 def asynchronous(device):

@@ -160,8 +160,8 @@ class no_sync(TorchDispatchMode):
 
 def _by_torch(error):
     """True if torch's own sync debug mode raised the error."""
-    own = isinstance(error, SynchronizationError)
-    return isinstance(error, RuntimeError) and not own and "called a synchronizing CUDA operation" in str(error)
+    by_safeops = isinstance(error, SynchronizationError)
+    return isinstance(error, RuntimeError) and not by_safeops and "called a synchronizing CUDA operation" in str(error)
 
 
 # The calls whose purpose is to wait; and the reads of CPU tensors that no op takes part in.

@@ -132,13 +132,13 @@ def _progress():
     """To be called with the number of each step."""
     begin = last = time.monotonic()
 
-    def told(step):
+    def progress(step):
         nonlocal last
         if (now := time.monotonic()) - last >= PROGRESS:
             last = now
             print(f"safeops trace: step {step} after {now - begin:.0f} s", file=sys.stderr, flush=True)
 
-    return told
+    return progress
 
 
 def _locating(arguments):

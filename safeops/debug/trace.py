@@ -140,9 +140,9 @@ class trace:
             hook.remove()
         self._modules.__exit__()
         try:
-            told = isinstance(error, NonFiniteError)
+            is_report = isinstance(error, NonFiniteError)
             # After an exception the other ranks may be elsewhere.
-            result = None if told else self._look(not self._trained, together=kind is None)
+            result = None if is_report else self._look(not self._trained, together=kind is None)
             if kind is None:
                 self._act(result)
             elif result is not None and result.bug and self._announces and issubclass(kind, Exception):
@@ -160,14 +160,14 @@ class trace:
             raise RuntimeError("trace: check() outside the context")
         return self._act(self._look(True))
 
-    def _act(self, found):
-        if found is not None and found.bug:
-            elsewhere = found.rank is not None and found.rank != _ranks.rank()
+    def _act(self, report):
+        if report is not None and report.bug:
+            elsewhere = report.rank is not None and report.rank != _ranks.rank()
             if self.action == "raise":
-                raise NonFiniteError(found, elsewhere)
+                raise NonFiniteError(report, elsewhere)
             if self.action == "warn" and not elsewhere:
-                _warn(f"safeops.debug.trace, {found}")
-        return found
+                _warn(f"safeops.debug.trace, {report}")
+        return report
 
     def _look(self, results, together=True):
         recorder, result, new = self._recorder, None, False
@@ -195,14 +195,14 @@ class trace:
             (self.reports if result.bug else self.overflows).append(result)
         return result
 
-    def _first(self, found, group):
+    def _first(self, local_report, group):
         """The first failure on any rank. A cause is earlier in the order of ops than its consequences elsewhere."""
         try:
             # (the table of what ran before stays here: long, and of code objects)
-            of_ranks = _ranks.gather("trace", found and dataclasses.replace(found, frames=[]), group)
+            of_ranks = _ranks.gather("trace", local_report and dataclasses.replace(local_report, frames=[]), group)
         except RuntimeError as error:
-            raise error if found is None else NonFiniteError(found) from error
-        of_ranks[self._rank] = found
+            raise error if local_report is None else NonFiniteError(local_report) from error
+        of_ranks[self._rank] = local_report
         for rank, report in of_ranks.items():
             if report is not None:
                 report.rank = rank

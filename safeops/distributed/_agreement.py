@@ -30,8 +30,8 @@ def agree(function, groups, operands):
     """
     calls = {dist.get_rank(): {"": function, **{name: _shown(name, x) for name, x in operands.items()}}}
     for group in groups:
-        told = objects(function, "what the ranks call could not be compared", calls, group)
-        calls = {rank: call for part in told for rank, call in part.items()}
+        answers = objects(function, "what the ranks call could not be compared", calls, group)
+        calls = {rank: call for part in answers for rank, call in part.items()}
     first = min(calls)
     for rank, call in sorted(calls.items()):
         if differs := list(_differences(f"rank {first}", calls[first], f"rank {rank}", call)):

@@ -44,14 +44,14 @@ class Rows:
             Shard(p.dim - (p.dim > self.dim)) if p.is_shard() and p.dim != self.dim else Replicate()
             for p in self.placements
         ]
-        everywhere, self.shares = [Replicate()] * self.mesh.ndim, target.is_floating_point()
+        everywhere, self.has_probabilities = [Replicate()] * self.mesh.ndim, target.is_floating_point()
         self.x = local(input, input.shape, self.placements)
         weight = None if weight is None else local(weight, weight.shape, everywhere)
         mask = local(mask, self.shape, self.rows)
-        if self.shares:
+        if self.has_probabilities:
             self.target, self.weights = local(target, input.shape, self.placements), None
-            whole = self.x.select(self.dim, 0) if self.x.shape[self.dim] else self.x.sum(self.dim)
-            kept = torch.ones_like(whole, dtype=torch.bool)
+            per_row = self.x.select(self.dim, 0) if self.x.shape[self.dim] else self.x.sum(self.dim)
+            kept = torch.ones_like(per_row, dtype=torch.bool)
             self.mask = kept if mask is None else kept & mask
         else:
             target = local(target, self.shape, self.rows)
@@ -114,7 +114,7 @@ def _sum(x, mask, weight=None):
     return sums.total(x, mask, dim=-1, weight=weight, dtype=torch.float64)
 
 
-def _own(of, x):
+def _target_logit(of, x):
     """This rank's value at the class of each row, or 0. x: the classes last."""
     at, inside = own_of(of.target - of.first, x.shape[-1])
     return torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else x.new_zeros(x.shape[:-1])
@@ -122,8 +122,8 @@ def _own(of, x):
 
 def _of_owners(op, of):
     """The results of the raw forward of whole rows."""
-    own = torch.where(of.mask, -_own(of, of.x.detach().movedim(of.dim, -1)), 0).double()
-    loss, dtype = add_up(op.name, own, of.mesh, [of.part]), compute_dtype(of.x.dtype)
+    losses = torch.where(of.mask, -_target_logit(of, of.x.detach().movedim(of.dim, -1)), 0).double()
+    loss, dtype = add_up(op.name, losses, of.mesh, [of.part]), compute_dtype(of.x.dtype)
     loss = (loss if of.weights is None else torch.where(of.mask, loss * of.weights, 0)).to(dtype)
     return loss, of.mask, loss.new_empty(0) if of.weights is None else of.weights
 
@@ -137,73 +137,79 @@ def _of_parts(op, of, label_smoothing, z_loss):
         log_sum, _, scale = raw(x, None, None, [-1], False, False, torch.float64, 0.0)
     else:
         log_sum = scale = x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)
-    if of.shares:
+    if of.has_probabilities:
         q = of.target.detach().movedim(of.dim, -1)
         q = q if weight is None else q * weight
         columns = [log_sum, _sum(x, q != 0, q), _sum(q, None)]
     else:
-        own = _own(of, x)
+        target_logit = _target_logit(of, x)
         # A logit of +inf takes all of the softmax: right where it is the row's own and there is one, else no number.
-        certain = (own == INF) & (scale == 1) & (not smooth and not z_loss)
-        columns = [torch.where((log_sum == INF) & ~certain, float("nan"), log_sum), own]
+        certain = (target_logit == INF) & (scale == 1) & (not smooth and not z_loss)
+        columns = [torch.where((log_sum == INF) & ~certain, float("nan"), log_sum), target_logit]
     if smooth:
         exists = x != float("-inf")
         every = None if weight is None else weight.expand(x.shape)
         columns += [_sum(x, exists, every), _sum(exists.to(torch.float32), None)]
         columns.append(columns[-1] if every is None else _sum(every, exists))
-    log_sum, own, *rest = over_parts(op.name, of.mesh, of.part, torch.stack([c.double() for c in columns]))
-    mass = rest.pop(0) if of.shares else torch.ones_like(own) if of.weights is None else of.weights.double()
-    if of.shares:
-        loss = torch.where(mass == 0, 0, mass * log_sum) - own
+    log_sum, target_logit, *rest = over_parts(op.name, of.mesh, of.part, torch.stack([c.double() for c in columns]))
+    mass = (
+        rest.pop(0)
+        if of.has_probabilities
+        else torch.ones_like(target_logit)
+        if of.weights is None
+        else of.weights.double()
+    )
+    if of.has_probabilities:
+        loss = torch.where(mass == 0, 0, mass * log_sum) - target_logit
     else:
-        loss = mass * torch.where((log_sum == INF) & (own == INF), 0, log_sum - own)
-    dtype = compute_dtype(x.dtype, *((of.target.dtype,) if of.shares else ()))
+        loss = mass * torch.where((log_sum == INF) & (target_logit == INF), 0, log_sum - target_logit)
+    dtype = compute_dtype(x.dtype, *((of.target.dtype,) if of.has_probabilities else ()))
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     high = log_sum.to(compute).double()
-    numbers = [high, torch.where(high.isinf(), 0, log_sum - high)]
-    if of.shares or (weight is not None and smooth):
-        numbers.append((1 - label_smoothing) * mass)
+    row_stats = [high, torch.where(high.isinf(), 0, log_sum - high)]
+    if of.has_probabilities or (weight is not None and smooth):
+        row_stats.append((1 - label_smoothing) * mass)
     if smooth:
         spread, count, all_weight = rest
         loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
-        numbers[2:] = [n + label_smoothing * all_weight / count for n in numbers[2:]]
-        numbers.append(label_smoothing / count)
+        row_stats[2:] = [n + label_smoothing * all_weight / count for n in row_stats[2:]]
+        row_stats.append(label_smoothing / count)
     if z_loss:
         loss = loss + z_loss * log_sum.square()
     loss = torch.where(of.mask, loss, 0).to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
-    return loss, of.mask, weights, torch.where(of.mask, torch.stack(numbers), 0).to(compute)
+    return loss, of.mask, weights, torch.where(of.mask, torch.stack(row_stats), 0).to(compute)
 
 
-def _gradients_of_part(op, of, g, numbers, label_smoothing, z_loss, needs):
+def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, needs):
     """The kernel makes it with the class weights of its own classes alone: those of the rows are factors of g."""
     x, target, weight, mask, _ = of.operands()
-    if of.shares:
-        return op.backward(g, x, target, numbers, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
+    if of.has_probabilities:
+        return op.backward(g, x, target, row_stats, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
     target, factor = target - of.first, None
     if weight is not None and not label_smoothing:
         factor, weight = of.weights, None
     if factor is None or not z_loss:
         g = g if factor is None else g * factor
-        return op.backward(g, x, target, numbers, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
+        return op.backward(g, x, target, row_stats, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
     # (w + 2 z logsumexp) p, less w at the row's class: with no class of its own in the kernel, and that one after it.
-    slope = g * (factor + 2 * z_loss * numbers.sum(0))
+    slope = g * (factor + 2 * z_loss * row_stats.sum(0))
     nowhere = torch.full_like(target, -1)
-    d, other = op.backward(slope, x, nowhere, numbers, None, mask, NO_CLASS, 0.0, 0.0, *needs, True)
+    d, other = op.backward(slope, x, nowhere, row_stats, None, mask, NO_CLASS, 0.0, 0.0, *needs, True)
     if x.shape[of.dim]:
         last = d.movedim(of.dim, -1)
         at, inside = own_of(target, last.shape[-1])
-        own = x.detach().movedim(of.dim, -1).gather(-1, at).squeeze(-1)
-        own = slope * (own - numbers[0] - numbers[1]).exp() - g * factor
+        target_slope = x.detach().movedim(of.dim, -1).gather(-1, at).squeeze(-1)
+        target_slope = slope * (target_slope - row_stats[0] - row_stats[1]).exp() - g * factor
         keeps = (inside & mask).unsqueeze(-1)
-        last.scatter_(-1, at, torch.where(keeps, own.unsqueeze(-1).to(d.dtype), last.gather(-1, at)))
+        last.scatter_(-1, at, torch.where(keeps, target_slope.unsqueeze(-1).to(d.dtype), last.gather(-1, at)))
     return d, other
 
 
-def over_parts(function, mesh, part, own):
+def over_parts(function, mesh, part, columns):
     """The first column's logsumexp over the ranks that share the rows, the sums of the others: by one all-gather.
 
     part: the dim of the mesh that has the classes.
     """
-    result = gather(function, own, mesh, [part])
+    result = gather(function, columns, mesh, [part])
     return result[:, 0].logsumexp(0), *result[:, 1:].sum(0)

@@ -6,26 +6,26 @@ from safeops.core.group import all_gather, group_of_mesh, here, is_running
 from safeops.distributed._layout import Uncovered
 
 
-def add_up(function, own, mesh, dims):
+def add_up(function, part, mesh, dims):
     """The sum of what the ranks have, in place."""
     if dims:
-        _collective(function, "all-reduce", own, mesh, dims, lambda group: dist.all_reduce(own, group=group))
-    return own
+        _collective(function, "all-reduce", part, mesh, dims, lambda group: dist.all_reduce(part, group=group))
+    return part
 
 
-def gather(function, own, mesh, dims):
-    """The tensors of all ranks: (ranks, *own)."""
+def gather(function, part, mesh, dims):
+    """The tensors of all ranks: (ranks, *part)."""
 
     def call(group):
         ranks = dist.get_world_size(group)
-        result = own.new_empty((ranks * own.shape[0], *own.shape[1:]))
-        all_gather(result, own.contiguous(), group=group)
-        return result.view(ranks, *own.shape)
+        result = part.new_empty((ranks * part.shape[0], *part.shape[1:]))
+        all_gather(result, part.contiguous(), group=group)
+        return result.view(ranks, *part.shape)
 
-    return _collective(function, "all-gather", own, mesh, dims, call)
+    return _collective(function, "all-gather", part, mesh, dims, call)
 
 
-def _collective(function, kind, own, mesh, dims, call):
+def _collective(function, kind, part, mesh, dims, call):
     if len(dims) > 1 and not mesh.mesh_dim_names and mesh.size() != dist.get_world_size():
         raise Uncovered  # torch makes no group of them
     try:
@@ -34,5 +34,5 @@ def _collective(function, kind, own, mesh, dims, call):
         if str(error).startswith(function):  # the ranks do not agree on the call
             raise
         where = here(function) if is_running() else f"{function} (at {tuple(mesh.get_coordinate())} of its mesh)"
-        sent = f"{str(own.dtype).removeprefix('torch.')} {tuple(own.shape)}"
+        sent = f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
         raise RuntimeError(f"{where}: the {kind} of its partial results, here {sent}, failed: {error}") from error

@@ -62,17 +62,17 @@ def _shown(op, results):
 @functools.cache
 def _over_ranks(op):
     """The op as it is of DTensors: a raw forward and backward that take and give them, and its autograd Function."""
-    made = copy.copy(op)
-    made.forward = _named(op, FORWARD[op.shards])
-    made.by_composite = lambda grad: torch.is_grad_enabled()
+    dtensor_op = copy.copy(op)
+    dtensor_op.forward = _named(op, FORWARD[op.shards])
+    dtensor_op.by_composite = lambda grad: torch.is_grad_enabled()
     if op.shards in GRADIENTS:
-        made.linear, made.reads = 0, slice(0, op.tensors)
-        made.gradients = _named(op, GRADIENTS[op.shards], op.forward, "gradient", "needs_input_grad")
-        made.composite_gradients = functools.partial(_composite_gradients, made)
+        dtensor_op.linear, dtensor_op.reads = 0, slice(0, op.tensors)
+        dtensor_op.gradients = _named(op, GRADIENTS[op.shards], op.forward, "gradient", "needs_input_grad")
+        dtensor_op.composite_gradients = functools.partial(_composite_gradients, dtensor_op)
     elif op.backward:
-        made.backward = _named(op, _backward, op.backward)
-    made.function = autograd_function(made)
-    return made
+        dtensor_op.backward = _named(op, _backward, op.backward)
+    dtensor_op.function = autograd_function(dtensor_op)
+    return dtensor_op
 
 
 def _named(op, function, raw=None, *first):
@@ -83,9 +83,9 @@ def _named(op, function, raw=None, *first):
     name, arguments = op.name + " in backward" * (raw is not None), schema(raw or op.forward).arguments
 
     def described(operands):
-        given = (*operands[:2], *operands[2]) if first else operands
-        defaults = [x.default_value for x in arguments[len(given) - len(first) :]]
-        return dict(zip((*first, *(x.name for x in arguments)), (*given, *defaults)))
+        values = (*operands[:2], *operands[2]) if first else operands
+        defaults = [x.default_value for x in arguments[len(values) - len(first) :]]
+        return dict(zip((*first, *(x.name for x in arguments)), (*values, *defaults)))
 
     def call(*operands):
         try:
@@ -103,8 +103,8 @@ def _named(op, function, raw=None, *first):
 
 
 def _composite_gradients(op, grad, needs, operands, results):
-    whole = op.Operands(*map(for_composite, operands))
-    result = type(op).composite_gradients(op, grad, needs, whole, results)
+    full_operands = op.Operands(*map(for_composite, operands))
+    result = type(op).composite_gradients(op, grad, needs, full_operands, results)
     inputs = [operands[i] for i in op.differentiable]
     return [
         d
@@ -130,11 +130,11 @@ def _elementwise(raw, *operands):
     results = raw(*(local(x, shape, placements) for x in operands[:count]), *operands[count:])
     like = next((x for x in tensors if x.shape == shape), None)
     several = isinstance(results, (tuple, list))
-    made = [
+    outputs = [
         shared(x, mesh, shape, placements, like) if x.dim() == len(shape) else x
         for x in (results if several else (results,))
     ]
-    return tuple(made) if several else made[0]
+    return tuple(outputs) if several else outputs[0]
 
 
 def _each(op, *operands):
@@ -150,27 +150,27 @@ def _backward(op, *operands):
 
 def _loss_of_all(op, *operands):
     """A pointwise loss. (total, count) of each rank, with weights (total, sum of weights, count)."""
-    given = op.operands(*operands)
-    if given.reduction == 0:
-        return _elementwise(op.forward, *given._replace(denominator=None))
-    n, parameters = op.count, given[op.count + 4 : -2]
-    mesh, shape, placements = layout([x for x in (*given[:n], given.mask, given.weight) if x is not None])
-    x, y, *rest = (local(t, shape, placements) for t in (*given[:n], given.mask, given.weight))
+    args = op.operands(*operands)
+    if args.reduction == 0:
+        return _elementwise(op.forward, *args._replace(denominator=None))
+    n, parameters = op.count, args[op.count + 4 : -2]
+    mesh, shape, placements = layout([x for x in (*args[:n], args.mask, args.weight) if x is not None])
+    x, y, *rest = (local(t, shape, placements) for t in (*args[:n], args.mask, args.weight))
     mask, weight = rest[-2:]
     # From a mean the sum is had again in fp64, where it does not overflow. Weights may cancel, and a mean is then lost.
     code = 1 if weight is None else 2
     value, by = op.forward(x, y, *rest, None, code, *parameters, False, None)
     if weight is None:
-        own = value.double() * by, None, by
+        partials = value.double() * by, None, by
     else:
         here = torch.broadcast_shapes(*(t.shape for t in (x, y, *rest[:-2]) if t is not None))
-        own = value, by, _reductions.count(x.expand(here), mask, weight, None).reshape(())
-    denominator = local(given.denominator, (), [Replicate()] * mesh.ndim)
-    if given.divisor is not None:
-        denominator = by.new_full((), given.divisor)
+        partials = value, by, _reductions.count(x.expand(here), mask, weight, None).reshape(())
+    denominator = local(args.denominator, (), [Replicate()] * mesh.ndim)
+    if args.divisor is not None:
+        denominator = by.new_full((), args.divisor)
     dims = [i for i, p in enumerate(placements) if p.is_shard()]
-    mean = given.reduction == 1
-    result, used = _reductions.combined(op.name, own, mesh, dims, mean, denominator, given.empty_nan)
+    mean = args.reduction == 1
+    result, used = _reductions.combined(op.name, partials, mesh, dims, mean, denominator, args.empty_nan)
     everywhere = [Replicate()] * mesh.ndim
     return tuple(shared(t, mesh, torch.Size(), everywhere) for t in (result.to(value.dtype), used))
 

@@ -15,19 +15,19 @@ from safeops.distributed._layout import Uncovered, layout, local, shared
 from safeops.ops.reductions._statistic import Parts, finish
 
 
-def combined(function, own, mesh, dims, mean, given, empty_nan):
-    """(value, what it was divided by) in fp64. own: the rank's total, the sum of its weights (or None), its count.
+def combined(function, parts, mesh, dims, mean, denominator, empty_nan):
+    """(value, what it was divided by) in fp64. parts: the rank's total, the sum of its weights (or None), its count.
 
-    given: what a mean is divided by instead, or None.
+    denominator: what a mean is divided by instead, or None.
     """
-    _, weights, _ = own
-    partials = add_up(function, torch.stack([x.double() for x in own if x is not None]), mesh, dims)
+    _, weights, _ = parts
+    partials = add_up(function, torch.stack([x.double() for x in parts if x is not None]), mesh, dims)
     value, count = partials[0], partials[-1]
     by = count if weights is None else partials[1]
     if mean:
-        by = by if given is None else given.double()
-        value = loss_reduction.divide(value, count, by, given is not None, empty_nan)
-        return value, by if given is None else torch.where(by == 0, float("inf"), by)
+        by = by if denominator is None else denominator.double()
+        value = loss_reduction.divide(value, count, by, denominator is not None, empty_nan)
+        return value, by if denominator is None else torch.where(by == 0, float("inf"), by)
     return torch.where(count > 0, value, float("nan") if empty_nan else 0.0), by
 
 
@@ -87,9 +87,9 @@ def forward(op, *operands):
 def gradients(op, grad, needs, operands, results):
     input, mask, weight, dim, keepdim, *options = operands
     of = Reduced(op, input, mask, weight, dim, keepdim)
-    own = [of.own(t) for t in (grad, *results)]
+    parts = [of.own(t) for t in (grad, *results)]
     operands = op.Operands(*of.operands, list(of.dims), True, *options)
-    (d,) = op.gradients(own[0], needs, operands, op.Saved(*own[1:]))
+    (d,) = op.gradients(parts[0], needs, operands, op.Saved(*parts[1:]))
     return (shared(d, of.mesh, of.shape, of.placements, input),)
 
 
@@ -105,8 +105,8 @@ def _total(op, of, empty_nan, dtype):
     raw = kernel(sums.masked_mean if weight is None else sums.masked_sum, x)
     wide = torch.float64 if weight is not None or dtype == torch.float64 else None  # (fp64 takes twice as long)
     value, by = raw(x, mask, weight, dims, True, False, wide)
-    own = (value.double() * by, None, by) if weight is None else (value, by, count(x, mask, weight, dims))
-    value, by = combined(op.name, own, of.mesh, of.cut, op.shards == "mean", None, empty_nan)
+    parts = (value.double() * by, None, by) if weight is None else (value, by, count(x, mask, weight, dims))
+    value, by = combined(op.name, parts, of.mesh, of.cut, op.shards == "mean", None, empty_nan)
     return value.to(dtype or compute_dtype(x.dtype)), by
 
 

@@ -56,8 +56,8 @@ class Vectors:
 
     def inner(self, terms, mask=None):
         """The sum of terms over the vectors, in fp64."""
-        own = total(terms, mask, [self.dim], keepdim=True, dtype=torch.float64)
-        return add_up(self.op.name, own, self.mesh, self.cut)
+        part = total(terms, mask, [self.dim], keepdim=True, dtype=torch.float64)
+        return add_up(self.op.name, part, self.mesh, self.cut)
 
 
 # ---- softmax
@@ -88,13 +88,13 @@ def softmax_gradients(op, grad, needs, operands, results):
     input, mask, dim, log = operands  # input: the result, where that was kept in its place
     of = Vectors(op, dim, input, mask)
     (x, mask), g = of.operands, local(grad, of.shape, of.placements)
-    numbers = [None if t is None else of.numbers(t) for t in results]
+    row_stats = [None if t is None else of.numbers(t) for t in results]
     if not of.cut:
-        (d,) = op.gradients(g, needs, op.Operands(x, mask, of.dim, log), op.Saved(*numbers))
+        (d,) = op.gradients(g, needs, op.Operands(x, mask, of.dim, log), op.Saved(*row_stats))
     else:
         compute = compute_dtype(x.dtype, g.dtype)
         g, y = g.to(compute), x.to(compute)
-        y = y if results.top is None else _softmax(y, mask, *numbers, False)
+        y = y if results.top is None else _softmax(y, mask, *row_stats, False)
         # dx = y (g - sum g y); of the logarithm, g - y sum g
         sums = of.inner(g if log else g * y, mask).to(compute)
         d = g - y * sums if log else y * (g - sums)
@@ -154,8 +154,8 @@ def cosine(op, x1, x2, dim=-1, eps=None):
 
 
 def _cosine_of_parts(of, eps, value, *norms):
-    own = torch.stack([value.unsqueeze(of.dim).double(), *norms])
-    cosines, *parts = gather(of.op.name, own, of.mesh, of.cut).unbind(1)
+    partial = torch.stack([value.unsqueeze(of.dim).double(), *norms])
+    cosines, *parts = gather(of.op.name, partial, of.mesh, of.cut).unbind(1)
     norms = [masked_norm(p, dim=0) for p in parts]
     least = torch.finfo(value.dtype).tiny  # by which a shorter part was divided
     for part, norm in zip(parts, norms):
@@ -166,8 +166,8 @@ def _cosine_of_parts(of, eps, value, *norms):
 def cosine_gradients(op, grad, needs, operands, results):
     x1, x2, dim, eps = operands
     of = Vectors(op, dim, x1, x2)
-    g, *numbers = map(of.numbers, (grad, *results))
+    g, *row_stats = map(of.numbers, (grad, *results))
     # A broadcast operand's gradient is summed, over ranks too: nothing is rounded to half before that.
-    own = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
-    result = op.gradients(g, needs, op.Operands(*own, of.dim, eps), op.Saved(*numbers))
+    inputs = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
+    result = op.gradients(g, needs, op.Operands(*inputs, of.dim, eps), op.Saved(*row_stats))
     return [of.share(d, x) if need else None for d, x, need in zip(result, (x1, x2), needs)]

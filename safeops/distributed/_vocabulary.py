@@ -24,8 +24,8 @@ class Part:
     gathered; of several that shard the classes, all but the first are gathered along, and strided ones (FSDP's).
     """
 
-    def __init__(self, given):
-        input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, *_ = given
+    def __init__(self, operands):
+        input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, *_ = operands
         if not (isinstance(input, DTensor) and isinstance(linear_weight, DTensor)):
             raise Uncovered
         self.mesh, self.rows_shape = input.device_mesh, input.shape[:-1]
@@ -65,18 +65,20 @@ class Part:
 
 
 def forward(op, *operands):
-    given = op.operands(*operands)
-    label_smoothing, z_loss = given.label_smoothing, given.z_loss
-    of = Part(given)
+    args = op.operands(*operands)
+    label_smoothing, z_loss = args.label_smoothing, args.z_loss
+    of = Part(args)
     with without_autocast(of.x):
         chunks = _linear_chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
         sums = _linear_chunks.sums_of(chunks, of.place, of.existing[0] if label_smoothing else None)
     if of.part is not None:
-        others, own, spread = sums
-        columns = [others, own, own.new_zeros(()).expand_as(own) + spread] if label_smoothing else [others, own]
+        others, target_logit, spread = sums
+        columns = [others, target_logit]
+        if label_smoothing:
+            columns.append(target_logit.new_zeros(()).expand_as(target_logit) + spread)
         sums = over_parts(op.name, of.mesh, of.part, torch.stack(columns))
         sums = sums if label_smoothing else (*sums, 0)
-    dtype = compute_dtype(given.input.dtype)
+    dtype = compute_dtype(args.input.dtype)
     loss, log_sum = _linear_chunks.losses(*sums, of.keep, of.weights, of.existing, label_smoothing, z_loss)
     loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
@@ -85,7 +87,7 @@ def forward(op, *operands):
 
 
 def gradients(op, grad, needs, operands, results):
-    given, of, needs = operands, Part(operands), (needs[0], needs[1], needs[3])
+    of, needs = Part(operands), (needs[0], needs[1], needs[3])
     g = local(grad, of.rows_shape, of.rows).reshape(-1)
     log_sum = results.logsumexp.to_local().reshape(-1)
 
@@ -98,13 +100,13 @@ def gradients(op, grad, needs, operands, results):
     of_classes = [Partial() if p.is_shard() else of.classes[i] for i, p in enumerate(of.rows)]
 
     def finish(d_input):
-        return added(d_input.view(*of.local_rows, of.x.shape[1]), given.input, of_rows)
+        return added(d_input.view(*of.local_rows, of.x.shape[1]), operands.input, of_rows)
 
     d_input, *others = _linear_chunks.gradients(
         g, of.x, of.linear_weight, of.linear_bias, of.place, of.keep, of.weights, log_sum, of.existing,
-        given.label_smoothing, given.z_loss, needs, finish,
+        operands.label_smoothing, operands.z_loss, needs, finish,
     )  # fmt: skip
-    layer = given.linear_weight, given.linear_bias
+    layer = operands.linear_weight, operands.linear_bias
     others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, layer, needs[1:])]
     return [d_input if needs[0] else None, *others]
 

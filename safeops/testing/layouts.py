@@ -98,14 +98,14 @@ def check_layouts(subject: Subject, sample: Sample) -> None:
         # One operand laid out unlike the others: the first dtype at the smaller size, the second at the larger.
         casts = each_dtype(sized, (torch.float32, torch.float16))
         for cast, alone in zip(casts, (sized is sample, sized is sizes[-1])):
-            known = None
+            truth = None
             for name, layout in LAYOUTS.items():
                 for chosen in [keys] + ([[k] for k in keys] if len(keys) > 1 and alone else []):
                     laid, because = _relaid(cast, layout, chosen), f"with {name} operands {chosen}"
                     if laid is not None and name in REPEATS:
                         _right(subject, laid, because)
                     elif laid is not None:
-                        known = _right(subject, laid, because, truth=known)
+                        truth = _right(subject, laid, because, truth=truth)
 
 
 def _right(subject, sample, because, upstream=None, truth=None):
@@ -122,19 +122,19 @@ def check_upstream_layouts(subject: Subject, sample: Sample) -> None:
         raise NotApplicable("nothing is differentiable")
     sizes = (sample, sample.grown(300)) if sample.shape() and sample.shape()[0] > 1 else (sample,)
     for sized, dtype in zip(sizes, (torch.float32, torch.float16)):
-        cast, known = each_dtype(sized, (dtype, torch.float64))[0], None
+        cast, truth = each_dtype(sized, (dtype, torch.float64))[0], None
         for name, layout in LAYOUTS.items():
 
             def upstream(out, layout=layout):
-                made = make_upstream(out)
-                laid = layout(made)
-                return made if laid is None else laid
+                grad = make_upstream(out)
+                laid = layout(grad)
+                return grad if laid is None else laid
 
             because = f"with a {name} upstream gradient"
             if name in REPEATS:
                 _right(subject, cast, because, upstream)
             else:
-                known = _right(subject, cast, because, upstream, known)
+                truth = _right(subject, cast, because, upstream, truth)
         _after_sum(subject, cast)
 
 

@@ -243,10 +243,10 @@ def check_nothing_kept(subject: Subject, sample: Sample) -> None:
         _policies(subject, dirty, got)
     if accepts(subject.op, "empty") and mask.dim() and mask.shape[0] > 1:
         # One group without anything beside groups with something.
-        some = mask.clone()
-        some[0] = not sample.mask_keeps
+        partial_mask = mask.clone()
+        partial_mask[0] = not sample.mask_keeps
         for empty in ("zero", "nan"):
-            (cast, *_) = each_dtype(sample.replace({sample.mask: some}), (torch.float32,))
+            (cast, *_) = each_dtype(sample.replace({sample.mask: partial_mask}), (torch.float32,))
             cast = cast.with_kwargs(empty=empty)
             got = run(subject.op, cast.poisoned(float("nan")))
             assert_right(

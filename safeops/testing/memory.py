@@ -70,7 +70,7 @@ def _assert_saves_little(subject, cast):
     live, leaves = attach(cast)
     if not leaves:
         raise NotApplicable("nothing is differentiable")
-    own = {t.untyped_storage().data_ptr(): t.nbytes for t in live.operands().values()}
+    operands = {t.untyped_storage().data_ptr(): t.nbytes for t in live.operands().values()}
     kept: dict[int, int] = {}
 
     def note(t):
@@ -81,10 +81,10 @@ def _assert_saves_little(subject, cast):
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         values = outputs(subject.op(*live.args, **live.kwargs))
     for node, name, t in _kept_on_nodes(values):
-        if t.untyped_storage().data_ptr() not in own and t.numel() > 1:
+        if t.untyped_storage().data_ptr() not in operands and t.numel() > 1:
             raise AssertionError(f"{node}.{name} holds a tensor {tuple(t.shape)} outside save_for_backward")
-    extra = {data: size for data, size in kept.items() if data not in own}
-    released = sum(size for data, size in own.items() if data not in kept)
+    extra = {data: size for data, size in kept.items() if data not in operands}
+    released = sum(size for data, size in operands.items() if data not in kept)
     for data in {v.untyped_storage().data_ptr() for v in values} & extra.keys():
         if extra[data] <= released:
             released -= extra.pop(data)

@@ -113,7 +113,7 @@ class Sample:
 
     def cast(self, dtype) -> Sample:
         """Floating operands in `dtype`: one dtype, or {place: dtype}."""
-        pick = dtype.get if isinstance(dtype, Mapping) else lambda key, own: dtype
+        pick = dtype.get if isinstance(dtype, Mapping) else lambda key, default: dtype
         return self.replace({k: t.to(pick(k, t.dtype)) for k, t in self.floats().items()})
 
     def clone(self) -> Sample:

@@ -103,10 +103,10 @@ def check_mixed_dtypes(subject: Subject, sample: Sample) -> None:
 def _assert_dtypes(subject, sample):
     want = subject.out_dtype(sample)
     got = run(subject.op, sample)
-    given = sample.kwargs.get("dtype")
+    dtype = sample.kwargs.get("dtype")
     for value in got.values:
         if value.is_floating_point() and value.dtype != want:
-            asked = f", dtype={given}" if given else ""
+            asked = f", dtype={dtype}" if dtype else ""
             raise AssertionError(f"result is {value.dtype} {_label(sample)}{asked}, want {want}")
     for key, grad in got.grads.items():
         operand = sample.get(key)

@@ -16,13 +16,13 @@ def by_class(function):
 
     @functools.wraps(function)
     def call(input, target, **options):
-        given = {"target": target, **{key: options.pop(key) for key in ("mask",) if key in options}}
-        for key, t in given.items():
+        tensors = {"target": target, **{key: options.pop(key) for key in ("mask",) if key in options}}
+        for key, t in tensors.items():
             if not t.is_floating_point() and t.dim() == input.dim() and t.shape[1] == 1:
-                given[key] = t.squeeze(1)
+                tensors[key] = t.squeeze(1)
         if options.get("weight") is not None:
             options["weight"] = options["weight"].flatten()
-        return function(input, given.pop("target"), **given, **options)
+        return function(input, tensors.pop("target"), **tensors, **options)
 
     return call
 

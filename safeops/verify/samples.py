@@ -36,9 +36,9 @@ def flags(*shape, seed=0):
     return keep
 
 
-def places(*shape, below, seed=0):
+def places(*shape, end, seed=0):
     """Indices, most of them several times, some out of range."""
-    return numbers(*shape, seed=2000 + seed, low=-1, high=below + 1).floor().long()
+    return numbers(*shape, seed=2000 + seed, low=-1, high=end + 1).floor().long()
 
 
 # ---- families
@@ -54,8 +54,8 @@ def losses(op):
         shapes = [*[shape] * (len(required) - 1), last]
         return tuple(to(numbers(*shape, seed=i)) for i, (to, shape) in enumerate(zip(op.domain, shapes)))
 
-    weight, whole = numbers(33, seed=9, low=0.25, high=2.0), operands(16, 33, last=(16, 33))
-    positive = tuple(x.abs() for x in whole) if toggled else whole  # some of the other formulas have logarithms
+    weight, tensors = numbers(33, seed=9, low=0.25, high=2.0), operands(16, 33, last=(16, 33))
+    positive = tuple(x.abs() for x in tensors) if toggled else tensors  # some of the other formulas have logarithms
     options = {"mask": flags(16, 33)} | ({"pos_weight": weight} if "pos_weight" in names else {})
     for choice in itertools.product((False, True), repeat=len(toggled)):
         chosen, turns = options | dict(zip(toggled, choice)), () if any(choice) else None
@@ -69,13 +69,13 @@ def losses(op):
         count = torch.tensor(7.5, dtype=torch.float64) if place(op) % 8 else 7.5
         shape = ((33,), (16, 1), (1, 1))[place(op) // 2 % 3]
         weight = numbers(*shape, seed=9, low=0.25, high=2.0)
-        yield Sample(whole, {"weight": weight, "denominator": count}, name="denominator")
+        yield Sample(tensors, {"weight": weight, "denominator": count}, name="denominator")
 
 
 def regions(op):
     x, y = (numbers(4, 4, 16, 16, seed=i, low=0.05, high=0.95) for i in range(2))
     odd = tuple(t[..., :7, :5] for t in (x, y))
-    weight, index = numbers(4, 1, 1, low=0.25, high=2.0), places(4, 1, 16, 16, below=4).clamp(0, 3)
+    weight, index = numbers(4, 1, 1, low=0.25, high=2.0), places(4, 1, 16, 16, end=4).clamp(0, 3)
     yield Call((x, y), {"mask": flags(4, 4, 16, 16)}, turns=(3, 7), name="mean")
     options = {"squared_pred": True, "reduction": "none"}
     yield Call(odd, {"mask": flags(4, 4, 7, 5), **options}, turns=(8,), name="none, squared")
@@ -95,7 +95,9 @@ def reductions(op):
     half = {"dtype": (torch.float16, torch.bfloat16)[place(op) // 4 % 2]} if "dtype" in names else {}
     yield Sample((x,), {"mask": flags(33), "dim": 1, **of_rows}, name="rows")
     if place(op) % 2:
-        yield Sample((four,), {"mask": flags(6, 1, 5, 6), "dim": (0, 2), "keepdim": True} | half, name="columns of four")
+        yield Sample(
+            (four,), {"mask": flags(6, 1, 5, 6), "dim": (0, 2), "keepdim": True} | half, name="columns of four"
+        )
     else:
         yield Sample((x,), {"dim": 0, **of_rows, **half}, name="columns, no mask")
     for key, values in {"ord": (1, float("inf")), "correction": (0,)}.items():
@@ -127,25 +129,27 @@ def rows(op):
 
 def _classes(op, names):
     weight = numbers(33, low=0.25, high=2.0)
-    own = {key: value for key, value in {"label_smoothing": 0.125, "z_loss": 0.0625, "p": 2}.items() if key in names}
-    index = places(16, 1, below=33).clamp(0, 32)
+    options = {
+        key: value for key, value in {"label_smoothing": 0.125, "z_loss": 0.0625, "p": 2}.items() if key in names
+    }
+    index = places(16, 1, end=33).clamp(0, 32)
     if "ignore_index" in names:
         index[3] = -100
     x, keep = numbers(16, 33), flags(16, 1)
     of = functools.partial(Sample, weight=None)  # a weight is a class's
     yield Call((x, index), {"mask": keep}, weight=None, turns=(4, 5), name="mean")
-    weighted = {"weight": weight, "reduction": "none", **own}
+    weighted = {"weight": weight, "reduction": "none", **options}
     one_row = 0, 1
     yield Call((x, index), {"mask": keep, **weighted}, weight=None, dtypes=DTYPES, turns=one_row, name="none, weighted")
     yield of((numbers(33, 16).mT, index), weighted, name="none, across memory")
     if "ignore_index" in names:  # classes in the second dim
-        images = numbers(5, 5, 4, 6), places(5, 1, 4, 6, below=5).clamp(0, 4)
+        images = numbers(5, 5, 4, 6), places(5, 1, 4, 6, end=5).clamp(0, 4)
         yield of(images, {"mask": flags(5, 1, 4, 6), "reduction": "sum"}, name="images")
-    long = numbers(*LONG), places(2, 1, below=LONG[1] - 1).clamp(min=0)
+    long = numbers(*LONG), places(2, 1, end=LONG[1] - 1).clamp(min=0)
     yield Call(long, {"reduction": "none"}, weight=None, turns=(), name="long rows")
     if "label_smoothing" in names:
-        shares = numbers(16, 33, seed=5).softmax(1)
-        yield Call((x, shares), weighted, weight=None, dtypes=DTYPES, turns=ALIGNED, name="probabilities")
+        probabilities = numbers(16, 33, seed=5).softmax(1)
+        yield Call((x, probabilities), weighted, weight=None, dtypes=DTYPES, turns=ALIGNED, name="probabilities")
 
 
 def elementwise(op):
@@ -185,7 +189,7 @@ def selection(op):
     four, mask = numbers(6, 4, 5, 6), flags(6, 1, 5, 6)
     if "index" in names:
         for dim, size in enumerate(x.shape):
-            index = places(*(x.shape if op.gathers else (33,)), below=size)
+            index = places(*(x.shape if op.gathers else (33,)), end=size)
             yield Sample((x,), {"dim": dim, "index": index, "fill_value": 2.0}, name=f"dim {dim}")
     elif "capacity" in names:
         for a, m, slots in ((x, keep, 600), (x, keep, 100), (four, mask, 200)):
@@ -216,11 +220,11 @@ def samples(op, full=False):
     from op to op of a family."""
     name = op.family
     make = FAMILIES.get(name)
-    made = list((regions if name == "losses" and has_classes(op) else make)(op)) if make else []
-    places = [differentiable(op, sample) for sample in made]
+    candidates = list((regions if name == "losses" and has_classes(op) else make)(op)) if make else []
+    places = [differentiable(op, sample) for sample in candidates]
     few = name == "rows"  # ops with kernels of their own
-    richest = max(range(len(made)), key=lambda i: len(places[i]), default=0)
-    for i, sample in enumerate(made):
+    richest = max(range(len(candidates)), key=lambda i: len(places[i]), default=0)
+    for i, sample in enumerate(candidates):
         fields = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
         fields["differentiable"] = places[i]
         if op.owner == "Triton" and not full:

@@ -49,7 +49,7 @@ def tensors():
 @pytest.mark.parametrize("name", VIEWS)
 def test_it_answers_as_a_tensor_does(name):
     for x in tensors():
-        expected, result = VIEWS[name](x), VIEWS[name](Tape().given(x))
+        expected, result = VIEWS[name](x), VIEWS[name](Tape().stand_in(x))
         assert tuple(map(number, result.shape)) == expected.shape, (x.shape, x.stride())
         assert tuple(map(number, result.stride())) == expected.stride(), (x.shape, x.stride())
         assert result.is_contiguous() == expected.is_contiguous()
@@ -59,12 +59,12 @@ def test_it_answers_as_a_tensor_does(name):
 
 
 def test_it_begins_where_the_tensor_does():
-    assert Tape().given(torch.zeros(64)[1:]).data_ptr() % 16 == torch.zeros(64)[1:].data_ptr() % 16 == 4
+    assert Tape().stand_in(torch.zeros(64)[1:]).data_ptr() % 16 == torch.zeros(64)[1:].data_ptr() % 16 == 4
 
 
 def test_an_answer_is_noted():
     tape = Tape()
-    a, b = tape.given([12, 5])
+    a, b = tape.stand_in([12, 5])
     assert (a > b) and not (a <= b) and a != b and not (a == 3) and bool(a) and a % 4 == 0
     assert max(a, 1) is a and (-(-a // b)).value == 3 and (14 - a).value == 2 and (a - 0) is a and (1 * a) is a
     assert [1, 2, 3][Symbol(tape, b.place, 2)] == 3 and b.bit_length() == 3 and hash(a) == hash(12)
@@ -83,7 +83,7 @@ def test_what_is_noted_holds_where_the_answer_is_the_same(code, compare):
     holds = {EQUAL: int.__eq__, UNEQUAL: int.__ne__, LESS: int.__lt__, AT_MOST: int.__le__}
     for pair in itertools.product(range(-1, 2), repeat=2):
         tape = Tape()
-        a, b = tape.given(list(pair))
+        a, b = tape.stand_in(list(pair))
         answer = eval(f"a {code} b", {"a": a, "b": b})
         ((step, x, y),) = tape.steps
         for other in itertools.product(range(-1, 2), repeat=2):

@@ -66,20 +66,22 @@ class Binary(Op):
         super().__init__(name, forward, backward, definition)
 
     def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
-        own = input.dtype  # (read once: a small call is a few dozen such reads)
+        input_dtype = input.dtype  # (read once: a small call is a few dozen such reads)
         usual = fill_value.__class__ is float and check.usual_floor(eps)
         if not usual or (dtype is not None and type(dtype) is not torch.dtype):
             self.validate(input, other, eps, fill_value, dtype)
         if self.number and isinstance(other, NUMBER):
             if dtype is None:
-                dtype = self._output_dtype(input, own if own in FLOATING else promoted(input, other))
+                dtype = self._output_dtype(input, input_dtype if input_dtype in FLOATING else promoted(input, other))
             other, eps = _number(other, input, dtype, eps)
         others = other.dtype
-        if usual and fill_value == 0 and own == others and own in WIDE and dtype in (None, own):
+        if usual and fill_value == 0 and input_dtype == others and input_dtype in WIDE and dtype in (None, input_dtype):
             return True, (input, other) if eps is None else (input, other, eps)  # most calls, and the short way
         if dtype is None:
-            dtype = self._output_dtype(input, own if own == others and own in FLOATING else promoted(input, other))
-        return own in FLOATING and others in FLOATING, (input, other, eps, fill_value, dtype)
+            dtype = self._output_dtype(
+                input, input_dtype if input_dtype == others and input_dtype in FLOATING else promoted(input, other)
+            )
+        return input_dtype in FLOATING and others in FLOATING, (input, other, eps, fill_value, dtype)
 
     def validate(self, input, other, eps=None, fill_value=0.0, dtype=None):
         check.tensor(self.name, "input", input)

@@ -109,15 +109,15 @@ class Unary(Op):
         super().__init__(name, forward, backward, definition)
 
     def prepare(self, input, eps=None, fill_value=0.0, dtype=None):
-        own = input.dtype  # (read once: a small call is a few dozen such reads)
+        input_dtype = input.dtype  # (read once: a small call is a few dozen such reads)
         usual = fill_value.__class__ is float and check.usual_floor(eps)
-        if usual and fill_value == 0 and own in WIDE and dtype in (None, own):
+        if usual and fill_value == 0 and input_dtype in WIDE and dtype in (None, input_dtype):
             return True, (input,) if eps is None else (input, eps)  # most calls, and the short way
-        takes = own in FLOATING
+        takes = input_dtype in FLOATING
         if not usual:
             self.validate(input, eps, fill_value, dtype)
         if dtype is None:
-            dtype = output_dtype(input, own if takes else torch.get_default_dtype())
+            dtype = output_dtype(input, input_dtype if takes else torch.get_default_dtype())
         elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
             self.validate(input, eps, fill_value, dtype)
         return takes, (input, eps, fill_value, dtype)

@@ -78,8 +78,8 @@ def _validate(condition, args, f1, f2, fill_value):
         if not callable(function) and not (name == "f2" and function is None):
             raise TypeError(f"apply_where: {name} must be a function, got {type(function).__name__}")
     if (f2 is None) == (fill_value is None):
-        given = "both" if f2 is not None else "neither"
-        raise ValueError(f"apply_where: needs either f2 or fill_value, got {given}")
+        got = "both" if f2 is not None else "neither"
+        raise ValueError(f"apply_where: needs either f2 or fill_value, got {got}")
     shape = check.broadcast("apply_where", **operands)
     if isinstance(fill_value, torch.Tensor):
         operands["fill_value"] = fill_value

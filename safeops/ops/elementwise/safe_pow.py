@@ -13,11 +13,11 @@ def _define(a, b, eps, fill_value, dtype):
     a, b = wide(a), wide(b)
     base, exponent = a.detach(), b.detach()
     finite = base.isfinite() & exponent.isfinite()
-    whole = exponent == exponent.trunc()
-    none = finite & ~whole & (base < 0)
+    is_integer = exponent == exponent.trunc()
+    none = finite & ~is_integer & (base < 0)
     value = torch.where(none, 1, base).pow(exponent)
     over = finite & ~none & overflows(value, dtype)
-    flat = (base == 0) & ((exponent < 1) | (finite & ~whole))  # the first derivative that is not 0 is infinite
+    flat = (base == 0) & ((exponent < 1) | (finite & ~is_integer))  # the first derivative that is not 0 is infinite
     level = flat & (exponent > 1)  # but the slope is one of 0, which hides no NaN from upstream
     instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
     instead = torch.where(level, 0 * torch.where(level, a, 0), instead)
@@ -30,10 +30,10 @@ def _define(a, b, eps, fill_value, dtype):
     # A slope, or the slope of one, that overflows alone must not meet a gradient of 0. There a^b is its value times 1,
     # written as e^(d - d).
     kept = torch.where(true, base, 1)
-    below = kept.pow(exponent - 1)
-    bent = (below / kept).isinf() & (value.abs() >= torch.finfo(value.dtype).tiny)
+    power = kept.pow(exponent - 1)
+    bent = (power / kept).isinf() & (value.abs() >= torch.finfo(value.dtype).tiny)
     still = true & finite & (exponent == 0)  # no slope by the base, whose own slope would be 0 times an infinity
-    steep = true & finite & ~still & ((exponent * below).isinf() | bent)
+    steep = true & finite & ~still & ((exponent * power).isinf() | bent)
     tall = rising & finite & ~steep & ~still & (value * kept.log()).isinf()
 
     def operands(where):

@@ -146,8 +146,8 @@ def _fake(input, target, mask, reduction, similarity, empty_nan, data_range, win
         shape = _map_shape(input.shape, win_size, same)
     elif reduction == PLANES:
         compute, shape = torch.float64, (3, *input.shape[:2])
-    whole = reduction in (1, 2)
-    return input.new_empty(shape, dtype=compute), input.new_empty(() if whole else 0, dtype=torch.float64)
+    is_scalar = reduction in (1, 2)
+    return input.new_empty(shape, dtype=compute), input.new_empty(() if is_scalar else 0, dtype=torch.float64)
 
 
 def _fake_backward(grad, share, input, target, *operands):

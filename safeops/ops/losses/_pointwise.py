@@ -36,12 +36,12 @@ def define(value, tensors, mask, weight, denominator, reduction, *options):
     dtype = _dtype(tensors)
     # a weight too small or too large for fp32 is read as it is
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    given = torch.broadcast_tensors(*(x.to(compute) for x in tensors if x is not None))
+    operands = torch.broadcast_tensors(*(x.to(compute) for x in tensors if x is not None))
     keep = kept(mask, weight)
     if keep is not None:
-        given = [torch.where(keep, x, 0) for x in given]  # select before arithmetic
-    given = iter(given)
-    loss = value(*(x if x is None else next(given) for x in tensors), *parameters)
+        operands = [torch.where(keep, x, 0) for x in operands]  # select before arithmetic
+    operands = iter(operands)
+    loss = value(*(x if x is None else next(operands) for x in tensors), *parameters)
     if weight is not None:
         weights = torch.where(keep, weight.to(compute), 0)
         loss = loss * weights
@@ -51,14 +51,14 @@ def define(value, tensors, mask, weight, denominator, reduction, *options):
         return loss.to(dtype), loss.new_empty(0)
     total = accumulate(loss, ())
     count = torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
-    given = denominator is not None or divisor is not None
+    has_denominator = denominator is not None or divisor is not None
     if denominator is None:
         denominator = count if weight is None else accumulate(weights.expand(loss.shape), ())
         if divisor is not None:
             denominator = torch.full((), divisor, dtype=torch.float64, device=loss.device)
     if reduction == 1:
-        value = divide(total, count, denominator.to(total.dtype), given, empty_nan)
-        used = torch.where(denominator == 0, float("inf"), denominator) if given else denominator
+        value = divide(total, count, denominator.to(total.dtype), has_denominator, empty_nan)
+        used = torch.where(denominator == 0, float("inf"), denominator) if has_denominator else denominator
         return value.to(dtype), used
     return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
 

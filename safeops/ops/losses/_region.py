@@ -144,9 +144,9 @@ class RegionLoss(Op):
             )
         if mask is not None:
             check.boolean(name, "mask", mask, "True = keep")
-            whole = mask.dim() >= input.dim()
+            per_class = mask.dim() >= input.dim()
             check.broadcasts_to(
-                name, "mask", mask, "input" if whole else "the pixels", input, None if whole else pixels
+                name, "mask", mask, "input" if per_class else "the pixels", input, None if per_class else pixels
             )
         if weight is not None:
             check.floating(name, "weight", weight)
@@ -198,9 +198,9 @@ class RegionLoss(Op):
         sums = sums.sum(1) if batch else sums
         both, input_sum, target_sum = sums[:3].unbind()  # (apart from the count, which would have no gradient)
         count = sums[3].detach()
-        numbers = [as_operand(x, sums) for x in (*smooth, *parameters)]
+        constants = [as_operand(x, sums) for x in (*smooth, *parameters)]
         keep = count > 0
-        loss = self.value(both, input_sum, target_sum, *numbers)
+        loss = self.value(both, input_sum, target_sum, *constants)
         weights = None
         if weight is not None:
             weights = weight.double().expand(keep.shape)
@@ -215,11 +215,11 @@ class RegionLoss(Op):
         return loss.to(compute_dtype(input.dtype, target.dtype))
 
     def public(self):
-        own = "".join(f", float {name}={default}" for name, default in self.parameters.items())
+        extra = "".join(f", float {name}={default}" for name, default in self.parameters.items())
         return super().public(
             "(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
             'str reduction="mean", Tensor? denominator=None, str empty="zero", bool squared_pred=False, '
-            f"float smooth_nr=1e-5, float smooth_dr=1e-5, int? ignore_index=None, bool batch=False{own}) -> Tensor",
+            f"float smooth_nr=1e-5, float smooth_dr=1e-5, int? ignore_index=None, bool batch=False{extra}) -> Tensor",
             arguments=ARGUMENTS,
         )
 

@@ -9,9 +9,9 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 def value(x, y, quantile):
     d = x - y
     a = magnitude(d)
-    shares = (1 - quantile, torch.where(d > 0, a, 0)), (quantile, torch.where(d > 0, 0, a))
-    # A share of 0 counts nothing, not even an infinite difference.
-    return sum(share * torch.where(part.isinf() & (share == 0), 0, part) for share, part in shares)
+    terms = (1 - quantile, torch.where(d > 0, a, 0)), (quantile, torch.where(d > 0, 0, a))
+    # A factor of 0 counts nothing, not even an infinite difference.
+    return sum(factor * torch.where(part.isinf() & (factor == 0), 0, part) for factor, part in terms)
 
 
 _quantile_loss = PointwiseLoss(

@@ -12,17 +12,17 @@ KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that hav
 
 def norm(k, ord, safe=False):
     """safe: no gradient, not even an infinite one, where the norm of finite elements does not fit."""
-    known = None if isinstance(ord, SYMBOLIC) else ord  # a size: any order that is neither 1 nor 2
-    if known == 2:
+    order = None if isinstance(ord, SYMBOLIC) else ord  # a size: any order that is neither 1 nor 2
+    if order == 2:
         binade = k.binade()
         x = k.x / binade
         value = binade * root(k.sum(x * k.weighted(x)))
         return value, torch.zeros_like(value), reciprocal(value)
     a = magnitude(k.x)
-    if known == 1:
+    if order == 1:
         value = k.sum(k.weighted(a))
         return value, torch.zeros_like(value), torch.ones_like(value)
-    if known in (INF, -INF):
+    if order in (INF, -INF):
         value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
         return value, value, 1 / ties
     value = _any_order(k, a, ord, safe)

@@ -63,10 +63,10 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
 
 
 def sums_of(chunks, place, every):
-    """(logsumexp of the others, own logit, weighted sum of all logits) of each row, in fp64; every: the weights, None:
-    not wanted."""
-    own, spread = torch.zeros_like(place, dtype=torch.float64), 0
-    others, rows = torch.full_like(own, -INF), torch.arange(len(place), device=place.device)
+    """(logsumexp of the others, target's logit, weighted sum of all logits) of each row, in fp64; every: the weights,
+    None: not wanted."""
+    target_logit, spread = torch.zeros_like(place, dtype=torch.float64), 0
+    others, rows = torch.full_like(target_logit, -INF), torch.arange(len(place), device=place.device)
     for part, logits in chunks:
         if every is not None:
             w = every[part]
@@ -74,22 +74,22 @@ def sums_of(chunks, place, every):
         at, inside = own_of(place - part.start, logits.shape[1])
         at = rows, at.squeeze(1)  # (aten's scatter_ would copy half logits)
         there = logits[at]
-        own = torch.where(inside, there, own)
+        target_logit = torch.where(inside, there, target_logit)
         logits[at] = there.masked_fill(inside, -INF)
         of_part = masked_logsumexp(logits, dim=-1, dtype=torch.float64)
         logits[at] = there
         others = torch.logaddexp(others, of_part)
-    return others, own, spread
+    return others, target_logit, spread
 
 
-def losses(others, own, spread, keep, weights, existing, label_smoothing, z_loss):
+def losses(others, target_logit, spread, keep, weights, existing, label_smoothing, z_loss):
     """(loss, logsumexp) of each row, in fp64. A logit of +inf is no distribution, but where it is the row's own, and
     that one alone: then it has all the probability."""
     _, all_weight, count = existing
-    log_sum = torch.logaddexp(others, own)
-    certain = (own == INF) & (others < INF) & (not label_smoothing and not z_loss)
+    log_sum = torch.logaddexp(others, target_logit)
+    certain = (target_logit == INF) & (others < INF) & (not label_smoothing and not z_loss)
     log_sum = torch.where((log_sum == INF) & ~certain, float("nan"), log_sum)
-    loss = torch.where(certain, 0, log_sum - own)
+    loss = torch.where(certain, 0, log_sum - target_logit)
     loss = loss if weights is None else weights * loss
     if label_smoothing:
         loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
@@ -168,12 +168,12 @@ def slopes_by(x, weights, label_smoothing, z_loss):
 def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
     count, g = existing[2], (g if weights is None else g * weights).to(compute)
     high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
-    numbers = [high, torch.where(high.isinf(), 0, log_sum - high), label_smoothing / count.expand(log_sum.shape)]
-    numbers = torch.stack(numbers[: 3 if label_smoothing else 2]).to(compute)
+    row_stats = [high, torch.where(high.isinf(), 0, log_sum - high), label_smoothing / count.expand(log_sum.shape)]
+    row_stats = torch.stack(row_stats[: 3 if label_smoothing else 2]).to(compute)
 
     def slopes(logits, place, part):
         options = keep, NO_CLASS, label_smoothing, z_loss
-        return _cross_entropy.backward(g, logits, place, numbers, None, *options, True, False, True)[0]
+        return _cross_entropy.backward(g, logits, place, row_stats, None, *options, True, False, True)[0]
 
     return slopes
 
@@ -182,20 +182,20 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
     every, all_weight, count = existing
     keep = keep & (log_sum != INF)  # (those of a row that is certain are 0)
     log_sum = torch.where(keep, log_sum, INF)  # p = 0
-    own = (1 - label_smoothing) * (g if weights is None else g * weights)
+    target_factor = (1 - label_smoothing) * (g if weights is None else g * weights)
     even = label_smoothing * g / count
-    share = own + all_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
+    factor = target_factor + all_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
     even, every = even.to(compute), every.to(compute)
     high = log_sum.to(compute)
     low = torch.where(log_sum.isinf(), 0, log_sum - high)  # what it loses there
-    high, low, share, own = (t.to(compute).unsqueeze(1) for t in (high, low, share, own))
+    high, low, factor, target_factor = (t.to(compute).unsqueeze(1) for t in (high, low, factor, target_factor))
 
     def slopes(logits, place, part):
-        slope = logits.to(compute).sub_(high).sub_(low).exp_().mul_(share)
+        slope = logits.to(compute).sub_(high).sub_(low).exp_().mul_(factor)
         if label_smoothing:
             slope.addr_(even, every[part], alpha=-1)
         at, inside = own_of(place, logits.shape[1])
-        slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -own, 0))
+        slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -target_factor, 0))
         return slope.masked_fill_(~keep.unsqueeze(1), 0)  # (0 times a logit that is not finite)
 
     return slopes

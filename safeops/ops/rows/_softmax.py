@@ -58,8 +58,8 @@ def _composite(input, mask=None, dim=-1, log=False):
 
 
 def _fake(input, mask=None, dim=-1, log=False):
-    numbers = (input.new_empty(thin_shape(input.shape, dim), dtype=torch.float64) for _ in range(2))
-    return torch.empty_like(input), *numbers
+    row_stats = (input.new_empty(thin_shape(input.shape, dim), dtype=torch.float64) for _ in range(2))
+    return torch.empty_like(input), *row_stats
 
 
 def _fake_backward(grad, input, top, total, mask=None, dim=-1, log=False):

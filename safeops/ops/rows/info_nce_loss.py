@@ -95,8 +95,8 @@ def info_nce_loss(
     beside = {} if scalar else {"temperature": temperature}
     validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands, **beside)
     validate_options(NAME, reduction, empty, temperature)
-    given = [x for x in operands.values() if x is not None]
-    compute = compute_dtype(*(x.dtype for x in given))
+    tensors = [x for x in operands.values() if x is not None]
+    compute = compute_dtype(*(x.dtype for x in tensors))
     keep, (query, key) = select(mask, weight, query, positive_key)
     query, key = _unit(query, compute), _unit(key, compute)
     query = query / as_operand(temperature, query)
@@ -104,7 +104,7 @@ def info_nce_loss(
         logits = matmul(query, key)  # (N, N): a row's own on the diagonal
         if keep is not None:
             logits = torch.where(keep, logits, float("-inf"))  # a class that does not exist
-        own = logits.new_ones(rows, dtype=torch.int64).cumsum(0) - 1
+        target = logits.new_ones(rows, dtype=torch.int64).cumsum(0) - 1
     else:
         if negative_keys.dim() == 3 and keep is not None:
             negative_keys = torch.where(keep.expand(rows)[:, None, None], negative_keys, 0)
@@ -112,8 +112,8 @@ def info_nce_loss(
         near = sums.total(query * key, dim=-1, keepdim=True)
         far = matmul(query, negatives) if negatives.dim() == 2 else matmul(query[:, None], negatives)[:, 0]
         logits = torch.cat([near, far], 1)  # (N, 1 + M): a row's own in front
-        own = logits.new_zeros(rows, dtype=torch.int64)
-    loss = cross_entropy(logits, own, mask=keep, reduction="none")
+        target = logits.new_zeros(rows, dtype=torch.int64)
+    loss = cross_entropy(logits, target, mask=keep, reduction="none")
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)
 
 

@@ -31,10 +31,10 @@ def own_class(place, x):
 
 def define(input, place, margin=1.0, p=1):
     """The loss of each row. place: (...) int64, a row's own class, or -1 where there is none: its loss is 0."""
-    own, there = own_class(place, input), (place >= 0).unsqueeze(-1)
+    is_target, there = own_class(place, input), (place >= 0).unsqueeze(-1)
     x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic
-    d = hinge(margin - torch.where(own, x, 0).sum(-1, keepdim=True) + x)
-    d = torch.where(own | ~there, 0, d * d if p == 2 else d)
+    d = hinge(margin - torch.where(is_target, x, 0).sum(-1, keepdim=True) + x)
+    d = torch.where(is_target | ~there, 0, d * d if p == 2 else d)
     return (accumulate(d, -1) / max(input.shape[-1], 1)).to(d.dtype)
 
 
