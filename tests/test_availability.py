@@ -21,20 +21,20 @@ MSE, DIV = registry["mse_loss"], registry["safe_div"]  # of Triton, of C++
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine that has the kernels, and these GPUs: what a test changes."""
-    made = SimpleNamespace(gpus=[H200, A100], triton="3.7.1", fails=None, driver=13000)
-    made.extension = SimpleNamespace(archs="80 90 100 120", runtime=13000, driver=lambda: made.driver)
+    result = SimpleNamespace(gpus=[H200, A100], triton="3.7.1", fails=None, driver=13000)
+    result.extension = SimpleNamespace(archs="80 90 100 120", runtime=13000, driver=lambda: result.driver)
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
     monkeypatch.delenv("SAFEOPS_KERNELS", raising=False)
-    monkeypatch.setattr(availability, "gpu", lambda index: made.gpus[index])
-    monkeypatch.setattr(availability, "triton", lambda: made.triton)
-    made.start = availability._triton_fails.__wrapped__
-    monkeypatch.setattr(availability, "_triton_fails", lambda: made.fails)
+    monkeypatch.setattr(availability, "gpu", lambda index: result.gpus[index])
+    monkeypatch.setattr(availability, "triton", lambda: result.triton)
+    result.start = availability._triton_fails.__wrapped__
+    monkeypatch.setattr(availability, "_triton_fails", lambda: result.fails)
     monkeypatch.setattr(availability, "_warned", set())
     monkeypatch.setattr(availability, "KNOWN_FAULTS", ())
     monkeypatch.setattr(library, "has_kernel", lambda name, key: True)
-    monkeypatch.setattr(library, "cuda_extension", made.extension)
+    monkeypatch.setattr(library, "cuda_extension", result.extension)
     availability.forget()
-    yield made
+    yield result
     monkeypatch.undo()
     availability.forget()
 

@@ -68,8 +68,8 @@ def test_doctor_json_agrees_with_the_routes(capsys):
     report = json.loads(capsys.readouterr().out)
     assert OPS <= {op["name"] for op in report["ops"]}
     for op in report["ops"]:
-        known = registry[op["name"]]
-        assert op["cpu"] == ("kernel" if known.cpu else "composite")
+        op_record = registry[op["name"]]
+        assert op["cpu"] == ("kernel" if op_record.cpu else "composite")
     built = report["extensions"]["_C"] == "loaded"
     assert (report["cpu"]["kernels"] is not None) == built
 

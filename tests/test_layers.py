@@ -36,8 +36,8 @@ def room(tree, path):
 
 
 def goes_down(tree, path, target):
-    (here, floor), (there, below) = room(tree, path), room(tree, target)
-    return here == there or below < floor
+    (here, floor), (there, other_floor) = room(tree, path), room(tree, target)
+    return here == there or other_floor < floor
 
 
 def imported(path):

@@ -12,12 +12,12 @@ each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 def parameters(gradients):
     """Parameters with these very gradients, whatever their strides."""
-    made = []
+    result = []
     for g in gradients:
         p = torch.nn.Parameter(torch.zeros(g.shape, dtype=g.dtype))
         p.grad = g
-        made.append(p)
-    return made
+        result.append(p)
+    return result
 
 
 def clones(tensors):
@@ -32,9 +32,9 @@ def true_norm(gradients, ord=2.0):
 
 def sets(dtype):
     """Lists of gradients whose norm torch can take in their dtype."""
-    share = 64 if dtype == torch.float16 else 1
+    divisor = 64 if dtype == torch.float16 else 1
     for gradients in (layouts(dtype, odd=0), many(dtype, odd=0), [values(100_000, dtype=dtype, odd=0)]):
-        yield [g / share for g in gradients if g.numel()]
+        yield [g / divisor for g in gradients if g.numel()]
 
 
 def mixed():

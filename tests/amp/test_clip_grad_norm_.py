@@ -142,9 +142,9 @@ def test_raise_names_the_gradient_before_anything_is_written():
     model(torch.ones(5, 4)).square().sum().backward()
     model[1].weight.grad[1, 2], model[1].weight.grad[0, 0] = NAN, -INF
     before = [p.grad.clone() for p in model.parameters()]
-    for given, name in ((model, "1.weight"), (model.parameters(), r"parameters\[2\]")):
+    for argument, name in ((model, "1.weight"), (model.parameters(), r"parameters\[2\]")):
         with pytest.raises(ValueError, match=rf"the gradient of {name} \(2, 3\) has 1 NaN and 1 inf; the norm is nan"):
-            safeops.clip_grad_norm_(given, 1e-3, nonfinite="raise")
+            safeops.clip_grad_norm_(argument, 1e-3, nonfinite="raise")
     assert all(torch.equal(p.grad.nan_to_num(7), b.nan_to_num(7)) for p, b in zip(model.parameters(), before))
 
 
@@ -183,7 +183,7 @@ def test_bad_arguments_are_named():
 
     subclass = parameters([torch.ones(2)])
     subclass[0].grad = torch.ones(2).as_subclass(Sharded)
-    for given, error, words in (
+    for argument, error, words in (
         (3, TypeError, "parameters must be a module, a tensor or an iterable of tensors, got int"),
         ([*p, None], TypeError, r"parameters\[1\] must be a tensor, got NoneType"),
         ([*p, torch.ones(2)], TypeError, r"parameters\[1\] has no gradient and requires none: pass the parameters"),
@@ -197,7 +197,7 @@ def test_bad_arguments_are_named():
     ):
         for function, arguments in ((safeops.grad_norm, ()), (safeops.clip_grad_norm_, (1.0,))):
             with pytest.raises(error, match=f"{function.__name__}: .*{words}"):
-                function(given, *arguments)
+                function(argument, *arguments)
     for arguments, options, error, words in (
         ((-1.0,), {}, ValueError, "max_norm must be at least 0, got -1.0"),
         ((NAN,), {}, ValueError, "max_norm must be at least 0, got nan"),

@@ -60,14 +60,14 @@ def test_modules_tensors_and_generators():
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     assert len(gradients) == 3
     want = true_norm(gradients).float()
-    for given in (model, model.parameters(), list(model.parameters()), iter(tuple(model.parameters()))):
-        assert torch.allclose(safeops.grad_norm(given), want, rtol=1e-6)
+    for argument in (model, model.parameters(), list(model.parameters()), iter(tuple(model.parameters()))):
+        assert torch.allclose(safeops.grad_norm(argument), want, rtol=1e-6)
     assert torch.allclose(safeops.grad_norm(model[0].weight), true_norm([model[0].weight.grad]).float(), rtol=1e-6)
 
 
 def test_without_gradients():
-    for given in ([], iter(()), torch.nn.Linear(2, 2), [torch.nn.Parameter(torch.ones(2), requires_grad=False)]):
-        for got in (safeops.grad_norm(given), safeops.clip_grad_norm_(given, 1.0, nonfinite="raise")):
+    for nothing in ([], iter(()), torch.nn.Linear(2, 2), [torch.nn.Parameter(torch.ones(2), requires_grad=False)]):
+        for got in (safeops.grad_norm(nothing), safeops.clip_grad_norm_(nothing, 1.0, nonfinite="raise")):
             assert got == 0 and got.dtype == torch.float32 and not got.requires_grad
     empty = parameters([torch.zeros(0), torch.zeros(0, 3)])
     assert safeops.grad_norm(empty) == 0 and safeops.clip_grad_norm_(empty, 1.0) == 0

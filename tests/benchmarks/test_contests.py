@@ -17,9 +17,9 @@ NAMES = contest.names()
 
 def test_all_comparisons_of_the_results_are_there():
     measured = set(re.findall(r"^\| ([\w/]+) \| [^|]* \| (forward|total) \|", RESULTS.read_text(), re.MULTILINE))
-    made = {name: contest.build(name, "cpu", small=True) for name in NAMES}
+    contests = {name: contest.build(name, "cpu", small=True) for name in NAMES}
     assert measured == {
-        (name, d) for name in NAMES for d in ("forward", "total") if d == "forward" or made[name].backward
+        (name, d) for name in NAMES for d in ("forward", "total") if d == "forward" or contests[name].backward
     }
     assert len(measured) == 81
 
@@ -36,25 +36,25 @@ def test_full_sizes_are_those_of_the_results():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_we_and_the_rivals_that_are_here_agree_with_the_definition(name):
-    made = contest.build(name, "cpu", small=True)
-    truth, dtype, judged = agreement.exact(made), contest.dtype_of(name), []
-    for who, rival in made.contenders().items():
+    entry = contest.build(name, "cpu", small=True)
+    truth, dtype, judged = agreement.exact(entry), contest.dtype_of(name), []
+    for who, rival in entry.contenders().items():
         if rival.cuda or rival.other:
             continue
         try:
-            own = contest.build(name, "cpu", small=True) if rival.overwrites else made
-            result = agreement.against(own, rival, *truth)
+            rivals_entry = contest.build(name, "cpu", small=True) if rival.overwrites else entry
+            result = agreement.against(rivals_entry, rival, *truth)
         except Absent:
             continue
         assert agreement.agrees(result, dtype), (who, result)
-        assert ("gradient" in result) == (rival.backward and made.backward), who
+        assert ("gradient" in result) == (rival.backward and entry.backward), who
         judged.append(who)
     assert judged[0] == OURS and (len(judged) > 1 or name.endswith("/cce"))
 
 
 def wrong(value, gradient=1.0):
     """masked_mean's contest with a rival that is off by these factors."""
-    made = contest.build("masked_mean/fp32", "cpu", small=True)
+    entry = contest.build("masked_mean/fp32", "cpu", small=True)
 
     class Off(torch.autograd.Function):
         @staticmethod
@@ -65,8 +65,8 @@ def wrong(value, gradient=1.0):
         def backward(ctx, dy):
             return dy * value * gradient
 
-    rival = pattern(lambda x, m: Off.apply(made.definition(x, m)))
-    return agreement.against(made, rival, *agreement.exact(made))
+    rival = pattern(lambda x, m: Off.apply(entry.definition(x, m)))
+    return agreement.against(entry, rival, *agreement.exact(entry))
 
 
 def test_a_rival_that_is_off_does_not_agree():
@@ -97,5 +97,5 @@ def test_fla_is_taken_without_its_gluon_kernels(monkeypatch):
 
 
 def test_ours_is_named_once():
-    made = Contest((), (), ours=abs, rivals={"a": abs}, definition=abs)
-    assert list(made.contenders()) == [OURS, "a"]
+    entry = Contest((), (), ours=abs, rivals={"a": abs}, definition=abs)
+    assert list(entry.contenders()) == [OURS, "a"]

@@ -63,11 +63,11 @@ class Event:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    made = Gpu()
+    fake = Gpu()
     for name in ("Event", "_sleep", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, getattr(made, name))
-    monkeypatch.setattr(cuda_timing.time, "perf_counter", made.perf_counter)
-    return made
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    monkeypatch.setattr(cuda_timing.time, "perf_counter", fake.perf_counter)
+    return fake
 
 
 def test_behind_a_spin_it_is_the_gpu_that_is_timed(gpu):

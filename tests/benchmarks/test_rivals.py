@@ -147,8 +147,8 @@ def test_what_did_not_fit_beside_others_is_prepared_again(monkeypatch):
 
 def test_another_result_at_full_size_is_named():
     values = {OURS: 1.709e-6, "(x*m).sum()/m.sum()": 0.0, "compile": 1.71e-6, "floor: x @ w.T": 3.0}
-    made = entry() | {"contest": "masked_mean/fp16", "values": values}
-    results = {"contests": [made], "records": [], "routes": {}, "hardware": {"device": "H100"}}
+    record = entry() | {"contest": "masked_mean/fp16", "values": values}
+    results = {"contests": [record], "records": [], "routes": {}, "hardware": {"device": "H100"}}
     results["settings"] = {"device": "cuda", "rounds": 3, "load": [0, 0], "small": False}
     text = report.markdown(results)
     (line,) = [line for line in text.splitlines() if "where ours is" in line]

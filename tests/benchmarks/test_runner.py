@@ -85,16 +85,18 @@ class Moved(TorchDispatchMode):
 @pytest.mark.parametrize("name", case.names())
 def test_bytes_are_those_that_the_kernel_gets(name):
     """Numbers that a row has once (a norm, a sum) are not counted: half a byte for each element of a row of 64."""
-    made = case.build(name, 2**16, torch.bfloat16, "cpu")
-    assert {x.dtype for x in made.inputs} <= {torch.bfloat16}
-    stated = (made.forward_bytes, made.backward_bytes)
+    benchmark = case.build(name, 2**16, torch.bfloat16, "cpu")
+    assert {x.dtype for x in benchmark.inputs} <= {torch.bfloat16}
+    stated = (benchmark.forward_bytes, benchmark.backward_bytes)
     if name in LESS:
         assert stated == pytest.approx(LESS[name])
         return
-    for bytes_, call in zip(stated, speed.calls(made.ours, made.inputs, made.backward_bytes is not None).values()):
+    for bytes_, call in zip(
+        stated, speed.calls(benchmark.ours, benchmark.inputs, benchmark.backward_bytes is not None).values()
+    ):
         with Moved() as moved:
             call()
-        assert bytes_ - 0.01 <= moved.bytes / made.elements <= bytes_ + 0.5
+        assert bytes_ - 0.01 <= moved.bytes / benchmark.elements <= bytes_ + 0.5
 
 
 def test_every_op_has_a_case():
@@ -187,9 +189,9 @@ def test_memory_sees_an_allocation(results):
 
 
 def record(**changes):
-    made = {"op": "x", "dtype": "bf16", "direction": "forward", "elements": 2**24, "variant": False}
-    made |= {"of_floor": 0.8, "x_eager": 6.0, "x_fastest_eager": 6.0, "x_compile": 1.5}
-    return made | changes
+    result = {"op": "x", "dtype": "bf16", "direction": "forward", "elements": 2**24, "variant": False}
+    result |= {"of_floor": 0.8, "x_eager": 6.0, "x_fastest_eager": 6.0, "x_compile": 1.5}
+    return result | changes
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
         return lambda size, operands: module(torch.zeros(size), operands)
 
     if plain:
-        given = inspect.signature(getattr(safeops, name)).parameters
-        wanted = [k for k, x in given.items() if x.default is x.empty or k == key]
+        parameters = inspect.signature(getattr(safeops, name)).parameters
+        wanted = [k for k, x in parameters.items() if x.default is x.empty or k == key]
         monkeypatch.setitem(CALLS, name, {k: x for k, x in CALLS[name].items() if k in wanted})
     operands = {k: x for k, x in tensors(name).items() if k != key}
     shapes = ({0: torch.export.Dim("n")}, dict.fromkeys(operands))

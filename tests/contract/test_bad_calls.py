@@ -55,8 +55,8 @@ MASKED = [r.name for r in WEIGHTED if r.family not in ("row_losses", "classifica
 @pytest.mark.parametrize("name", MASKED)
 def test_a_mask_never_enlarges_its_input(name):
     mask = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
-    given = inspect.signature(getattr(safeops, name)).parameters.values()
-    operands = [torch.zeros(1, 5, device=DEVICE) for x in given if x.default is x.empty]
+    parameters = inspect.signature(getattr(safeops, name)).parameters.values()
+    operands = [torch.zeros(1, 5, device=DEVICE) for x in parameters if x.default is x.empty]
     with pytest.raises(ValueError, match=rf"{name}: mask \(2, 5\) does not broadcast to .* \(1, 5\)"):
         getattr(safeops, name)(*operands, mask=mask)
 
@@ -72,9 +72,9 @@ def test_a_number_too_large_for_any_float_is_filled_in_saturated(route):
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_refuse_as_their_functions_do(name):
     module = getattr(safeops.nn, name)
-    given = inspect.signature(module.forward).parameters.values()
+    parameters = inspect.signature(module.forward).parameters.values()
     call = RECORDS[module.op.name].call
-    operands = [call[x.name].to(DEVICE) for x in given if x.default is x.empty and x.name != "self"]
+    operands = [call[x.name].to(DEVICE) for x in parameters if x.default is x.empty and x.name != "self"]
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
         module()(*operands, mask=torch.ones(2, 5, device=DEVICE))
     with pytest.raises(ValueError, match="reduction must be one of"):

@@ -23,14 +23,14 @@ def fit(target, weight, low, high, degree):
         return [(low + high) / 2 - (high - low) / 2 * cos(pi * (i + mpf(0.5)) / n) for i in range(n)]
 
     grid = chebyshev(400)
-    known = [(x, weight(x), target(x)) for x in grid]
+    samples = [(x, weight(x), target(x)) for x in grid]
     points = [(x, weight(x), target(x)) for x in chebyshev(count + 1)]
     for _ in range(15):
         rows = [[w * x**k for k in range(count)] + [(-1) ** i] for i, (x, w, _) in enumerate(points)]
         result = lu_solve(matrix(rows), matrix([w * y for _, w, y in points]))
-        errors = [w * (y - polyval(result[count - 1 :: -1], x)) for x, w, y in known]
+        errors = [w * (y - polyval(result[count - 1 :: -1], x)) for x, w, y in samples]
         runs = []  # the largest error between two changes of sign
-        for e, point in zip(errors, known, strict=True):
+        for e, point in zip(errors, samples, strict=True):
             if runs and (e > 0) == (runs[-1][0] > 0):
                 runs[-1] = max(runs[-1], (e, point), key=lambda run: abs(run[0]))
             else:

@@ -50,9 +50,9 @@ def limited(case, level=dist.DebugLevel.INFO):
 def disagree(name, call, *words, level=dist.DebugLevel.INFO):
     """call(whether this rank differs) of the function of that name raises the same on all ranks, with both of them."""
     said = "rank 0", f"rank {dist.get_world_size() - 1}", "do not make the same call"
-    with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as told:
+    with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gathering:
         raises(RuntimeError, f"{name} (rank {dist.get_rank()}): ", *said, *words, call=lambda: call(odd()))
-    assert told.called
+    assert gathering.called
 
 
 def shapes():
@@ -207,10 +207,10 @@ def alike():
         dist.set_debug_level(level)
         for name in ("masked_mean", "masked_var", "masked_softmax"):
             for dim, sends in ((0, True), (1, False)):
-                with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as told:
+                with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gathering:
                     compare(name, x, dict.fromkeys(x, [S0]), dim=dim)
                 backward = name == "masked_softmax"
-                assert told.call_count == often * sends * (1 + backward), (level, name, dim, told.call_count)
+                assert gathering.call_count == often * sends * (1 + backward), (level, name, dim, gathering.call_count)
 
 
 CASES = {

@@ -28,49 +28,57 @@ OPTIONS = [
 NLL_OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"denominator": 7}, {"ignore_index": 4}]
 
 
-def operands(dtype, shape=(6, 11, 3), shares=False, weight=False, mask=False):
+def operands(dtype, shape=(6, 11, 3), probabilities=False, weight=False, mask=False):
     g = torch.Generator().manual_seed(5)
     x = 4 * torch.randn(shape, generator=g, dtype=torch.float64)
     x[0, 2] = float("-inf")  # a class that does not exist
     rows = (shape[0], *shape[2:])
     target = torch.randint(3, shape[1], rows, generator=g)
     target[1] = -100
-    made = {"input": x.to(dtype), "target": target}
-    if shares:
-        made["target"] = torch.rand(shape, generator=g, dtype=torch.float64).to(dtype)
-        made["target"][0, 2] = 0
+    tensors = {"input": x.to(dtype), "target": target}
+    if probabilities:
+        tensors["target"] = torch.rand(shape, generator=g, dtype=torch.float64).to(dtype)
+        tensors["target"][0, 2] = 0
     if weight:
-        made["weight"] = torch.rand(shape[1], generator=g, dtype=torch.float64).to(dtype)
-        made["weight"][4] = 0
+        tensors["weight"] = torch.rand(shape[1], generator=g, dtype=torch.float64).to(dtype)
+        tensors["weight"][4] = 0
     if mask:
-        made["mask"] = torch.rand(rows, generator=g) < 0.6
-        made["input"].movedim(1, -1)[~made["mask"]] = float("nan")
-    return made
+        tensors["mask"] = torch.rand(rows, generator=g) < 0.6
+        tensors["input"].movedim(1, -1)[~tensors["mask"]] = float("nan")
+    return tensors
 
 
 def check(dtype, layouts, name="cross_entropy", options=OPTIONS):
     for (logits, rows), chosen in itertools.product(layouts, options):
-        for shares, weight, mask in itertools.product((False, True), repeat=3):
-            if name == "nll_loss" and shares:
+        for probabilities, weight, mask in itertools.product((False, True), repeat=3):
+            if name == "nll_loss" and probabilities:
                 continue
-            made = operands(dtype, shares=shares, weight=weight, mask=mask)
-            if not shares:
-                made["target"][1] = chosen.get("ignore_index", -100)
+            tensors = operands(dtype, probabilities=probabilities, weight=weight, mask=mask)
+            if not probabilities:
+                tensors["target"][1] = chosen.get("ignore_index", -100)
             if P in logits:  # (parts of what is not finite are no parts)
-                made["input"].nan_to_num_(nan=0.5, neginf=-9)
-            where = {"input": logits, "target": logits if shares else rows, "mask": rows, "weight": [R] * len(rows)}
-            compare(name, made, where, dtype, **chosen)
+                tensors["input"].nan_to_num_(nan=0.5, neginf=-9)
+            where = {
+                "input": logits,
+                "target": logits if probabilities else rows,
+                "mask": rows,
+                "weight": [R] * len(rows),
+            }
+            compare(name, tensors, where, dtype, **chosen)
 
 
 def check_second_order():
     layouts = ([S1], [R]), ([S0], [S0]), ([P], [R])
-    for (logits, rows), shares in itertools.product(layouts, (False, True)):
-        made, result = operands(torch.float64, (4, 5), shares), []
-        made["input"].nan_to_num_(neginf=-9)
+    for (logits, rows), probabilities in itertools.product(layouts, (False, True)):
+        tensors, result = operands(torch.float64, (4, 5), probabilities), []
+        tensors["input"].nan_to_num_(neginf=-9)
         for sharded in (False, True):
-            x, target = made["input"].clone().requires_grad_(), made["target"]
+            x, target = tensors["input"].clone().requires_grad_(), tensors["target"]
             if sharded:
-                x, target = distributed(made["input"], logits), distributed(target, logits if shares else rows)
+                x, target = (
+                    distributed(tensors["input"], logits),
+                    distributed(target, logits if probabilities else rows),
+                )
             loss = safeops.cross_entropy(x, target, label_smoothing=0.1)
             (first,) = torch.autograd.grad(loss, x, create_graph=True)
             result += torch.autograd.grad(first.square().sum(), x)
@@ -80,24 +88,26 @@ def check_second_order():
 def check_few_classes():
     """Fewer classes than ranks, or than fill them: a rank has none."""
     for classes in (4, 5):
-        made = operands(torch.float64, (6, classes, 2))
-        compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
-        made = operands(torch.float64, (6, classes, 2), weight=classes > 4, mask=True)
+        tensors = operands(torch.float64, (6, classes, 2))
+        compare("cross_entropy", tensors, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
+        tensors = operands(torch.float64, (6, classes, 2), weight=classes > 4, mask=True)
         where = {"input": [S1], "target": [R], "mask": [R], "weight": [R]}
-        compare("nll_loss", made, where, torch.float64, reduction="none")
+        compare("nll_loss", tensors, where, torch.float64, reduction="none")
 
 
 def check_few_rows():
     """As many as fill one rank alone."""
     for weight in (False, True):
-        made = operands(torch.float64, (2, 11), weight=weight)
-        compare("cross_entropy", made, {"input": [S0], "target": [S0], "weight": [R]}, torch.float64, reduction="none")
+        tensors = operands(torch.float64, (2, 11), weight=weight)
+        compare(
+            "cross_entropy", tensors, {"input": [S0], "target": [S0], "weight": [R]}, torch.float64, reduction="none"
+        )
 
 
 def check_far_from_zero():
-    made = operands(torch.float32)
-    made["input"] += 1e4
-    compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float32)
+    tensors = operands(torch.float32)
+    tensors["input"] += 1e4
+    compare("cross_entropy", tensors, {"input": [S1], "target": [R]}, torch.float32)
 
 
 def check_infinite_logits():
@@ -107,10 +117,10 @@ def check_infinite_logits():
         for target in (0, 7, 3):
             x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(3, 8).clone()
             x[1, list(classes)] = inf
-            made = {"input": x, "target": torch.full((3,), target)}
+            tensors = {"input": x, "target": torch.full((3,), target)}
             for options in ({}, {"label_smoothing": 0.1}, {"z_loss": 1e-3}):
                 for weight in (None, torch.arange(1.0, 9, dtype=torch.float64)):
-                    both = made if weight is None else {**made, "weight": weight}
+                    both = tensors if weight is None else {**tensors, "weight": weight}
                     where = {"input": [S1], "target": [R], "weight": [R]}
                     got = compare("cross_entropy", both, where, torch.float64, reduction="none", **options)
                     certain = classes == (target,) and not options
@@ -118,9 +128,9 @@ def check_infinite_logits():
 
 
 def check_a_rank_of_which_no_class_exists():
-    made = operands(torch.float64, (6, 8))
-    made["input"][:, :2] = float("-inf")
-    compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
+    tensors = operands(torch.float64, (6, 8))
+    tensors["input"][:, :2] = float("-inf")
+    compare("cross_entropy", tensors, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
 
 
 def check_the_wire():
@@ -149,27 +159,27 @@ def check_the_wire():
 
 def check_an_index_out_of_range():
     """The ranks cannot all see it before they meet: its row is left out."""
-    made = operands(torch.float64)
-    plain = {**made, "target": made["target"].clone()}
-    made["target"][3], plain["target"][3] = 99, -100
+    tensors = operands(torch.float64)
+    plain = {**tensors, "target": tensors["target"].clone()}
+    tensors["target"][3], plain["target"][3] = 99, -100
     for logits, rows in (([S1], [R]), ([S0], [S0])):
         for loss in (safeops.cross_entropy, safeops.nll_loss):
-            got = loss(distributed(made["input"], logits), distributed(made["target"], rows))
+            got = loss(distributed(tensors["input"], logits), distributed(tensors["target"], rows))
             close(got, loss(**plain), 1e-12)
 
 
 def check_what_the_composite_has():
     """One dim over the whole mesh; class weights that need a gradient, of partial logits too; other losses of rows."""
-    made = operands(torch.float64, (6, 11), weight=True)
+    tensors = operands(torch.float64, (6, 11), weight=True)
     assert registry["cross_entropy"].shards
-    x, target, weight = made["input"].nan_to_num(neginf=-9), made["target"], made["weight"]
+    x, target, weight = tensors["input"].nan_to_num(neginf=-9), tensors["target"], tensors["weight"]
     for loss, (logits, rows), grad in itertools.product(
         (safeops.cross_entropy, safeops.nll_loss),
         (([S1, S1], [R, R]), ([P, R], [S0, R]), ([P, R], [R, S0]), ([S0, P], [R, R]), ([P], [R])),
         (False, True),
     ):
-        own = distributed(weight, [R] * len(rows), grad)
-        got = loss(distributed(x, logits), distributed(target, rows), weight=own)
+        replicated = distributed(weight, [R] * len(rows), grad)
+        got = loss(distributed(x, logits), distributed(target, rows), weight=replicated)
         close(got, loss(x, target, weight=weight), 1e-12)
     for layout in [P], [S0, P], [P, S1]:
         three = (x, x + 1, x * 2)

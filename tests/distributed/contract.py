@@ -26,8 +26,8 @@ def over_ranks(op, dim, like):
     def share(x):
         cut = x.dim() == len(like) > 0 and x.shape[dim] == like[dim]
         placement = Shard(dim % x.dim()) if cut else Replicate()
-        whole = DTensor.from_local(x, mesh(), [Replicate()], run_check=False)
-        return whole.redistribute(placements=[placement])
+        replicated = DTensor.from_local(x, mesh(), [Replicate()], run_check=False)
+        return replicated.redistribute(placements=[placement])
 
     def call(*args, **kwargs):
         results = op(*tree_map_only(torch.Tensor, share, args), **tree_map_only(torch.Tensor, share, kwargs))
@@ -56,18 +56,18 @@ def check(name):
 
 def laid_out(x, i):
     """A DTensor, sharded if it is the first of its call, else replicated; whole on each rank: nothing is sent."""
-    whole = DTensor.from_local(x, mesh(), [Replicate()], run_check=False)
-    return whole.redistribute(placements=[Shard(0) if i == 0 and x.dim() else Replicate()])
+    replicated = DTensor.from_local(x, mesh(), [Replicate()], run_check=False)
+    return replicated.redistribute(placements=[Shard(0) if i == 0 and x.dim() else Replicate()])
 
 
 def refused(name):
     """Its bad calls, on DTensors: the error of plain tensors, which says of each shape how it is laid out."""
     op = getattr(safeops, name)
     for bad in RECORDS[name].bad_calls:
-        given = [x for x in tree_leaves((bad.args, dict(bad.kwargs))) if isinstance(x, torch.Tensor)]
-        if not given or not all(type(x) is torch.Tensor and x.layout == torch.strided and x.is_cpu for x in given):
+        tensors = [x for x in tree_leaves((bad.args, dict(bad.kwargs))) if isinstance(x, torch.Tensor)]
+        if not tensors or not all(type(x) is torch.Tensor and x.layout == torch.strided and x.is_cpu for x in tensors):
             continue
-        shared = {id(x): laid_out(x, i) for i, x in enumerate(given)}
+        shared = {id(x): laid_out(x, i) for i, x in enumerate(tensors)}
         args, kwargs = tree_map_only(torch.Tensor, lambda x: shared[id(x)], (bad.args, dict(bad.kwargs)))  # noqa: B023
         (kind, want), (other, got) = error_of(op, bad.args, bad.kwargs), error_of(op, args, kwargs)
         if kind is IndexError and "target" in want and not got:
@@ -75,7 +75,7 @@ def refused(name):
         if name in REFUSED and "must be no DTensor" in got:
             continue
         assert other is kind and all(word in got for word in bad.words), (want, got)
-        for shape in {str(tuple(x.shape)) for x in given if x.dim() and str(tuple(x.shape)) in want}:
+        for shape in {str(tuple(x.shape)) for x in tensors if x.dim() and str(tuple(x.shape)) in want}:
             assert any(f"{shape} as {list(x.placements)}" in got for x in shared.values()), (want, got)
 
 

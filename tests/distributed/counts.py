@@ -95,8 +95,8 @@ def errors():
     raises(ValueError, where, "dims", "mesh", call=call(global_count, keep, dims="dp"))
     for dims in ("tp", 1, True, ("dp", "dp"), ("dp", 0), ()):
         raises(ValueError, where, "dims", call=call(global_count, keep, mesh=mesh, dims=dims))
-    whole = torch.distributed.tensor.distribute_tensor(keep, mesh, [torch.distributed.tensor.Replicate()])
-    raises(TypeError, where, "masks", "DTensor", call=call(global_count, whole))
+    replicated = torch.distributed.tensor.distribute_tensor(keep, mesh, [torch.distributed.tensor.Replicate()])
+    raises(TypeError, where, "masks", "DTensor", call=call(global_count, replicated))
     gone = dist.new_group(list(range(world)))
     dist.barrier()  # a rank that destroys it early closes connections that another still makes
     dist.destroy_process_group(gone)

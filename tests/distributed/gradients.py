@@ -101,9 +101,9 @@ def partial_half():
     mesh = next(meshes())
     term = torch.full((5, 3), 4e4, dtype=torch.float16)
     holder = Holder(DTensor.from_local(term, mesh, [Partial()], run_check=False))
-    whole = parameter(term.float() * dist.get_world_size())
+    total = parameter(term.float() * dist.get_world_size())
     for ord in ORDERS:
-        close(safeops.grad_norm([holder], ord), safeops.grad_norm([whole], ord), 1e-6)
+        close(safeops.grad_norm([holder], ord), safeops.grad_norm([total], ord), 1e-6)
 
 
 class Holder(torch.Tensor):
@@ -148,9 +148,9 @@ def refused():
         raises(TypeError, f"{name}: the gradient of parameters[1] is a DTensor", "parameters[0]", call=call)
     assert (both[0].grad == 1).all()
     first, rank = DeviceMesh("cpu", [0]), dist.get_rank()
-    own = parameter(DTensor.from_local(torch.ones(5 if rank == 0 else 0), first, [Shard(0)], run_check=False))
+    shard = parameter(DTensor.from_local(torch.ones(5 if rank == 0 else 0), first, [Shard(0)], run_check=False))
     if rank:
-        call = functools.partial(safeops.grad_norm, [own])
+        call = functools.partial(safeops.grad_norm, [shard])
         raises(ValueError, f"grad_norm (rank {rank})", "this rank is not in it", call=call)
 
 
@@ -179,7 +179,7 @@ def network():
 def training(kind):
     """The gradients that FSDP2 and tensor parallelism leave: clipped, the step is one process's."""
     world = dist.get_world_size()
-    whole, net = network(), network()
+    reference, net = network(), network()
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
     if kind != "fsdp":
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
@@ -187,18 +187,18 @@ def training(kind):
     fully_shard(net, mesh=mesh["dp"])
     torch.manual_seed(1)
     x = torch.randn(2, 4, 6) * 30
-    optimizers = [torch.optim.SGD(n.parameters(), 0.1) for n in (whole, net)]
+    optimizers = [torch.optim.SGD(n.parameters(), 0.1) for n in (reference, net)]
     dp = mesh["dp"].get_local_rank()
     for _ in range(2):
-        for n, optimizer, data in ((whole, optimizers[0], x.flatten(0, 1)), (net, optimizers[1], x[dp])):
+        for n, optimizer, data in ((reference, optimizers[0], x.flatten(0, 1)), (net, optimizers[1], x[dp])):
             optimizer.zero_grad()
             n(data).square().mean().backward()
-        want, got = safeops.clip_grad_norm_(whole, 0.5), safeops.clip_grad_norm_(net, 0.5)
+        want, got = safeops.clip_grad_norm_(reference, 0.5), safeops.clip_grad_norm_(net, 0.5)
         close(got, want, 1e-5)
         assert got > 0.5
         for optimizer in optimizers:
             optimizer.step()
-    for p, q in zip(net.parameters(), whole.parameters()):
+    for p, q in zip(net.parameters(), reference.parameters()):
         torch.testing.assert_close(p.full_tensor().detach(), q.detach(), rtol=1e-5, atol=1e-6)
 
 

@@ -43,8 +43,8 @@ def kept(*shape, share=0.6):
 
 def plain(name, x, placements=(S0,), kind=torch.float64, **options):
     """compare() of one input alone, and of others in its layout."""
-    made = {"input": x, **{k: options.pop(k) for k in ("mask", "weight") if k in options}}
-    return compare(name, made, dict.fromkeys(made, placements), kind, **options)
+    tensors = {"input": x, **{k: options.pop(k) for k in ("mask", "weight") if k in options}}
+    return compare(name, tensors, dict.fromkeys(tensors, placements), kind, **options)
 
 
 def statistics(dtype):
@@ -78,8 +78,8 @@ def ties():
     for name, options in (("masked_amax", {}), ("masked_amin", {}), ("masked_norm", {"ord": INF})):
         plain(name, x, **options)
         plain(name, torch.full_like(x, 2), mask=torch.arange(6) != 1, **options)
-    whole = distributed(x, [S0])
-    (d,) = torch.autograd.grad(safeops.masked_amax(whole), whole)
+    sharded = distributed(x, [S0])
+    (d,) = torch.autograd.grad(safeops.masked_amax(sharded), sharded)
     assert d.full_tensor().tolist() == [1 / 3, 0, 1 / 3, 0, 1 / 3, 0]
 
 
@@ -206,7 +206,7 @@ def wire():
     x, y, keep, weight = (distributed(t, [S0]) for t in (normal(6, 5), normal(6, 5), kept(6, 5), normal(6, 5).abs()))
     weight.requires_grad_(False)
     results = 5 * 8  # bytes of a number for each
-    for numbers, backward, call in (
+    for columns, backward, call in (
         (3, 0, lambda: safeops.masked_var(x, dim=0)),
         (4, 0, lambda: safeops.masked_var(x, keep, dim=0, weight=weight)),
         (3, 0, lambda: safeops.masked_amax(x, keep, dim=0)),
@@ -226,7 +226,7 @@ def wire():
     ):
         with sending() as sent, CommDebugMode() as all_of_them:
             out = call()
-        assert sent == [numbers * results] * bool(numbers), (sent, numbers)
+        assert sent == [columns * results] * bool(columns), (sent, columns)
         assert all_of_them.get_total_counts() <= 1
         if backward is not None:
             with sending() as sent, CommDebugMode() as all_of_them:

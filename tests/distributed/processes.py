@@ -54,10 +54,10 @@ def fixture(module):
     """A fixture: a function of the number of processes, which gives the outcomes of the module's cases."""
 
     @pytest.fixture(scope="module")
-    def found(tmp_path_factory):
+    def cached_outcomes(tmp_path_factory):
         return functools.cache(lambda world: outcomes(module.__name__, world, tmp_path_factory.mktemp("ranks")))
 
-    return found
+    return cached_outcomes
 
 
 def failure(outcomes, name):

@@ -74,10 +74,10 @@ def close(got, want, tolerance, size=0):
     atol = tolerance * max(size, float(finite.abs().max()) if finite.numel() else 0)
     assert got.shape == want.shape
     if any(p.is_partial() for p in got.placements):
-        own = got.full_tensor()
+        actual = got.full_tensor()
     else:
-        own, want = got.to_local(), laid_out(want, got.device_mesh, got.placements).to_local()
-    torch.testing.assert_close(own, want, rtol=tolerance, atol=atol, equal_nan=True)
+        actual, want = got.to_local(), laid_out(want, got.device_mesh, got.placements).to_local()
+    torch.testing.assert_close(actual, want, rtol=tolerance, atol=atol, equal_nan=True)
 
 
 FIRSTS = {how: name for name, how in reversed(COVERED.items())} | {"ternary": "gaussian_nll_loss"}
@@ -93,15 +93,15 @@ def layouts(dtype, name):
 def operands(name, shape, dtype, keys):
     """Positive numbers below 1, which every op takes; little kept, and in some rows nothing."""
     g = torch.Generator().manual_seed(3)
-    made = {}
+    tensors = {}
     for key in keys:
         if key in ("mask", "fill_mask"):
             keep = torch.rand(shape, generator=g) < 0.4
             keep[: shape[0] // 2] = False
-            made[key] = keep
+            tensors[key] = keep
         else:
-            made[key] = (torch.rand(shape, generator=g, dtype=torch.float64) * 0.9 + 0.05).to(dtype)
-    return made
+            tensors[key] = (torch.rand(shape, generator=g, dtype=torch.float64) * 0.9 + 0.05).to(dtype)
+    return tensors
 
 
 def tensors_of(name, *also):

@@ -29,8 +29,8 @@ def strided(x, grad=True):
     holder = fully_shard(Holder(x if x.is_floating_point() else x.double()), mesh=mesh(2)["dp"])
     p = holder.weight.detach()
     assert dist.get_world_size() < 4 or type(p.placements[0]).__name__ == "_StridedShard"
-    own = p.to_local().to(x.dtype)
-    p = DTensor.from_local(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    shard = p.to_local().to(x.dtype)
+    p = DTensor.from_local(shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
     return p.requires_grad_(x.is_floating_point() and grad)
 
 

@@ -14,11 +14,11 @@ pytestmark = [
     pytest.mark.xdist_group("ranks"),
     pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),
 ]
-found = processes.fixture(agreement)
+outcomes = processes.fixture(agreement)
 
 
 @pytest.mark.parametrize("case", agreement.CASES)
 @pytest.mark.parametrize("world", WORLDS)
-def test_on_several_processes(found, world, case):
-    if wrong := processes.failure(found(world), case):
+def test_on_several_processes(outcomes, world, case):
+    if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)

@@ -14,11 +14,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not registry["cross_entropy"].cpu, reason="needs the kernels"),
 ]
-found = processes.fixture(classes)
+outcomes = processes.fixture(classes)
 
 
 @pytest.mark.parametrize("case", classes.CASES)
 @pytest.mark.parametrize("world", [2, 4])
-def test_on_several_processes(found, world, case):
-    if wrong := processes.failure(found(world), case):
+def test_on_several_processes(outcomes, world, case):
+    if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)

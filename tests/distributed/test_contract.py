@@ -9,10 +9,10 @@ if not (dist.is_available() and dist.is_gloo_available()):
 from tests.distributed import contract, processes  # noqa: E402
 
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
-found = processes.fixture(contract)
+outcomes = processes.fixture(contract)
 
 
 @pytest.mark.parametrize("case", contract.CASES)
-def test_as_one_process(found, case):
-    if wrong := processes.failure(found(2), case):
+def test_as_one_process(outcomes, case):
+    if wrong := processes.failure(outcomes(2), case):
         pytest.fail(wrong)

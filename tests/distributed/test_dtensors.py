@@ -14,13 +14,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),
 ]
-found = processes.fixture(dtensors)
+outcomes = processes.fixture(dtensors)
 
 
 @pytest.mark.parametrize("case", dtensors.CASES)
 @pytest.mark.parametrize("world", [2, 4])
-def test_on_several_processes(found, world, case):
-    if wrong := processes.failure(found(world), case):
+def test_on_several_processes(outcomes, world, case):
+    if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)
 
 

@@ -16,12 +16,12 @@ pytestmark = [
     pytest.mark.slow,  # they wait for timeouts
     pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),
 ]
-found = processes.fixture(failures)
+outcomes = processes.fixture(failures)
 
 
 @pytest.mark.parametrize("case", failures.CASES)
-def test_on_several_processes(found, case):
-    if wrong := processes.failure(found(2), case):
+def test_on_several_processes(outcomes, case):
+    if wrong := processes.failure(outcomes(2), case):
         pytest.fail(wrong)
 
 

@@ -16,14 +16,14 @@ if not (dist.is_available() and dist.is_gloo_available()):
 from tests.distributed import counts, processes  # noqa: E402
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
-found = processes.fixture(counts)
+outcomes = processes.fixture(counts)
 
 
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("case", counts.CASES)
 @pytest.mark.parametrize("world", WORLDS)
-def test_on_several_processes(found, world, case):
-    if wrong := processes.failure(found(world), case):
+def test_on_several_processes(outcomes, world, case):
+    if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)
 
 

@@ -9,12 +9,12 @@ if not (dist.is_available() and dist.is_gloo_available()):
 from tests.distributed import gradients, processes  # noqa: E402
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
-found = processes.fixture(gradients)
+outcomes = processes.fixture(gradients)
 
 
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("case", gradients.CASES)
 @pytest.mark.parametrize("world", WORLDS)
-def test_on_several_processes(found, world, case):
-    if wrong := processes.failure(found(world), case):
+def test_on_several_processes(outcomes, world, case):
+    if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)

@@ -14,10 +14,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),
 ]
-found = processes.fixture(strided)
+outcomes = processes.fixture(strided)
 
 
 @pytest.mark.parametrize("case", strided.CASES)
-def test_on_a_mesh_of_two_by_two(found, case):
-    if wrong := processes.failure(found(4), case):
+def test_on_a_mesh_of_two_by_two(outcomes, case):
+    if wrong := processes.failure(outcomes(4), case):
         pytest.fail(wrong)

@@ -9,11 +9,11 @@ if not (dist.is_available() and dist.is_gloo_available()):
 from tests.distributed import processes, vocabulary  # noqa: E402
 
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
-found = processes.fixture(vocabulary)
+outcomes = processes.fixture(vocabulary)
 
 
 @pytest.mark.parametrize("case", vocabulary.CASES)
 @pytest.mark.parametrize("world", [2, 4])
-def test_on_several_processes(found, world, case):
-    if wrong := processes.failure(found(world), case):
+def test_on_several_processes(outcomes, world, case):
+    if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)

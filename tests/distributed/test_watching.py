@@ -13,13 +13,13 @@ from tests.distributed import processes, watching  # noqa: E402
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 pytestmark = pytest.mark.xdist_group("ranks")
-found = processes.fixture(watching)
+outcomes = processes.fixture(watching)
 
 
 @pytest.mark.parametrize("case", watching.CASES)
 @pytest.mark.parametrize("world", WORLDS)
-def test_on_several_processes(found, world, case):
-    if wrong := processes.failure(found(world), case):
+def test_on_several_processes(outcomes, world, case):
+    if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)
 
 

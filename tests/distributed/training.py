@@ -58,21 +58,21 @@ def train(net, steps, finish=lambda i: None, loss_of=loss_of):
 
 def training(wrap, dtype, weighted, tolerance, loss_of=loss_of):
     """Three micro-batches a step, of which the last rank keeps nothing, as one process has it with the whole batch."""
-    whole, (net, finish, mesh) = network(dtype), wrap(network(dtype))
+    reference, (net, finish, mesh) = network(dtype), wrap(network(dtype))
     rank, parts = dist.get_rank(), dist.get_world_size()
     if mesh is not None:
         rank, parts = mesh.get_local_rank("dp"), mesh.size(0)
     x, y, weight, keep = batch(parts, dtype)
     flat = [t.flatten(0, 2) for t in (x, y)] + [weight.flatten(0, 2) if weighted else None, keep.flatten(0, 2)]
-    want = train(whole, [(*flat, None)])
-    own = weight[rank] if weighted else [None] * STEPS
+    want = train(reference, [(*flat, None)])
+    weights = weight[rank] if weighted else [None] * STEPS
     where = {} if mesh is None else {"mesh": mesh, "dims": "dp"}  # along tp are copies
-    count = global_count(list(keep[rank]), weight=list(own) if weighted else None, **where)
-    steps = [(x[rank, i], y[rank, i], own[i], keep[rank, i], count) for i in range(STEPS)]
+    count = global_count(list(keep[rank]), weight=list(weights) if weighted else None, **where)
+    steps = [(x[rank, i], y[rank, i], weights[i], keep[rank, i], count) for i in range(STEPS)]
     for a, b in zip(train(net, steps, finish, loss_of), want):
         dist.all_reduce(a)
         torch.testing.assert_close(a / dist.get_world_size(), b, rtol=tolerance, atol=tolerance)
-    for p, q in zip(net.parameters(), whole.parameters()):
+    for p, q in zip(net.parameters(), reference.parameters()):
         p = p.full_tensor() if hasattr(p, "full_tensor") else p
         torch.testing.assert_close(p.detach(), q.detach(), rtol=tolerance, atol=tolerance)
 
@@ -94,18 +94,18 @@ def of_the_page():
     g = torch.Generator().manual_seed(1)
     x, labels = torch.randn(parts, ROWS, 4, generator=g).double(), torch.randint(12, (parts, ROWS), generator=g)
     labels[0, 2:] = -100
-    whole, model = (torch.nn.Sequential(*network(torch.float64), torch.nn.Linear(4, 12).double()) for _ in range(2))
-    own = mesh.get_local_rank("dp")
-    results = {"safeops": safeops, "mesh": mesh, "model": model, "inputs": x[own], "labels": labels[own]}
+    reference, model = (torch.nn.Sequential(*network(torch.float64), torch.nn.Linear(4, 12).double()) for _ in range(2))
+    place = mesh.get_local_rank("dp")
+    results = {"safeops": safeops, "mesh": mesh, "model": model, "inputs": x[place], "labels": labels[place]}
     exec(code, results)
-    want = safeops.cross_entropy(whole(x.flatten(0, 1)), labels.flatten())
+    want = safeops.cross_entropy(reference(x.flatten(0, 1)), labels.flatten())
     want.backward()
-    safeops.clip_grad_norm_(whole, 1.0)
+    safeops.clip_grad_norm_(reference, 1.0)
     loss = results["loss"].full_tensor().detach()
     dist.all_reduce(loss)
     near = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
     near(loss / dist.get_world_size(), want.detach())
-    for p, q in zip(model.parameters(), whole.parameters()):
+    for p, q in zip(model.parameters(), reference.parameters()):
         near(p.grad.full_tensor(), q.grad)
 
 
@@ -140,10 +140,10 @@ def per_rank_means_differ():
     """The reason for all this: with its own count on each rank, DDP does not get there."""
     rank, world = dist.get_rank(), dist.get_world_size()
     x, y, _, keep = batch(world)
-    whole, net = network(torch.float32), DistributedDataParallel(network(torch.float32))
-    train(whole, [(*(t.flatten(0, 2) for t in (x, y)), None, keep.flatten(0, 2), None)])
+    reference, net = network(torch.float32), DistributedDataParallel(network(torch.float32))
+    train(reference, [(*(t.flatten(0, 2) for t in (x, y)), None, keep.flatten(0, 2), None)])
     train(net, [(x[rank].flatten(0, 1), y[rank].flatten(0, 1), None, keep[rank].flatten(0, 1), None)])
-    assert any((p - q).abs().max() > 1e-2 for p, q in zip(net.parameters(), whole.parameters()))
+    assert any((p - q).abs().max() > 1e-2 for p, q in zip(net.parameters(), reference.parameters()))
 
 
 CASES = {

@@ -40,19 +40,19 @@ def operands(dtype, rows=(6, 3), classes=11, width=5, bias=False, weight=False, 
     def normal(*shape):
         return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
 
-    made = {"input": normal(*rows, width), "linear_weight": normal(classes, width)}
-    made["target"] = torch.randint(3, classes, rows, generator=g)
-    made["target"][1] = -100
+    tensors = {"input": normal(*rows, width), "linear_weight": normal(classes, width)}
+    tensors["target"] = torch.randint(3, classes, rows, generator=g)
+    tensors["target"][1] = -100
     if bias:
-        made["linear_bias"] = normal(classes)
-        made["linear_bias"][2] = float("-inf")  # a class that does not exist
+        tensors["linear_bias"] = normal(classes)
+        tensors["linear_bias"][2] = float("-inf")  # a class that does not exist
     if weight:
-        made["weight"] = normal(classes).abs()
-        made["weight"][4] = 0
+        tensors["weight"] = normal(classes).abs()
+        tensors["weight"][4] = 0
     if mask:
-        made["mask"] = torch.rand(rows, generator=g) < 0.6
-        made["input"][~made["mask"]] = float("nan")
-    return made
+        tensors["mask"] = torch.rand(rows, generator=g) < 0.6
+        tensors["input"][~tensors["mask"]] = float("nan")
+    return tensors
 
 
 def placements(layout):
@@ -67,10 +67,10 @@ def placements(layout):
 def check(dtype, layouts, options=OPTIONS):
     for layout, chosen in itertools.product(layouts, options):
         for bias, weight, mask in itertools.product((False, True), repeat=3):
-            made = operands(dtype, bias=bias, weight=weight, mask=mask)
+            tensors = operands(dtype, bias=bias, weight=weight, mask=mask)
             if P in layout[0]:  # (parts of what is not finite are no parts)
-                made["input"].nan_to_num_(nan=0.5)
-            compare(NAME, made, placements(layout), dtype, **chosen)
+                tensors["input"].nan_to_num_(nan=0.5)
+            compare(NAME, tensors, placements(layout), dtype, **chosen)
 
 
 def check_chunks():
@@ -82,39 +82,39 @@ def check_chunks():
 def check_few_classes():
     """Fewer than ranks, or than fill them: a rank has none."""
     for classes in (4, 5):
-        made = operands(torch.float64, classes=classes, bias=True)
-        compare(NAME, made, placements(VOCABULARY[0]), torch.float64, label_smoothing=0.1)
+        tensors = operands(torch.float64, classes=classes, bias=True)
+        compare(NAME, tensors, placements(VOCABULARY[0]), torch.float64, label_smoothing=0.1)
 
 
 def check_infinite_logits():
     """The row's own and no other takes all, by a loss of 0; two of them, or another's, are no distribution."""
-    for at, own in (((0,), 0), ((7,), 7), ((7,), 0), ((0, 1), 0), ((0, 7), 7)):
-        made = operands(torch.float64, rows=(3,), classes=8)
-        made["linear_weight"][:, 0] = made["input"][:, 0] = 0
-        made["linear_weight"][list(at), 0], made["input"][1, 0], made["target"][1] = 16, 1.7e308, own
+    for at, target_class in (((0,), 0), ((7,), 7), ((7,), 0), ((0, 1), 0), ((0, 7), 7)):
+        tensors = operands(torch.float64, rows=(3,), classes=8)
+        tensors["linear_weight"][:, 0] = tensors["input"][:, 0] = 0
+        tensors["linear_weight"][list(at), 0], tensors["input"][1, 0], tensors["target"][1] = 16, 1.7e308, target_class
         for options in ({}, {"label_smoothing": 0.1}, {"z_loss": 1e-3}):
             for weight, layout in itertools.product(({}, {"weight": torch.arange(1.0, 9).double()}), VOCABULARY):
                 where = placements(layout)
-                got = compare(NAME, {**made, **weight}, where, torch.float64, reduction="none", **options)
-                assert got.full_tensor()[1].isnan() == (at != (own,) or bool(options))
+                got = compare(NAME, {**tensors, **weight}, where, torch.float64, reduction="none", **options)
+                assert got.full_tensor()[1].isnan() == (at != (target_class,) or bool(options))
 
 
 def check_few_rows():
     """As many as fill one rank alone."""
-    made = operands(torch.float64, rows=(2,), mask=True)
-    compare(NAME, made, placements(OTHERS[0]), torch.float64)
+    tensors = operands(torch.float64, rows=(2,), mask=True)
+    compare(NAME, tensors, placements(OTHERS[0]), torch.float64)
 
 
 def check_half():
     """One rounding at the end: of the same numbers in fp64 it is within one ulp of each dtype, and of what sums up."""
     for dtype, ulp in ((torch.float16, 2**-11), (torch.bfloat16, 2**-8)):
-        made = operands(dtype, bias=True, weight=True)
-        made["linear_bias"][2] = 0
+        tensors = operands(dtype, bias=True, weight=True)
+        tensors["linear_bias"][2] = 0
         where, exact = placements(VOCABULARY[0]), {}
-        for key, x in made.items():
+        for key, x in tensors.items():
             exact[key] = x.double().requires_grad_(key != "weight") if x.is_floating_point() else x
         safeops.linear_cross_entropy(**exact).backward()
-        shared = {key: distributed(x, where[key], key != "weight") for key, x in made.items()}
+        shared = {key: distributed(x, where[key], key != "weight") for key, x in tensors.items()}
         safeops.linear_cross_entropy(**shared).backward()
         for key in ("input", "linear_weight", "linear_bias"):
             got, want = shared[key].grad.full_tensor().double(), exact[key].grad
@@ -123,19 +123,19 @@ def check_half():
 
 
 def check_second_order():
-    made, where, result = operands(torch.float64, rows=(4,)), placements(VOCABULARY[0]), []
+    tensors, where, result = operands(torch.float64, rows=(4,)), placements(VOCABULARY[0]), []
     for sharded in (False, True):
-        own = {k: distributed(x, where[k]) if sharded else x.clone() for k, x in made.items()}
-        x = own["input"].requires_grad_()
-        (first,) = torch.autograd.grad(safeops.linear_cross_entropy(**own), x, create_graph=True)
+        arguments = {k: distributed(x, where[k]) if sharded else x.clone() for k, x in tensors.items()}
+        x = arguments["input"].requires_grad_()
+        (first,) = torch.autograd.grad(safeops.linear_cross_entropy(**arguments), x, create_graph=True)
         result += torch.autograd.grad(first.square().sum(), x)
     close(result[1], result[0], 1e-12)
 
 
 def check_the_wire():
     """Two numbers of eight bytes a row forward; backward the input's gradient in fp32, and nothing of the logits."""
-    made, where, sent = operands(torch.float32, rows=(64,), classes=40), placements(VOCABULARY[0]), []
-    own = {key: distributed(x, where[key]) for key, x in made.items()}
+    tensors, where, sent = operands(torch.float32, rows=(64,), classes=40), placements(VOCABULARY[0]), []
+    sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
     gather = _collectives.all_gather
 
     def count(output, input, **options):
@@ -143,23 +143,23 @@ def check_the_wire():
         return gather(output, input, **options)
 
     with CommDebugMode() as seen, mock.patch.object(_collectives, "all_gather", count):
-        loss = safeops.linear_cross_entropy(**own)
+        loss = safeops.linear_cross_entropy(**sharded)
         forward = seen.get_total_counts()
         loss.backward()
     assert sent == [64 * 16] and forward <= 1, (sent, seen.get_comm_counts())
     assert seen.get_total_counts() == forward + 1, seen.get_comm_counts()  # (the all-reduce)
-    assert own["linear_weight"].grad.placements == (S0,) and own["input"].grad.placements == (R,)
+    assert sharded["linear_weight"].grad.placements == (S0,) and sharded["input"].grad.placements == (R,)
 
 
 def check_the_order():
     """The collective of the input's gradient starts before the last product of the weight's."""
-    made, where, order = operands(torch.float32), placements(VOCABULARY[0]), []
-    own = {key: distributed(x, where[key]) for key, x in made.items()}
-    loss = safeops.linear_cross_entropy(**own)
-    mm, redistribute = torch.mm, type(own["input"]).redistribute
+    tensors, where, order = operands(torch.float32), placements(VOCABULARY[0]), []
+    sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
+    loss = safeops.linear_cross_entropy(**sharded)
+    mm, redistribute = torch.mm, type(sharded["input"]).redistribute
 
     def product(a, b, out=None):
-        if out is not None and out.shape == own["linear_weight"].to_local().shape:
+        if out is not None and out.shape == sharded["linear_weight"].to_local().shape:
             order.append("product")
         return mm(a, b, out=out)
 
@@ -167,26 +167,26 @@ def check_the_order():
         order.append("collective")
         return redistribute(x, *args, **options)
 
-    with mock.patch.object(torch, "mm", product), mock.patch.object(type(own["input"]), "redistribute", collective):
+    with mock.patch.object(torch, "mm", product), mock.patch.object(type(sharded["input"]), "redistribute", collective):
         loss.backward()
     assert order[:2] == ["collective", "product"], order
 
 
 def check_autocast():
-    made, where = operands(torch.float32), placements(VOCABULARY[0])
+    tensors, where = operands(torch.float32), placements(VOCABULARY[0])
     with torch.autocast("cpu", torch.bfloat16):
-        want = safeops.linear_cross_entropy(**made)
-        got = safeops.linear_cross_entropy(**{key: distributed(x, where[key]) for key, x in made.items()})
+        want = safeops.linear_cross_entropy(**tensors)
+        got = safeops.linear_cross_entropy(**{key: distributed(x, where[key]) for key, x in tensors.items()})
     close(got, want, 1e-6)
 
 
 def check_refused():
     """An error names the argument on every rank, before any collective."""
-    made, where = operands(torch.float32), placements(VOCABULARY[0])
-    own = {key: distributed(x, where[key]) for key, x in made.items()}
-    for key, x in made.items():
+    tensors, where = operands(torch.float32), placements(VOCABULARY[0])
+    sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
+    for key, x in tensors.items():
         try:
-            safeops.linear_cross_entropy(**{**own, key: x})
+            safeops.linear_cross_entropy(**{**sharded, key: x})
         except TypeError as error:
             assert NAME in str(error) and "DTensor" in str(error), error
         else:

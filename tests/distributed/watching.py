@@ -67,12 +67,12 @@ def traced(wrap):
 
 def one_warning():
     (net, optimizer), rank = prepared(ddp), dist.get_rank()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         with trace(net, action="warn", group=dist.group.WORLD) as tracer:
             step(net, optimizer, batch(0))
-    told = [str(w.message) for w in told if "safeops" in str(w.message)]
-    assert bool(told) == (rank == 0) and all("rank 0" in text for text in told), told
+    messages = [str(w.message) for w in messages if "safeops" in str(w.message)]
+    assert bool(messages) == (rank == 0) and all("rank 0" in text for text in messages), messages
     assert tracer.report.rank == 0
     with trace(net, action="record") as tracer:  # each for itself
         torch.log(torch.tensor(0.0 if rank == 0 else 1.0, requires_grad=True)).backward()

@@ -56,11 +56,11 @@ def test_a_stage_within_its_limit_keeps_status_and_output():
 
 
 def check(minutes, elapsed=0.0):
-    made = object.__new__(gpu_check.Check)
-    made.stages = gpu_check.CORRECTNESS
-    made.args = SimpleNamespace(minutes=minutes)
-    made.started = time.monotonic() - elapsed
-    return made
+    result = object.__new__(gpu_check.Check)
+    result.stages = gpu_check.CORRECTNESS
+    result.args = SimpleNamespace(minutes=minutes)
+    result.started = time.monotonic() - elapsed
+    return result
 
 
 def test_stages_together_stay_within_the_minutes():
@@ -139,9 +139,9 @@ def test_each_end_is_its_own_tests(tmp_path):
     assert ends(lines) == dict(zip(NAMES, wanted))
     (collected,) = [line["collected"] for line in lines if "collected" in line]
     assert len(collected) == len(NAMES)
-    told = {line["test"].partition("::test_")[2]: line.get("message", "") for line in lines if "test" in line}
-    assert "assert 1 == 2" in told["broken"] and "crashed" in told["crash"]
-    assert "Timeout" in told["hang"] and "in test_hang" in told["hang"]
+    messages = {line["test"].partition("::test_")[2]: line.get("message", "") for line in lines if "test" in line}
+    assert "assert 1 == 2" in messages["broken"] and "crashed" in messages["crash"]
+    assert "Timeout" in messages["hang"] and "in test_hang" in messages["hang"]
     assert any("illegal memory access" in line.get("message", "") for line in lines)
 
 
@@ -216,16 +216,16 @@ def test_each_op_has_a_sanitizer_of_its_own(tmp_path, monkeypatch):
     tool.write_text(TOOL.format(python=sys.executable))
     tool.chmod(0o755)
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: str(tool))
-    made = check(8)
-    made.args.device, made.work, made.log = "cuda", tmp_path, tmp_path / "log.jsonl"
-    made.environment, made.failed, made.open = dict(os.environ), [], []
-    made.write("install", machine=MACHINE)
-    made.sanitizer()
-    told = [line for line in gpu_verdicts.read(made.log) if line.get("stage") == "sanitizer" and "op" in line]
-    results = {(line["tool"], line["op"]): line["verdict"] for line in told}
+    run = check(8)
+    run.args.device, run.work, run.log = "cuda", tmp_path, tmp_path / "log.jsonl"
+    run.environment, run.failed, run.open = dict(os.environ), [], []
+    run.write("install", machine=MACHINE)
+    run.sanitizer()
+    judged = [line for line in gpu_verdicts.read(run.log) if line.get("stage") == "sanitizer" and "op" in line]
+    results = {(line["tool"], line["op"]): line["verdict"] for line in judged}
     wanted = {(kind, op): "passed" for kind in ("racecheck", "memcheck") for op in OPS}
     wanted |= {("racecheck", "l1_loss"): "failed", ("racecheck", "masked_mean"): "not judged"}
-    assert results == wanted | {("memcheck", "masked_mean"): "not judged"} and made.failed == ["sanitizer"]
+    assert results == wanted | {("memcheck", "masked_mean"): "not judged"} and run.failed == ["sanitizer"]
 
 
 # ---- verdicts
@@ -252,15 +252,15 @@ MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "1", "date": "2030
 
 def lines(*more, verified="passed", without=()):
     """The lines of a run in which all passed, but for those that are added, or left out."""
-    made = [{"stage": "install", "machine": MACHINE}]
-    made += [{"stage": "verify", "op": op, "verdict": verified} for op in OPS]
+    result = [{"stage": "install", "machine": MACHINE}]
+    result += [{"stage": "verify", "op": op, "verdict": verified} for op in OPS]
     for stage in ("gpu", "contract"):
         tests = [f"t.py::test[{op}-x]" for op in OPS]
-        made.append({"stage": stage, "collected": tests})
+        result.append({"stage": stage, "collected": tests})
         for test in tests:
             if (stage, test) not in without:
-                made += [{"stage": stage, "test": test, "outcome": outcome} for outcome in ("started", "passed")]
-    return made + list(more)
+                result += [{"stage": stage, "test": test, "outcome": outcome} for outcome in ("started", "passed")]
+    return result + list(more)
 
 
 def line_of(stage, name, outcome):

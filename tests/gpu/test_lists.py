@@ -130,8 +130,8 @@ def test_more_than_2_31_elements(name):
     n = 2**31 + 4097
     if torch.cuda.mem_get_info()[0] < 4 * n:
         pytest.skip(f"needs {4 * n / 2**30:.0f} GiB")
-    whole = torch.zeros(2 * n if name != "clip_grad_norm_" else n, dtype=torch.float16, device="cuda")
-    for x in (whole[:n], whole[::2]) if name != "clip_grad_norm_" else (whole,):
+    memory = torch.zeros(2 * n if name != "clip_grad_norm_" else n, dtype=torch.float16, device="cuda")
+    for x in (memory[:n], memory[::2]) if name != "clip_grad_norm_" else (memory,):
         x[-1] = math.inf if name == "health" else 3.0
         x[0] = 4.0
         if name == "health":

@@ -109,18 +109,18 @@ def layouts_of_indices():
     """(name, input, dim, index of every dim or of one)."""
     x = torch.randn(300, 129, generator=torch.Generator().manual_seed(0))
     for kind in (torch.int32, torch.int64):
-        at = lambda *shape, below: torch.randint(-2, below + 2, shape).to(kind)  # noqa: B023, E731
+        at = lambda *shape, size: torch.randint(-2, size + 2, shape).to(kind)  # noqa: B023, E731
         torch.manual_seed(1)
         for name, what, leaf, dim, index in (
-            ("safe_gather", "one a row", x, 1, at(300, 1, below=129)),
-            ("safe_gather", "expanded", x[:, :128], 0, at(7000, 1, below=300).expand(7000, 128)),
-            ("safe_gather", "transposed", x.t(), 0, at(300, 129, below=129).t()),
-            ("safe_index_select", "rows", x[:, :128].contiguous(), 0, at(5000, below=300)),
-            ("safe_index_select", "odd rows", x, 0, at(5000, below=300)),
-            ("safe_index_select", "columns", x, 1, at(5000, below=129)),
+            ("safe_gather", "one a row", x, 1, at(300, 1, size=129)),
+            ("safe_gather", "expanded", x[:, :128], 0, at(7000, 1, size=300).expand(7000, 128)),
+            ("safe_gather", "transposed", x.t(), 0, at(300, 129, size=129).t()),
+            ("safe_index_select", "rows", x[:, :128].contiguous(), 0, at(5000, size=300)),
+            ("safe_index_select", "odd rows", x, 0, at(5000, size=300)),
+            ("safe_index_select", "columns", x, 1, at(5000, size=129)),
             ("safe_index_select", "padding", x, 0, torch.full((100_000,), 7, dtype=kind)),
             ("safe_index_select", "none", x, 0, torch.full((1000,), -100, dtype=kind)),
-            ("safe_index_select", "0-dim", x, 0, at(below=300)),
+            ("safe_index_select", "0-dim", x, 0, at(size=300)),
         ):
             yield pytest.param(name, leaf, dim, index, id=f"{name}-{what}-{kind}")
 
@@ -174,9 +174,9 @@ def equal_the_cpu(function, leaves, options):
     """Values and gradients."""
     results, dtype = [], leaves[0].dtype
     for device in ("cpu", "cuda"):
-        given = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in options.items()}
+        moved = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in options.items()}
         there = [t.to(device).detach().requires_grad_() for t in leaves]
-        value = function(*there, **given)
+        value = function(*there, **moved)
         results.append([t.detach().cpu().double() for t in (value, *torch.autograd.grad(value.sum() * 1e4, there))])
     tolerance = max(torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4)
     for want, got in zip(*results):
@@ -202,9 +202,9 @@ def test_the_similarity_of_volumes_equals_the_cpu(sides, dtype):
 def test_total_variation_equals_the_cpu(shape, dtype):
     x, mask = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype), torch.rand(shape) < 0.8
     last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    for given in (None, mask, mask[:, :1], mask[:, :, :1]):
+    for keep in (None, mask, mask[:, :1], mask[:, :, :1]):
         for layout in (x, x.contiguous(memory_format=last), x.mT.contiguous().mT):
-            equal_the_cpu(safeops.total_variation, [layout], {"mask": given})
+            equal_the_cpu(safeops.total_variation, [layout], {"mask": keep})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

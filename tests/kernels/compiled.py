@@ -31,22 +31,20 @@ def layouts(ttgir):
     return dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", ttgir, re.M))
 
 
-def bases(layout, shape, known):
+def bases(layout, shape, layouts_by_name):
     """{register, lane, warp: [the step in a tile of this shape that each bit of the number makes]}"""
-    layout = known.get(layout, layout)
-    if whole := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
-        dim = int(whole[1])
-        results = bases(whole[2], (*shape[:dim], None, *shape[dim:]), known)
+    layout = layouts_by_name.get(layout, layout)
+    if slice_of := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
+        dim = int(slice_of[1])
+        results = bases(slice_of[2], (*shape[:dim], None, *shape[dim:]), layouts_by_name)
         return {name: [step[:dim] + step[dim + 1 :] for step in steps] for name, steps in results.items()}
     if layout.startswith("#ttg.linear<"):
         return {
             name: json.loads(re.search(rf"{name} = (\[(?:\[[^]]*\](?:, )?)*\])", layout)[1])
             for name in ("register", "lane", "warp")
         }
-    numbers = re.search(
-        r"sizePerThread = (.*?), threadsPerWarp = (.*?), warpsPerCTA = (.*?), order = (\[.*?\])", layout
-    )
-    *sizes, order = map(json.loads, numbers.groups())
+    parts = re.search(r"sizePerThread = (.*?), threadsPerWarp = (.*?), warpsPerCTA = (.*?), order = (\[.*?\])", layout)
+    *sizes, order = map(json.loads, parts.groups())
     results, reach = {}, [1] * len(order)
     for name, size in zip(("register", "lane", "warp"), sizes):
         results[name] = []
@@ -64,13 +62,13 @@ ACCESS = re.compile(r"tt\.(?:load|store) [^\n]*: tensor<(\d+)x(\d+)x!tt\.ptr<\w+
 
 
 def gaps(ttgir):
-    known, results = layouts(ttgir), []
+    layouts_by_name, results = layouts(ttgir), []
     reductions = REDUCE.findall(ttgir)
     if len(reductions) != ttgir.count('"tt.reduce"'):
         raise ValueError("compiled.REDUCE does not match each reduction")
     for axis, sizes, layout in reductions:
         shape = tuple(map(int, sizes.split("x")[:-1]))
-        for name, steps in bases(layout, shape, known).items():
+        for name, steps in bases(layout, shape, layouts_by_name).items():
             bits = [bit for bit, step in enumerate(steps) if step[int(axis)]]
             if name != "register" and bits and bits != list(range(bits[0], bits[-1] + 1)):
                 results.append(f"gaps: {name} bits {bits} of axis {axis} of {shape}")
@@ -78,12 +76,12 @@ def gaps(ttgir):
 
 
 def crosswise(ttgir, tile):
-    known, results = layouts(ttgir), []
+    layouts_by_name, results = layouts(ttgir), []
     for *sizes, layout in ACCESS.findall(ttgir):
         shape = tuple(map(int, sizes))
         if shape != tile or min(shape) == 1:
             continue
-        steps = bases(layout, shape, known)
+        steps = bases(layout, shape, layouts_by_name)
         nearest = next(step for step in (*steps["register"], *steps["lane"]) if any(step))
         if nearest != [0, 1]:
             results.append(f"crosswise: {shape} in steps of {nearest}")
@@ -123,11 +121,11 @@ def instructions(listing):
     """One line each. The listing may begin at any address, and the arguments of the kernel lie in any order: they are
     numbered as they are first read."""
     rows = INSTRUCTION.findall(listing)
-    start, numbers = int(rows[0][0], 16), {}
+    start, arguments = int(rows[0][0], 16), {}
 
     def argument(match):  # on sm_90 they begin at 0x210
         place = int(match[1], 16)
-        return match[0] if place < 0x210 else f"argument {numbers.setdefault(place, len(numbers))}"
+        return match[0] if place < 0x210 else f"argument {arguments.setdefault(place, len(arguments))}"
 
     results = []
     for _, predicate, op, rest in rows:

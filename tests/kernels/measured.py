@@ -66,12 +66,12 @@ def shares(text=None):
     return results
 
 
-def of(name, found):
+def of(name, measured):
     """The measured share of a row of the table, or None."""
     op, direction, layout, dtype = name
     end = ENDS.get((layout, op), ENDS.get((layout, None)))
     case = CASES.get(op, op)
-    return None if end is None or case is None else found.get((dtype, case + end, direction))
+    return None if end is None or case is None else measured.get((dtype, case + end, direction))
 
 
 def table(text):
@@ -84,8 +84,8 @@ def table(text):
 def compared(text=None):
     """The rows that have both."""
     head, rows = table(text or DOCUMENT.read_text())
-    h200, h100, own = (head.index(name) for name in ("H200", "H100", COLUMN))
-    return [Row(tuple(row[:4]), float(row[h100] or row[h200]), float(row[own])) for row in rows if row[own]]
+    h200, h100, predicted = (head.index(name) for name in ("H200", "H100", COLUMN))
+    return [Row(tuple(row[:4]), float(row[h100] or row[h200]), float(row[predicted])) for row in rows if row[predicted]]
 
 
 def summary(rows):
@@ -102,7 +102,10 @@ def with_measured(text):
     if head[-1] == COLUMN:
         head, rows = head[:-1], [row[:-1] for row in rows]
     result = shares()
-    lines = [[*head, COLUMN], *([*row, "" if (own := of(row[:4], result)) is None else f"{own:.2f}"] for row in rows)]
+    lines = [
+        [*head, COLUMN],
+        *([*row, "" if (measured := of(row[:4], result)) is None else f"{measured:.2f}"] for row in rows),
+    ]
     drawn = ["| " + " | ".join(line) + " |" for line in lines]
     text = text[: text.index(HEAD)] + "\n".join([drawn[0], "|---" * len(lines[0]) + "|", *drawn[1:]]) + "\n"
     sentence = r"Of \d+ rows that have both, the median difference is [\d.]+, and\s+\d+ are within [\d.]+\."

@@ -82,8 +82,8 @@ def predictions(gpu, plans):
     for name, plan in plans.items():
         key = plan.kernel.fn, repr((plan.signature, plan.attrs, plan.config)), tuple(plan.constants.items())
         if key not in compiled:
-            made = plan.compile(TARGETS[arch])
-            compiled[key] = made.asm["cubin"], made.metadata.shared
+            binary = plan.compile(TARGETS[arch])
+            compiled[key] = binary.asm["cubin"], binary.metadata.shared
         keys[name] = key
     codes = dict(zip(compiled, machine_code.read([*compiled.values()], gpu.arch, BIN / "nvdisasm")))
     results = {}
@@ -107,15 +107,15 @@ def main():
         (predictions, [cases(n) for n in SIZES.values()]),
         (modelled_cuda.predictions, [modelled_cuda.cases(n, launches) for n in SIZES.values()]),
     ):
-        some = {name: plan for name, plan in sizes[0].items() if name[3] == "bf16"}
-        own = [(GPUS["H200"], plans) for plans in sizes] + [(GPUS[name], some) for name in others]
-        tables.append([predicted(gpu, plans) for gpu, plans in own])
+        half = {name: plan for name, plan in sizes[0].items() if name[3] == "bf16"}
+        runs = [(GPUS["H200"], plans) for plans in sizes] + [(GPUS[name], half) for name in others]
+        tables.append([predicted(gpu, plans) for gpu, plans in runs])
     large, small, *more = (triton | cuda for triton, cuda in zip(*tables))
     lines = [HEAD + "".join(f" {name} |" for name in others), "|---" * (11 + len(others)) + "|"]
     for name, (registers, rounds, result) in large.items():
-        own = f"{result.instructions:.0f} | {registers} | {result.in_flight:.0f} | {rounds} | {result.bound}"
-        shares = [table[name][2] if name in table else None for table in (large, small, *more)]
-        lines.append(" | ".join(("", *name, own, *(f"{p.share:.2f}" if p else "" for p in shares), ""))[1:-1])
+        runs = f"{result.instructions:.0f} | {registers} | {result.in_flight:.0f} | {rounds} | {result.bound}"
+        results = [table[name][2] if name in table else None for table in (large, small, *more)]
+        lines.append(" | ".join(("", *name, runs, *(f"{p.share:.2f}" if p else "" for p in results), ""))[1:-1])
     text = DOCUMENT.read_text()
     DOCUMENT.write_text(measured.with_measured(text[: text.index(HEAD)] + "\n".join(lines) + "\n"))
 

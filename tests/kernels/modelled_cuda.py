@@ -78,10 +78,13 @@ def cases(n, plans):
     families = [getattr(plans_cuda, name) for name in FAMILIES]
     for (dtype_name, dtype), family in product(plans_cuda.DTYPES.items(), families):
         for (op, direction, layout), operands, steps, *more in family(n, dtype):
-            own = more[0] if more else {}
+            options = more[0] if more else {}
             raw = RAW.get(op, f"_{op}" + "_backward" * (direction == "backward"))
-            result, launches = plans(family.__name__, raw, *operands, kept=own.get("kept", 0))
-            read, written = own.get("read", plans_cuda.size(operands)), own.get("written", plans_cuda.size(result))
+            result, launches = plans(family.__name__, raw, *operands, kept=options.get("kept", 0))
+            read, written = (
+                options.get("read", plans_cuda.size(operands)),
+                options.get("written", plans_cuda.size(result)),
+            )
             expected = steps(read, written, launches)
             named = [re.search(s.kernel, launch[0]) for s, launch in zip(expected, launches)]
             assert len(expected) == len(launches) and all(named), (op, direction, layout, launches)
@@ -101,11 +104,11 @@ def kernels(arch):
     return demangled(dict(zip(code, listings))), demangled(table)
 
 
-def predictions(gpu, found):
+def predictions(gpu, plans):
     """{name: (registers, rounds, Prediction)}"""
     listings, table = kernels(gpu.arch)
     codes, result = {}, {}
-    for name, case in found.items():
+    for name, case in plans.items():
         parts = []
         for step, (kernel, blocks, threads, shared) in case.steps:
             if not kernel:

@@ -20,20 +20,20 @@ OFTEN = re.compile(  # as in plans_statistics.py
 I64 = torch.int64
 
 
-def tensors(x, shares, weight):
+def tensors(x, probabilities, weight):
     rows = x.shape[:1] + x.shape[2:]
-    target = torch.empty_like(x) if shares else meta(rows, I64)
+    target = torch.empty_like(x) if probabilities else meta(rows, I64)
     return target, meta((x.shape[1],), F32) if weight else None, meta(rows, torch.bool), rows
 
 
-def forward(x, shares=False, weight=False, smooth=False):
-    target, w, mask, _ = tensors(x, shares, weight)
+def forward(x, probabilities=False, weight=False, smooth=False):
+    target, w, mask, _ = tensors(x, probabilities, weight)
     _, plan, constants, options = ce.prepare(x, target, w, mask, smooth)
     return row.plan(*plan, constants, **options)
 
 
-def backward(x, shares=False, weight=False, smooth=False, partial=False, need_target=False):
-    target, w, mask, rows = tensors(x, shares, weight)
+def backward(x, probabilities=False, weight=False, smooth=False, partial=False, need_target=False):
+    target, w, mask, rows = tensors(x, probabilities, weight)
     grad, dq = meta((), F32).expand(rows), torch.empty_like(target) if need_target else None
     plan, constants = ce_backward.prepare(
         grad, x, target, meta(rows, F64), w, mask, smooth, partial, torch.empty_like(x), dq

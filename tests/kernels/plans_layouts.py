@@ -22,8 +22,8 @@ def layouts():
     for shape, dtype in product(SHAPES, (BF16, F64)):
         for layout, strides in (("", None), (" transposed", (1, shape[0]))):
             x, mask = meta(shape, dtype, strides), meta(shape, torch.bool)
-            made = one_of_each(x, mask, MODES)
-            results |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in made}
+            plans = one_of_each(x, mask, MODES)
+            results |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in plans}
     for dtype in (BF16, F64):  # tiles of one element
         nothing = meta((0, 0, 0, 0), dtype)
         results[f"sum of nothing {str(dtype)[6:]}"] = reduced(None, nothing, mean=False)
@@ -33,20 +33,20 @@ def layouts():
 
 def one_of_each(x, mask, names):
     """(name, plan) of each kernel, along every axis; names: of statistics."""
-    for masked, some in (("", None), (" masked", mask)):
+    for masked, keep in (("", None), (" masked", mask)):
         for axis, dims in (("", None), (" columns", [0]), (" rows", [1])):
             for name in names if masked else names[1:]:  # a count needs a mask
                 of = None if name == "COUNT" else x
-                yield f"{name}{axis}{masked}", statistics.forward(name, of, some, dims=dims, shape=x.shape)
-            yield f"mse{axis}{masked}", reduced(mse_loss.value, x, x, some, dims=dims)
-            yield f"weighted mse{axis}{masked}", reduced(mse_loss.value, x, x, some, x, dims=dims)
-            yield f"weighted VAR{axis}{masked}", statistics.forward("VAR", x, some, x, dims=dims)
-            yield f"linear_backward{axis}{masked}", statistics.backward(0, x, some, dims=dims)
-        yield f"mse_backward{masked}", mapped(mse_loss.slope, x, x, some)
+                yield f"{name}{axis}{masked}", statistics.forward(name, of, keep, dims=dims, shape=x.shape)
+            yield f"mse{axis}{masked}", reduced(mse_loss.value, x, x, keep, dims=dims)
+            yield f"weighted mse{axis}{masked}", reduced(mse_loss.value, x, x, keep, x, dims=dims)
+            yield f"weighted VAR{axis}{masked}", statistics.forward("VAR", x, keep, x, dims=dims)
+            yield f"linear_backward{axis}{masked}", statistics.backward(0, x, keep, dims=dims)
+        yield f"mse_backward{masked}", mapped(mse_loss.slope, x, x, keep)
         for axis, dim in ((" columns", 0), (" rows", 1)):
             for op, number in (("softmax", rows.SOFTMAX), ("normalize", rows.NORMALIZE)):
-                yield f"{op}{axis}{masked}", rows.forward(number, x, some, dim)
-                yield f"{op}_backward{axis}{masked}", rows.backward(number, x, some, dim)
+                yield f"{op}{axis}{masked}", rows.forward(number, x, keep, dim)
+                yield f"{op}_backward{axis}{masked}", rows.backward(number, x, keep, dim)
     for axis, dim in ((" columns", 0), (" rows", 1)):
         yield f"cosine{axis}", rows.cosines(x, x, dim)
         yield f"cosine_backward{axis}", rows.cosines_backward(x, x, dim)
@@ -66,7 +66,11 @@ def regions_of(x):
 
 def rows_of(x):
     """Plans of ops over rows of classes, and of distances of vectors."""
-    for name, options in (("", {}), (" smoothing", {"weight": True, "smooth": True}), (" shares", {"shares": True})):
+    for name, options in (
+        ("", {}),
+        (" smoothing", {"weight": True, "smooth": True}),
+        (" shares", {"probabilities": True}),
+    ):
         yield f"cross_entropy{name}", classes.forward(x, **options)
         yield f"cross_entropy_backward{name}", classes.backward(x, **options)
     yield "nll_loss", classes.picked(x)

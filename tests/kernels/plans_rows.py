@@ -54,9 +54,9 @@ def cosines_backward(x, y, dim=-1):
     dim %= x.dim()
     compute = compute_dtype(x, y)
     outputs = (torch.empty_like(t) if 0 not in t.stride() else meta(t.shape, compute) for t in (x, y))
-    given = (number(x, dim, compute), number(x, dim, compute), number(x, dim), number(x, dim))
+    statistics = (number(x, dim, compute), number(x, dim, compute), number(x, dim), number(x, dim))
     return row.plan(
-        cosine.COSINE_BACKWARD, (x, y, *given, *outputs), (2, 3, 4, 5), x.shape, dim, compute, phases=row.MAP
+        cosine.COSINE_BACKWARD, (x, y, *statistics, *outputs), (2, 3, 4, 5), x.shape, dim, compute, phases=row.MAP
     )
 
 
@@ -94,16 +94,16 @@ def cases():
         tall = meta((1 << 18, 64), dtype)
         shared = meta((64, 256, 4096), torch.bool, (4096, 0, 1))
         for op, which in ((LOG_SOFTMAX, "log_softmax"), (NORMALIZE, "normalize")):
-            some, other = (None, None) if op == NORMALIZE else (mask, shared)
+            keep, other = (None, None) if op == NORMALIZE else (mask, shared)
             for make, back in ((forward, ""), (backward, "_backward")):
-                results[f"aligned {which}{back} rows {name}"] = make(op, x, some)
+                results[f"aligned {which}{back} rows {name}"] = make(op, x, keep)
                 results[f"aligned {which}{back} longest {name}"] = make(op, longest)
                 results[f"aligned {which}{back} many long {name}"] = make(op, many)
                 results[f"aligned {which}{back} few long {name}"] = make(op, long)
                 results[f"aligned {which}{back} channels {name}"] = make(op, channels, other, 1)
                 results[f"aligned {which}{back} few long columns {name}"] = make(op, tall, None, 0)
                 results[f"aligned {which}{back} 2^33 {name}"] = make(op, huge)
-                results[f"general {which}{back} transposed {name}"] = make(op, across, some)
+                results[f"general {which}{back} transposed {name}"] = make(op, across, keep)
                 results[f"general {which}{back} odd {name}"] = make(op, odd, None)
                 results[f"aligned {which}{back} odd long {name}"] = make(op, meta((1 << 12, 50257), dtype), None)
                 results[f"aligned {which}{back} odd few long {name}"] = make(op, meta((4, (1 << 20) + 1), dtype), None)

@@ -44,16 +44,16 @@ STATISTICS = {
 def forward(name, x, mask=None, weight=None, dims=None, shape=None, **options):
     shape = x.shape if shape is None else shape
     gone = [dims is None or d in dims for d in range(len(shape))]
-    given = [t.dtype for t in (x, weight) if t is not None]
+    dtypes = [t.dtype for t in (x, weight) if t is not None]
     dtype = torch.int64 if name == "COUNT" else F64 if x.dtype == F64 else F32
-    compute = F64 if F64 in given else F32
+    compute = F64 if F64 in dtypes else F32
     return statistic.plan(*STATISTICS[name], (x, mask, weight), shape, gone, dtype, compute, **options)
 
 
 def backward(kind, x, mask=None, weight=None, dims=None):
     """The backward; grad, origin and scale as the launcher has them, with reduced dimensions of size 1."""
-    thin = [1 if dims is None or d in dims else n for d, n in enumerate(x.shape)]
-    grad, origin, scale = meta(thin, F32), meta(thin, F64), meta(thin, F64)
+    reduced_shape = [1 if dims is None or d in dims else n for d, n in enumerate(x.shape)]
+    grad, origin, scale = meta(reduced_shape, F32), meta(reduced_shape, F64), meta(reduced_shape, F64)
     tensors = (x, origin, mask, weight, grad, scale, torch.empty_like(x))
     return statistic_backward.backward_plan(statistic_backward.SLOPES[kind], tensors, x.shape)
 

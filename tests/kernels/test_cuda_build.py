@@ -186,10 +186,10 @@ def test_selection_moves_packets(built, source, arch):
 def test_indexed_compiles_without_spills_or_stack(built, arch):
     for source, count, most in ((INDEXED, 6, 64), (SUMS, 6, 80)):  # 5 widths and keys; 6 ways to hold what is summed
         _, table = built[source.stem, arch]
-        own = {name: row for name, row in table.items() if "cub" not in name}
-        assert len(own) == count, f"{source.name}: {list(own)}"
+        kernels = {name: row for name, row in table.items() if "cub" not in name}
+        assert len(kernels) == count, f"{source.name}: {list(kernels)}"
         assert not not_resident(table)
-        assert max(row["registers"] for row in own.values()) <= most  # packets under way: csrc/cuda/selection
+        assert max(row["registers"] for row in kernels.values()) <= most  # packets under way: csrc/cuda/selection
 
 
 @needs_library
@@ -244,9 +244,9 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
     tiles = {name: row["registers"] for name, row in report.items() if "ssim" in name}
     assert len(tiles) == 6, list(tiles)
     for name, registers in tiles.items():
-        known = "<float, 11," in name
-        assert (3 if known else 2) * 256 * -(-registers // 8) * 8 <= 65536, (name, registers)
-        if known:  # a thread has 13 pixels of each image under way, by each width of theirs
+        fixed_width = "<float, 11," in name
+        assert (3 if fixed_width else 2) * 256 * -(-registers // 8) * 8 <= 65536, (name, registers)
+        if fixed_width:  # a thread has 13 pixels of each image under way, by each width of theirs
             assert table[name]["LDG.32"] >= 26 and table[name]["LDG.U16"] >= 26, table[name]
 
 

@@ -143,15 +143,15 @@ def test_safe_div_by_a_divisor_with_a_floor(emulated, dtype):
     for _, x, y, _ in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         compute = torch.promote_types(dtype, torch.float32)
         least = torch.tensor(0.01, dtype=compute)
-        b, below = y.to(compute), y.to(compute).abs() < least
-        b = torch.where(below, torch.where(b < 0, -least, least), b)
+        b, small = y.to(compute), y.to(compute).abs() < least
+        b = torch.where(small, torch.where(b < 0, -least, least), b)
         value, live, a, b = reference(x.to(compute), b, 0.0, 0.0, dtype)
         identical(ops._safe_div(x, y, -0.01, 0.0, dtype), like(x, value.shape, dtype).copy_(value))
         grad = garbage(value.shape, dtype, 2)
         da, db = ops._safe_div_backward(grad, x, y, -0.01, True, True, dtype, dtype)
         g = grad.to(compute)
         identical(da, like(x, value.shape, dtype).copy_(torch.where(live, g / b, 0).to(dtype)))
-        slope = torch.where(live & ~below, -slope_of_divisor(g, a, b), 0)
+        slope = torch.where(live & ~small, -slope_of_divisor(g, a, b), 0)
         identical(db, like(y, value.shape, dtype).copy_(slope.to(dtype)))
 
 

@@ -105,8 +105,8 @@ def test_binary(emulated, name, dtype):
         assert wide > 0 or variant != "flat" or out.numel() < 2048
         value, slopes = truth_of(name, [a.expand(shape), b.expand(shape)], grad, dtype)
         da, db = backward(grad, a, b)
-        for got, truth, own in ((out, value, a), (da, slopes[0], a), (db, slopes[1], b)):
-            assert got.stride() == like(own, shape, dtype).stride() and got.dtype == dtype
+        for got, truth, operand in ((out, value, a), (da, slopes[0], a), (db, slopes[1], b)):
+            assert got.stride() == like(operand, shape, dtype).stride() and got.dtype == dtype
             # fp64's own b a^(b-1) carries the rounding of b - 1
             close(got, truth, 2000 if name == "safe_pow" and dtype == torch.float64 else half_ulps(dtype))
         only_a, none = backward(grad, a, b, None, True, False)
@@ -128,13 +128,13 @@ def test_every_half(emulated, name, dtype):
     ops, _ = emulated
     x, info = patterns(dtype), torch.finfo(dtype)
     torch.manual_seed(0)
-    some = [x[torch.randperm(len(x))] for _ in range(6)]
+    shuffles = [x[torch.randperm(len(x))] for _ in range(6)]
     ends = torch.tensor(
         [0.0, -0.0, 1, -1, 2, 3, -3, 0.5, 2.5, 1 + info.eps, 1 - info.eps / 2, 255, 256, info.max, info.tiny,
          info.smallest_normal * info.eps, -info.max, math.inf, -math.inf, math.nan], dtype=dtype,
     )  # fmt: skip
-    others = [*some[:3], *(torch.full_like(x, end) for end in ends)] if name in BINARY else [None]
-    for other, grad in product(others, [torch.ones_like(x), some[3]]):
+    others = [*shuffles[:3], *(torch.full_like(x, end) for end in ends)] if name in BINARY else [None]
+    for other, grad in product(others, [torch.ones_like(x), shuffles[3]]):
         grad = torch.where(grad.isfinite(), grad, -3)  # fp64's own chain rule makes NaN of it
         operands = [x] if other is None else [x, other]
         if name == "safe_pow":  # which infinity a power of -inf is that is not whole, is nowhere said

@@ -92,11 +92,11 @@ def check(ops, x, y, mask, chosen, needs=(True, True), upstream=None, tolerance=
         torch.testing.assert_close(opposite, gradients, rtol=0, atol=0, equal_nan=True)
         return got, gradients
     for reduction, similarity in ((MEAN, True), (SUM, False)):
-        whole, share = ops._ssim(x, y, mask, reduction, similarity, True, *window)
+        actual, share = ops._ssim(x, y, mask, reduction, similarity, True, *window)
         truth, of_window = _ssim.define(*leaves, mask, reduction, similarity, True, *window)
-        assert whole.dtype == (torch.float64 if wide else torch.float32) and torch.equal(share, of_window)
-        near(whole, truth, tolerance)
-        grads = ops._ssim_backward(torch.tensor(-0.75).to(whole), share, x, y, mask, reduction, *window, *needs)
+        assert actual.dtype == (torch.float64 if wide else torch.float32) and torch.equal(share, of_window)
+        near(actual, truth, tolerance)
+        grads = ops._ssim_backward(torch.tensor(-0.75).to(actual), share, x, y, mask, reduction, *window, *needs)
         wanted = torch.autograd.grad(truth, leaves, torch.tensor(-0.75).double())
         check_gradients(grads, wanted, needs, x, y, mask, tolerance)
     return got, gradients

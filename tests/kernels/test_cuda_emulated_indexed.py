@@ -50,10 +50,10 @@ def ops(emulated):
     return emulated[0]
 
 
-def indices(*shape, below, dtype=torch.int64, seed=1):
+def indices(*shape, size, dtype=torch.int64, seed=1):
     """Most in range, some of them just not: -1 and the size itself, and some of the dtype's own limits."""
     random = torch.Generator().manual_seed(seed)
-    index = torch.randint(-1, below + 1, shape, generator=random)
+    index = torch.randint(-1, size + 1, shape, generator=random)
     info = torch.iinfo(dtype)
     far = torch.tensor([info.min, info.max, -100])[torch.randint(3, shape, generator=random)]
     return torch.where(torch.rand(shape, generator=random) < 0.1, far, index).to(dtype)
@@ -65,47 +65,47 @@ def indices(*shape, below, dtype=torch.int64, seed=1):
 def gathers(dtype, kind):
     """(what, input, dim, index)."""
     x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
-    at = lambda *shape, below: indices(*shape, below=below, dtype=kind)  # noqa: E731
-    yield "0-dim", x().reshape(()), 0, at(below=1)
-    yield "vector", x(50), 0, at(3100, below=50)
-    yield "none in the input", x(0, 3), 0, at(5, 3, below=4)
-    yield "no index", x(4, 3), 1, at(4, 0, below=3)
-    yield "one a row", x(300, 17), 1, at(300, 1, below=17)
-    yield "several a row", x(40, 17), -1, at(40, 5, below=17)
-    yield "smaller beside dim", x(40, 9, 8), 1, at(33, 4, 7, below=9)
-    yield "transposed", x(9, 40, 5).permute(2, 1, 0), 1, at(9, 20, 5, below=40).permute(2, 1, 0)
-    yield "input expanded", x(1, 9).expand(30, 9), 1, at(30, 6, below=9)
-    yield "index expanded", x(20, 64), 0, at(30, 1, below=20).expand(30, 64)
-    yield "index expanded, a row of packets and a half", x(20, 72), 0, at(30, 1, below=20).expand(30, 72)
-    yield "rows between packets", x(20, 130)[:, :128], 0, at(30, 1, below=20).expand(30, 128)
-    yield "sliced, index expanded", x(20, 130)[:, 1:129], 0, at(30, 1, below=20).expand(30, 128)
+    at = lambda *shape, size: indices(*shape, size=size, dtype=kind)  # noqa: E731
+    yield "0-dim", x().reshape(()), 0, at(size=1)
+    yield "vector", x(50), 0, at(3100, size=50)
+    yield "none in the input", x(0, 3), 0, at(5, 3, size=4)
+    yield "no index", x(4, 3), 1, at(4, 0, size=3)
+    yield "one a row", x(300, 17), 1, at(300, 1, size=17)
+    yield "several a row", x(40, 17), -1, at(40, 5, size=17)
+    yield "smaller beside dim", x(40, 9, 8), 1, at(33, 4, 7, size=9)
+    yield "transposed", x(9, 40, 5).permute(2, 1, 0), 1, at(9, 20, 5, size=40).permute(2, 1, 0)
+    yield "input expanded", x(1, 9).expand(30, 9), 1, at(30, 6, size=9)
+    yield "index expanded", x(20, 64), 0, at(30, 1, size=20).expand(30, 64)
+    yield "index expanded, a row of packets and a half", x(20, 72), 0, at(30, 1, size=20).expand(30, 72)
+    yield "rows between packets", x(20, 130)[:, :128], 0, at(30, 1, size=20).expand(30, 128)
+    yield "sliced, index expanded", x(20, 130)[:, 1:129], 0, at(30, 1, size=20).expand(30, 128)
 
 
 def selections(dtype, kind):
     """(what, input, dim, index)."""
     x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
-    at = lambda *shape, below: indices(*shape, below=below, dtype=kind)  # noqa: E731
-    yield "0-dim", x().reshape(()), 0, at(below=1)
-    yield "0-dim input, vector of one", x().reshape(()), -1, at(1, below=1)
-    yield "one index", x(7, 5), 0, at(below=7)
-    yield "vector", x(50), 0, at(3100, below=50)
-    yield "none in the input", x(0, 3), 0, at(5, below=4)
-    yield "no index", x(4, 3), 0, at(0, below=4)
-    yield "no columns", x(4, 0), 0, at(3, below=4)
-    yield "rows", x(30, 64), 0, at(70, below=30)
-    yield "odd rows", x(30, 33), 0, at(70, below=30)
-    yield "rows of packets and a half", x(30, 72), 0, at(70, below=30)
-    yield "last dim", x(13, 40), 1, at(90, below=40)
-    yield "middle dim", x(3, 20, 16), 1, at(45, below=20)
+    at = lambda *shape, size: indices(*shape, size=size, dtype=kind)  # noqa: E731
+    yield "0-dim", x().reshape(()), 0, at(size=1)
+    yield "0-dim input, vector of one", x().reshape(()), -1, at(1, size=1)
+    yield "one index", x(7, 5), 0, at(size=7)
+    yield "vector", x(50), 0, at(3100, size=50)
+    yield "none in the input", x(0, 3), 0, at(5, size=4)
+    yield "no index", x(4, 3), 0, at(0, size=4)
+    yield "no columns", x(4, 0), 0, at(3, size=4)
+    yield "rows", x(30, 64), 0, at(70, size=30)
+    yield "odd rows", x(30, 33), 0, at(70, size=30)
+    yield "rows of packets and a half", x(30, 72), 0, at(70, size=30)
+    yield "last dim", x(13, 40), 1, at(90, size=40)
+    yield "middle dim", x(3, 20, 16), 1, at(45, size=20)
     yield "one index of a middle dim", x(4, 7, 6), 1, torch.tensor([3], dtype=kind)  # a packet would cross lines
-    yield "transposed", x(64, 30).t(), 0, at(70, below=30)
-    yield "sliced", x(30, 130)[:, 1:129], 0, at(70, below=30)
-    yield "rows between packets", x(30, 130)[:, :128], 0, at(70, below=30)
-    yield "some lines between packets", x(3, 2561)[:, :2560].unflatten(1, (20, 128)), 1, at(45, below=20)
-    yield "lines between packets", x(3, 20, 130)[:, :, :128], 1, at(45, below=20)
-    yield "strided rows", x(60, 64)[::2], 0, at(140, below=30)[::2]
-    yield "rows expanded", x(30, 1).expand(30, 64), 0, at(70, below=30)
-    yield "four dims", x(4, 3, 5, 6).permute(2, 0, 3, 1), 2, at(8, below=6)
+    yield "transposed", x(64, 30).t(), 0, at(70, size=30)
+    yield "sliced", x(30, 130)[:, 1:129], 0, at(70, size=30)
+    yield "rows between packets", x(30, 130)[:, :128], 0, at(70, size=30)
+    yield "some lines between packets", x(3, 2561)[:, :2560].unflatten(1, (20, 128)), 1, at(45, size=20)
+    yield "lines between packets", x(3, 20, 130)[:, :, :128], 1, at(45, size=20)
+    yield "strided rows", x(60, 64)[::2], 0, at(140, size=30)[::2]
+    yield "rows expanded", x(30, 1).expand(30, 64), 0, at(70, size=30)
+    yield "four dims", x(4, 3, 5, 6).permute(2, 0, 3, 1), 2, at(8, size=6)
 
 
 FORWARD = [("gather", gathers, safe_gather.definition), ("index_select", selections, safe_index_select.definition)]
@@ -155,7 +155,7 @@ def test_rows_move_in_packets_of_16_bytes(emulated, dtype, columns, offset, pack
 def spread(kind, entries, length):
     """An index of `entries` numbers: how its duplicates lie."""
     if kind == "random":
-        return indices(entries, below=length, dtype=torch.int32).long()
+        return indices(entries, size=length, dtype=torch.int32).long()
     if kind == "one for all":
         return torch.full((entries,), length - 1)
     if kind == "all different":
@@ -243,7 +243,7 @@ def test_columns_are_summed_in_packets(emulated, dtype):
     """Bits as one by one, where rows of grad are aligned and their columns lie together; else one by one."""
     ops, counts = emulated
     for entries, shape, dim in ((2, (4, 64), 0), (33, (4, 64), 0), (3000, (7, 64), 0), (100, (3, 7, 32), 1)):
-        index = indices(entries, below=shape[dim])
+        index = indices(entries, size=shape[dim])
         sizes = [entries if d == dim else n for d, n in enumerate(shape)]
         grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
         counts()
@@ -294,7 +294,7 @@ def test_half_sums_are_fp32_and_overflow_to_inf(ops):
 
 
 def test_bitwise_repeatable(ops):
-    index = indices(5000, below=40)
+    index = indices(5000, size=40)
     grad = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
     first = ops._safe_index_select_backward(grad, index, 0, [40, 3])
     for _ in range(3):

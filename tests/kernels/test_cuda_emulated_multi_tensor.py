@@ -183,10 +183,10 @@ def test_tensors_are_read_in_packets(emulated, dtype):
     """16 bytes at a time, whatever the alignment of the first element; a dense layout is as good as another."""
     ops, counts = emulated
     size = dtype.itemsize
-    whole = torch.ones(16384 // size, dtype=dtype)
+    aligned = torch.ones(16384 // size, dtype=dtype)
     shifted = torch.ones(16384 // size + 1, dtype=dtype)[1:]
     turned = torch.ones(64, 256 // size, dtype=dtype).t()
-    for x, packets in ((whole, 1024), (turned, 1024), (shifted, 1024 - 2 * 32)):
+    for x, packets in ((aligned, 1024), (turned, 1024), (shifted, 1024 - 2 * 32)):
         counts()
         health(ops._health_, [x])
         assert counts()[0] >= packets
@@ -194,7 +194,7 @@ def test_tensors_are_read_in_packets(emulated, dtype):
         assert counts()[0] >= packets
         ops._scale_([x], torch.tensor(0.5))
         assert counts()[0] >= packets
-    health(ops._health_, [whole[::2]])
+    health(ops._health_, [aligned[::2]])
     assert counts()[0] == 0
 
 

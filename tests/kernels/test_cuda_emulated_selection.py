@@ -250,7 +250,7 @@ def test_look_back(emulated, distance):
     further back does not matter: it is not there yet. Some of what matters comes late."""
     look_back = emulated[2].emulated_look_back
     look_back.restype = ctypes.c_int64
-    own, random = 2048, torch.Generator().manual_seed(distance)
+    count, random = 2048, torch.Generator().manual_seed(distance)
     for tile in (distance, 110):
         end = tile - distance
         counts = torch.randint(0, 2049, (tile,), generator=random).tolist()
@@ -262,9 +262,9 @@ def test_look_back(emulated, distance):
             word = words[late] if late >= 0 else 0
             if late >= 0:
                 status[late] = 0
-            got = look_back(status, ctypes.c_int64(tile), own, ctypes.c_int64(late), ctypes.c_ulonglong(word))
+            got = look_back(status, ctypes.c_int64(tile), count, ctypes.c_int64(late), ctypes.c_ulonglong(word))
             assert got == before, (tile, late)
-            assert list(status) == words[:-1] + [(before + own) << 2 | UP_TO_TILE]
+            assert list(status) == words[:-1] + [(before + count) << 2 | UP_TO_TILE]
 
 
 def test_look_back_from_the_first_tile(emulated):

@@ -60,13 +60,13 @@ def python(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     for result in Path(importlib.util.find_spec("triton").origin).parents[1].glob("triton*"):
         (tmp_path / "site" / result.name).symlink_to(result)
-    made = tmp_path / "python"
-    made.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} -S "$@"\n')
-    made.chmod(0o755)
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
     code = "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('safeops'), u.find_spec('triton'))"
-    told = subprocess.run([made, "-c", code], capture_output=True, text=True, cwd=tmp_path).stdout
-    assert told.startswith("None None ModuleSpec"), told
-    return str(made)
+    output = subprocess.run([script, "-c", code], capture_output=True, text=True, cwd=tmp_path).stdout
+    assert output.startswith("None None ModuleSpec"), output
+    return str(script)
 
 
 @needs_extension

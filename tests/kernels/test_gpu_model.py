@@ -66,15 +66,15 @@ def test_what_bounds_a_kernel():
 
 @pytest.mark.slow
 def test_no_share_falls(triton_cache):
-    known = modelled.recorded()
+    recorded = modelled.recorded()
     fell = {}
     for place, (size, n) in enumerate(modelled.SIZES.items()):
         plans = modelled.cases(n)
-        assert set(plans) <= set(known), "make gpu-model"
+        assert set(plans) <= set(recorded), "make gpu-model"
         plans = {name: plan for name, plan in plans.items() if name[3] == "bf16"}
         for name, (_, _, result) in modelled.predictions(H200, plans).items():
-            if result.share < known[name][place] - SLACK:
-                fell[(size, *name)] = known[name][place], result.share
+            if result.share < recorded[name][place] - SLACK:
+                fell[(size, *name)] = recorded[name][place], result.share
     assert not fell
 
 
@@ -87,13 +87,13 @@ def launches(tmp_path_factory):
 @needs_compiler
 @pytest.mark.slow
 def test_no_share_of_a_cuda_kernel_falls(launches):
-    known, fell = modelled.recorded(), {}
+    recorded, fell = modelled.recorded(), {}
     for place, (size, n) in enumerate(modelled.SIZES.items()):
         plans = modelled_cuda.cases(n, launches)
-        assert set(plans) | set(modelled.cases(n)) == set(known), "make gpu-model"
+        assert set(plans) | set(modelled.cases(n)) == set(recorded), "make gpu-model"
         for name, (_, _, result) in modelled_cuda.predictions(H200, plans).items():
-            if result.share < known[name][place] - SLACK:
-                fell[(size, *name)] = known[name][place], result.share
+            if result.share < recorded[name][place] - SLACK:
+                fell[(size, *name)] = recorded[name][place], result.share
     assert not fell
     sources = "".join(path.read_text() for path in modelled_cuda.CUDA.rglob("*.cu"))
     ops = {*re.findall(r'm.impl\("(\w+)"', sources), *(f"_{op}" for op in (*UNARY, *BINARY))}

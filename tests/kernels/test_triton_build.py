@@ -209,19 +209,19 @@ def vectors(plan, names):
 SPILLS = 8
 
 
-def check(name, plan, found):
-    assert found["stack"] <= SPILLS, f"{name}: {found['stack']} bytes of stack or spills"
+def check(name, plan, facts):
+    assert facts["stack"] <= SPILLS, f"{name}: {facts['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):  # that neighbours are contiguous says tile.address of strides that are not
         sizes = {plan.dtypes[plan.kernel.pointers[i]].itemsize for i in plan.present}
         sizes |= {16} if plan.dtypes.get("partial") else set()  # what splits leave lies in a row
         if not {*plan.kinds.values()}.intersection((*WIDE, LINE.value)):
-            assert {*found["load"], *found["store"]} <= sizes, f"{name}: {found}"
+            assert {*facts["load"], *facts["store"]} <= sizes, f"{name}: {facts}"
         return
     reads = vectors(plan, ("x", "y", "z", "grad", "weight", "probabilities"))
     writes = vectors(plan, ("out", "dy", "dz", "dx", "dq"))
     assert reads or writes
-    wide = {kind: sum(n for width, n in found[kind].items() if width >= 16) for kind in ("load", "store")}
-    assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {found}"
+    wide = {kind: sum(n for width, n in facts[kind].items() if width >= 16) for kind in ("load", "store")}
+    assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {facts}"
     if " odd " not in name:  # whose last tile is read element by element
         narrow = min(plan.dtypes[n].itemsize for n in reads + writes)
         if narrow == 2 and plan.kinds.get("mask") != LINE.value:  # of which a thread takes two bytes
@@ -229,8 +229,8 @@ def check(name, plan, found):
             written = 0
             if plan.kernel is MULTI_MARGIN:  # for each element of an access, as Triton has it; and the gradient by it
                 picked, written = 8 * picked, 1 if writes else 0
-            single = found["load"].get(2, 0) <= picked and found["store"].get(2, 0) <= written
-            assert single, f"{name}: single elements: {found}"
+            single = facts["load"].get(2, 0) <= picked and facts["store"].get(2, 0) <= written
+            assert single, f"{name}: single elements: {facts}"
 
 
 def in_flight(plan, registers):
@@ -241,9 +241,9 @@ def in_flight(plan, registers):
     return blocks * tile * sum(plan.dtypes[n].itemsize for n in read) / 1024
 
 
-def line(target, name, plan, found):
-    accesses = "  ".join(f"{kind} {found[kind]}" for kind in ("load", "store"))
-    return f"{target:7} {name:38} {found['registers']:4} registers  stack {found['stack']}  {accesses}"
+def line(target, name, plan, facts):
+    accesses = "  ".join(f"{kind} {facts[kind]}" for kind in ("load", "store"))
+    return f"{target:7} {name:38} {facts['registers']:4} registers  stack {facts['stack']}  {accesses}"
 
 
 PLANS = (plans_statistics, plans_rows, plans_regions, plans_classification)
@@ -291,9 +291,9 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
     assert {kernel.fn.__name__ for kernel in KERNELS.values() if kernel.fn not in plans} == {"nll_loss_kernel"}
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
-        told, done = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
-        assert max(width for _, width in told) >= 16, plan.kernel.fn.__name__
-        assert set(done) == set(told), (plan.kernel.fn.__name__, sorted(set(told)), sorted(set(done)))
+        of_ptx, of_machine = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
+        assert max(width for _, width in of_ptx) >= 16, plan.kernel.fn.__name__
+        assert set(of_machine) == set(of_ptx), (plan.kernel.fn.__name__, sorted(set(of_ptx)), sorted(set(of_machine)))
 
 
 @pytest.mark.parametrize("name", ["aligned mean bfloat16", "aligned columns bfloat16"])
@@ -363,10 +363,10 @@ def test_new_sizes_load_nothing_new(compiled):
 
 
 def test_a_new_kernel_is_refused_while_a_graph_is_captured(compiled, monkeypatch):
-    known, new = meta((64, 4096), BF16), meta((64, 4096), F32)
-    mapped(mse_loss.slope, known, known).loaded(0)
+    loaded, new = meta((64, 4096), BF16), meta((64, 4096), F32)
+    mapped(mse_loss.slope, loaded, loaded).loaded(0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    mapped(mse_loss.slope, known[:32], known[:32]).loaded(0)  # another size of what is loaded
+    mapped(mse_loss.slope, loaded[:32], loaded[:32]).loaded(0)  # another size of what is loaded
     with pytest.raises(RuntimeError, match="elementwise_kernel .* run the step once before"):
         mapped(mse_loss.slope, new, new).loaded(0)
     assert len(compiled) == 1
@@ -389,12 +389,12 @@ def test_each_stream_has_buffers_of_its_own(monkeypatch):
 
 def test_plans_of_one_binary_are_compiled_alike():
     """The key by which a plan finds its binary says all that the binary depends on."""
-    known = {}
+    variants = {}
     for name, plan in CASES.items():
-        made = plan.kernel, plan.signature, plan.constants, plan.kinds, plan.attrs, plan.config
-        other, before = known.setdefault(plan.variant(), (name, made))
-        assert made == before, (name, other)
-    assert len(known) > len(CASES) // 2
+        inputs = plan.kernel, plan.signature, plan.constants, plan.kinds, plan.attrs, plan.config
+        other, before = variants.setdefault(plan.variant(), (name, inputs))
+        assert inputs == before, (name, other)
+    assert len(variants) > len(CASES) // 2
 
 
 def test_a_spill_is_caught(tmp_path):

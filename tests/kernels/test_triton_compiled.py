@@ -107,16 +107,16 @@ def test_what_does_not_compile_is_found():
 
 def test_layouts_are_read():
     """Lanes of a slice are those of what it is cut from; copies beyond the tile lead nowhere."""
-    known = compiled.layouts(
+    layouts = compiled.layouts(
         "#a = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [2, 1], order = [1, 0]}>\n"
         "#b = #ttg.linear<{register = [], lane = [[0, 1], [8, 0]], warp = [[0, 0]], block = []}>\n"
     )
     lanes = [[0, 2], [0, 4], [0, 8], [1, 0], [2, 0]]
-    assert compiled.bases("#a", (8, 16), known) == {"register": [[0, 1]], "lane": lanes, "warp": [[4, 0]]}
-    assert compiled.bases("#a", (4, 8), known)["lane"] == [[0, 2], [0, 4], [0, 0], [1, 0], [2, 0]]
-    cut = compiled.bases("#ttg.slice<{dim = 1, parent = #a}>", (8,), known)
+    assert compiled.bases("#a", (8, 16), layouts) == {"register": [[0, 1]], "lane": lanes, "warp": [[4, 0]]}
+    assert compiled.bases("#a", (4, 8), layouts)["lane"] == [[0, 2], [0, 4], [0, 0], [1, 0], [2, 0]]
+    cut = compiled.bases("#ttg.slice<{dim = 1, parent = #a}>", (8,), layouts)
     assert cut == {"register": [[0]], "lane": [[0], [0], [0], [1], [2]], "warp": [[4]]}
-    assert compiled.bases("#b", (16, 2), known) == {"register": [], "lane": [[0, 1], [8, 0]], "warp": [[0, 0]]}
+    assert compiled.bases("#b", (16, 2), layouts) == {"register": [], "lane": [[0, 1], [8, 0]], "warp": [[0, 0]]}
 
 
 def test_what_is_sent_is_followed():

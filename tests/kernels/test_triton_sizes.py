@@ -130,13 +130,13 @@ class Comparison:
         """Compare all launches that a call makes, forward and backward."""
         import torch
 
-        made, undo = [], [(x, x.launch) for x in self.lazy]
+        calls, undo = [], [(x, x.launch) for x in self.lazy]
         for lazy in self.lazy:
-            lazy.launch = spy(lazy, made)
+            lazy.launch = spy(lazy, calls)
         self.by_python(call, twice=True)
         for lazy, launch in undo:
             lazy.launch = launch
-        for launcher, arguments in made:
+        for launcher, arguments in calls:
             op = getattr(torch.ops.safeops, f"_{launcher}").default
             arrived = partial(self.arrived, op, arguments)
             self.by_python(arrived, twice=True)
@@ -159,12 +159,12 @@ class Comparison:
         return result
 
 
-def spy(lazy, made):
+def spy(lazy, calls):
     launch = getattr(importlib.import_module(f"safeops.kernels.{lazy.module}"), lazy.name)
 
     def noted(*arguments):
         if all(type(x).__name__ != "Sized" for x in arguments):  # no trace
-            made.append((lazy.name, arguments))
+            calls.append((lazy.name, arguments))
         return launch(*arguments)
 
     return noted
@@ -199,8 +199,8 @@ def run(own, names, benchmarked):
         for name in case.names() if benchmarked else ():
             for _ in range(SIZES // 4):
                 n = 4096 * chance.randrange(3, 64)
-                made = case.build(name, n, torch.bfloat16, "cpu")
-                comparison.of(f"{name}, {n}", partial(both_ways, made.ours, *made.inputs))
+                benchmark = case.build(name, n, torch.bfloat16, "cpu")
+                comparison.of(f"{name}, {n}", partial(both_ways, benchmark.ours, *benchmark.inputs))
         del comparison.kept
     for name in comparison.total:
         print(name, comparison.derived[name], comparison.total[name])

@@ -201,11 +201,11 @@ def repeat_all():
         launch.Plan.__call__, launch.Plan.compile = launched, compile_once
         launches = 0
         for name in case.names():
-            made = case.build(name, 4096, torch.float32, "cpu")
+            benchmark = case.build(name, 4096, torch.float32, "cpu")
             for again in (False, True):
                 seen.clear()
-                result = made.ours(*made.inputs)
-                if made.backward_bytes is not None:
+                result = benchmark.ours(*benchmark.inputs)
+                if benchmark.backward_bytes is not None:
                     result.backward(torch.ones_like(result))
                 assert not (again and seen), (name, seen)
                 launches += len(seen)

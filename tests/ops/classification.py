@@ -21,16 +21,16 @@ def _last(t):
     return t.movedim(1, -1) if t.dim() > 1 else t
 
 
-def _own(target, classes, mask, weight, ignore_index):
+def _targets(target, classes, mask, weight, ignore_index):
     """(which class is a row's own, which rows are kept, their weights or None)."""
     keep = (target >= 0) & (target < classes) & (target != ignore_index)
     keep = keep if mask is None else keep & mask
-    own = (torch.arange(classes, device=target.device) == target.unsqueeze(-1)) & keep.unsqueeze(-1)
+    is_target = (torch.arange(classes, device=target.device) == target.unsqueeze(-1)) & keep.unsqueeze(-1)
     if weight is None:
-        return own, keep, None
-    row_weights = torch.where(own, weight, 0).sum(-1)
+        return is_target, keep, None
+    row_weights = torch.where(is_target, weight, 0).sum(-1)
     keep = keep & (row_weights != 0)
-    return own & keep.unsqueeze(-1), keep, row_weights
+    return is_target & keep.unsqueeze(-1), keep, row_weights
 
 
 def cross_entropy(
@@ -43,18 +43,22 @@ def cross_entropy(
     if target.is_floating_point():
         keep = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
         keep = keep if mask is None else keep & mask
-        share = torch.where(keep.unsqueeze(-1), _last(target), 0) * per_class
+        target_weight = torch.where(keep.unsqueeze(-1), _last(target), 0) * per_class
     else:
-        own, keep, row_weights = _own(target, classes, mask, weight, ignore_index)
-        share = torch.where(own, per_class, 0)
+        is_target, keep, row_weights = _targets(target, classes, mask, weight, ignore_index)
+        target_weight = torch.where(is_target, per_class, 0)
     x = torch.where(keep.unsqueeze(-1), x, 0)
     if not target.is_floating_point() and label_smoothing == 0 and z_loss == 0:
         # the row's own logit alone is +inf
-        certain = ((x == torch.inf) == own).all(-1, keepdim=True) & own.any(-1, keepdim=True) & ~x.isnan().any(-1, True)
-        x = torch.where(certain, torch.where(own, 1e9, -1e9).to(x.dtype), x)
+        certain = (
+            ((x == torch.inf) == is_target).all(-1, keepdim=True)
+            & is_target.any(-1, keepdim=True)
+            & ~x.isnan().any(-1, True)
+        )
+        x = torch.where(certain, torch.where(is_target, 1e9, -1e9).to(x.dtype), x)
     minus_log = -x.log_softmax(-1) if classes else x
     exists = x != -torch.inf
-    loss = (share * torch.where(exists | (share != 0), minus_log, 0)).sum(-1)
+    loss = (target_weight * torch.where(exists | (target_weight != 0), minus_log, 0)).sum(-1)
     if label_smoothing:
         even = (per_class * torch.where(exists, minus_log, 0)).sum(-1) / exists.sum(-1).clamp(min=1)
         loss = (1 - label_smoothing) * loss + label_smoothing * even
@@ -70,8 +74,8 @@ def nll_loss(
     input, target, *, weight=None, mask=None, reduction="mean", ignore_index=-100, denominator=None, empty="zero"
 ):
     x = _last(input)
-    own, keep, row_weights = _own(target, x.shape[-1], mask, weight, ignore_index)
-    loss = -torch.where(own, x, 0).sum(-1)
+    is_target, keep, row_weights = _targets(target, x.shape[-1], mask, weight, ignore_index)
+    loss = -torch.where(is_target, x, 0).sum(-1)
     loss = loss if weight is None else torch.where(keep, loss * row_weights, 0)
     if reduction == "none":
         return loss
@@ -121,7 +125,7 @@ def _twin(function):
     """torch's function, with our mask and denominator around it."""
 
     def call(input, target, *, mask=None, reduction="mean", denominator=None, empty="zero", z_loss=0.0, **options):
-        shares = target.is_floating_point()
+        probabilities = target.is_floating_point()
         weight = options.get("weight")
         if weight is not None:
             options["weight"] = weight.to(input.dtype)
@@ -129,13 +133,13 @@ def _twin(function):
         if z_loss:
             loss = loss + z_loss * input.logsumexp(1) ** 2
         keep = torch.ones_like(loss, dtype=torch.bool) if mask is None else mask
-        if not shares:
+        if not probabilities:
             keep = keep & (target != options.get("ignore_index", -100))
         loss = torch.where(keep, loss, 0)
         if reduction != "mean":
             return loss if reduction == "none" else loss.sum()
         if denominator is None:
-            counted = shares or weight is None
+            counted = probabilities or weight is None
             denominator = keep.sum() if counted else torch.where(keep, weight[target.clamp(min=0)], 0).sum()
         return loss.sum() / denominator
 

@@ -32,11 +32,11 @@ def keep(n, seed):
     return torch.rand(n, generator=generator, device="cuda") < 0.7
 
 
-def indices(n, below, seed):
+def indices(n, size, seed):
     """Some out of range on either side, and one in seven names place 3: duplicates of every length."""
     generator = torch.Generator("cuda").manual_seed(2000 + seed)
-    index = torch.randint(-below // 20 - 1, below + below // 20 + 1, (n,), generator=generator, device="cuda")
-    return torch.where(torch.arange(n, device="cuda") % 7 == 0, min(3, below - 1), index)
+    index = torch.randint(-size // 20 - 1, size + size // 20 + 1, (n,), generator=generator, device="cuda")
+    return torch.where(torch.arange(n, device="cuda") % 7 == 0, min(3, size - 1), index)
 
 
 def masked(name, scale=1, keyword="mask", **options):

@@ -22,8 +22,8 @@ def _times(a, b):
 
 def _softplus(x):
     """With derivative sigmoid(x) everywhere: that of |x| at 0 is chosen."""
-    above, below = torch.where(x > 0, x, 0), torch.where(x > 0, 0, x)
-    return torch.where(x > 0, above + torch.exp(-above).log1p(), torch.exp(below).log1p())
+    positive, negative = torch.where(x > 0, x, 0), torch.where(x > 0, 0, x)
+    return torch.where(x > 0, positive + torch.exp(-positive).log1p(), torch.exp(negative).log1p())
 
 
 def _multilabel(x, y, weight=None):
@@ -69,10 +69,10 @@ row_loss(
 def _info_nce(query, positive_key, temperature=0.1, keep=None):
     """The keys are those of the batch. With others: tests/contract/rows/test_label_losses.py."""
     logits = normalize(query) @ normalize(positive_key).mT / temperature
-    own = torch.eye(len(query), dtype=torch.bool, device=query.device)
-    logits = torch.where(keep | own, logits, -torch.inf)
+    is_positive = torch.eye(len(query), dtype=torch.bool, device=query.device)
+    logits = torch.where(keep | is_positive, logits, -torch.inf)
     top = logits.detach().amax(-1, keepdim=True) if len(query) else logits
-    return (logits - top).exp().sum(-1).log() + top.sum(-1) - torch.where(own, logits, 0).sum(-1)
+    return (logits - top).exp().sum(-1).log() + top.sum(-1) - torch.where(is_positive, logits, 0).sum(-1)
 
 
 def _info_nce_sizes(query, positive_key, temperature=0.1, keep=None):

@@ -15,7 +15,7 @@ NAME = "linear_cross_entropy"
 
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, reduction="mean", **options):
     target, rows = target.long(), input.shape[:-1]
-    _, keep, _ = classification._own(target, len(linear_weight), *(options.get(k) for k in ("mask", "weight")),
+    _, keep, _ = classification._targets(target, len(linear_weight), *(options.get(k) for k in ("mask", "weight")),
                                      options.get("ignore_index", -100))  # fmt: skip
     x = torch.where(keep.unsqueeze(-1), input, 0).reshape(-1, input.shape[-1])
     logits = x @ linear_weight.mT

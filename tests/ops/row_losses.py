@@ -80,13 +80,15 @@ def _terms(definition, sizes):
     """sizes: (*vectors, **options) -> (that of what a row's loss is summed from, those of each vector's slopes)."""
 
     def terms(sample, outcome):
-        given = _of_rows(lambda *operands, **options: (operands, options))
-        operands, options = given(*sample.args, **sample.kwargs)
+        split = _of_rows(lambda *operands, **options: (operands, options))
+        operands, options = split(*sample.args, **sample.kwargs)
         operands, terms, value = definition.parts(*operands, **options)
         upstream = outcome.upstream[0] if outcome.upstream else torch.ones_like(value)
         (slope,) = torch.autograd.grad(value, terms, upstream)  # of the result, by each row's loss
-        own = {key: options[key] for key in options if key not in SHARED or key == "weight" and definition.by_class}
-        size, slopes = sizes(*operands, **own)
+        parameters = {
+            key: options[key] for key in options if key not in SHARED or key == "weight" and definition.by_class
+        }
+        size, slopes = sizes(*operands, **parameters)
         grads = {i: (slope.abs().unsqueeze(-1) * s).expand(operands[i].shape) for i, s in enumerate(slopes)}
         weight = options.get("weight")
         if definition.by_class:
@@ -126,8 +128,8 @@ DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 def _samples(operands, differentiable, options, by_class):
     """operands: seed -> those of five rows."""
 
-    def sample(name, seed, slow=False, leaves=differentiable, **given):
-        return Sample(operands(seed), {**given, **options}, name=name, differentiable=leaves, masked=differentiable,
+    def sample(name, seed, slow=False, leaves=differentiable, **arguments):
+        return Sample(operands(seed), {**arguments, **options}, name=name, differentiable=leaves, masked=differentiable,
                       slow=slow)  # fmt: skip
 
     weight = weights(5, 1) if by_class is None else by_class
@@ -315,11 +317,11 @@ row_loss(
 
 
 def _multi_margin(x, target, p=1, margin=1.0, weight=None):
-    own = target.long().unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)
-    d = margin - torch.where(own, x, 0).sum(-1, keepdim=True) + x
-    terms = torch.where(own | (d <= 0), 0, d) ** p
+    is_target = target.long().unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)
+    d = margin - torch.where(is_target, x, 0).sum(-1, keepdim=True) + x
+    terms = torch.where(is_target | (d <= 0), 0, d) ** p
     loss = terms.sum(-1) / max(x.shape[-1], 1)
-    return loss if weight is None else loss * torch.where(own, weight, 0).sum(-1)
+    return loss if weight is None else loss * torch.where(is_target, weight, 0).sum(-1)
 
 
 def _multi_margin_sizes(x, target, p=1, margin=1.0, weight=None):

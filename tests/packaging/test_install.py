@@ -186,6 +186,6 @@ def test_architectures(build, gpus, asked, expected, tmp_path):
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     command = [sys.executable, "setup.py", "-q", "build_ext", *build, "--build-lib", tmp_path, "--build-temp", tmp_path]
     result = run(command, cwd=ROOT, check=False, CXX="false", PATH=path, SAFEOPS_CUDA_ARCH=asked)
-    told = (ROOT / "build" / "ninja" / "build.ninja").read_text()
-    assert result.returncode != 0 and set(re.findall(r"code=sm_(\d+)", told)) == expected
+    rules = (ROOT / "build" / "ninja" / "build.ninja").read_text()
+    assert result.returncode != 0 and set(re.findall(r"code=sm_(\d+)", rules)) == expected
     assert ("building without the CUDA kernels" in result.stderr) == (not expected)

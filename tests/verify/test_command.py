@@ -99,8 +99,8 @@ def test_one_device_of_each_model(gpu):
 def test_what_cannot_run_says_why(gpu, capsys):
     gpu.gpus = [T4]
     assert verify("--ops", "mse_loss") == 2
-    told = capsys.readouterr()
-    assert "mse_loss  not run" in told.out and "there are no kernels of mse_loss on Tesla T4" in told.err
+    captured = capsys.readouterr()
+    assert "mse_loss  not run" in captured.out and "there are no kernels of mse_loss on Tesla T4" in captured.err
     assert verify("--device", "cpu", "--ops", "psnr") == 2, "made of other ops"
 
 

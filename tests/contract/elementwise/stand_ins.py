@@ -18,9 +18,9 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remov
 
 def tensor(values, dtype=torch.float32):
     """Nine times over, for the vector loops and their tails. Numbers that the dtype would round are not meant."""
-    made = torch.tensor(values, dtype=torch.float64).to(dtype)
-    assert all(v != v or float(m) == v for v, m in zip(values, made)), "not exact in this dtype"
-    return made.repeat(9).to(DEVICE)
+    result = torch.tensor(values, dtype=torch.float64).to(dtype)
+    assert all(v != v or float(m) == v for v, m in zip(values, result)), "not exact in this dtype"
+    return result.repeat(9).to(DEVICE)
 
 
 def compute(dtype):

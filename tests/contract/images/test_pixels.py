@@ -21,15 +21,15 @@ def test_nothing_kept(route, name):
     operands = (x,) if name == "total_variation" else (x, y)
     options = {"win_size": 3, "betas": (0.5, 0.5)} if name == "ms_ssim" else {}
     none = torch.zeros(2, 1, 12, 13, dtype=torch.bool, device=DEVICE)
-    some = none.clone()
-    some[1] = True
+    second_image = none.clone()
+    second_image[1] = True
     function = on(route, name)
     value, grads = value_and_gradients(function, *operands, mask=none, **options)
     assert value == 0 and all((g == 0).all() for g in grads)
     assert function(*operands, mask=none, empty="nan", **options).isnan()
     with pytest.raises(ValueError, match=f'^{name}: empty="raise"'):
         function(*operands, mask=none, empty="raise", **options)
-    second = function(*operands, mask=some, **options)
+    second = function(*operands, mask=second_image, **options)
     torch.testing.assert_close(second, function(*(x[1:] for x in operands), **options))
 
 
@@ -60,10 +60,10 @@ def test_total_variation_of_sizes(route, shape):
     last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     turned = x.transpose(-1, -2).contiguous().transpose(-1, -2)
     upstream = torch.rand(shape[0], generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    for given, mask in ((x, None), (x.contiguous(memory_format=last), keep), (turned, None), (x.expand(shape), keep)):
-        dirty = given if mask is None else torch.where(mask, given, NAN)
+    for image, mask in ((x, None), (x.contiguous(memory_format=last), keep), (turned, None), (x.expand(shape), keep)):
+        dirty = image if mask is None else torch.where(mask, image, NAN)
         results = []
-        for function, leaf in ((on(route, "total_variation"), dirty), (definitions.total_variation, given.double())):
+        for function, leaf in ((on(route, "total_variation"), dirty), (definitions.total_variation, image.double())):
             leaf = leaf.detach().requires_grad_()
             value = function(leaf, mask=mask, reduction="none")
             results.append((value, *torch.autograd.grad(value, leaf, upstream.to(value.dtype))))

@@ -148,10 +148,10 @@ def test_masked_windows_are_made_of_what_is_kept(route, name):
     """A strip that is masked out is as if the images ended there, windows cut at the border."""
     x, y = images(2, 3, 20, 30)
     keep = torch.arange(30, device=DEVICE) < 21
-    whole = on(route, name)(x, y, mask=keep, padding="same", reduction="none")
+    masked = on(route, name)(x, y, mask=keep, padding="same", reduction="none")
     part = on(route, name)(x[..., :21], y[..., :21], padding="same", reduction="none")
-    torch.testing.assert_close(whole[..., :21], part)
-    assert (whole[..., 21:] == 0).all()
+    torch.testing.assert_close(masked[..., :21], part)
+    assert (masked[..., 21:] == 0).all()
 
 
 # ---- sizes
@@ -308,8 +308,8 @@ def test_nothing_of_the_size_of_an_image_is_saved():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda z: kept.append(z) or z, lambda z: z):
         safeops.ssim_loss(x, y, mask=y > 0.1)
-    own = {z.data_ptr() for z in (x, y)}
-    assert all(z.numel() <= 18 or z.dtype == torch.bool or z.data_ptr() in own for z in kept)
+    inputs = {z.data_ptr() for z in (x, y)}
+    assert all(z.numel() <= 18 or z.dtype == torch.bool or z.data_ptr() in inputs for z in kept)
 
 
 @each_similarity
@@ -325,11 +325,11 @@ def test_the_mean_over_micro_batches_by_denominator():
     mask = kept(4, 1, 20, 20)
     count = mask[..., 5:-5, 5:-5].sum().float()
     parts = [slice(0, 1), slice(1, 4)]
-    whole = value_and_gradients(safeops.ssim_loss, x, y, mask=mask)
+    expected = value_and_gradients(safeops.ssim_loss, x, y, mask=mask)
     ours = value_and_gradients(
         lambda x, y: sum(safeops.ssim_loss(x[p], y[p], mask=mask[p], denominator=count) for p in parts), x, y
     )
-    torch.testing.assert_close(ours, whole)
+    torch.testing.assert_close(ours, expected)
 
 
 def test_module():

@@ -103,13 +103,13 @@ def test_gradient_accumulation_with_a_denominator_is_exact():
     """The mean over two micro-batches of unequal kept counts is not the mean of their means."""
     x, y = leaf([1.0, 2.0, 3.0, 10.0]), torch.zeros(4, device=DEVICE)
     keep = flags(True, True, True, True)
-    whole = torch.autograd.grad(safeops.mse_loss(x, y, mask=keep), x)[0]
+    expected = torch.autograd.grad(safeops.mse_loss(x, y, mask=keep), x)[0]
     parts = [slice(0, 3), slice(3, 4)]
     plain = sum(F.mse_loss(x[p], y[p]) for p in parts) / 2
-    assert not torch.allclose(torch.autograd.grad(plain, x)[0], whole)
+    assert not torch.allclose(torch.autograd.grad(plain, x)[0], expected)
     count = keep.sum().float()
     ours = sum(safeops.mse_loss(x[p], y[p], mask=keep[p], denominator=count) for p in parts)
-    assert torch.equal(torch.autograd.grad(ours, x)[0], whole)
+    assert torch.equal(torch.autograd.grad(ours, x)[0], expected)
 
 
 @pytest.mark.skipif(not KERNELS, reason="the composite would need 16 GiB")

@@ -27,11 +27,11 @@ def build(name, **options):
     """(module, its function, the function's own options, operands, mask and weight as far as the call takes them)"""
     module = getattr(safeops.nn, name)
     call = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in record(module).call.items()}
-    own = {key: call[key] for key in inspect.signature(module).parameters if key in call}
-    given = inspect.signature(module.forward).parameters
-    operands = [call[key] for key, x in given.items() if x.kind is x.POSITIONAL_OR_KEYWORD and key != "self"]
-    tensors = {key: call[key] for key in ("mask", "weight") if key in given}
-    return module(**{**own, **options}).to(DEVICE), module.function, own, operands, tensors
+    options_of_call = {key: call[key] for key in inspect.signature(module).parameters if key in call}
+    parameters = inspect.signature(module.forward).parameters
+    operands = [call[key] for key, x in parameters.items() if x.kind is x.POSITIONAL_OR_KEYWORD and key != "self"]
+    tensors = {key: call[key] for key in ("mask", "weight") if key in parameters}
+    return module(**{**options_of_call, **options}).to(DEVICE), module.function, options_of_call, operands, tensors
 
 
 def test_every_loss_has_a_module():
@@ -44,11 +44,13 @@ def test_every_loss_has_a_module():
 @pytest.mark.parametrize("check", [c for c in OWN if c in CHECKS])
 @pytest.mark.parametrize("name", [name for name in MODULES if record(getattr(safeops.nn, name)).family == "losses"])
 def test_module(name, check):
-    module, _, own, operands, tensors = build(name)
+    module, _, defaults, operands, tensors = build(name)
     definition, fields = record(module).definition, record(module).fields
     if check in fields.get("skip", {}):
         pytest.skip(fields["skip"][check])
-    wide = {key: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in own.items()}
+    wide = {
+        key: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in defaults.items()
+    }
 
     def reference(*operands, **tensors):
         return definition(*operands, **tensors, **wide)
@@ -63,33 +65,33 @@ def test_module(name, check):
 @pytest.mark.parametrize("empty", ["zero", "nan"])
 @each_module
 def test_options_reach_the_function(name, reduction, empty):
-    module, function, own, operands, tensors = build(name, reduction=reduction, empty=empty)
+    module, function, defaults, operands, tensors = build(name, reduction=reduction, empty=empty)
     for keep in (tensors["mask"], torch.zeros_like(tensors["mask"])):
-        given = {**tensors, "mask": keep}
-        got = module(*operands, **given)
-        want = function(*operands, **given, reduction=reduction, empty=empty, **own)
+        keywords = {**tensors, "mask": keep}
+        got = module(*operands, **keywords)
+        want = function(*operands, **keywords, reduction=reduction, empty=empty, **defaults)
         assert torch.equal(got.nan_to_num(-1), want.nan_to_num(-1)) and torch.equal(got.isnan(), want.isnan())
 
 
 @each_module
 def test_denominator_reaches_the_function(name):
-    module, function, own, operands, _ = build(name)
+    module, function, defaults, operands, _ = build(name)
     for denominator in (7.0, torch.tensor(7.0, device=DEVICE)):
         assert torch.equal(
-            module(*operands, denominator=denominator), function(*operands, denominator=denominator, **own)
+            module(*operands, denominator=denominator), function(*operands, denominator=denominator, **defaults)
         )
 
 
 @each_module
 def test_modules_copy_save_and_print(name):
-    module, _, own, operands, _ = build(name, reduction="sum")
+    module, _, defaults, operands, _ = build(name, reduction="sum")
     buffer = io.BytesIO()
     torch.save(module, buffer)
     buffer.seek(0)
     for twin in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
         assert torch.equal(twin(*operands), module(*operands))
     assert not list(module.parameters()) and module.state_dict().keys() == set(module.op.buffers)
-    for option, value in {"reduction": "sum", **own}.items():
+    for option, value in {"reduction": "sum", **defaults}.items():
         assert option in module.op.buffers or f"{option}={value!r}" in repr(module)
 
 

@@ -106,13 +106,13 @@ def test_sizes(route, name, shape):
     """Around the lengths of chunks, blocks and groups of classes."""
     x, index = images(*shape)
     keep = torch.rand(index.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.7
-    some = torch.where(keep, index, 77)
+    ignored = torch.where(keep, index, 77)
     upstream = torch.rand(shape[:2], generator=torch.Generator().manual_seed(2)).to(DEVICE)
     cases = [
         (one_hot(index, shape[1]), {"mask": keep}),
         (index, {}),
         (index, {"mask": keep.unsqueeze(1), "squared_pred": True}),
-        (some, {"ignore_index": 77}),
+        (ignored, {"ignore_index": 77}),
     ]
     for target, options in cases[: None if shape[1] > 1 else 1]:  # (of one class there are no indices)
         results = []
@@ -297,8 +297,8 @@ def test_a_class_that_is_neither_there_nor_predicted(route):
 def test_a_region_without_a_pixel_counts_for_nothing(route, name):
     x, index = images(3, 2, 10)
     keep = flags(True, False, True)[:, None].expand(3, 10)
-    some = on(route, name)(x[::2], index[::2])
-    assert torch.equal(on(route, name)(x, index, mask=keep), some)
+    expected = on(route, name)(x[::2], index[::2])
+    assert torch.equal(on(route, name)(x, index, mask=keep), expected)
     none = on(route, name)(x, index, mask=keep, reduction="none", empty="nan")
     assert none[1].isnan().all() and torch.equal(none[::2], on(route, name)(x[::2], index[::2], reduction="none"))
     with pytest.raises(ValueError, match=f'^{name}: empty="raise": nothing is kept for 2 of 6 results'):
@@ -325,9 +325,9 @@ def test_a_mask_of_pixels_is_one_of_all_classes(route, name):
 def test_gradient_accumulation_with_a_denominator_is_exact(name):
     x, index = images(4, 3, 20)
     function = getattr(safeops, name)
-    _, whole = value_and_gradient(function, x, index)
+    _, expected = value_and_gradient(function, x, index)
     parts = [value_and_gradient(function, x[p], index[p], denominator=12)[1] for p in (slice(0, 1), slice(1, 4))]
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-6, atol=0)
 
 
 @kernels_only
@@ -358,7 +358,7 @@ def test_pixels_are_neither_saved_nor_copied(name, dtype):
     for target in (index, one_hot(index, 4, torch.float16)):
         leaves = [z.detach().requires_grad_() for z in (x, target) if z.is_floating_point()]
         operands = (leaves[0], leaves[-1] if target.is_floating_point() else target)
-        own, kept = {z.untyped_storage().data_ptr() for z in (*operands, keep)}, {}
+        inputs, kept = {z.untyped_storage().data_ptr() for z in (*operands, keep)}, {}
 
         def note(z, kept=kept):
             kept[z.untyped_storage().data_ptr()] = z.untyped_storage().nbytes()
@@ -369,7 +369,7 @@ def test_pixels_are_neither_saved_nor_copied(name, dtype):
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda z: z):
             loss = forward()
-        assert sum(size for data, size in kept.items() if data not in own) < 4096
+        assert sum(size for data, size in kept.items() if data not in inputs) < 4096
         assert _peak_bytes(DEVICE, forward) < 32768
 
         def backward(loss=loss, leaves=leaves):
@@ -419,13 +419,13 @@ def test_modules(name):
     op, call = registry[name], RECORDS[name].call
     x, index = images(2, 3, 6, 7)
     weight = t(1.0, 2.0, 0.5)
-    own = {key: call[key] for key in ("squared_pred", "smooth_nr", *op.parameters)}
-    module = getattr(safeops.nn, op.module)(weight=weight, ignore_index=1, batch=True, reduction="none", **own)
-    want = getattr(safeops, name)(x, index, weight=weight, ignore_index=1, batch=True, reduction="none", **own)
+    extra = {key: call[key] for key in ("squared_pred", "smooth_nr", *op.parameters)}
+    module = getattr(safeops.nn, op.module)(weight=weight, ignore_index=1, batch=True, reduction="none", **extra)
+    want = getattr(safeops, name)(x, index, weight=weight, ignore_index=1, batch=True, reduction="none", **extra)
     assert torch.equal(module(x, index), want) and want.shape == (3,)
     assert list(module.state_dict()) == ["weight"] and torch.equal(copy.deepcopy(module)(x, index), want)
     assert module.double().weight.dtype == torch.float64
-    for option, value in {"reduction": "'none'", "ignore_index": 1, **own}.items():
+    for option, value in {"reduction": "'none'", "ignore_index": 1, **extra}.items():
         assert f"{option}={value}" in repr(module)
     keep = x[:, 0] > 0.3
     module = getattr(safeops.nn, op.module)()

@@ -242,9 +242,9 @@ def test_a_scale_of_zero_is_selected(kind, upstream):
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="of the CPU's kernel")
 def test_a_gradient_of_too_many_dims_is_refused():
-    x, numbers = torch.ones(2, 3), torch.ones(2, 1)
+    x, column = torch.ones(2, 3), torch.ones(2, 1)
     with pytest.raises(RuntimeError, match="too many dims"):
-        torch.ops.safeops._statistic_backward(numbers, x, numbers.double(), numbers.double(), None, None, LINEAR, [1])
+        torch.ops.safeops._statistic_backward(column, x, column.double(), column.double(), None, None, LINEAR, [1])
 
 
 def test_a_norm_of_zero_has_no_slope_where_there_is_no_kernel():

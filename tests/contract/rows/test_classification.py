@@ -204,14 +204,14 @@ def test_torchs_own(name, reduction, shape, dim):
     if name == "cross_entropy":
         targets.append(torch.rand(shape, generator=g, dtype=torch.float64).to(DEVICE))
     for y, weight, smoothing, ignored in itertools.product(targets, (None, w), smoothings, (-100, 2)):
-        shares = y.is_floating_point()
+        probabilities = y.is_floating_point()
         options = {"weight": weight, "reduction": reduction}
         if smoothing:
             options["label_smoothing"] = smoothing
-        if not shares and rows:
+        if not probabilities and rows:
             options["ignore_index"] = ignored
         got, grad = both(getattr(safeops, name), x, y, **options)
-        want, grad_want = both(getattr(F, name), x, y if shares else y.long(), **options)
+        want, grad_want = both(getattr(F, name), x, y if probabilities else y.long(), **options)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(grad, grad_want)
 
@@ -222,7 +222,7 @@ def test_torchs_own(name, reduction, shape, dim):
 def test_logits_far_from_zero(route, length, dtype):
     """A row that is filled with -1e9, or with the lowest number, has the loss log C and the gradient 1 / C."""
     f, target = on(route, "cross_entropy"), classes(1, 3)
-    share = torch.full((2, length), 1 / length, device=DEVICE)
+    probabilities = torch.full((2, length), 1 / length, device=DEVICE)
     limit = 2.0**1000 if dtype == torch.float64 else torch.finfo(dtype).max  # (sums over the classes are fp64)
     for size in (-1e5, -1e9, 1e17, -limit, limit):
         x = torch.full((2, length), size, dtype=dtype, device=DEVICE)
@@ -232,12 +232,12 @@ def test_logits_far_from_zero(route, length, dtype):
                 torch.testing.assert_close(
                     loss.double(), loss.new_tensor([length] * 2).double().log(), rtol=1e-5, atol=0
                 )
-                own = 1 - options.get("label_smoothing", 0.0)
-                want = own * (share - F.one_hot(target, length))
+                target_factor = 1 - options.get("label_smoothing", 0.0)
+                want = target_factor * (probabilities - F.one_hot(target, length))
                 torch.testing.assert_close(
                     grad.float(), want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-9
                 )
-        _, grad = both(lambda q, x=x: f(x, q.to(dtype), reduction="none"), share)
+        _, grad = both(lambda q, x=x: f(x, q.to(dtype), reduction="none"), probabilities)
         torch.testing.assert_close(grad, torch.full_like(grad, math.log(length)), rtol=1e-2, atol=0)
     x = (torch.randn(2, length, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3e4).to(
         DEVICE, dtype
@@ -322,9 +322,9 @@ def test_the_mean_over_micro_batches(name):
     """With `denominator`, the parts add up to the mean of all."""
     function, x = getattr(safeops, name), torch.randn(8, 5, dtype=torch.float64, device=DEVICE)
     target = classes(0, 1, -100, -100, -100, 3, 4, 2)
-    whole = function(x, target)
+    expected = function(x, target)
     parts = sum(function(x[i : i + 4], target[i : i + 4], denominator=5) for i in (0, 4))
-    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(parts, expected)
 
 
 @each_loss

@@ -61,20 +61,20 @@ def eager(query, key, negatives=None, temperature=0.1, reduction="mean"):
     """As users write it."""
     q, k = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
     if negatives is None:
-        logits, own = q @ k.T, torch.arange(len(q), device=q.device)
+        logits, target = q @ k.T, torch.arange(len(q), device=q.device)
     else:
         n = F.normalize(negatives, dim=-1)
         far = q @ n.T if n.dim() == 2 else torch.einsum("nd,nmd->nm", q, n)
         logits = torch.cat([(q * k).sum(-1, keepdim=True), far], 1)
-        own = torch.zeros(len(q), dtype=torch.int64, device=q.device)
-    return F.cross_entropy(logits / temperature, own, reduction=reduction)
+        target = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+    return F.cross_entropy(logits / temperature, target, reduction=reduction)
 
 
 def operands(kind, n=7, length=6, dtype=torch.float64):
     """(query, positive_key), and for the other kinds negative_keys."""
     shape = {"in the batch": None, "shared": (5, length), "own": (n, 5, length)}[kind]
-    given = vectors(n, length, dtype=dtype)
-    return given if shape is None else [*given, torch.randn(shape, dtype=dtype, device=DEVICE).requires_grad_()]
+    pair = vectors(n, length, dtype=dtype)
+    return pair if shape is None else [*pair, torch.randn(shape, dtype=dtype, device=DEVICE).requires_grad_()]
 
 
 each_kind = pytest.mark.parametrize("kind", ["in the batch", "shared", "own"])
@@ -85,14 +85,14 @@ each_kind = pytest.mark.parametrize("kind", ["in the batch", "shared", "own"])
 @each_kind
 @each_dtype
 def test_info_nce_loss_is_that_of_normalized_products(route, kind, reduction, dtype):
-    given = operands(kind, dtype=dtype)
+    tensors = operands(kind, dtype=dtype)
     for temperature in (0.07, 1.0, 30):
-        ours = on(route, "info_nce_loss")(*given, temperature=temperature, reduction=reduction)
-        theirs = eager(*given, temperature=temperature, reduction=reduction)
+        ours = on(route, "info_nce_loss")(*tensors, temperature=temperature, reduction=reduction)
+        theirs = eager(*tensors, temperature=temperature, reduction=reduction)
         # a cosine's rounding, relative to 1, is divided by the temperature
         allowed = 32 * torch.finfo(dtype).eps / min(temperature, 1)
-        torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed * given[0].shape[0])
-        got, want = (torch.autograd.grad(z.sum(), given) for z in (ours, theirs))
+        torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed * tensors[0].shape[0])
+        got, want = (torch.autograd.grad(z.sum(), tensors) for z in (ours, theirs))
         for g, w in zip(got, want):
             torch.testing.assert_close(g, w, rtol=allowed, atol=allowed * float(w.abs().max()))
 
@@ -100,40 +100,40 @@ def test_info_nce_loss_is_that_of_normalized_products(route, kind, reduction, dt
 @each_route
 @each_kind
 def test_the_temperature_has_a_gradient(route, kind):
-    given = operands(kind)
+    tensors = operands(kind)
     for value in (0.07, 1.0):
         temperature = torch.tensor(value, dtype=torch.float64, device=DEVICE, requires_grad=True)
-        ours, theirs = (f(*given, temperature=temperature) for f in (on(route, "info_nce_loss"), eager))
+        ours, theirs = (f(*tensors, temperature=temperature) for f in (on(route, "info_nce_loss"), eager))
         torch.testing.assert_close(ours, theirs)
-        got, want = (torch.autograd.grad(z, (*given, temperature)) for z in (ours, theirs))
+        got, want = (torch.autograd.grad(z, (*tensors, temperature)) for z in (ours, theirs))
         torch.testing.assert_close(got, want)
-        as_op = torch.ops.safeops.info_nce_loss(*given, temperature=temperature)
+        as_op = torch.ops.safeops.info_nce_loss(*tensors, temperature=temperature)
         torch.testing.assert_close(torch.autograd.grad(as_op, temperature), want[-1:])
 
 
 @each_kind
 def test_second_order_and_forward_mode(kind):
-    given = operands(kind, n=3, length=3)
+    tensors = operands(kind, n=3, length=3)
     keep = flags(True, False, True)
 
-    def loss(*given):
-        return safeops.info_nce_loss(*given, temperature=0.5, mask=keep)
+    def loss(*tensors):
+        return safeops.info_nce_loss(*tensors, temperature=0.5, mask=keep)
 
-    assert torch.autograd.gradcheck(loss, given, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(loss, given, check_fwd_over_rev=True)
+    assert torch.autograd.gradcheck(loss, tensors, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(loss, tensors, check_fwd_over_rev=True)
 
 
 @each_route
 @each_kind
 def test_a_masked_row_is_nobodys_negative(route, kind):
     keep = flags(True, False, True, True, False, True, False)
-    given = operands(kind)
-    rows = [x if i == 2 and kind == "shared" else x[keep] for i, x in enumerate(given)]
+    tensors = operands(kind)
+    rows = [x if i == 2 and kind == "shared" else x[keep] for i, x in enumerate(tensors)]
     want = eager(*rows)
-    dwant = torch.autograd.grad(want, given)
+    dwant = torch.autograd.grad(want, tensors)
     weight = torch.where(keep, 2.0, 0.0)
     for garbage in (NAN, INF, 1e300):
-        dirty = [x.detach().clone() for x in given]
+        dirty = [x.detach().clone() for x in tensors]
         for i, x in enumerate(dirty):
             if not (i == 2 and kind == "shared"):
                 x[~keep] = garbage
@@ -147,18 +147,18 @@ def test_a_masked_row_is_nobodys_negative(route, kind):
 @each_route
 @each_kind
 def test_zero_vectors_and_halves(route, kind):
-    given = [x.detach().clone() for x in operands(kind)]
-    for x in given:
+    tensors = [x.detach().clone() for x in operands(kind)]
+    for x in tensors:
         x[1] = 0
         x.requires_grad_()
-    loss = on(route, "info_nce_loss")(*given, reduction="none")
+    loss = on(route, "info_nce_loss")(*tensors, reduction="none")
     keys = 7 if kind == "in the batch" else 6
     assert torch.allclose(loss[1], torch.tensor(keys, dtype=torch.float64, device=DEVICE).log())
-    for d in torch.autograd.grad(loss.sum(), given):
+    for d in torch.autograd.grad(loss.sum(), tensors):
         assert (d[1] == 0).all() and d.isfinite().all() and (d[0] != 0).any()
     for dtype in (torch.float16, torch.bfloat16):
         # 300^2 does not fit fp16; and bf16 products would be off by 1 in 256, over the temperature
-        large = [(x.detach() * 300).to(dtype) for x in given]
+        large = [(x.detach() * 300).to(dtype) for x in tensors]
         got = on(route, "info_nce_loss")(*large, temperature=0.01, reduction="none")
         want = eager(*(x.double() for x in large), temperature=0.01, reduction="none")
         assert got.dtype == torch.float32
@@ -168,29 +168,29 @@ def test_zero_vectors_and_halves(route, kind):
 @each_kind
 def test_no_autocast_in_the_products(kind):
     """Nor in those of the backward, inside a region."""
-    given = operands(kind, dtype=torch.float32)
-    want = safeops.info_nce_loss(*given)
-    dwant = torch.autograd.grad(want, given)
+    tensors = operands(kind, dtype=torch.float32)
+    want = safeops.info_nce_loss(*tensors)
+    dwant = torch.autograd.grad(want, tensors)
     for function in (safeops.info_nce_loss, torch.compile(safeops.info_nce_loss, backend="aot_eager", fullgraph=True)):
         with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            got = function(*given)
-            dgot = torch.autograd.grad(got, given)
+            got = function(*tensors)
+            dgot = torch.autograd.grad(got, tensors)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(dgot, dwant, rtol=1e-5, atol=1e-6)
 
 
 @each_route
 def test_one_row_has_no_negative(route):
-    given = operands("in the batch", n=1)
-    loss = on(route, "info_nce_loss")(*given)
-    assert loss == 0 and all((d == 0).all() for d in torch.autograd.grad(loss, given))
-    assert on(route, "info_nce_loss")(*given, torch.zeros(0, 6, device=DEVICE, dtype=torch.float64)) == 0
+    tensors = operands("in the batch", n=1)
+    loss = on(route, "info_nce_loss")(*tensors)
+    assert loss == 0 and all((d == 0).all() for d in torch.autograd.grad(loss, tensors))
+    assert on(route, "info_nce_loss")(*tensors, torch.zeros(0, 6, device=DEVICE, dtype=torch.float64)) == 0
 
 
 def test_the_same_from_run_to_run():
-    given = operands("in the batch", n=300, dtype=torch.float32)
+    tensors = operands("in the batch", n=300, dtype=torch.float32)
     outcomes = []
     for _ in range(3):
-        loss = safeops.info_nce_loss(*given)
-        outcomes.append([loss, *torch.autograd.grad(loss, given)])
+        loss = safeops.info_nce_loss(*tensors)
+        outcomes.append([loss, *torch.autograd.grad(loss, tensors)])
     assert all(torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other))

@@ -60,30 +60,32 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_in_chunks(chunk, slopes, options, reduction):
     """Equal to a linear layer and its loss; with "none" each row is scaled by its own upstream (Liger#1298, #678)."""
-    given = operands()
-    given[2][1] = 3
+    tensors = operands()
+    tensors[2][1] = 3
     options = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[options].items()}
     upstream = torch.randn(9 if reduction == "none" else (), dtype=torch.float64, device=DEVICE)
-    got = outcome(safeops.linear_cross_entropy, *given, upstream=upstream, reduction=reduction, **options)
-    want = outcome(_twin, *given, upstream=upstream, reduction=reduction, **options)
+    got = outcome(safeops.linear_cross_entropy, *tensors, upstream=upstream, reduction=reduction, **options)
+    want = outcome(_twin, *tensors, upstream=upstream, reduction=reduction, **options)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
 @each_reduction
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_routes_meet_in_fp32(chunk, options, reduction):
-    given = operands(dtype=torch.float32)
+    tensors = operands(dtype=torch.float32)
     options = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[options].items()}
-    got, want = (outcome(on(route, NAME), *given, reduction=reduction, **options) for route in ("kernel", "composite"))
+    got, want = (
+        outcome(on(route, NAME), *tensors, reduction=reduction, **options) for route in ("kernel", "composite")
+    )
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_is_no_worse_than_a_linear_layer(chunk, slopes, dtype):
-    given = operands(60, 300, 40, dtype)
-    truth = outcome(_twin, *(x.double() if x.is_floating_point() else x for x in given))
-    theirs = outcome(_twin, *given)
-    for got, other, want in zip(outcome(safeops.linear_cross_entropy, *given), theirs, truth):
+    tensors = operands(60, 300, 40, dtype)
+    truth = outcome(_twin, *(x.double() if x.is_floating_point() else x for x in tensors))
+    theirs = outcome(_twin, *tensors)
+    for got, other, want in zip(outcome(safeops.linear_cross_entropy, *tensors), theirs, truth):
         size = want.abs().max()
         assert (got.double() - want).abs().max() <= (other.double() - want).abs().max() + torch.finfo(dtype).eps * size
     assert got.dtype == dtype
@@ -158,15 +160,15 @@ def test_what_is_saved(monkeypatch):
 @each_route
 @pytest.mark.parametrize("by", ["mask", "ignore_index", "weight"])
 def test_a_row_that_does_not_exist(route, chunk, by):
-    given = operands(5, 7)
-    given[2][:] = torch.tensor([0, 3, 2, 3, 1])
-    keep = given[2] != 3
+    tensors = operands(5, 7)
+    tensors[2][:] = torch.tensor([0, 3, 2, 3, 1])
+    keep = tensors[2] != 3
     options = {
         "mask": {"mask": keep},
         "ignore_index": {"ignore_index": 3},
         "weight": {"weight": torch.where(torch.arange(7, device=DEVICE) == 3, 0.0, 1.0)},
     }[by]
-    x, w, target, b = given
+    x, w, target, b = tensors
     want = outcome(_twin, x, w, torch.where(keep, target, -100), b)
     for garbage in (NAN, INF, 1e300):
         dirty = torch.where(keep[:, None], x.detach(), garbage).requires_grad_()
@@ -200,29 +202,29 @@ def test_a_class_with_a_bias_of_minus_infinity_does_not_exist(route, chunk, smoo
     torch.testing.assert_close(got[:2], want[:2])
     assert (got[2][3] == 0).all() and got[3][3] == 0
     torch.testing.assert_close([t[others] for t in got[2:]], want[2:])
-    own = on(route, NAME)(x, w, torch.full_like(target, 3), linear_bias=b, reduction="none")
-    assert (own == INF).all()
+    loss = on(route, NAME)(x, w, torch.full_like(target, 3), linear_bias=b, reduction="none")
+    assert (loss == INF).all()
 
 
-def infinite_logits(at, own):
+def infinite_logits(at, target_class):
     """Operands of which row 1 overflows in the product with some classes; its own class."""
     x, w, target, b = operands(3, 7)
     with torch.no_grad():
         w[:, 0] = x[:, 0] = 0
         w[list(at), 0], x[1, 0] = 16, 1.7e308
-    target[1] = own
+    target[1] = target_class
     return x, w, target, b
 
 
 @pytest.mark.parametrize("options", ["plain", "smoothing", "z-loss"])
 def test_infinite_logits_are_those_of_cross_entropy(chunk, slopes, options):
     """An infinite logit of the target class has all the probability; any other leaves none, and no gradient of 0."""
-    for at, own in (((2,), 2), ((2,), 5), ((2, 5), 2), ((2, 3), 2)):
-        given = infinite_logits(at, own)
+    for at, target_class in (((2,), 2), ((2,), 5), ((2, 5), 2), ((2, 3), 2)):
+        tensors = infinite_logits(at, target_class)
         for reduction in ("mean", "none"):
             routes = definitions.linear_cross_entropy, *(on(route, NAME) for route in ("kernel", "composite"))
-            want, *both = (outcome(f, *given, reduction=reduction, **OPTIONS[options]) for f in routes)
-            assert want[0].isnan().any() == want[1].isnan().any() == (at != (own,) or options != "plain")
+            want, *both = (outcome(f, *tensors, reduction=reduction, **OPTIONS[options]) for f in routes)
+            assert want[0].isnan().any() == want[1].isnan().any() == (at != (target_class,) or options != "plain")
             for got in both:
                 torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12, equal_nan=True)
 
@@ -230,10 +232,10 @@ def test_infinite_logits_are_those_of_cross_entropy(chunk, slopes, options):
 @each_route
 def test_a_kept_nan_shows(route, chunk):
     for place in range(3):
-        given = operands(4, 7)
+        tensors = operands(4, 7)
         with torch.no_grad():
-            (given[0], given[1], given[3])[place].view(-1)[8 if place == 0 else 2] = NAN
-        value, *grads = outcome(on(route, NAME), *given, reduction="none")
+            (tensors[0], tensors[1], tensors[3])[place].view(-1)[8 if place == 0 else 2] = NAN
+        value, *grads = outcome(on(route, NAME), *tensors, reduction="none")
         assert value.isnan().tolist() == ([False, True, False, False] if place == 0 else [True] * 4)
         assert grads[0][1].isnan().all() and grads[1].isnan().any() and grads[2].isnan().all()
 
@@ -311,12 +313,12 @@ def test_there_are_chunks(monkeypatch):
 
     monkeypatch.setattr(_linear_chunks, "CHUNK", 40)
     monkeypatch.setattr(_linear_chunks, "chunks_of", watched)
-    given = operands()
+    tensors = operands()
     for function in (safeops.linear_cross_entropy, torch.compile(safeops.linear_cross_entropy, backend="aot_eager")):
         sizes.clear()
-        got = outcome(function, *given)
+        got = outcome(function, *tensors)
         assert sum(sizes) == 2 * 9 * 23 and max(sizes) <= 40
-        torch.testing.assert_close(got, outcome(_twin, *given))
+        torch.testing.assert_close(got, outcome(_twin, *tensors))
 
 
 @each_route

@@ -109,8 +109,8 @@ def test_memory(monkeypatch, dtype):
     eighth = rows * classes * dtype.itemsize / 8
     of_input = x.numel() * 4 if dtype == torch.float32 else x.numel() * 6  # half: made in fp32, then narrowed
     peak = _peak_bytes("cpu", step)
-    given = w.numel() * (4 if dtype == torch.float32 else 2)
-    assert peak <= eighth + given + of_input + 200 * rows + 2**19
+    of_weight = w.numel() * (4 if dtype == torch.float32 else 2)
+    assert peak <= eighth + of_weight + of_input + 200 * rows + 2**19
 
 
 def test_what_is_kept_for_backward(rows):
@@ -164,9 +164,9 @@ def test_upstream_does_not_reach_a_row_that_does_not_exist(route, rows, reductio
         "weight": {"weight": torch.where(torch.arange(7, device=DEVICE) == 3, 0.0, 1.0)},
     }[by]
     dirty = torch.where(keep[:, None], x.detach(), NAN).requires_grad_()
-    given = dirty, w, target, b
+    tensors = dirty, w, target, b
     upstream = torch.tensor(upstream, device=DEVICE)
-    _, dx, dw, db = outcome(on(route, NAME), *given, upstream=upstream, reduction=reduction, **options)
+    _, dx, dw, db = outcome(on(route, NAME), *tensors, upstream=upstream, reduction=reduction, **options)
     assert (dx[~keep] == 0).all()
     if upstream == 0:
         assert all((d == 0).all() for d in (dx, dw, db))

@@ -83,20 +83,20 @@ def test_triplet_margin_loss_of_sizes(route, shape, swap):
     """Rows whole, in pieces and in slices, along memory and across it. In the last, anchor and positive are equal; or
     but for one number, which only shows that eps is to be added to all others."""
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)):
-        numbers = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
+        vectors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
         upstream = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)).to(DEVICE)
         for differs in (0.0, 2.0**-10):
-            numbers[1].view(-1, shape[-1])[-1] = numbers[0].view(-1, shape[-1])[-1]
+            vectors[1].view(-1, shape[-1])[-1] = vectors[0].view(-1, shape[-1])[-1]
             if differs:
-                numbers[0].view(-1)[-1], numbers[1].view(-1)[-1] = 0, differs
-            for triple in (numbers, [x.transpose(0, -1).contiguous().transpose(0, -1) for x in numbers]):
-                given = [x.clone().requires_grad_() for x in triple]
-                wide = [x.detach().double().requires_grad_() for x in given]
+                vectors[0].view(-1)[-1], vectors[1].view(-1)[-1] = 0, differs
+            for triple in (vectors, [x.transpose(0, -1).contiguous().transpose(0, -1) for x in vectors]):
+                inputs = [x.clone().requires_grad_() for x in triple]
+                wide = [x.detach().double().requires_grad_() for x in inputs]
                 options = {"swap": swap, "margin": 2.0, "eps": 1e-2, "reduction": "none"}
-                ours = on(route, "triplet_margin_loss")(*given, **options)
+                ours = on(route, "triplet_margin_loss")(*inputs, **options)
                 truth = on("composite", "triplet_margin_loss")(*wide, **options)
                 torch.testing.assert_close(ours.double(), truth, rtol=tolerance / 10, atol=tolerance / 10)
-                got = torch.autograd.grad(ours, given, upstream.to(ours.dtype))
+                got = torch.autograd.grad(ours, inputs, upstream.to(ours.dtype))
                 want = torch.autograd.grad(truth, wide, upstream.double())
                 for x, y in zip(got, want):
                     torch.testing.assert_close(x.double(), y, rtol=tolerance, atol=tolerance)
@@ -199,15 +199,15 @@ def test_a_masked_row_does_not_exist(route, name):
     weight = torch.where(keep, 2.0, 0.0)
     for garbage in (NAN, INF, 3e38):
         dirty = [torch.where(keep[:, None], x.detach(), garbage).requires_grad_() for x in leaves(clean)]
-        given = [*dirty, *[x for x in clean if not x.is_floating_point()]]
+        tensors = [*dirty, *[x for x in clean if not x.is_floating_point()]]
         by_weight = [] if name in OF_CLASSES else [{"weight": weight}]
         for options in ({"mask": keep}, *by_weight):
-            got = function(*given, **options)
+            got = function(*tensors, **options)
             torch.testing.assert_close(got, want)
             for d, w in zip(torch.autograd.grad(got, dirty), dwant):
                 assert (d[~keep] == 0).all()
                 torch.testing.assert_close(d, w)
-        none = function(*given, mask=keep, reduction="none")
+        none = function(*tensors, mask=keep, reduction="none")
         assert (none[~keep] == 0).all()
         upstream = torch.where(keep, 1.0, NAN)
         assert all((d[~keep] == 0).all() for d in torch.autograd.grad(none, dirty, upstream))
@@ -221,40 +221,40 @@ def test_a_masked_row_does_not_exist(route, name):
 @each_of_single_rows
 def test_a_kept_nan_shows(route, name):
     for i in range(len(leaves(operands(name, 3, 4)))):
-        given = operands(name, 3, 4)
+        tensors = operands(name, 3, 4)
         with torch.no_grad():
-            given[i][1, 2] = NAN
-        none = on(route, name)(*given, reduction="none")
-        assert none.isnan().tolist() == [False, True, False] and on(route, name)(*given).isnan()
+            tensors[i][1, 2] = NAN
+        none = on(route, name)(*tensors, reduction="none")
+        assert none.isnan().tolist() == [False, True, False] and on(route, name)(*tensors).isnan()
         if name not in OF_CLASSES:  # whose slopes are 0 or 1, or the logit itself, also there
-            assert torch.autograd.grad(none.sum(), given[i])[0][1].isnan().any()
+            assert torch.autograd.grad(none.sum(), tensors[i])[0][1].isnan().any()
 
 
 @each_route
 @each_of_single_rows
 @pytest.mark.parametrize("shape", [(4,), (0, 4), (3, 0), (1, 1), (2, 3, 7), (70, 130), (3, 5000)], ids=str)
 def test_sizes(route, name, shape):
-    given = operands(name, *shape)
-    value = on(route, name)(*given, reduction="none")
-    want = getattr(definitions, name)(*[x.double() if x.is_floating_point() else x for x in given], reduction="none")
+    tensors = operands(name, *shape)
+    value = on(route, name)(*tensors, reduction="none")
+    want = getattr(definitions, name)(*[x.double() if x.is_floating_point() else x for x in tensors], reduction="none")
     assert value.shape == shape[:-1] and torch.allclose(value.double(), want, rtol=1e-5, atol=1e-5)
-    assert all(d.isfinite().all() for d in torch.autograd.grad(value.sum(), leaves(given)))
+    assert all(d.isfinite().all() for d in torch.autograd.grad(value.sum(), leaves(tensors)))
 
 
 @each_loss
 def test_a_mask_is_of_rows(name):
-    given = operands(name, 5, 6)
+    tensors = operands(name, 5, 6)
     for shape in ((5, 1), (6,), (5, 6)):
         with pytest.raises(ValueError, match=rf"^{name}: mask \({shape[0]}.* does not broadcast to the rows \(5,\)"):
-            getattr(safeops, name)(*given, mask=torch.ones(shape, dtype=torch.bool, device=DEVICE))
+            getattr(safeops, name)(*tensors, mask=torch.ones(shape, dtype=torch.bool, device=DEVICE))
 
 
 @pytest.mark.skipif(not KERNELS, reason="no kernels here")
 @each_loss
 def test_the_kernels_of_the_parts_run(name):
-    given = operands(name, 5, 6)
-    loss, forward = dispatched(lambda: getattr(safeops, name)(*given))
-    _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(given)))
+    tensors = operands(name, 5, 6)
+    loss, forward = dispatched(lambda: getattr(safeops, name)(*tensors))
+    _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(tensors)))
     part, *_ = registry[name].parts or [registry[name]]
     assert forward.count(f"safeops::_{part.name}") == (2 if name == "info_nce_loss" else 1)
     assert "safeops::_masked_mean" in forward and any(op.startswith("safeops") for op in backward)
@@ -263,14 +263,14 @@ def test_the_kernels_of_the_parts_run(name):
 @each_loss
 def test_modules(name):
     op, call = registry[name], RECORDS[name].call
-    given = operands(name, 5, 6)
+    tensors = operands(name, 5, 6)
     keep = flags(True, False, True, True, True)
-    own = {key: call[key] for key in ("margin", "p", "eps", "swap", "temperature") if key in call}
-    module = getattr(safeops.nn, op.module)(reduction="sum", **own)
-    want = getattr(safeops, name)(*given, reduction="sum", mask=keep, **own)
-    assert torch.equal(module(*given, mask=keep), want) and not module.state_dict()
-    assert all(f"{key}={value!r}" in repr(module) for key, value in own.items())
-    for key in {"margin", "temperature"} & own.keys():
+    options = {key: call[key] for key in ("margin", "p", "eps", "swap", "temperature") if key in call}
+    module = getattr(safeops.nn, op.module)(reduction="sum", **options)
+    want = getattr(safeops, name)(*tensors, reduction="sum", mask=keep, **options)
+    assert torch.equal(module(*tensors, mask=keep), want) and not module.state_dict()
+    assert all(f"{key}={value!r}" in repr(module) for key, value in options.items())
+    for key in {"margin", "temperature"} & options.keys():
         with pytest.raises(TypeError, match=rf"^{op.module}: {key} must be"):
             getattr(safeops.nn, op.module)(**{key: "1"})
 

@@ -137,8 +137,8 @@ def triton_route(monkeypatch):
 
     for op in registry.values():
         if isinstance(op, Op) and op.forward in library.launchers:
-            own = copy.copy(op)
-            own.forward, own.backward = map(library.launchers.get, (op.forward, op.backward))
-            own.save = private_torch.save_directly
-            recorded = private_torch.direct_apply(autograd_function(own))
-            monkeypatch.setattr(op, "eager", [(own.forward, False), (recorded, False)])
+            routed = copy.copy(op)
+            routed.forward, routed.backward = map(library.launchers.get, (op.forward, op.backward))
+            routed.save = private_torch.save_directly
+            recorded = private_torch.direct_apply(autograd_function(routed))
+            monkeypatch.setattr(op, "eager", [(routed.forward, False), (recorded, False)])

@@ -34,11 +34,11 @@ FILES = {  # a launcher that lies in another op's file
 MODES = list(STATISTICS)[:4]
 
 
-def define(name, x, mask=None, weight=None, dim=(), keepdim=False, **given):
+def define(name, x, mask=None, weight=None, dim=(), keepdim=False, **options):
     launcher, keyword, parameter, _ = STATISTICS[name]
-    given = {keyword: parameter} | given if keyword else given
+    options = {keyword: parameter} | options if keyword else options
     weight = None if weight is None else weight.double()
-    return getattr(definitions, launcher)(x, mask, tuple(dim) or None, keepdim=keepdim, weight=weight, **given)
+    return getattr(definitions, launcher)(x, mask, tuple(dim) or None, keepdim=keepdim, weight=weight, **options)
 
 
 def run(name, x, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=None):

@@ -40,8 +40,8 @@ OPTIONS = {
     "z-loss": {"z_loss": 0.125},
     "smoothing": {"label_smoothing": 0.25},
     "all": {"weight": True, "label_smoothing": 0.25, "z_loss": 0.125},
-    "shares": {"shares": True},
-    "shares all": {"shares": True, "weight": True, "label_smoothing": 0.25, "z_loss": 0.125},
+    "shares": {"probabilities": True},
+    "shares all": {"probabilities": True, "weight": True, "label_smoothing": 0.25, "z_loss": 0.125},
 }
 NAMES = ("weight", "mask", "ignore_index", "label_smoothing", "z_loss")
 DEFAULTS = {"weight": None, "mask": None, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
@@ -70,19 +70,19 @@ def labels(shape, seed=0, dtype=torch.int64):
     return target if classes else target - 100
 
 
-def example(layout, dtype=F32, shares=False, weight=False, **options):
+def example(layout, dtype=F32, probabilities=False, weight=False, **options):
     """(x, target, options), with garbage wherever rows are masked."""
     shape, order = LAYOUTS[layout]
     x = in_order(shape, order or tuple(range(len(shape))), dtype, 1)
     mask = torch.rand(rows_of(shape), generator=torch.Generator().manual_seed(3)) < 0.8
     dim = min(1, x.dim() - 1)
     x.masked_fill_(~mask.unsqueeze(dim), NAN)
-    target = fill(shape, dtype, 2).abs() if shares else labels(shape)
-    if shares:
+    target = fill(shape, dtype, 2).abs() if probabilities else labels(shape)
+    if probabilities:
         target.masked_fill_(~mask.unsqueeze(dim), INF)
     if weight:
         options["weight"] = fill(shape[dim : dim + 1], F32, 5).abs() + 0.25
-        options["weight"][:1] = 1.0 if shares or shape[dim] == 1 else 0.0
+        options["weight"][:1] = 1.0 if probabilities or shape[dim] == 1 else 0.0
     return x, target, options | {"mask": mask}
 
 
@@ -108,19 +108,19 @@ def truth(name, x, target, grad, options):
 
 def check(x, target, options, grad=None):
     grad = fill(rows_of(x.shape), F32, 9) if grad is None else grad
-    loss, keep, weights, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(options))
+    loss, keep, weights, row_stats = cross_entropy.cross_entropy(x, target, *numbers_of(options))
     kept = [t.nan_to_num(0) if t.is_floating_point() and t.shape == x.shape else t for t in (x, target)]
     _, keep_wanted, weights_wanted, numbers_wanted = op._composite(*kept, *numbers_of(options))
     assert torch.equal(keep, keep_wanted)
-    assert weights.dtype == weights_wanted.dtype and numbers.dtype == numbers_wanted.dtype
+    assert weights.dtype == weights_wanted.dtype and row_stats.dtype == numbers_wanted.dtype
     close(weights, weights_wanted.double())
     wanted, slopes = truth("cross_entropy", x, target, torch.where(keep, grad, 0), options)
     compute = loss.dtype
     scale = 10 * (1 + wanted.abs().max()) if wanted.numel() else None
     close(loss, wanted, scale, compute)
     if x.numel():
-        close(numbers, numbers_wanted, 10 + numbers_wanted.abs(), compute)
-    result = gradients(x, target, torch.where(keep, grad, NAN), numbers, options)
+        close(row_stats, numbers_wanted, 10 + numbers_wanted.abs(), compute)
+    result = gradients(x, target, torch.where(keep, grad, NAN), row_stats, options)
     for d, slope, leaf in zip(result, slopes, (x, target)):
         assert d.dtype == leaf.dtype and d.stride() == torch.empty_like(leaf).stride()
         assert not d.masked_fill(keep.unsqueeze(min(1, x.dim() - 1)), 0).any()
@@ -128,7 +128,7 @@ def check(x, target, options, grad=None):
         # the terms, and has their rounding error.
         terms = grad.abs().max() if target.is_floating_point() and grad.numel() else 0
         close(d, slope, slope.abs().max() * 4 + terms if slope.numel() else None, leaf.dtype)
-    return numbers
+    return row_stats
 
 
 # ---- cross entropy
@@ -163,13 +163,13 @@ def test_dtypes(layout, dtype, options):
     check(*example(layout, dtype, **OPTIONS[options]))
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_operands_of_several_dtypes(shares):
-    x, target, options = example("rows", BF16, shares, weight=True, label_smoothing=0.25)
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_operands_of_several_dtypes(probabilities):
+    x, target, options = example("rows", BF16, probabilities, weight=True, label_smoothing=0.25)
     options["weight"] = options["weight"].double() * 1e-60  # which fp32 does not hold
     loss, *_ = cross_entropy.cross_entropy(x, target, *numbers_of(options))
     assert loss.dtype == F32
-    x, target = x.float(), target.half() if shares else target.int()
+    x, target = x.float(), target.half() if probabilities else target.int()
     check(x, target, options | {"weight": None})
     check(x, target, options | {"weight": options["weight"] * 1e60})
 
@@ -198,26 +198,28 @@ def test_any_strides():
 @pytest.mark.parametrize("options", ["plain", "all"])
 def test_chunks_of_the_classes(options):
     """`partial`: a row's class may be none of the chunk's. With the numbers of all classes, chunks make the whole."""
-    x, target, given = example("long rows", **(OPTIONS[options] | {"weight": False}))
-    target[0], given["mask"] = 299, None
+    x, target, arguments = example("long rows", **(OPTIONS[options] | {"weight": False}))
+    target[0], arguments["mask"] = 299, None
     x, grad = x.nan_to_num(0), torch.tensor([1.5, -2.0])
-    numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))[3]
-    whole = gradients(x, target, grad, numbers, given)[0]
+    row_stats = cross_entropy.cross_entropy(x, target, *numbers_of(arguments))[3]
+    expected = gradients(x, target, grad, row_stats, arguments)[0]
     for part in (slice(0, 120), slice(120, 300)):
         chunk = gradients(
-            x[:, part], target - part.start, grad, numbers, given | {"ignore_index": -(2**63)}, partial=True
+            x[:, part], target - part.start, grad, row_stats, arguments | {"ignore_index": -(2**63)}, partial=True
         )
-        close(chunk[0], whole[:, part].double(), whole.abs().max())
-        gone = gradients(x[:, part], target, grad, numbers, given | {"ignore_index": int(target[0])}, partial=True)[0]
+        close(chunk[0], expected[:, part].double(), expected.abs().max())
+        gone = gradients(
+            x[:, part], target, grad, row_stats, arguments | {"ignore_index": int(target[0])}, partial=True
+        )[0]
         assert not gone[0].any() and gone[1].any()
 
 
 def test_one_gradient_of_two():
     x, q, options = example("rows", **OPTIONS["shares all"])
-    numbers, grad = check(x, q, options), torch.ones(5)
-    both = gradients(x, q, grad, numbers, options)
+    row_stats, grad = check(x, q, options), torch.ones(5)
+    both = gradients(x, q, grad, row_stats, options)
     for i, needs in enumerate(({"need_target": False}, {"need_input": False})):
-        one = gradients(x, q, grad, numbers, options, **needs)
+        one = gradients(x, q, grad, row_stats, options, **needs)
         assert torch.equal(one[i], both[i]) and one[1 - i].shape == (0,)
 
 
@@ -232,11 +234,11 @@ def test_infinite_logits(length, options):
     x[0, last], x[1, last], x[2, last] = INF, -INF, -INF
     x[3, last], x[4, last], x[5], x[6, :2] = INF, NAN, -INF, INF
     x[7, last], x[7, 0] = INF, torch.finfo(F32).max
-    given = {key: torch.full((length,), 2.0) if key == "weight" else n for key, n in OPTIONS[options].items()}
-    loss, keep, _, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))
-    (dx, _) = gradients(x, target, torch.ones(9), numbers, given)
+    arguments = {key: torch.full((length,), 2.0) if key == "weight" else n for key, n in OPTIONS[options].items()}
+    loss, keep, _, row_stats = cross_entropy.cross_entropy(x, target, *numbers_of(arguments))
+    (dx, _) = gradients(x, target, torch.ones(9), row_stats, arguments)
     certain, finite = options in ("plain", "weight"), [2, 8]
-    want, slopes = truth("cross_entropy", x[finite], target[finite], torch.ones(2), given)
+    want, slopes = truth("cross_entropy", x[finite], target[finite], torch.ones(2), arguments)
     close(loss[finite], want)
     close(dx[finite], slopes[0], torch.full_like(slopes[0], 4))
     assert keep.all() and loss[1] == INF and dx[1].isfinite().all() and dx[2, last] == 0
@@ -254,15 +256,17 @@ def test_classes_of_minus_infinity(length):
     others = [c for c in range(length) if c not in (0, length // 2)]
     w = fill((length,), F32, 5).abs() + 0.25
     for target, few in ((torch.full((3,), 1), torch.full((3,), 0)), (q, q[:, others])):
-        given = {"weight": w, "label_smoothing": 0.25}
-        loss, _, _, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))
-        shares = target.is_floating_point()
-        rows = slice(0, 2 if shares else 3)
-        want = cross_entropy.cross_entropy(x[rows, others], few[rows], *numbers_of(given | {"weight": w[others]}))[0]
+        arguments = {"weight": w, "label_smoothing": 0.25}
+        loss, _, _, row_stats = cross_entropy.cross_entropy(x, target, *numbers_of(arguments))
+        probabilities = target.is_floating_point()
+        rows = slice(0, 2 if probabilities else 3)
+        want = cross_entropy.cross_entropy(x[rows, others], few[rows], *numbers_of(arguments | {"weight": w[others]}))[
+            0
+        ]
         close(loss[rows], want.double())
-        assert not shares or loss[2] == INF
-        dx, dq = gradients(x, target, torch.ones(3), numbers, given)
-        assert not dx[rows, 0].any() and dx[rows].isfinite().all() and (not shares or not dq[rows, 0].any())
+        assert not probabilities or loss[2] == INF
+        dx, dq = gradients(x, target, torch.ones(3), row_stats, arguments)
+        assert not dx[rows, 0].any() and dx[rows].isfinite().all() and (not probabilities or not dq[rows, 0].any())
 
 
 @pytest.mark.parametrize("length", [20, 300])
@@ -286,17 +290,17 @@ def test_a_confident_row():
     """The value is log(1 + 1.7e-6) with the sum rounded to fp32, and p - 1 before it is rounded to half."""
     x = torch.zeros(2, 3, dtype=F16)
     x[:, 0] = torch.tensor([6.0, 14.0])
-    loss, _, _, numbers = cross_entropy.cross_entropy(x, torch.tensor([0, 0]))
+    loss, _, _, row_stats = cross_entropy.cross_entropy(x, torch.tensor([0, 0]))
     want, slopes = truth("cross_entropy", x, torch.tensor([0, 0]), torch.ones(2), {})
     assert ((loss.double() - want).abs() < 2**-23).all()
-    dx = gradients(x, torch.tensor([0, 0]), torch.ones(2), numbers, {})[0]
+    dx = gradients(x, torch.tensor([0, 0]), torch.ones(2), row_stats, {})[0]
     assert abs(dx[0, 0].double() / slopes[0][0, 0] - 1) < 2**-10
 
 
 def test_a_gradient_too_large_for_half_is_inf():
     x, target = fill((2, 24), F16, 1), torch.tensor([3, 5])
-    numbers = cross_entropy.cross_entropy(x, target)[3]
-    assert gradients(x, target, torch.full((2,), 1e6), numbers, {})[0][0, 3] == -INF
+    row_stats = cross_entropy.cross_entropy(x, target)[3]
+    assert gradients(x, target, torch.full((2,), 1e6), row_stats, {})[0][0, 3] == -INF
 
 
 # ---- execution
@@ -307,11 +311,11 @@ def test_whichever_block_is_first(options, monkeypatch):
     """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(row.tiling, "split_counters", lambda device: counters)
-    x, target, given = example("long rows", **OPTIONS[options])
+    x, target, arguments = example("long rows", **OPTIONS[options])
 
     def every():
-        loss, keep, weights, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))
-        return loss, keep, weights, numbers, *gradients(x, target, torch.ones(2), numbers, given)
+        loss, keep, weights, row_stats = cross_entropy.cross_entropy(x, target, *numbers_of(arguments))
+        return loss, keep, weights, row_stats, *gradients(x, target, torch.ones(2), row_stats, arguments)
 
     def same(a, b):
         return all(torch.equal(s, t) for s, t in zip(a, b)) and not counters.any()
@@ -338,8 +342,8 @@ def test_the_callers_tensors_are_not_written():
 
 def test_numbers_of_another_call_are_refused():
     x, target, options = example("rows", **OPTIONS["all"])
-    numbers = cross_entropy.cross_entropy(x, target, *numbers_of(options))[3]
-    for wrong in (numbers[:2], numbers[:, :3], numbers.half()):
+    row_stats = cross_entropy.cross_entropy(x, target, *numbers_of(options))[3]
+    for wrong in (row_stats[:2], row_stats[:, :3], row_stats.half()):
         with pytest.raises(ValueError, match=rf"numbers .*{wrong.dtype}"):
             gradients(x, target, torch.ones(5), wrong, options)
 

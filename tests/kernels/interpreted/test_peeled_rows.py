@@ -39,8 +39,8 @@ def example(layout, dtype=F32, seed=1, shape=(3,)):
 
 def plans():
     """(all, those whose rows are read as this file is about)."""
-    made = [plan for plan in launch._plans.values() if "PEEL" in plan.constants]
-    return made, [plan for plan in made if plan.constants["PEEL"] and max(plan.kinds.values()) > PEELED.value]
+    every = [plan for plan in launch._plans.values() if "PEEL" in plan.constants]
+    return every, [plan for plan in every if plan.constants["PEEL"] and max(plan.kinds.values()) > PEELED.value]
 
 
 @pytest.mark.parametrize("layout, dtype", CASES)
@@ -49,8 +49,8 @@ def test_softmax_and_normalize(op, layout, dtype):
     x = example(layout, dtype)
     mask = None if op == "normalize" else fill(x.shape, F32, 3) > -1
     rows.check(op, x, None, mask)
-    made, peeled = plans()
-    assert len(peeled) == len(made) == 2 and any(plan.constants["SPLIT"] for plan in made)
+    every, peeled = plans()
+    assert len(peeled) == len(every) == 2 and any(plan.constants["SPLIT"] for plan in every)
 
 
 @pytest.mark.parametrize("op", rows.OPS[:3])
@@ -68,13 +68,13 @@ def test_one_block_for_a_row(op, monkeypatch):
 ])  # fmt: skip
 def test_cross_entropy(options, layout, dtype):
     options = dict(classes.OPTIONS[options])
-    x, shares = example(layout, dtype), options.pop("shares", False)
-    target = example(layout, dtype, 2).abs_() if shares else torch.tensor([7, 0, x.shape[1] - 1])
+    x, probabilities = example(layout, dtype), options.pop("probabilities", False)
+    target = example(layout, dtype, 2).abs_() if probabilities else torch.tensor([7, 0, x.shape[1] - 1])
     if options.get("weight"):
         options["weight"] = fill(x.shape[1:], F32, 5).abs() + 0.25
     classes.check(x, target, options | {"mask": torch.tensor([True, True, True])})
-    made, peeled = plans()
-    assert len(peeled) == len(made) == 2
+    every, peeled = plans()
+    assert len(peeled) == len(every) == 2
 
 
 @pytest.mark.parametrize("layout, dtype", CASES)
@@ -90,14 +90,14 @@ def test_multi_margin_and_nll(layout, dtype):
 def test_nothing_is_written_beside_a_row(op, layout, monkeypatch):
     """The elements outside a result that lies in a larger storage, between rows too."""
     x, grad = example(layout, BF16), example(layout, BF16, 2)
-    value, *numbers = masked_softmax.masked_softmax(x)
+    value, *row_stats = masked_softmax.masked_softmax(x)
     storage, out = with_neighbours(layout, BF16, 7.0)
     monkeypatch.setattr(torch, "empty_like", lambda x: out)
     if op == "softmax":
         masked_softmax.masked_softmax(x)
         assert torch.equal(out, value)
     else:
-        masked_softmax.masked_softmax_backward(grad, x, *numbers)
+        masked_softmax.masked_softmax_backward(grad, x, *row_stats)
     assert plans()[1][-1].kinds["out"] > PEELED.value
     assert not (out == 7).any()
     out.fill_(7.0)

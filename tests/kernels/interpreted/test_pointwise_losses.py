@@ -161,8 +161,8 @@ def test_the_cross_entropy_of_every_half(dtype):
     y, defined = torch.tensor([0.0, 0.3, 1.0], dtype=dtype).repeat(len(x))[: len(x)], (x >= 0) & (x <= 1)
     value = loss.forward(x, y, None, None, None, 0, False, None)[0]
     dx, dy = loss.backward(torch.tensor(1.0), None, x, y, None, None, True, True, *[value.dtype] * 2)
-    some = x[defined], y[defined]
-    for got, want, size in zip((value, dx, dy), loss.truth(*some), loss.sizes(*some), strict=True):
+    pair = x[defined], y[defined]
+    for got, want, size in zip((value, dx, dy), loss.truth(*pair), loss.sizes(*pair), strict=True):
         close(got[defined], want, torch.maximum(size, want.abs()), value.dtype)
     assert value[~defined].isnan().all() and dy[~defined].isnan().all()
 

@@ -68,8 +68,8 @@ def test_negative_dims_and_all():
     x, _, mask, _ = build("channel mask")
     for dims in ([-1], [-3, 1], [], [0, 1, 2]):
         check_masked(False, x, mask, None, [d % 3 for d in dims])
-    whole = masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0]
-    assert torch.equal(whole, masked_sum.masked_sum(x, mask, None, [-1, 0, 1], False, False, F32)[0])
+    total = masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0]
+    assert torch.equal(total, masked_sum.masked_sum(x, mask, None, [-1, 0, 1], False, False, F32)[0])
     assert masked_sum.masked_sum(fill((), F32, 1), None, None, [-1], True, False, F32)[0].shape == ()
 
 
@@ -174,9 +174,9 @@ def test_denominators():
         nothing = torch.zeros((), dtype=torch.bool)
         value, _ = forward(x, y, nothing, weight, denominator, 1, True, divisor)
         assert value == 0  # others have kept some
-    for given in ((torch.tensor(0.0), 1, False, None), (None, 1, False, 0.0)):
+    for options in ((torch.tensor(0.0), 1, False, None), (None, 1, False, 0.0)):
         for keep in (mask, nothing):
-            value, used = forward(x, y, keep, weight, *given)
+            value, used = forward(x, y, keep, weight, *options)
             assert value == 0 and used == float("inf")  # what backward divides by
-            value, _ = forward(x, y, keep, weight, *given[:2], True, given[3])
+            value, _ = forward(x, y, keep, weight, *options[:2], True, options[3])
             assert value.isnan()

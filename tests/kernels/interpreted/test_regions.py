@@ -104,9 +104,9 @@ def check(x, target, mask=None, exists=None, ignored=None, squared=False, each=F
     grad = torch.randn(4, *x.shape[:2], dtype=F64, generator=torch.Generator().manual_seed(5))
     grad[:, ~keep.flatten(2).any(2) if x.dim() > 2 else ~keep] = NAN  # of regions without a pixel
     soft = target.dtype != torch.int64
-    both, own, own_target = (g.reshape(*g.shape, *[1] * (x.dim() - 2)) for g in grad[:3])
+    both, marginal, marginal_target = (g.reshape(*g.shape, *[1] * (x.dim() - 2)) for g in grad[:3])
     wanted = []
-    for other, x_own, factor in ((t, p, own), (p, t, own_target)):
+    for other, x_own, factor in ((t, p, marginal), (p, t, marginal_target)):
         terms = both * other, factor * 2 * x_own if squared else factor.expand(x.shape)
         wanted.append([torch.where(keep, y, 0) for y in (sum(terms), terms[0].abs() + terms[1].abs())])
     for needs in ((True, soft), *[(True, False), (False, True)] * (each and soft)):
@@ -151,11 +151,11 @@ def test_an_index_that_is_no_class_is_left_out(layout):
     """Compared in all its bits: the low half of 2^32 + 1 is a class."""
     x, target, _ = build(layout, INDICES)
     strange = torch.tensor([-1, x.shape[1], 255, 2**32, 2**32 + 1, -(2**32) + 2, 2**63 - 1, -(2**63)])
-    some = random(target.shape, F32, 4) < 0.3
-    dirty = torch.where(some, strange[torch.randint(len(strange), target.shape)], target)
+    is_dirty = random(target.shape, F32, 4) < 0.3
+    dirty = torch.where(is_dirty, strange[torch.randint(len(strange), target.shape)], target)
     for ignored in (None, 255, -1, 1):
-        check(torch.where(some.unsqueeze(1), NAN, x), dirty, ignored=ignored)
-    want = region_sums(x, target, ~(some | (target == 1)).unsqueeze(1))
+        check(torch.where(is_dirty.unsqueeze(1), NAN, x), dirty, ignored=ignored)
+    want = region_sums(x, target, ~(is_dirty | (target == 1)).unsqueeze(1))
     assert torch.equal(region_sums(x, dirty, None, None, 1), want)
 
 
@@ -177,8 +177,8 @@ def test_sums_of_a_constant_are_exact(dtype, monkeypatch):
     x, target = torch.full((1, 1, 16384), 1 / 3, dtype=dtype), torch.full((1, 1, 16384), 0.7, dtype=dtype)
     for squared in (False, True):
         p, t = x.double()[0, 0, 0], target.double()[0, 0, 0]
-        own = (p * p, t * t) if squared else (p, t)
-        expected = 16384 * torch.stack([p * t, *own, torch.ones((), dtype=F64)])
+        marginals = (p * p, t * t) if squared else (p, t)
+        expected = 16384 * torch.stack([p * t, *marginals, torch.ones((), dtype=F64)])
         assert torch.equal(region_sums(x, target, squared=squared).flatten(), expected)
     assert next(iter(launch._plans.values())).grid[:2] == (1, 1)
 
@@ -191,8 +191,8 @@ def test_slopes_that_cancel():
     for squared in (False, True):
         target = x if squared else torch.full_like(x, 0.5)
         dx, _ = region_sums_backward(grad, x, target, squared=squared)
-        own = grad[1].unsqueeze(2) * (2 * x.double() if squared else 1)
-        wanted = grad[0].unsqueeze(2) * target.double() + own
+        marginal = grad[1].unsqueeze(2) * (2 * x.double() if squared else 1)
+        wanted = grad[0].unsqueeze(2) * target.double() + marginal
         assert wanted.abs().max() < 2e-7
         assert ((dx - wanted).abs() <= 1e-5 * wanted.abs()).all()
 

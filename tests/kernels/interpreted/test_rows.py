@@ -105,9 +105,9 @@ def example(op, layout, dtype=F32):
 ])  # fmt: skip
 def test_layouts(op, layout):
     check(op, *example(op, layout))
-    made = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
-    assert any(c["SPLIT"] for c in made) == (layout in SPLIT)
-    assert all(c["WHOLE"] for c in made) == (layout not in SPLIT)
+    constants = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
+    assert any(c["SPLIT"] for c in constants) == (layout in SPLIT)
+    assert all(c["WHOLE"] for c in constants) == (layout not in SPLIT)
 
 
 @pytest.mark.parametrize("layout, dtype", [("long rows", F16), ("rows", BF16), ("columns", F64)])
@@ -126,8 +126,8 @@ def test_long_rows_of_which_there_are_enough(op, monkeypatch):
     """One block reads all of a row, and flushes its fp32 accumulators every 16 tiles."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     check(op, fill((2300,), F32, 1), fill((2300,), F32, 2))
-    made = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
-    assert not any(c["SPLIT"] or c["WHOLE"] for c in made) and all(c["LONG"] for c in made)
+    constants = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
+    assert not any(c["SPLIT"] or c["WHOLE"] for c in constants) and all(c["LONG"] for c in constants)
 
 
 def test_an_expanded_operand():

@@ -47,12 +47,12 @@ def test_of_regions(exponent, squared):
     size = 2.0 ** min(-exponent, 127)
     x, t = (torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(i)) * size for i in (1, 2))
     grad = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(3), dtype=F64) * 2.0**exponent
-    both, own, own_target, _ = grad.unsqueeze(-1)
+    both, marginal, marginal_target, _ = grad.unsqueeze(-1)
     if not squared:
-        own, own_target = own * size, own_target * size
+        marginal, marginal_target = marginal * size, marginal_target * size
         grad[1:3] *= size
     dx, dt = region_sums_backward(grad, x, t, squared=squared, need_target=True)
-    for got, other, factor, p in ((dx, t, own, x), (dt, x, own_target, t)):
+    for got, other, factor, p in ((dx, t, marginal, x), (dt, x, marginal_target, t)):
         terms = both * other.double(), factor * 2 * p.double() if squared else factor.expand(p.shape)
         error = (got - sum(terms)).abs()
         assert (error <= 1e-6 * (terms[0].abs() + terms[1].abs()) + 1e-44).all()

@@ -35,8 +35,8 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, out_dtype=torch.float64)
 
 def safe_pow(input, exponent, *, out_dtype=torch.float64):
     a, b = torch.broadcast_tensors(input, _tensor(exponent, input))
-    whole = (b == b.round()) | b.isnan() | b.isinf()
-    none = (a < 0) & a.isfinite() & ~whole
+    is_integer = (b == b.round()) | b.isnan() | b.isinf()
+    none = (a < 0) & a.isfinite() & ~is_integer
     fixed = torch.where(none, 1, a).detach().pow(b.detach())
     over = fixed.to(out_dtype).isinf() & a.isfinite() & b.isfinite()
     result = torch.where(none, 0.0, torch.where(over, fixed.sign() * torch.finfo(out_dtype).max, fixed))

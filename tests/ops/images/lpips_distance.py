@@ -24,13 +24,13 @@ def _lpips(features0, features1, weights=None, *, mask=None, reduction="mean", e
     total, exists = 0, True
     for i, (f0, f1) in enumerate(zip(features0, features1)):
         keep = keep_of(f0[:, :1], mask)
-        units = []
+        unit_features = []
         for f in (f0, f1):
             f = torch.where(keep, f, 0)
             zero = (f == 0).all(1, keepdim=True)
             norm = torch.where(zero, 1, f).square().sum(1, keepdim=True).sqrt()
-            units.append(torch.where(zero, 0, f / norm))
-        apart = (units[0] - units[1]).square()
+            unit_features.append(torch.where(zero, 0, f / norm))
+        apart = (unit_features[0] - unit_features[1]).square()
         if weights is not None:
             w = weights[i].reshape(-1, 1, 1)
             apart = torch.where(w != 0, apart, 0) * w

@@ -30,8 +30,8 @@ def _scales(input, target, mask, betas, options):
     keep = keep_of(input, mask)
     for scale, beta in enumerate(betas, 1):
         yield input, target, keep, beta, maps(input, target, keep, **OPTIONS | options), scale == len(betas)
-        (input, some), (target, _) = _halve(input, keep), _halve(target, keep)
-        keep = some
+        (input, next_keep), (target, _) = _halve(input, keep), _halve(target, keep)
+        keep = next_keep
 
 
 def _ms_ssim(input, target, *, mask=None, betas=BETAS, reduction="mean", empty="zero", **options):

@@ -33,9 +33,9 @@ def _psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="
 def _image_samples(*operands, **options):
     """operands: seed -> one each"""
 
-    def sample(seed, *shape, name, slow=False, **given):
+    def sample(seed, *shape, name, slow=False, **arguments):
         return Sample(
-            tuple(f(*shape, seed=seed + i) for i, f in enumerate(operands)), given | options, name=name, slow=slow
+            tuple(f(*shape, seed=seed + i) for i, f in enumerate(operands)), arguments | options, name=name, slow=slow
         )
 
     # (no two sizes are equal, which a trace would take for one)

@@ -18,10 +18,10 @@ from tests.ops.operands import HUGE, mask
 def _window(size, sigma, spatial, like):
     x = torch.arange(size, dtype=like.dtype, device=like.device) - size // 2
     w = torch.exp(-((x / sigma) ** 2) / 2)
-    w, whole = w / w.sum(), 1
+    w, window = w / w.sum(), 1
     for d in range(spatial):
-        whole = whole * w.reshape([-1 if i == d else 1 for i in range(spatial)])
-    return whole
+        window = window * w.reshape([-1 if i == d else 1 for i in range(spatial)])
+    return window
 
 
 def _windows(keep, win_size, win_sigma, padding, like):
@@ -107,14 +107,14 @@ def sizes(x, y, keep, upstream, data_range, win_size, win_sigma, k1, k2, padding
 
 def _terms(sample, outcome):
     x, y = sample.args
-    given = {k: v for k, v in sample.kwargs.items() if k in OPTIONS}
+    parameters = {k: v for k, v in sample.kwargs.items() if k in OPTIONS}
     keep, how = keep_of(x, sample.kwargs.get("mask")), sample.kwargs.get("reduction", "mean")
-    _, _, counted = maps(x, y, keep, **OPTIONS | given)
+    _, _, counted = maps(x, y, keep, **OPTIONS | parameters)
     leaf = torch.zeros(counted.shape, dtype=x.dtype, device=x.device).requires_grad_()
     value = reduced(leaf, counted, how, sample.kwargs.get("denominator"), "zero")
     upstream = outcome.upstream[0] if outcome.upstream else torch.ones_like(value)
     (per_window,) = torch.autograd.grad(value, leaf, upstream.nan_to_num(0, 0, 0))
-    size, gradient = sizes(x, y, keep, per_window, **OPTIONS | given)
+    size, gradient = sizes(x, y, keep, per_window, **OPTIONS | parameters)
     per = reduced(size, counted, how, sample.kwargs.get("denominator"), "zero")
     return per.nan_to_num(0, 0, 0).abs(), {0: gradient, 1: gradient}
 

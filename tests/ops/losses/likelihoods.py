@@ -71,8 +71,8 @@ def _with_logits_sizes(x, y, w=None):
 
 
 def _focal(x, y, alpha=0.25, gamma=2.0):
-    known = torch.where(x.isinf(), x.detach(), x)
-    missed = y * (-known).sigmoid() + (1 - y) * known.sigmoid()
+    logit = torch.where(x.isinf(), x.detach(), x)
+    missed = y * (-logit).sigmoid() + (1 - y) * logit.sigmoid()
     right = missed == 0
     power = torch.where(right, float(gamma == 0), torch.where(right, 1, missed) ** gamma)
     balance = alpha * y + (1 - alpha) * (1 - y) if alpha >= 0 else 1

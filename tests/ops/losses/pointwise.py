@@ -62,10 +62,10 @@ def _tensors(op, operands, parameters):
 def _definition(op, element):
     def loss(*operands, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **parameters):
         tensors = _tensors(op, operands, parameters)
-        given = torch.broadcast_tensors(*(x for x in tensors if x is not None))
-        keep = kept(given[0].shape, mask, weight).to(given[0].device)
-        given = iter([torch.where(keep, x, 0) for x in given])
-        terms = element(*(x if x is None else next(given) for x in tensors), **parameters)
+        broadcast = torch.broadcast_tensors(*(x for x in tensors if x is not None))
+        keep = kept(broadcast[0].shape, mask, weight).to(broadcast[0].device)
+        broadcast = iter([torch.where(keep, x, 0) for x in broadcast])
+        terms = element(*(x if x is None else next(broadcast) for x in tensors), **parameters)
         terms = weighted(terms, keep, weight)
         if reduction == "none":
             return terms

@@ -60,8 +60,8 @@ def _definition(formula):
         divisor = 1
         if reduction == "mean":
             divisor = w.sum() if denominator is None else denominator
-        some = exists.any()
-        return torch.where(some, value.sum() / torch.where(some, divisor, 1), nothing)
+        any_exists = exists.any()
+        return torch.where(any_exists, value.sum() / torch.where(any_exists, divisor, 1), nothing)
 
     loss.__module__, loss.regions = __name__, regions
     return loss
@@ -136,7 +136,7 @@ def _samples(parameters):
     x, y = _probabilities(2, 3, 4, 5, seed=1), _probabilities(2, 3, 4, 5, seed=2)
     pixels = mask(2, 1, 4, 5)
     index = _indices(2, 4, 5, classes=3, seed=3)
-    some = torch.where(mask(2, 4, 5, seed=1, keep=0.8), index, 255)
+    ignored = torch.where(mask(2, 4, 5, seed=1, keep=0.8), index, 255)
     only = {"differentiable": (0,)}
     yield sample(x, y, "mean", mask=pixels, slow=True)
     yield sample(
@@ -150,8 +150,8 @@ def _samples(parameters):
     yield sample(x, y, "weighted, none", (0, 1, "weight"), weight=weights(3), reduction="none", squared_pred=True)
     yield sample(x, index, "class indices", slow=True, **only)
     yield sample(x, index.to(torch.uint8), "class indices in bytes, squared", squared_pred=True, **only)
-    yield sample(x, some, "ignored, and masked", ignore_index=255, mask=mask(2, 4, 5, seed=2), **only)
-    yield sample(x, some, "ignored, weighted, all images", ignore_index=255, weight=weights(3), batch=True, **only)
+    yield sample(x, ignored, "ignored, and masked", ignore_index=255, mask=mask(2, 4, 5, seed=2), **only)
+    yield sample(x, ignored, "ignored, weighted, all images", ignore_index=255, weight=weights(3), batch=True, **only)
     yield sample(x, y > 0.5, "several classes a pixel", mask=pixels, **only)
 
 
