@@ -51,20 +51,20 @@ def cases(mesh):
     def share(x, placement):
         return distribute_tensor(x, mesh, [placement]).requires_grad_(x.is_floating_point())
 
-    def own(x):
+    def local_copy(x):
         return x.to_local().detach().clone().requires_grad_(x.is_floating_point())
 
     g = torch.Generator().manual_seed(0)
     x, y = (share(torch.randn(ELEMENTS, generator=g), Shard(0)) for _ in range(2))
     mask = share(torch.rand(ELEMENTS, generator=g) < 0.5, Shard(0))
-    local_x, local_y, local_mask = own(x), own(y), own(mask)
+    local_x, local_y, local_mask = local_copy(x), local_copy(y), local_copy(mask)
     logits = share(torch.randn(ROWS, CLASSES, generator=g), Shard(1))
     target = share(torch.randint(CLASSES, (ROWS,), generator=g), Replicate())
-    local_logits, plain_target = own(logits), target.to_local()
+    local_logits, plain_target = local_copy(logits), target.to_local()
     local_target = plain_target % local_logits.shape[1]
     hidden = share(torch.randn(ROWS, WIDTH, generator=g), Replicate())
     layer = share(torch.randn(CLASSES, WIDTH, generator=g), Shard(0))
-    local_hidden, local_layer = own(hidden), own(layer)
+    local_hidden, local_layer = local_copy(hidden), local_copy(layer)
 
     def by_loss_parallel(loss):
         with loss_parallel():

@@ -42,7 +42,7 @@ def reduction(name, indexed, plain, aten, *, reads_input=True, arithmetic=False)
     def builder(rows):
         dim = -1 if rows else None
 
-        def made(n, dtype, device):
+        def build(n, dtype, device):
             s = dtype.itemsize
             shape = (-1, min(ROW, n)) if rows else (-1,)
             ours = getattr(safeops, name)
@@ -61,7 +61,7 @@ def reduction(name, indexed, plain, aten, *, reads_input=True, arithmetic=False)
                 arithmetic=arithmetic,
             )
 
-        return made
+        return build
 
     case(name)(builder(False))
     case(f"{name}_rows")(builder(True))

@@ -105,8 +105,8 @@ def pytest_runtest_logreport(report):
     """Where reports come together: under xdist in the first process, which makes those of crashed workers itself."""
     if is_worker() or not (report.when == "call" or report.outcome != "passed"):
         return
-    if report.when == "???" and (stacks := _stacks_of(report.node.gateway.id)):  # of a worker that has ended
-        return write(test=report.nodeid, outcome="not ended", message=stacks[:2000])  # the last call comes first
+    if report.when == "???" and (last_stacks := _stacks_of(report.node.gateway.id)):  # of a worker that has ended
+        return write(test=report.nodeid, outcome="not ended", message=last_stacks[:2000])  # the last call comes first
     line = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3)}
     if report.when in ("setup", "teardown") and report.outcome == "failed":
         line["outcome"] = "error"

@@ -44,7 +44,7 @@ def mutations(path, name):
 
 class _Walk(ast.NodeVisitor):
     def __init__(self, source):
-        self.source, self.found, self.offsets = source, [], [0]
+        self.source, self.edits, self.offsets = source, [], [0]
         for line in source.splitlines(keepends=True):
             self.offsets.append(self.offsets[-1] + len(line))
         self.ascii = source.isascii()
@@ -59,7 +59,7 @@ class _Walk(ast.NodeVisitor):
         return self.source[self.at(node) : self.end(node)]
 
     def add(self, start, stop, text, what):
-        self.found.append((start, stop, text, what))
+        self.edits.append((start, stop, text, what))
 
     def replace(self, node, text, what):
         self.add(self.at(node), self.end(node), text, what)
@@ -133,7 +133,7 @@ def _python(source):
     walk = _Walk(source)
     if walk.ascii:  # columns of the tree count bytes
         walk.visit(ast.parse(source))
-    return walk.found
+    return walk.edits
 
 
 # ---- C++

@@ -75,7 +75,7 @@ class Watch(TorchDispatchMode):
 
 def factory(make):
     @functools.wraps(make)
-    def made(*args, device=None, **options):
+    def call(*args, device=None, **options):
         if not is_gpu(device):
             result = make(*args, device=device, **options)
             return result if device is None else mark(result, False)
@@ -83,7 +83,7 @@ def factory(make):
             raise MixedDevices("a CPU's generator for a tensor on cuda:0")
         return mark(make(*args, device="cpu", **options))
 
-    return made
+    return call
 
 
 def moved(to):

@@ -39,7 +39,7 @@ def machine(monkeypatch, tmp_path):
     availability.forget()
 
 
-def told(op, index):
+def availability_of(op, index):
     return availability.availability(op, index)
 
 
@@ -54,7 +54,7 @@ def fail(*ops, gpu=H200[0], why="value: wrong"):
 def test_kernels_are_on(machine):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert told(MSE, 0) == (True, "Triton 3.7.1") and told(DIV, 0) == (True, "C++ for sm_90")
+        assert availability_of(MSE, 0) == (True, "Triton 3.7.1") and availability_of(DIV, 0) == (True, "C++ for sm_90")
         assert all(op.runs_on(f"cuda:{i}") for op in registry.values() for i in range(2))
 
 
@@ -68,9 +68,13 @@ def test_kernels_are_on(machine):
 )
 def test_code_for_an_architecture(machine, archs, has, lacks):
     machine.extension.archs, machine.gpus = archs, [("a GPU", capability) for capability in has + lacks]
-    assert [told(DIV, i).kernel for i in range(len(machine.gpus))] == [True] * len(has) + [False] * len(lacks)
+    assert [availability_of(DIV, i).kernel for i in range(len(machine.gpus))] == [True] * len(has) + [False] * len(
+        lacks
+    )
     for i in range(len(has), len(machine.gpus)):
-        assert told(DIV, i).reason == "no code for sm_{}{} in this build (sm_{})".format(*lacks[i - len(has)], archs)
+        assert availability_of(DIV, i).reason == "no code for sm_{}{} in this build (sm_{})".format(
+            *lacks[i - len(has)], archs
+        )
 
 
 @pytest.mark.parametrize(
@@ -85,15 +89,17 @@ def test_code_for_an_architecture(machine, archs, has, lacks):
 )
 def test_a_driver_that_is_too_old_is_told(machine, runtime, driver, gpu, reason):
     machine.extension.runtime, machine.driver, machine.gpus = runtime, driver, [gpu]
-    assert told(DIV, 0) == ((False, reason) if reason else (True, "C++ for sm_90" if gpu is H200 else "C++ by PTX"))
-    assert told(MSE, 0).kernel, "Triton's ptxas is not the extension's"
+    assert availability_of(DIV, 0) == (
+        (False, reason) if reason else (True, "C++ for sm_90" if gpu is H200 else "C++ by PTX")
+    )
+    assert availability_of(MSE, 0).kernel, "Triton's ptxas is not the extension's"
 
 
 @pytest.mark.parametrize("version, kernel", [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True), ("4.0.0", True)])
 def test_the_oldest_triton(machine, version, kernel):
     machine.triton = version
-    assert told(MSE, 0) == (kernel, f"Triton {version}" + ("" if kernel else ", older than 3.6"))
-    assert told(DIV, 0).kernel, "C++ needs no Triton"
+    assert availability_of(MSE, 0) == (kernel, f"Triton {version}" + ("" if kernel else ", older than 3.6"))
+    assert availability_of(DIV, 0).kernel, "C++ needs no Triton"
 
 
 def test_a_triton_that_cannot_start_is_told(machine):
@@ -104,7 +110,10 @@ def test_a_triton_that_cannot_start_is_told(machine):
     except Exception as error:
         machine.fails = machine.start()
         assert machine.fails.startswith(f"{type(error).__name__}: ")
-        assert told(MSE, 0) == (False, f"Triton cannot start: {machine.fails}") and told(DIV, 0).kernel
+        assert (
+            availability_of(MSE, 0) == (False, f"Triton cannot start: {machine.fails}")
+            and availability_of(DIV, 0).kernel
+        )
     else:
         assert machine.start() is None
 
@@ -114,23 +123,26 @@ def test_a_triton_that_cannot_be_imported_is_told(machine, monkeypatch):
         raise ImportError("libtriton broken")
 
     monkeypatch.setattr(availability, "triton", broken)
-    assert told(MSE, 0) == (False, "Triton cannot be imported: ImportError: libtriton broken") and told(DIV, 0).kernel
+    assert (
+        availability_of(MSE, 0) == (False, "Triton cannot be imported: ImportError: libtriton broken")
+        and availability_of(DIV, 0).kernel
+    )
 
 
 def test_what_has_no_kernel(machine, monkeypatch):
     machine.gpus = [T4, ("NVIDIA B200", (10, 0)), None]
-    assert told(MSE, 0) == (False, "compute capability 7.5, below 8.0") == told(DIV, 0)
-    assert told(MSE, 2) == (False, "no CUDA device here")
-    assert told(registry["linear_cross_entropy"], 0) == (True, "plain torch")
+    assert availability_of(MSE, 0) == (False, "compute capability 7.5, below 8.0") == availability_of(DIV, 0)
+    assert availability_of(MSE, 2) == (False, "no CUDA device here")
+    assert availability_of(registry["linear_cross_entropy"], 0) == (True, "plain torch")
     machine.triton = None
-    assert told(MSE, 1) == (False, "Triton is not installed")
+    assert availability_of(MSE, 1) == (False, "Triton is not installed")
     monkeypatch.setattr(library, "cuda_extension", None)
-    assert told(DIV, 1) == (False, "this build has no CUDA extension")
+    assert availability_of(DIV, 1) == (False, "this build has no CUDA extension")
     machine.triton = "3.7.1"
     monkeypatch.setattr(library, "has_kernel", lambda name, key: False)
-    assert told(MSE, 1) == (False, "no kernel for CUDA")
+    assert availability_of(MSE, 1) == (False, "no kernel for CUDA")
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert told(MSE, 1) == (False, "a ROCm build of torch")
+    assert availability_of(MSE, 1) == (False, "a ROCm build of torch")
 
 
 @pytest.mark.parametrize(
@@ -148,9 +160,9 @@ def test_what_has_no_kernel(machine, monkeypatch):
 )
 def test_what_is_known_to_be_wrong_is_off_there(machine, monkeypatch, fault, off):
     monkeypatch.setattr(availability, "KNOWN_FAULTS", (fault,))
-    assert [not told(MSE, i).kernel for i in range(2)] == off
+    assert [not availability_of(MSE, i).kernel for i in range(2)] == off
     for i in range(2):
-        assert told(MSE, i).reason == ("known to be wrong here: it is wrong" if off[i] else "Triton 3.7.1")
+        assert availability_of(MSE, i).reason == ("known to be wrong here: it is wrong" if off[i] else "Triton 3.7.1")
         assert availability.availability(MSE, i, judged=False).kernel != off[i], "verify does not run it either"
 
 
@@ -161,14 +173,14 @@ def test_the_table_names_ops():
 
 def test_what_has_failed_on_this_machine_is_off_until_it_passes(machine):
     fail(MSE)
-    assert told(MSE, 0) == (False, "failed `safeops verify` on 2026-01-02: value: wrong")
-    assert told(MSE, 1).kernel and told(DIV, 0).kernel, "another GPU, another op"
+    assert availability_of(MSE, 0) == (False, "failed `safeops verify` on 2026-01-02: value: wrong")
+    assert availability_of(MSE, 1).kernel and availability_of(DIV, 0).kernel, "another GPU, another op"
     assert availability.availability(MSE, 0, judged=False).kernel
     machine.triton = "3.8.0"
-    assert told(MSE, 0).kernel, "another Triton makes another kernel"
+    assert availability_of(MSE, 0).kernel, "another Triton makes another kernel"
     machine.triton = "3.7.1"
     fail(MSE, why=None)
-    assert told(MSE, 0).kernel
+    assert availability_of(MSE, 0).kernel
 
 
 # ---- SAFEOPS_KERNELS
@@ -178,7 +190,7 @@ def test_off_is_off_on_every_device(machine, monkeypatch):
     monkeypatch.setenv("SAFEOPS_KERNELS", "off")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it was asked for
-        assert told(MSE, 0) == (False, "SAFEOPS_KERNELS=off") and not MSE.runs_on("cuda:0")
+        assert availability_of(MSE, 0) == (False, "SAFEOPS_KERNELS=off") and not MSE.runs_on("cuda:0")
     code = (
         "import safeops; from safeops.core.op import registry; print([op.name for op in registry.values() if op.cpu])"
     )

@@ -10,7 +10,7 @@ import pytest
 
 import safeops
 from safeops.core import availability, failures
-from tests.test_availability import DIV, H200, MSE, fail, machine, told  # noqa: F401
+from tests.test_availability import DIV, H200, MSE, availability_of, fail, machine  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -40,7 +40,7 @@ def test_a_user_without_a_home_has_no_records_and_no_error(monkeypatch, tmp_path
 def test_a_folder_in_the_place_of_the_file_is_told():
     failures.path().mkdir()
     with pytest.warns(RuntimeWarning, match="failed.json is not used"):
-        assert told(MSE, 0).kernel
+        assert availability_of(MSE, 0).kernel
 
 
 FOREIGN = ["{}", "3", "null", "[1]", '[{"op": "mse_loss", "gpu": "NVIDIA H200"}]', "[" * 100_000]
@@ -51,10 +51,10 @@ FOREIGN += [json.dumps([dict.fromkeys(failures.FIELDS, "x") | wrong]) for wrong 
 def test_a_broken_or_foreign_file_is_told_and_not_used(text):
     failures.path().write_text(text, errors="surrogateescape")
     with pytest.warns(RuntimeWarning, match="failed.json is not used"):
-        assert told(MSE, 0).kernel
+        assert availability_of(MSE, 0).kernel
     with pytest.warns(RuntimeWarning):
         fail(MSE)
-    assert not told(MSE, 0).kernel
+    assert not availability_of(MSE, 0).kernel
 
 
 def test_a_record_of_another_version_is_told_and_not_used():

@@ -55,5 +55,5 @@ def error(a: torch.Tensor, b: torch.Tensor) -> float:
     return result if math.isfinite(result) else math.inf
 
 
-def agrees(errors: dict[str, float], dtype: str) -> bool:
-    return all(e <= BUDGET[dtype] for e in errors.values())
+def agrees(by_part: dict[str, float], dtype: str) -> bool:
+    return all(e <= BUDGET[dtype] for e in by_part.values())

@@ -102,7 +102,7 @@ def shown(x, shape=None):
     return f"{tuple(x.shape if shape is None else shape)}{how}"
 
 
-def whole(function, value):
+def full_value(function, value):
     """value(), which the host may read, on every rank the same."""
     try:
         x = value()
@@ -269,7 +269,7 @@ def one_dim(function, dim, ndim):
 
 def raise_if_empty(name, nothing, input, dim):
     """nothing(): which of the results have nothing to be made of. Synchronises."""
-    nothing = whole(name, nothing)
+    nothing = full_value(name, nothing)
     empty = int(nothing.sum())
     if empty:
         raise ValueError(

@@ -40,7 +40,7 @@ def divisor_of(x, denominator):
     """A denominator as what it divides may be: a plain tensor, or a DTensor of another mesh, only by its value."""
     if check.mesh(x) == check.mesh(denominator):
         return denominator
-    return check.whole("denominator", lambda: denominator)
+    return check.full_value("denominator", lambda: denominator)
 
 
 def wait_for(denominator):
@@ -57,9 +57,9 @@ def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
     """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
     if denominator is not None:
         zero = wait_for(denominator) == 0
-        nothing = bool(check.whole(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
+        nothing = bool(check.full_value(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
     else:
-        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(check.whole(name, keep.any)))
+        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(check.full_value(name, keep.any)))
     if nothing:
         raise ValueError(f'{name}: empty="raise": nothing is kept ({operands})')
 

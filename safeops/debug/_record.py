@@ -86,17 +86,17 @@ class Recorder(private_torch.TorchDispatchMode):
 
     # ---- before the op: its operands as they are, where it was called from
 
-    def _before(self, func, facts, args, kwargs):
+    def _before(self, func, op_facts, args, kwargs):
         op = Op()
-        op.func, op.facts, op.pick = func, facts, None
+        op.func, op.facts, op.pick = func, op_facts, None
         node = private_torch.current_node()
         op.node = op.sequence = None
         if node is not None:
             op.node, op.sequence = node.name(), private_torch.sequence(node)
         op.frames, op.in_engine, op.through = user_frames(3)
         op.module = self.modules.path()
-        op.root = facts.name == "ones_like" and called_by(private_torch.MAKES_GRADIENTS, 3)
-        op.scaled = facts.name == "mul" and called_by("scale", 3, "grad_scaler.py")
+        op.root = op_facts.name == "ones_like" and called_by(private_torch.MAKES_GRADIENTS, 3)
+        op.scaled = op_facts.name == "mul" and called_by("scale", 3, "grad_scaler.py")
         # The node of a differentiable op exists by now: the numbers since the last op are its own.
         peek = private_torch.next_sequence()
         op.differentiable = peek > self.peek
@@ -104,11 +104,11 @@ class Recorder(private_torch.TorchDispatchMode):
             self.by_sequence[number] = op
         self.peek = peek
         op.inputs = {}  # id of the operand -> its row
-        if not facts.valueless or op.root:
+        if not op_facts.valueless or op.root:
             read = (*args, *kwargs.values())
-            if facts.unread:
-                read = [x for i, x in enumerate(args) if all(i != place for place, _ in facts.unread)]
-                read += [x for name, x in kwargs.items() if all(name != other for _, other in facts.unread)]
+            if op_facts.unread:
+                read = [x for i, x in enumerate(args) if all(i != place for place, _ in op_facts.unread)]
+                read += [x for name, x in kwargs.items() if all(name != other for _, other in op_facts.unread)]
             operands = [x for x in tensors_in(read) if is_plain(x)]
             for operand, row in zip(operands, self._rows(operands)):
                 op.inputs[id(operand)] = row
@@ -119,11 +119,11 @@ class Recorder(private_torch.TorchDispatchMode):
     # ---- behind the op: its results, and what of the arguments may explain them
 
     def _behind(self, op, args, kwargs, result):
-        facts = op.facts
+        op_facts = op.facts
         fresh = [x for x in tensors_in((result,)) if is_plain(x)]
         written, op.leaf, op.before = (), False, None
-        if facts.writes:
-            written = [args[i] if i < len(args) else kwargs.get(name) for i, name in facts.writes]
+        if op_facts.writes:
+            written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op_facts.writes]
             written = {id(x): x for x in tensors_in(written) if is_plain(x)}
             fresh = list({**{id(x): x for x in fresh}, **written}.values())
         for x in fresh:
@@ -132,21 +132,21 @@ class Recorder(private_torch.TorchDispatchMode):
             storage.rows.clear()
             if written and x.nbytes < x.untyped_storage().nbytes():  # the rest of it is still another op's
                 op.before = storage.writer
-            storage.writer = None if facts.valueless else op
+            storage.writer = None if op_facts.valueless else op
         # Memory that nobody has written yet has no values: garbage in it is nobody's fault.
-        op.outputs = () if facts.valueless else self._rows(fresh)
-        op.masked = facts.mask is not None and (*args, *[None] * facts.mask)[facts.mask] is not None
+        op.outputs = () if op_facts.valueless else self._rows(fresh)
+        op.masked = op_facts.mask is not None and (*args, *[None] * op_facts.mask)[op_facts.mask] is not None
         # The autograd engine's own products are not meant as masks.
-        op.met = self._met(op, args) if facts.product and (op.node is None or op.in_engine) else ()
+        op.met = self._met(op, args) if op_facts.product and (op.node is None or op.in_engine) else ()
         op.arguments, op.keywords = (), {}
-        if (facts.pointwise or facts.constant) and len(op.outputs) == 1:
+        if (op_facts.pointwise or op_facts.constant) and len(op.outputs) == 1:
             block, row = self.places[op.outputs[0]]
             if not block.finite(row):
                 op.arguments, op.keywords, operands = self._template(op, args, kwargs, written)
                 if 0 < len(operands) <= PICKS and all(x.device == block.device for x in operands):
                     op.pick = (block, row)
                     _scan.pick(block.picks, row, block.counts, row, operands, fresh[0].shape)
-        elif facts.scaler:
+        elif op_facts.scaler:
             op.arguments, op.keywords, _ = self._template(op, args, kwargs, written)
         op.index = len(self.ops)
         if op.inputs or op.outputs:

@@ -101,14 +101,14 @@ class audit(TorchFunctionMode):
             raise ValueError(f"audit: unknown code {unknown[0]!r} in select=; the codes are {', '.join(self.CODES)}")
         self.select = frozenset(self.CODES if select is None else select)
         _ranks.check("audit", group)
-        self.found, self.saved, self.group, self.told_by = {}, SavedTensors(), group, None
+        self.by_place, self.saved, self.group, self.told_by = {}, SavedTensors(), group, None
         self.means = Means() if "rank-means" in self.select else None
         self._everyone = False  # all ranks answer as one, where the script has a group of them
         self._rank = None  # this one's, once they have met
 
     @property
     def findings(self):
-        return list(self.found.values())
+        return list(self.by_place.values())
 
     def __enter__(self):
         # After a step its graph is gone: what it saved is nobody's any more.
@@ -152,7 +152,7 @@ class audit(TorchFunctionMode):
         for place, detail in unequal({rank: counts for rank, (_, counts) in of_ranks.items()}):
             finding = merged.setdefault(("rank-means", place), Finding("rank-means", place, detail, 0))
             finding.count += 1
-        self.found = merged
+        self.by_place = merged
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -202,16 +202,16 @@ class audit(TorchFunctionMode):
                 continue
             frames = user_frames(3)[0]
             place = frames[0] if frames else None
-            finding = self.found.get((code, place))
+            finding = self.by_place.get((code, place))
             if finding is None:
-                self.found[code, place] = Finding(code, line(place) if place else None, detail)
+                self.by_place[code, place] = Finding(code, line(place) if place else None, detail)
             else:
                 finding.count += 1
 
     def __str__(self):
         if self.told_by != self._rank:
-            return f"audit: {len(self.found)} findings of all ranks, told by rank {self.told_by}"
-        if not self.found:
+            return f"audit: {len(self.by_place)} findings of all ranks, told by rank {self.told_by}"
+        if not self.by_place:
             return "audit: none of the patterns happened"
         waits = [finding for finding in self.findings if finding.waits]
         wrong = [finding for finding in self.findings if not finding.waits]

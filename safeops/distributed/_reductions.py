@@ -66,7 +66,7 @@ class Reduced:
         result = result.squeeze(self.lost) if self.lost else result
         return shared(result, self.mesh, shape, self._where())
 
-    def own(self, result):
+    def local_part(self, result):
         """This rank's part of a result, or of its gradient, with the reduced dims."""
         result = local(result, result.shape, self._where())
         for d in self.lost:
@@ -87,7 +87,7 @@ def forward(op, *operands):
 def gradients(op, grad, needs, operands, results):
     input, mask, weight, dim, keepdim, *options = operands
     of = Reduced(op, input, mask, weight, dim, keepdim)
-    parts = [of.own(t) for t in (grad, *results)]
+    parts = [of.local_part(t) for t in (grad, *results)]
     operands = op.Operands(*of.operands, list(of.dims), True, *options)
     (d,) = op.gradients(parts[0], needs, operands, op.Saved(*parts[1:]))
     return (shared(d, of.mesh, of.shape, of.placements, input),)

@@ -34,17 +34,17 @@ class Vectors:
         """A result of the whole shape."""
         return shared(x, self.mesh, self.shape, self.placements, like)
 
-    def share_numbers(self, x):
+    def share_stats(self, x):
         """One number for each vector, with the vectors' dim or without."""
         keepdim = x.dim() == len(self.shape)
         shape = [*self.shape[: self.dim], *([1] if keepdim else []), *self.shape[self.dim + 1 :]]
-        return shared(x, self.mesh, torch.Size(shape), self._of_numbers(keepdim))
+        return shared(x, self.mesh, torch.Size(shape), self._stats_placements(keepdim))
 
-    def numbers(self, x):
-        """This rank's."""
-        return local(x, x.shape, self._of_numbers(x.dim() == len(self.shape)))
+    def local_stats(self, x):
+        """This rank's part of what the vectors have one number of."""
+        return local(x, x.shape, self._stats_placements(x.dim() == len(self.shape)))
 
-    def _of_numbers(self, keepdim):
+    def _stats_placements(self, keepdim):
         kept = [Replicate() if i in self.cut else p for i, p in enumerate(self.placements)]
         return [Shard(p.dim - (not keepdim and p.dim > self.dim)) if p.is_shard() else p for p in kept]
 
@@ -73,7 +73,7 @@ def softmax(op, input, mask=None, dim=-1, log=False):
         y = _softmax(x, mask, top, sums, log)
     else:
         y, top, sums = op.forward(x, mask, of.dim, log)
-    return of.share(y, input), of.share_numbers(top), of.share_numbers(sums)
+    return of.share(y, input), of.share_stats(top), of.share_stats(sums)
 
 
 def _softmax(x, mask, top, sums, log):
@@ -88,7 +88,7 @@ def softmax_gradients(op, grad, needs, operands, results):
     input, mask, dim, log = operands  # input: the result, where that was kept in its place
     of = Vectors(op, dim, input, mask)
     (x, mask), g = of.operands, local(grad, of.shape, of.placements)
-    row_stats = [None if t is None else of.numbers(t) for t in results]
+    row_stats = [None if t is None else of.local_stats(t) for t in results]
     if not of.cut:
         (d,) = op.gradients(g, needs, op.Operands(x, mask, of.dim, log), op.Saved(*row_stats))
     else:
@@ -113,7 +113,7 @@ def normalize(op, input, dim=-1, eps=None):
         y = _divided(x, _divisor(norm, eps, x.dtype))
     else:
         y, norm = op.forward(x, of.dim, eps)
-    return of.share(y, input), of.share_numbers(norm)
+    return of.share(y, input), of.share_stats(norm)
 
 
 def _divisor(norm, eps, dtype):
@@ -129,7 +129,7 @@ def _divided(x, divisor, dtype=None):
 def normalize_gradients(op, grad, needs, operands, results):
     input, dim, eps = operands
     of = Vectors(op, dim, input)
-    (x,), g, norm = of.operands, local(grad, of.shape, of.placements), of.numbers(results.norm)
+    (x,), g, norm = of.operands, local(grad, of.shape, of.placements), of.local_stats(results.norm)
     if not of.cut:
         (d,) = op.gradients(g, needs, op.Operands(x, of.dim, eps), op.Saved(norm))
     else:
@@ -150,7 +150,7 @@ def cosine(op, x1, x2, dim=-1, eps=None):
         results = op.forward(*of.operands, of.dim, eps)
     else:
         results = _cosine_of_parts(of, eps, *op.forward(*of.operands, of.dim, None))
-    return tuple(map(of.share_numbers, results))
+    return tuple(map(of.share_stats, results))
 
 
 def _cosine_of_parts(of, eps, value, *norms):
@@ -166,7 +166,7 @@ def _cosine_of_parts(of, eps, value, *norms):
 def cosine_gradients(op, grad, needs, operands, results):
     x1, x2, dim, eps = operands
     of = Vectors(op, dim, x1, x2)
-    g, *row_stats = map(of.numbers, (grad, *results))
+    g, *row_stats = map(of.local_stats, (grad, *results))
     # A broadcast operand's gradient is summed, over ranks too: nothing is rounded to half before that.
     inputs = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
     result = op.gradients(g, needs, op.Operands(*inputs, of.dim, eps), op.Saved(*row_stats))

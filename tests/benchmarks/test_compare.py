@@ -49,7 +49,7 @@ def test_compare(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("record", "expected"),
     [
         ({"ratio": 0.95, "quiet": 1.0}, "yes"),
         ({"ratio": 0.94, "quiet": 1.0}, "NO"),
@@ -58,9 +58,9 @@ def test_compare(tmp_path, capsys):
         ({"more_us": 0.31}, "NO"),
     ],
 )
-def test_limits_of_a_comparison(made, expected):
-    assert compare.verdict(made) == expected
-    assert len(compare.missed({"speed": [made], "small": []})) == (expected != "yes")
+def test_limits_of_a_comparison(record, expected):
+    assert compare.verdict(record) == expected
+    assert len(compare.missed({"speed": [record], "small": []})) == (expected != "yes")
 
 
 def test_compare_refuses_what_is_not_built(tmp_path):

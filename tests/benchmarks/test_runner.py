@@ -195,7 +195,7 @@ def record(**changes):
 
 
 @pytest.mark.parametrize(
-    ("made", "device", "reached"),
+    ("row", "device", "reached"),
     [
         (record(), "cpu", True),
         (record(of_floor=0.69), "cpu", False),
@@ -216,13 +216,13 @@ def record(**changes):
         ({"ours_peak": 2**26, "output": 2**25}, "cpu", False),
     ],
 )
-def test_goals(made, device, reached):
-    assert all(report.goals(made, device).values()) == reached
+def test_goals(row, device, reached):
+    assert all(report.goals(row, device).values()) == reached
 
 
 def test_a_busy_machine_proves_nothing():
-    shares = {"ours": 0.0, "copy": 1.0}
-    results = {"settings": {"device": "cpu"}, "speed": [record(undisturbed=shares)], "overhead": [], "memory": []}
+    undisturbed = {"ours": 0.0, "copy": 1.0}
+    results = {"settings": {"device": "cpu"}, "speed": [record(undisturbed=undisturbed)], "overhead": [], "memory": []}
     assert report.misses(results) == ["x bf16 forward: not judged, the machine was busy"]
     results["speed"] = [record(undisturbed={"ours": 1.0, "copy": 0.5})]
     assert report.misses(results) == []

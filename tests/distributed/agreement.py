@@ -28,7 +28,7 @@ def part(shape=(4, 6), how=(S0,), dtype=torch.float32):
     return DTensor.from_local(torch.ones(shape, dtype=dtype), mesh(len(how)), how, run_check=False)
 
 
-def whole(x):
+def replicated(x):
     return DTensor.from_local(x, mesh(), [R], run_check=False)
 
 
@@ -71,7 +71,7 @@ def shapes():
     classes = part((4, 3), (S1,))
 
     def rows_of(differs):
-        return whole(torch.zeros(5 if differs else 4, dtype=torch.int64))
+        return replicated(torch.zeros(5 if differs else 4, dtype=torch.int64))
 
     def logits(differs):
         return part((5, 3), (S1,)) if differs else classes
@@ -86,7 +86,7 @@ def shapes():
     disagree(
         "linear_cross_entropy",
         lambda differs: safeops.linear_cross_entropy(
-            whole(torch.ones(5 if differs else 4, 3)), part((2, 3)), rows_of(differs)
+            replicated(torch.ones(5 if differs else 4, 3)), part((2, 3)), rows_of(differs)
         ),
         "input is float32 (4, 3)",
     )
@@ -118,7 +118,7 @@ def options():
 
 
 def smoothed(differs):
-    target = whole(torch.zeros(4, dtype=torch.int64))
+    target = replicated(torch.zeros(4, dtype=torch.int64))
     return safeops.cross_entropy(part(how=(S1,)), target, label_smoothing=0.1 * differs)
 
 
@@ -143,7 +143,7 @@ def in_backward():
     disagree(name, call, "calls masked_softmax in backward", "masked_var")
     assert x.grad is None
     y = safeops.masked_softmax(x, dim=0)
-    gradient = part(dtype=torch.float32) if odd() else whole(torch.ones(y.shape))
+    gradient = part(dtype=torch.float32) if odd() else replicated(torch.ones(y.shape))
     disagree(
         "masked_softmax in backward", lambda _: y.backward(gradient), "gradient is", "[Replicate()]", "[Shard(dim=0)]"
     )

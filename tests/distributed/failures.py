@@ -32,12 +32,12 @@ def sharded(mesh, shape=(4, 6), dim=0, dtype=torch.float32):
     return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
 
 
-def whole(mesh, x):
+def replicated(mesh, x):
     return DTensor.from_local(x, mesh, [Replicate()], run_check=False)
 
 
 def classes(mesh):
-    return whole(mesh, torch.zeros(4, dtype=torch.int64))
+    return replicated(mesh, torch.zeros(4, dtype=torch.int64))
 
 
 CALLS = {

@@ -15,15 +15,15 @@ from safeops.verify.variations import variations
 
 MOST = 100_000  # elements: what is larger takes a sanitizer minutes
 
-made = subject(registry[sys.argv[1]], "cuda")
-for sample in made.samples:
+op_subject = subject(registry[sys.argv[1]], "cuda")
+for sample in op_subject.samples:
     sample = sample.to("cuda")
     for cast in each_dtype(sample):
-        run(made.op, cast)
+        run(op_subject.op, cast)
     try:
         for _, laid in variations(sample):
             if laid.shape().numel() <= MOST:
-                run(made.op, laid)
+                run(op_subject.op, laid)
     except NotApplicable:
         pass
 torch.cuda.synchronize()

@@ -48,18 +48,18 @@ def cases(n):
             )
         for kind, slope in enumerate(statistics.statistic_backward.SLOPES):
             results[f"{slope.__name__} slope", "backward", "flat", name] = statistics.backward(kind, x, mask)
-        offset, some = flat(n, dtype, 1)
-        results["mse_loss", "forward", "offset", name] = reduced(mse_loss.value, offset, offset, some)
-        results["mse_loss", "backward", "offset", name] = mapped(mse_loss.slope, offset, offset, some)
+        offset, keep = flat(n, dtype, 1)
+        results["mse_loss", "forward", "offset", name] = reduced(mse_loss.value, offset, offset, keep)
+        results["mse_loss", "backward", "offset", name] = mapped(mse_loss.slope, offset, offset, keep)
         x, mask = meta((n // COLUMNS, COLUMNS), dtype), meta((n // COLUMNS, COLUMNS), torch.bool)
         for dim, layout in enumerate(("columns", "rows")):
             results["masked_mean", "forward", layout, name] = reduced(None, x, None, mask, dims=[dim])
             for result in ("VAR", "LOGSUMEXP"):
                 results[result.lower(), "forward", layout, name] = statistics.forward(result, x, mask, dims=[dim])
         for op, number in (("softmax", rows.SOFTMAX), ("log_softmax", rows.LOG_SOFTMAX), ("normalize", rows.NORMALIZE)):
-            some = None if op == "normalize" else mask
-            results[op, "forward", "rows", name] = rows.forward(number, x, some)
-            results[op, "backward", "rows", name] = rows.backward(number, x, some)
+            keep = None if op == "normalize" else mask
+            results[op, "forward", "rows", name] = rows.forward(number, x, keep)
+            results[op, "backward", "rows", name] = rows.backward(number, x, keep)
         results["cosine", "forward", "rows", name] = rows.cosines(x, x)
         results["cosine", "backward", "rows", name] = rows.cosines_backward(x, x)
         results["triplet_margin_loss", "forward", "rows", name] = rows.triplets(x)

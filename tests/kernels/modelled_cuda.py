@@ -43,7 +43,7 @@ class Plans:
 
     def __init__(self, folder):
         self.library = torch.library.Library("safeops_plans", "FRAGMENT")
-        self.known, self.built, self.names = set(), {}, {}
+        self.defined, self.built, self.names = set(), {}, {}
         for family, sources in FAMILIES.items():
             target = compiled(sources, folder / f"{family}.so", "-DSAFEOPS_PLANS", "-O0")
             torch.ops.load_library(str(target))
@@ -54,8 +54,8 @@ class Plans:
 
     def __call__(self, family, op, *operands, kept=0):
         """(result, [(kernel, blocks, threads, shared)])"""
-        if op not in self.known:
-            self.known.add(op)
+        if op not in self.defined:
+            self.defined.add(op)
             schema = getattr(torch.ops.safeops, op).default._schema
             self.library.define(str(schema).removeprefix("safeops::"))
         read, rows = self.built[family], (ctypes.c_int64 * 4 * 64)()

@@ -107,28 +107,28 @@ def test_what_does_not_compile_is_found():
 
 def test_layouts_are_read():
     """Lanes of a slice are those of what it is cut from; copies beyond the tile lead nowhere."""
-    layouts = compiled.layouts(
+    by_name = compiled.layouts(
         "#a = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [2, 1], order = [1, 0]}>\n"
         "#b = #ttg.linear<{register = [], lane = [[0, 1], [8, 0]], warp = [[0, 0]], block = []}>\n"
     )
     lanes = [[0, 2], [0, 4], [0, 8], [1, 0], [2, 0]]
-    assert compiled.bases("#a", (8, 16), layouts) == {"register": [[0, 1]], "lane": lanes, "warp": [[4, 0]]}
-    assert compiled.bases("#a", (4, 8), layouts)["lane"] == [[0, 2], [0, 4], [0, 0], [1, 0], [2, 0]]
-    cut = compiled.bases("#ttg.slice<{dim = 1, parent = #a}>", (8,), layouts)
+    assert compiled.bases("#a", (8, 16), by_name) == {"register": [[0, 1]], "lane": lanes, "warp": [[4, 0]]}
+    assert compiled.bases("#a", (4, 8), by_name)["lane"] == [[0, 2], [0, 4], [0, 0], [1, 0], [2, 0]]
+    cut = compiled.bases("#ttg.slice<{dim = 1, parent = #a}>", (8,), by_name)
     assert cut == {"register": [[0]], "lane": [[0], [0], [0], [1], [2]], "warp": [[4]]}
-    assert compiled.bases("#b", (16, 2), layouts) == {"register": [], "lane": [[0, 1], [8, 0]], "warp": [[0, 0]]}
+    assert compiled.bases("#b", (16, 2), by_name) == {"register": [], "lane": [[0, 1], [8, 0]], "warp": [[0, 0]]}
 
 
 def test_what_is_sent_is_followed():
     """Through moves, into both halves of an fp64 number, until something else is written there."""
 
-    def found(*rows):
+    def fusions(*rows):
         return len(compiled.fused("\n".join(f"/*{16 * i:04x}*/ {row} ;" for i, row in enumerate(rows))))
 
     sent, fma = "SHFL.BFLY PT, R7, R6, 0x10, 0x1f", "FFMA R0, R5, R5, R7"
     for rows in (fma,), ("MOV R9, R7", "FFMA R0, R5, R5, -R9"), ("DFMA R2, R4, R4, R6",), ("STG.E [R2.64], R7", fma):
-        assert found(sent, *rows) == 1
-        assert found(*rows) == 0
+        assert fusions(sent, *rows) == 1
+        assert fusions(*rows) == 0
     for rows in (
         ("FFMA R0, R7, R7, R5",),
         ("FADD R7, R1, R2", fma),
@@ -137,7 +137,7 @@ def test_what_is_sent_is_followed():
         ("DFMA R2, R4, -R4, R6",),  # remainders
         ("DFMA.RP R2, R4, R4, R6",),
     ):
-        assert found(sent, *rows) == 0
+        assert fusions(sent, *rows) == 0
 
 
 # ---- what is planned

@@ -81,9 +81,9 @@ def calls():
 class Comparison:
     """Raw ops called twice, once with Python made to plan, once not."""
 
-    def __init__(self, folder, own):
-        """own: compare with what Triton's own way of launching hands over, by kernels that are compiled; else with
-        what the plan does, for which one kernel does for all."""
+    def __init__(self, folder, by_triton):
+        """by_triton: compare with what Triton's own way of launching hands over, by kernels that are compiled; else
+        with what the plan does, for which one kernel does for all."""
         self.kept, self.lazy = standin.install(folder)
         from safeops.kernels.engine import launch, start
 
@@ -97,7 +97,7 @@ class Comparison:
                 self.driver.expect(plan)
                 if self.twice:
                     plan_call(plan, tensors, places, *floats)
-                elif own and self.watch:
+                elif by_triton and self.watch:
                     return plan.loaded(0)[0][plan.grid](*plan.arguments(tensors, floats))
             return plan_call(plan, tensors, places, *floats)
 
@@ -107,7 +107,7 @@ class Comparison:
             return binaries[0]
 
         launch.Plan.__call__ = launched
-        if not own:
+        if not by_triton:
             launch.Plan.compile = compile_once
         extension = start.cpu_extension  # which is to look at our hooks, and the plan at Triton's
 
@@ -130,13 +130,13 @@ class Comparison:
         """Compare all launches that a call makes, forward and backward."""
         import torch
 
-        calls, undo = [], [(x, x.launch) for x in self.lazy]
+        launches, undo = [], [(x, x.launch) for x in self.lazy]
         for lazy in self.lazy:
-            lazy.launch = spy(lazy, calls)
+            lazy.launch = spy(lazy, launches)
         self.by_python(call, twice=True)
         for lazy, launch in undo:
             lazy.launch = launch
-        for launcher, arguments in calls:
+        for launcher, arguments in launches:
             op = getattr(torch.ops.safeops, f"_{launcher}").default
             arrived = partial(self.arrived, op, arguments)
             self.by_python(arrived, twice=True)
@@ -159,12 +159,12 @@ class Comparison:
         return result
 
 
-def spy(lazy, calls):
+def spy(lazy, launches):
     launch = getattr(importlib.import_module(f"safeops.kernels.{lazy.module}"), lazy.name)
 
     def noted(*arguments):
         if all(type(x).__name__ != "Sized" for x in arguments):  # no trace
-            calls.append((lazy.name, arguments))
+            launches.append((lazy.name, arguments))
         return launch(*arguments)
 
     return noted
@@ -178,14 +178,14 @@ def both_ways(call, *operands):
         result.backward(torch.ones_like(result))
 
 
-def run(own, names, benchmarked):
+def run(by_triton, names, benchmarked):
     import torch
 
     from benchmarks import case
 
     chance = random.Random(3)
     with tempfile.TemporaryDirectory() as folder:
-        comparison = Comparison(Path(folder), own)
+        comparison = Comparison(Path(folder), by_triton)
         for name in names:
             kinds, call = calls()[name]
             for kind in kinds:

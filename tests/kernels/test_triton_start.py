@@ -33,7 +33,7 @@ def calls():
 
     import safeops
 
-    def made(call, view=slice(None)):
+    def maker(call, view=slice(None)):
         def anew():
             x, y = torch.randn(6, 4096)[view], torch.randn(6, 4096)[view]
             mask = (torch.randn(6, 4096) > 0)[view]
@@ -42,12 +42,12 @@ def calls():
         return anew
 
     return {
-        "split": made(lambda x, y, m: safeops.mse_loss(x, y, mask=m)),
-        "whole": made(lambda x, y, m: safeops.masked_sum(x, m), (0, slice(64))),
-        "floats": made(lambda x, y, m: safeops.huber_loss(x, y, delta=0.7, reduction="none")),
-        "slices": made(lambda x, y, m: safeops.masked_mean(x, m, dim=1), (slice(None), slice(1, None))),
-        "rows": made(lambda x, y, m: safeops.masked_softmax(x, m)),
-        "columns": made(lambda x, y, m: safeops.masked_var(x, m, dim=0)),
+        "split": maker(lambda x, y, m: safeops.mse_loss(x, y, mask=m)),
+        "whole": maker(lambda x, y, m: safeops.masked_sum(x, m), (0, slice(64))),
+        "floats": maker(lambda x, y, m: safeops.huber_loss(x, y, delta=0.7, reduction="none")),
+        "slices": maker(lambda x, y, m: safeops.masked_mean(x, m, dim=1), (slice(None), slice(1, None))),
+        "rows": maker(lambda x, y, m: safeops.masked_softmax(x, m)),
+        "columns": maker(lambda x, y, m: safeops.masked_var(x, m, dim=0)),
     }
 
 

@@ -125,7 +125,7 @@ def _twin(function):
     """torch's function, with our mask and denominator around it."""
 
     def call(input, target, *, mask=None, reduction="mean", denominator=None, empty="zero", z_loss=0.0, **options):
-        probabilities = target.is_floating_point()
+        of_probabilities = target.is_floating_point()
         weight = options.get("weight")
         if weight is not None:
             options["weight"] = weight.to(input.dtype)
@@ -133,13 +133,13 @@ def _twin(function):
         if z_loss:
             loss = loss + z_loss * input.logsumexp(1) ** 2
         keep = torch.ones_like(loss, dtype=torch.bool) if mask is None else mask
-        if not probabilities:
+        if not of_probabilities:
             keep = keep & (target != options.get("ignore_index", -100))
         loss = torch.where(keep, loss, 0)
         if reduction != "mean":
             return loss if reduction == "none" else loss.sum()
         if denominator is None:
-            counted = probabilities or weight is None
+            counted = of_probabilities or weight is None
             denominator = keep.sum() if counted else torch.where(keep, weight[target.clamp(min=0)], 0).sum()
         return loss.sum() / denominator
 

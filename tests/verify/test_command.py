@@ -13,22 +13,22 @@ from safeops.core import availability, failures
 from safeops.core.availability import KnownFault
 from safeops.core.op import registry
 from safeops.verify import command, pool
-from tests.test_availability import H200, T4, fail, machine, told  # noqa: F401
+from tests.test_availability import H200, T4, availability_of, fail, machine  # noqa: F401
 
 WORKER = Path(__file__).with_name("scripted_worker.py")
 
 
 @pytest.fixture
 def gpu(machine, monkeypatch, tmp_path):  # noqa: F811
-    """The machine of tests/test_availability.py, whose workers find what `found` says."""
+    """The machine of tests/test_availability.py, whose workers find what `results` say."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
-    machine.found, machine.ran = {}, []
+    machine.results, machine.ran = {}, []
 
     def stand_in(ops, worker, jobs, seconds):
         machine.ran.append((list(ops), worker))
         for op in ops:
-            yield machine.found.get(op, pool.Result(op, pool.PASSED, checks={"value": (0.5, 4)}))
+            yield machine.results.get(op, pool.Result(op, pool.PASSED, checks={"value": (0.5, 4)}))
 
     monkeypatch.setattr(pool, "Pool", stand_in)
     machine.gpus = [H200]
@@ -54,23 +54,23 @@ def test_what_passes_needs_no_record(gpu, capsys):
 
 
 def test_a_failure_turns_an_op_off_until_it_passes_and_no_verdict_does_not(gpu, capsys):
-    gpu.found["mse_loss"] = pool.Result("mse_loss", pool.FAILED, "graph: killed by SIGABRT")
-    gpu.found["safe_div"] = pool.Result("safe_div", pool.UNKNOWN, "value: silent for 180 s")
+    gpu.results["mse_loss"] = pool.Result("mse_loss", pool.FAILED, "graph: killed by SIGABRT")
+    gpu.results["safe_div"] = pool.Result("safe_div", pool.UNKNOWN, "value: silent for 180 s")
     assert verify("--ops", "mse_loss", "safe_div", "l1_loss") == 1
     availability.forget()
-    assert told(DIV, 0).kernel and told(registry["l1_loss"], 0).kernel
-    assert not told(MSE, 0).kernel and "graph: killed by SIGABRT" in told(MSE, 0).reason
+    assert availability_of(DIV, 0).kernel and availability_of(registry["l1_loss"], 0).kernel
+    assert not availability_of(MSE, 0).kernel and "graph: killed by SIGABRT" in availability_of(MSE, 0).reason
     out = capsys.readouterr().out
     assert "mse_loss: failed, 0.0 s: graph: killed by SIGABRT" in out
     assert out.splitlines()[-1] == "1 passed, 1 failed, 1 not judged"
-    gpu.found["mse_loss"] = pool.Result("mse_loss", pool.UNKNOWN, "value: out of memory: 2 GiB")
+    gpu.results["mse_loss"] = pool.Result("mse_loss", pool.UNKNOWN, "value: out of memory: 2 GiB")
     assert verify("--ops", "mse_loss") == 1
     availability.forget()
-    assert not told(MSE, 0).kernel, "it has not passed"
-    del gpu.found["mse_loss"]
+    assert not availability_of(MSE, 0).kernel, "it has not passed"
+    del gpu.results["mse_loss"]
     assert verify("--ops", "mse_loss") == 0
     availability.forget()
-    assert told(MSE, 0).kernel and not failures.path().exists()
+    assert availability_of(MSE, 0).kernel and not failures.path().exists()
 
 
 def test_a_failure_of_another_op_or_gpu_stays(gpu):

@@ -127,12 +127,12 @@ def gradients(
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
 
-    def whole(d_input):
+    def scaled_back(d_input):
         d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
         return finish(d_input if scale is None else d_input.div_(scale))
 
     if need_input and not len(linear_weight):
-        d_input = whole(d_input)
+        d_input = scaled_back(d_input)
     with without_autocast(x):
         for part, logits in chunks_of(x, linear_weight, linear_bias):
             slope = slopes(logits, place - part.start, part)
@@ -144,7 +144,7 @@ def gradients(
             elif need_input:
                 d_input += slope @ linear_weight[part]
             if need_input and part.stop >= len(linear_weight):
-                d_input = whole(d_input)
+                d_input = scaled_back(d_input)
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
             del logits, slope  # before the next are made

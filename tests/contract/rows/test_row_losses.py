@@ -83,13 +83,13 @@ def test_triplet_margin_loss_of_sizes(route, shape, swap):
     """Rows whole, in pieces and in slices, along memory and across it. In the last, anchor and positive are equal; or
     but for one number, which only shows that eps is to be added to all others."""
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)):
-        vectors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
+        tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
         upstream = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)).to(DEVICE)
         for differs in (0.0, 2.0**-10):
-            vectors[1].view(-1, shape[-1])[-1] = vectors[0].view(-1, shape[-1])[-1]
+            tensors[1].view(-1, shape[-1])[-1] = tensors[0].view(-1, shape[-1])[-1]
             if differs:
-                vectors[0].view(-1)[-1], vectors[1].view(-1)[-1] = 0, differs
-            for triple in (vectors, [x.transpose(0, -1).contiguous().transpose(0, -1) for x in vectors]):
+                tensors[0].view(-1)[-1], tensors[1].view(-1)[-1] = 0, differs
+            for triple in (tensors, [x.transpose(0, -1).contiguous().transpose(0, -1) for x in tensors]):
                 inputs = [x.clone().requires_grad_() for x in triple]
                 wide = [x.detach().double().requires_grad_() for x in inputs]
                 options = {"swap": swap, "margin": 2.0, "eps": 1e-2, "reduction": "none"}

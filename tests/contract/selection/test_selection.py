@@ -18,7 +18,7 @@ KERNELS = all(getattr(registry[name], torch.device(DEVICE).type) for name in nam
 ON_CPU = DEVICE == "cpu"
 
 
-def whole(*values):
+def integers(*values):
     return torch.tensor(values, device=DEVICE)
 
 
@@ -120,7 +120,7 @@ def test_pytorch_51871_60267_compact_more_than_int_max():
     keep = flags(False, False, True)[:, None].expand(shape)
     x = torch.tensor([[2.0], [4.0], [6.0]], dtype=torch.bfloat16, device=DEVICE).expand(shape)
     values, index, count = safeops.masked_compact(x, keep, capacity=3)
-    assert count == 2**30 and equal(values, [6, 6, 6]) and torch.equal(index, whole(2**31, 2**31 + 1, 2**31 + 2))
+    assert count == 2**30 and equal(values, [6, 6, 6]) and torch.equal(index, integers(2**31, 2**31 + 1, 2**31 + 2))
     assert packed(x, flags(True, True, True)[:, None].expand(shape))[2] == 3 * 2**30
 
 
@@ -137,10 +137,10 @@ def test_fla_1080_offsets_beyond_2_to_the_31():
     n = 2**31 + 8
     x = torch.empty(n, dtype=torch.int8, device=DEVICE)
     x[3], x[n - 1] = 7, 5
-    index = whole(n - 1, 3, -1, n)
+    index = integers(n - 1, 3, -1, n)
     for ours in (safeops.safe_gather(x, 0, index), safeops.safe_index_select(x, 0, index)):
         assert equal(ours, [5, 7, 0, 0])
-    assert equal(safeops.safe_index_select(x.view(n // 2, 2), 0, whole(n // 2 - 1, 1, n // 2))[:, 1], [5, 7, 0])
+    assert equal(safeops.safe_index_select(x.view(n // 2, 2), 0, integers(n // 2 - 1, 1, n // 2))[:, 1], [5, 7, 0])
 
 
 # ---- duplicate indices
@@ -190,7 +190,7 @@ def test_gradients_beside_many_columns(dtype, shape):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_gradients_of_duplicates_add_up_in_fp32(dtype):
     """4096 gradients of 1 for one row: a half sum stops where adding 1 no longer changes it."""
-    x, index = torch.zeros(3, 16, dtype=dtype, device=DEVICE, requires_grad=True), whole(*[0] * 4096)
+    x, index = torch.zeros(3, 16, dtype=dtype, device=DEVICE, requires_grad=True), integers(*[0] * 4096)
     stops = 2.0 / torch.finfo(dtype).eps
     if ON_CPU:
         for plain in (x[index], F.embedding(index, x)):
@@ -213,7 +213,7 @@ def test_half_gradients_are_no_further_from_the_truth_than_torch():
 
 
 def test_a_gradient_that_overflows_half_is_inf():
-    x, index = leaf([[1.0]], torch.float16), whole(0, 0)
+    x, index = leaf([[1.0]], torch.float16), integers(0, 0)
     for ours in picks(x, index):
         assert torch.autograd.grad(ours, x, torch.full_like(ours, 6e4))[0].isposinf().all()
 
@@ -223,7 +223,7 @@ def test_a_gradient_that_overflows_half_is_inf():
 
 @pytest.mark.parametrize("bad", [-1, -100, 3, 255, 2**31, -(2**63)])
 def test_pytorch_1204_15508_an_index_out_of_range(bad):
-    x, index = leaf([[1.0], [2.0], [3.0]]), whole(2, bad, 0)
+    x, index = leaf([[1.0], [2.0], [3.0]]), integers(2, bad, 0)
     if ON_CPU:  # on CUDA it would end this process's use of the device
         for plain in (lambda: x.index_select(0, index), lambda: x.gather(0, index[:, None])):
             with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
@@ -237,7 +237,7 @@ def test_pytorch_1204_15508_an_index_out_of_range(bad):
 
 def test_pytorch_15508_class_index_255_of_3():
     """The negative log likelihood of a segmentation whose border is labelled 255."""
-    scores, target = leaf([[1.0, 2.0, 0.5], [0.0, 1.0, 1.0]]), whole(1, 255)
+    scores, target = leaf([[1.0, 2.0, 0.5], [0.0, 1.0, 1.0]]), integers(1, 255)
     if ON_CPU:
         with pytest.raises(IndexError, match="out of bounds"):
             F.nll_loss(scores.log_softmax(1), target)
@@ -255,7 +255,7 @@ def test_a_stand_in_of_64_bits_is_exact(route, value, dtype):
     def op(name):
         return getattr(safeops, name) if route == "kernel" else on("composite", name)
 
-    x, index = torch.tensor([1, 2], device=DEVICE).to(dtype), whole(-1, 1)
+    x, index = torch.tensor([1, 2], device=DEVICE).to(dtype), integers(-1, 1)
     info = None if dtype.is_floating_point else torch.iinfo(dtype)
     want = float(value) if info is None else max(info.min, min(info.max, value))
     assert op("safe_gather")(x, 0, index, fill_value=value).tolist() == [want, 2]

@@ -68,8 +68,8 @@ def test_negative_dims_and_all():
     x, _, mask, _ = build("channel mask")
     for dims in ([-1], [-3, 1], [], [0, 1, 2]):
         check_masked(False, x, mask, None, [d % 3 for d in dims])
-    total = masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0]
-    assert torch.equal(total, masked_sum.masked_sum(x, mask, None, [-1, 0, 1], False, False, F32)[0])
+    full_sum = masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0]
+    assert torch.equal(full_sum, masked_sum.masked_sum(x, mask, None, [-1, 0, 1], False, False, F32)[0])
     assert masked_sum.masked_sum(fill((), F32, 1), None, None, [-1], True, False, F32)[0].shape == ()
 
 

@@ -44,8 +44,8 @@ class Masked:
         if not x.numel():
             return self.sum(x)
         fill = -torch.inf if largest else torch.inf
-        kept = torch.where(self.keep, x, fill).detach()
-        top = kept.amax(self.axes, keepdim=True) if largest else kept.amin(self.axes, keepdim=True)
+        values = torch.where(self.keep, x, fill).detach()
+        top = values.amax(self.axes, keepdim=True) if largest else values.amin(self.axes, keepdim=True)
         ties = self.keep & ((x == top) | (x.isnan() & top.isnan()))
         return self.sum(torch.where(ties, x / self.sum(ties.to(x.dtype)).clamp(min=1), 0))
 
