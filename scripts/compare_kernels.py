@@ -5,10 +5,11 @@
     python scripts/compare_kernels.py compare BEFORE AFTER
 
 `record` compiles for sm_90 what tests/kernels plans (every Nth kernel, or those that another file has), by the pinned
-Triton and by the oldest that is supported, and writes a file (JSON, xz). `compare` takes two kernels of one name for the same if they have
-the same registers and the same instructions in the same order; their arguments may lie elsewhere. It prints those that
-differ, and exits with 1 if there are any, or one that the other file lacks. Where arguments lie elsewhere, two of them
-may be loaded at once that were not, or not: kernels that differ in nothing else are counted apart. Needs no GPU.
+Triton and by the oldest that is supported, and writes a file (JSON, xz). `compare` takes two kernels of one name for
+the same if they have the same registers and the same instructions in the same order; their arguments may lie elsewhere.
+It prints those that differ, and exits with 1 if there are any, or one that the other file lacks. Where arguments lie
+elsewhere, two of them may be loaded at once that were not, or not: kernels that differ in nothing else are counted
+apart. Needs no GPU.
 """
 
 import argparse
