@@ -18,35 +18,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .buffers import empty
 from .indexing import LINE, VECTOR, Group
 from .kernel import POINTER, hash_callees_first
-from .operand import Operand, Space
+from .operand import Operand, Space, is_constant, leaves, replaced
 from .start import flat, starter
 from .trace import active
 
 ALIGNED = (VECTOR.value, LINE.value)
-
-
-def leaves(x, path=()):
-    """(path, leaf) of nested tuples, as Triton numbers and passes them."""
-    if isinstance(x, (tuple, list)):
-        for i, each in enumerate(x):
-            yield from leaves(each, (*path, i))
-    else:
-        yield path, x
-
-
-def replaced(x, function):
-    """Nested tuples of the same form, with function(leaf) in the place of each leaf."""
-    if isinstance(x, tuple):
-        values = [replaced(each, function) for each in x]
-        return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
-    return function(x)
-
-
-def is_constant(leaf):
-    return leaf is None or isinstance(leaf, tl.constexpr)
 
 
 class Plan:
@@ -263,52 +241,3 @@ def cached_plan(key, build, device):
         if not active.tape:
             _plans[key] = plan
     return plan
-
-
-def traits(tensors):
-    """(all that a plan may depend on in these tensors, their addresses)"""
-    results, addresses = [], []
-    for x in tensors:
-        if x is None:
-            results.append(None)
-            addresses.append(0)
-        else:
-            address = x.data_ptr()
-            results += x.shape, x.stride(), x.dtype, x.get_device(), address % 16
-            addresses.append(address)
-    return tuple(results), addresses
-
-
-def check_operands(name, first, *others):
-    """Memory safety only; the Python layer has already reported what a user can get wrong."""
-    for tensor in (first, *others):
-        if tensor is not None and tensor.device != first.device:
-            raise ValueError(f"{name}: operands on {first.device} and {tensor.device}")
-        if tensor is not None and tensor.dtype not in POINTER:
-            raise TypeError(f"{name}: dtype {tensor.dtype} is not supported")
-
-
-def like(tensor, shape, dtype):
-    """An output in the tensor's own memory order where it has the full shape, else contiguous."""
-    if tensor.shape == shape:
-        return torch.empty_like(tensor, dtype=dtype)
-    return empty(shape, dtype, tensor.device)
-
-
-def common_shape(first, *others):
-    """torch.broadcast_shapes takes 5 us, and nearly always says what was known."""
-    shape = first.shape
-    for x in others:
-        if x.shape != shape:
-            shape = broadcast_shape(shape, x.shape)
-    return shape
-
-
-def broadcast_shape(a, b):
-    """The shape that two broadcast to; of sizes that may be symbols (trace.py)."""
-    if len(a) < len(b):
-        a, b = b, a
-    lead = len(a) - len(b)
-    if any(m != n and m != 1 and n != 1 for m, n in zip(a[lead:], b)):
-        raise ValueError(f"shapes {tuple(a)} and {tuple(b)} do not broadcast")
-    return (*a[:lead], *(n if m == 1 else m for m, n in zip(a[lead:], b)))
