@@ -106,11 +106,9 @@ def both_by_lane(tile, keep, config):
     without a mask would be in other threads, and the tile would go there through shared memory.)"""
     BM: tl.constexpr = config.BM
     BN: tl.constexpr = config.BN
-    LM: tl.constexpr = config.LM
-    LN: tl.constexpr = config.LN
     both = tl.reshape(tl.join(tl.broadcast_to(tile, (BM, BN)), keep.to(tile.dtype)), (BM, 2 * BN))
     both = split_by_lane(both, BM, 2 * BN, 2 * config.VEC, config)
-    tile, ones = tl.split(tl.reshape(both, (LM, LN, BM * BN // (LM * LN), 2)))
+    tile, ones = tl.split(tl.reshape(both, (config.LM, config.LN, BM * BN // (config.LM * config.LN), 2)))
     return tile, ones != 0
 
 
@@ -135,12 +133,11 @@ def over_axis(tile, config):
 @triton.jit
 def output_offset(output, space, parts, config):
     """Where the outputs of a block lie: they are contiguous over the group that is not reduced."""
+    offset = output
     if config.AXIS == OUTER:
         offset = offset_of(output, space.inner_shape, parts.out_strides)
     elif config.AXIS == INNER:
         offset = offset_of(output, space.outer_shape, parts.out_strides)
-    else:
-        offset = output
     return offset
 
 
