@@ -69,10 +69,10 @@ def leaves(x, path=()):
         yield path, x
 
 
-def replaced(x, function):
-    """Nested tuples of the same form, with function(leaf) in the place of each leaf."""
+def map_leaves(function, x):
+    """Nested tuples of the form of x, with function(leaf) in the place of each leaf."""
     if isinstance(x, tuple):
-        values = [replaced(each, function) for each in x]
+        values = [map_leaves(function, each) for each in x]
         return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
     return function(x)
 

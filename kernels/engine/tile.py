@@ -40,10 +40,10 @@ def corner(space, block, t, config):
 @triton.jit
 def is_whole(space, m0, n0, config):
     """True if a tile lies in the tensor, and needs no bounds."""
-    whole = (m0 + config.BM <= space.M) & (n0 + config.BN <= space.N)
+    inside = (m0 + config.BM <= space.M) & (n0 + config.BN <= space.N)
     if len(space.shift) > 0:
-        whole &= n0 >= 0
-    return whole
+        inside &= n0 >= 0
+    return inside
 
 
 @triton.jit
@@ -71,14 +71,14 @@ def aligned_columns(space, n, VEC: tl.constexpr):
 
 
 @triton.jit
-def touched(space, m, n, VEC: tl.constexpr):
+def row_accesses(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have any element of the row."""
     end = (space.N + space.shift[0] + VEC - 1) // VEC * VEC
     return (m < space.M)[:, None] & (aligned_columns(space, n, VEC) < end)[None, :]
 
 
 @triton.jit
-def filled(space, m, n, VEC: tl.constexpr):
+def full_accesses(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have nothing else."""
     shift = space.shift[0]
     u, first, end = aligned_columns(space, n, VEC), (shift + VEC - 1) // VEC * VEC, (space.N + shift) // VEC * VEC
@@ -207,7 +207,7 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
     elif operand.kind == COLUMN or operand.kind == LINE:
         value = tl.load(pointer, mask=(n < space.N)[None, :], other=OTHER)
     elif operand.kind > PEELED:
-        value = tl.load(pointer, mask=touched(space, m, n, operand.kind - PEELED))
+        value = tl.load(pointer, mask=row_accesses(space, m, n, operand.kind - PEELED))
     else:
         value = tl.load(pointer, mask=within(space, m, n), other=OTHER)
     return value
@@ -240,7 +240,7 @@ def store(operand, space, m, n, value, inside, EDGE: tl.constexpr):
     pointer = address(operand, space, m, n)
     value = value.to(operand.pointer.dtype.element_ty)
     if EDGE and operand.kind > PEELED:
-        wide = filled(space, m, n, operand.kind - PEELED)
+        wide = full_accesses(space, m, n, operand.kind - PEELED)
         tl.store(pointer, value, mask=wide)
         tl.store(pointer, value, mask=inside & ~wide)
     elif EDGE:
