@@ -20,9 +20,10 @@ from .indexing import (
     tile_shape,
 )
 from .kernel import COMPUTE, Kernel
-from .launch import Plan, cached_plan, check_operands, traits
+from .launch import Plan, cached_plan
 from .operand import Operand, Space, constants
 from .scaling import quotient_apart
+from .tensors import check_operands, traits
 from .tile import fetch, indices, is_whole, kept, store, within
 
 # SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes. SMALL: all

@@ -18,35 +18,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .buffers import empty
 from .indexing import LINE, VECTOR, Group
 from .kernel import POINTER, hash_callees_first
-from .operand import Operand, Space
+from .operand import Operand, Space, is_constant, leaves, map_leaves
 from .start import flat, starter
 from .trace import active
 
 ALIGNED = (VECTOR.value, LINE.value)
-
-
-def leaves(x, path=()):
-    """(path, leaf) of nested tuples, as Triton numbers and passes them."""
-    if isinstance(x, (tuple, list)):
-        for i, each in enumerate(x):
-            yield from leaves(each, (*path, i))
-    else:
-        yield path, x
-
-
-def replaced(x, function):
-    """Nested tuples of the same form, with function(leaf) in the place of each leaf."""
-    if isinstance(x, tuple):
-        values = [replaced(each, function) for each in x]
-        return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
-    return function(x)
-
-
-def is_constant(leaf):
-    return leaf is None or isinstance(leaf, tl.constexpr)
 
 
 class Plan:
@@ -59,7 +37,7 @@ class Plan:
 
     def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch, batch=None):
         self.kernel, self.grid, self.config = kernel, (*grid, 1), kernel.config(arch)
-        self.vec, self.wide, self.whole = vec, wide, inner.numel % vec == 0
+        self.vec, self.wide, self.in_vectors = vec, wide, inner.numel % vec == 0
         batch = batch or Group((), ((),) * len(tensors))
         self.dtypes, self.kinds, self.strides = dict(dtypes), {}, {}
         operands = zip(kernel.operands, tensors, kinds, outer.strides, inner.strides, batch.strides)
@@ -104,7 +82,7 @@ class Plan:
                 for field in map(Operand._fields.index, ("outer", "batch")):
                     for d in range(len(self.template[i][field])):
                         results[i, field, d] = [["tt.divisibility", self.vec]]
-            if annotation is Space and self.whole:
+            if annotation is Space and self.in_vectors:
                 results[i, Space._fields.index("N")] = [["tt.divisibility", self.vec]]
         return results
 
@@ -115,15 +93,17 @@ class Plan:
         def kind(leaf):
             return leaf if isinstance(leaf, str) else "constexpr" if is_constant(leaf) else index
 
-        return {name: replaced(x, kind) for (name, _), x in zip(self.kernel.parameters, self.template)}
+        return {name: map_leaves(kind, x) for (name, _), x in zip(self.kernel.parameters, self.template)}
 
     def variant(self):
         """All that signature, constants and attributes are made of: equal for plans that differ in sizes alone."""
         lengths = [len(x) for x in self.values.values() if isinstance(x, tuple)]
         # functions by their address: Triton hashes one by its source, which takes 1 us each time
         constants = [id(x) if callable(x) else x for x in self.constants.values()]
-        return (id(self.kernel), self.config, self.wide, self.whole, self.values.get("parameters"), *lengths,
-                *constants, *self.kinds.values(), *map(self.dtypes.__getitem__, self.kernel.pointers))  # fmt: skip
+        kinds, dtypes = self.kinds.values(), map(self.dtypes.__getitem__, self.kernel.pointers)
+        parameters = self.values.get("parameters")
+        key = id(self.kernel), self.config, self.wide, self.in_vectors, parameters
+        return *key, *lengths, *constants, *kinds, *dtypes
 
     def source(self):
         for fn in (self.kernel.fn, *self.constants.values()):
@@ -138,8 +118,8 @@ class Plan:
         registers = self.config.max_registers[self.constants["VEC"] == 1]
         if registers and target.backend == "cuda":
             # A functor whose arithmetic would spill says how many it needs: before sm_100, and from there on.
-            needed = getattr(self.constants.get("F"), "max_registers", (0, 0))
-            options["maxnreg"] = max(registers, needed[target.arch >= 100])
+            of_functor = getattr(self.constants.get("F"), "max_registers", (0, 0))
+            options["maxnreg"] = max(registers, of_functor[target.arch >= 100])
         return options
 
     def compile(self, target):
@@ -156,24 +136,24 @@ class Plan:
                     f"safeops: {self.kernel.fn.__name__} is new for these dtypes and layouts, and cannot be compiled "
                     "and loaded while a CUDA graph is captured: run the step once before, or safeops.warmup"
                 )
-            with _locks.setdefault(key, threading.Lock()):  # who comes second waits for the first one's
+            with _locks.setdefault(key, threading.Lock()):  # a second thread waits for the first one's
                 result = _binaries.get(key)
                 if result is None:
-                    compiled = self.compile(gpu_target(index))
+                    binary = self.compile(gpu_target(index))
                     # (the values too: what the key knows by its address must live as long as the key)
-                    result = _binaries[key] = compiled, starter(compiled, index, self.places), self.values
+                    result = _binaries[key] = binary, starter(binary, index, self.places), self.values
         return result[:2]
 
     # The part that runs at each call.
 
     def arguments(self, pointers, floats):
         """Those of the kernel; pointers: tensors, or addresses, in the order of kernel.pointers."""
-        given, numbers = iter([pointers[i] for i in self.present]), flat(floats)
+        pointers, numbers = iter([pointers[i] for i in self.present]), flat(floats)
 
-        def filled(leaf):
-            return next(numbers if leaf == "fp64" else given) if isinstance(leaf, str) else leaf
+        def value(leaf):
+            return next(numbers if leaf == "fp64" else pointers) if isinstance(leaf, str) else leaf
 
-        return [replaced(x, filled) for x in self.template]
+        return [map_leaves(value, x) for x in self.template]
 
     @property
     def numbers(self):
@@ -190,8 +170,8 @@ class Plan:
     @property
     def places(self):
         """Where each parameter of the binary is among the words of a launch: addresses, then floats, then numbers."""
-        passed = [x for _, x in leaves(self.template) if not is_constant(x)] + [0, 0]
-        ranks = [2 if not isinstance(x, str) else 1 if x == "fp64" else 0 for x in passed]
+        parameters = [x for _, x in leaves(self.template) if not is_constant(x)] + [0, 0]
+        ranks = [2 if not isinstance(x, str) else 1 if x == "fp64" else 0 for x in parameters]
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         return bytes(sorted(range(len(ranks)), key=order.__getitem__))
 
@@ -214,8 +194,8 @@ class Plan:
             start = self.start
             if start is None:
                 start = self.start = self.loaded(self.index)[1]
-            made = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
-            start(self, (*addresses, *made), floats)
+            of_others = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
+            start(self, (*addresses, *of_others), floats)
         else:
             with torch.cuda.device(self.index):
                 self(tensors, addresses, *floats)
@@ -263,52 +243,3 @@ def cached_plan(key, build, device):
         if not active.tape:
             _plans[key] = plan
     return plan
-
-
-def traits(tensors):
-    """(all that a plan may depend on in these tensors, their addresses)"""
-    results, addresses = [], []
-    for x in tensors:
-        if x is None:
-            results.append(None)
-            addresses.append(0)
-        else:
-            address = x.data_ptr()
-            results += x.shape, x.stride(), x.dtype, x.get_device(), address % 16
-            addresses.append(address)
-    return tuple(results), addresses
-
-
-def check_operands(name, first, *others):
-    """Memory safety only; the Python layer has already reported what a user can get wrong."""
-    for tensor in (first, *others):
-        if tensor is not None and tensor.device != first.device:
-            raise ValueError(f"{name}: operands on {first.device} and {tensor.device}")
-        if tensor is not None and tensor.dtype not in POINTER:
-            raise TypeError(f"{name}: dtype {tensor.dtype} is not supported")
-
-
-def like(tensor, shape, dtype):
-    """An output in the tensor's own memory order where it has the full shape, else contiguous."""
-    if tensor.shape == shape:
-        return torch.empty_like(tensor, dtype=dtype)
-    return empty(shape, dtype, tensor.device)
-
-
-def common_shape(first, *others):
-    """torch.broadcast_shapes takes 5 us, and nearly always says what was known."""
-    shape = first.shape
-    for x in others:
-        if x.shape != shape:
-            shape = broadcast_shape(shape, x.shape)
-    return shape
-
-
-def broadcast_shape(a, b):
-    """The shape that two broadcast to; of sizes that may be symbols (trace.py)."""
-    if len(a) < len(b):
-        a, b = b, a
-    lead = len(a) - len(b)
-    if any(m != n and m != 1 and n != 1 for m, n in zip(a[lead:], b)):
-        raise ValueError(f"shapes {tuple(a)} and {tuple(b)} do not broadcast")
-    return (*a[:lead], *(n if m == 1 else m for m, n in zip(a[lead:], b)))

@@ -6,6 +6,8 @@
 
 A kernel takes `kernel(x, target, mask, ..., space, parts, config)`. An operand that is absent is None, and so is a
 field that the launch leaves out. A functor is a constant too.
+
+To Triton all arguments are one tree of tuples, of which it compiles and passes the leaves.
 """
 
 from typing import NamedTuple
@@ -56,3 +58,24 @@ class Parts(NamedTuple):
 def constants(names):
     """The type of a kernel's config: a NamedTuple of constants."""
     return NamedTuple("Constants", [(name, tl.constexpr) for name in names.split()])
+
+
+def leaves(x, path=()):
+    """(path, leaf) of nested tuples, as Triton numbers and passes them."""
+    if isinstance(x, (tuple, list)):
+        for i, each in enumerate(x):
+            yield from leaves(each, (*path, i))
+    else:
+        yield path, x
+
+
+def map_leaves(function, x):
+    """Nested tuples of the form of x, with function(leaf) in the place of each leaf."""
+    if isinstance(x, tuple):
+        values = [map_leaves(function, each) for each in x]
+        return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
+    return function(x)
+
+
+def is_constant(leaf):
+    return leaf is None or isinstance(leaf, tl.constexpr)

@@ -20,8 +20,9 @@ from .blocks import add_partials, is_last
 from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
 from .kernel import COMPUTE, Config, Kernel
-from .launch import cached_plan, check_operands, common_shape, traits
+from .launch import cached_plan
 from .operand import Operand, Parts, Space, constants
+from .tensors import check_operands, common_shape, traits
 from .tile import corner, fetch, indices, is_whole, kept, output_offset, over_axis, within_lane
 from .tiling import FLUSH
 

@@ -40,10 +40,10 @@ def corner(space, block, t, config):
 @triton.jit
 def is_whole(space, m0, n0, config):
     """True if a tile lies in the tensor, and needs no bounds."""
-    whole = (m0 + config.BM <= space.M) & (n0 + config.BN <= space.N)
+    inside = (m0 + config.BM <= space.M) & (n0 + config.BN <= space.N)
     if len(space.shift) > 0:
-        whole &= n0 >= 0
-    return whole
+        inside &= n0 >= 0
+    return inside
 
 
 @triton.jit
@@ -71,14 +71,14 @@ def aligned_columns(space, n, VEC: tl.constexpr):
 
 
 @triton.jit
-def touched(space, m, n, VEC: tl.constexpr):
+def row_accesses(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have any element of the row."""
     end = (space.N + space.shift[0] + VEC - 1) // VEC * VEC
     return (m < space.M)[:, None] & (aligned_columns(space, n, VEC) < end)[None, :]
 
 
 @triton.jit
-def filled(space, m, n, VEC: tl.constexpr):
+def full_accesses(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have nothing else."""
     shift = space.shift[0]
     u, first, end = aligned_columns(space, n, VEC), (shift + VEC - 1) // VEC * VEC, (space.N + shift) // VEC * VEC
@@ -106,11 +106,9 @@ def both_by_lane(tile, keep, config):
     without a mask would be in other threads, and the tile would go there through shared memory.)"""
     BM: tl.constexpr = config.BM
     BN: tl.constexpr = config.BN
-    LM: tl.constexpr = config.LM
-    LN: tl.constexpr = config.LN
     both = tl.reshape(tl.join(tl.broadcast_to(tile, (BM, BN)), keep.to(tile.dtype)), (BM, 2 * BN))
     both = split_by_lane(both, BM, 2 * BN, 2 * config.VEC, config)
-    tile, ones = tl.split(tl.reshape(both, (LM, LN, BM * BN // (LM * LN), 2)))
+    tile, ones = tl.split(tl.reshape(both, (config.LM, config.LN, BM * BN // (config.LM * config.LN), 2)))
     return tile, ones != 0
 
 
@@ -135,12 +133,11 @@ def over_axis(tile, config):
 @triton.jit
 def output_offset(output, space, parts, config):
     """Where the outputs of a block lie: they are contiguous over the group that is not reduced."""
+    offset = output
     if config.AXIS == OUTER:
         offset = offset_of(output, space.inner_shape, parts.out_strides)
     elif config.AXIS == INNER:
         offset = offset_of(output, space.outer_shape, parts.out_strides)
-    else:
-        offset = output
     return offset
 
 
@@ -210,7 +207,7 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
     elif operand.kind == COLUMN or operand.kind == LINE:
         value = tl.load(pointer, mask=(n < space.N)[None, :], other=OTHER)
     elif operand.kind > PEELED:
-        value = tl.load(pointer, mask=touched(space, m, n, operand.kind - PEELED))
+        value = tl.load(pointer, mask=row_accesses(space, m, n, operand.kind - PEELED))
     else:
         value = tl.load(pointer, mask=within(space, m, n), other=OTHER)
     return value
@@ -243,7 +240,7 @@ def store(operand, space, m, n, value, inside, EDGE: tl.constexpr):
     pointer = address(operand, space, m, n)
     value = value.to(operand.pointer.dtype.element_ty)
     if EDGE and operand.kind > PEELED:
-        wide = filled(space, m, n, operand.kind - PEELED)
+        wide = full_accesses(space, m, n, operand.kind - PEELED)
         tl.store(pointer, value, mask=wide)
         tl.store(pointer, value, mask=inside & ~wide)
     elif EDGE:

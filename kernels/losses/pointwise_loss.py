@@ -16,8 +16,8 @@ import torch
 
 from ..engine.buffers import empty
 from ..engine.elementwise import ALL_SLOPES, DIFFERENCE, FLAT, elementwise
-from ..engine.launch import common_shape, like
 from ..engine.sums import weighted_sum
+from ..engine.tensors import common_shape, like
 
 
 def pointwise_loss(

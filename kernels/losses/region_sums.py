@@ -21,8 +21,9 @@ from ..engine.blocks import is_last, load_partials
 from ..engine.buffers import empty
 from ..engine.indexing import ALL, INNER, OUTER
 from ..engine.kernel import Config, Kernel
-from ..engine.launch import cached_plan, traits
+from ..engine.launch import cached_plan
 from ..engine.operand import Operand, Parts, Space, constants
+from ..engine.tensors import traits
 from ..engine.tile import corner, in_batch, indices, is_whole
 from .regions import SUMS, check, class_numbers, image_of, plan, region_tile
 

@@ -11,9 +11,10 @@ import triton.language as tl
 
 from ..engine import tiling
 from ..engine.kernel import Config, Kernel
-from ..engine.launch import cached_plan, traits
+from ..engine.launch import cached_plan
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import apart, reciprocal
+from ..engine.tensors import traits
 from ..engine.tile import corner, in_batch, indices, is_whole, store, within
 from .regions import SUMS, check, class_numbers, image_of, plan, region_tile
 

@@ -13,7 +13,7 @@ from ..engine import tiling
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER, OUTER, at_least, power_of_2, tile_shape
 from ..engine.kernel import COMPUTE
-from ..engine.launch import check_operands
+from ..engine.tensors import check_operands
 from ..engine.tile import fetch, kept
 
 SUMS = tl.constexpr(4)

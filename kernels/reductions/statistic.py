@@ -20,7 +20,7 @@ from ..engine.blocks import is_last
 from ..engine.buffers import allocator
 from ..engine.indexing import INNER, OUTER, tile_shape
 from ..engine.kernel import COMPUTE, Config, Kernel
-from ..engine.launch import cached_plan, check_operands, traits
+from ..engine.launch import cached_plan
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.state import (
     ABSOLUTE,
@@ -32,6 +32,7 @@ from ..engine.state import (
     merge_partials,
     store_state,
 )
+from ..engine.tensors import check_operands, traits
 from ..engine.tile import output_offset
 
 

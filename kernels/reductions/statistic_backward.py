@@ -12,10 +12,11 @@ import triton.language as tl
 
 from ..engine.elementwise import compute_dtype, plan, tile_corner
 from ..engine.kernel import Kernel
-from ..engine.launch import cached_plan, check_operands, traits
+from ..engine.launch import cached_plan
 from ..engine.operand import Operand, Space, constants
 from ..engine.scaling import BEYOND, MARKED, apart
 from ..engine.state import less_top
+from ..engine.tensors import check_operands, traits
 from ..engine.tile import fetch, indices, is_whole, kept, store, within
 from ..engine.tiling import reduced_dims, restore_dims
 

@@ -14,10 +14,10 @@ from ..engine.blocks import is_last, load_partials
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.launch import common_shape, like
 from ..engine.math import rounded_product
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import power_below, product_beyond, reciprocal
+from ..engine.tensors import common_shape, like
 from ..engine.tile import fetch, in_batch, store, within
 from .plan import MAP, SUM, floor, launch, with_one_per_row
 from .row import (

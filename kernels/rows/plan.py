@@ -20,7 +20,8 @@ from ..engine.indexing import (
     tile_kinds,
 )
 from ..engine.kernel import COMPUTE
-from ..engine.launch import Plan, cached_plan, check_operands, traits
+from ..engine.launch import Plan, cached_plan
+from ..engine.tensors import check_operands, traits
 
 MOST_THREADS = 512
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or

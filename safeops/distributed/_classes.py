@@ -5,6 +5,8 @@ all-gather, 16 bytes a row, and the local backward kernel takes logsumexp from t
 nll_loss needs the number at each row's class alone, which one rank has: an all-reduce, 8 bytes a row.
 """
 
+import functools
+
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -14,7 +16,7 @@ from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
-from safeops.ops.rows._linear_chunks import own_of
+from safeops.ops.rows._linear_chunks import index_in
 
 INF = float("inf")
 NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known
@@ -98,7 +100,7 @@ def gradients(op, grad, needs, operands, results):
         result = _gradients_of_part(op, of, g, saved.numbers, *options, needs[:2])
     else:
         x, target, weight, mask, _ = of.operands()
-        at, inside = own_of(target - of.first, x.shape[of.dim])
+        at, inside = index_in(x.shape[of.dim], target - of.first)
         result = op.gradients(g, needs, op.Operands(x, at.squeeze(-1), weight, mask & inside, NO_CLASS), saved)
     return [
         shared(d, of.mesh, of.input.shape, of.placements, t) if need else None
@@ -116,7 +118,7 @@ def _sum(x, mask, weight=None):
 
 def _target_logit(of, x):
     """This rank's value at the class of each row, or 0. x: the classes last."""
-    at, inside = own_of(of.target - of.first, x.shape[-1])
+    at, inside = index_in(x.shape[-1], of.target - of.first)
     return torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else x.new_zeros(x.shape[:-1])
 
 
@@ -133,8 +135,7 @@ def _of_parts(op, of, label_smoothing, z_loss):
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
     weight = None if of.weight is None else of.weight.detach()
     if x.shape[-1]:
-        raw = _masked_logsumexp.forward
-        log_sum, _, scale = raw(x, None, None, [-1], False, False, torch.float64, 0.0)
+        log_sum, _, scale = _masked_logsumexp.forward(x, dim=[-1], dtype=torch.float64)
     else:
         log_sum = scale = x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)
     if of.has_probabilities:
@@ -184,21 +185,26 @@ def _of_parts(op, of, label_smoothing, z_loss):
 def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, needs):
     """The kernel makes it with the class weights of its own classes alone: those of the rows are factors of g."""
     x, target, weight, mask, _ = of.operands()
+    need_input, need_target = needs
+    backward = functools.partial(
+        op.backward, input=x, numbers=row_stats, mask=mask, ignore_index=NO_CLASS, need_input=need_input,
+        need_target=need_target, partial=True,
+    )  # fmt: skip
+    options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     if of.has_probabilities:
-        return op.backward(g, x, target, row_stats, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
+        return backward(g, target=target, weight=weight, **options)
     target, factor = target - of.first, None
     if weight is not None and not label_smoothing:
         factor, weight = of.weights, None
     if factor is None or not z_loss:
         g = g if factor is None else g * factor
-        return op.backward(g, x, target, row_stats, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
+        return backward(g, target=target, weight=weight, **options)
     # (w + 2 z logsumexp) p, less w at the row's class: with no class of its own in the kernel, and that one after it.
     slope = g * (factor + 2 * z_loss * row_stats.sum(0))
-    nowhere = torch.full_like(target, -1)
-    d, other = op.backward(slope, x, nowhere, row_stats, None, mask, NO_CLASS, 0.0, 0.0, *needs, True)
+    d, other = backward(slope, target=torch.full_like(target, -1))
     if x.shape[of.dim]:
         last = d.movedim(of.dim, -1)
-        at, inside = own_of(target, last.shape[-1])
+        at, inside = index_in(last.shape[-1], target)
         target_slope = x.detach().movedim(of.dim, -1).gather(-1, at).squeeze(-1)
         target_slope = slope * (target_slope - row_stats[0] - row_stats[1]).exp() - g * factor
         keeps = (inside & mask).unsqueeze(-1)

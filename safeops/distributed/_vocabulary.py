@@ -54,8 +54,9 @@ class Part:
         self.place = place - self.first
         if label_smoothing and linear_bias is not None:  # which says of all classes whether they exist
             bias = local(linear_bias, linear_bias.shape, everywhere)
-        every, *of_all = _linear_chunks.existing_of(classes, bias if label_smoothing else None, weight, x.device)
-        self.existing = every[self.first : self.first + len(self.linear_weight)], *of_all
+        existing = _linear_chunks.existing_classes(classes, bias if label_smoothing else None, weight, x.device)
+        part = slice(self.first, self.first + len(self.linear_weight))
+        self.existing = existing._replace(weights=existing.weights[part])
 
     def share(self, result):
         """A number for each row, or what is left out, as a DTensor."""
@@ -70,16 +71,16 @@ def forward(op, *operands):
     of = Part(args)
     with without_autocast(of.x):
         chunks = _linear_chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
-        sums = _linear_chunks.sums_of(chunks, of.place, of.existing[0] if label_smoothing else None)
+        stats = _linear_chunks.row_stats(chunks, of.place, of.existing.weights if label_smoothing else None)
     if of.part is not None:
-        others, target_logit, spread = sums
-        columns = [others, target_logit]
+        others, class_logit, weighted_sum = stats
+        columns = [others, class_logit]
         if label_smoothing:
-            columns.append(target_logit.new_zeros(()).expand_as(target_logit) + spread)
-        sums = over_parts(op.name, of.mesh, of.part, torch.stack(columns))
-        sums = sums if label_smoothing else (*sums, 0)
+            columns.append(class_logit.new_zeros(()).expand_as(class_logit) + weighted_sum)
+        others, class_logit, *sums = over_parts(op.name, of.mesh, of.part, torch.stack(columns))
+        stats = _linear_chunks.RowStats(others, class_logit, sums[0] if label_smoothing else 0)
     dtype = compute_dtype(args.input.dtype)
-    loss, log_sum = _linear_chunks.losses(*sums, of.keep, of.weights, of.existing, label_smoothing, z_loss)
+    loss, log_sum = _linear_chunks.losses(stats, of.keep, of.weights, of.existing, label_smoothing, z_loss)
     loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
     gradients = empty_gradients(of.x, of.linear_weight, [False] * 3, dtype)

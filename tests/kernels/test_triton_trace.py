@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from safeops.kernels.engine.launch import broadcast_shape  # noqa: E402
 from safeops.kernels.engine.sized import Sized  # noqa: E402
+from safeops.kernels.engine.tensors import broadcast_shape  # noqa: E402
 from safeops.kernels.engine.trace import (  # noqa: E402
     AT_MOST,
     EQUAL,

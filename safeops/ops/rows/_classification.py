@@ -29,7 +29,7 @@ def row_shape(input):
     return (*input.shape[:dim], *input.shape[dim + 1 :])
 
 
-def whole_rows(x):
+def gather_classes(x):
     """A DTensor that is sharded over the classes, gathered along them: torch's own gather cannot read it."""
     return gathered(x, (class_dim(x),))
 

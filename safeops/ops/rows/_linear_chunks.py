@@ -5,6 +5,8 @@ fp32 inside it and rounded once, with no fp32 buffer as large as the weight; and
 own upstream gradient is in its slopes. The price is a fourth product: the backward computes the logits again.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from safeops.core import sums
@@ -33,18 +35,25 @@ def logits_of(x, linear_weight, linear_bias, out=None):
     return torch.mm(x, w, out=out) if linear_bias is None else torch.addmm(linear_bias, x, w, out=out)
 
 
-def own_of(place, classes):
-    """(where in a part of the classes each row's is, whether it is there); place: counted from the part's first."""
+def index_in(classes, place):
+    """(index of each row's class in a part of so many, else 0; whether it is there). place: counted from its first."""
     inside = (place >= 0) & (place < classes)
     return torch.where(inside, place, 0).unsqueeze(-1), inside
 
 
-def existing_of(classes, linear_bias, weight, device):
-    """(weight of each class, 0 where its bias of -inf says that there is none; their sum; how many there are)."""
-    every = torch.ones(classes, dtype=torch.float64, device=device) if weight is None else weight.double()
-    exists = torch.ones_like(every, dtype=torch.bool) if linear_bias is None else linear_bias != float("-inf")
-    every = torch.where(exists, every, 0)
-    return every, every.sum(), exists.sum().double()
+class Classes(NamedTuple):
+    """Those that exist: a class with a bias of -inf does not, and weighs 0."""
+
+    weights: torch.Tensor  # (C,), fp64
+    total_weight: torch.Tensor  # ()
+    size: torch.Tensor  # (): how many there are
+
+
+def existing_classes(count, linear_bias, weight, device):
+    weights = torch.ones(count, dtype=torch.float64, device=device) if weight is None else weight.double()
+    exists = torch.ones_like(weights, dtype=torch.bool) if linear_bias is None else linear_bias != float("-inf")
+    weights = torch.where(exists, weights, 0)
+    return Classes(weights, weights.sum(), exists.sum().double())
 
 
 def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss):
@@ -54,45 +63,53 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(1), input, 0)
-    existing = existing_of(len(linear_weight), linear_bias, weight, x.device)
+    classes = existing_classes(len(linear_weight), linear_bias, weight, x.device)
     with without_autocast(x):
-        sums = sums_of(chunks_of(x, linear_weight, linear_bias), place, existing[0] if label_smoothing else None)
-    loss, log_sum = losses(*sums, keep, weights, existing, label_smoothing, z_loss)
+        stats = row_stats(chunks_of(x, linear_weight, linear_bias), place, classes.weights if label_smoothing else None)
+    loss, log_sum = losses(stats, keep, weights, classes, label_smoothing, z_loss)
     loss = loss.to(dtype)
     return loss, keep, loss.new_empty(0) if weights is None else weights, log_sum
 
 
-def sums_of(chunks, place, every):
-    """(logsumexp of the others, target's logit, weighted sum of all logits) of each row, in fp64; every: the weights,
-    None: not wanted."""
-    target_logit, spread = torch.zeros_like(place, dtype=torch.float64), 0
-    others, rows = torch.full_like(target_logit, -INF), torch.arange(len(place), device=place.device)
+class RowStats(NamedTuple):
+    """The numbers of each row that its loss is made of, in fp64."""
+
+    others: torch.Tensor  # logsumexp of the logits but that of the row's class
+    class_logit: torch.Tensor
+    weighted_sum: torch.Tensor | int  # of all logits, by the weights of the classes
+
+
+def row_stats(chunks, place, weights):
+    """The stats of all rows, from one pass over the chunks. weights: of the classes; None: no sum by them is needed."""
+    class_logit, weighted_sum = torch.zeros_like(place, dtype=torch.float64), 0
+    others, rows = torch.full_like(class_logit, -INF), torch.arange(len(place), device=place.device)
     for part, logits in chunks:
-        if every is not None:
-            w = every[part]
-            spread = spread + sums.total(logits, w != 0, dim=-1, weight=w, dtype=torch.float64)
-        at, inside = own_of(place - part.start, logits.shape[1])
-        at = rows, at.squeeze(1)  # (aten's scatter_ would copy half logits)
-        there = logits[at]
-        target_logit = torch.where(inside, there, target_logit)
-        logits[at] = there.masked_fill(inside, -INF)
+        if weights is not None:
+            w = weights[part]
+            weighted_sum = weighted_sum + sums.total(logits, w != 0, dim=-1, weight=w, dtype=torch.float64)
+        index, inside = index_in(logits.shape[1], place - part.start)
+        index = rows, index.squeeze(1)  # (aten's scatter_ would copy half logits)
+        logit = logits[index]
+        class_logit = torch.where(inside, logit, class_logit)
+        logits[index] = logit.masked_fill(inside, -INF)
         of_part = masked_logsumexp(logits, dim=-1, dtype=torch.float64)
-        logits[at] = there
+        logits[index] = logit
         others = torch.logaddexp(others, of_part)
-    return others, target_logit, spread
+    return RowStats(others, class_logit, weighted_sum)
 
 
-def losses(others, target_logit, spread, keep, weights, existing, label_smoothing, z_loss):
-    """(loss, logsumexp) of each row, in fp64. A logit of +inf is no distribution, but where it is the row's own, and
-    that one alone: then it has all the probability."""
-    _, all_weight, count = existing
-    log_sum = torch.logaddexp(others, target_logit)
-    certain = (target_logit == INF) & (others < INF) & (not label_smoothing and not z_loss)
+def losses(stats, keep, weights, classes, label_smoothing, z_loss):
+    """(loss, logsumexp) of each row, in fp64. A logit of +inf is no distribution, but where it is that of the row's
+    class, and that one alone: then it has all the probability."""
+    others, class_logit, weighted_sum = stats
+    log_sum = torch.logaddexp(others, class_logit)
+    certain = (class_logit == INF) & (others < INF) & (not label_smoothing and not z_loss)
     log_sum = torch.where((log_sum == INF) & ~certain, float("nan"), log_sum)
-    loss = torch.where(certain, 0, log_sum - target_logit)
+    loss = torch.where(certain, 0, log_sum - class_logit)
     loss = loss if weights is None else weights * loss
     if label_smoothing:
-        loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
+        even = label_smoothing / classes.size
+        loss = (1 - label_smoothing) * loss + even * (classes.total_weight * log_sum - weighted_sum)
     return torch.where(keep, loss + z_loss * log_sum.square() if z_loss else loss, 0), log_sum
 
 
@@ -103,13 +120,13 @@ def backward(
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
     return gradients(
         grad, input, linear_weight, linear_bias, place, keep, weights, log_sum,
-        existing_of(len(linear_weight), linear_bias, weight, input.device),  # (nobody else holds it: it is to be freed)
+        existing_classes(len(linear_weight), linear_bias, weight, input.device),  # (nobody else holds them)
         label_smoothing, z_loss, needs,
     )  # fmt: skip
 
 
 def gradients(
-    grad, input, linear_weight, linear_bias, place, keep, weights, log_sum, existing, label_smoothing, z_loss, needs,
+    grad, input, linear_weight, linear_bias, place, keep, weights, log_sum, classes, label_smoothing, z_loss, needs,
     finish=lambda d_input: d_input,
 ):  # fmt: skip
     """Those that are needed, the others empty. finish: of the input's gradient in fp32 once all chunks are in it, with
@@ -118,21 +135,21 @@ def gradients(
     compute = compute_dtype(input.dtype, grad.dtype)
     x = torch.where(keep.unsqueeze(1), input, 0)
     g = torch.where(keep, grad, 0).double()
-    scale = scale_of(x, linear_weight, g, log_sum, weights, existing, z_loss)
+    scale = scale_of(x, linear_weight, g, log_sum, weights, classes, z_loss)
     g = g if scale is None else g * scale
     slopes = slopes_by(x, weights, label_smoothing, z_loss)
-    slopes = slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute)
-    del existing  # a number for each class, which not all slopes keep
+    slopes = slopes(g, keep, log_sum, weights, classes, label_smoothing, z_loss, compute)
+    del classes  # a number for each class, which not all slopes keep
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
 
-    def scaled_back(d_input):
+    def finish_rows(d_input):
         d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
         return finish(d_input if scale is None else d_input.div_(scale))
 
     if need_input and not len(linear_weight):
-        d_input = scaled_back(d_input)
+        d_input = finish_rows(d_input)
     with without_autocast(x):
         for part, logits in chunks_of(x, linear_weight, linear_bias):
             slope = slopes(logits, place - part.start, part)
@@ -144,7 +161,7 @@ def gradients(
             elif need_input:
                 d_input += slope @ linear_weight[part]
             if need_input and part.stop >= len(linear_weight):
-                d_input = scaled_back(d_input)
+                d_input = finish_rows(d_input)
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
             del logits, slope  # before the next are made
@@ -154,8 +171,8 @@ def gradients(
     return d_input.to(x.dtype), d_weight, d_bias
 
 
-# The slopes to the logits of a chunk, share p - even w, less the own part at the row's class, p = exp(logit - log_sum):
-# by the backward kernel of cross_entropy, or in torch.
+# The slopes to the logits of a chunk: factor p - even w, less on_class at the row's class, p = exp(logit - log_sum).
+# They are computed by the backward kernel of cross_entropy, or in torch.
 
 
 def slopes_by(x, weights, label_smoothing, z_loss):
@@ -165,51 +182,55 @@ def slopes_by(x, weights, label_smoothing, z_loss):
     return _slopes_by_kernel if by_kernel else _slopes
 
 
-def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
-    count, g = existing[2], (g if weights is None else g * weights).to(compute)
+def _slopes_by_kernel(g, keep, log_sum, weights, classes, label_smoothing, z_loss, compute):
+    g = (g if weights is None else g * weights).to(compute)
     high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
-    row_stats = [high, torch.where(high.isinf(), 0, log_sum - high), label_smoothing / count.expand(log_sum.shape)]
-    row_stats = torch.stack(row_stats[: 3 if label_smoothing else 2]).to(compute)
+    numbers = [high, torch.where(high.isinf(), 0, log_sum - high)]
+    if label_smoothing:
+        numbers.append(label_smoothing / classes.size.expand(log_sum.shape))
+    numbers, weight = torch.stack(numbers).to(compute), None
+    need_input, need_target, partial = True, False, True  # partial: a row's class may be none of the chunk's
 
     def slopes(logits, place, part):
-        options = keep, NO_CLASS, label_smoothing, z_loss
-        return _cross_entropy.backward(g, logits, place, row_stats, None, *options, True, False, True)[0]
+        d_logits, _ = _cross_entropy.backward(
+            g, logits, place, numbers, weight, keep, NO_CLASS, label_smoothing, z_loss, need_input, need_target, partial
+        )
+        return d_logits
 
     return slopes
 
 
-def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
-    every, all_weight, count = existing
+def _slopes(g, keep, log_sum, weights, classes, label_smoothing, z_loss, compute):
     keep = keep & (log_sum != INF)  # (those of a row that is certain are 0)
     log_sum = torch.where(keep, log_sum, INF)  # p = 0
-    target_factor = (1 - label_smoothing) * (g if weights is None else g * weights)
-    even = label_smoothing * g / count
-    factor = target_factor + all_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
-    even, every = even.to(compute), every.to(compute)
+    on_class = (1 - label_smoothing) * (g if weights is None else g * weights)
+    even = label_smoothing * g / classes.size
+    factor = on_class + classes.total_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
+    even, class_weights = even.to(compute), classes.weights.to(compute)
     high = log_sum.to(compute)
     low = torch.where(log_sum.isinf(), 0, log_sum - high)  # what it loses there
-    high, low, factor, target_factor = (t.to(compute).unsqueeze(1) for t in (high, low, factor, target_factor))
+    high, low, factor, on_class = (t.to(compute).unsqueeze(1) for t in (high, low, factor, on_class))
 
     def slopes(logits, place, part):
         slope = logits.to(compute).sub_(high).sub_(low).exp_().mul_(factor)
         if label_smoothing:
-            slope.addr_(even, every[part], alpha=-1)
-        at, inside = own_of(place, logits.shape[1])
-        slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -target_factor, 0))
+            slope.addr_(even, class_weights[part], alpha=-1)
+        index, inside = index_in(logits.shape[1], place)
+        slope.scatter_add_(1, index, torch.where(inside.unsqueeze(1), -on_class, 0))
         return slope.masked_fill_(~keep.unsqueeze(1), 0)  # (0 times a logit that is not finite)
 
     return slopes
 
 
-def scale_of(x, linear_weight, g, log_sum, weights, existing, z_loss):
+def scale_of(x, linear_weight, g, log_sum, weights, classes, z_loss):
     """A power of two that brings the slopes to the logits, and the products made of them, to the upper end of fp16: of
     a mean over many rows they would vanish, of a scaled loss overflow. The gradients are divided by it again: one too
     large for fp16 becomes inf there. None for other dtypes. g: the upstream gradient of each row."""
     if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
         return None
-    most = 1 if weights is None else torch.maximum(weights.abs(), existing[1].abs() / existing[2])
-    rows = (g * most * (1 + 2 * z_loss * log_sum.abs() if z_loss else 1)).abs()
+    weight = 1 if weights is None else torch.maximum(weights.abs(), classes.total_weight.abs() / classes.size)
+    rows = (g * weight * (1 + 2 * z_loss * log_sum.abs() if z_loss else 1)).abs()
     low, high = torch.aminmax(linear_weight)
     largest = torch.maximum(-low, high).double()
-    most = torch.maximum(rows.sum() * x.abs().amax().double().clamp(min=1), 2 * rows.amax() * largest.clamp(min=1))
-    return torch.where(most.isfinite() & (most > 0), to_one(most) * 2.0**14, 1)
+    bound = torch.maximum(rows.sum() * x.abs().amax().double().clamp(min=1), 2 * rows.amax() * largest.clamp(min=1))
+    return torch.where(bound.isfinite() & (bound > 0), to_one(bound) * 2.0**14, 1)

@@ -15,7 +15,7 @@ from safeops.core.route import PLAIN
 from safeops.core.sums import total
 from safeops.ops.rows import _linear_chunks
 from safeops.ops.rows._classification import refuse_missing_class, rows_of
-from safeops.ops.rows._linear_chunks import existing_of, logits_of, losses, scale_of, slopes_by, sums_of
+from safeops.ops.rows._linear_chunks import existing_classes, logits_of, losses, row_stats, scale_of, slopes_by
 from safeops.ops.rows._matmul import without_autocast
 
 BLOCK = 2**22  # slopes, or numbers of a half product, that exist beside a chunk's logits
@@ -35,46 +35,46 @@ def rows_at_once(input, linear_weight, need_weight):
     return size if size >= min(rows, fewest) else 0
 
 
-def wanted(input, linear_weight, linear_bias):
+def gradients_with_loss(input, linear_weight, linear_bias):
     """Which of them get their gradient with the loss: those that have one, or none."""
     operands = [input, linear_weight, linear_bias]
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in operands]
     # (torch.export knows sizes by symbols, and must not be asked how large they are)
     plain = all(x is None or type(x) in PLAIN for x in operands) and not private_torch.is_exporting()
-    there = any(needs) and plain and len(linear_weight) > 0
-    return needs if there and rows_at_once(input, linear_weight, needs[1]) else [False] * 3
+    takes = any(needs) and plain and len(linear_weight) > 0
+    return needs if takes and rows_at_once(input, linear_weight, needs[1]) else [False] * 3
 
 
 def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs):
     """(sum, keep, weight of each row, nothing, the sum's gradients: in fp32 or fp64, those not needed are empty)."""
-    classes, dtype = len(linear_weight), compute_dtype(input.dtype)
-    refuse_missing_class(_linear_chunks.NAME, target, mask, ignore_index, classes, "linear_weight", linear_weight.shape)
+    count, dtype = len(linear_weight), compute_dtype(input.dtype)
+    refuse_missing_class(_linear_chunks.NAME, target, mask, ignore_index, count, "linear_weight", linear_weight.shape)
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    place, keep, weights = rows_of(classes, target, weight, mask, ignore_index, compute)
-    existing = existing_of(classes, linear_bias, weight, input.device)
+    place, keep, weights = rows_of(count, target, weight, mask, ignore_index, compute)
+    classes = existing_classes(count, linear_bias, weight, input.device)
     d_input, d_weight, d_bias = (d.zero_() for d in empty_gradients(input, linear_weight, needs, dtype))
     loss = input.new_empty(place.shape, dtype=dtype)
     size = max(1, min(len(input), rows_at_once(input, linear_weight, needs[1])))
-    buffer = input.new_empty(size, classes)
+    buffer = input.new_empty(size, count)
     with without_autocast(input):
         for first in range(0, len(input), size):
             part = slice(first, first + size)
-            own_weights = None if weights is None else weights[part]
+            w = None if weights is None else weights[part]
             x = torch.where(keep[part].unsqueeze(1), input[part], 0)
             logits = logits_of(x, linear_weight, linear_bias, buffer[: len(x)])
-            sums = sums_of([(slice(0, classes), logits)], place[part], existing[0] if label_smoothing else None)
-            loss[part], log_sum = losses(*sums, keep[part], own_weights, existing, label_smoothing, z_loss)
+            stats = row_stats([(slice(0, count), logits)], place[part], classes.weights if label_smoothing else None)
+            loss[part], log_sum = losses(stats, keep[part], w, classes, label_smoothing, z_loss)
             g = keep[part].double()
-            scale = scale_of(x, linear_weight, g, log_sum, own_weights, existing, z_loss)
-            per_row = g if scale is None else g * scale, keep[part], log_sum, own_weights
-            slopes = slopes_by(x, own_weights, label_smoothing, z_loss)
-            slope = _become_slopes(logits, slopes, place[part], per_row, existing, label_smoothing, z_loss, dtype)
+            scale = scale_of(x, linear_weight, g, log_sum, w, classes, z_loss)
+            per_row = g if scale is None else g * scale, keep[part], log_sum, w
+            slopes = slopes_by(x, w, label_smoothing, z_loss)
+            slope = _overwrite_by_slopes(logits, slopes, place[part], per_row, classes, label_smoothing, z_loss, dtype)
             if needs[0]:
-                d_input[part] = _widened(slope @ linear_weight, dtype, scale)
+                d_input[part] = _unscale(slope @ linear_weight, dtype, scale)
             if needs[1]:
                 _add_product(d_weight, slope.mT, x, scale)
             if needs[2]:
-                d_bias += _widened(total(slope, dim=0, dtype=dtype), dtype, scale)
+                d_bias += _unscale(total(slope, dim=0, dtype=dtype), dtype, scale)
     weights, log_sum = loss.new_empty(0) if weights is None else weights, input.new_empty(0, dtype=torch.float64)
     return total(loss, keep, dtype=torch.float64), keep, weights, log_sum, d_input, d_weight, d_bias
 
@@ -84,18 +84,18 @@ def empty_gradients(input, linear_weight, needs, dtype):
     return [input.new_empty(shape if need else [0] * len(shape), dtype=dtype) for shape, need in zip(shapes, needs)]
 
 
-def _become_slopes(logits, slopes, place, per_row, existing, label_smoothing, z_loss, compute):
+def _overwrite_by_slopes(logits, slopes, place, per_row, classes, label_smoothing, z_loss, compute):
     """The logits' memory, with the slopes to them in it, which are made a block of rows at a time."""
     size = max(1, BLOCK // max(1, logits.shape[1]))
     for first in range(0, len(logits), size):
         block = slice(first, first + size)
         rows = (None if t is None else t[block] for t in per_row)
-        slope = slopes(*rows, existing, label_smoothing, z_loss, compute)
+        slope = slopes(*rows, classes, label_smoothing, z_loss, compute)
         logits[block] = slope(logits[block], place[block], slice(0, logits.shape[1]))
     return logits
 
 
-def _widened(product, dtype, scale):
+def _unscale(product, dtype, scale):
     return product if scale is None else product.to(dtype).div_(scale)
 
 
@@ -107,7 +107,7 @@ def _add_product(to, a, b, scale):
     size = max(1, BLOCK // max(1, b.shape[1]))
     for first in range(0, len(to), size):
         block = slice(first, first + size)
-        to[block] += _widened(a[block] @ b, to.dtype, scale)
+        to[block] += _unscale(a[block] @ b, to.dtype, scale)
 
 
 def backward(grad, gradients, needs, dtype, keep):

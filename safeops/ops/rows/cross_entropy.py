@@ -11,13 +11,13 @@ from safeops.ops.rows._classification import (
     INDICES,
     Classification,
     class_dim,
+    gather_classes,
     is_watched,
     row_shape,
     rows_of,
     validate_index,
     validate_numbers,
     validate_reduction,
-    whole_rows,
 )
 
 # ---- definition
@@ -25,31 +25,31 @@ from safeops.ops.rows._classification import (
 
 def define(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
     """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty."""
-    input, dim, shares = whole_rows(input), class_dim(input), target.is_floating_point()
-    dtype = compute_dtype(input.dtype, *((target.dtype,) if shares else ()))
+    input, dim, has_probabilities = gather_classes(input), class_dim(input), target.is_floating_point()
+    dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
     # a weight too small or too large for fp32 is read as it is
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     weight = None if weight is None else weight.to(compute)  # once: its gradient's parts are added before it is rounded
     # (in fp32 the error of aten's log_softmax on the CPU grows with C: 5e-5 for 262,144 classes)
-    x, weights, matched = wide_on_cpu(input.to(compute)), None, None
-    if shares:
+    x, weights, certain = wide_on_cpu(input.to(compute)), None, None
+    if has_probabilities:
         keep = x.new_ones(row_shape(x), dtype=torch.bool)  # (a DTensor, if x is)
         keep = keep if mask is None else keep & mask
-        place = torch.where(keep.unsqueeze(dim), whole_rows(target).to(x.dtype), 0)
+        place = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
     else:
         place, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(dim), x, 0)  # select before arithmetic
     if x.shape[dim] == 0:
         loss = x.sum(dim)  # 0, but in the graph
-        loss = loss if not shares else loss + place.sum(dim)
+        loss = loss if not has_probabilities else loss + place.sum(dim)
         loss = loss if weight is None else loss + weight.sum()
     else:
-        if not shares:
-            matched = _matched(x, place, dim) & (label_smoothing == 0) & (z_loss == 0)
-            x = torch.where(matched.unsqueeze(dim), 0, x)
+        if not has_probabilities:
+            certain = _certain(x, place, dim) & (label_smoothing == 0) & (z_loss == 0)
+            x = torch.where(certain.unsqueeze(dim), 0, x)
         per_class = None if weight is None else along(weight.to(x.dtype), x, dim)
         loss = _losses(x, place, dim, weights, per_class, label_smoothing, z_loss)
-    loss = torch.where(keep if matched is None else keep & ~matched, loss, 0).to(dtype)
+    loss = torch.where(keep if certain is None else keep & ~certain, loss, 0).to(dtype)
     return loss, keep, loss.new_empty(0) if weights is None else weights
 
 
@@ -58,7 +58,7 @@ def along(weight, x, dim):
     return weight.reshape([-1 if d == dim else 1 for d in range(x.dim())])
 
 
-def _matched(x, place, dim):
+def _certain(x, place, dim):
     """Rows whose class has all the probability: its logit alone is +inf. Their loss and gradient are 0."""
     infinite = x.detach() == float("inf")
     of_class = infinite.gather(dim, place.unsqueeze(dim)).squeeze(dim)
@@ -69,17 +69,17 @@ def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
     """(1 - s) w (-log p of the class) + s / A sum_c w_c (-log p_c) + z logsumexp^2, the A classes those not of -inf."""
     log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
     if place.is_floating_point():
-        share = place if per_class is None else place * per_class
+        probabilities = place if per_class is None else place * per_class
         # A class without probability adds nothing, not even with a logit of -inf.
-        nothing = ~exists & (share == 0)
-        loss = -(share * torch.where(nothing, 0, log_p)).sum(dim)
+        absent = ~exists & (probabilities == 0)
+        loss = -(probabilities * torch.where(absent, 0, log_p)).sum(dim)
     else:
         loss = -log_p.gather(dim, place.unsqueeze(dim)).squeeze(dim)
         loss = loss if weights is None else loss * weights
     if not is_zero(label_smoothing):
-        every = torch.where(exists, log_p, 0)
-        every = every if per_class is None else every * per_class
-        loss = (1 - label_smoothing) * loss - label_smoothing * every.sum(dim) / exists.sum(dim)
+        terms = torch.where(exists, log_p, 0)
+        terms = terms if per_class is None else terms * per_class
+        loss = (1 - label_smoothing) * loss - label_smoothing * terms.sum(dim) / exists.sum(dim)
     if not is_zero(z_loss):
         loss = loss + z_loss * torch.logsumexp(x, dim).square()
     return loss
@@ -94,9 +94,9 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
     """The numbers of each row that backward needs, in the dtype of the computation (its places: `_count_numbers`).
 
     The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
-    share e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (the class's own part).
+    part e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (1 - s) w_c q_c, q of a class its one-hot.
     """
-    dim, shares = class_dim(input), target.is_floating_point()
+    dim, has_probabilities = class_dim(input), target.is_floating_point()
     x = torch.where(keep.unsqueeze(dim), input.detach(), 0).double()
     per_class = torch.ones((), dtype=x.dtype, device=x.device)
     if weight is not None:
@@ -104,15 +104,15 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
     exists = x != float("-inf")
     top = x.amax(dim) if x.shape[dim] else x.sum(dim)
     results = [top, torch.logsumexp(x - top.unsqueeze(dim), dim)]
-    if shares or (weight is not None and label_smoothing != 0):
-        if shares:
-            own = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
+    if has_probabilities or (weight is not None and label_smoothing != 0):
+        if has_probabilities:
+            mass = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
         else:
-            own = weights.detach().double()
-        results.append((1 - label_smoothing) * own)
+            mass = weights.detach().double()
+        results.append((1 - label_smoothing) * mass)
         if label_smoothing != 0:
-            every = (exists * per_class).sum(dim)  # noqa: SO105
-            results[2] = results[2] + label_smoothing * every / exists.sum(dim)
+            total_weight = (exists * per_class).sum(dim)  # noqa: SO105
+            results[2] = results[2] + label_smoothing * total_weight / exists.sum(dim)
     if label_smoothing != 0:
         results.append(label_smoothing / exists.sum(dim).double())
     return torch.stack([torch.where(keep, number, 0) for number in results]).to(_numbers_dtype(input, target, weight))
@@ -136,9 +136,9 @@ def _composite(input, target, weight=None, mask=None, ignore_index=-100, label_s
 
 
 def _fake(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
-    shape, shares = row_shape(input), target.is_floating_point()
-    dtype = compute_dtype(input.dtype, *((target.dtype,) if shares else ()))
-    weighted = weight is not None and not shares
+    shape, has_probabilities = row_shape(input), target.is_floating_point()
+    dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
+    weighted = weight is not None and not has_probabilities
     return (
         input.new_empty(shape, dtype=dtype),
         input.new_empty(shape, dtype=torch.bool),
@@ -151,11 +151,10 @@ def _fake(input, target, weight=None, mask=None, ignore_index=-100, label_smooth
     )
 
 
-def _fake_backward(grad, input, target, numbers, weight, mask, ignore_index, label_smoothing, z_loss, *needed):
-    empty = torch.empty_like(input) if needed[0] else input.new_empty(0)
-    if not needed[1]:
-        return empty, input.new_empty(0)
-    return empty, torch.empty_like(target)
+def _fake_backward(grad, input, target, *options):
+    *_, need_input, need_target, _ = options
+    d_input = torch.empty_like(input) if need_input else input.new_empty(0)
+    return d_input, torch.empty_like(target) if need_target else input.new_empty(0)
 
 
 _forward = declare_raw(
@@ -232,8 +231,12 @@ class CrossEntropy(Classification):
         validate_numbers(name, label_smoothing, z_loss)
 
     def gradients(self, grad, needs, operands, results):
-        input, target, *rest = operands
-        return self.backward(grad, input, target, results.numbers, *rest, *needs[:2])
+        input, target, weight, mask, ignore_index, label_smoothing, z_loss = operands
+        need_input, need_target, *_ = needs
+        return self.backward(
+            grad, input, target, results.numbers, weight, mask, ignore_index, label_smoothing, z_loss, need_input,
+            need_target,
+        )  # fmt: skip
 
 
 _cross_entropy = CrossEntropy("cross_entropy", "CrossEntropyLoss", _forward, _backward, define)

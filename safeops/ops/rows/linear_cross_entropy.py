@@ -62,18 +62,19 @@ def _fake(input, linear_weight, target, linear_bias, weight, mask, ignore_index,
     )
 
 
-def _fake_backward(grad, input, linear_weight, *operands):
-    return tuple(_linear_rows.empty_gradients(input, linear_weight, operands[-3:], input.dtype))
+def _fake_backward(grad, input, linear_weight, *options):
+    *_, need_input, need_weight, need_bias = options
+    needs = need_input, need_weight, need_bias
+    return tuple(_linear_rows.empty_gradients(input, linear_weight, needs, input.dtype))
 
 
-def _compute(*operands):
-    *operands, need_input, need_weight, need_bias = operands
+def _compute(input, linear_weight, *options):
+    *options, need_input, need_weight, need_bias = options
     needs = need_input, need_weight, need_bias
     if any(needs):
-        return _linear_rows.forward(*operands, *needs)
-    input, linear_weight, *_ = operands
+        return _linear_rows.forward(input, linear_weight, *options, *needs)
     gradients = _linear_rows.empty_gradients(input, linear_weight, needs, compute_dtype(input.dtype))
-    return *_linear_chunks.forward(*operands), *gradients
+    return *_linear_chunks.forward(input, linear_weight, *options), *gradients
 
 
 _OPERANDS = "Tensor? linear_bias=None, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, " + (
@@ -120,13 +121,17 @@ class LinearCrossEntropy(CrossEntropy):
         """The public function has, of operands with their own shapes."""
 
     def gradients(self, grad, needs, operands, results):
-        x, needs = operands, (needs[0], needs[1], needs[3])
-        if not (x.need_input or x.need_weight or x.need_bias):
-            options = x.linear_bias, x.weight, x.mask, x.ignore_index, x.label_smoothing, x.z_loss
-            return self.backward(grad, x.input, x.linear_weight, x.target, results.logsumexp, *options, *needs)
-        _, keep, _ = rows_of(len(x.linear_weight), x.target, x.weight, x.mask, x.ignore_index, torch.float64)
+        input, linear_weight, target, linear_bias, weight, mask, ignore_index, *options = operands
+        label_smoothing, z_loss, *with_loss = options
+        need_input, need_weight, _, need_bias, *_ = needs
+        if not any(with_loss):
+            return self.backward(
+                grad, input, linear_weight, target, results.logsumexp, linear_bias, weight, mask, ignore_index,
+                label_smoothing, z_loss, need_input, need_weight, need_bias,
+            )  # fmt: skip
+        _, keep, _ = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
         gradients = results.d_input, results.d_weight, results.d_bias
-        return _linear_rows.backward(grad, gradients, needs, x.input.dtype, keep)
+        return _linear_rows.backward(grad, gradients, (need_input, need_weight, need_bias), input.dtype, keep)
 
 
 _linear_cross_entropy = LinearCrossEntropy()
@@ -134,10 +139,10 @@ _linear_cross_entropy.example = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3
 
 
 def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss):
-    named = {"input": input, "linear_weight": linear_weight}
+    layer = {"input": input, "linear_weight": linear_weight}
     if linear_bias is not None:
-        named["linear_bias"] = linear_bias
-    for key, x in named.items():
+        layer["linear_bias"] = linear_bias
+    for key, x in layer.items():
         check.floating(NAME, key, x)
     if linear_weight.dim() != 2:
         raise ValueError(f"{NAME}: linear_weight must be (C, D), got {check.shown(linear_weight)}")
@@ -163,12 +168,12 @@ def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_in
     check.mask(NAME, mask, "the rows", input, rows)
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
-    check.same_device(NAME, "input", input, **{**named, "target": target, "mask": mask, "weight": weight})
-    dtypes = [x.dtype for x in named.values()]
+    check.same_device(NAME, "input", input, **{**layer, "target": target, "mask": mask, "weight": weight})
+    dtypes = [x.dtype for x in layer.values()]
     device = input.device.type
     if len(set(dtypes)) > 1 and not (is_autocast_available(device) and torch.is_autocast_enabled(device)):
         raise TypeError(
-            f"{NAME}: {', '.join(named)} must be of one dtype, as in a linear layer outside autocast, got "
+            f"{NAME}: {', '.join(layer)} must be of one dtype, as in a linear layer outside autocast, got "
             f"{', '.join(map(str, dtypes))}"
         )
     refuse_missing_class(NAME, target, mask, ignore_index, classes, "linear_weight", linear_weight.shape)
@@ -216,8 +221,7 @@ def linear_cross_entropy(
     """
     validate_reduction(NAME, input, reduction, denominator, empty)
     _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss)
-    given = [x for x in (input, linear_weight, linear_bias) if x is not None]
-    if len({x.dtype for x in given}) > 1:
+    if len({x.dtype for x in (input, linear_weight, linear_bias) if x is not None}) > 1:
         dtype = torch.get_autocast_dtype(input.device.type)
         input, linear_weight, linear_bias = (
             x if x is None else x.to(dtype) for x in (input, linear_weight, linear_bias)
@@ -227,7 +231,7 @@ def linear_cross_entropy(
     if check.mesh(input) is None:  # (rows of several dims may be sharded along each)
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
         mask = None if mask is None else mask.reshape(-1)
-    needs = [False] * 3 if reduction == "none" else _linear_rows.wanted(input, linear_weight, linear_bias)
+    needs = [False] * 3 if reduction == "none" else _linear_rows.gradients_with_loss(input, linear_weight, linear_bias)
     loss, keep, weights = _linear_cross_entropy.call(
         input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs
     )

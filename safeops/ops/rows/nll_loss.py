@@ -10,12 +10,12 @@ from safeops.ops.rows._classification import (
     INDICES,
     Classification,
     class_dim,
+    gather_classes,
     is_watched,
     row_shape,
     rows_of,
     validate_index,
     validate_reduction,
-    whole_rows,
 )
 
 # ---- definition
@@ -23,7 +23,7 @@ from safeops.ops.rows._classification import (
 
 def define(input, target, weight=None, mask=None, ignore_index=-100):
     """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty."""
-    input, dim, dtype = whole_rows(input), class_dim(input), compute_dtype(input.dtype)
+    input, dim, dtype = gather_classes(input), class_dim(input), compute_dtype(input.dtype)
     # a weight too small or too large for fp32 is read as it is
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     place, keep, weights = rows_of(input.shape[dim], target, weight, mask, ignore_index, compute)
