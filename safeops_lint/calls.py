@@ -5,17 +5,12 @@ import re
 
 import libcst as cst
 
-from safeops_lint.layers import layer_operation
 from safeops_lint.reach import LEARNED
 from safeops_lint.survey import DIMS
 from safeops_lint.syntax import Op, dotted, operation
-from safeops_lint.tables import METHODS, NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
+from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
 from safeops_lint.values import NOTHING, Value, of_op
 
-NUMBERS = re.compile(
-    r"^(alpha|beta|gamma|lam\w*|margin|scale|temp\w*|tau|momentum|power|exponent|sigma|rho|num\w*|[nkmpt]|\w*size|eps\w*)$"
-    r"|_(coeff?|weight|factor|scale|ratio|dim|index|size)$"
-)  # arguments that are numbers more often than tensors
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
@@ -38,7 +33,6 @@ class Calls:
             self.evaluate(a.value)
         if full is None and isinstance(node.func, cst.Attribute) and node.func.attr.value == "append" and node.args:
             self.scope.appended.setdefault(dotted(node.func.value), []).append(self.value(node.args[0].value))
-        op = self._of_layer(node) or op
         if op is not None:
             self._recognize(op)
         value = self._call_value(node, op, full)
@@ -54,11 +48,6 @@ class Calls:
                 self._disown(a.value)
         return value
 
-    def _of_layer(self, node):
-        """`self.softmax(x)`, `nn.Softmax(1)(x)`: the operation that the module is."""
-        made = node.func if isinstance(node.func, cst.Call) else self.scope.get(dotted(node.func) or "").node
-        return layer_operation(made, node, self.imports) if isinstance(made, cst.Call) else None
-
     def _recognize(self, op):
         """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
         value, name = self.value(op.input), op.name
@@ -70,34 +59,19 @@ class Calls:
             return
         if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
             return
-        loss = op.origin == "functional" and name.endswith("_loss") or name == "nan_to_num"
-        if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS or loss):
+        if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS):
             return
-        if isinstance(op.input, cst.BinaryOperation) and self._are_tensors(op.input):
-            self.evaluate(op.input)
-        elif isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
-            self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
-        elif isinstance(op.input, cst.BinaryOperation) and certain:
-            self._values[id(op.input)] = Value(tensor=True, positive=value.positive, node=op.input)
-        elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
-            self._values[id(op.input)] = known = dataclasses.replace(value, tensor=True, node=op.input)
-            inner = operation(op.input, self.imports)
-            if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
-                rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]
-                self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports, not self.scope.wide)
-
-    def _are_tensors(self, expression):
-        """True if arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
-        unknown = {n for n in self.names_in(expression) & self.scope.arguments if self.scope.get(n) == NOTHING}
-        results = {name for name in unknown if not NUMBERS.search(name)}
-        for name in results:
-            self.scope.names[name] = Value(tensor=True, guessed=True)
-        return bool(results)
+        method = op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript))
+        computed = isinstance(op.input, cst.BinaryOperation)
+        if method or computed and (certain or self.names_in(op.input) & self.scope.arguments):
+            made = operation(op.input, self.imports)  # f(x).clamp(min=1).log()
+            given = [self.value(n) for n in (made.input, *made.args, *made.kwargs.values())] if made is not None else []
+            known = of_op(made, given, self.imports) if given else value
+            self._values[id(op.input)] = dataclasses.replace(known, tensor=True, node=op.input)
 
     def _is_tensor_op(self, op):
         if op.origin == "method":
-            method = op.node.func.attr.value
-            return self.value(op.input).tensor and method.rstrip("_") in METHODS
+            return self.value(op.input).tensor
         return op.name not in NO_TENSOR and (
             op.origin == "functional" or not op.name.startswith(("is_", "set_", "get_", "_"))
         )
@@ -105,8 +79,6 @@ class Calls:
     def _call_value(self, node, op, full):
         if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
             return Value(foreign=True, positive=True, node=node)
-        if full == "torch.promote_types":
-            return Value(foreign=True, wide=any(self.value(a.value).wide for a in node.args), node=node)
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
             return Value(node=node)  # a module: who calls it can look up what it is
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:

@@ -7,7 +7,6 @@ import re
 
 import libcst as cst
 
-from safeops_lint.layers import filled_with, named_number
 from safeops_lint.promotion import Promotion
 from safeops_lint.syntax import comments, descendants, number
 from safeops_lint.tables import REDUCTIONS
@@ -53,16 +52,11 @@ class Context:
         if node is None or depth > 5:
             return None
         value = number(node)
-        value = named_number(node, self.imports) if value is None else value
         if value is not None:
             return value
         if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
             value = self.number(node.expression, depth + 1)
             return None if value is None else -value
-        if isinstance(node, cst.List) and len(node.elements) == 1:  # torch.tensor([1e10])
-            return self.number(node.elements[0].value, depth + 1)
-        if isinstance(node, cst.Call):
-            return self.number(filled_with(node), depth + 1)
         if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
             parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
             try:
@@ -128,8 +122,7 @@ class Context:
     def stepping(self):
         """True if this is part of every training step: a loss, what it calls, a module; not a metric."""
         scope = self.scope
-        part = scope.loss and not scope.formula or scope.step or scope.is_module
-        return part and not (scope.metric or scope.for_host)
+        return (scope.loss or scope.step or scope.is_module) and not (scope.metric or scope.for_host)
 
     @property
     def computing(self):

@@ -4,7 +4,6 @@ import dataclasses
 
 import libcst as cst
 
-from safeops_lint.binding import GRADIENTS
 from safeops_lint.conditions import asked_about
 from safeops_lint.scope import Scope
 from safeops_lint.survey import tensors_in
@@ -13,8 +12,6 @@ from safeops_lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
 
 PLAIN = ("None", "True", "False")  # what a tensor is not compared with
-# numpy's, of numbers numbers
-NUMBER_FUNCTIONS = set("sqrt log log2 log10 exp prod sin cos tan abs power sign ceil floor float32 float64".split())
 
 
 class Expressions:
@@ -80,15 +77,9 @@ class Expressions:
 
     def _of_numpy(self, *values):
         """True if an array of numpy's is among them, and what else there is a tensor by its name alone."""
-        return any(self._array(v) for v in values) and all(v.op is None for v in values if v.tensor)
-
-    def _array(self, value):
-        """The result of another library's call, unless it is a number for certain: math.sqrt(d), np.log(2)."""
-        if not value.foreign or not isinstance(value.node, cst.Call):
-            return False
-        full = self.imports.resolve(value.node.func) or ""
-        scalar = full.rsplit(".", 1)[-1] in NUMBER_FUNCTIONS
-        return not (full.startswith("math.") or scalar and all(self.value(a.value).foreign for a in value.node.args))
+        calls = [v.node.func for v in values if v.foreign and isinstance(v.node, cst.Call)]
+        arrays = any((self.imports.resolve(f) or "").startswith("numpy.") for f in calls)
+        return arrays and all(v.op is None for v in values if v.tensor)
 
     def _Comparison(self, node):
         value = self.evaluate(node.left)
@@ -117,9 +108,6 @@ class Expressions:
             return Value(foreign=True, positive=True, wide=wide, node=node)  # math.pi, torch.float32, np.float64
         base = self.evaluate(node.value)
         attribute = node.attr.value
-        constant = self._of_class(node)
-        if constant is not None:
-            return constant
         if named_eps(attribute):
             return Value(foreign=True, positive=True, node=node)
         if attribute in NO_TENSOR_ATTRIBUTES:
@@ -140,14 +128,6 @@ class Expressions:
         if named_mask(attribute):
             return Value(mask="likely")
         return NOTHING
-
-    def _of_class(self, node):
-        """`self.EPS`, `cls.EPS` where the class has `EPS = 1e-8`."""
-        scope = self.scope
-        while scope is not None and scope.name:
-            scope = scope.outer
-        known = scope is not None and scope.outer is not None and dotted(node.value) in ("self", "cls")
-        return scope.names.get(node.attr.value) if known else None
 
     def _named(self, key):
         """True if a batch's entry of this name is a tensor."""
@@ -181,9 +161,6 @@ class Expressions:
             return self._of_pair(base, key.evaluated_value != 0, node)
         if base.foreign:
             return Value(foreign=True, positive=base.positive)
-        made = base.node if isinstance(node.value, cst.Name) else node.value
-        if isinstance(made, cst.Call) and self.imports.resolve(made.func) == GRADIENTS:
-            return dataclasses.replace(self._gradient(made), node=node)
         if not base.tensor:
             return NOTHING
         index, op = None, base.op if _shapes(node) else None
@@ -209,9 +186,7 @@ class Expressions:
         tensors = [v for v in values if v.tensor]
         asked = bool(asked_about(node.test))
         if not tensors:
-            # float32 where x.dtype is half, else its own
-            wide = any(v.wide for v in values) and "dtype" in self.text(node.test)
-            return Value(foreign=True, wide=wide, node=node) if all(v.foreign for v in values) else NOTHING
+            return Value(foreign=True, node=node) if all(v.foreign for v in values) else NOTHING
         return Value(
             tensor=True,
             mask=tensors[0].mask if len({v.mask for v in tensors}) == 1 else None,

@@ -116,32 +116,3 @@ SAVES_RESULT = set(
     cumprod celu hardsigmoid_ softplus_""".split()
 )
 REDUCTIONS = set("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero".split())
-# The methods of a tensor, without the underscore of those in place.
-METHODS = set(
-    """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr adjoint all allclose amax amin aminmax
-    angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere asin asinh atan
-    atan2 atanh backward baddbmm bernoulli bfloat16 bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
-    bitwise_right_shift bitwise_xor bmm bool broadcast_to byte cauchy cdouble ceil cfloat chalf char cholesky
-    cholesky_inverse cholesky_solve chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copy
-    copysign corrcoef cos cosh count_nonzero cov cpu cross cuda cummax cummin cumprod cumsum deg2rad dense_dim det
-    detach diag diag_embed diagflat diagonal diagonal_scatter diff digamma dim dist div divide dot double dsplit
-    eq equal erf erfc erfinv exp exp2 expand expand_as expm1 exponential fill fill_diagonal fix flatten flip
-    fliplr flipud float float_power floor floor_divide fmax fmin fmod frac frexp gather gcd ge geometric geqrf ger
-    get_device greater greater_equal gt half hardshrink hash_tensor heaviside histc histogram hsplit hypot i0
-    igamma igammac index index_add index_copy index_fill index_put index_reduce index_select inner int inverse
-    isclose isfinite isinf isnan isneginf isposinf isreal istft item kron kthvalue lcm ldexp le lerp less
-    less_equal lgamma log log10 log1p log2 log_normal log_softmax logaddexp logaddexp2 logcumsumexp logdet
-    logical_and logical_not logical_or logical_xor logit logsumexp long lt lu lu_solve masked_fill masked_scatter
-    masked_select matmul matrix_exp matrix_power max maximum mean median min minimum mm mode moveaxis movedim
-    msort mul multinomial multiply mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum narrow narrow_copy
-    ndimension ne neg negative new new_empty new_full new_ones new_tensor new_zeros nextafter nonzero
-    nonzero_static norm normal not_equal numel numpy orgqr ormqr outer permute pin_memory pinverse polygamma
-    positive pow prelu prod qr quantile rad2deg random ravel reciprocal relu remainder renorm repeat
-    repeat_interleave requires_grad reshape reshape_as resolve_conj resolve_neg roll rot90 round rsqrt scatter
-    scatter_add scatter_reduce select select_scatter sgn short sigmoid sign signbit sin sinc sinh size
-    slice_inverse slice_scatter slogdet smm softmax sort split split_with_sizes sqrt square squeeze sspaddmm std
-    stft stride sub subtract sum sum_to_size svd swapaxes swapdims t take take_along_dim tan tanh tensor_split
-    tile to to_dense tolist topk trace transpose triangular_solve tril triu true_divide trunc type type_as unbind
-    unflatten unfold uniform unique unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze
-    var vdot view view_as vsplit where xlogy zero""".split()
-)

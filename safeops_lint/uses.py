@@ -17,11 +17,6 @@ def no_gradient(body, node, ends=NO_GRADIENT):
     return body is not None and not _leaves(body, node, ends)
 
 
-def filled_later(body, node):
-    """True if something is written over all that is made of `node`: `softmax(x).masked_fill(hidden, 0)`."""
-    return no_gradient(body, node, FILLS)
-
-
 def _leaves(body, node, ends):
     """True if a function returns, hands on or keeps what is made of `node`, other than by way of `ends`."""
     names, nodes = set(), [*_in_order(body)]

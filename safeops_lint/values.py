@@ -8,7 +8,7 @@ import re
 
 import libcst as cst
 
-from safeops_lint.syntax import dotted, moves
+from safeops_lint.syntax import dotted
 from safeops_lint.tables import (
     COMPARISONS,
     CONSTRUCTORS,
@@ -29,7 +29,6 @@ from safeops_lint.tables import (
 )
 
 CASTS = {"float", "half", "bfloat16", "to", "type", "type_as", "astype"}
-DOUBLE = {"torch.float64", "torch.double"}
 TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
@@ -50,7 +49,6 @@ class Value:
     foreign: bool = False  # surely none of torch's: numpy, a str, a shape
     mask: str | None = None  # bool: certain; likely: by its name; number: a mask that was cast to a number
     wide: bool = False  # fp32 or fp64 whatever the model's dtype
-    double: bool = False  # fp64, which autocast leaves alone
     half: bool = False  # cast to half by name
     positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
     constant: bool = False  # made here from numbers alone
@@ -59,7 +57,6 @@ class Value:
     host: bool = False  # on the CPU for certain
     detached: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
     owned: bool = False  # memory that only this name reaches
-    guessed: bool = False  # a tensor by what is done with it later
     op: object = None  # the Op that made it
     node: object = None  # the expression that made it (through names)
 
@@ -114,45 +111,29 @@ def of_op(op, operands, imports, autocast=True):
     dtype = op.kwargs.get("dtype")
     if dtype is None and op.name in ("to", "type", "astype") and op.args:
         dtype = op.args[0]
-    named, dtype = dtype, dtype_of(dtype, imports)
+    dtype = dtype_of(dtype, imports)
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     known = [v for v in operands if not v.foreign]
     promoting = [v for v in known if not _zero_dim(v)] or known
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in promoting))
-    value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _has_dimensions(op.input)
-    keeps = dtype is None and (op.name not in CASTS or moves(op))
-    value.double = op.name == "double" or imports.resolve(named) in DOUBLE or keeps and any(v.double for v in promoting)
-    value.wide &= value.double or not (autocast and op.name in HALVED)
+    value.wide |= op.name in SINGLE and "dtype" not in op.kwargs
+    value.wide &= not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
-    value.wide |= any(
-        v.wide for name, v in zip(op.kwargs, operands[len(operands) - len(op.kwargs) :]) if name == "dtype"
-    )
     value.half = dtype == "half" or op.name in ("half", "bfloat16")
     made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
     to = [op.kwargs["device"]] if "device" in op.kwargs else op.args[:1] if op.name == "to" else []
     moved = op.name in ("cuda", "to") or op.name.startswith("new_") or bool(to)
-    value.host = (
-        op.name == "cpu"
-        or any(_cpu(n) for n in to)
-        or not moved
-        and (all(v.host for v in tensors) if tensors else made)
-    )
+    value.host = op.name == "cpu" or not moved and (all(v.host for v in tensors) if tensors else made)
     if value.half or op.name in ("to", "type", "type_as") and _like_another(operands[1:]):
         value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
     if op.name in VIEWS or (op.inplace and not first.owned):
         value.owned = first.owned and op.name not in VIEWS
-    value.guessed = any(v.guessed for v in tensors)
     value.mask = _mask(op, operands, dtype)
     value.soft = op.name in SOFT or (first.soft and op.name in SHAPING | WIDENING | {"to", "type", "half", "bfloat16"})
     value.integer = op.name in INTEGER or op.name in KEEPS_INTEGER and counts and not (value.mask or value.wide)
     of = tensors[:1] if op.name in ("to", "type", "type_as", "expand_as", "view_as", "reshape_as") else tensors
     value.constant = op.name in CONSTRUCTORS or (bool(of) and all(v.constant for v in of))
-    value.constant |= (
-        op.name in ("isinf", "isnan", "isfinite")
-        and first.op is not None
-        and first.op.name in ("sigmoid", "softmax", "tanh")
-    )
     value.positive = _positive(op, operands)
     value.detached = (
         op.name in DETACHES
@@ -166,17 +147,6 @@ def _zero_dim(value):
     """`x.mean()`: beside a tensor with dimensions its dtype does not count."""
     op = value.op
     return op is not None and op.name in REDUCTIONS and not (op.args or op.kwargs)
-
-
-def _has_dimensions(size):
-    """True if a tensor of this size has dimensions: all but `()` and `[]`."""
-    return size is not None and not (isinstance(size, (cst.Tuple, cst.List)) and not size.elements)
-
-
-def _cpu(node):
-    """`"cpu"`, `torch.device("cpu")`"""
-    node = node.args[0].value if isinstance(node, cst.Call) and node.args else node
-    return isinstance(node, cst.SimpleString) and node.evaluated_value == "cpu"
 
 
 def _like_another(given):

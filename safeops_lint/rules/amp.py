@@ -49,16 +49,11 @@ class HalfLoss(Rule):
             return
         walk.report(self, op.node, "this loss is reduced in half under autocast; use a safeops loss, or .float() first")
 
-    def _arithmetic(self, op, walk, depth=0):
+    def _arithmetic(self, op, walk):
         """Elementwise arithmetic of tensors that no operation of autocast's fp32 list has touched."""
-        if (
-            op is None
-            or depth > 6
-            or op.name not in ("sub", "add", "mul", "abs", "neg", "square", "sqrt", "maximum", "relu")
-        ):
+        if op is None or op.name not in ("sub", "add", "mul", "abs", "neg", "sqrt", "maximum", "relu"):
             return False
-        below = [walk.op(n) for n in (op.input, *op.args)]
-        return op.name in ("sub", "abs") or any(self._arithmetic(b, walk, depth + 1) for b in below if b is not None)
+        return op.name in ("sub", "abs") or any(self._arithmetic(walk.op(n), walk) for n in (op.input, *op.args))
 
 
 class BinaryCrossEntropy(Rule):
@@ -82,12 +77,8 @@ class BinaryCrossEntropy(Rule):
         fix = None
         sigmoid = walk.op(op.input) if op.input is not None else None
         func = op.node.func
-        if (
-            sigmoid is not None
-            and sigmoid.name == "sigmoid"
-            and sigmoid.node is op.input
-            and isinstance(func, cst.Attribute)
-        ):
+        inline = sigmoid is not None and sigmoid.name == "sigmoid" and sigmoid.node is op.input
+        if inline and isinstance(func, cst.Attribute):
             fix = [(func.attr, "binary_cross_entropy_with_logits"), (op.input, walk.text(sigmoid.input))]
         walk.report(self, op.node, self.message, fix, imports=False)
 

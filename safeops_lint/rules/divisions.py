@@ -5,15 +5,14 @@ import re
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.squares import PARAMETER, extreme, in_half, normalized, squared, through
-from safeops_lint.syntax import dotted, number
+from safeops_lint.rules.squares import extreme, in_half, normalized, squared, through
+from safeops_lint.syntax import number
 from safeops_lint.tables import REDUCTIONS, SHAPING
 from safeops_lint.uses import COMPARED, no_gradient
 
-USE = {  # what made the divisor -> what to use
-    **dict.fromkeys(("norm",), "safeops.normalize or safeops.safe_div"),
-    **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "count_nonzero"), "safeops.masked_mean or safeops.safe_div"),
-}
+# what made the divisor -> what to use
+USE = dict.fromkeys("sum mean nansum nanmean count_nonzero".split(), "safeops.masked_mean or safeops.safe_div")
+USE["norm"] = "safeops.normalize or safeops.safe_div"
 LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
 KEEPS_ZERO = SHAPING | set("sqrt pow square neg abs index".split())
 
@@ -50,23 +49,8 @@ def often_zero(node, walk):
         operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
         return walk.value(op.input).tensor and all(often_zero(n, walk) or extreme(n, walk) for n in operands)
     if op.name in ("sum", "nansum", "mean", "count_nonzero"):
-        base = squared(op.input, walk) if op.name == "sum" else None
-        # A sum of squared errors is 0 only where the fit is perfect.
-        spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
-        return spelled or walk.value(op.input).mask is not None
-    dims = op.arg(op.name == "norm", "dim", "axis")
-    order = op.arg(0, "p", "ord")
-    of_matrix = len(getattr(dims, "elements", ())) > 1 or order is not None and "fro" in walk.text(order)
-    product = getattr(through(op.input, walk), "name", "") in ("matmul", "mm", "bmm", "einsum")
-    learned = op.name == "norm" and PARAMETER.search(dotted(op.input) or "")
-    return op.name in ("norm", "std", "var") and not (of_matrix or learned or op.name == "norm" and product)
-
-
-def _asked(node, walk):
-    """True if a condition asked about another name for the same: `n = m.sum()`, `if n == 0`, `x / m.sum()`."""
-    made = walk.value(node).node or node
-    known = (walk.scope.get(name).node for name in walk.scope.checked)
-    return any(other is not None and walk.text(other) == walk.text(made) for other in known)
+        return walk.value(op.input).mask is not None or op.name == "sum" and squared(op.input, walk) is not None
+    return op.name in ("norm", "std", "var")
 
 
 class DivisionByReduction(Rule):
@@ -97,7 +81,7 @@ class DivisionByReduction(Rule):
             return
         made = reduction(node, walk)
         names = walk.names_in(node) | walk.names_in(by.node or node)  # also of `n = mask.sum()`
-        if made is None or any(LENGTHS.search(name) for name in names) or _asked(node, walk):
+        if made is None or any(LENGTHS.search(name) for name in names):
             return
         use = USE.get(made, "safeops.safe_div")
         likely = often_zero(node, walk) and not walk.imports.measures  # NaN is "no value" there

@@ -4,7 +4,6 @@ import re
 
 import libcst as cst
 
-from safeops_lint.calls import MODELS
 from safeops_lint.rule import Rule
 from safeops_lint.rules.squares import through
 from safeops_lint.syntax import dotted, number
@@ -16,7 +15,6 @@ ANGLES = {"acos", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
 OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "xlogy", *sorted(ANGLES))
 HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
-BY_CALLER = re.compile(r"(^|[._])(mag\w*|spec\w*|std|stddev|sigma|scale|likelihoods?|eig\w*)(_|$|\d)", re.I)
 PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I
 )
@@ -24,7 +22,6 @@ NO_PROBABILITY = re.compile(
     r"_(labels?|boxes|var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I
 )
 EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
-FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
 NO_GRAPH = re.compile(
     r"(^|[._])(targets?|labels?|gt|y?_?true|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)"
 )
@@ -51,10 +48,6 @@ def leaves_domain(op, walk):
     power = exponent(op.arg(0, "exponent"), walk) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
     if (power or 0) > 0 and (inner == "relu" or without_graph(node, walk)):
         return False  # 0 is no trouble without a slope, nor where relu's backward writes 0 over it
-    names = sources(node, walk)
-    given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
-    if given or _unseen(x, walk):
-        return False
     if op.name == "pow":
         known = power is not None and power > 0 and walk.number(op.arg(0, "exponent")) is not None
         return power is not None and power < 1 and power != 0 and not x.positive and (known or inner != "abs")
@@ -62,7 +55,7 @@ def leaves_domain(op, walk):
         probability = inner == "neg" and walk.op(x.op.input)
         return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
-        return getattr(walk.op(x.op.input), "name", "") != "cosine_similarity"  # whose sigmoid is 0.27 at least
+        return True
     if inner == "sub" and number(x.op.input) == 1 and x.op.args and _below_one(x.op.args[0], walk):
         return False
     return not x.positive
@@ -72,25 +65,17 @@ def _meets_edge(node, op, walk, depth=0):
     """True if the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
     name; only the caller knows what else an argument holds."""
     if op.name in ANGLES:
-        return op.name != "asin"  # half a chord is 1 between opposite points alone
-    inner = through(node, walk, SHAPING | FACTORS)
-    if inner is not None and inner.name == "div" and inner.args and not walk.value(inner.args[0]).tensor:
-        return _meets_edge(inner.input, op, walk, depth + 1)
+        return True
+    inner = through(node, walk, SHAPING | {"abs", "neg", "mul", "pow", "square", "sqrt", "index"})
     if inner is None or inner.name == "div":
         names = sources(node if inner is None else inner.input, walk)
         rounds = (PROBABILITY.search(name) and not NO_PROBABILITY.search(name) for name in names)
         return op.name.startswith("log") and bool(names) and all(rounds)
-    if inner.name in ("sum", "mean"):  # of exponentials where a mask leaves some, of squares of differences
-        factors = getattr(walk.op(inner.input), "args", ())
-        terms = [walk.op(n) for n in (inner.input, *factors)]
-        return any(walk.value(n).mask for n in factors) or any(term and term.name == "sub" for term in terms)
     if inner.name == "add" and depth < 4:
         return any(_meets_edge(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
     if inner.name == "sub" and number(inner.input) == 1 and inner.args:
-        less = through(inner.args[0], walk, SHAPING | {"index"})
-        if less is None:  # `1 - alpha` of a noise schedule that is given, unlike `1 - p`
-            return op.name.startswith("log") or any(map(PROBABILITY.search, sources(inner.args[0], walk)))
-        return less.name != "exp"  # which is 1 at 0 alone
+        given = through(inner.args[0], walk, SHAPING | {"index"}) is None  # 1 - alpha of a noise schedule
+        return not given or op.name.startswith("log") or any(map(PROBABILITY.search, sources(inner.args[0], walk)))
     return inner.name in EDGES
 
 
@@ -112,12 +97,6 @@ def without_graph(node, walk):
     """True if no gradient goes through a tensor: it is detached, or made of targets and the like by their names."""
     names = sources(node, walk)
     return walk.value(node).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
-
-
-def _unseen(value, walk):
-    """True if a function made it, whose guards are its own, and no model."""
-    name = dotted(value.node.func) if value.op is None and isinstance(value.node, cst.Call) else None
-    return name is not None and ("." not in name and name not in MODELS or name.removeprefix("self.") in walk.helpers)
 
 
 def exponent(node, walk):
@@ -152,7 +131,7 @@ class UnguardedDomain(Rule):
     def operation(self, op, walk):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
             return
-        if op.name in ("sqrt", "pow") and no_gradient(walk.body, op.node):
+        if op.name in ("sqrt", "pow", *ANGLES) and no_gradient(walk.body, op.node):
             return
         name = SAFE.get(op.name)
         inner = walk.op(argument(op))
@@ -172,10 +151,7 @@ class UnguardedDomain(Rule):
             problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - eps is 1 in half"
             if edge and walk.number(bounds[0]) == 1:
                 problem = f"the clamp stops at 1, where the slope of {op.name} is infinite"
-        fetched = op.name in ANGLES and bool(bounds) and no_gradient(walk.body, op.node)  # a slope that nobody asks for
-        meant = "psnr" in walk.scope.name.lower() and op.name.startswith("log")  # inf between equal images
-        likely = _meets_edge(argument(op), op, walk) and not (fetched or meant)
-        walk.report(self, op.node, f"{problem}; {hint}", fix, likely=likely)
+        walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(argument(op), op, walk))
 
 
 def _upper(node, walk):

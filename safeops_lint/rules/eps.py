@@ -16,8 +16,6 @@ STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are 
 STEEP_OPS = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "div", "addcdiv"}
 GUARDS = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "where", "masked_fill", "full_like", "pow")
 DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
-NOT_NEGATIVE = set("abs square norm relu softplus cdist exp sigmoid softmax var std".split())
-SHARES = re.compile(r"(^|[._])(probs?|logits?|attn|attentions?|densit\w*|hazard\w*|hist(ogram)?)(_|$)")
 DATA = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # fp32, as data are
 
 
@@ -49,7 +47,7 @@ def _small(op, walk):
         if names and all(DATA.search(name) for name in names):
             continue
         made = through(node, walk, SHAPING | {"abs", "neg", "sqrt", "mean"})
-        named = bool(names) and all(PROBABILITY.search(name) or SHARES.search(name) for name in names)
+        named = bool(names) and all(PROBABILITY.search(name) for name in names)
         if named if made is None else made.name not in ("matmul", "mm", "bmm", "einsum"):
             return True
     return False
@@ -62,11 +60,6 @@ def _raised(node, walk, depth=0):
     if op is None or depth > 12 or op.name in HALVED or walk.casts_to_half:
         return False
     return op.name in RAISED or any(_raised(n, walk, depth + 1) for n in (op.input, *op.args))
-
-
-def _not_negative(node, walk):
-    op = through(node, walk, SHAPING | {"sum", "mean", "amax", "amin", "sqrt"})
-    return op is not None and (op.name in NOT_NEGATIVE or walk.value(op.node).mask is not None)
 
 
 class TinyEps(Rule):
@@ -119,21 +112,10 @@ class TinyEps(Rule):
         eps = tiny(op.input, walk) if eps is None and op.name == "add" else eps
         if eps is None or not tensors or op.name in ("add", "sub") and no_gradient(walk.body, op.node, COMPARED):
             return
-        if any(self._exact(n, walk) for n in (op.input, *op.args)) or self._kept(op, walk):
+        if any(walk.value(n).integer for n in (op.input, *op.args)):  # an integer's sum with a number is fp32
             return
         message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
         walk.report(self, op.node, message, likely=op.name in DEFAULT_EPS and walk.casts_to_half)
-
-    def _exact(self, node, walk):
-        """The count of a mask that nothing here casts: an integer's sum with a number is fp32."""
-        op = walk.op(node)
-        return op is not None and op.name == "sum" and walk.value(op.input).mask in ("bool", "likely")
-
-    def _kept(self, op, walk):
-        """`torch.clamp(x + smooth, min=1e-8)`"""
-        inner = walk.op(op.input) if op.name in ("clamp", "clamp_min", "maximum", "max") else None
-        parts = (inner.input, *inner.args) if inner is not None and inner.name == "add" else ()
-        return any(walk.value(n).positive and tiny(n, walk) is None for n in parts)
 
     def _meets(self, op, walk):
         """A guard is likely to be needed where it divides, or a logarithm, a root or a power of it is taken."""
@@ -155,23 +137,20 @@ class TinyEps(Rule):
         known = [walk.number(n) for n in (guard.arg(0, "min", "other"), guard.input)]
         eps = next((n for n in known if n is not None and HALF_TINY <= n < STEEP), None)
         added = walk.value(guard.input)
-        if eps is None or added.mask or added.integer or walk.value(inner).wide or self._exact(guard.input, walk):
+        if eps is None or added.mask or added.integer or walk.value(inner).wide:
             return False
         if op.name == "log" and without_graph(guard.input, walk):
             return False
         what = "the slope of log there is inf in fp16" if op.name == "log" else "one over it is inf in fp16"
         use = "safe_log with eps=" if op.name == "log" else "safe_div with eps= and fill_value=None"
-        large = op.name == "div" and walk.number(op.input) is None  # nothing is large in v / (|v| + eps)
-        likely = _small(guard, walk) and not large
+        likely = _small(guard, walk) and (op.name != "div" or walk.number(op.input) is not None)
         walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use}, or .float() first", likely=likely)
         return True
 
     def _default(self, op, walk):
         """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold; autocast computes both in
         fp32."""
-        made = walk.value(op.input).node
-        weights = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
-        if weights or walk.value(op.input).constant or op.origin == "method":  # no row of random numbers is 0
+        if walk.value(op.input).constant or op.origin == "method":  # no row of random numbers is 0
             return
         fix = None
         if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
@@ -206,7 +185,7 @@ class TinyEps(Rule):
     def _rewritten(self, op, guard, x, eps, walk):
         if op.name in ("log", "sqrt"):
             return f"safeops.safe_{op.name}({x}, eps={eps})"
-        if op.name == "reciprocal" or guard.name != "add" and not _not_negative(guard.input, walk):
+        if op.name == "reciprocal" or guard.name != "add":
             return None  # -2 clamped at eps is eps, and would become -2
         if number(op.input) == 1:
             return f"safeops.safe_reciprocal({x}, eps={eps}, fill_value=None)"

@@ -2,37 +2,30 @@
 
 import re
 
-import libcst as cst
-
 from safeops_lint.rule import Rule
 from safeops_lint.rules.domains import sources
 from safeops_lint.rules.squares import tensors, through, wide
-from safeops_lint.syntax import descendants
 from safeops_lint.tables import SHAPING
 
 # Names of values that may be beyond 11. Most similarities and distances are small.
 LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)
 TEMPERATURE = re.compile(r"(^|[._])(t|tau|temp\w*)$", re.IGNORECASE)
-LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
-BOUNDED = set("sigmoid softmax tanh clamp clamp_max minimum cosine_similarity logsigmoid log_softmax".split())
-NOT_NEGATIVE = set("abs square pow norm relu softplus cdist pdist exp sigmoid softmax var std".split())
+NOT_NEGATIVE = set("abs square pow norm relu softplus cdist sigmoid softmax var std".split())
+BOUNDED = set("max amax maximum logsumexp detach sigmoid softmax tanh clamp clamp_max minimum where".split())
 COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
 
 
 def bounded(exp, walk):
     """True if an exponential cannot overflow: its argument is at most 0, clamped, or less its maximum."""
-    value = walk.value(exp.input)
-    names = walk.names_in(exp.input)
-    if value.constant or isinstance(exp.input, cst.IfExp) or any("max" in name for name in names):
+    if walk.value(exp.input).constant or any("max" in name for name in walk.names_in(exp.input)):
         return True
-    if isinstance(exp.input, cst.UnaryOperation) or walk.text(exp.input).lstrip("(").startswith("-"):
+    if walk.text(exp.input).lstrip("(").startswith("-"):
         inner = through(exp.input, walk, SHAPING | {"neg", "mul", "div", "sum", "mean"})
         return inner is not None and inner.name in NOT_NEGATIVE
     op = through(exp.input, walk)
-    if op is None or op.name != "sub":
-        return op is not None and (op.name in BOUNDED or op.name == "where")
-    top = through(op.args[0], walk) if op.args else None
-    return top is not None and top.name in LARGEST
+    if op is not None and op.name == "sub" and op.args:
+        op = through(op.args[0], walk)
+    return op is not None and op.name in BOUNDED
 
 
 def exponentials(node, walk, depth=0):
@@ -93,12 +86,9 @@ class LogExp(Rule):
             return None
         if op.name == "log1p" and inner.name == "exp":
             return None if bounded(inner, walk) else "F.softplus"
-        here = any(n is inner.node for n in descendants(op.input))  # by way of a name, another branch may have made it
-        if here and inner.name in ("cosh", "exp") and op.name != "log1p" and not bounded(inner, walk):
+        if inner.name in ("cosh", "exp") and op.name != "log1p" and not bounded(inner, walk):
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
-        if inner.name == "sub" and not walk.value(inner.input).tensor:  # log(1 - exp(-x)) is of x > 0 alone
-            return None
-        if inner.name in ("add", "sub"):
+        if inner.name == "add":
             return "F.softplus or torch.logsumexp" if self._grows(inner, walk) else None
         if inner.name in ("sum", "mean", "cumsum"):
             use = "torch.logcumsumexp" if inner.name == "cumsum" else "torch.logsumexp"

@@ -100,8 +100,7 @@ class BooleanWriteTensor(Rule):
 def _scalar(node, walk):
     """`torch.tensor(0.5)`: a number on the CPU, which torch writes without counting. (One on the GPU it counts for.)"""
     op = walk.op(node)
-    shapeless = op is not None and op.name in ("zeros", "ones") and walk.text(op.input) == "()"
-    return op is not None and "device" not in op.kwargs and (shapeless or op.name in ("tensor", "scalar_tensor"))
+    return op is not None and "device" not in op.kwargs and op.name in ("tensor", "scalar_tensor")
 
 
 def _may_be_nan(value, walk):
@@ -153,7 +152,7 @@ class BooleanWriteScalar(Rule):
         # A tensor of its own, which nothing has saved yet, may be written to.
         caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
         sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and (caller or _may_be_nan(base, walk))
-        walk.report(self, target, message, fix, last=statement, likely=sure and not _copied(base, walk))
+        walk.report(self, target, message, fix, last=statement, likely=sure)
 
     def _rewrite(self, target, mask, statement, base, walk):
         number_ = number(statement.value)
@@ -165,14 +164,6 @@ class BooleanWriteScalar(Rule):
             return None
         text = f"{name} = safeops.masked_fill({name}, {walk.argument(mask)}, {walk.argument(statement.value)})"
         return [(statement, text)]
-
-
-def _copied(value, walk):
-    """A clone is written on purpose, and autograd has not saved it."""
-    op = value.op
-    while op is not None and op.inplace and op.input is not None:
-        op = walk.op(op.input)
-    return op is not None and op.name in ("clone", "index", "detach")
 
 
 class Nonzero(Rule):

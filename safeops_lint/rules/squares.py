@@ -9,7 +9,6 @@ from safeops_lint.rules.bounds import finite
 from safeops_lint.syntax import dotted, number
 from safeops_lint.tables import SHAPING
 
-LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
@@ -53,10 +52,6 @@ def power(node, walk):
     if op is not None and op.name == "pow" and not op.inplace:
         exponent = number(op.arg(0, "exponent"))
         return op.input if exponent is not None and exponent >= 2 else None
-    if op is not None and op.name == "mul" and len(op.args) == 1 and not op.inplace:  # w * x * x
-        last = getattr(walk.op(op.input), "name", "") == "mul" and walk.op(op.input).args[-1:]
-        if last and walk.text(last[0]) == walk.text(op.args[0]):
-            return op.args[0]
     return squared(node, walk)
 
 
@@ -98,7 +93,7 @@ def in_half(node, walk):
 
 
 def wide(op, walk):
-    return bool(walk.scope.wide or walk.scope.no_half or walk.value(op.node).wide)
+    return bool(walk.scope.wide or walk.value(op.node).wide)
 
 
 class SquareSum(Rule):
@@ -120,7 +115,7 @@ class SquareSum(Rule):
     ops = ("sum", "mean", "sqrt")
 
     def operation(self, op, walk):
-        if walk.scope.wide or walk.scope.no_half or "dtype" in op.kwargs:
+        if walk.scope.wide or "dtype" in op.kwargs:
             return
         if not walk.training:
             return
@@ -139,9 +134,8 @@ class SquareSum(Rule):
                 walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message, likely=likely)
 
     def _error(self, op, walk):
-        """A difference, not from a number, and none of logarithms."""
-        differs = op is not None and op.name == "sub" and number(op.input) is None
-        return differs and not any(LOGARITHM.search(name) for name in walk.names_in(op.node))
+        """A difference, not from a number."""
+        return op is not None and op.name == "sub" and number(op.input) is None
 
     def _fix(self, op, base, walk):
         if walk.op(op.input).node is not op.input or set(op.kwargs) - {"dim", "keepdim"}:
