@@ -57,10 +57,8 @@ class Binding:
                 name, old = target.value.value, self.scope.get(target.value.value)
                 if old.tensor:
                     new = dataclasses.replace(old, positive=True)
-                    masks = [e.slice.value for e in target.slice if isinstance(e.slice, cst.Index)]
-                    mask = next((n for n in masks if self.value(n).mask or len(target.slice) == 1), None)
-                    if number(expression) == float("-inf") and mask is not None:  # as masked_fill
-                        new.op = Op("masked_fill", target, target.value, [mask, expression], {}, "operator")
+                    if number(expression) == float("-inf"):  # as masked_fill
+                        new.op = Op("masked_fill", target, target.value, [_index(target), expression], {}, "operator")
                     self.scope.names[name] = new
 
     def _For(self, node):

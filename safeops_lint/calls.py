@@ -1,11 +1,9 @@
 """The value of a call: an operation on tensors, a layer, a helper of a loss, or something else."""
 
 import dataclasses
-import re
 
 import libcst as cst
 
-from safeops_lint.reach import LEARNED
 from safeops_lint.survey import DIMS
 from safeops_lint.syntax import Op, dotted, operation
 from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
@@ -13,7 +11,6 @@ from safeops_lint.values import NOTHING, Value, of_op
 
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
-FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
@@ -31,8 +28,6 @@ class Calls:
             self.evaluate(node.func)
         for a in node.args:
             self.evaluate(a.value)
-        if full is None and isinstance(node.func, cst.Attribute) and node.func.attr.value == "append" and node.args:
-            self.scope.appended.setdefault(dotted(node.func.value), []).append(self.value(node.args[0].value))
         if op is not None:
             self._recognize(op)
         value = self._call_value(node, op, full)
@@ -103,7 +98,8 @@ class Calls:
                 return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
-            return Value(tensor=bool(known), node=node, wide=self._returns_fp32(node, op, name))
+            cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports).wide
+            return Value(tensor=bool(known), node=node, wide=bool(self.scope.wide or cast))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
@@ -118,10 +114,8 @@ class Calls:
         if op.name in JOINS:
             parts = [e.value for e in getattr(op.input, "elements", ())]  # cat((a, b)), stack([f(x) for x in xs])
             joined = [self.value(n) for n in (parts or [getattr(op.input, "elt", None)]) if n is not None]
-            appended = self.scope.appended.get(dotted(op.input) or "", ())
             value.detached |= bool(joined) and all(v.detached for v in joined)
-            value.wide |= any(v.wide for v in joined) or bool(appended) and all(v.wide for v in appended)
-            value.host |= bool(appended) and all(v.host for v in appended)
+            value.wide |= any(v.wide for v in joined)
         if op.name in REDUCTIONS:
             value.owned = True
         return value
@@ -135,20 +129,6 @@ class Calls:
         value = self.value(self.results.get((owner, "forward" if name == "self" else name.removeprefix("self."))))
         wide = value.wide or any(self.value(a.value).wide for a in node.args)
         return dataclasses.replace(value, owned=False, wide=wide, node=node) if value.tensor else NOTHING
-
-    def _returns_fp32(self, node, op, name):
-        """True if a call of which nothing else is known returns fp32: by its name, as a cast, as a method of what is
-        fp32, or because it is given nothing else; not a layer with weights, which autocast computes in half."""
-        if self.scope.wide:
-            return True
-        made = self.scope.get(dotted(node.func) or "").node
-        torchs = isinstance(made, cst.Call) and (self.imports.resolve(made.func) or "").startswith("torch.nn.")
-        if torchs and any(word in self.text(made) for word in LEARNED):
-            return False
-        cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports).wide
-        owner = isinstance(node.func, cst.Attribute) and self.value(node.func.value).wide  # a distribution
-        given = [v for a in node.args if (v := self.value(a.value)).tensor]
-        return bool(FP32_NAMES.search(name) or cast or owner or given and all(v.wide for v in given))
 
     def _builtin(self, name, node):
         if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):

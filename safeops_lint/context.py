@@ -54,9 +54,6 @@ class Context:
         value = number(node)
         if value is not None:
             return value
-        if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
-            value = self.number(node.expression, depth + 1)
-            return None if value is None else -value
         if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
             parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
             try:
@@ -126,16 +123,14 @@ class Context:
 
     @property
     def computing(self):
-        """True if it does, or computes a metric outside of a file of metrics: values count, gradients may not."""
-        return self.training or self.scope.metric and not self.imports.measures
+        """True if it does, or computes a metric: values count, gradients may not."""
+        return self.training or self.scope.metric
 
     def checked(self, node):
-        """True if a condition asked about any name in this expression, or about what a reduction of it was taken of:
-        `if mask.any()` for `n = mask.sum()`."""
+        """True if a condition asked about any name in this expression, or in what a reduction of it was taken of."""
         op = self.op(node)
-        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else node
-        names = self.names_in(node) | self.names_in(of)
-        return any(self.scope.knows(name) for name in names)
+        of = op.input if op is not None and op.name in REDUCTIONS else None
+        return any(self.scope.knows(name) for name in self.names_in(node) | self.names_in(of))
 
     def names_in(self, node):
         return {n.value for n in descendants(node) if isinstance(n, cst.Name)} if node is not None else set()

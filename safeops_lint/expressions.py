@@ -6,7 +6,6 @@ import libcst as cst
 
 from safeops_lint.conditions import asked_about
 from safeops_lint.scope import Scope
-from safeops_lint.survey import tensors_in
 from safeops_lint.syntax import Op, children, dotted, number, operation
 from safeops_lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
@@ -88,7 +87,10 @@ class Expressions:
             values.append(self.evaluate(target.comparator))
         if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
             return FOREIGN
-        if any(isinstance(c.comparator, cst.SimpleString) or dotted(c.comparator) in PLAIN for c in node.comparisons):
+        if any(
+            isinstance(c.comparator, (cst.SimpleString, cst.Tuple, cst.List)) or dotted(c.comparator) in PLAIN
+            for c in node.comparisons
+        ):
             return FOREIGN
         if not any(v.tensor for v in values) or self._of_numpy(values[0], values[-1]):
             return NOTHING
@@ -121,8 +123,6 @@ class Expressions:
             )
         if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
             return self._of_pair(base, attribute == "indices", node)
-        if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
-            return Value(tensor=True, mask="likely" if named_mask(attribute) else None, node=node)
         if attribute == "grad" and (self.scope.loss or self.scope.step):
             return Value(tensor=True, node=node)
         if named_mask(attribute):
@@ -218,9 +218,8 @@ class Expressions:
     def _Lambda(self, node):
         outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
         self.scope.loss, self.scope.step = outer.loss, outer.step
-        used = tensors_in(node.body, self.imports) if outer.loss or outer.step else ()
         for p in node.params.params:
-            self.scope.bind(p.name.value, Value(tensor=p.name.value in used))
+            self.scope.bind(p.name.value, NOTHING)
         self.evaluate(node.body)
         self.scope = outer
         return NOTHING

@@ -32,9 +32,8 @@ PLUMBING = re.compile(
 NOT_A_LOSS = re.compile(r"^((set|make|build|create)_|(log|get)_(?!(\w+_)?loss$))", re.I)
 
 
-def kind(function, class_name, clue, measures):
-    """(is it a loss, by its form alone, for its values alone), as far as it shows itself. measures: it is in a file
-    about metrics."""
+def kind(function, class_name, clue):
+    """(is it a loss, by its form alone, for its values alone), as far as it shows itself."""
     name = function.name.value
     if class_name is None or clue.backward or PLUMBING.search(name):
         return False, False, False
@@ -50,7 +49,7 @@ def kind(function, class_name, clue, measures):
     own = name in ("forward", "__call__") if class_name else not NO_FORMULA.search(name)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name or name).lower()
     formula = own and not (clue.computes or clue.numpy) and bool(FORMULA.search(words) or clue.reduces)
-    return formula, formula, formula and measures and not class_name
+    return formula, formula, False
 
 
 def _compares(function):

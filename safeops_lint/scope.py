@@ -25,7 +25,6 @@ class Scope:
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
         self.filled = set()  # names of which a mask's places were overwritten by a number
-        self.appended = {}  # name of a list -> the Values that were appended to it
         self.returned = []  # the expressions that it returns
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.no_grad = self.autocast = self.wide = self.loops = 0
@@ -133,8 +132,7 @@ def _parameter(p, tensors, by_name, imports):
             return Value(tensor=True, mask="bool")
         if re.search(r"\b(List|list|Sequence|Tuple|tuple|Dict|dict|Callable|Iterable|Mapping)\b", annotation):
             return FOREIGN
-        aliases = {name for name, full in imports.names.items() if full == "torch.Tensor"}
-        if re.search(r"\w*Tensor\b", annotation) or aliases & set(re.findall(r"\w+", annotation)):
+        if re.search(r"\w*Tensor\b", annotation):
             return Value(tensor=True, mask=mask, integer=re.search(r"\b(Long|Int)Tensor\b", annotation) is not None)
         return Value(foreign=True, positive=True, node=p.default)
     default = p.default

@@ -22,7 +22,7 @@ class Clues:
     backward: bool  # it calls .backward(), or an optimizer
     computes: bool  # it calls a loss of torch's or ours
     returns: bool  # it returns something
-    returns_loss: bool
+    returns_loss: bool  # something made of what is called a loss
     reduces: bool  # it returns the mean or the sum of all elements
     numpy: bool  # it calls numpy
     loss: bool = False  # it is a loss, or part of one
@@ -36,16 +36,14 @@ def survey(module, imports, reach):
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
-    measures = bool(metrics) or imports.measures
     todo, helpers = [], set()
     for class_name, node in reach.functions:
         clue = clues[id(node)]
         if class_name in metrics:  # what they count is no loss
             clue.computes = False
             continue
-        clue.loss, clue.helper, clue.metric = kind(node, class_name, clue, measures)
+        clue.loss, clue.helper, clue.metric = kind(node, class_name, clue)
         if clue.loss:
-            clue.metric |= imports.statistics and not class_name and "loss" not in node.name.value.lower()
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
     return clues, helpers
@@ -100,8 +98,6 @@ def _clues(body, imports):
                 if isinstance(func.value, cst.Name):
                     if func.attr.value in TENSOR_METHODS:
                         tensors.add(func.value.value)
-                    elif func.attr.value in ARRAY_METHODS and DIMS & {k.keyword.value for k in node.args if k.keyword}:
-                        tensors.add(func.value.value)
                     elif func.attr.value in ARRAY_METHODS:
                         arrays.add(func.value.value)
                     if func.attr.value == "sum":
@@ -137,12 +133,6 @@ def _clues(body, imports):
     totals = {name for name, value in assigned if total(value, ())}
     reduces = any(total(value, totals) for value in results)
     return Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
-
-
-def tensors_in(body, imports):
-    """The names that a loss's lambda uses as tensors."""
-    clues = _clues(body, imports)
-    return clues.tensors | clues.arrays
 
 
 def _calls_loss(node, imports):

@@ -43,7 +43,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
         self.reports = {}  # a later report about the same node replaces the earlier
         self.body = None  # of the function that the walk is in
         own = self.clues[id(self.module)]  # a script whose training loop is in no function
-        self.scope.step, self.scope.wide = own.backward, self.imports.statistics
+        self.scope.step = own.backward
         self.scope.used = own.tensors | own.arrays
         self._event("module", self.module)
         self._block(self.module.body)
@@ -115,8 +115,6 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
         self.classes.append((node.name.value, is_module))
         outer, self.scope = self.scope, Scope(outer=self.scope)
         self.scope.no_grad += "Function" in bases  # torch.autograd.Function: its forward and backward have no graph
-        # what prepares data: they are fp32 before a model has them
-        self.scope.wide += any(b.endswith(("Transform", "Dataset")) or "Augment" in b for b in bases)
         self._block(node.body)
         self.scope = outer
         self.classes.pop()
@@ -165,15 +163,12 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
             call = item.item if isinstance(item.item, cst.Call) else None
             name = (self.imports.resolve(call.func) or dotted(call.func) or "") if call else ""
             last = name.rsplit(".", 1)[-1]
-            off = last == "set_grad_enabled" and "False" in [dotted(a.value) for a in call.args]
-            if off or last in ("no_grad", "inference_mode"):
+            if last in ("no_grad", "inference_mode"):
                 scope.no_grad += 1
             elif last == "enable_grad":
                 scope.no_grad = 0
-            elif last in ("autocast", "maybe_autocast"):
+            elif last == "autocast":
                 enter_autocast(scope, call, 1)
-            elif last == "fp32_region":
-                scope.wide += 1
             if item.asname is not None:
                 self._bind(item.asname.name, NOTHING, None, node)
         self._block(node.body)

@@ -10,17 +10,12 @@ from safeops_lint.syntax import dotted
 
 class HalfLoss(Rule):
     code, name = "SO401", "loss-in-half"
-    what = """
-    A loss reduced in half: under autocast, `mean` and elementwise arithmetic keep the half of the model's output.
-    """
-    why = """
-    An fp16 loss ends at 65504 and is multiplied by the scaler's 65536: inf at the first step. Averages lose all but
-    three digits.
-    """
-    fix = """
-    A loss of safeops, which reads half and returns fp32; or `.float()` on the prediction; or leave autocast before
-    the loss (`with torch.autocast("cuda", enabled=False)`).
-    """
+    what = """A loss reduced in half: under autocast, `mean` and elementwise arithmetic keep the half of the model's
+    output."""
+    why = """An fp16 loss ends at 65504 and is multiplied by the scaler's 65536: inf at the first step. Averages lose
+    all but three digits."""
+    fix = """A loss of safeops, which reads half and returns fp32; or `.float()` on the prediction; or leave autocast
+    before the loss (`with torch.autocast("cuda", enabled=False)`)."""
     ops = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "gaussian_nll_loss")
     events = ("Assign",)
 
@@ -60,13 +55,10 @@ class BinaryCrossEntropy(Rule):
     code, name = "SO402", "bce-under-autocast"
     what = "`binary_cross_entropy` and `BCELoss` raise under CUDA autocast."
     why = "A sigmoid rounded to half is exactly 0 or 1 much too soon, and its logarithm infinite: torch refuses."
-    fix = """
-    `F.binary_cross_entropy_with_logits(x, y)` on what went into the sigmoid; or the loss outside autocast, on
-    `.float()`.
-    """
-    rewrites = """
-    `F.binary_cross_entropy(torch.sigmoid(x), y)` to `F.binary_cross_entropy_with_logits(x, y)`: equal to rounding
-    """
+    fix = """`F.binary_cross_entropy_with_logits(x, y)` on what went into the sigmoid; or the loss outside autocast, on
+    `.float()`."""
+    rewrites = """`F.binary_cross_entropy(torch.sigmoid(x), y)` to `F.binary_cross_entropy_with_logits(x, y)`: equal to
+    rounding"""
     ops = ("binary_cross_entropy",)
     events = ("Call",)
     message = "binary_cross_entropy raises under CUDA autocast; use binary_cross_entropy_with_logits"

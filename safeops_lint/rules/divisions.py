@@ -8,7 +8,6 @@ from safeops_lint.rule import Rule
 from safeops_lint.rules.squares import extreme, in_half, normalized, squared, through
 from safeops_lint.syntax import number
 from safeops_lint.tables import REDUCTIONS, SHAPING
-from safeops_lint.uses import COMPARED, no_gradient
 
 # what made the divisor -> what to use
 USE = dict.fromkeys("sum mean nansum nanmean count_nonzero".split(), "safeops.masked_mean or safeops.safe_div")
@@ -49,7 +48,9 @@ def often_zero(node, walk):
         operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
         return walk.value(op.input).tensor and all(often_zero(n, walk) or extreme(n, walk) for n in operands)
     if op.name in ("sum", "nansum", "mean", "count_nonzero"):
-        return walk.value(op.input).mask is not None or op.name == "sum" and squared(op.input, walk) is not None
+        base = squared(op.input, walk)  # of errors it is 0 only where the fit is perfect
+        norm = base is not None and op.name == "sum" and getattr(through(base, walk), "name", "") != "sub"
+        return norm or walk.value(op.input).mask is not None
     return op.name in ("norm", "std", "var")
 
 
@@ -57,22 +58,14 @@ class DivisionByReduction(Rule):
     code, name = "SO202", "division-by-count-or-norm"
     widens = True
     ops = ("div", "reciprocal", "addcdiv")
-    what = """
-    A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every weight's
-    gradient.
-    """
-    why = """
-    A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count beyond
-    65504 is inf too.
-    """
-    fix = """
-    `safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
-    `clamp(min=...)` on the divisor.
-    """
-    rewrites = """
-    `a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d, keepdim=True)`
-    to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0
-    """
+    what = """A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every
+    weight's gradient."""
+    why = """A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count
+    beyond 65504 is inf too."""
+    fix = """`safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
+    `clamp(min=...)` on the divisor."""
+    rewrites = """`a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d,
+    keepdim=True)` to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0"""
 
     def operation(self, op, walk):
         node = divisor(op)
@@ -84,13 +77,11 @@ class DivisionByReduction(Rule):
         if made is None or any(LENGTHS.search(name) for name in names):
             return
         use = USE.get(made, "safeops.safe_div")
-        likely = often_zero(node, walk) and not walk.imports.measures  # NaN is "no value" there
-        likely = likely and not no_gradient(walk.body, op.node, COMPARED)
         message, fix = f"nothing keeps this count, norm or spread away from 0; use {use}", self._fix(op, walk)
         if made == "sum" and in_half(walk.op(node) and walk.op(node).input, walk):
             message = "this count is inf in half beyond 65504, and 0 for an empty mask; use safeops.masked_mean"
             fix = None  # another division leaves the count what it is
-        walk.report(self, op.node, message, fix, likely=likely)
+        walk.report(self, op.node, message, fix, likely=often_zero(node, walk))
 
     def _fix(self, op, walk):
         if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):

@@ -8,7 +8,6 @@ from safeops_lint.rule import Rule
 from safeops_lint.rules.squares import through
 from safeops_lint.syntax import dotted, number
 from safeops_lint.tables import SHAPING
-from safeops_lint.uses import no_gradient
 
 SAFE = {name: f"safe_{name}" for name in ("log", "sqrt", "rsqrt", "acos", "asin", "pow")}
 ANGLES = {"acos", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
@@ -45,12 +44,11 @@ def leaves_domain(op, walk):
         return False
     if op.name in ANGLES:
         return inner not in BOUNDED or _below_one(node, walk) is False and not x.detached
-    power = exponent(op.arg(0, "exponent"), walk) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
+    power = walk.number(op.arg(0, "exponent")) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
     if (power or 0) > 0 and (inner == "relu" or without_graph(node, walk)):
         return False  # 0 is no trouble without a slope, nor where relu's backward writes 0 over it
     if op.name == "pow":
-        known = power is not None and power > 0 and walk.number(op.arg(0, "exponent")) is not None
-        return power is not None and power < 1 and power != 0 and not x.positive and (known or inner != "abs")
+        return power is not None and power < 1 and power != 0 and not x.positive
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)
         return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
@@ -99,39 +97,29 @@ def without_graph(node, walk):
     return walk.value(node).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
 
 
-def exponent(node, walk):
-    """The number that an exponent is, through names; of 1 / p, whatever p is, one below 1."""
-    value = walk.number(node)
-    made = walk.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else node
-    if value is None and isinstance(made, cst.BinaryOperation) and isinstance(made.operator, cst.Divide):
-        value = 0.5 if number(made.left) == 1 else None
-    return value
+def unsafe(op, walk):
+    """True if an operation can be inf or NaN, or its slope: it leaves its domain, or divides by what nothing guards."""
+    by = op.args[0] if op.name == "div" and op.args else op.input
+    if op.name not in ("div", "reciprocal"):
+        return leaves_domain(op, walk)
+    return walk.value(by).tensor and not (walk.value(by).positive or walk.value(by).constant or walk.checked(by))
 
 
 class UnguardedDomain(Rule):
     code, name = "SO204", "unguarded-domain"
     widens = True
-    what = """
-    log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, as atanh and logit are there, and
-    a negative argument is NaN.
-    """
-    why = """
-    Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The chain
-    rule turns the infinite derivative into NaN as soon as it meets a 0.
-    """
-    fix = """
-    `safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_asin`, `safe_pow`: finite values, gradient 0
-    beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and `F.logsigmoid(x)`.
-    """
-    rewrites = """
-    `torch.log(x)`, `x.log()` and the like to `safeops.safe_log(x)`: the same value and dtype inside the domain
-    """
+    what = """log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, as atanh and logit are
+    there, and a negative argument is NaN."""
+    why = """Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The
+    chain rule turns the infinite derivative into NaN as soon as it meets a 0."""
+    fix = """`safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_asin`, `safe_pow`: finite values,
+    gradient 0 beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and `F.logsigmoid(x)`."""
+    rewrites = """`torch.log(x)`, `x.log()` and the like to `safeops.safe_log(x)`: the same value and dtype inside the
+    domain"""
     ops = OPS
 
     def operation(self, op, walk):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
-            return
-        if op.name in ("sqrt", "pow", *ANGLES) and no_gradient(walk.body, op.node):
             return
         name = SAFE.get(op.name)
         inner = walk.op(argument(op))
@@ -142,15 +130,11 @@ class UnguardedDomain(Rule):
             if len(op.args) == (op.name == "pow"):
                 rest = "".join(f", {walk.argument(n)}" for n in op.args)
                 fix = [(op.node, f"safeops.{name}({walk.argument(op.input)}{rest})")]
-        problem = f"nothing keeps the argument of {op.name} inside its domain"
-        complement = {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner else []
-        met = op.name in ANGLES or inner is not None and inner.name in ("sub", "neg")
-        bounds = [_upper(n, walk) for n in complement if _below_one(n, walk) is False] if met else []
-        if bounds:
-            edge = 0 if op.name.startswith("log") else 1
-            problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - eps is 1 in half"
-            if edge and walk.number(bounds[0]) == 1:
-                problem = f"the clamp stops at 1, where the slope of {op.name} is infinite"
+        clamped = any(
+            _below_one(n, walk) is False for n in (op.input, getattr(inner, "input", None), *getattr(inner, "args", ()))
+        )
+        guard = "a clamp that is 1 in half" if clamped else "nothing"
+        problem = f"{guard} keeps the argument of {op.name} inside its domain"
         walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(argument(op), op, walk))
 
 

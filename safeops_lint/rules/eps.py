@@ -5,11 +5,10 @@ import re
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.domains import HALF_STEP, PROBABILITY, exponent, sources, without_graph
+from safeops_lint.rules.domains import HALF_STEP, PROBABILITY, sources, without_graph
 from safeops_lint.rules.squares import normalized, through, wide
 from safeops_lint.syntax import number
 from safeops_lint.tables import HALVED, RAISED, SHAPING
-from safeops_lint.uses import COMPARED, no_gradient
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
@@ -66,19 +65,13 @@ class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
     widens = True
     what = "An eps below 6e-8 is 0 in fp16, and vanishes beside 1 in bf16: the guard is not there when it is needed."
-    why = """
-    The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0. Half holds 1e-6, but not
-    one over it: the slope of `log(p + 1e-6)` at 0, and 1 over it, are inf.
-    """
-    fix = """
-    `safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8, fill_value=None)`: there eps is a floor that is
-    resolved in fp32. Or `.float()` first.
-    """
-    rewrites = """
-    `log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` to `safe_log`, `safe_sqrt` with `eps=`, `a / (b + eps)` to
-    `safe_div(a, b, eps=eps, fill_value=None)`: equal to rounding where p and b are far above eps.
-    `a / (a.norm(...) + eps)` becomes `normalize`
-    """
+    why = """The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0. Half holds 1e-6,
+    but not one over it: the slope of `log(p + 1e-6)` at 0, and 1 over it, are inf."""
+    fix = """`safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8, fill_value=None)`: there eps is a floor
+    that is resolved in fp32. Or `.float()` first."""
+    rewrites = """`log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` to `safe_log`, `safe_sqrt` with `eps=`, `a /
+    (b + eps)` to `safe_div(a, b, eps=eps, fill_value=None)`: equal to rounding where p and b are far above eps. `a /
+    (a.norm(...) + eps)` becomes `normalize`"""
     ops = (*GUARDS, *sorted(STEEP_OPS - {"pow"}), *DEFAULT_EPS)
 
     def operation(self, op, walk):
@@ -110,7 +103,7 @@ class TinyEps(Rule):
             return
         eps = tiny(literal, walk) if literal is not None else None
         eps = tiny(op.input, walk) if eps is None and op.name == "add" else eps
-        if eps is None or not tensors or op.name in ("add", "sub") and no_gradient(walk.body, op.node, COMPARED):
+        if eps is None or not tensors:
             return
         if any(walk.value(n).integer for n in (op.input, *op.args)):  # an integer's sum with a number is fp32
             return
@@ -119,7 +112,7 @@ class TinyEps(Rule):
 
     def _meets(self, op, walk):
         """A guard is likely to be needed where it divides, or a logarithm, a root or a power of it is taken."""
-        whole = op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0.5) % 1 == 0
+        whole = op.name == "pow" and (walk.number(op.arg(0, "exponent")) or 0.5) % 1 == 0
         divides = op.name in ("div", "addcdiv")
         for guard in () if whole else guards(op.args[-1] if divides and op.args else op.input, walk):
             report = walk.reports.get((self.code, id(guard.node)))

@@ -1,18 +1,11 @@
 """SO211: exponentials, which half holds up to 11.1 only, in a logarithm or over their sum."""
 
-import re
-
 from safeops_lint.rule import Rule
-from safeops_lint.rules.domains import sources
 from safeops_lint.rules.squares import tensors, through, wide
 from safeops_lint.tables import SHAPING
 
-# Names of values that may be beyond 11. Most similarities and distances are small.
-LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)
-TEMPERATURE = re.compile(r"(^|[._])(t|tau|temp\w*)$", re.IGNORECASE)
 NOT_NEGATIVE = set("abs square pow norm relu softplus cdist sigmoid softmax var std".split())
 BOUNDED = set("max amax maximum logsumexp detach sigmoid softmax tanh clamp clamp_max minimum where".split())
-COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
 
 
 def bounded(exp, walk):
@@ -39,26 +32,13 @@ def exponentials(node, walk, depth=0):
         yield from exponentials(n, walk, depth + 1)
 
 
-def _may_be_large(op, walk):
-    """Large by the name of its argument, or by a temperature that divides it."""
-    names = walk.names_in(op.input) | sources(op.input, walk)
-    inner = through(op.input, walk)
-    by = inner.args[0] if inner is not None and inner.name == "div" and inner.args else None
-    small = by is not None and (0 < (walk.number(by) or 1) < COSINE_OVER or TEMPERATURE.search(walk.text(by)))
-    return not walk.value(op.node).wide and (op.name == "cosh" or small or any(map(LARGE.search, names)))
-
-
 class LogExp(Rule):
     code, name = "SO211", "exponential-in-logarithm"
-    what = """
-    `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp overflows
-    fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1.
-    """
+    what = """`log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp
+    overflows fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1."""
     why = "inf goes into the logarithm, and inf / inf is NaN; far below, exp is 0 and its logarithm -inf."
-    fix = """
-    `F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`,
-    `F.log_softmax(x, dim)`.
-    """
+    fix = """`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`,
+    `F.log_softmax(x, dim)`."""
     ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
@@ -74,10 +54,7 @@ class LogExp(Rule):
                 self._report(op, message, covers, walk)
 
     def _report(self, op, message, covers, walk):
-        """A finding that it covers is not hidden from a default run that would report it."""
-        covered = (walk.reports.get((code, id(node))) for code, node in covers)
-        likely = any(_may_be_large(exp, walk) for n in tensors(op, walk) for exp in exponentials(n, walk))
-        likely = likely or any(report and report.likely for report in covered)
+        likely = not all(walk.value(exp.node).wide for n in tensors(op, walk) for exp in exponentials(n, walk))
         walk.report(self, op.node, message, covers=covers, likely=likely)
 
     def _use(self, op, walk):

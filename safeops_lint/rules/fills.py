@@ -5,38 +5,39 @@ import math
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.squares import through
+from safeops_lint.rules.squares import in_half, through
 from safeops_lint.tables import SHAPING
-from safeops_lint.uses import FILLS, no_gradient
 
 HALF_MAX = 65504
 
 
 class LargeFill(Rule):
     code, name = "SO207", "fill-before-softmax"
-    what = """
-    `masked_fill(mask, -1e9)` raises in fp16, which ends at 65504; with -inf, a row that is masked out whole is NaN,
-    and so is every gradient.
-    """
-    why = """
-    softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is enough.
-    `p * log(p)` of such a row is 0 * -inf in the gradient, whatever replaces it later.
-    """
-    fix = """
-    `safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden, -1e9)`
-    saturates to the dtype. `safeops.xlogy(p, p)` for `p * log(p)`.
-    """
-    rewrites = """
-    `softmax(x.masked_fill(hidden, -inf), dim)` to `safeops.masked_softmax(x, ~hidden, dim)`, and other fills to
-    `safeops.masked_fill`
-    """
+    what = """`masked_fill(mask, -1e9)` raises in fp16, which ends at 65504; with -inf, a row that is masked out whole
+    is NaN, and so is every gradient."""
+    why = """softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is
+    enough. `p * log(p)` of such a row is 0 * -inf in the gradient, whatever replaces it later."""
+    fix = """`safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden,
+    -1e9)` saturates to the dtype. `safeops.xlogy(p, p)` for `p * log(p)`."""
+    rewrites = """`softmax(x.masked_fill(hidden, -inf), dim)` to `safeops.masked_softmax(x, ~hidden, dim)`, and other
+    fills to `safeops.masked_fill`"""
     ops = ("masked_fill", "softmax", "log_softmax", "mul")
 
     def operation(self, op, walk):
         if op.name == "mul":
+            self._times(op, walk)
             self._entropy(op, walk)
         else:
             (self._fill if op.name == "masked_fill" else self._softmax)(op, walk)
+
+    def _times(self, op, walk):
+        """scores + (1 - mask.to(scores.dtype)) * -1e9, which is -inf in fp16."""
+        for factor, other in zip((op.input, *op.args), (*op.args, op.input)):
+            value, made = walk.number(factor), walk.op(other)
+            inverted = made is not None and made.name == "sub" and walk.number(made.input) == 1 and made.args
+            if value is not None and HALF_MAX < abs(value) < math.inf and inverted and in_half(made.args[0], walk):
+                message = f"times 1 this is {'-' * (value < 0)}inf in fp16, and a row of nothing else NaN"
+                walk.report(self, op.node, f"{message}; use safeops.masked_softmax")
 
     def _fill(self, op, walk):
         value = walk.number(op.arg(1, "value"))
@@ -62,6 +63,10 @@ class LargeFill(Rule):
         fill = self._filled(op.input, walk)
         if fill is None or not self._infinite(fill, walk):
             return
+        if any(
+            "causal" in name or "tri" in name for name in walk.names_in(fill.arg(0, "mask"))
+        ):  # it leaves every row some
+            return
         fix = None
         inline = fill.name == "masked_fill" and fill.node is op.input and not fill.inplace and not op.inplace
         dim = op.arg(0, "dim")
@@ -72,11 +77,7 @@ class LargeFill(Rule):
             text = f"safeops.masked_{op.name}({walk.argument(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
         message = f"a row that is masked out whole is NaN; use safeops.masked_{op.name}"
-        causal = any(
-            "causal" in name or "tri" in name for name in walk.names_in(fill.arg(0, "mask"))
-        )  # of no whole row
-        # A value filled later has a gradient of 0 there, too.
-        walk.report(self, op.node, message, fix, likely=not (causal or no_gradient(walk.body, op.node, FILLS)))
+        walk.report(self, op.node, message, fix)
 
     def _infinite(self, fill, walk):
         """True if a fill is by -inf."""

@@ -1,7 +1,7 @@
 """SO210: ratios of sums that overflow half."""
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.squares import tensors, through, wide
+from safeops_lint.rules.squares import squared, tensors, through, wide
 from safeops_lint.tables import SHAPING
 
 
@@ -37,27 +37,23 @@ def is_sum(node, walk, depth=0):
 
 class Overlap(Rule):
     code, name = "SO210", "overlap-in-half"
-    what = """
-    A ratio of sums over a segmentation (Dice, Tversky, IoU, MCC) in half: beyond 65504 pixels a sum is inf, and the
-    ratio NaN, or 0 with no gradient.
-    """
-    why = """
-    `sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two counts
-    overflows at 256 each.
-    """
-    fix = """
-    `safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the product.
-    """
+    what = """A ratio of sums over a segmentation (Dice, Tversky, IoU, MCC) in half: beyond 65504 pixels a sum is inf,
+    and the ratio NaN, or 0 with no gradient."""
+    why = """`sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two
+    counts overflows at 256 each."""
+    fix = """`safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the
+    product."""
     ops = ("div", "mul")
 
     def operation(self, op, walk):
         if len(op.args) != 1 or wide(op, walk) or not walk.computing:
             return
         if op.name == "mul":
+            norms = any(squared(getattr(through(n, walk), "input", None), walk) is not None for n in tensors(op, walk))
             if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):
                 covers = [(self.code, n) for n in (op.input, op.args[0])]
                 message = "a product of two sums overflows half at 256 each; use .float() first"
-                walk.report(self, op.node, message, covers=covers)
+                walk.report(self, op.node, message, covers=covers, likely=not norms or walk.casts_to_half)
             return
         over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
         if over is None or over.name not in ("add", "sub") or self._sums(op.args[0], walk) < 2:

@@ -6,8 +6,7 @@ import libcst as cst
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.bounds import BOUNDED, SELECTED, fills_inf, finite
-from safeops_lint.rules.domains import leaves_domain
-from safeops_lint.values import NOTHING
+from safeops_lint.rules.domains import unsafe
 
 KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # -inf that is there in forward
 VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is masked out need not be a number
@@ -16,15 +15,11 @@ VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is
 class TimesMask(Rule):
     code, name = "SO105", "times-mask"
     what = "`x * mask` does not remove what it masks: NaN * 0 and inf * 0 are NaN, in the value and in the gradient."
-    why = """
-    The masked-out places are those most likely to hold garbage: unmeasured targets, log of 0, 0 / 0. It is told of
-    what a logarithm or a fill by -inf made and of masks that say what is finite; where the rule is asked for, of roots,
-    quotients and masks of what is valid.
-    """
-    fix = """
-    `safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
-    `safeops.masked_mean(x, mask)`.
-    """
+    why = """The masked-out places are those most likely to hold garbage: unmeasured targets, log of 0, 0 / 0. It is
+    told of what a logarithm or a fill by -inf made and of masks that say what is finite; where the rule is asked for,
+    of roots, quotients and masks of what is valid."""
+    fix = """`safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
+    `safeops.masked_mean(x, mask)`."""
     rewrites = "`x * mask` to `safeops.masked_fill(x, ~mask, 0)` where the mask is certainly boolean"
     ops = ("mul",)
 
@@ -61,11 +56,8 @@ def _edge(node, walk, depth=0):
     filled = isinstance(node, cst.Name) and node.value in walk.scope.filled
     if op is None or depth > 8 or filled or op.name in SELECTED | BOUNDED | {"exp"}:
         return None
-    if leaves_domain(op, walk) or op.name != "div" and any(walk.reported("SO206", n) for n in (op.node, op.input)):
+    if unsafe(op, walk) or op.name != "div" and any(walk.reported("SO206", n) for n in (op.node, op.input)):
         return op.name
-    by = walk.value(op.args[0]) if op.name == "div" and op.args else NOTHING
-    if by.tensor and not (by.positive or by.constant or by.wide) and not walk.checked(op.args[0]):
-        return "division"
     operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
     return next((name for n in operands if (name := _edge(n, walk, depth + 1))), None)
 

@@ -100,18 +100,12 @@ class SquareSum(Rule):
     code, name = "SO201", "half-square-sum"
     widens = True
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
-    why = """
-    `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
-    squares in half.
-    """
-    fix = """
-    `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
-    squared in fp32. Or `.float()` before the square.
-    """
-    rewrites = """
-    `((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, `(x ** 2).sum(...)` to `safeops.masked_sum_of_squares(x,
-    ...)`: fp32 for half input
-    """
+    why = """`pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in
+    half squares in half."""
+    fix = """`safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it
+    is and squared in fp32. Or `.float()` before the square."""
+    rewrites = """`((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, `(x ** 2).sum(...)` to
+    `safeops.masked_sum_of_squares(x, ...)`: fp32 for half input"""
     ops = ("sum", "mean", "sqrt")
 
     def operation(self, op, walk):

@@ -22,10 +22,8 @@ def method(call):
 
 class ScaledClip(Rule):
     code, name = "SO406", "clip-of-scaled-gradients"
-    what = """
-    `clip_grad_norm_` before `scaler.unscale_` clips gradients that are still multiplied by the loss scale;
-    `optimizer.step()` in place of `scaler.step(optimizer)` takes a step by them.
-    """
+    what = """`clip_grad_norm_` before `scaler.unscale_` clips gradients that are still multiplied by the loss scale;
+    `optimizer.step()` in place of `scaler.step(optimizer)` takes a step by them."""
     why = "At a scale of 65536 every norm is above the bound: all steps become the same tiny length, and nothing warns."
     fix = "`scaler.unscale_(optimizer)` before the clipping; `scaler.step` knows that it was done."
     events = ("function", "module")

@@ -14,15 +14,11 @@ def _of_interest(walk):
 
 class Fetch(Rule):
     code, name = "SO301", "fetch-in-loss"
-    what = """
-    `.item()`, `.cpu()`, `.tolist()`, `.numpy()`, `float(t)` or `int(t)` in a loss: the CPU waits until the GPU has
-    caught up.
-    """
+    what = """`.item()`, `.cpu()`, `.tolist()`, `.numpy()`, `float(t)` or `int(t)` in a loss: the CPU waits until the
+    GPU has caught up."""
     why = "Every step stalls, a CUDA graph cannot capture it, and what comes back has no gradient."
-    fix = """
-    Keep the value as a 0-dim tensor: `torch.where`, `clamp(min=...)` and the `denominator=` of safeops' losses take
-    one.
-    """
+    fix = """Keep the value as a 0-dim tensor: `torch.where`, `clamp(min=...)` and the `denominator=` of safeops' losses
+    take one."""
     events = ("Call",)
 
     def visit(self, event, node, walk):
@@ -70,10 +66,8 @@ class Truth(Rule):
     code, name = "SO303", "tensor-condition-in-loss"
     what = "`if`, `while`, `assert` or `not` on a tensor in a loss reads it on the host: the CPU waits for the GPU."
     why = "A wait at every step, a graph break under torch.compile, and no CUDA graph."
-    fix = """
-    `torch.where` on the device; for an empty mask `safeops.masked_mean`, which has `empty=`; checks belong in a
-    debug mode.
-    """
+    fix = """`torch.where` on the device; for an empty mask `safeops.masked_mean`, which has `empty=`; checks belong in
+    a debug mode."""
     events = ("test",)
 
     def visit(self, event, node, walk):

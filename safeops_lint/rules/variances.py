@@ -12,16 +12,10 @@ AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "
 
 class Variance(Rule):
     code, name = "SO212", "difference-of-squares-variance"
-    what = """
-    `mean(x**2) - mean(x)**2` cancels: the variance of data far from 0 is noise, negative, or 0.
-    """
-    why = """
-    Two nearly equal numbers are subtracted: in fp32 nothing is left where the mean is 4000 times the spread, in fp16
-    where it is 30 times. The square root of a negative one is NaN.
-    """
-    fix = """
-    `safeops.masked_var(x, correction=0)`, `x.var()`; for SSIM `safeops.ssim`, which does not cancel.
-    """
+    what = "`mean(x**2) - mean(x)**2` cancels: the variance of data far from 0 is noise, negative, or 0."
+    why = """Two nearly equal numbers are subtracted: in fp32 nothing is left where the mean is 4000 times the spread,
+    in fp16 where it is 30 times. The square root of a negative one is NaN."""
+    fix = "`safeops.masked_var(x, correction=0)`, `x.var()`; for SSIM `safeops.ssim`, which does not cancel."
     ops = ("sub",)
 
     def operation(self, op, walk):
