@@ -5,7 +5,7 @@ import dataclasses
 import libcst as cst
 
 from safeops_lint.syntax import Op, dotted, number, operation
-from safeops_lint.tables import BATCHES, PAIRS
+from safeops_lint.tables import BATCHES, PAIRS, SOFT
 from safeops_lint.values import FOREIGN, NOTHING, Value, named_eps, named_mask, named_tensor
 
 GRADIENTS = "torch.autograd.grad"  # a tuple of tensors
@@ -16,10 +16,11 @@ class Binding:
 
     def _bind(self, target, value, expression, statement):
         if isinstance(target, cst.Name):
+            soft = value.op is not None and value.op.name in SOFT  # a weight, whatever it is called
             if isinstance(expression, cst.Name):  # two names for one memory
                 self._disown(expression)
                 value = dataclasses.replace(value, owned=False)
-            elif value.tensor and value.mask is None and named_mask(target.value) and not value.soft:
+            elif value.tensor and value.mask is None and named_mask(target.value) and not soft:
                 value = dataclasses.replace(value, mask="likely")
             if not (value.tensor or value.foreign or value.op) and named_eps(target.value):
                 value = Value(positive=True)
@@ -46,11 +47,8 @@ class Binding:
             self._values[id(target)] = self._subscript_value(target)
             if isinstance(statement, (cst.Assign, cst.AnnAssign)):
                 self._event("store", (target, statement))
-            if (
-                isinstance(target.value, cst.Name)
-                and self.value(_index(target)).mask
-                and number(expression) is not None
-            ):
+            masked = isinstance(target.value, cst.Name) and self.value(_index(target)).mask
+            if masked and number(expression) is not None:
                 self.scope.filled.add(target.value.value)
             zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
             if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
@@ -84,7 +82,7 @@ class Binding:
             self._bind_used(target, tensor, name != "range", statement)
 
     def _bind_used(self, target, tensor, may_be, statement):
-        """What a loop or a batch gives: a tensor where a loss or a step goes on to use it as one."""
+        """A name of a loop or a batch is a tensor where a loss or a step goes on to use it as one."""
         for part in getattr(target, "elements", ()):
             self._bind_used(part.value, tensor, may_be, statement)
         if isinstance(target, cst.Name):
@@ -101,12 +99,8 @@ class Binding:
             return
         op = operation(expression, self.imports) if expression is not None else None
         gradients = isinstance(expression, cst.Call) and self.imports.resolve(expression.func) == GRADIENTS
-        tensors = gradients or (
-            op is not None
-            and (op.origin != "method" or self.value(op.input).tensor)
-            and op.name
-            in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
-        )
+        known = op is not None and (op.origin != "method" or self.value(op.input).tensor)
+        tensors = gradients or known and op.name in PAIRS | {"chunk", "split", "unbind", "tensor_split", "meshgrid"}
         each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
         if self.scope.step and isinstance(expression, cst.Name) and expression.value in BATCHES:  # x, y = batch
             for target in elements:

@@ -127,8 +127,7 @@ class Calls:
             scope = scope.outer
         owner = scope.class_name if name == "self" or name.startswith("self.") else ""
         value = self.value(self.results.get((owner, "forward" if name == "self" else name.removeprefix("self."))))
-        wide = value.wide or any(self.value(a.value).wide for a in node.args)
-        return dataclasses.replace(value, owned=False, wide=wide, node=node) if value.tensor else NOTHING
+        return dataclasses.replace(value, owned=False, node=node) if value.tensor else NOTHING
 
     def _builtin(self, name, node):
         if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):

@@ -4,7 +4,7 @@ import re
 
 import libcst as cst
 
-from safeops_lint.syntax import children, descendants, dotted
+from safeops_lint.syntax import children, descendants
 
 # A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
@@ -28,8 +28,6 @@ class Conditions:
         self.scope.rare -= rare
         if node.orelse is not None:
             self._statement(node.orelse)
-        elif rare and isinstance(node.test, cst.UnaryOperation) and _returns(node.body):  # if not with_stats: return
-            self.scope.rare += 1
 
     def _Else(self, node):
         self._block(node.body)
@@ -62,9 +60,7 @@ def asked_about(test):
             if any(isinstance(s, cst.SimpleString) for s in (node.left, *(c.comparator for c in node.comparisons))):
                 continue
         elif isinstance(node, cst.Call):
-            if (dotted(node.func) or getattr(getattr(node.func, "attr", None), "value", "")).rsplit(".", 1)[
-                -1
-            ] in ASK_NO_VALUE:
+            if getattr(getattr(node.func, "attr", node.func), "value", "") in ASK_NO_VALUE:
                 continue
         elif isinstance(node, cst.Attribute):
             if node.attr.value in SHAPES:
@@ -75,8 +71,3 @@ def asked_about(test):
             names.add(node.value)
         todo.extend(children(node))
     return names
-
-
-def _returns(block):
-    last = block.body[-1]
-    return isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], cst.Return)

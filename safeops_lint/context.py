@@ -17,13 +17,7 @@ AUTOCAST = re.compile(r"autocast\([^()]*\)")
 # Rules about values that the callers of a private function may well have prepared.
 PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210"}
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
-ARITHMETIC = {
-    cst.Add: operator.add,
-    cst.Subtract: operator.sub,
-    cst.Multiply: operator.mul,
-    cst.Divide: operator.truediv,
-    cst.Power: operator.pow,
-}
+ARITHMETIC = {cst.Add: "add", cst.Subtract: "sub", cst.Multiply: "mul", cst.Divide: "truediv", cst.Power: "pow"}
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,7 +51,7 @@ class Context:
         if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
             parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
             try:
-                return None if None in parts else ARITHMETIC[type(node.operator)](*parts)
+                return None if None in parts else getattr(operator, ARITHMETIC[type(node.operator)])(*parts)
             except (ArithmeticError, TypeError):
                 return None
         made = self.value(node).node if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)) else None
@@ -119,7 +113,8 @@ class Context:
     def stepping(self):
         """True if this is part of every training step: a loss, what it calls, a module; not a metric."""
         scope = self.scope
-        return (scope.loss or scope.step or scope.is_module) and not (scope.metric or scope.for_host)
+        part = scope.loss and scope.helper != "formula" or scope.step or scope.is_module
+        return part and not (scope.metric or scope.for_host)
 
     @property
     def computing(self):
@@ -129,7 +124,7 @@ class Context:
     def checked(self, node):
         """True if a condition asked about any name in this expression, or in what a reduction of it was taken of."""
         op = self.op(node)
-        of = op.input if op is not None and op.name in REDUCTIONS else None
+        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else None
         return any(self.scope.knows(name) for name in self.names_in(node) | self.names_in(of))
 
     def names_in(self, node):

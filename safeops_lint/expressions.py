@@ -5,7 +5,6 @@ import dataclasses
 import libcst as cst
 
 from safeops_lint.conditions import asked_about
-from safeops_lint.scope import Scope
 from safeops_lint.syntax import Op, children, dotted, number, operation
 from safeops_lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
@@ -81,16 +80,11 @@ class Expressions:
         return arrays and all(v.op is None for v in values if v.tensor)
 
     def _Comparison(self, node):
-        value = self.evaluate(node.left)
-        values = [value]
-        for target in node.comparisons:
-            values.append(self.evaluate(target.comparator))
+        values = [self.evaluate(n) for n in (node.left, *(c.comparator for c in node.comparisons))]
         if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
             return FOREIGN
-        if any(
-            isinstance(c.comparator, (cst.SimpleString, cst.Tuple, cst.List)) or dotted(c.comparator) in PLAIN
-            for c in node.comparisons
-        ):
+        plain = (cst.SimpleString, cst.Tuple, cst.List)
+        if any(isinstance(c.comparator, plain) or dotted(c.comparator) in PLAIN for c in node.comparisons):
             return FOREIGN
         if not any(v.tensor for v in values) or self._of_numpy(values[0], values[-1]):
             return NOTHING
@@ -163,7 +157,7 @@ class Expressions:
             return Value(foreign=True, positive=base.positive)
         if not base.tensor:
             return NOTHING
-        index, op = None, base.op if _shapes(node) else None
+        index, op = None, base.op
         if len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
             index = node.slice[0].slice.value
         advanced = index is not None and self.value(index).tensor
@@ -214,24 +208,3 @@ class Expressions:
             self._test(condition.test)
         if node.inner_for_in is not None:
             self._comp_for(node.inner_for_in)
-
-    def _Lambda(self, node):
-        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
-        self.scope.loss, self.scope.step = outer.loss, outer.step
-        for p in node.params.params:
-            self.scope.bind(p.name.value, NOTHING)
-        self.evaluate(node.body)
-        self.scope = outer
-        return NOTHING
-
-
-def _shapes(subscript):
-    """`x[:, None]`, `x[..., None]`: all of x, in another shape."""
-    for element in subscript.slice:
-        part = element.slice
-        if isinstance(part, cst.Slice):
-            if not part.lower is part.upper is part.step is None:
-                return False
-        elif not isinstance(part.value, cst.Ellipsis) and dotted(part.value) != "None":
-            return False
-    return True

@@ -33,7 +33,8 @@ NOT_A_LOSS = re.compile(r"^((set|make|build|create)_|(log|get)_(?!(\w+_)?loss$))
 
 
 def kind(function, class_name, clue):
-    """(is it a loss, by its form alone, for its values alone), as far as it shows itself."""
+    """(is it a loss, by its form alone, for its values alone), as far as it shows itself. The second is "formula"
+    of what only its words or its result tell: no wait is looked for there."""
     name = function.name.value
     if class_name is None or clue.backward or PLUMBING.search(name):
         return False, False, False
@@ -48,8 +49,8 @@ def kind(function, class_name, clue):
         return True, True, name != "forward"
     own = name in ("forward", "__call__") if class_name else not NO_FORMULA.search(name)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name or name).lower()
-    formula = own and not (clue.computes or clue.numpy) and bool(FORMULA.search(words) or clue.reduces)
-    return formula, formula, False
+    formula = own and not clue.computes and bool(FORMULA.search(words) or clue.reduces)
+    return formula, formula and "formula", False
 
 
 def _compares(function):

@@ -16,15 +16,14 @@ DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
 class Clues:
     """Facts that a function's body shows, and those that the file adds."""
 
-    tensors: set  # names used as only tensors are
-    arrays: set  # names used as tensors and arrays are
-    masks: set  # names that are a factor, and summed: (x * m).sum() / m.sum()
-    backward: bool  # it calls .backward(), or an optimizer
-    computes: bool  # it calls a loss of torch's or ours
-    returns: bool  # it returns something
-    returns_loss: bool  # something made of what is called a loss
-    reduces: bool  # it returns the mean or the sum of all elements
-    numpy: bool  # it calls numpy
+    tensors: set = dataclasses.field(default_factory=set)  # names used as only tensors are
+    arrays: set = dataclasses.field(default_factory=set)  # names used as tensors and arrays are
+    masks: set = dataclasses.field(default_factory=set)  # names that are a factor, and summed: (x * m).sum() / m.sum()
+    backward: bool = False  # it calls .backward(), or an optimizer
+    computes: bool = False  # it calls a loss of torch's or ours
+    returns: bool = False  # it returns something
+    returns_loss: bool = False  # something made of what is called a loss
+    reduces: bool = False  # it returns the mean or the sum of all elements
     loss: bool = False  # it is a loss, or part of one
     helper: bool = False  # it is part of one, not one itself
     metric: bool = False
@@ -60,9 +59,8 @@ def _spread(todo, reach, clues, helpers, metrics):
             if clue.backward or owner in metrics or PLUMBING.search(name):
                 continue
             if not clue.loss:
-                clue.loss = clue.helper = True
-                clue.metric = caller.metric
-            elif clue.metric and not caller.metric:
+                clue.loss, clue.helper, clue.metric = True, caller.helper or True, caller.metric
+            elif clue.metric and not (caller.metric or caller.helper == "formula"):
                 clue.metric, clue.helper = False, True
             else:
                 continue
@@ -80,59 +78,59 @@ def _metrics(module):
 
 
 def _clues(body, imports):
-    tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
-    counted, factors = set(), set()
-    assigned, results, numpy = [], [], False  # (name, expression); what it returns; it calls numpy
+    clues, totals, counted, factors, results = Clues(), set(), set(), set(), []
     todo = [body]
     while todo:
         node = todo.pop()
         if isinstance(node, NESTED):
             continue
         if isinstance(node, cst.Call):
-            func = node.func
-            computes = computes or _calls_loss(node, imports)
-            numpy = numpy or (imports.resolve(func) or "").startswith("numpy.")
-            if isinstance(func, cst.Attribute):
-                optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
-                backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
-                if isinstance(func.value, cst.Name):
-                    if func.attr.value in TENSOR_METHODS:
-                        tensors.add(func.value.value)
-                    elif func.attr.value in ARRAY_METHODS:
-                        arrays.add(func.value.value)
-                    if func.attr.value == "sum":
-                        counted.add(func.value.value)
-            op = operation(node, imports)
-            if op and op.origin != "method" and isinstance(op.input, cst.Name):
-                if op.name not in NO_TENSOR | CONSTRUCTORS | {"stack", "cat"} and not op.name.startswith(
-                    ("set_", "get_", "is_", "_")
-                ):
-                    tensors.add(op.input.value)
+            _call_clues(node, imports, clues, counted)
         elif isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name):
             parts = [getattr(e.slice, "value", None) for e in node.slice]
             if any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts):  # no list has this
-                arrays.add(node.value.value)
+                clues.arrays.add(node.value.value)
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
-                tensors.add(node.value.value)
-        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
-            tensors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
-        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
-            factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
+                clues.tensors.add(node.value.value)
+        elif isinstance(node, cst.BinaryOperation):
+            sides = {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
+            if isinstance(node.operator, cst.MatrixMultiply):
+                clues.tensors |= sides
+            elif isinstance(node.operator, cst.Multiply):
+                factors |= sides
         elif isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):
-            assigned.append((node.targets[0].target.value, node.value))
+            if total(node.value, ()):
+                totals.add(node.targets[0].target.value)
         elif isinstance(node, cst.Return) and node.value is not None:
             results.append(node.value)
-            returned |= names_of(node.value)
-            if any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
-                returned.add("loss")
         todo.extend(children(node))
-    loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
     if not imports.arrays:
-        tensors |= arrays
-    totals = {name for name, value in assigned if total(value, ())}
-    reduces = any(total(value, totals) for value in results)
-    return Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
+        clues.tensors |= clues.arrays
+    clues.masks = counted & factors
+    clues.returns, clues.reduces = bool(results), any(total(value, totals) for value in results)
+    parts = [n for value in results for n in descendants(value, stop=NESTED)]
+    named = any(re.search(r"(^|_)loss(_|$)", name) for value in results for name in names_of(value))
+    clues.returns_loss = named or any(_calls_loss(n, imports) for n in parts)
+    return clues
+
+
+def _call_clues(node, imports, clues, counted):
+    func, op = node.func, operation(node, imports)
+    clues.computes |= _calls_loss(node, imports)
+    if isinstance(func, cst.Attribute):
+        name, owner = func.attr.value, getattr(func.value, "value", None)
+        optimizer = name == "step" and "optim" in (dotted(func.value) or "")
+        clues.backward |= optimizer or name == "backward" and imports.resolve(func) is None
+        if isinstance(func.value, cst.Name):
+            if name in TENSOR_METHODS | ARRAY_METHODS:
+                (clues.tensors if name in TENSOR_METHODS else clues.arrays).add(owner)
+            if name == "sum":
+                counted.add(owner)
+    if op and op.origin != "method" and isinstance(op.input, cst.Name):
+        plain = op.name.startswith(("set_", "get_", "is_", "_"))
+        if not plain and op.name not in NO_TENSOR | CONSTRUCTORS | {"stack", "cat"}:
+            clues.tensors.add(op.input.value)
 
 
 def _calls_loss(node, imports):

@@ -22,12 +22,8 @@ class HalfLoss(Rule):
     def operation(self, op, walk):
         for node in (op.input, *op.args[:1]):
             if node is not None and walk.value(node).half:
-                walk.report(
-                    self,
-                    op.node,
-                    f"{op.name} of a tensor that was cast to half; safeops.{op.name} reads half and returns fp32",
-                )
-                return
+                message = f"{op.name} of a tensor that was cast to half; safeops.{op.name} reads half and returns fp32"
+                return walk.report(self, op.node, message)
 
     def visit(self, event, node, walk):
         if not walk.scope.autocast or walk.scope.wide or walk.scope.no_grad or node.value is None:

@@ -23,16 +23,13 @@ def finite(node, walk, depth=0, *, cleaned=False):
     value = walk.value(node)
     if value.foreign or value.mask or value.constant:
         return True
-    name = dotted(node) or ""
-    op = value.op
+    name, op = dotted(node) or "", value.op
     if fills_inf(op, walk):
         return False
-    if cleaned and (name in walk.scope.filled or op and op.name in SELECTED):
+    if cleaned and (name in walk.scope.filled or op is not None and op.name in SELECTED):
         return True
-    if op is None:
-        return bool(LABELS.search(name))
-    if op.name in BOUNDED:
-        return True
+    if op is None or op.name in BOUNDED:
+        return op is not None or bool(LABELS.search(name))
     if depth > 6 or op.name not in POLYNOMIAL | SHAPING | REDUCTIONS:
         return False
     return all(finite(n, walk, depth + 1, cleaned=cleaned) for n in (op.input, *op.args) if walk.value(n).tensor)

@@ -1,7 +1,5 @@
 """SO202: divisions by a count, a norm, a sum or a spread that can be 0."""
 
-import re
-
 import libcst as cst
 
 from safeops_lint.rule import Rule
@@ -12,7 +10,6 @@ from safeops_lint.tables import REDUCTIONS, SHAPING
 # what made the divisor -> what to use
 USE = dict.fromkeys("sum mean nansum nanmean count_nonzero".split(), "safeops.masked_mean or safeops.safe_div")
 USE["norm"] = "safeops.normalize or safeops.safe_div"
-LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
 KEEPS_ZERO = SHAPING | set("sqrt pow square neg abs index".split())
 
 
@@ -73,8 +70,7 @@ class DivisionByReduction(Rule):
         if by is None or not by.tensor or by.positive or by.constant or walk.checked(node):
             return
         made = reduction(node, walk)
-        names = walk.names_in(node) | walk.names_in(by.node or node)  # also of `n = mask.sum()`
-        if made is None or any(LENGTHS.search(name) for name in names):
+        if made is None:
             return
         use = USE.get(made, "safeops.safe_div")
         message, fix = f"nothing keeps this count, norm or spread away from 0; use {use}", self._fix(op, walk)

@@ -17,13 +17,9 @@ BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "ha
 PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I
 )
-NO_PROBABILITY = re.compile(
-    r"_(labels?|boxes|var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I
-)
+NO_PROBABILITY = re.compile(r"_(labels?|boxes|var\w*|std|sigma|scale|dist\w*|mag\w*|spec\w*|power)(_|$|\d)", re.I)
 EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
-NO_GRAPH = re.compile(
-    r"(^|[._])(targets?|labels?|gt|y?_?true|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)"
-)
+NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|y?_?true|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
 
 def argument(op):
@@ -80,8 +76,6 @@ def _meets_edge(node, op, walk, depth=0):
 def sources(node, walk, depth=0):
     """The names of the tensors that a value was made of."""
     op = walk.op(node)
-    if op is None and isinstance(node, cst.BinaryOperation):
-        return sources(node.left, walk, depth + 1) | sources(node.right, walk, depth + 1)
     if op is None and isinstance(node, cst.Subscript):
         return sources(node.value, walk, depth + 1)
     if op is None or depth > 8:
@@ -130,9 +124,9 @@ class UnguardedDomain(Rule):
             if len(op.args) == (op.name == "pow"):
                 rest = "".join(f", {walk.argument(n)}" for n in op.args)
                 fix = [(op.node, f"safeops.{name}({walk.argument(op.input)}{rest})")]
-        clamped = any(
-            _below_one(n, walk) is False for n in (op.input, getattr(inner, "input", None), *getattr(inner, "args", ()))
-        )
+        less = inner is not None and inner.name in ("sub", "neg")  # log(1 - p), log1p(-p)
+        bounded = [op.input] if op.name in ANGLES else [inner.input, *inner.args] if less else []
+        clamped = any(_below_one(n, walk) is False for n in bounded)
         guard = "a clamp that is 1 in half" if clamped else "nothing"
         problem = f"{guard} keeps the argument of {op.name} inside its domain"
         walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(argument(op), op, walk))

@@ -14,7 +14,8 @@ HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rou
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
 STEEP_OPS = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "div", "addcdiv"}
 GUARDS = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "where", "masked_fill", "full_like", "pow")
-DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
+GUARDS += ("normalize", "cosine_similarity")
+
 DATA = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # fp32, as data are
 
 
@@ -72,7 +73,7 @@ class TinyEps(Rule):
     rewrites = """`log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` to `safe_log`, `safe_sqrt` with `eps=`, `a /
     (b + eps)` to `safe_div(a, b, eps=eps, fill_value=None)`: equal to rounding where p and b are far above eps. `a /
     (a.norm(...) + eps)` becomes `normalize`"""
-    ops = (*GUARDS, *sorted(STEEP_OPS - {"pow"}), *DEFAULT_EPS)
+    ops = (*GUARDS, *sorted(STEEP_OPS - {"pow"}))
 
     def operation(self, op, walk):
         forward = walk.scope.is_module and walk.scope.name == "forward"
@@ -83,9 +84,7 @@ class TinyEps(Rule):
         if op.name in ("log", "sqrt", "div", "reciprocal"):
             if not self._steep(op, walk):
                 self._outer(op, walk)
-        elif op.name in DEFAULT_EPS and op.arg(2, "eps") is None:
-            self._default(op, walk)
-        elif op.name in GUARDS or op.name in DEFAULT_EPS:
+        elif op.name in GUARDS:
             self._guard(op, walk)
 
     def _guard(self, op, walk):
@@ -93,7 +92,7 @@ class TinyEps(Rule):
         if op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
             literal = next((n for n in (*op.args, *op.kwargs.values()) if tiny(n, walk)), None)
         else:
-            literal = op.arg(2 * (op.name in DEFAULT_EPS), "min", "other", "fill_value", "eps")
+            literal = op.arg(0, "min", "other", "fill_value", "eps")
         tensors = op.name == "pow" and op.origin == "torch"
         tensors = tensors or any(walk.value(n).tensor for n in (op.input, *op.args))
         rounded = op.input if op.name == "pow" else literal if op.name in ("add", "sub") else None
@@ -108,7 +107,7 @@ class TinyEps(Rule):
         if any(walk.value(n).integer for n in (op.input, *op.args)):  # an integer's sum with a number is fp32
             return
         message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
-        walk.report(self, op.node, message, likely=op.name in DEFAULT_EPS and walk.casts_to_half)
+        walk.report(self, op.node, message, likely=False)
 
     def _meets(self, op, walk):
         """A guard is likely to be needed where it divides, or a logarithm, a root or a power of it is taken."""
@@ -139,21 +138,6 @@ class TinyEps(Rule):
         likely = _small(guard, walk) and (op.name != "div" or walk.number(op.input) is not None)
         walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use}, or .float() first", likely=likely)
         return True
-
-    def _default(self, op, walk):
-        """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold; autocast computes both in
-        fp32."""
-        if walk.value(op.input).constant or op.origin == "method":  # no row of random numbers is 0
-            return
-        fix = None
-        if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
-            order, dim = op.arg(0, "p"), op.kwargs.get("dim")
-            if (order is None or number(order) == 2) and walk.value(op.input).tensor:
-                by = "1" if dim is None else walk.text(dim)
-                fix = [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={by})")]
-        eps = DEFAULT_EPS[op.name]
-        message = f"the default eps, {eps:g}, is 0 in fp16, and a zero vector NaN; use safeops.{op.name}"
-        walk.report(self, op.node, message, fix, likely=walk.casts_to_half)
 
     def _outer(self, op, walk):
         """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""

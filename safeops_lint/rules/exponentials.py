@@ -45,17 +45,14 @@ class LogExp(Rule):
         if op.name == "div":
             if len(op.args) == 1 and not wide(op, walk) and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
-                self._report(op, message, [("SO202", op.node)], walk)
+                walk.report(self, op.node, message, covers=[("SO202", op.node)])
         elif walk.training or walk.scope.is_module and walk.scope.name == "forward":
             use = self._use(op, walk)
             if use is not None:
                 covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
                 message = f"exp overflows fp16 at 11.1 where this logarithm does not; use {use}"
-                self._report(op, message, covers, walk)
-
-    def _report(self, op, message, covers, walk):
-        likely = not all(walk.value(exp.node).wide for n in tensors(op, walk) for exp in exponentials(n, walk))
-        walk.report(self, op.node, message, covers=covers, likely=likely)
+                likely = not all(walk.value(exp.node).wide for exp in exponentials(op.input, walk))
+                walk.report(self, op.node, message, covers=covers, likely=likely)
 
     def _use(self, op, walk):
         inner = through(op.input, walk)

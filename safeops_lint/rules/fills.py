@@ -63,10 +63,9 @@ class LargeFill(Rule):
         fill = self._filled(op.input, walk)
         if fill is None or not self._infinite(fill, walk):
             return
-        if any(
-            "causal" in name or "tri" in name for name in walk.names_in(fill.arg(0, "mask"))
-        ):  # it leaves every row some
-            return
+        mask = fill.input if fill.name == "where" else fill.arg(0, "mask")
+        if any("causal" in name or "tri" in name for name in walk.names_in(mask)):
+            return  # every row keeps its own element
         fix = None
         inline = fill.name == "masked_fill" and fill.node is op.input and not fill.inplace and not op.inplace
         dim = op.arg(0, "dim")

@@ -49,15 +49,12 @@ class WhereAfter(Rule):
         return op if walk.names_in(by) & asked - set(walk.imports.names) and unsafe(op, walk) else None
 
     def _fix(self, op, branch, quotient, walk):
-        test = op.input
-        if op.name != "where" or op.origin == "method":
+        test, compared = op.input, getattr(op.input, "comparisons", ())
+        if op.name != "where" or op.origin == "method" or op.kwargs or quotient.kwargs or len(compared) != 1:
             return None
         if quotient.name != "div" or quotient.node is not branch or branch is not op.args[0] or number(op.args[1]) != 0:
             return None
-        if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1 or op.kwargs or quotient.kwargs:
-            return None
-        comparison = test.comparisons[0]
-        if not isinstance(comparison.operator, cst.NotEqual) or number(comparison.comparator) != 0:
+        if not isinstance(compared[0].operator, cst.NotEqual) or number(compared[0].comparator) != 0:
             return None
         a, b = quotient.input, quotient.args[0]
         if walk.text(test.left) != walk.text(b) or not walk.value(a).tensor:

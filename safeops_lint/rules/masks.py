@@ -34,11 +34,8 @@ def of_itself(mask, base, walk):
 
 def on_host(subscript, walk):
     """True if no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
-    return (
-        not walk.stepping
-        or walk.value(subscript.value).host
-        or any(walk.value(m).host for m in index_masks(subscript, walk))
-    )
+    masks = index_masks(subscript, walk)
+    return not walk.stepping or any(walk.value(n).host for n in (subscript.value, *masks))
 
 
 class BooleanRead(Rule):
@@ -58,9 +55,8 @@ class BooleanRead(Rule):
 
     def operation(self, op, walk):
         if op.name == "masked_select" and walk.stepping:
-            walk.report(
-                self, op.node, "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
-            )
+            message = "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
+            walk.report(self, op.node, message)
         elif walk.reported(self.code, op.input) and isinstance(op.input, cst.Subscript) and not (op.args or op.kwargs):
             base, masks = op.input.value, index_masks(op.input, walk)
             if len(op.input.slice) == 1 and of_itself(masks[0], base, walk):
@@ -128,12 +124,8 @@ class BooleanWriteScalar(Rule):
         message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
         # A tensor of its own, which nothing has saved yet, may be written to.
         caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
-        sure = (
-            made in SAVES_RESULT
-            or name in walk.scope.saved
-            or walk.entered
-            and (caller or base.op is not None and unsafe(base.op, walk))
-        )
+        risky = caller or base.op is not None and unsafe(base.op, walk)
+        sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and risky
         walk.report(self, target, message, fix, last=statement, likely=sure)
 
     def _rewrite(self, target, mask, statement, base, walk):

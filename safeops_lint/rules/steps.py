@@ -30,10 +30,8 @@ class ScaledClip(Rule):
 
     def visit(self, event, node, walk):
         results = calls(event, node)
-        scaled = any(
-            method(n) == "backward" and isinstance(n.func.value, cst.Call) and method(n.func.value) == "scale"
-            for n in results
-        )
+        back = [n.func.value for n in results if method(n) == "backward"]
+        scaled = any(isinstance(n, cst.Call) and method(n) == "scale" for n in back)
         if not scaled or any(method(n) == "unscale_" for n in results):
             return
         stepped = any(method(n) == "step" and n.args for n in results)  # scaler.step(optimizer)
