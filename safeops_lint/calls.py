@@ -1,24 +1,16 @@
 """The value of a call: an operation on tensors, a layer, a helper of a loss, or something else."""
 
 import dataclasses
-import re
 
 import libcst as cst
 
-from safeops_lint.layers import layer_operation
-from safeops_lint.reach import LEARNED
 from safeops_lint.survey import DIMS
 from safeops_lint.syntax import Op, dotted, operation
-from safeops_lint.tables import METHODS, NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
+from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
 from safeops_lint.values import NOTHING, Value, of_op
 
-NUMBERS = re.compile(
-    r"^(alpha|beta|gamma|lam\w*|margin|scale|temp\w*|tau|momentum|power|exponent|sigma|rho|num\w*|[nkmpt]|\w*size|eps\w*)$"
-    r"|_(coeff?|weight|factor|scale|ratio|dim|index|size)$"
-)  # arguments that are numbers more often than tensors
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
-FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
@@ -36,9 +28,6 @@ class Calls:
             self.evaluate(node.func)
         for a in node.args:
             self.evaluate(a.value)
-        if full is None and isinstance(node.func, cst.Attribute) and node.func.attr.value == "append" and node.args:
-            self.scope.appended.setdefault(dotted(node.func.value), []).append(self.value(node.args[0].value))
-        op = self._of_layer(node) or op
         if op is not None:
             self._recognize(op)
         value = self._call_value(node, op, full)
@@ -54,11 +43,6 @@ class Calls:
                 self._disown(a.value)
         return value
 
-    def _of_layer(self, node):
-        """`self.softmax(x)`, `nn.Softmax(1)(x)`: the operation that the module is."""
-        made = node.func if isinstance(node.func, cst.Call) else self.scope.get(dotted(node.func) or "").node
-        return layer_operation(made, node, self.imports) if isinstance(made, cst.Call) else None
-
     def _recognize(self, op):
         """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
         value, name = self.value(op.input), op.name
@@ -70,34 +54,19 @@ class Calls:
             return
         if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
             return
-        loss = op.origin == "functional" and name.endswith("_loss") or name == "nan_to_num"
-        if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS or loss):
+        if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS):
             return
-        if isinstance(op.input, cst.BinaryOperation) and self._are_tensors(op.input):
-            self.evaluate(op.input)
-        elif isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
-            self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
-        elif isinstance(op.input, cst.BinaryOperation) and certain:
-            self._values[id(op.input)] = Value(tensor=True, positive=value.positive, node=op.input)
-        elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
-            self._values[id(op.input)] = known = dataclasses.replace(value, tensor=True, node=op.input)
-            inner = operation(op.input, self.imports)
-            if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
-                rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]
-                self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports, not self.scope.wide)
-
-    def _are_tensors(self, expression):
-        """True if arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
-        unknown = {n for n in self.names_in(expression) & self.scope.arguments if self.scope.get(n) == NOTHING}
-        results = {name for name in unknown if not NUMBERS.search(name)}
-        for name in results:
-            self.scope.names[name] = Value(tensor=True, guessed=True)
-        return bool(results)
+        method = op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript))
+        computed = isinstance(op.input, cst.BinaryOperation)
+        if method or computed and (certain or self.names_in(op.input) & self.scope.arguments):
+            made = operation(op.input, self.imports)  # f(x).clamp(min=1).log()
+            given = [self.value(n) for n in (made.input, *made.args, *made.kwargs.values())] if made is not None else []
+            known = of_op(made, given, self.imports) if given else value
+            self._values[id(op.input)] = dataclasses.replace(known, tensor=True, node=op.input)
 
     def _is_tensor_op(self, op):
         if op.origin == "method":
-            method = op.node.func.attr.value
-            return self.value(op.input).tensor and method.rstrip("_") in METHODS
+            return self.value(op.input).tensor
         return op.name not in NO_TENSOR and (
             op.origin == "functional" or not op.name.startswith(("is_", "set_", "get_", "_"))
         )
@@ -105,8 +74,6 @@ class Calls:
     def _call_value(self, node, op, full):
         if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
             return Value(foreign=True, positive=True, node=node)
-        if full == "torch.promote_types":
-            return Value(foreign=True, wide=any(self.value(a.value).wide for a in node.args), node=node)
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
             return Value(node=node)  # a module: who calls it can look up what it is
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:
@@ -131,7 +98,8 @@ class Calls:
                 return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
-            return Value(tensor=bool(known), node=node, wide=self._returns_fp32(node, op, name))
+            cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports).wide
+            return Value(tensor=bool(known), node=node, wide=bool(self.scope.wide or cast))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
@@ -146,10 +114,8 @@ class Calls:
         if op.name in JOINS:
             parts = [e.value for e in getattr(op.input, "elements", ())]  # cat((a, b)), stack([f(x) for x in xs])
             joined = [self.value(n) for n in (parts or [getattr(op.input, "elt", None)]) if n is not None]
-            appended = self.scope.appended.get(dotted(op.input) or "", ())
             value.detached |= bool(joined) and all(v.detached for v in joined)
-            value.wide |= any(v.wide for v in joined) or bool(appended) and all(v.wide for v in appended)
-            value.host |= bool(appended) and all(v.host for v in appended)
+            value.wide |= any(v.wide for v in joined)
         if op.name in REDUCTIONS:
             value.owned = True
         return value
@@ -161,22 +127,7 @@ class Calls:
             scope = scope.outer
         owner = scope.class_name if name == "self" or name.startswith("self.") else ""
         value = self.value(self.results.get((owner, "forward" if name == "self" else name.removeprefix("self."))))
-        wide = value.wide or any(self.value(a.value).wide for a in node.args)
-        return dataclasses.replace(value, owned=False, wide=wide, node=node) if value.tensor else NOTHING
-
-    def _returns_fp32(self, node, op, name):
-        """True if a call of which nothing else is known returns fp32: by its name, as a cast, as a method of what is
-        fp32, or because it is given nothing else; not a layer with weights, which autocast computes in half."""
-        if self.scope.wide:
-            return True
-        made = self.scope.get(dotted(node.func) or "").node
-        torchs = isinstance(made, cst.Call) and (self.imports.resolve(made.func) or "").startswith("torch.nn.")
-        if torchs and any(word in self.text(made) for word in LEARNED):
-            return False
-        cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports).wide
-        owner = isinstance(node.func, cst.Attribute) and self.value(node.func.value).wide  # a distribution
-        given = [v for a in node.args if (v := self.value(a.value)).tensor]
-        return bool(FP32_NAMES.search(name) or cast or owner or given and all(v.wide for v in given))
+        return dataclasses.replace(value, owned=False, node=node) if value.tensor else NOTHING
 
     def _builtin(self, name, node):
         if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):

@@ -11,7 +11,7 @@ import warnings
 import libcst as cst
 
 from safeops_lint import fix as fixing
-from safeops_lint.finding import Edit, Finding, Problem
+from safeops_lint.finding import Finding, Problem
 from safeops_lint.rules import RULES
 from safeops_lint.syntax import Imports, descendants
 from safeops_lint.walk import Walk
@@ -56,7 +56,7 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None
         _must_parse(source, path)
         return []
     possible = rules is not None if possible is None else possible
-    return _lint(source, path, _rules(rules), noqa, possible, scripted)[1]
+    return _lint(source, path, rules, noqa, possible, scripted)[1]
 
 
 def fix_source(source, path="<string>", rules=None):
@@ -69,7 +69,7 @@ def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
     if "torch" not in source:
         _must_parse(source, path)
         return source, 0, []
-    total, rules = 0, _rules(rules)
+    total = 0
     module, findings = _lint(source, path, rules, True, possible, scripted)
     for _ in range(PASSES):  # a rewrite inside another waits for the next pass
         sets = [f for f in findings if f.fixable]
@@ -101,11 +101,9 @@ def _rewrite(source, module, findings):
             chosen, edit = [f for f in chosen if not f.imports_safeops], None
     edits = []
     for finding in chosen:
+        own = name != "safeops" and finding.imports_safeops
         for e in finding.edits:
-            text = (
-                re.sub(r"\bsafeops\.", f"{name}.", e.text) if finding.imports_safeops and name != "safeops" else e.text
-            )
-            edits.append(Edit(e.start, e.end, text))
+            edits.append(dataclasses.replace(e, text=re.sub(r"\bsafeops\.", f"{name}.", e.text)) if own else e)
     if edit is not None:
         edits.append(edit)
     return fixing.apply(source, edits), len(chosen)
@@ -113,16 +111,9 @@ def _rewrite(source, module, findings):
 
 def _taken(module, name):
     """True if the file uses the name for something of its own: an argument, a variable."""
-    for node in descendants(module):
-        if isinstance(node, cst.Param) and node.name.value == name:
-            return True
-        if isinstance(node, cst.AssignTarget) and isinstance(node.target, cst.Name) and node.target.value == name:
-            return True
-    return False
-
-
-def _rules(rules):
-    return list(RULES.values()) if rules is None else rules
+    params = {n.name.value for n in descendants(module) if isinstance(n, cst.Param)}
+    targets = (n.target for n in descendants(module) if isinstance(n, cst.AssignTarget))
+    return name in params or any(isinstance(t, cst.Name) and t.value == name for t in targets)
 
 
 def _must_parse(source, path):
@@ -132,16 +123,13 @@ def _must_parse(source, path):
             warnings.simplefilter("ignore")  # about escapes in strings: not ours to say
             ast.parse(source, path)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line, column = getattr(error, "lineno", None), getattr(error, "offset", None)
-        raise CannotLint(
-            Problem(path, f"does not parse: {getattr(error, 'msg', None) or error}", line, column)
-        ) from None
+        message = f"does not parse: {getattr(error, 'msg', None) or error}"
+        place = (getattr(error, "lineno", None), getattr(error, "offset", None))
+        raise CannotLint(Problem(path, message, *place)) from None
 
 
 def _parse(source, path):
-    _must_parse(
-        source, path
-    )  # Python's words are clearer than libcst's, and its limit on nesting spares libcst's stack
+    _must_parse(source, path)  # Python's words are clearer, and its limit on nesting spares libcst's stack
     try:
         return cst.parse_module(source)
     except cst.ParserSyntaxError as error:
@@ -160,6 +148,7 @@ def _lint(source, path, rules, noqa, possible, scripted):
         imports = Imports(module, path)
         if not imports.torch:
             return module, []
+        rules = list(RULES.values()) if rules is None else rules
         reports = Walk(module, imports, rules, source, possible, scripted | scripted_by(source)).run()
         if not reports:
             return module, []

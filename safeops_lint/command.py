@@ -82,9 +82,8 @@ def run(arguments):
     except BadConfig as error:
         print(f"safeops lint: {error}", file=sys.stderr)
         return EXIT_TROUBLE
-    report = (
-        output.diff(outcome).rstrip("\n") if arguments.mode == "diff" else output.FORMATS[arguments.format](outcome)
-    )
+    write = output.diff if arguments.mode == "diff" else output.FORMATS[arguments.format]
+    report = write(outcome).rstrip("\n")
     if report:
         print(report)
     if arguments.mode == "diff":

@@ -4,8 +4,7 @@ import re
 
 import libcst as cst
 
-from safeops_lint.syntax import children, descendants, dotted
-from safeops_lint.values import FOREIGN
+from safeops_lint.syntax import children, descendants
 
 # A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
@@ -25,35 +24,10 @@ class Conditions:
         rare = any(ON_DEMAND.search(name) and not self.scope.get(name).tensor for name in names)
         self.scope.rare += rare
         self._test(node.test)
-        waited = any(self.reported(code, n) for n in descendants(node.test) for code in ("SO301", "SO303"))
-        name, is_tensor = self._asked_for_a_tensor(node.test)
-        self.scope.rare += waited  # what the branch reads has arrived by then
-        self._branch(node.body, None if is_tensor else name)
-        self.scope.rare -= rare + waited
+        self._statement(node.body)
+        self.scope.rare -= rare
         if node.orelse is not None:
-            self._branch(node.orelse, name if is_tensor else None)
-        elif rare and isinstance(node.test, cst.UnaryOperation) and _returns(node.body):  # if not with_stats: return
-            self.scope.rare += 1
-
-    def _branch(self, node, name):
-        """A branch in which `name` is no tensor."""
-        before = self.scope.names.get(name)
-        if before is not None:
-            self.scope.names[name] = FOREIGN
-        self._statement(node)
-        if before is not None and self.scope.names[name] is FOREIGN:
-            self.scope.names[name] = before
-
-    def _asked_for_a_tensor(self, test):
-        """(x, whether it is a tensor) of `torch.is_tensor(x)`, `isinstance(x, float)`, `not isinstance(x, Tensor)`."""
-        inverted = isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not)
-        call = test.expression if inverted else test
-        name = (dotted(call.func) or "").rpartition(".")[2] if isinstance(call, cst.Call) else ""
-        if name == "is_tensor" and len(call.args) == 1:
-            return dotted(call.args[0].value), not inverted
-        if name != "isinstance" or len(call.args) != 2:
-            return None, False
-        return dotted(call.args[0].value), ("Tensor" in self.text(call.args[1].value)) != inverted
+            self._statement(node.orelse)
 
     def _Else(self, node):
         self._block(node.body)
@@ -72,13 +46,7 @@ class Conditions:
     def _test(self, test):
         self.evaluate(test)
         self._event("test", test)
-        asked = asked_about(test) - {"self", *self.imports.names}
-        for name in list(asked):  # where `some & valid` has an element, valid has one
-            op = self.scope.get(name).op
-            while op is not None and op.name in ("float", "to", "bitwise_and"):
-                asked |= {n.value for n in (op.input, *op.args) if isinstance(n, cst.Name)}
-                op = self.op(op.input)
-        self.scope.checked |= asked
+        self.scope.checked |= asked_about(test) - {"self", *self.imports.names}
 
 
 def asked_about(test):
@@ -92,9 +60,7 @@ def asked_about(test):
             if any(isinstance(s, cst.SimpleString) for s in (node.left, *(c.comparator for c in node.comparisons))):
                 continue
         elif isinstance(node, cst.Call):
-            if (dotted(node.func) or getattr(getattr(node.func, "attr", None), "value", "")).rsplit(".", 1)[
-                -1
-            ] in ASK_NO_VALUE:
+            if getattr(getattr(node.func, "attr", node.func), "value", "") in ASK_NO_VALUE:
                 continue
         elif isinstance(node, cst.Attribute):
             if node.attr.value in SHAPES:
@@ -105,8 +71,3 @@ def asked_about(test):
             names.add(node.value)
         todo.extend(children(node))
     return names
-
-
-def _returns(block):
-    last = block.body[-1]
-    return isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], cst.Return)

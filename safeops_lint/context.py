@@ -7,7 +7,6 @@ import re
 
 import libcst as cst
 
-from safeops_lint.layers import filled_with, named_number
 from safeops_lint.promotion import Promotion
 from safeops_lint.syntax import comments, descendants, number
 from safeops_lint.tables import REDUCTIONS
@@ -18,13 +17,7 @@ AUTOCAST = re.compile(r"autocast\([^()]*\)")
 # Rules about values that the callers of a private function may well have prepared.
 PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210"}
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
-ARITHMETIC = {
-    cst.Add: operator.add,
-    cst.Subtract: operator.sub,
-    cst.Multiply: operator.mul,
-    cst.Divide: operator.truediv,
-    cst.Power: operator.pow,
-}
+ARITHMETIC = {cst.Add: "add", cst.Subtract: "sub", cst.Multiply: "mul", cst.Divide: "truediv", cst.Power: "pow"}
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,20 +46,12 @@ class Context:
         if node is None or depth > 5:
             return None
         value = number(node)
-        value = named_number(node, self.imports) if value is None else value
         if value is not None:
             return value
-        if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
-            value = self.number(node.expression, depth + 1)
-            return None if value is None else -value
-        if isinstance(node, cst.List) and len(node.elements) == 1:  # torch.tensor([1e10])
-            return self.number(node.elements[0].value, depth + 1)
-        if isinstance(node, cst.Call):
-            return self.number(filled_with(node), depth + 1)
         if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
             parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
             try:
-                return None if None in parts else ARITHMETIC[type(node.operator)](*parts)
+                return None if None in parts else getattr(operator, ARITHMETIC[type(node.operator)])(*parts)
             except (ArithmeticError, TypeError):
                 return None
         made = self.value(node).node if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)) else None
@@ -128,21 +113,19 @@ class Context:
     def stepping(self):
         """True if this is part of every training step: a loss, what it calls, a module; not a metric."""
         scope = self.scope
-        part = scope.loss and not scope.formula or scope.step or scope.is_module
+        part = scope.loss and scope.helper != "formula" or scope.step or scope.is_module
         return part and not (scope.metric or scope.for_host)
 
     @property
     def computing(self):
-        """True if it does, or computes a metric outside of a file of metrics: values count, gradients may not."""
-        return self.training or self.scope.metric and not self.imports.measures
+        """True if it does, or computes a metric: values count, gradients may not."""
+        return self.training or self.scope.metric
 
     def checked(self, node):
-        """True if a condition asked about any name in this expression, or about what a reduction of it was taken of:
-        `if mask.any()` for `n = mask.sum()`."""
+        """True if a condition asked about any name in this expression, or in what a reduction of it was taken of."""
         op = self.op(node)
-        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else node
-        names = self.names_in(node) | self.names_in(of)
-        return any(self.scope.knows(name) for name in names)
+        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else None
+        return any(self.scope.knows(name) for name in self.names_in(node) | self.names_in(of))
 
     def names_in(self, node):
         return {n.value for n in descendants(node) if isinstance(n, cst.Name)} if node is not None else set()

@@ -4,17 +4,12 @@ import dataclasses
 
 import libcst as cst
 
-from safeops_lint.binding import GRADIENTS
 from safeops_lint.conditions import asked_about
-from safeops_lint.scope import Scope
-from safeops_lint.survey import tensors_in
 from safeops_lint.syntax import Op, children, dotted, number, operation
 from safeops_lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
 
 PLAIN = ("None", "True", "False")  # what a tensor is not compared with
-# numpy's, of numbers numbers
-NUMBER_FUNCTIONS = set("sqrt log log2 log10 exp prod sin cos tan abs power sign ceil floor float32 float64".split())
 
 
 class Expressions:
@@ -80,24 +75,16 @@ class Expressions:
 
     def _of_numpy(self, *values):
         """True if an array of numpy's is among them, and what else there is a tensor by its name alone."""
-        return any(self._array(v) for v in values) and all(v.op is None for v in values if v.tensor)
-
-    def _array(self, value):
-        """The result of another library's call, unless it is a number for certain: math.sqrt(d), np.log(2)."""
-        if not value.foreign or not isinstance(value.node, cst.Call):
-            return False
-        full = self.imports.resolve(value.node.func) or ""
-        scalar = full.rsplit(".", 1)[-1] in NUMBER_FUNCTIONS
-        return not (full.startswith("math.") or scalar and all(self.value(a.value).foreign for a in value.node.args))
+        calls = [v.node.func for v in values if v.foreign and isinstance(v.node, cst.Call)]
+        arrays = any((self.imports.resolve(f) or "").startswith("numpy.") for f in calls)
+        return arrays and all(v.op is None for v in values if v.tensor)
 
     def _Comparison(self, node):
-        value = self.evaluate(node.left)
-        values = [value]
-        for target in node.comparisons:
-            values.append(self.evaluate(target.comparator))
+        values = [self.evaluate(n) for n in (node.left, *(c.comparator for c in node.comparisons))]
         if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
             return FOREIGN
-        if any(isinstance(c.comparator, cst.SimpleString) or dotted(c.comparator) in PLAIN for c in node.comparisons):
+        plain = (cst.SimpleString, cst.Tuple, cst.List)
+        if any(isinstance(c.comparator, plain) or dotted(c.comparator) in PLAIN for c in node.comparisons):
             return FOREIGN
         if not any(v.tensor for v in values) or self._of_numpy(values[0], values[-1]):
             return NOTHING
@@ -117,9 +104,6 @@ class Expressions:
             return Value(foreign=True, positive=True, wide=wide, node=node)  # math.pi, torch.float32, np.float64
         base = self.evaluate(node.value)
         attribute = node.attr.value
-        constant = self._of_class(node)
-        if constant is not None:
-            return constant
         if named_eps(attribute):
             return Value(foreign=True, positive=True, node=node)
         if attribute in NO_TENSOR_ATTRIBUTES:
@@ -133,21 +117,11 @@ class Expressions:
             )
         if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
             return self._of_pair(base, attribute == "indices", node)
-        if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
-            return Value(tensor=True, mask="likely" if named_mask(attribute) else None, node=node)
         if attribute == "grad" and (self.scope.loss or self.scope.step):
             return Value(tensor=True, node=node)
         if named_mask(attribute):
             return Value(mask="likely")
         return NOTHING
-
-    def _of_class(self, node):
-        """`self.EPS`, `cls.EPS` where the class has `EPS = 1e-8`."""
-        scope = self.scope
-        while scope is not None and scope.name:
-            scope = scope.outer
-        known = scope is not None and scope.outer is not None and dotted(node.value) in ("self", "cls")
-        return scope.names.get(node.attr.value) if known else None
 
     def _named(self, key):
         """True if a batch's entry of this name is a tensor."""
@@ -181,12 +155,9 @@ class Expressions:
             return self._of_pair(base, key.evaluated_value != 0, node)
         if base.foreign:
             return Value(foreign=True, positive=base.positive)
-        made = base.node if isinstance(node.value, cst.Name) else node.value
-        if isinstance(made, cst.Call) and self.imports.resolve(made.func) == GRADIENTS:
-            return dataclasses.replace(self._gradient(made), node=node)
         if not base.tensor:
             return NOTHING
-        index, op = None, base.op if _shapes(node) else None
+        index, op = None, base.op
         if len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
             index = node.slice[0].slice.value
         advanced = index is not None and self.value(index).tensor
@@ -209,9 +180,7 @@ class Expressions:
         tensors = [v for v in values if v.tensor]
         asked = bool(asked_about(node.test))
         if not tensors:
-            # float32 where x.dtype is half, else its own
-            wide = any(v.wide for v in values) and "dtype" in self.text(node.test)
-            return Value(foreign=True, wide=wide, node=node) if all(v.foreign for v in values) else NOTHING
+            return Value(foreign=True, node=node) if all(v.foreign for v in values) else NOTHING
         return Value(
             tensor=True,
             mask=tensors[0].mask if len({v.mask for v in tensors}) == 1 else None,
@@ -239,25 +208,3 @@ class Expressions:
             self._test(condition.test)
         if node.inner_for_in is not None:
             self._comp_for(node.inner_for_in)
-
-    def _Lambda(self, node):
-        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
-        self.scope.loss, self.scope.step = outer.loss, outer.step
-        used = tensors_in(node.body, self.imports) if outer.loss or outer.step else ()
-        for p in node.params.params:
-            self.scope.bind(p.name.value, Value(tensor=p.name.value in used))
-        self.evaluate(node.body)
-        self.scope = outer
-        return NOTHING
-
-
-def _shapes(subscript):
-    """`x[:, None]`, `x[..., None]`: all of x, in another shape."""
-    for element in subscript.slice:
-        part = element.slice
-        if isinstance(part, cst.Slice):
-            if not part.lower is part.upper is part.step is None:
-                return False
-        elif not isinstance(part.value, cst.Ellipsis) and dotted(part.value) != "None":
-            return False
-    return True

@@ -65,14 +65,10 @@ def import_edit(module, code, newline):
     for i, statement in enumerate(body):
         if not isinstance(statement, cst.SimpleStatementLine):
             break
-        if i == 0 and module.get_docstring(clean=False) is not None:
-            after = statement
-        elif _future(statement):
-            after = statement
-        elif all(isinstance(s, (cst.Import, cst.ImportFrom)) for s in statement.body):
-            after = statement
-        else:
+        imports = all(isinstance(s, (cst.Import, cst.ImportFrom)) for s in statement.body)
+        if not imports and (i or module.get_docstring(clean=False) is None):
             break
+        after = statement
     line = f"import safeops{newline}"
     if after is None:  # before the first statement, behind the comments at the top
         start = spans(module, [body[0]])[id(body[0])][0] if body else len(code.encode())
@@ -83,8 +79,3 @@ def import_edit(module, code, newline):
     if stop < 0:
         return Edit(len(data), len(data), f"{newline}{line}"), "safeops"
     return Edit(stop + 1, stop + 1, line), "safeops"
-
-
-def _future(statement):
-    small = statement.body[0] if statement.body else None
-    return isinstance(small, cst.ImportFrom) and small.module is not None and dotted(small.module) == "__future__"

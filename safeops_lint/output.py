@@ -3,6 +3,7 @@
 import difflib
 import json
 import pathlib
+from urllib.parse import quote
 
 from safeops_lint import version
 from safeops_lint.rules import RULES
@@ -105,10 +106,9 @@ def sarif(outcome):
         }
         for f in outcome.findings
     ]
-    places = [{"physicalLocation": {"artifactLocation": _uri(p.path)}} for p in outcome.problems]
     notes = [
-        {"level": "error", "message": {"text": p.message}, "locations": [place]}
-        for p, place in zip(outcome.problems, places)
+        {"level": "error", "message": {"text": p.message}, "locations": [{"physicalLocation": _location(p)}]}
+        for p in outcome.problems
     ]
     run = {
         "tool": {"driver": {"name": "safeops lint", "version": version(), "rules": rules}},
@@ -122,7 +122,7 @@ def sarif(outcome):
 
 def _location(f):
     location = {"artifactLocation": _uri(f.path)}
-    if not f.cell:
+    if not getattr(f, "cell", True):
         region = {"startLine": f.line, "startColumn": f.column, "endLine": f.end_line, "endColumn": f.end_column}
         location["region"] = region
     return location
@@ -130,13 +130,7 @@ def _location(f):
 
 def _uri(path):
     path = pathlib.Path(path)
-    return {"uri": path.as_uri() if path.is_absolute() else _quoted(path)}
-
-
-def _quoted(path):
-    from urllib.parse import quote
-
-    return quote(path.as_posix())
+    return {"uri": path.as_uri() if path.is_absolute() else quote(path.as_posix())}
 
 
 def diff(outcome):

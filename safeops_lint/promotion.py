@@ -10,19 +10,15 @@ import collections
 import libcst as cst
 
 from safeops_lint.syntax import children, descendants, dotted, number
-from safeops_lint.tables import COMPARISONS, NO_TENSOR_ATTRIBUTES, SHAPING
+from safeops_lint.tables import COMPARISONS, NO_TENSOR_ATTRIBUTES, SHAPING, words
 
-PROMOTES = SHAPING | set(
-    """add sub mul div pow neg abs exp log log1p log2 log10 sqrt rsqrt square sum mean amax amin max min prod std var
-    norm clamp clamp_min clamp_max maximum minimum where relu sigmoid tanh softplus logsigmoid logsumexp softmax
-    log_softmax masked_fill nan_to_num cumsum cat stack float double mse_loss l1_loss smooth_l1_loss huber_loss kl_div
-    binary_cross_entropy_with_logits cosine_similarity cross_entropy nll_loss sin cos log_loss outer median sort topk
-    reciprocal fill zero""".split()
-) - {"to"}
-ENDS = COMPARISONS - {"isclose", "isin"} | set(
-    """half bfloat16 type_as long int item tolist numpy argmax argmin argsort any all size dim numel backward
-    manual_backward scale log_dict print len isinstance format""".split()
-)
+PROMOTES = SHAPING | words("""add sub mul div pow neg abs exp log log1p log2 log10 sqrt rsqrt square sum mean amax amin
+    max min prod std var norm clamp clamp_min clamp_max maximum minimum where relu sigmoid tanh softplus logsigmoid
+    logsumexp softmax log_softmax masked_fill nan_to_num cumsum cat stack float double mse_loss l1_loss smooth_l1_loss
+    huber_loss kl_div binary_cross_entropy_with_logits cosine_similarity cross_entropy nll_loss sin cos log_loss outer
+    median sort topk reciprocal fill zero""") - {"to"}
+ENDS = COMPARISONS - {"isclose", "isin"} | words("""half bfloat16 type_as long int item tolist numpy argmax argmin
+    argsort any all size dim numel backward manual_backward scale log_dict print len isinstance format""")
 ONE_DTYPE = {"weight", "pos_weight", "out"}  # keyword arguments
 BUILTINS = {"sum", "max", "min", "abs"}
 DIVISORS = {"reciprocal", "rsqrt", "log", "log2", "log10"}
@@ -129,20 +125,16 @@ class Promotion:
 
     def _uses(self, name):
         """Where a variable is read, in its outermost function."""
-        function = self._outermost(name)
-        return [n for n in self.mentions[name.value] if n is not name and self._outermost(n) is function]
+        function = self._enclosing(name, cst.FunctionDef, outermost=True)
+        uses = (n for n in self.mentions[name.value] if n is not name)
+        return [n for n in uses if self._enclosing(n, cst.FunctionDef, outermost=True) is function]
 
-    def _outermost(self, node):
+    def _enclosing(self, node, kinds, outermost=False):
         result = None
-        while node is not None:
+        while node is not None and (outermost or result is None):
+            result = node if isinstance(node, kinds) else result
             node = self.parents.get(id(node))
-            result = node if isinstance(node, cst.FunctionDef) else result
         return result
-
-    def _enclosing(self, node, kinds):
-        while node is not None and not isinstance(node, kinds):
-            node = self.parents.get(id(node))
-        return node
 
     def _results(self, node):
         """The calls, in this file, of the function that returns; only a loss's result stays a loss's in others."""

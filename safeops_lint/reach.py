@@ -90,9 +90,8 @@ def _functions(node, class_name):
             yield class_name, child
             yield from _functions(child, "")
         elif isinstance(child, cst.ClassDef):
-            other = any(
-                (dotted(base.value) or "").endswith(("Transform", "Dataset", "Optimizer")) for base in child.bases
-            )
+            bases = [dotted(base.value) or "" for base in child.bases]
+            other = any(base.endswith(("Transform", "Dataset", "Optimizer")) for base in bases)
             yield from _functions(child, None if other else child.name.value)
         elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
             yield from _functions(child, class_name)

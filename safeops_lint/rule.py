@@ -14,9 +14,3 @@ class Rule:
     def __init_subclass__(cls):
         for name in ("what", "why", "fix", "rewrites"):
             setattr(cls, name, " ".join(getattr(cls, name).split()))
-
-    def operation(self, op, walk):
-        raise NotImplementedError
-
-    def visit(self, event, node, walk):
-        raise NotImplementedError

@@ -82,12 +82,8 @@ def _files(paths, problems):
             if not config.find(path).excludes(path):
                 yield path
         else:
-            problems.append(
-                Problem(
-                    path,
-                    "is neither Python nor a notebook (.py, .pyi, .ipynb, or a script that starts with #!...python)",
-                )
-            )
+            what = ".py, .pyi, .ipynb, or a script that starts with #!...python"
+            problems.append(Problem(path, f"is neither Python nor a notebook ({what})"))
 
 
 def _below(folder):
@@ -133,18 +129,15 @@ def lint_file(path, options):
             result.changed.append((path, text, new))
             if options.mode == "fix":
                 source.write(path, new, encoding, bom)
-        whole = options.mode == "fix" or new == text
-        result.findings = (
-            left if whole else lint_source(text, path, rules, possible=possible, scripted=options.scripted)
-        )
+        if options.mode == "diff" and new != text:
+            left = lint_source(text, path, rules, possible=possible, scripted=options.scripted)
+        result.findings = left
     except (CannotLint, source.Unreadable) as error:
         result.problems.append(error.problem)
     except Exception as error:  # a defect of the linter must not keep the other files from being linted
         place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{os.path.basename(place.filename)}:{place.lineno}"
-        result.problems.append(
-            Problem(path, f"internal error, please report: {type(error).__name__}: {error} ({where})")
-        )
+        where = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
+        result.problems.append(Problem(path, f"internal error, please report: {where}"))
     return result
 
 

@@ -1,6 +1,5 @@
 """Facts of a function: does it compute a loss, run under autocast, keep a graph, and which names are tensors in it."""
 
-import dataclasses
 import re
 
 import libcst as cst
@@ -23,26 +22,17 @@ class Scope:
         self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
         self.arguments = set()  # names of its arguments
         self.helper = False  # it is part of a loss, not one itself
-        self.formula = False  # it is one by its form alone
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
         self.filled = set()  # names of which a mask's places were overwritten by a number
-        self.appended = {}  # name of a list -> the Values that were appended to it
         self.returned = []  # the expressions that it returns
         self.used = set()  # names that its body uses as tensors, or as arrays
-        self.surely = set()  # and those that it uses as tensors alone
         self.no_grad = self.autocast = self.wide = self.loops = 0
-        self.no_half = False  # it would raise in half
         self.rare = 0  # in a branch that is taken once, or on demand
         self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
-
-    @property
-    def outermost(self):
-        """True if it is no function within another."""
-        return self.outer is None or not self.outer.name
 
     def get(self, name):
         scope = self
@@ -79,14 +69,11 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         _decorate(scope, decorator.decorator, imports)
     scope.step = clues.backward or clues.computes
     scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
-    scope.formula = clues.formula
-    scope.no_half = clues.decomposes
     scope.used = clues.tensors | clues.arrays
-    scope.surely = clues.tensors
     returns = cst.Module([]).code_for_node(node.returns.annotation) if node.returns else ""
     scope.for_host = bool(NUMBERS.search(returns)) and "Tensor" not in returns
     if outer is not None and outer.loss and not class_name:
-        scope.loss, scope.metric, scope.formula = True, outer.metric, outer.formula
+        scope.loss, scope.metric = True, outer.metric
     parameters = node.params
     all_params = [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params]
     forward = is_module and scope.name == "forward"
@@ -95,12 +82,9 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
             continue
         by_name = scope.loss or scope.step or forward
         known = scope.used if by_name else clues.tensors
-        letter = clues.helper and p.name.value in "kqrstuvw"  # a temperature as well as a target
-        value = _parameter(p, known, by_name and not letter, imports)
+        value = _parameter(p, known, by_name, imports)
         if p.name.value in clues.masks and value.tensor and value.mask is None and not named_tensor(p.name.value):
             value.mask = "likely"
-        if p.name.value in clues.complex:  # of which there is hardly any half
-            value = dataclasses.replace(value, wide=True)
         scope.bind(p.name.value, value)
         scope.arguments.add(p.name.value)
         if value.tensor:
@@ -148,8 +132,7 @@ def _parameter(p, tensors, by_name, imports):
             return Value(tensor=True, mask="bool")
         if re.search(r"\b(List|list|Sequence|Tuple|tuple|Dict|dict|Callable|Iterable|Mapping)\b", annotation):
             return FOREIGN
-        aliases = {name for name, full in imports.names.items() if full == "torch.Tensor"}
-        if re.search(r"\w*Tensor\b", annotation) or aliases & set(re.findall(r"\w+", annotation)):
+        if re.search(r"\w*Tensor\b", annotation):
             return Value(tensor=True, mask=mask, integer=re.search(r"\b(Long|Int)Tensor\b", annotation) is not None)
         return Value(foreign=True, positive=True, node=p.default)
     default = p.default

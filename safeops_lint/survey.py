@@ -5,9 +5,9 @@ import re
 
 import libcst as cst
 
-from safeops_lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
-from safeops_lint.syntax import NESTED, children, descendants, dotted, moves, names_of, operation
-from safeops_lint.tables import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
+from safeops_lint.kinds import PLUMBING, kind, total
+from safeops_lint.syntax import NESTED, children, descendants, dotted, names_of, operation
+from safeops_lint.tables import ARRAY_METHODS, CONSTRUCTORS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
 DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
 
@@ -16,21 +16,17 @@ DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
 class Clues:
     """Facts that a function's body shows, and those that the file adds."""
 
-    tensors: set  # names used as only tensors are
-    arrays: set  # names used as tensors and arrays are
-    masks: set  # names that are a factor, and summed: (x * m).sum() / m.sum()
-    backward: bool  # it calls .backward(), or an optimizer
-    computes: bool  # it calls a loss of torch's or ours
-    returns: bool  # it returns something
-    returns_loss: bool
-    reduces: bool  # it returns the mean or the sum of all elements
-    numpy: bool  # it calls numpy
+    tensors: set = dataclasses.field(default_factory=set)  # names used as only tensors are
+    arrays: set = dataclasses.field(default_factory=set)  # names used as tensors and arrays are
+    masks: set = dataclasses.field(default_factory=set)  # names that are a factor, and summed: (x * m).sum() / m.sum()
+    backward: bool = False  # it calls .backward(), or an optimizer
+    computes: bool = False  # it calls a loss of torch's or ours
+    returns: bool = False  # it returns something
+    returns_loss: bool = False  # something made of what is called a loss
+    reduces: bool = False  # it returns the mean or the sum of all elements
     loss: bool = False  # it is a loss, or part of one
     helper: bool = False  # it is part of one, not one itself
     metric: bool = False
-    formula: bool = False  # a loss by its form alone
-    complex: set = dataclasses.field(default_factory=set)  # names whose imaginary part it takes
-    decomposes: bool = False  # it takes a determinant or the like of what it was given, which torch has for no half
 
 
 def survey(module, imports, reach):
@@ -39,25 +35,14 @@ def survey(module, imports, reach):
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
-    for class_name, node in reach.functions:
-        clues[id(node)].computes &= class_name not in metrics
-    measures = bool(metrics) or imports.measures
     todo, helpers = [], set()
-    functions = [f for f in reach.functions if f[0] not in metrics]  # what they count is no loss
-    for class_name, node in functions:
+    for class_name, node in reach.functions:
         clue = clues[id(node)]
-        clue.loss, clue.metric = kind(node.name.value, class_name, clue)
-        if not clue.loss and compares(node, class_name) and not clue.backward:
-            clue.loss = clue.helper = True
-            clue.metric = node.name.value != "forward"
+        if class_name in metrics:  # what they count is no loss
+            clue.computes = False
+            continue
+        clue.loss, clue.helper, clue.metric = kind(node, class_name, clue)
         if clue.loss:
-            clue.metric |= imports.statistics and not class_name and "loss" not in node.name.value.lower()
-            todo.append((class_name, node))
-    _spread(todo, reach, clues, helpers, metrics)
-    for class_name, node in functions:
-        clue = clues[id(node)]
-        if not (clue.loss or clue.backward or clue.computes) and formula(node, class_name, clue, measures):
-            clue.loss = clue.helper = clue.formula = True
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
     return clues, helpers
@@ -71,12 +56,11 @@ def _spread(todo, reach, clues, helpers, metrics):
         for owner, function in reach.called(node, class_name):
             clue, name = clues[id(function)], function.name.value
             helpers.add(name)
-            if clue.backward or owner in metrics or name != "__call__" and NO_PART_OF_A_LOSS.search(name):
+            if clue.backward or owner in metrics or PLUMBING.search(name):
                 continue
             if not clue.loss:
-                clue.loss = clue.helper = True
-                clue.metric, clue.formula = caller.metric, caller.formula
-            elif clue.metric and not (caller.metric or caller.formula):
+                clue.loss, clue.helper, clue.metric = True, caller.helper or True, caller.metric
+            elif clue.metric and not (caller.metric or caller.helper == "formula"):
                 clue.metric, clue.helper = False, True
             else:
                 continue
@@ -94,79 +78,59 @@ def _metrics(module):
 
 
 def _clues(body, imports):
-    tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
-    counted, factors, imaginary = set(), set(), set()
-    decomposes = widened = False
-    assigned, results, numpy = [], [], False  # (name, expression); what it returns; it calls numpy
+    clues, totals, counted, factors, results = Clues(), set(), set(), set(), []
     todo = [body]
     while todo:
         node = todo.pop()
         if isinstance(node, NESTED):
             continue
         if isinstance(node, cst.Call):
-            func = node.func
-            computes = computes or _calls_loss(node, imports)
-            numpy = numpy or (imports.resolve(func) or "").startswith("numpy.")
-            if isinstance(func, cst.Attribute):
-                optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
-                backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
-                if func.attr.value == "to" and _placed(func.value):  # m[:, None].to(dtype)
-                    tensors.add(func.value.value.value)
-                if isinstance(func.value, cst.Name):
-                    if func.attr.value in TENSOR_METHODS:
-                        tensors.add(func.value.value)
-                    elif func.attr.value in ARRAY_METHODS and DIMS & {k.keyword.value for k in node.args if k.keyword}:
-                        tensors.add(func.value.value)
-                    elif func.attr.value in ARRAY_METHODS:
-                        arrays.add(func.value.value)
-                    if func.attr.value == "sum":
-                        counted.add(func.value.value)
-            op = operation(node, imports)
-            plain = op is not None and (
-                op.origin == "torch" or not (op.args or op.kwargs)
-            )  # flow.inverse(z) is no such
-            decomposes |= plain and op.name in NO_HALF
-            widened |= op is not None and (op.name in ("float", "double") or "dtype" in op.kwargs)
-            widened |= op is not None and op.name == "to" and not moves(op)
-            if op and op.origin != "method" and isinstance(op.input, cst.Name):
-                if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
-                    if not _factory(op):
-                        tensors.add(op.input.value)
-        elif _placed(node):
-            arrays.add(node.value.value)
+            _call_clues(node, imports, clues, counted)
+        elif isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name):
+            parts = [getattr(e.slice, "value", None) for e in node.slice]
+            if any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts):  # no list has this
+                clues.arrays.add(node.value.value)
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
-                tensors.add(node.value.value)
-            elif node.attr.value == "imag":
-                imaginary.add(node.value.value)
-        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
-            tensors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
-        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
-            factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
+                clues.tensors.add(node.value.value)
+        elif isinstance(node, cst.BinaryOperation):
+            sides = {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
+            if isinstance(node.operator, cst.MatrixMultiply):
+                clues.tensors |= sides
+            elif isinstance(node.operator, cst.Multiply):
+                factors |= sides
         elif isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):
-            assigned.append((node.targets[0].target.value, node.value))
+            if total(node.value, ()):
+                totals.add(node.targets[0].target.value)
         elif isinstance(node, cst.Return) and node.value is not None:
             results.append(node.value)
-            returned |= names_of(node.value)
-            if any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
-                returned.add("loss")
         todo.extend(children(node))
-    loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
     if not imports.arrays:
-        tensors |= arrays
-    used, totals = tensors | arrays, set()
-    totals |= {name for name, value in assigned if total(value, totals, used)}
-    reduces = any(total(value, totals, used) for value in results)
-    clues = Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
-    clues.decomposes = decomposes and not widened
-    clues.complex = imaginary
+        clues.tensors |= clues.arrays
+    clues.masks = counted & factors
+    clues.returns, clues.reduces = bool(results), any(total(value, totals) for value in results)
+    parts = [n for value in results for n in descendants(value, stop=NESTED)]
+    named = any(re.search(r"(^|_)loss(_|$)", name) for value in results for name in names_of(value))
+    clues.returns_loss = named or any(_calls_loss(n, imports) for n in parts)
     return clues
 
 
-def tensors_in(body, imports):
-    """The names that a loss's lambda uses as tensors."""
-    clues = _clues(body, imports)
-    return clues.tensors | clues.arrays
+def _call_clues(node, imports, clues, counted):
+    func, op = node.func, operation(node, imports)
+    clues.computes |= _calls_loss(node, imports)
+    if isinstance(func, cst.Attribute):
+        name, owner = func.attr.value, getattr(func.value, "value", None)
+        optimizer = name == "step" and "optim" in (dotted(func.value) or "")
+        clues.backward |= optimizer or name == "backward" and imports.resolve(func) is None
+        if isinstance(func.value, cst.Name):
+            if name in TENSOR_METHODS | ARRAY_METHODS:
+                (clues.tensors if name in TENSOR_METHODS else clues.arrays).add(owner)
+            if name == "sum":
+                counted.add(owner)
+    if op and op.origin != "method" and isinstance(op.input, cst.Name):
+        plain = op.name.startswith(("set_", "get_", "is_", "_"))
+        if not plain and op.name not in NO_TENSOR | CONSTRUCTORS | {"stack", "cat"}:
+            clues.tensors.add(op.input.value)
 
 
 def _calls_loss(node, imports):
@@ -178,18 +142,3 @@ def _calls_loss(node, imports):
     return full.startswith(("torch.nn.functional.", "safeops.")) and (
         name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")) or name == "kl_div"
     )
-
-
-def _placed(node):
-    """`m[:, None, None]`, `m[..., 1:]`, `m[:, 2]`: no list has this."""
-    if not isinstance(node, cst.Subscript) or not isinstance(node.value, cst.Name):
-        return False
-    parts = [getattr(e.slice, "value", None) for e in node.slice]
-    sliced = len(parts) > 1 and any(isinstance(e.slice, cst.Slice) for e in node.slice)
-    return sliced or any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts)
-
-
-def _factory(op):
-    return op.name in (
-        "zeros ones empty rand randn arange linspace logspace eye randint randperm set_default_device tril_indices"
-    ).split() or op.name.startswith(("set_", "get_", "is_", "_"))

@@ -87,22 +87,10 @@ def number(node):
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, (cst.Minus, cst.Plus)):
         value = number(node.expression)
         return None if value is None else -value if isinstance(node.operator, cst.Minus) else value
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
-        base, exponent = number(node.left), number(node.right)
-        if base is not None and exponent is not None and base > 0 and abs(exponent) <= 300:
-            try:
-                return float(base) ** exponent
-            except OverflowError:
-                return None
-        return None
     if isinstance(node, cst.Call) and dotted(node.func) == "float" and len(node.args) == 1:
         text = node.args[0].value
-        if isinstance(text, cst.SimpleString):
-            try:
-                return float(text.evaluated_value)
-            except ValueError:
-                return None
-        return number(text)
+        infinite = isinstance(text, cst.SimpleString) and text.evaluated_value in ("inf", "-inf")
+        return float(text.evaluated_value) if infinite else number(text)
     if dotted(node) in ("math.inf", "torch.inf", "np.inf", "numpy.inf"):
         return float("inf")
     return None
@@ -111,9 +99,6 @@ def number(node):
 ARRAYS = {"numpy", "pandas", "polars", "jax", "tensorflow", "scipy", "sklearn", "cupy", "sympy"}
 
 
-HALF = re.compile(r"\.dtype\b|\.half\(|float16|autocast")  # code that knows of other dtypes than fp32
-LOSS_FILE = re.compile(r"loss[^/\\]*$", re.IGNORECASE)
-METRICS = re.compile(r"(^|[/\\_])metrics?(\.py$|[/\\])", re.IGNORECASE)
 TEST_FILE = re.compile(r"(^|[/\\])(test_\w+|\w+_test|conftest)\.py$")
 
 
@@ -141,10 +126,6 @@ class Imports:
                     name = alias.evaluated_name
                     full = f"{package}.{name}" if package else f".{name}"
                     self._bind(alias.evaluated_alias or name, full, full)
-        # about metrics, which count in integers or fp64
-        named = METRICS.search(path) is not None
-        self.statistics = named and not LOSS_FILE.search(path) and not HALF.search(module.code)  # of fp32
-        self.measures = named or any("metric" in full.lower() for full in self.names.values())
         self.tests = TEST_FILE.search(path) is not None
 
     def _bind(self, name, full, imported):
@@ -159,9 +140,7 @@ class Imports:
             return None
         head, _, rest = name.partition(".")
         full = self.names.get(head)
-        if full is None:
-            return None
-        return f"{full}.{rest}" if rest else full
+        return full and (f"{full}.{rest}" if rest else full)
 
 
 @dataclasses.dataclass(slots=True)

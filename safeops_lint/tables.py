@@ -1,147 +1,88 @@
 """Names of torch's functions, methods and dtypes, by what they do."""
 
+
+def words(text):
+    return frozenset(text.split())
+
+
 # Calls of torch.* that give no tensor. (Modules like torch.cuda or torch.distributed are not looked into.)
-NO_TENSOR = set(
-    """is_tensor is_storage is_complex is_floating_point is_nonzero is_grad_enabled is_autocast_enabled device dtype
-    Size Generator Stream finfo iinfo numel
-    get_default_dtype set_default_dtype manual_seed seed save load compile no_grad
-    enable_grad inference_mode set_grad_enabled typename set_printoptions set_num_threads get_num_threads result_type
-    promote_types can_cast broadcast_shapes allclose equal device is_same_size get_rng_state set_rng_state autocast
-    is_inference_mode_enabled are_deterministic_algorithms_enabled use_deterministic_algorithms layout Event Tag Tensor
-    split chunk unbind topk sort max_pool2d_with_indices svd eigh eig qr lu slogdet meshgrid unique broadcast_tensors
-    aminmax frexp kthvalue mode histogram lobpcg tensor_split vsplit hsplit dsplit where_ Event jit""".split()
-)
+NO_TENSOR = words("""is_tensor is_storage is_complex is_floating_point is_nonzero is_grad_enabled is_autocast_enabled
+    device dtype Size Generator Stream finfo iinfo numel get_default_dtype set_default_dtype manual_seed seed save load
+    compile no_grad enable_grad inference_mode set_grad_enabled typename set_printoptions set_num_threads
+    get_num_threads result_type promote_types can_cast broadcast_shapes allclose equal device is_same_size get_rng_state
+    set_rng_state autocast is_inference_mode_enabled are_deterministic_algorithms_enabled use_deterministic_algorithms
+    layout Event Tag Tensor split chunk unbind topk sort max_pool2d_with_indices svd eigh eig qr lu slogdet meshgrid
+    unique broadcast_tensors aminmax frexp kthvalue mode histogram lobpcg tensor_split vsplit hsplit dsplit where_ Event
+    jit""")
 # Methods of a tensor that give none.
-NO_TENSOR_METHODS = set(
-    """item tolist numpy size dim ndimension numel nelement stride storage data_ptr element_size get_device
-    is_contiguous is_floating_point is_complex is_shared backward register_hook equal allclose type split
-    chunk unbind topk sort keys
-    values items is_set_to is_pinned storage_offset names copy shape svd eigh qr slogdet unique requires_grad
-    retain_grad is_signed is_inference __len__ aminmax kthvalue mode frexp""".split()
-)
+NO_TENSOR_METHODS = words("""item tolist numpy size dim ndimension numel nelement stride storage data_ptr element_size
+    get_device is_contiguous is_floating_point is_complex is_shared backward register_hook equal allclose type split
+    chunk unbind topk sort keys values items is_set_to is_pinned storage_offset names copy shape svd eigh qr slogdet
+    unique requires_grad retain_grad is_signed is_inference __len__ aminmax kthvalue mode frexp""")
 # (tuples of tensors: split, topk, ... max and min with a dim are seen to below)
-NO_TENSOR_ATTRIBUTES = set(
-    """shape dtype device ndim requires_grad is_cuda is_leaf layout names grad_fn nbytes itemsize is_sparse is_nested
-    is_quantized is_meta""".split()
-)
+NO_TENSOR_ATTRIBUTES = words("""shape dtype device ndim requires_grad is_cuda is_leaf layout names grad_fn nbytes
+    itemsize is_sparse is_nested is_quantized is_meta""")
 # Who calls one of these on a name says that it is a tensor (numpy, str and dict have none of them).
-TENSOR_METHODS = set(
-    """detach unsqueeze view size float double half cuda cpu requires_grad_ new_zeros new_ones new_tensor new_full
-    masked_fill masked_fill_ masked_select masked_scatter type_as contiguous permute expand expand_as numel dim softmax
-    log_softmax sigmoid logsumexp gather scatter scatter_ scatter_add_ index_select isnan isinf isfinite bmm mm
-    clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward unfold bool
-    long addcdiv_ addcmul_""".split()
-)
+TENSOR_METHODS = words("""detach unsqueeze view size float double half cuda cpu requires_grad_ new_zeros new_ones
+    new_tensor new_full masked_fill masked_fill_ masked_select masked_scatter type_as contiguous permute expand
+    expand_as numel dim softmax log_softmax sigmoid logsumexp gather scatter scatter_ scatter_add_ index_select isnan
+    isinf isfinite bmm mm clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward
+    unfold bool long addcdiv_ addcmul_""")
 # Names of a loss's arguments, where an array would be out of place.
-ARRAY_METHODS = set("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all".split())
+ARRAY_METHODS = words("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all")
 TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 
-SHAPING = set(
-    """view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten repeat movedim
-    swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select diagonal view_as
-    reshape_as requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""".split()
-)
-VIEWS = set(
-    """view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten movedim swapaxes
-    broadcast_to detach narrow select view_as reshape_as to cuda cpu float type type_as data requires_grad_ chunk split
-    unbind diagonal unfold swapdims moveaxis real imag squeeze_ atleast_1d ravel""".split()
-)
-COMPARISONS = set(
-    """isnan isinf isfinite isposinf isneginf eq ne lt gt le ge logical_and logical_or logical_not logical_xor bool
-    isclose isin isreal""".split()
-)
-CONSTRUCTORS = set(
-    """zeros ones full empty arange linspace logspace eye tensor as_tensor from_numpy zeros_like ones_like full_like
-    empty_like rand randn randint randperm rand_like randn_like new_zeros new_ones new_full new_tensor new_empty
-    tril_indices triu_indices hann_window hamming_window kaiser_window scalar_tensor normal bernoulli multinomial
-    one_hot empty_strided Tensor asarray""".split()
-)
+SHAPING = words("""view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten
+    repeat movedim swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select diagonal
+    view_as reshape_as requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""")
+VIEWS = words("""view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten
+    movedim swapaxes broadcast_to detach narrow select view_as reshape_as to cuda cpu float type type_as data
+    requires_grad_ chunk split unbind diagonal unfold swapdims moveaxis real imag squeeze_ atleast_1d ravel""")
+COMPARISONS = words("""isnan isinf isfinite isposinf isneginf eq ne lt gt le ge logical_and logical_or logical_not
+    logical_xor bool isclose isin isreal""")
+CONSTRUCTORS = words("""zeros ones full empty arange linspace logspace eye tensor as_tensor from_numpy zeros_like
+    ones_like full_like empty_like rand randn randint randperm rand_like randn_like new_zeros new_ones new_full
+    new_tensor new_empty tril_indices triu_indices hann_window hamming_window kaiser_window scalar_tensor normal
+    bernoulli multinomial one_hot empty_strided Tensor asarray""")
 # Results have torch's default dtype, fp32, where none is given.
-SINGLE = set("zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window".split())
+SINGLE = words("zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window")
 # Never 0 for the inputs they are given in practice.
-POSITIVE = set("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
+POSITIVE = words("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo")
 # Kept away from 0 if what goes in is.
-KEEPS_POSITIVE = SHAPING | set(
-    """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
-    logsumexp type type_as nansum pow masked_select""".split()
-)
-NO_HALF = set(
-    """svd svdvals svd_lowrank pca_lowrank eig eigh eigvals eigvalsh qr slogdet lstsq matrix_rank matrix_power lu_factor
-    solve solve_triangular cholesky cholesky_solve cholesky_inverse inv inverse pinv pinverse det logdet cond quantile
-    nanquantile histc igamma igammac gammainc gammaincc ndtri log_ndtr zeta""".split()
-)
+KEEPS_POSITIVE = SHAPING | words("""sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack
+    norm log1p rsqrt reciprocal logsumexp type type_as nansum pow masked_select""")
+NO_HALF = words("""svd svdvals svd_lowrank pca_lowrank eig eigh eigvals eigvalsh qr slogdet lstsq matrix_rank
+    matrix_power lu_factor solve solve_triangular cholesky cholesky_solve cholesky_inverse inv inverse pinv pinverse det
+    logdet cond quantile nanquantile histc igamma igammac gammainc gammaincc ndtri log_ndtr zeta""")
 # (complex numbers have hardly any half either)
-WIDENING = NO_HALF | set(
-    """float double stft istft fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn complex polar
-    view_as_complex""".split()
-)
+WIDENING = NO_HALF | words("""float double stft istft fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn
+    irfftn complex polar view_as_complex""")
 # Autocast computes these in half, whatever it is given.
-HALVED = set(
-    """matmul mm mv bmm addmm addmv addbmm baddbmm addr chain_matmul multi_dot einsum linear bilinear tensordot
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu
-    scaled_dot_product_attention""".split()
-)
+HALVED = words("""matmul mm mv bmm addmm addmv addbmm baddbmm addr chain_matmul multi_dot einsum linear bilinear
+    tensordot conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu
+    scaled_dot_product_attention""")
 # Autocast on a GPU computes these in fp32 (a model that is cast to half does not).
-RAISED = set(
-    """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm group_norm
-    rms_norm norm normalize cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss
-    kl_div l1_loss smooth_l1_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss renorm
-    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits cross_entropy dist pdist cdist logsumexp
-    prod softmax log_softmax cumprod cumsum sum""".split()
-)
+RAISED = words("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
+    group_norm rms_norm norm normalize cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss mse_loss margin_ranking_loss multilabel_margin_loss
+    soft_margin_loss renorm triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits cross_entropy dist
+    pdist cdist logsumexp prod softmax log_softmax cumprod cumsum sum""")
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
-INTEGER = set(
-    "argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize one_hot".split()
-)
+INTEGER = words("argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize one_hot")
 # These return a pair, of values and indices, where a dim is given.
 PAIRS = {"max", "min", "median", "mode", "cummax", "cummin", "sort", "topk", "kthvalue"}
 # A batch that a step or a loss is given, and what is none.
-BATCHES = set("batch data sample samples example examples inputs outputs output out item preds predictions".split())
+BATCHES = words("batch data sample samples example examples inputs outputs output out item preds predictions")
 # Methods of tensors alone, not of arrays or other things with values.
-SURE_METHODS = set(
-    """unsqueeze masked_fill masked_fill_ masked_select type_as log_softmax logsumexp softmax sigmoid isnan isfinite
-    isinf clamp clamp_ clamp_min clamp_max index_select bmm new_zeros requires_grad_ sqrt rsqrt exp pow square log abs
-    log1p tanh detach gather permute expand expand_as contiguous unbind""".split()
-)
+SURE_METHODS = words("""unsqueeze masked_fill masked_fill_ masked_select type_as log_softmax logsumexp softmax sigmoid
+    isnan isfinite isinf clamp clamp_ clamp_min clamp_max index_select bmm new_zeros requires_grad_ sqrt rsqrt exp pow
+    square log abs log1p tanh detach gather permute expand expand_as contiguous unbind""")
 # These return a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 DETACHES = {"detach", "data"}
-KEEPS_INTEGER = SHAPING | set(
-    "add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()
-)
+KEEPS_INTEGER = SHAPING | words("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where")
 # Whose backward needs the result: changing it in place breaks backward.
-SAVES_RESULT = set(
-    """exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu elu_ tan std
-    cumprod celu hardsigmoid_ softplus_""".split()
-)
-REDUCTIONS = set("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero".split())
-# The methods of a tensor, without the underscore of those in place.
-METHODS = set(
-    """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr adjoint all allclose amax amin aminmax
-    angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere asin asinh atan
-    atan2 atanh backward baddbmm bernoulli bfloat16 bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
-    bitwise_right_shift bitwise_xor bmm bool broadcast_to byte cauchy cdouble ceil cfloat chalf char cholesky
-    cholesky_inverse cholesky_solve chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copy
-    copysign corrcoef cos cosh count_nonzero cov cpu cross cuda cummax cummin cumprod cumsum deg2rad dense_dim det
-    detach diag diag_embed diagflat diagonal diagonal_scatter diff digamma dim dist div divide dot double dsplit
-    eq equal erf erfc erfinv exp exp2 expand expand_as expm1 exponential fill fill_diagonal fix flatten flip
-    fliplr flipud float float_power floor floor_divide fmax fmin fmod frac frexp gather gcd ge geometric geqrf ger
-    get_device greater greater_equal gt half hardshrink hash_tensor heaviside histc histogram hsplit hypot i0
-    igamma igammac index index_add index_copy index_fill index_put index_reduce index_select inner int inverse
-    isclose isfinite isinf isnan isneginf isposinf isreal istft item kron kthvalue lcm ldexp le lerp less
-    less_equal lgamma log log10 log1p log2 log_normal log_softmax logaddexp logaddexp2 logcumsumexp logdet
-    logical_and logical_not logical_or logical_xor logit logsumexp long lt lu lu_solve masked_fill masked_scatter
-    masked_select matmul matrix_exp matrix_power max maximum mean median min minimum mm mode moveaxis movedim
-    msort mul multinomial multiply mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum narrow narrow_copy
-    ndimension ne neg negative new new_empty new_full new_ones new_tensor new_zeros nextafter nonzero
-    nonzero_static norm normal not_equal numel numpy orgqr ormqr outer permute pin_memory pinverse polygamma
-    positive pow prelu prod qr quantile rad2deg random ravel reciprocal relu remainder renorm repeat
-    repeat_interleave requires_grad reshape reshape_as resolve_conj resolve_neg roll rot90 round rsqrt scatter
-    scatter_add scatter_reduce select select_scatter sgn short sigmoid sign signbit sin sinc sinh size
-    slice_inverse slice_scatter slogdet smm softmax sort split split_with_sizes sqrt square squeeze sspaddmm std
-    stft stride sub subtract sum sum_to_size svd swapaxes swapdims t take take_along_dim tan tanh tensor_split
-    tile to to_dense tolist topk trace transpose triangular_solve tril triu true_divide trunc type type_as unbind
-    unflatten unfold uniform unique unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze
-    var vdot view view_as vsplit where xlogy zero""".split()
-)
+SAVES_RESULT = words("""exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu
+    elu_ tan std cumprod celu hardsigmoid_ softplus_""")
+REDUCTIONS = words("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero")

@@ -4,41 +4,19 @@ The inference leans to silence: what is not known to be a tensor is none, and no
 """
 
 import dataclasses
-import re
 
 import libcst as cst
 
-from safeops_lint.syntax import dotted, moves
-from safeops_lint.tables import (
-    COMPARISONS,
-    CONSTRUCTORS,
-    DETACHES,
-    HALF_DTYPES,
-    HALVED,
-    INTEGER,
-    KEEPS_INTEGER,
-    KEEPS_POSITIVE,
-    POSITIVE,
-    REDUCTIONS,
-    SHAPING,
-    SINGLE,
-    SOFT,
-    VIEWS,
-    WIDE_DTYPES,
-    WIDENING,
-)
+from safeops_lint import tables
+from safeops_lint.syntax import dotted
 
 CASTS = {"float", "half", "bfloat16", "to", "type", "type_as", "astype"}
-DOUBLE = {"torch.float64", "torch.double"}
-TENSORISH = set(
-    """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
-    logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
-    feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
-    real fake imag estimate estimates source err diff dist distance distances cost rate
-    valid mu logvar log_var q k v query key value disparity depth error residual reward rewards advantage advantages
-    similarity cosine sim returns logprob logprobs logp logps action actions values sigma std flow
-    a b p q r s t u v w z""".split()
-)
+TENSORISH = tables.words("""x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets
+    label labels logit logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon
+    reconstruction feature features embedding embeddings hidden student teacher anchor positive negative weight weights
+    mask masks real fake imag estimate estimates source err diff dist distance distances cost rate valid mu logvar
+    log_var q k v query key value disparity depth error residual reward rewards advantage advantages similarity cosine
+    sim returns logprob logprobs logp logps action actions values sigma std flow a b p q r s t u v w z""")
 MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore")
 
 
@@ -50,16 +28,13 @@ class Value:
     foreign: bool = False  # surely none of torch's: numpy, a str, a shape
     mask: str | None = None  # bool: certain; likely: by its name; number: a mask that was cast to a number
     wide: bool = False  # fp32 or fp64 whatever the model's dtype
-    double: bool = False  # fp64, which autocast leaves alone
     half: bool = False  # cast to half by name
     positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
     constant: bool = False  # made here from numbers alone
     integer: bool = False  # surely no floating tensor: no NaN, no gradient
-    soft: bool = False  # surely no mask: a probability, an attention
     host: bool = False  # on the CPU for certain
     detached: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
     owned: bool = False  # memory that only this name reaches
-    guessed: bool = False  # a tensor by what is done with it later
     op: object = None  # the Op that made it
     node: object = None  # the expression that made it (through names)
 
@@ -95,14 +70,12 @@ def named_eps(name):
 def dtype_of(node, imports):
     """'wide', 'half', 'bool' or None for a dtype written out."""
     full = imports.resolve(node) if node is not None else None
-    if full in WIDE_DTYPES:
+    if full in tables.WIDE_DTYPES:
         return "wide"
-    if full in HALF_DTYPES:
+    if full in tables.HALF_DTYPES:
         return "half"
     if full == "torch.bool" or (full is None and node is not None and dotted(node) == "bool"):
         return "bool"
-    if full is None and re.search(r"double|float(32|64)|fp32|(compute|acc\w*)_dtype$", dotted(node) or ""):
-        return "wide"
     return "other" if full is not None and full.startswith("torch.") else None
 
 
@@ -114,69 +87,32 @@ def of_op(op, operands, imports, autocast=True):
     dtype = op.kwargs.get("dtype")
     if dtype is None and op.name in ("to", "type", "astype") and op.args:
         dtype = op.args[0]
-    named, dtype = dtype, dtype_of(dtype, imports)
+    dtype = dtype_of(dtype, imports)
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
-    known = [v for v in operands if not v.foreign]
-    promoting = [v for v in known if not _zero_dim(v)] or known
-    value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in promoting))
-    value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _has_dimensions(op.input)
-    keeps = dtype is None and (op.name not in CASTS or moves(op))
-    value.double = op.name == "double" or imports.resolve(named) in DOUBLE or keeps and any(v.double for v in promoting)
-    value.wide &= value.double or not (autocast and op.name in HALVED)
+    promoting = [v for v in operands if not v.foreign]
+    value.wide = dtype == "wide" or op.name in tables.WIDENING or (dtype is None and any(v.wide for v in promoting))
+    value.wide |= op.name in tables.SINGLE and "dtype" not in op.kwargs
+    value.wide &= not (autocast and op.name in tables.HALVED)
     value.wide |= op.name == "div" and counts
-    value.wide |= any(
-        v.wide for name, v in zip(op.kwargs, operands[len(operands) - len(op.kwargs) :]) if name == "dtype"
-    )
     value.half = dtype == "half" or op.name in ("half", "bfloat16")
-    made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
+    made = op.name in tables.CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
     to = [op.kwargs["device"]] if "device" in op.kwargs else op.args[:1] if op.name == "to" else []
     moved = op.name in ("cuda", "to") or op.name.startswith("new_") or bool(to)
-    value.host = (
-        op.name == "cpu"
-        or any(_cpu(n) for n in to)
-        or not moved
-        and (all(v.host for v in tensors) if tensors else made)
-    )
+    value.host = op.name == "cpu" or not moved and (all(v.host for v in tensors) if tensors else made)
     if value.half or op.name in ("to", "type", "type_as") and _like_another(operands[1:]):
         value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
-    if op.name in VIEWS or (op.inplace and not first.owned):
-        value.owned = first.owned and op.name not in VIEWS
-    value.guessed = any(v.guessed for v in tensors)
+    if op.name in tables.VIEWS or (op.inplace and not first.owned):
+        value.owned = first.owned and op.name not in tables.VIEWS
     value.mask = _mask(op, operands, dtype)
-    value.soft = op.name in SOFT or (first.soft and op.name in SHAPING | WIDENING | {"to", "type", "half", "bfloat16"})
-    value.integer = op.name in INTEGER or op.name in KEEPS_INTEGER and counts and not (value.mask or value.wide)
+    value.integer = op.name in tables.KEEPS_INTEGER and counts and not (value.mask or value.wide)
+    value.integer |= op.name in tables.INTEGER
     of = tensors[:1] if op.name in ("to", "type", "type_as", "expand_as", "view_as", "reshape_as") else tensors
-    value.constant = op.name in CONSTRUCTORS or (bool(of) and all(v.constant for v in of))
-    value.constant |= (
-        op.name in ("isinf", "isnan", "isfinite")
-        and first.op is not None
-        and first.op.name in ("sigmoid", "softmax", "tanh")
-    )
+    value.constant = op.name in tables.CONSTRUCTORS or (bool(of) and all(v.constant for v in of))
     value.positive = _positive(op, operands)
-    value.detached = (
-        op.name in DETACHES
-        or bool(tensors)
-        and all(v.detached or v.constant or v.integer or v.mask == "bool" for v in tensors)
-    )
+    without = all(v.detached or v.constant or v.integer or v.mask == "bool" for v in tensors)
+    value.detached = op.name in tables.DETACHES or bool(tensors) and without
     return value
-
-
-def _zero_dim(value):
-    """`x.mean()`: beside a tensor with dimensions its dtype does not count."""
-    op = value.op
-    return op is not None and op.name in REDUCTIONS and not (op.args or op.kwargs)
-
-
-def _has_dimensions(size):
-    """True if a tensor of this size has dimensions: all but `()` and `[]`."""
-    return size is not None and not (isinstance(size, (cst.Tuple, cst.List)) and not size.elements)
-
-
-def _cpu(node):
-    """`"cpu"`, `torch.device("cpu")`"""
-    node = node.args[0].value if isinstance(node, cst.Call) and node.args else node
-    return isinstance(node, cst.SimpleString) and node.evaluated_value == "cpu"
 
 
 def _like_another(given):
@@ -186,7 +122,7 @@ def _like_another(given):
 
 def _mask(op, operands, dtype):
     first = operands[0] if operands else NOTHING
-    if op.name in COMPARISONS or dtype == "bool" or op.inplace and first.mask == "bool":
+    if op.name in tables.COMPARISONS or dtype == "bool" or op.inplace and first.mask == "bool":
         return "bool"
     if op.name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
         kinds = {v.mask for v in operands if v.tensor}
@@ -196,7 +132,7 @@ def _mask(op, operands, dtype):
         return first.mask if keeps else "number"
     if op.name == "sub" and len(operands) == 2 and not first.tensor and operands[1].mask:
         return "number"  # 1 - mask
-    if op.name in SHAPING or op.name in ("any", "all"):
+    if op.name in tables.SHAPING or op.name in ("any", "all"):
         return "bool" if op.name in ("any", "all") and first.tensor else first.mask
     return None
 
@@ -204,9 +140,9 @@ def _mask(op, operands, dtype):
 def _positive(op, operands):
     first = operands[0] if operands else NOTHING
     rest = operands[1:]
-    if op.name in CONSTRUCTORS:
+    if op.name in tables.CONSTRUCTORS:
         return op.name not in ("zeros", "zeros_like", "new_zeros")
-    if op.name in POSITIVE:
+    if op.name in tables.POSITIVE:
         return True
     if op.name in ("clamp", "clamp_min"):
         bound = op.arg(0, "min")
@@ -224,6 +160,6 @@ def _positive(op, operands):
         return bool(operands) and all(v.positive for v in operands)
     if op.name == "div":
         return first.positive
-    if op.name in REDUCTIONS and first.op is not None and first.op.name in ("index", "masked_select"):
+    if op.name in tables.REDUCTIONS and first.op is not None and first.op.name in ("index", "masked_select"):
         return False  # of nothing
-    return op.name in KEEPS_POSITIVE and first.positive
+    return op.name in tables.KEEPS_POSITIVE and first.positive

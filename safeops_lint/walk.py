@@ -11,13 +11,12 @@ from safeops_lint.reach import Reach
 from safeops_lint.scope import Scope, enter_autocast, function_scope
 from safeops_lint.survey import survey
 from safeops_lint.syntax import OPERATORS, Op, children, dotted
+from safeops_lint.tables import words
 from safeops_lint.values import NOTHING, of_op
 
 # Whose backward needs the operands.
-SAVES_INPUT = set(
-    """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
-    mse_loss softplus logsigmoid gelu silu lgamma erf cosine_similarity cdist""".split()
-)
+SAVES_INPUT = words("""pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin
+    norm mse_loss softplus logsigmoid gelu silu lgamma erf cosine_similarity cdist""")
 
 
 class Walk(Binding, Calls, Conditions, Context, Expressions):
@@ -41,9 +40,8 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
         self.clues, self.helpers = survey(self.module, self.imports, Reach(self.module))
         self.scope, self.classes = Scope(), []
         self.reports = {}  # a later report about the same node replaces the earlier
-        self.body = None  # of the function that the walk is in
         own = self.clues[id(self.module)]  # a script whose training loop is in no function
-        self.scope.step, self.scope.wide = own.backward, self.imports.statistics
+        self.scope.step = own.backward
         self.scope.used = own.tensors | own.arrays
         self._event("module", self.module)
         self._block(self.module.body)
@@ -89,23 +87,21 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
         for part in (*node.decorators, node.params):
             self._child(part)
         class_name, is_module = self.classes[-1] if self.classes else ("", False)
-        outer, classes, body = self.scope, self.classes, self.body
+        outer, classes = self.scope, self.classes
         clues = self.clues[id(node)]
         self.scope = function_scope(node, outer, class_name, is_module, self.imports, clues)
         self.scope.scripted |= bool({node.name.value, class_name} & self.scripted)
         self.classes = []
-        self.body = node.body
         self._event("function", node)
         self._block(node.body)
         returned = self.scope.returned
         self.results[class_name, node.name.value] = returned[0] if len(returned) == 1 else None
-        self.scope, self.classes, self.body = outer, classes, body
+        self.scope, self.classes = outer, classes
 
     def _Return(self, node):
-        for child in children(node):
-            self._child(child)
+        if node.value is not None:
+            self.evaluate(node.value)
         self.scope.returned.append(node.value)
-        self._event("Return", node)
 
     def _ClassDef(self, node):
         for part in (*node.decorators, *node.bases):
@@ -115,8 +111,6 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
         self.classes.append((node.name.value, is_module))
         outer, self.scope = self.scope, Scope(outer=self.scope)
         self.scope.no_grad += "Function" in bases  # torch.autograd.Function: its forward and backward have no graph
-        # what prepares data: they are fp32 before a model has them
-        self.scope.wide += any(b.endswith(("Transform", "Dataset")) or "Augment" in b for b in bases)
         self._block(node.body)
         self.scope = outer
         self.classes.pop()
@@ -165,15 +159,12 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
             call = item.item if isinstance(item.item, cst.Call) else None
             name = (self.imports.resolve(call.func) or dotted(call.func) or "") if call else ""
             last = name.rsplit(".", 1)[-1]
-            off = last == "set_grad_enabled" and "False" in [dotted(a.value) for a in call.args]
-            if off or last in ("no_grad", "inference_mode"):
+            if last in ("no_grad", "inference_mode"):
                 scope.no_grad += 1
             elif last == "enable_grad":
                 scope.no_grad = 0
-            elif last in ("autocast", "maybe_autocast"):
+            elif last == "autocast":
                 enter_autocast(scope, call, 1)
-            elif last == "fp32_region":
-                scope.wide += 1
             if item.asname is not None:
                 self._bind(item.asname.name, NOTHING, None, node)
         self._block(node.body)

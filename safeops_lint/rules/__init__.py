@@ -27,6 +27,4 @@ def matches(code, prefixes):
 
 def unknown(prefixes):
     """Those that name no rule."""
-    return [
-        p for p in prefixes if p != "ALL" and not (p.startswith("SO") and any(code.startswith(p) for code in RULES))
-    ]
+    return [p for p in prefixes if p != "ALL" and not any(p[:2] == "SO" and code.startswith(p) for code in RULES)]

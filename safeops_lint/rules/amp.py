@@ -10,29 +10,20 @@ from safeops_lint.syntax import dotted
 
 class HalfLoss(Rule):
     code, name = "SO401", "loss-in-half"
-    what = """
-    A loss reduced in half: under autocast, `mean` and elementwise arithmetic keep the half of the model's output.
-    """
-    why = """
-    An fp16 loss ends at 65504 and is multiplied by the scaler's 65536: inf at the first step. Averages lose all but
-    three digits.
-    """
-    fix = """
-    A loss of safeops, which reads half and returns fp32; or `.float()` on the prediction; or leave autocast before
-    the loss (`with torch.autocast("cuda", enabled=False)`).
-    """
+    what = """A loss reduced in half: under autocast, `mean` and elementwise arithmetic keep the half of the model's
+    output."""
+    why = """An fp16 loss ends at 65504 and is multiplied by the scaler's 65536: inf at the first step. Averages lose
+    all but three digits."""
+    fix = """A loss of safeops, which reads half and returns fp32; or `.float()` on the prediction; or leave autocast
+    before the loss (`with torch.autocast("cuda", enabled=False)`)."""
     ops = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "gaussian_nll_loss")
     events = ("Assign",)
 
     def operation(self, op, walk):
         for node in (op.input, *op.args[:1]):
             if node is not None and walk.value(node).half:
-                walk.report(
-                    self,
-                    op.node,
-                    f"{op.name} of a tensor that was cast to half; safeops.{op.name} reads half and returns fp32",
-                )
-                return
+                message = f"{op.name} of a tensor that was cast to half; safeops.{op.name} reads half and returns fp32"
+                return walk.report(self, op.node, message)
 
     def visit(self, event, node, walk):
         if not walk.scope.autocast or walk.scope.wide or walk.scope.no_grad or node.value is None:
@@ -49,29 +40,21 @@ class HalfLoss(Rule):
             return
         walk.report(self, op.node, "this loss is reduced in half under autocast; use a safeops loss, or .float() first")
 
-    def _arithmetic(self, op, walk, depth=0):
+    def _arithmetic(self, op, walk):
         """Elementwise arithmetic of tensors that no operation of autocast's fp32 list has touched."""
-        if (
-            op is None
-            or depth > 6
-            or op.name not in ("sub", "add", "mul", "abs", "neg", "square", "sqrt", "maximum", "relu")
-        ):
+        if op is None or op.name not in ("sub", "add", "mul", "abs", "neg", "sqrt", "maximum", "relu"):
             return False
-        below = [walk.op(n) for n in (op.input, *op.args)]
-        return op.name in ("sub", "abs") or any(self._arithmetic(b, walk, depth + 1) for b in below if b is not None)
+        return op.name in ("sub", "abs") or any(self._arithmetic(walk.op(n), walk) for n in (op.input, *op.args))
 
 
 class BinaryCrossEntropy(Rule):
     code, name = "SO402", "bce-under-autocast"
     what = "`binary_cross_entropy` and `BCELoss` raise under CUDA autocast."
     why = "A sigmoid rounded to half is exactly 0 or 1 much too soon, and its logarithm infinite: torch refuses."
-    fix = """
-    `F.binary_cross_entropy_with_logits(x, y)` on what went into the sigmoid; or the loss outside autocast, on
-    `.float()`.
-    """
-    rewrites = """
-    `F.binary_cross_entropy(torch.sigmoid(x), y)` to `F.binary_cross_entropy_with_logits(x, y)`: equal to rounding
-    """
+    fix = """`F.binary_cross_entropy_with_logits(x, y)` on what went into the sigmoid; or the loss outside autocast, on
+    `.float()`."""
+    rewrites = """`F.binary_cross_entropy(torch.sigmoid(x), y)` to `F.binary_cross_entropy_with_logits(x, y)`: equal to
+    rounding"""
     ops = ("binary_cross_entropy",)
     events = ("Call",)
     message = "binary_cross_entropy raises under CUDA autocast; use binary_cross_entropy_with_logits"
@@ -82,12 +65,8 @@ class BinaryCrossEntropy(Rule):
         fix = None
         sigmoid = walk.op(op.input) if op.input is not None else None
         func = op.node.func
-        if (
-            sigmoid is not None
-            and sigmoid.name == "sigmoid"
-            and sigmoid.node is op.input
-            and isinstance(func, cst.Attribute)
-        ):
+        inline = sigmoid is not None and sigmoid.name == "sigmoid" and sigmoid.node is op.input
+        if inline and isinstance(func, cst.Attribute):
             fix = [(func.attr, "binary_cross_entropy_with_logits"), (op.input, walk.text(sigmoid.input))]
         walk.report(self, op.node, self.message, fix, imports=False)
 

@@ -9,10 +9,7 @@ from safeops_lint.tables import REDUCTIONS, SHAPING
 SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # NaN was replaced already
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
 LABELS = re.compile(r"(^|_)(cdf|labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)  # whole, or <= 1
-WEIGHTS = re.compile(r"(^|_)weights?$", re.IGNORECASE)  # given, or counted: finite
-OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
-BOUNDED = set("sigmoid softmax tanh one_hot rand rand_like hardsigmoid sign cosine_similarity normalize".split())
-PRODUCTS = {"matmul", "mm", "bmm", "einsum"}
+BOUNDED = set("sigmoid softmax tanh one_hot rand rand_like sign cosine_similarity normalize nll_loss".split())
 
 
 def fills_inf(op, walk):
@@ -26,22 +23,13 @@ def finite(node, walk, depth=0, *, cleaned=False):
     value = walk.value(node)
     if value.foreign or value.mask or value.constant:
         return True
-    name = dotted(node) or ""
-    op = value.op
+    name, op = dotted(node) or "", value.op
     if fills_inf(op, walk):
         return False
-    if cleaned and (name in walk.scope.filled or WEIGHTS.search(name) or op and op.name in SELECTED):
+    if cleaned and (name in walk.scope.filled or op is not None and op.name in SELECTED):
         return True
-    if op is None:
-        return bool(LABELS.search(name))
-    if op.name in BOUNDED | OF_CLASSES:
-        return True
-    if op.name == "scatter":  # a one-hot code
-        return walk.value(op.input).constant
-    if op.name in PRODUCTS:  # of unit vectors
-        return all(finite(n, walk, depth + 1, cleaned=cleaned) for n in (op.input, *op.args) if walk.value(n).tensor)
-    if op.name in ("stack", "cat"):
-        return all(LABELS.search(name) for name in walk.names_in(op.input) - {"self"})
+    if op is None or op.name in BOUNDED:
+        return op is not None or bool(LABELS.search(name))
     if depth > 6 or op.name not in POLYNOMIAL | SHAPING | REDUCTIONS:
         return False
     return all(finite(n, walk, depth + 1, cleaned=cleaned) for n in (op.input, *op.args) if walk.value(n).tensor)

@@ -1,20 +1,15 @@
 """SO202: divisions by a count, a norm, a sum or a spread that can be 0."""
 
-import re
-
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.squares import PARAMETER, extreme, in_half, normalized, squared, through
-from safeops_lint.syntax import dotted, number
+from safeops_lint.rules.squares import extreme, in_half, normalized, squared, through
+from safeops_lint.syntax import number
 from safeops_lint.tables import REDUCTIONS, SHAPING
-from safeops_lint.uses import COMPARED, no_gradient
 
-USE = {  # what made the divisor -> what to use
-    **dict.fromkeys(("norm",), "safeops.normalize or safeops.safe_div"),
-    **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "count_nonzero"), "safeops.masked_mean or safeops.safe_div"),
-}
-LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
+# what made the divisor -> what to use
+USE = dict.fromkeys("sum mean nansum nanmean count_nonzero".split(), "safeops.masked_mean or safeops.safe_div")
+USE["norm"] = "safeops.normalize or safeops.safe_div"
 KEEPS_ZERO = SHAPING | set("sqrt pow square neg abs index".split())
 
 
@@ -50,45 +45,24 @@ def often_zero(node, walk):
         operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
         return walk.value(op.input).tensor and all(often_zero(n, walk) or extreme(n, walk) for n in operands)
     if op.name in ("sum", "nansum", "mean", "count_nonzero"):
-        base = squared(op.input, walk) if op.name == "sum" else None
-        # A sum of squared errors is 0 only where the fit is perfect.
-        spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
-        return spelled or walk.value(op.input).mask is not None
-    dims = op.arg(op.name == "norm", "dim", "axis")
-    order = op.arg(0, "p", "ord")
-    of_matrix = len(getattr(dims, "elements", ())) > 1 or order is not None and "fro" in walk.text(order)
-    product = getattr(through(op.input, walk), "name", "") in ("matmul", "mm", "bmm", "einsum")
-    learned = op.name == "norm" and PARAMETER.search(dotted(op.input) or "")
-    return op.name in ("norm", "std", "var") and not (of_matrix or learned or op.name == "norm" and product)
-
-
-def _asked(node, walk):
-    """True if a condition asked about another name for the same: `n = m.sum()`, `if n == 0`, `x / m.sum()`."""
-    made = walk.value(node).node or node
-    known = (walk.scope.get(name).node for name in walk.scope.checked)
-    return any(other is not None and walk.text(other) == walk.text(made) for other in known)
+        base = squared(op.input, walk)  # of errors it is 0 only where the fit is perfect
+        norm = base is not None and op.name == "sum" and getattr(through(base, walk), "name", "") != "sub"
+        return norm or walk.value(op.input).mask is not None
+    return op.name in ("norm", "std", "var")
 
 
 class DivisionByReduction(Rule):
     code, name = "SO202", "division-by-count-or-norm"
     widens = True
     ops = ("div", "reciprocal", "addcdiv")
-    what = """
-    A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every weight's
-    gradient.
-    """
-    why = """
-    A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count beyond
-    65504 is inf too.
-    """
-    fix = """
-    `safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
-    `clamp(min=...)` on the divisor.
-    """
-    rewrites = """
-    `a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d, keepdim=True)`
-    to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0
-    """
+    what = """A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every
+    weight's gradient."""
+    why = """A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count
+    beyond 65504 is inf too."""
+    fix = """`safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
+    `clamp(min=...)` on the divisor."""
+    rewrites = """`a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d,
+    keepdim=True)` to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0"""
 
     def operation(self, op, walk):
         node = divisor(op)
@@ -96,17 +70,14 @@ class DivisionByReduction(Rule):
         if by is None or not by.tensor or by.positive or by.constant or walk.checked(node):
             return
         made = reduction(node, walk)
-        names = walk.names_in(node) | walk.names_in(by.node or node)  # also of `n = mask.sum()`
-        if made is None or any(LENGTHS.search(name) for name in names) or _asked(node, walk):
+        if made is None:
             return
         use = USE.get(made, "safeops.safe_div")
-        likely = often_zero(node, walk) and not walk.imports.measures  # NaN is "no value" there
-        likely = likely and not no_gradient(walk.body, op.node, COMPARED)
         message, fix = f"nothing keeps this count, norm or spread away from 0; use {use}", self._fix(op, walk)
         if made == "sum" and in_half(walk.op(node) and walk.op(node).input, walk):
             message = "this count is inf in half beyond 65504, and 0 for an empty mask; use safeops.masked_mean"
             fix = None  # another division leaves the count what it is
-        walk.report(self, op.node, message, fix, likely=likely)
+        walk.report(self, op.node, message, fix, likely=often_zero(node, walk))
 
     def _fix(self, op, walk):
         if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):

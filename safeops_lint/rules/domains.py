@@ -4,30 +4,22 @@ import re
 
 import libcst as cst
 
-from safeops_lint.calls import MODELS
 from safeops_lint.rule import Rule
 from safeops_lint.rules.squares import through
 from safeops_lint.syntax import dotted, number
 from safeops_lint.tables import SHAPING
-from safeops_lint.uses import no_gradient
 
 SAFE = {name: f"safe_{name}" for name in ("log", "sqrt", "rsqrt", "acos", "asin", "pow")}
 ANGLES = {"acos", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
 OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "xlogy", *sorted(ANGLES))
 HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
-BY_CALLER = re.compile(r"(^|[._])(mag\w*|spec\w*|std|stddev|sigma|scale|likelihoods?|eig\w*)(_|$|\d)", re.I)
 PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I
 )
-NO_PROBABILITY = re.compile(
-    r"_(labels?|boxes|var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I
-)
+NO_PROBABILITY = re.compile(r"_(labels?|boxes|var\w*|std|sigma|scale|dist\w*|mag\w*|spec\w*|power)(_|$|\d)", re.I)
 EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
-FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
-NO_GRAPH = re.compile(
-    r"(^|[._])(targets?|labels?|gt|y?_?true|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)"
-)
+NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|y?_?true|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
 
 def argument(op):
@@ -48,21 +40,16 @@ def leaves_domain(op, walk):
         return False
     if op.name in ANGLES:
         return inner not in BOUNDED or _below_one(node, walk) is False and not x.detached
-    power = exponent(op.arg(0, "exponent"), walk) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
+    power = walk.number(op.arg(0, "exponent")) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
     if (power or 0) > 0 and (inner == "relu" or without_graph(node, walk)):
         return False  # 0 is no trouble without a slope, nor where relu's backward writes 0 over it
-    names = sources(node, walk)
-    given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
-    if given or _unseen(x, walk):
-        return False
     if op.name == "pow":
-        known = power is not None and power > 0 and walk.number(op.arg(0, "exponent")) is not None
-        return power is not None and power < 1 and power != 0 and not x.positive and (known or inner != "abs")
+        return power is not None and power < 1 and power != 0 and not x.positive
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)
         return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
-        return getattr(walk.op(x.op.input), "name", "") != "cosine_similarity"  # whose sigmoid is 0.27 at least
+        return True
     if inner == "sub" and number(x.op.input) == 1 and x.op.args and _below_one(x.op.args[0], walk):
         return False
     return not x.positive
@@ -72,33 +59,23 @@ def _meets_edge(node, op, walk, depth=0):
     """True if the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
     name; only the caller knows what else an argument holds."""
     if op.name in ANGLES:
-        return op.name != "asin"  # half a chord is 1 between opposite points alone
-    inner = through(node, walk, SHAPING | FACTORS)
-    if inner is not None and inner.name == "div" and inner.args and not walk.value(inner.args[0]).tensor:
-        return _meets_edge(inner.input, op, walk, depth + 1)
+        return True
+    inner = through(node, walk, SHAPING | {"abs", "neg", "mul", "pow", "square", "sqrt", "index"})
     if inner is None or inner.name == "div":
         names = sources(node if inner is None else inner.input, walk)
         rounds = (PROBABILITY.search(name) and not NO_PROBABILITY.search(name) for name in names)
         return op.name.startswith("log") and bool(names) and all(rounds)
-    if inner.name in ("sum", "mean"):  # of exponentials where a mask leaves some, of squares of differences
-        factors = getattr(walk.op(inner.input), "args", ())
-        terms = [walk.op(n) for n in (inner.input, *factors)]
-        return any(walk.value(n).mask for n in factors) or any(term and term.name == "sub" for term in terms)
     if inner.name == "add" and depth < 4:
         return any(_meets_edge(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
     if inner.name == "sub" and number(inner.input) == 1 and inner.args:
-        less = through(inner.args[0], walk, SHAPING | {"index"})
-        if less is None:  # `1 - alpha` of a noise schedule that is given, unlike `1 - p`
-            return op.name.startswith("log") or any(map(PROBABILITY.search, sources(inner.args[0], walk)))
-        return less.name != "exp"  # which is 1 at 0 alone
+        given = through(inner.args[0], walk, SHAPING | {"index"}) is None  # 1 - alpha of a noise schedule
+        return not given or op.name.startswith("log") or any(map(PROBABILITY.search, sources(inner.args[0], walk)))
     return inner.name in EDGES
 
 
 def sources(node, walk, depth=0):
     """The names of the tensors that a value was made of."""
     op = walk.op(node)
-    if op is None and isinstance(node, cst.BinaryOperation):
-        return sources(node.left, walk, depth + 1) | sources(node.right, walk, depth + 1)
     if op is None and isinstance(node, cst.Subscript):
         return sources(node.value, walk, depth + 1)
     if op is None or depth > 8:
@@ -114,45 +91,29 @@ def without_graph(node, walk):
     return walk.value(node).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
 
 
-def _unseen(value, walk):
-    """True if a function made it, whose guards are its own, and no model."""
-    name = dotted(value.node.func) if value.op is None and isinstance(value.node, cst.Call) else None
-    return name is not None and ("." not in name and name not in MODELS or name.removeprefix("self.") in walk.helpers)
-
-
-def exponent(node, walk):
-    """The number that an exponent is, through names; of 1 / p, whatever p is, one below 1."""
-    value = walk.number(node)
-    made = walk.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else node
-    if value is None and isinstance(made, cst.BinaryOperation) and isinstance(made.operator, cst.Divide):
-        value = 0.5 if number(made.left) == 1 else None
-    return value
+def unsafe(op, walk):
+    """True if an operation can be inf or NaN, or its slope: it leaves its domain, or divides by what nothing guards."""
+    by = op.args[0] if op.name == "div" and op.args else op.input
+    if op.name not in ("div", "reciprocal"):
+        return leaves_domain(op, walk)
+    return walk.value(by).tensor and not (walk.value(by).positive or walk.value(by).constant or walk.checked(by))
 
 
 class UnguardedDomain(Rule):
     code, name = "SO204", "unguarded-domain"
     widens = True
-    what = """
-    log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, as atanh and logit are there, and
-    a negative argument is NaN.
-    """
-    why = """
-    Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The chain
-    rule turns the infinite derivative into NaN as soon as it meets a 0.
-    """
-    fix = """
-    `safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_asin`, `safe_pow`: finite values, gradient 0
-    beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and `F.logsigmoid(x)`.
-    """
-    rewrites = """
-    `torch.log(x)`, `x.log()` and the like to `safeops.safe_log(x)`: the same value and dtype inside the domain
-    """
+    what = """log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, as atanh and logit are
+    there, and a negative argument is NaN."""
+    why = """Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The
+    chain rule turns the infinite derivative into NaN as soon as it meets a 0."""
+    fix = """`safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_asin`, `safe_pow`: finite values,
+    gradient 0 beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and `F.logsigmoid(x)`."""
+    rewrites = """`torch.log(x)`, `x.log()` and the like to `safeops.safe_log(x)`: the same value and dtype inside the
+    domain"""
     ops = OPS
 
     def operation(self, op, walk):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
-            return
-        if op.name in ("sqrt", "pow") and no_gradient(walk.body, op.node):
             return
         name = SAFE.get(op.name)
         inner = walk.op(argument(op))
@@ -163,19 +124,12 @@ class UnguardedDomain(Rule):
             if len(op.args) == (op.name == "pow"):
                 rest = "".join(f", {walk.argument(n)}" for n in op.args)
                 fix = [(op.node, f"safeops.{name}({walk.argument(op.input)}{rest})")]
-        problem = f"nothing keeps the argument of {op.name} inside its domain"
-        complement = {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner else []
-        met = op.name in ANGLES or inner is not None and inner.name in ("sub", "neg")
-        bounds = [_upper(n, walk) for n in complement if _below_one(n, walk) is False] if met else []
-        if bounds:
-            edge = 0 if op.name.startswith("log") else 1
-            problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - eps is 1 in half"
-            if edge and walk.number(bounds[0]) == 1:
-                problem = f"the clamp stops at 1, where the slope of {op.name} is infinite"
-        fetched = op.name in ANGLES and bool(bounds) and no_gradient(walk.body, op.node)  # a slope that nobody asks for
-        meant = "psnr" in walk.scope.name.lower() and op.name.startswith("log")  # inf between equal images
-        likely = _meets_edge(argument(op), op, walk) and not (fetched or meant)
-        walk.report(self, op.node, f"{problem}; {hint}", fix, likely=likely)
+        less = inner is not None and inner.name in ("sub", "neg")  # log(1 - p), log1p(-p)
+        bounded = [op.input] if op.name in ANGLES else [inner.input, *inner.args] if less else []
+        clamped = any(_below_one(n, walk) is False for n in bounded)
+        guard = "a clamp that is 1 in half" if clamped else "nothing"
+        problem = f"{guard} keeps the argument of {op.name} inside its domain"
+        walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(argument(op), op, walk))
 
 
 def _upper(node, walk):

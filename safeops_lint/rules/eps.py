@@ -5,19 +5,17 @@ import re
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.domains import HALF_STEP, PROBABILITY, exponent, sources, without_graph
+from safeops_lint.rules.domains import HALF_STEP, PROBABILITY, sources, without_graph
 from safeops_lint.rules.squares import normalized, through, wide
 from safeops_lint.syntax import number
 from safeops_lint.tables import HALVED, RAISED, SHAPING
-from safeops_lint.uses import COMPARED, no_gradient
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
 STEEP_OPS = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "div", "addcdiv"}
 GUARDS = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "where", "masked_fill", "full_like", "pow")
-DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
-NOT_NEGATIVE = set("abs square norm relu softplus cdist exp sigmoid softmax var std".split())
-SHARES = re.compile(r"(^|[._])(probs?|logits?|attn|attentions?|densit\w*|hazard\w*|hist(ogram)?)(_|$)")
+GUARDS += ("normalize", "cosine_similarity")
+
 DATA = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # fp32, as data are
 
 
@@ -49,7 +47,7 @@ def _small(op, walk):
         if names and all(DATA.search(name) for name in names):
             continue
         made = through(node, walk, SHAPING | {"abs", "neg", "sqrt", "mean"})
-        named = bool(names) and all(PROBABILITY.search(name) or SHARES.search(name) for name in names)
+        named = bool(names) and all(PROBABILITY.search(name) for name in names)
         if named if made is None else made.name not in ("matmul", "mm", "bmm", "einsum"):
             return True
     return False
@@ -64,29 +62,18 @@ def _raised(node, walk, depth=0):
     return op.name in RAISED or any(_raised(n, walk, depth + 1) for n in (op.input, *op.args))
 
 
-def _not_negative(node, walk):
-    op = through(node, walk, SHAPING | {"sum", "mean", "amax", "amin", "sqrt"})
-    return op is not None and (op.name in NOT_NEGATIVE or walk.value(op.node).mask is not None)
-
-
 class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
     widens = True
     what = "An eps below 6e-8 is 0 in fp16, and vanishes beside 1 in bf16: the guard is not there when it is needed."
-    why = """
-    The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0. Half holds 1e-6, but not
-    one over it: the slope of `log(p + 1e-6)` at 0, and 1 over it, are inf.
-    """
-    fix = """
-    `safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8, fill_value=None)`: there eps is a floor that is
-    resolved in fp32. Or `.float()` first.
-    """
-    rewrites = """
-    `log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` to `safe_log`, `safe_sqrt` with `eps=`, `a / (b + eps)` to
-    `safe_div(a, b, eps=eps, fill_value=None)`: equal to rounding where p and b are far above eps.
-    `a / (a.norm(...) + eps)` becomes `normalize`
-    """
-    ops = (*GUARDS, *sorted(STEEP_OPS - {"pow"}), *DEFAULT_EPS)
+    why = """The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0. Half holds 1e-6,
+    but not one over it: the slope of `log(p + 1e-6)` at 0, and 1 over it, are inf."""
+    fix = """`safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8, fill_value=None)`: there eps is a floor
+    that is resolved in fp32. Or `.float()` first."""
+    rewrites = """`log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` to `safe_log`, `safe_sqrt` with `eps=`, `a /
+    (b + eps)` to `safe_div(a, b, eps=eps, fill_value=None)`: equal to rounding where p and b are far above eps. `a /
+    (a.norm(...) + eps)` becomes `normalize`"""
+    ops = (*GUARDS, *sorted(STEEP_OPS - {"pow"}))
 
     def operation(self, op, walk):
         forward = walk.scope.is_module and walk.scope.name == "forward"
@@ -97,9 +84,7 @@ class TinyEps(Rule):
         if op.name in ("log", "sqrt", "div", "reciprocal"):
             if not self._steep(op, walk):
                 self._outer(op, walk)
-        elif op.name in DEFAULT_EPS and op.arg(2, "eps") is None:
-            self._default(op, walk)
-        elif op.name in GUARDS or op.name in DEFAULT_EPS:
+        elif op.name in GUARDS:
             self._guard(op, walk)
 
     def _guard(self, op, walk):
@@ -107,7 +92,7 @@ class TinyEps(Rule):
         if op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
             literal = next((n for n in (*op.args, *op.kwargs.values()) if tiny(n, walk)), None)
         else:
-            literal = op.arg(2 * (op.name in DEFAULT_EPS), "min", "other", "fill_value", "eps")
+            literal = op.arg(0, "min", "other", "fill_value", "eps")
         tensors = op.name == "pow" and op.origin == "torch"
         tensors = tensors or any(walk.value(n).tensor for n in (op.input, *op.args))
         rounded = op.input if op.name == "pow" else literal if op.name in ("add", "sub") else None
@@ -117,27 +102,16 @@ class TinyEps(Rule):
             return
         eps = tiny(literal, walk) if literal is not None else None
         eps = tiny(op.input, walk) if eps is None and op.name == "add" else eps
-        if eps is None or not tensors or op.name in ("add", "sub") and no_gradient(walk.body, op.node, COMPARED):
+        if eps is None or not tensors:
             return
-        if any(self._exact(n, walk) for n in (op.input, *op.args)) or self._kept(op, walk):
+        if any(walk.value(n).integer for n in (op.input, *op.args)):  # an integer's sum with a number is fp32
             return
         message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
-        walk.report(self, op.node, message, likely=op.name in DEFAULT_EPS and walk.casts_to_half)
-
-    def _exact(self, node, walk):
-        """The count of a mask that nothing here casts: an integer's sum with a number is fp32."""
-        op = walk.op(node)
-        return op is not None and op.name == "sum" and walk.value(op.input).mask in ("bool", "likely")
-
-    def _kept(self, op, walk):
-        """`torch.clamp(x + smooth, min=1e-8)`"""
-        inner = walk.op(op.input) if op.name in ("clamp", "clamp_min", "maximum", "max") else None
-        parts = (inner.input, *inner.args) if inner is not None and inner.name == "add" else ()
-        return any(walk.value(n).positive and tiny(n, walk) is None for n in parts)
+        walk.report(self, op.node, message, likely=False)
 
     def _meets(self, op, walk):
         """A guard is likely to be needed where it divides, or a logarithm, a root or a power of it is taken."""
-        whole = op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0.5) % 1 == 0
+        whole = op.name == "pow" and (walk.number(op.arg(0, "exponent")) or 0.5) % 1 == 0
         divides = op.name in ("div", "addcdiv")
         for guard in () if whole else guards(op.args[-1] if divides and op.args else op.input, walk):
             report = walk.reports.get((self.code, id(guard.node)))
@@ -155,33 +129,15 @@ class TinyEps(Rule):
         known = [walk.number(n) for n in (guard.arg(0, "min", "other"), guard.input)]
         eps = next((n for n in known if n is not None and HALF_TINY <= n < STEEP), None)
         added = walk.value(guard.input)
-        if eps is None or added.mask or added.integer or walk.value(inner).wide or self._exact(guard.input, walk):
+        if eps is None or added.mask or added.integer or walk.value(inner).wide:
             return False
         if op.name == "log" and without_graph(guard.input, walk):
             return False
         what = "the slope of log there is inf in fp16" if op.name == "log" else "one over it is inf in fp16"
         use = "safe_log with eps=" if op.name == "log" else "safe_div with eps= and fill_value=None"
-        large = op.name == "div" and walk.number(op.input) is None  # nothing is large in v / (|v| + eps)
-        likely = _small(guard, walk) and not large
+        likely = _small(guard, walk) and (op.name != "div" or walk.number(op.input) is not None)
         walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use}, or .float() first", likely=likely)
         return True
-
-    def _default(self, op, walk):
-        """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold; autocast computes both in
-        fp32."""
-        made = walk.value(op.input).node
-        weights = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
-        if weights or walk.value(op.input).constant or op.origin == "method":  # no row of random numbers is 0
-            return
-        fix = None
-        if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
-            order, dim = op.arg(0, "p"), op.kwargs.get("dim")
-            if (order is None or number(order) == 2) and walk.value(op.input).tensor:
-                by = "1" if dim is None else walk.text(dim)
-                fix = [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={by})")]
-        eps = DEFAULT_EPS[op.name]
-        message = f"the default eps, {eps:g}, is 0 in fp16, and a zero vector NaN; use safeops.{op.name}"
-        walk.report(self, op.node, message, fix, likely=walk.casts_to_half)
 
     def _outer(self, op, walk):
         """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""
@@ -206,7 +162,7 @@ class TinyEps(Rule):
     def _rewritten(self, op, guard, x, eps, walk):
         if op.name in ("log", "sqrt"):
             return f"safeops.safe_{op.name}({x}, eps={eps})"
-        if op.name == "reciprocal" or guard.name != "add" and not _not_negative(guard.input, walk):
+        if op.name == "reciprocal" or guard.name != "add":
             return None  # -2 clamped at eps is eps, and would become -2
         if number(op.input) == 1:
             return f"safeops.safe_reciprocal({x}, eps={eps}, fill_value=None)"

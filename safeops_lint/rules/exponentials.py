@@ -1,38 +1,24 @@
 """SO211: exponentials, which half holds up to 11.1 only, in a logarithm or over their sum."""
 
-import re
-
-import libcst as cst
-
 from safeops_lint.rule import Rule
-from safeops_lint.rules.domains import sources
 from safeops_lint.rules.squares import tensors, through, wide
-from safeops_lint.syntax import descendants
 from safeops_lint.tables import SHAPING
 
-# Names of values that may be beyond 11. Most similarities and distances are small.
-LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)
-TEMPERATURE = re.compile(r"(^|[._])(t|tau|temp\w*)$", re.IGNORECASE)
-LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
-BOUNDED = set("sigmoid softmax tanh clamp clamp_max minimum cosine_similarity logsigmoid log_softmax".split())
-NOT_NEGATIVE = set("abs square pow norm relu softplus cdist pdist exp sigmoid softmax var std".split())
-COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
+NOT_NEGATIVE = set("abs square pow norm relu softplus cdist sigmoid softmax var std".split())
+BOUNDED = set("max amax maximum logsumexp detach sigmoid softmax tanh clamp clamp_max minimum where".split())
 
 
 def bounded(exp, walk):
     """True if an exponential cannot overflow: its argument is at most 0, clamped, or less its maximum."""
-    value = walk.value(exp.input)
-    names = walk.names_in(exp.input)
-    if value.constant or isinstance(exp.input, cst.IfExp) or any("max" in name for name in names):
+    if walk.value(exp.input).constant or any("max" in name for name in walk.names_in(exp.input)):
         return True
-    if isinstance(exp.input, cst.UnaryOperation) or walk.text(exp.input).lstrip("(").startswith("-"):
+    if walk.text(exp.input).lstrip("(").startswith("-"):
         inner = through(exp.input, walk, SHAPING | {"neg", "mul", "div", "sum", "mean"})
         return inner is not None and inner.name in NOT_NEGATIVE
     op = through(exp.input, walk)
-    if op is None or op.name != "sub":
-        return op is not None and (op.name in BOUNDED or op.name == "where")
-    top = through(op.args[0], walk) if op.args else None
-    return top is not None and top.name in LARGEST
+    if op is not None and op.name == "sub" and op.args:
+        op = through(op.args[0], walk)
+    return op is not None and op.name in BOUNDED
 
 
 def exponentials(node, walk, depth=0):
@@ -46,46 +32,27 @@ def exponentials(node, walk, depth=0):
         yield from exponentials(n, walk, depth + 1)
 
 
-def _may_be_large(op, walk):
-    """Large by the name of its argument, or by a temperature that divides it."""
-    names = walk.names_in(op.input) | sources(op.input, walk)
-    inner = through(op.input, walk)
-    by = inner.args[0] if inner is not None and inner.name == "div" and inner.args else None
-    small = by is not None and (0 < (walk.number(by) or 1) < COSINE_OVER or TEMPERATURE.search(walk.text(by)))
-    return not walk.value(op.node).wide and (op.name == "cosh" or small or any(map(LARGE.search, names)))
-
-
 class LogExp(Rule):
     code, name = "SO211", "exponential-in-logarithm"
-    what = """
-    `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp overflows
-    fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1.
-    """
+    what = """`log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp
+    overflows fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1."""
     why = "inf goes into the logarithm, and inf / inf is NaN; far below, exp is 0 and its logarithm -inf."
-    fix = """
-    `F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`,
-    `F.log_softmax(x, dim)`.
-    """
+    fix = """`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`,
+    `F.log_softmax(x, dim)`."""
     ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
         if op.name == "div":
             if len(op.args) == 1 and not wide(op, walk) and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
-                self._report(op, message, [("SO202", op.node)], walk)
+                walk.report(self, op.node, message, covers=[("SO202", op.node)])
         elif walk.training or walk.scope.is_module and walk.scope.name == "forward":
             use = self._use(op, walk)
             if use is not None:
                 covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
                 message = f"exp overflows fp16 at 11.1 where this logarithm does not; use {use}"
-                self._report(op, message, covers, walk)
-
-    def _report(self, op, message, covers, walk):
-        """A finding that it covers is not hidden from a default run that would report it."""
-        covered = (walk.reports.get((code, id(node))) for code, node in covers)
-        likely = any(_may_be_large(exp, walk) for n in tensors(op, walk) for exp in exponentials(n, walk))
-        likely = likely or any(report and report.likely for report in covered)
-        walk.report(self, op.node, message, covers=covers, likely=likely)
+                likely = not all(walk.value(exp.node).wide for exp in exponentials(op.input, walk))
+                walk.report(self, op.node, message, covers=covers, likely=likely)
 
     def _use(self, op, walk):
         inner = through(op.input, walk)
@@ -93,12 +60,9 @@ class LogExp(Rule):
             return None
         if op.name == "log1p" and inner.name == "exp":
             return None if bounded(inner, walk) else "F.softplus"
-        here = any(n is inner.node for n in descendants(op.input))  # by way of a name, another branch may have made it
-        if here and inner.name in ("cosh", "exp") and op.name != "log1p" and not bounded(inner, walk):
+        if inner.name in ("cosh", "exp") and op.name != "log1p" and not bounded(inner, walk):
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
-        if inner.name == "sub" and not walk.value(inner.input).tensor:  # log(1 - exp(-x)) is of x > 0 alone
-            return None
-        if inner.name in ("add", "sub"):
+        if inner.name == "add":
             return "F.softplus or torch.logsumexp" if self._grows(inner, walk) else None
         if inner.name in ("sum", "mean", "cumsum"):
             use = "torch.logcumsumexp" if inner.name == "cumsum" else "torch.logsumexp"

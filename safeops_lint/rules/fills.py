@@ -6,31 +6,21 @@ import libcst as cst
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.squares import in_half, through
-from safeops_lint.syntax import number
 from safeops_lint.tables import SHAPING
-from safeops_lint.uses import filled_later
 
 HALF_MAX = 65504
 
 
 class LargeFill(Rule):
     code, name = "SO207", "fill-before-softmax"
-    what = """
-    `masked_fill(mask, -1e9)` raises in fp16, which ends at 65504; with -inf, a row that is masked out whole is NaN,
-    and so is every gradient.
-    """
-    why = """
-    softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is enough.
-    `p * log(p)` of such a row is 0 * -inf in the gradient, whatever replaces it later.
-    """
-    fix = """
-    `safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden, -1e9)`
-    saturates to the dtype. `safeops.xlogy(p, p)` for `p * log(p)`.
-    """
-    rewrites = """
-    `softmax(x.masked_fill(hidden, -inf), dim)` to `safeops.masked_softmax(x, ~hidden, dim)`, and other fills to
-    `safeops.masked_fill`
-    """
+    what = """`masked_fill(mask, -1e9)` raises in fp16, which ends at 65504; with -inf, a row that is masked out whole
+    is NaN, and so is every gradient."""
+    why = """softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is
+    enough. `p * log(p)` of such a row is 0 * -inf in the gradient, whatever replaces it later."""
+    fix = """`safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden,
+    -1e9)` saturates to the dtype. `safeops.xlogy(p, p)` for `p * log(p)`."""
+    rewrites = """`softmax(x.masked_fill(hidden, -inf), dim)` to `safeops.masked_softmax(x, ~hidden, dim)`, and other
+    fills to `safeops.masked_fill`"""
     ops = ("masked_fill", "softmax", "log_softmax", "mul")
 
     def operation(self, op, walk):
@@ -44,7 +34,7 @@ class LargeFill(Rule):
         """scores + (1 - mask.to(scores.dtype)) * -1e9, which is -inf in fp16."""
         for factor, other in zip((op.input, *op.args), (*op.args, op.input)):
             value, made = walk.number(factor), walk.op(other)
-            inverted = made is not None and made.name == "sub" and number(made.input) == 1 and made.args
+            inverted = made is not None and made.name == "sub" and walk.number(made.input) == 1 and made.args
             if value is not None and HALF_MAX < abs(value) < math.inf and inverted and in_half(made.args[0], walk):
                 message = f"times 1 this is {'-' * (value < 0)}inf in fp16, and a row of nothing else NaN"
                 walk.report(self, op.node, f"{message}; use safeops.masked_softmax")
@@ -71,8 +61,11 @@ class LargeFill(Rule):
 
     def _softmax(self, op, walk):
         fill = self._filled(op.input, walk)
-        if fill is None or not self._infinite(fill, walk) or self._causal(fill, walk):
+        if fill is None or not self._infinite(fill, walk):
             return
+        mask = fill.input if fill.name == "where" else fill.arg(0, "mask")
+        if any("causal" in name or "tri" in name for name in walk.names_in(mask)):
+            return  # every row keeps its own element
         fix = None
         inline = fill.name == "masked_fill" and fill.node is op.input and not fill.inplace and not op.inplace
         dim = op.arg(0, "dim")
@@ -83,8 +76,7 @@ class LargeFill(Rule):
             text = f"safeops.masked_{op.name}({walk.argument(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
         message = f"a row that is masked out whole is NaN; use safeops.masked_{op.name}"
-        # A value filled later has a gradient of 0 there, too.
-        walk.report(self, op.node, message, fix, likely=not filled_later(walk.body, op.node))
+        walk.report(self, op.node, message, fix)
 
     def _infinite(self, fill, walk):
         """True if a fill is by -inf."""
@@ -100,16 +92,6 @@ class LargeFill(Rule):
             return op
         parts = [op.input] if op.name in ("div", "mul", *SHAPING) else [op.input, *op.args] if op.name == "add" else []
         return next((f for n in parts if n is not None and (f := self._filled(n, walk, depth + 1))), None)
-
-    def _causal(self, fill, walk):
-        """Under a causal mask every row keeps its own element."""
-        mask = fill.input if fill.name == "where" else fill.arg(0, "mask")
-        op = walk.op(mask)
-        for _ in range(3):
-            if op is not None and op.name in ("tril", "triu"):
-                return True
-            op = walk.op(op.input) if op is not None else None
-        return mask is not None and any("causal" in n or "tri" in n for n in walk.names_in(mask))
 
 
 RULES = (LargeFill,)

@@ -3,26 +3,19 @@
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.domains import leaves_domain, without_graph
+from safeops_lint.rules.domains import unsafe, without_graph
 from safeops_lint.syntax import number
-from safeops_lint.uses import no_gradient
 
 
 class WhereAfter(Rule):
     code, name = "SO208", "where-after-unsafe"
     widens = True
-    what = """
-    `torch.where(ok, unsafe(x), 0)` selects after the fact: the value is right, the gradient NaN wherever `unsafe`
-    has none.
-    """
-    why = """
-    where hands the branch it drops a gradient of 0, and 0 times the infinite derivative is NaN. `masked_fill` does the
-    same.
-    """
-    fix = """
-    `safeops.safe_div`, `safe_log`, ..., or `safeops.apply_where(ok, (x,), unsafe, fill_value=0)`, which never shows
-    `unsafe` what is dropped.
-    """
+    what = """`torch.where(ok, unsafe(x), 0)` selects after the fact: the value is right, the gradient NaN wherever
+    `unsafe` has none."""
+    why = """where hands the branch it drops a gradient of 0, and 0 times the infinite derivative is NaN. `masked_fill`
+    does the same."""
+    fix = """`safeops.safe_div`, `safe_log`, ..., or `safeops.apply_where(ok, (x,), unsafe, fill_value=0)`, which never
+    shows `unsafe` what is dropped."""
     rewrites = "`torch.where(b != 0, a / b, 0)` to `safeops.safe_div(a, b)`"
     ops = ("where", "masked_fill")
 
@@ -34,15 +27,15 @@ class WhereAfter(Rule):
         else:  # x.where(ok, 0), x.masked_fill(bad, 0)
             condition, branches = op.args[0], [op.input]
         for branch in branches:
-            unsafe = self._unsafe(branch, condition, walk)
-            if unsafe is None:
+            result = self._unsafe(branch, condition, walk)
+            if result is None:
                 continue
-            if without_graph(branch, walk) or no_gradient(walk.body, op.node):  # the value is right
-                walk.reports.pop(("SO202", id(unsafe.node)), None)
+            if without_graph(branch, walk):  # the value is right
+                walk.reports.pop(("SO202", id(result.node)), None)
                 continue
-            covers = [(code, unsafe.node) for code in ("SO202", "SO204")]
-            message = f"{op.name}() after {unsafe.name} keeps its NaN gradient; use safeops.apply_where or a safe_* op"
-            walk.report(self, op.node, message, self._fix(op, branch, unsafe, walk), covers=covers)
+            covers = [(code, result.node) for code in ("SO202", "SO204")]
+            message = f"{op.name}() after {result.name} keeps its NaN gradient; use safeops.apply_where or a safe_* op"
+            walk.report(self, op.node, message, self._fix(op, branch, result, walk), covers=covers)
             return
 
     def _unsafe(self, branch, condition, walk):
@@ -51,26 +44,19 @@ class WhereAfter(Rule):
         if op is None or op.inplace or walk.value(branch).constant:
             return None
         by = op.args[0] if op.name == "div" and op.args else op.input
-        value, made = walk.value(by), walk.value(condition).node
+        made = walk.value(condition).node
         asked = walk.names_in(condition) | walk.names_in(made)  # also that of `ok = den != 0`
-        if not walk.names_in(by) & asked - set(walk.imports.names):
-            return None
-        if op.name in ("div", "reciprocal"):
-            return op if value.tensor and not (value.positive or value.constant) else None
-        return op if leaves_domain(op, walk) else None
+        return op if walk.names_in(by) & asked - set(walk.imports.names) and unsafe(op, walk) else None
 
-    def _fix(self, op, branch, unsafe, walk):
-        test = op.input
-        if op.name != "where" or op.origin == "method":
+    def _fix(self, op, branch, quotient, walk):
+        test, compared = op.input, getattr(op.input, "comparisons", ())
+        if op.name != "where" or op.origin == "method" or op.kwargs or quotient.kwargs or len(compared) != 1:
             return None
-        if unsafe.name != "div" or unsafe.node is not branch or branch is not op.args[0] or number(op.args[1]) != 0:
+        if quotient.name != "div" or quotient.node is not branch or branch is not op.args[0] or number(op.args[1]) != 0:
             return None
-        if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1 or op.kwargs or unsafe.kwargs:
+        if not isinstance(compared[0].operator, cst.NotEqual) or number(compared[0].comparator) != 0:
             return None
-        comparison = test.comparisons[0]
-        if not isinstance(comparison.operator, cst.NotEqual) or number(comparison.comparator) != 0:
-            return None
-        a, b = unsafe.input, unsafe.args[0]
+        a, b = quotient.input, quotient.args[0]
         if walk.text(test.left) != walk.text(b) or not walk.value(a).tensor:
             return None
         return [(op.node, f"safeops.safe_div({walk.argument(a)}, {walk.argument(b)})")]

@@ -3,7 +3,7 @@
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.domains import leaves_domain
+from safeops_lint.rules.domains import unsafe
 from safeops_lint.syntax import descendants, dotted, number
 from safeops_lint.tables import SAVES_RESULT
 
@@ -34,24 +34,17 @@ def of_itself(mask, base, walk):
 
 def on_host(subscript, walk):
     """True if no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
-    return (
-        not walk.stepping
-        or walk.value(subscript.value).host
-        or any(walk.value(m).host for m in index_masks(subscript, walk))
-    )
+    masks = index_masks(subscript, walk)
+    return not walk.stepping or any(walk.value(n).host for n in (subscript.value, *masks))
 
 
 class BooleanRead(Rule):
     code, name = "SO101", "boolean-mask-read"
     what = "`x[mask]` has as many elements as the mask has True, so the CPU waits until the GPU has counted them."
-    why = """
-    The launch queue runs dry at every call, a CUDA graph cannot capture it, and torch.compile breaks its graph.
-    With nothing kept, the mean of the result is NaN.
-    """
-    fix = """
-    Give the mask to the reduction or the loss: `safeops.masked_mean(x, mask)`, `safeops.mse_loss(x, y, mask=mask)`;
-    or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted.
-    """
+    why = """The launch queue runs dry at every call, a CUDA graph cannot capture it, and torch.compile breaks its
+    graph. With nothing kept, the mean of the result is NaN."""
+    fix = """Give the mask to the reduction or the loss: `safeops.masked_mean(x, mask)`, `safeops.mse_loss(x, y,
+    mask=mask)`; or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted."""
     rewrites = "`x[condition on x].mean()` to `safeops.masked_mean`, in x's dtype (of nothing: 0 instead of NaN)"
     ops = ("masked_select", "mean")
     events = ("Subscript",)
@@ -62,9 +55,8 @@ class BooleanRead(Rule):
 
     def operation(self, op, walk):
         if op.name == "masked_select" and walk.stepping:
-            walk.report(
-                self, op.node, "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
-            )
+            message = "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
+            walk.report(self, op.node, message)
         elif walk.reported(self.code, op.input) and isinstance(op.input, cst.Subscript) and not (op.args or op.kwargs):
             base, masks = op.input.value, index_masks(op.input, walk)
             if len(op.input.slice) == 1 and of_itself(masks[0], base, walk):
@@ -76,15 +68,12 @@ class BooleanRead(Rule):
 
 class BooleanWriteTensor(Rule):
     code, name = "SO102", "boolean-mask-write-tensor"
-    what = """
-    `x[mask] = values` with a tensor on the right makes indices of the mask first, and the CPU waits until the GPU has
-    counted how many. (A number, or a 0-dim tensor of the CPU, is filled in without that; one of the GPU is not.)
-    """
+    what = """`x[mask] = values` with a tensor on the right makes indices of the mask first, and the CPU waits until the
+    GPU has counted how many. (A number, or a 0-dim tensor of the CPU, is filled in without that; one of the GPU is
+    not.)"""
     why = "The wait is that of `x[mask]`. And x changes in place: what autograd saved of it is invalid."
-    fix = """
-    `torch.where(mask, values, x)` for values of x's shape, `safeops.masked_scatter(x, mask, values)` for packed
-    ones.
-    """
+    fix = """`torch.where(mask, values, x)` for values of x's shape, `safeops.masked_scatter(x, mask, values)` for
+    packed ones."""
     events = ("store",)
 
     def visit(self, event, node, walk):
@@ -100,36 +89,19 @@ class BooleanWriteTensor(Rule):
 def _scalar(node, walk):
     """`torch.tensor(0.5)`: a number on the CPU, which torch writes without counting. (One on the GPU it counts for.)"""
     op = walk.op(node)
-    shapeless = op is not None and op.name in ("zeros", "ones") and walk.text(op.input) == "()"
-    return op is not None and "device" not in op.kwargs and (shapeless or op.name in ("tensor", "scalar_tensor"))
-
-
-def _may_be_nan(value, walk):
-    """Made by an operation with an infinite slope: the write hides its value, and not its gradient."""
-    op = value.op
-    if op is None:
-        return False
-    if op.name == "div":
-        by = walk.value(op.args[0]) if op.args else value
-        return by.tensor and not by.positive and not by.constant
-    return leaves_domain(op, walk)
+    return op is not None and "device" not in op.kwargs and op.name in ("tensor", "scalar_tensor")
 
 
 class BooleanWriteScalar(Rule):
     code, name = "SO103", "boolean-mask-write-scalar"
-    what = """
-    `x[mask] = 0` changes x in place. Where autograd saved x, backward raises; where it did not, a NaN that made x
-    keeps its gradient.
-    """
-    why = """
-    ReLU, exp, sqrt, sigmoid and softmax save their result for backward, squares, logarithms and products their
+    what = """`x[mask] = 0` changes x in place. Where autograd saved x, backward raises; where it did not, a NaN that
+    made x keeps its gradient."""
+    why = """ReLU, exp, sqrt, sigmoid and softmax save their result for backward, squares, logarithms and products their
     operands; a log or a division has a NaN gradient where it is hidden. The write also reaches the caller's tensor,
-    when x is an argument.
-    """
+    when x is an argument."""
     fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
-    rewrites = """
-    `x[condition on x] = number`, x made in the same function and known by no other name, to `safeops.masked_fill`
-    """
+    rewrites = """`x[condition on x] = number`, x made in the same function and known by no other name, to
+    `safeops.masked_fill`"""
     events = ("store",)
 
     def visit(self, event, node, walk):
@@ -152,8 +124,9 @@ class BooleanWriteScalar(Rule):
         message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
         # A tensor of its own, which nothing has saved yet, may be written to.
         caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
-        sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and (caller or _may_be_nan(base, walk))
-        walk.report(self, target, message, fix, last=statement, likely=sure and not _copied(base, walk))
+        risky = caller or base.op is not None and unsafe(base.op, walk)
+        sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and risky
+        walk.report(self, target, message, fix, last=statement, likely=sure)
 
     def _rewrite(self, target, mask, statement, base, walk):
         number_ = number(statement.value)
@@ -167,25 +140,13 @@ class BooleanWriteScalar(Rule):
         return [(statement, text)]
 
 
-def _copied(value, walk):
-    """A clone is written on purpose, and autograd has not saved it."""
-    op = value.op
-    while op is not None and op.inplace and op.input is not None:
-        op = walk.op(op.input)
-    return op is not None and op.name in ("clone", "index", "detach")
-
-
 class Nonzero(Rule):
     code, name = "SO104", "nonzero-index"
-    what = """
-    `torch.nonzero`, `argwhere` and `torch.where(mask)` return as many rows as there are hits: the CPU waits for the
-    GPU.
-    """
+    what = """`torch.nonzero`, `argwhere` and `torch.where(mask)` return as many rows as there are hits: the CPU waits
+    for the GPU."""
     why = "The same wait as `x[mask]`, and beyond 2^31 elements torch raises."
-    fix = """
-    Keep the mask (`safeops.masked_mean`, `torch.where(mask, a, b)`), or `safeops.masked_compact`, whose size is
-    fixed and whose count stays on the device.
-    """
+    fix = """Keep the mask (`safeops.masked_mean`, `torch.where(mask, a, b)`), or `safeops.masked_compact`, whose size
+    is fixed and whose count stays on the device."""
     ops = ("nonzero", "argwhere", "where")
 
     def operation(self, op, walk):

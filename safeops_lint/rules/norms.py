@@ -4,7 +4,6 @@ from safeops_lint.rule import Rule
 from safeops_lint.rules.domains import without_graph
 from safeops_lint.rules.squares import dims, squared
 from safeops_lint.syntax import number
-from safeops_lint.uses import no_gradient
 
 
 def _error(node, walk):
@@ -16,14 +15,10 @@ def _error(node, walk):
 class SpelledNorm(Rule):
     code, name = "SO205", "sqrt-of-square-sum"
     widens = True
-    what = """
-    `sqrt(sum(x**2))` is the norm with the gradient 0 / 0 = NaN at the zero vector, and with squares that overflow
-    in half.
-    """
-    why = """
-    The derivative of sqrt at 0 is infinite, that of the square 0: their product is NaN. `x.norm()` has gradient 0
-    there.
-    """
+    what = """`sqrt(sum(x**2))` is the norm with the gradient 0 / 0 = NaN at the zero vector, and with squares that
+    overflow in half."""
+    why = """The derivative of sqrt at 0 is infinite, that of the square 0: their product is NaN. `x.norm()` has
+    gradient 0 there."""
     fix = "`safeops.safe_norm(x, dim=...)`: gradient 0 at a zero vector, and no square that overflows."
     rewrites = "to `safeops.safe_norm(x, dim=..., keepdim=...)`: fp32 for half input"
     ops = ("sqrt", "pow")
@@ -39,7 +34,7 @@ class SpelledNorm(Rule):
         base = squared(total.input, walk)
         if base is None or walk.checked(op.input):
             return
-        if without_graph(base, walk) or no_gradient(walk.body, op.node):
+        if without_graph(base, walk):
             return
         fix = None
         square = walk.op(total.input)

@@ -17,9 +17,6 @@ def sums_of_products(node, walk, depth=0):
         if product is None or product.name not in ("mul", "minimum"):
             return []
         factors = tensors(product, walk)
-        inner = [result for f in factors for result in sums_of_products(f, walk, depth + 1)]
-        if inner:
-            return inner
         same = len(factors) == 2 and walk.text(factors[0]) == walk.text(factors[1])  # squares are SO201's
         return [op] if len(factors) == 2 and not same else []
     if op.name in ("add", "sub", "mul", "neg", "clamp"):
@@ -35,40 +32,28 @@ def is_sum(node, walk, depth=0):
     if op.name in ("sum", "count_nonzero"):
         return "dtype" not in op.kwargs
     parts = tensors(op, walk)
-    if op.name == "sub" and not walk.value(op.input).tensor:  # 1 - |x|^2 of what lies in the unit ball
-        return False
-    return op.name in ("add", "sub") and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
-
-
-def of_squares(node, walk):
-    total = through(node, walk)
-    return total is not None and squared(total.input, walk) is not None
+    return op.name == "add" and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
 
 
 class Overlap(Rule):
     code, name = "SO210", "overlap-in-half"
-    what = """
-    A ratio of sums over a segmentation (Dice, Tversky, IoU, MCC) in half: beyond 65504 pixels a sum is inf, and the
-    ratio NaN, or 0 with no gradient.
-    """
-    why = """
-    `sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two counts
-    overflows at 256 each.
-    """
-    fix = """
-    `safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the product.
-    """
+    what = """A ratio of sums over a segmentation (Dice, Tversky, IoU, MCC) in half: beyond 65504 pixels a sum is inf,
+    and the ratio NaN, or 0 with no gradient."""
+    why = """`sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two
+    counts overflows at 256 each."""
+    fix = """`safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the
+    product."""
     ops = ("div", "mul")
 
     def operation(self, op, walk):
         if len(op.args) != 1 or wide(op, walk) or not walk.computing:
             return
         if op.name == "mul":
+            norms = any(squared(getattr(through(n, walk), "input", None), walk) is not None for n in tensors(op, walk))
             if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):
                 covers = [(self.code, n) for n in (op.input, op.args[0])]
                 message = "a product of two sums overflows half at 256 each; use .float() first"
-                norms = any(of_squares(n, walk) for n in (op.input, op.args[0]))  # hardly 256, and fp32 by autocast
-                walk.report(self, op.node, message, covers=covers, likely=walk.casts_to_half or not norms)
+                walk.report(self, op.node, message, covers=covers, likely=not norms or walk.casts_to_half)
             return
         over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
         if over is None or over.name not in ("add", "sub") or self._sums(op.args[0], walk) < 2:

@@ -6,28 +6,20 @@ import libcst as cst
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.bounds import BOUNDED, SELECTED, fills_inf, finite
-from safeops_lint.rules.domains import leaves_domain
-from safeops_lint.syntax import dotted
-from safeops_lint.tables import SHAPING
-from safeops_lint.values import NOTHING
+from safeops_lint.rules.domains import unsafe
 
 KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # -inf that is there in forward
 VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is masked out need not be a number
-FINITE = re.compile(r"(nan|finite)s?$", re.IGNORECASE)
 
 
 class TimesMask(Rule):
     code, name = "SO105", "times-mask"
     what = "`x * mask` does not remove what it masks: NaN * 0 and inf * 0 are NaN, in the value and in the gradient."
-    why = """
-    The masked-out places are those most likely to hold garbage: unmeasured targets, log of 0, 0 / 0. It is told of
-    what a logarithm or a fill by -inf made and of masks that say what is finite; where the rule is asked for, of roots,
-    quotients and masks of what is valid.
-    """
-    fix = """
-    `safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
-    `safeops.masked_mean(x, mask)`.
-    """
+    why = """The masked-out places are those most likely to hold garbage: unmeasured targets, log of 0, 0 / 0. It is
+    told of what a logarithm or a fill by -inf made and of masks that say what is finite; where the rule is asked for,
+    of roots, quotients and masks of what is valid."""
+    fix = """`safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
+    `safeops.masked_mean(x, mask)`."""
     rewrites = "`x * mask` to `safeops.masked_fill(x, ~mask, 0)` where the mask is certainly boolean"
     ops = ("mul",)
 
@@ -36,7 +28,7 @@ class TimesMask(Rule):
             return
         left, right = walk.value(op.input), walk.value(op.args[0])
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
-            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or x.guessed or mask.guessed:
+            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer:
                 continue
             if mask.mask == "likely" and not mask.tensor or mask.constant:
                 continue  # made here, as 1 - eye
@@ -50,7 +42,8 @@ class TimesMask(Rule):
             if mask.mask == "bool" and not op.inplace and isinstance(op.node, (cst.BinaryOperation, cst.Call)):
                 fix = [(op.node, f"safeops.masked_fill({walk.argument(x_node)}, {_inverted(mask_node, walk)}, 0)")]
             message = f"times a mask keeps {what}: NaN * 0 and inf * 0 are NaN; use safeops.masked_fill"
-            likely = edge in KEPT if edge else _of_finite(mask_node, walk)
+            names = walk.names_in(mask_node) | walk.names_in(walk.value(mask_node).node)
+            likely = edge in KEPT if edge else any(n.endswith(("nan", "finite", "isinf")) for n in names)
             walk.report(self, op.node, message, fix, likely=likely)
             return
 
@@ -60,53 +53,19 @@ def _edge(node, walk, depth=0):
     op = walk.op(node)
     if fills_inf(op, walk):
         return op.name
-    if op is None or depth > 8 or isinstance(node, cst.Name) and node.value in walk.scope.filled or op.name in SELECTED:
+    filled = isinstance(node, cst.Name) and node.value in walk.scope.filled
+    if op is None or depth > 8 or filled or op.name in SELECTED | BOUNDED | {"exp"}:
         return None
-    if op.name in BOUNDED or op.name == "exp":
-        return None
-    useless = op.name != "div" and any(walk.reported("SO206", n) for n in (op.node, op.input))  # an eps that is 0
-    if leaves_domain(op, walk) or useless:
+    if unsafe(op, walk) or op.name != "div" and any(walk.reported("SO206", n) for n in (op.node, op.input)):
         return op.name
-    by = walk.value(op.args[0]) if op.name == "div" and op.args else NOTHING
-    if by.tensor and not (by.positive or by.constant or by.wide) and not walk.checked(op.args[0]):
-        return "division"
     operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
     return next((name for n in operands if (name := _edge(n, walk, depth + 1))), None)
 
 
-def _of_validity(node, walk, depth=0):
+def _of_validity(node, walk):
     """True if a mask says where there are values at all: `target.isfinite()`, `valid`."""
     names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
-    op = walk.op(node)
-    if _equality(_as_made(node, walk), walk) is not None:  # what is ignored has a class of its own, and no NaN
-        return False
-    inner = op.input if op is not None and depth < 5 else None
-    return any(VALID.search(name) for name in names) or inner is not None and _of_validity(inner, walk, depth + 1)
-
-
-def _of_finite(node, walk, depth=0):
-    """True if it is the mask of what is no NaN, which is then there: `target.isfinite()`."""
-    op = walk.op(node)
-    if op is None or depth > 5:
-        return bool(FINITE.search(dotted(node) or ""))
-    return op.name in ("isfinite", "isnan", "isinf") or op.input is not None and _of_finite(op.input, walk, depth + 1)
-
-
-def _as_made(node, walk):
-    """The mask before it was shaped or cast."""
-    op = walk.op(node)
-    while op is not None and op.name in SHAPING | {"float", "type", "type_as"}:
-        node, op = op.input, walk.op(op.input)
-    return node
-
-
-def _equality(node, walk):
-    """The sides of `a == b` or `a != b`, also behind a name; else None."""
-    test = walk.value(node).node
-    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
-        return None
-    equal = isinstance(test.comparisons[0].operator, (cst.Equal, cst.NotEqual))
-    return (test.left, test.comparisons[0].comparator) if equal else None
+    return any(VALID.search(name) for name in names)
 
 
 def _inverted(mask, walk):

@@ -1,16 +1,11 @@
 """SO201: squares that overflow half before they are summed."""
 
-import re
-
 import libcst as cst
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.bounds import finite
-from safeops_lint.syntax import dotted, number
+from safeops_lint.syntax import number
 from safeops_lint.tables import SHAPING
-
-LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
-PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
 def tensors(op, walk):
@@ -47,27 +42,14 @@ def squared(node, walk):
     return None
 
 
-def power(node, walk):
-    """x of `x**2` and of higher powers, which overflow earlier; else None."""
-    op = walk.op(node)
-    if op is not None and op.name == "pow" and not op.inplace:
-        exponent = number(op.arg(0, "exponent"))
-        return op.input if exponent is not None and exponent >= 2 else None
-    if op is not None and op.name == "mul" and len(op.args) == 1 and not op.inplace:  # w * x * x
-        last = getattr(walk.op(op.input), "name", "") == "mul" and walk.op(op.input).args[-1:]
-        if last and walk.text(last[0]) == walk.text(op.args[0]):
-            return op.args[0]
-    return squared(node, walk)
-
-
 def powers(node, walk, depth=0):
-    """The powers among the terms of what is summed, and the factors of these: `w * (x - y)**2 + z`."""
+    """The squares among the terms of what is summed, and the factors of these: `w * (x - y)**2 + z`."""
     op = walk.op(node)
     if op is None or depth > 5:
         return []
     if op.name in SHAPING or op.name in ("float", "double", "type"):  # widened too late
         return powers(op.input, walk, depth + 1)
-    if power(node, walk) is not None:
+    if squared(node, walk) is not None or op.name == "pow" and (number(op.arg(0, "exponent")) or 0) >= 2:
         return [node]
     if op.name not in ("add", "sub", "mul", "neg", "div"):
         return []
@@ -98,50 +80,37 @@ def in_half(node, walk):
 
 
 def wide(op, walk):
-    return bool(walk.scope.wide or walk.scope.no_half or walk.value(op.node).wide)
+    return bool(walk.scope.wide or walk.value(op.node).wide)
 
 
 class SquareSum(Rule):
     code, name = "SO201", "half-square-sum"
     widens = True
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
-    why = """
-    `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
-    squares in half.
-    """
-    fix = """
-    `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
-    squared in fp32. Or `.float()` before the square.
-    """
-    rewrites = """
-    `((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, `(x ** 2).sum(...)` to `safeops.masked_sum_of_squares(x,
-    ...)`: fp32 for half input
-    """
+    why = """`pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in
+    half squares in half."""
+    fix = """`safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it
+    is and squared in fp32. Or `.float()` before the square."""
+    rewrites = """`((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, `(x ** 2).sum(...)` to
+    `safeops.masked_sum_of_squares(x, ...)`: fp32 for half input"""
     ops = ("sum", "mean", "sqrt")
 
     def operation(self, op, walk):
-        if walk.scope.wide or walk.scope.no_half or "dtype" in op.kwargs:
+        if walk.scope.wide or "dtype" in op.kwargs:
             return
         if not walk.training:
             return
         message = "squares in half overflow at 256; use a safeops loss or .float() first"
         for node in powers(op.input, walk):
-            base = power(node, walk)
+            base = walk.op(node).input
             if walk.value(node).constant or walk.value(node).wide or finite(base, walk):
-                continue
-            if PARAMETER.search(dotted(base) or ""):
                 continue
             likely = walk.casts_to_half  # else autocast alone makes half, and computes pow in fp32
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix, likely=likely)
-            elif self._error(through(base, walk, {"abs"}), walk):
+            elif getattr(through(base, walk, {"abs"}), "name", "") == "sub":  # an error
                 walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message, likely=likely)
-
-    def _error(self, op, walk):
-        """A difference, not from a number, and none of logarithms."""
-        differs = op is not None and op.name == "sub" and number(op.input) is None
-        return differs and not any(LOGARITHM.search(name) for name in walk.names_in(op.node))
 
     def _fix(self, op, base, walk):
         if walk.op(op.input).node is not op.input or set(op.kwargs) - {"dim", "keepdim"}:

@@ -22,20 +22,16 @@ def method(call):
 
 class ScaledClip(Rule):
     code, name = "SO406", "clip-of-scaled-gradients"
-    what = """
-    `clip_grad_norm_` before `scaler.unscale_` clips gradients that are still multiplied by the loss scale;
-    `optimizer.step()` in place of `scaler.step(optimizer)` takes a step by them.
-    """
+    what = """`clip_grad_norm_` before `scaler.unscale_` clips gradients that are still multiplied by the loss scale;
+    `optimizer.step()` in place of `scaler.step(optimizer)` takes a step by them."""
     why = "At a scale of 65536 every norm is above the bound: all steps become the same tiny length, and nothing warns."
     fix = "`scaler.unscale_(optimizer)` before the clipping; `scaler.step` knows that it was done."
     events = ("function", "module")
 
     def visit(self, event, node, walk):
         results = calls(event, node)
-        scaled = any(
-            method(n) == "backward" and isinstance(n.func.value, cst.Call) and method(n.func.value) == "scale"
-            for n in results
-        )
+        back = [n.func.value for n in results if method(n) == "backward"]
+        scaled = any(isinstance(n, cst.Call) and method(n) == "scale" for n in back)
         if not scaled or any(method(n) == "unscale_" for n in results):
             return
         stepped = any(method(n) == "step" and n.args for n in results)  # scaler.step(optimizer)

@@ -12,20 +12,14 @@ AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "
 
 class Variance(Rule):
     code, name = "SO212", "difference-of-squares-variance"
-    what = """
-    `mean(x**2) - mean(x)**2` cancels: the variance of data far from 0 is noise, negative, or 0.
-    """
-    why = """
-    Two nearly equal numbers are subtracted: in fp32 nothing is left where the mean is 4000 times the spread, in fp16
-    where it is 30 times. The square root of a negative one is NaN.
-    """
-    fix = """
-    `safeops.masked_var(x, correction=0)`, `x.var()`; for SSIM `safeops.ssim`, which does not cancel.
-    """
+    what = "`mean(x**2) - mean(x)**2` cancels: the variance of data far from 0 is noise, negative, or 0."
+    why = """Two nearly equal numbers are subtracted: in fp32 nothing is left where the mean is 4000 times the spread,
+    in fp16 where it is 30 times. The square root of a negative one is NaN."""
+    fix = "`safeops.masked_var(x, correction=0)`, `x.var()`; for SSIM `safeops.ssim`, which does not cancel."
     ops = ("sub",)
 
     def operation(self, op, walk):
-        if len(op.args) != 1 or not self._is_square(op.args[0], walk) or not self._average(op.input, walk):
+        if len(op.args) != 1 or squared(op.args[0], walk) is None or not self._average(op.input, walk):
             return
         made = walk.op(op.input)
         window = made is None or made.name.startswith(("conv", "avg_pool"))
@@ -34,19 +28,11 @@ class Variance(Rule):
         message = f"a variance as E[x^2] - E[x]^2 cancels; use {use}"
         walk.report(self, op.node, message, covers=covers, likely=not wide(op, walk))
 
-    def _is_square(self, node, walk):
-        if squared(node, walk) is not None:
-            return True
-        op = walk.op(node)  # mean ** 2 / n
-        return op is not None and op.name == "div" and squared(op.input, walk) is not None
-
     def _average(self, node, walk, depth=0):
         """`(x**2).mean()`, `blur(x * x)`, `F.conv2d(x.pow(2), window)`, also through names."""
         if depth > 4:
             return False
         node = walk.value(node).node if isinstance(node, cst.Name) else node
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
-            return self._average(node.left, walk, depth + 1)
         if not isinstance(node, cst.Call) or not node.args and not isinstance(node.func, cst.Attribute):
             return False
         op = operation(node, walk.imports)

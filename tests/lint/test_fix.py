@@ -39,7 +39,6 @@ EXPRESSIONS = [
     ("SO206", "x", "x.clamp(min=1e-8).log()", "safeops.safe_log(x, eps=1e-8)"),
     ("SO206", "x, y", "x / (y + 1e-8)", "safeops.safe_div(x, y, eps=1e-8, fill_value=None)"),
     ("SO206", "x", "1 / (x + 1e-8)", "safeops.safe_reciprocal(x, eps=1e-8, fill_value=None)"),
-    ("SO206", "x, y", "x / y.abs().clamp(min=1e-8)", "safeops.safe_div(x, y.abs(), eps=1e-8, fill_value=None)"),
     ("SO206", "x", "x / (x.norm(dim=1, keepdim=True) + 1e-8)", "safeops.normalize(x, dim=1, eps=1e-8)"),
     ("SO206", "x", "(x + 1e-12).sqrt()", "safeops.safe_sqrt(x, eps=1e-12)"),
     ("SO207", "x, y", "x.masked_fill(y > 0.5, -1e9).sum()", "safeops.masked_fill(x, y > 0.5, -1e9).sum()"),

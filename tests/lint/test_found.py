@@ -76,12 +76,10 @@ FOUND = [
     ("SO302", "x", "print('loss is', x.mean())\nreturn x.mean()"),
     ("SO302", "x", "text = f'{x.mean()}'\nreturn x"),
     ("SO303", "x", "if torch.isnan(x).any():\n    return x * 0\nreturn x"),
-    ("SO303", "x, weight", "if weight > 0 or weight == None:\n    x = x * 2\nreturn x.mean()"),
     ("SO303", "x, y", "assert (y >= 0).all()\nreturn x"),
     ("SO303", "x", "return x.mean() if x.sum() > 0 else x.sum() * 0"),
     ("SO303", "x", "while not bool((x > 0).all()) and x.mean() > 1:\n    x = x / 2\nreturn x"),
     # what is a tensor
-    ("SO202", "x, batch", "return x.sum() / batch.depth.sum()"),
     ("SO202", "x, batch", "return x.sum() / batch['mask'].sum()"),
     ("SO204", "counts, lam", "return torch.log(counts / lam).mean()"),
     ("SO204", "lam, k", "return ((lam - k) * 2).sqrt().mean()"),
@@ -131,7 +129,6 @@ FOUND = [
     ("SO211", "x, y", "return torch.log(x.exp() + y.exp().sum()).mean()"),
     ("SO211", "x", "return torch.log(torch.cumsum(x.exp(), 0)).mean()"),
     ("SO201", "x", "return x.pow(2).reshape(4, -1).sum(1).mean()"),
-    ("SO201", "x, w", "return torch.sum(w * x * x)"),
     ("SO204", "x", "return torch.log1p(-x.clamp(max=1 - 1e-6)).mean()"),
     ("SO204", "x", "return torch.acos(x.clamp(-1, 1)).mean()"),
     ("SO204", "x, rho=1.5", "return torch.pow(x, 1 - rho).mean()"),
@@ -143,18 +140,15 @@ FOUND = [
     ("SO206", "x", "return torch.log(x + 1e-6).mean()"),
     ("SO206", "x, y", "return (x / (y.abs() + 1e-6)).mean()"),
     ("SO206", "x", "return x.clamp(min=1e-6).reciprocal().mean()"),
-    ("SO206", "x", "return torch.log(x + np.finfo(np.float32).tiny).mean()"),
     ("SO206", "x", "return torch.log(torch.max(x, torch.full_like(x, 1e-9))).mean()"),
     # layers, loops, lambdas, operands of @
     ("SO204", "x", "p = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))\nreturn p(x).log().mean()"),
     ("SO204", "x", "return x.abs().pow(0.5).mean()"),
-    ("SO206", "x, y", "c = nn.CosineSimilarity(dim=1)\nreturn c(x, y).mean()"),
     (
         "SO202",
         "outs, refs",
         "s = 0\nfor i, (o, r) in enumerate(zip(outs, refs)):\n    s += o.sum() / r.sum()\nreturn s",
     ),
-    ("SO204", "x", "f = lambda e: torch.sqrt(e.abs())\nreturn f(x).mean()"),
     ("SO204", "k1, k2", "return torch.sqrt(torch.trace(k1 @ k2))"),
     ("SO204", "h", "return torch.log(1 - h).mean()"),
     # other edges
@@ -210,7 +204,7 @@ def test_clipping_of_what_is_still_scaled():
 def test_a_clamp_below_one_is_not_called_none():
     source = program("x", "p = x.clamp(1e-6, 1 - 1e-6)\nreturn (torch.log(p) + torch.log(1 - p)).sum()")
     (finding,) = [f for f in lint_source(source) if f.code == "SO204"]
-    assert finding.message.startswith("the clamp keeps the argument of log from 0 in fp32 alone")
+    assert finding.message.startswith("a clamp that is 1 in half keeps the argument of log")
 
 
 def test_a_variance_in_a_window_is_that_of_ssim():
@@ -220,13 +214,10 @@ def test_a_variance_in_a_window_is_that_of_ssim():
         assert use in finding.message
 
 
-CLAMPS = [("1", "stops at 1"), ("1 - 1e-6", "from 1 in fp32 alone"), ("0.9999", "from 1 in fp32 alone")]
-
-
-@pytest.mark.parametrize("bound, problem", CLAMPS)
-def test_a_clamp_at_one(bound, problem):
+@pytest.mark.parametrize("bound", ["1", "1 - 1e-6", "0.9999"])
+def test_a_clamp_at_one(bound):
     (finding,) = lint_source(program("x, y", f"return torch.acos((x * y).sum(1).clamp(-1, {bound})).mean()"))
-    assert problem in finding.message
+    assert finding.message.startswith("a clamp that is 1 in half keeps the argument of acos")
 
 
 def test_a_root_is_not_told_of_one():
