@@ -72,6 +72,7 @@ def ssim(o):
                 "torchmetrics.functional.image",
                 "structural_similarity_index_measure",
                 lambda f, x, y: f(x, y, data_range=1.0),
+                other="windows over the edge too, of the image mirrored",
             ),
         },
         definition=_ssim,

@@ -140,7 +140,9 @@ def _of_parts(op, of, label_smoothing, z_loss):
         log_sum = scale = x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)
     if of.has_probabilities:
         q = of.target.detach().movedim(of.dim, -1)
-        q = q if weight is None else q * weight
+        if weight is not None:
+            compute = compute_dtype(x.dtype, q.dtype, weight.dtype)
+            q = q.to(compute) * weight.to(compute)
         columns = [log_sum, _sum(x, q != 0, q), _sum(q, None)]
     else:
         target_logit = _target_logit(of, x)

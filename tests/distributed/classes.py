@@ -110,6 +110,23 @@ def check_far_from_zero():
     compare("cross_entropy", tensors, {"input": [S1], "target": [R]}, torch.float32)
 
 
+def check_probabilities_times_weights():
+    """Half probabilities times half weights of the classes are no product in half, nor are fp32's one in fp32 beside
+    fp64 logits."""
+    for logits, others in (
+        (torch.float32, torch.float16),
+        (torch.float16, torch.float16),
+        (torch.float64, torch.float32),
+    ):
+        tensors = {
+            "input": torch.linspace(-2, 2, 300).repeat(4, 1).to(logits),
+            "target": torch.full((4, 300), 2e-5).to(others),
+            "weight": torch.linspace(5e-5, 1e-4, 300).to(others),
+        }
+        where = {"input": [S1], "target": [S1], "weight": [R]}
+        compare("cross_entropy", tensors, where, torch.float32 if logits == torch.float16 else logits, reduction="sum")
+
+
 def check_infinite_logits():
     """The row's own and no other takes all, by a loss of 0; two of them, or another's, are no distribution."""
     inf = float("inf")
@@ -199,6 +216,7 @@ CASES = {
     "few-rows": check_few_rows,
     "infinite-logits": check_infinite_logits,
     "far-from-zero": check_far_from_zero,
+    "probabilities-times-weights": check_probabilities_times_weights,
     "no-class-exists": check_a_rank_of_which_no_class_exists,
     "wire": check_the_wire,
     "index-out-of-range": check_an_index_out_of_range,

@@ -1,5 +1,7 @@
 """safe_div: input / other with a stand-in, or a floor, where the divisor vanishes; saturation of what does not fit."""
 
+import math
+
 import torch
 
 from safeops.core import check
@@ -10,7 +12,9 @@ from safeops.ops.elementwise._binary import Binary
 
 
 def _define(a, b, eps, fill_value, dtype):
-    if not isinstance(eps, torch.Tensor) and eps < 0:  # fill_value=None (Division)
+    if isinstance(eps, torch.Tensor):  # of a compiled call, which does not know whether it is a floor
+        b, eps = floored(b, -eps), eps.clamp(min=0)
+    elif eps < 0:  # fill_value=None (Division)
         b, eps = floored(b, -eps), 0
     keep = ~((b.abs() < eps) | (b == 0))  # a NaN divisor is kept, and shows
     with torch.no_grad():
@@ -24,8 +28,17 @@ def _define(a, b, eps, fill_value, dtype):
 
 
 def floored(b, least):
-    """sign(b) max(|b|, least), where 0 counts as positive; without a gradient below `least`."""
-    return torch.where(b.abs() < least, torch.full_like(b, least).copysign(torch.where(b < 0, -1.0, 1.0)), b)
+    """sign(b) max(|b|, least), where 0 counts as positive; without a gradient below `least`. Where `least` is a tensor,
+    a negative one is none."""
+    info = torch.finfo(b.dtype)
+    smallest = info.tiny * info.eps  # which a floor that b's dtype rounds to 0 is
+    if isinstance(least, torch.Tensor):
+        sizes = least.to(b.dtype).clamp(min=smallest).expand(b.shape)
+        below = (b.abs() < sizes) & (least > 0)
+    else:
+        sizes = torch.full_like(b, max(least, smallest) if least <= info.max else math.inf)
+        below = b.abs() < sizes
+    return torch.where(below, sizes.copysign(torch.where(b < 0, -1.0, 1.0)), b)
 
 
 def quotient(a, b):
@@ -52,8 +65,10 @@ class Division(Binary):
         if fill_value is not None:
             return super().prepare(input, other, eps, fill_value, dtype)
         self.validate(input, other, eps, None, dtype)
+        # (a number is read as the double that it is, and the default floor stays that of the tensor)
+        dtypes = [x.dtype for x in (input, other) if isinstance(x, torch.Tensor)]
         takes, (input, other, _, *rest) = super().prepare(input, other, 1.0, 0.0, dtype)
-        compute = compute_dtype(input.dtype, other.dtype, rest[1] if rest else input.dtype)
+        compute = compute_dtype(*dtypes, rest[1] if rest else input.dtype)
         return takes, (input, other, -(torch.finfo(compute).tiny if eps is None else eps), *rest)
 
     def validate(self, input, other, eps=None, fill_value=0.0, dtype=None):

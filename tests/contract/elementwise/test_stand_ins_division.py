@@ -1,5 +1,6 @@
 """safe_div where the quotient does not exist or does not fit, and the reported failures that it answers."""
 
+import functools
 import math
 
 import pytest
@@ -232,3 +233,36 @@ def test_a_floor_below_half_is_one_of_fp32():
     b = tensor([0.0, 2.0], torch.float16)
     assert safeops.safe_reciprocal(b, eps=1e-8, fill_value=None)[0] == 65504
     assert safeops.safe_reciprocal(b, eps=1e-8, fill_value=None, dtype=torch.float32)[0] == pytest.approx(1e8)
+
+
+@each_route
+def test_a_floor_that_the_dtype_does_not_hold(route):
+    """One that fp32 rounds to 0 is its smallest number, one that it rounds to inf leaves nothing to divide by."""
+    for eps, small in ((1e-50, torch.finfo(torch.float32).max), (1e39, 0.0), (INF, 0.0)):
+        a, b = tensor([1.0, -1.0, 1.0] * 9), tensor([0.0, -0.0, 2.0] * 9)
+        out, da, db = call(on(route, "safe_div"), a, b, tensor([1.0] * 27), eps=eps, fill_value=None)
+        kept = 0.5 if eps < 1 else 0.0
+        assert torch.equal(out, tensor([small, -small, kept] * 9)) and da.isfinite().all() and db[:2].eq(0).all()
+        assert torch.equal(safeops.safe_div(b.int() + 1, b.int(), eps=eps, fill_value=None)[:1], tensor([small]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_default_floor_is_that_of_the_tensor(dtype):
+    """A number that fp32 does not hold is read as a double; the floor stays that of fp32."""
+    a, floor = tensor([1.0], dtype), 1 / torch.finfo(torch.float32).tiny
+    for number in (0.0, 1e-60, -1e-60):
+        out = safeops.safe_div(a, number, fill_value=None, dtype=torch.float32)
+        assert float(out) == math.copysign(floor, number if number else 1.0)
+
+
+def test_a_floor_that_changes_from_call_to_call_is_compiled_once():
+    """Of a compiled function eps is then a symbol, which does not say whether it is a floor or a limit."""
+    a, b = tensor([1.0] * 4), tensor([0.0, -0.0, 1e-5, 2.0])
+    compiled = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    floor = compiled(lambda eps: (safeops.safe_div(a, b, eps=eps, fill_value=None),
+                                  safeops.safe_reciprocal(b, eps=eps, fill_value=None)))  # fmt: skip
+    limit = compiled(lambda eps: (safeops.safe_div(a, b, eps=eps),))
+    for eps in (1e-3, 1e-2, 1e-1):
+        for call, small in ((floor, 1 / eps), (limit, 0.0)):
+            for out in call(eps):
+                torch.testing.assert_close(out, tensor([small, small, small, 0.5]))
