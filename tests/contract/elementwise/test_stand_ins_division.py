@@ -256,7 +256,7 @@ def test_the_default_floor_is_that_of_the_tensor(dtype):
 
 
 def test_a_floor_that_changes_from_call_to_call_is_compiled_once():
-    """Of a compiled function eps is then a symbol, which does not say whether it is a floor or a limit."""
+    """A compiled function then has a symbol for eps, which does not say whether it is a floor or a limit."""
     a, b = tensor([1.0] * 4), tensor([0.0, -0.0, 1e-5, 2.0])
     compiled = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
     floor = compiled(lambda eps: (safeops.safe_div(a, b, eps=eps, fill_value=None),
