@@ -17,7 +17,7 @@ TENSORISH = tables.words("""x y x1 x2 input inputs output outputs out pred preds
     mask masks real fake imag estimate estimates source err diff dist distance distances cost rate valid mu logvar
     log_var q k v query key value disparity depth error residual reward rewards advantage advantages similarity cosine
     sim returns logprob logprobs logp logps action actions values sigma std flow a b p q r s t u v w z""")
-MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore")
+MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore", "unknown")
 
 
 @dataclasses.dataclass(slots=True)

@@ -57,8 +57,8 @@ class trace:
             of functions outside modules, optimizers and GradScaler.
 
     Sees every op that goes through torch's dispatcher in this thread and in its backward passes, also under autocast,
-    checkpointing and DistributedDataParallel. What a compiled region computes inside is one unseen op: its results are
-    "came in". Other threads are not seen. Costs two counts an op, no synchronisation before the step ends.
+    checkpointing and DistributedDataParallel. A compiled function runs eagerly inside, as under any dispatch mode,
+    and may stay so. Other threads are not seen. Costs two counts an op, no synchronisation before the step ends.
     What html= and log= keep is bounded: at most 1,024 columns of 48 bytes a module. In a longer run neighbouring steps
     share a column, with the largest magnitude of both and the counts of both together.
 

@@ -113,7 +113,7 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
 
     Raises:
         TypeError: an operand is no (real) tensor, eps or fill_value no number, dtype not floating.
-        ValueError: shapes do not broadcast, devices differ, eps is negative.
+        ValueError: shapes do not broadcast, devices differ, eps is negative, or 0 with `fill_value=None`.
 
     Example:
         >>> safeops.safe_div(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 4.0]))

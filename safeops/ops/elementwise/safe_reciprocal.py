@@ -35,7 +35,7 @@ def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
 
     Raises:
         TypeError: `input` is no (real) tensor, eps or fill_value no number, dtype not floating.
-        ValueError: eps is negative.
+        ValueError: eps is negative, or 0 with `fill_value=None`.
 
     Example:
         >>> safeops.safe_reciprocal(torch.tensor([0.0, 4.0]))
