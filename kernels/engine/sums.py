@@ -206,19 +206,8 @@ def weighted_sum(
         compute = torch.float64 if wide else torch.float32
         divisor_dtype = None if denominator is None else denominator.dtype
         by = BY_TENSOR if divisor_dtype else BY_COUNT if divisor is None else BY_NUMBER
-        launch_plan = plan(
-            f,
-            tensors[:-1],
-            shape,
-            reduced,
-            result,
-            compute,
-            mean,
-            (by.value, divisor_dtype),
-            empty_nan,
-            len(parameters),
-            arch,
-        )
+        options = mean, (by.value, divisor_dtype), empty_nan, len(parameters), arch
+        launch_plan = plan(f, tensors[:-1], shape, reduced, result, compute, *options)
         out_shape = tiling.reduced_shape(shape, reduced, keepdim)
         launch_plan.outputs = [allocator(out_shape, kind, device) for kind in (result, torch.float64)]
         return launch_plan
