@@ -42,6 +42,24 @@ def rounded_product(a, b):
 
 
 @triton.jit
+def rounded_root(x):
+    """sqrt(x), rounded as IEEE 754 says: of fp32 tl.sqrt is an approximation."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def rounded_quotient(a, b):
+    """a / b, rounded as IEEE 754 says: of fp32 the operator is an approximation, of a b up to 2^126."""
+    if b.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
 def exponential(x):
     """exp(x) by way of exp2, of which Triton's, unlike its exp, flushes to 0 what is below the normal numbers: three
     instructions less."""

@@ -9,14 +9,14 @@ from ..engine.operand import Operand, Parts, Space
 from ..engine.tile import fetch, in_batch, kept, store, within
 from ..engine.tiling import FLUSH
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX, RowsConfig
-from .row import at_most, declare, divided, divisor, peeled, store_tile, tile_at, tile_is_whole
+from .row import at_most, declare, inverse, peeled, store_tile, tile_at, tile_is_whole, times
 
 
 @triton.jit
 def dot_term(x, g, keep, first, second, by, OP: tl.constexpr, C: tl.constexpr):
     """(y, what a row's dot product sums): y = exp(x - top) / total, or x / norm."""
     if OP == NORMALIZE:
-        y = divided(x, by, C)
+        y = times(x, by)
         term = tl.where(keep, g * y, 0.0)
     else:
         y = tl.exp(x - first) * (1 / second)
@@ -35,7 +35,7 @@ def gradient_tile(y, g, keep, dot, by, OP: tl.constexpr, C: tl.constexpr):
     else:
         value = g - y * dot
     if OP == NORMALIZE:
-        value = divided(value, by, C)
+        value = times(value, by)
     return tl.where(keep, value, 0.0)
 
 
@@ -107,13 +107,13 @@ def rows_backward_kernel(
     nowhere = tl.zeros([1, 1], tl.int1)
     a = fetch(first, space, m, n, nowhere, True)  # one number a row: (BM, 1), or (1, BN)
     if OP == NORMALIZE:
-        by = divisor(a, eps, C)
+        by = inverse(a, eps, C)
         b = a
         counts = ~at_most(a, eps)  # otherwise the divisor is eps, a constant
     else:
         b = fetch(second, space, m, n, nowhere, True).to(C)
         a = a.to(C)
-        by = a
+        by = a, b
         counts = True
     if config.WHOLE:
         y, term, g, keep = tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)

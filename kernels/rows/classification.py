@@ -68,8 +68,8 @@ def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: t
     w = tl.where(keep, 1.0, 0.0).to(config.C)
     if target is not None:
         index = fetch(target, space, m, n, nowhere, True)
-        # in fp64, which holds every index of a class exactly; one that is none is excluded in any case
-        keep &= index.to(tl.float64) != ignore_index
+        # (one that a number of fp64 does not hold exactly is the index of no class, and excluded in any case)
+        keep &= index.to(tl.int64) != tl.full([1, 1], ignore_index, tl.int64)
         result = keep & (index >= 0) & (index < (space.N if config.AXIS == INNER else space.M))
         place = tl.where(result, index, -1).to(config.I)
         if weight is not None:

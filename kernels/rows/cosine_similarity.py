@@ -14,7 +14,7 @@ from ..engine.blocks import is_last, load_partials
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.math import rounded_product
+from ..engine.math import rounded_product, rounded_quotient, rounded_root
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tensors import common_shape, like
@@ -24,8 +24,8 @@ from .row import (
     TileConfig,
     at_most,
     declare,
-    divided,
     divisor,
+    inverse,
     one_per_row,
     part_of,
     scaled_squares,
@@ -36,7 +36,7 @@ from .row import (
 
 @triton.jit
 def cosine_tile(x, y, block, t, space, config):
-    """(unit, sum of squares) of the rows of two tiles, and the sum of their products, in units of both; fp64."""
+    """(unit, sum of squares) of the rows of two tiles, and the sum of their products, in units of both."""
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     m, n = tile_at(space, block, t, config)
@@ -46,10 +46,12 @@ def cosine_tile(x, y, block, t, space, config):
     unit1, a, squares1 = scaled_squares(a, ACROSS)  # (BM, 1), or of rows across memory (1, BN)
     unit2, b, squares2 = scaled_squares(b, ACROSS)
     products = tl.sum(rounded_product(a, b), ACROSS, keep_dims=True)
-    return (
-        unit1.to(tl.float64), squares1.to(tl.float64), unit2.to(tl.float64), squares2.to(tl.float64),
-        products.to(tl.float64),
-    )  # fmt: skip
+    return unit1, squares1, unit2, squares2, products
+
+
+@triton.jit
+def widened(state):
+    return tl.tuple([s.to(tl.float64) for s in state])
 
 
 @triton.jit
@@ -123,7 +125,7 @@ def cosine_kernel(
     else:
         state = empty_state(BO, ACROSS)
         for t in range(split * parts.per_split, tl.minimum(split * parts.per_split + parts.per_split, parts.tiles)):
-            state = merge(state, cosine_tile(x, y, block, t, space, config))
+            state = merge(state, widened(cosine_tile(x, y, block, t, space, config)))
     finished = True
     if config.SPLIT:
         rows = parts.groups.to(I) * BO
@@ -136,9 +138,11 @@ def cosine_kernel(
         if config.SPLIT:
             state = merge_partials(partial, splits, output, rows, config.BS, BO, ACROSS)
         unit1, squares1, unit2, squares2, products = state
-        norm1, norm2 = product_beyond(tl.sqrt(squares1), unit1), product_beyond(tl.sqrt(squares2), unit2)
-        by1, by2 = divisor(norm1, eps, tl.float64), divisor(norm2, eps, tl.float64)
-        value = products * divided(unit1, by1, tl.float64) * divided(unit2, by2, tl.float64)
+        root1, root2 = rounded_root(squares1), rounded_root(squares2)
+        norm1 = product_beyond(root1.to(tl.float64), unit1.to(tl.float64))
+        norm2 = product_beyond(root2.to(tl.float64), unit2.to(tl.float64))
+        value = rounded_quotient(products, divisor(root1, unit1, norm1, eps))
+        value = rounded_quotient(value, divisor(root2, unit2, norm2, eps))
         value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
         m, n = tile_at(space, block, 0, config)
         inside = one_per_row(space, m, n, config)
@@ -161,27 +165,23 @@ def cosine_backward_kernel(
     m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
     # one number a row: (BM, 1), or of rows across memory (1, BN)
-    g = fetch(grad, space, m, n, nowhere, True).to(tl.float64)
+    g = fetch(grad, space, m, n, nowhere, True).to(C)
     c = fetch(value, space, m, n, nowhere, True).to(C)
     norm1 = fetch(first, space, m, n, nowhere, True)
     norm2 = fetch(second, space, m, n, nowhere, True)
-    by1, by2 = divisor(norm1, eps, C), divisor(norm2, eps, C)
+    by1, by2 = inverse(norm1, eps, C), inverse(norm2, eps, C)
     c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
     c2 = tl.where(at_most(norm2, eps), 0.0, c)
     edge = within(space, m, n)
-    u = divided(fetch(x, space, m, n, edge, True).to(C), by1, C)  # (BM, BN)
-    v = divided(fetch(y, space, m, n, edge, True).to(C), by2, C)
-    if C == tl.float64:
-        up1, up2 = divided(g, by1, C), divided(g, by2, C)
-    else:
-        up1, up2 = g * by1, g * by2
+    u = times(fetch(x, space, m, n, edge, True).to(C), by1)  # (BM, BN)
+    v = times(fetch(y, space, m, n, edge, True).to(C), by2)
     if dx is not None:
-        store(dx, space, m, n, times(v - c1 * u, up1, C), edge, True)
+        store(dx, space, m, n, times(v - c1 * u, (g * by1[0], by1[1])), edge, True)
     if dy is not None:
-        store(dy, space, m, n, times(u - c2 * v, up2, C), edge, True)
+        store(dy, space, m, n, times(u - c2 * v, (g * by2[0], by2[1])), edge, True)
 
 
-COSINE = declare(cosine_kernel, threads=128)  # few: each of them works out the numbers of its rows, in fp64
+COSINE = declare(cosine_kernel)
 COSINE_BACKWARD = declare(cosine_backward_kernel)
 
 

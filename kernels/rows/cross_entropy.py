@@ -13,6 +13,7 @@ import triton.language as tl
 from ..engine.blocks import is_last
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
+from ..engine.math import log_any
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import in_batch, store
 from .classification import (
@@ -33,14 +34,16 @@ from .row import declare, one_per_row, part_of, peeled, tile_at
 @triton.jit
 def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr,
            WEIGHT: tl.constexpr, ACROSS: tl.constexpr):  # fmt: skip
-    """(loss, the two parts of L, k, e) of each row, in fp64.
+    """(loss, the two parts of L, k, e) of each row, in the dtype of its sums: fp64 where they are of several parts.
 
     `kept` is asked first: of rows across memory it was loaded by one thread a row, and Triton then hands the sums to
     that thread. Else each thread would work out the logarithms of the eight rows that its access holds."""
     top, total, mass, cross, count, every, moment = tl.tuple(
-        [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0).to(tl.float64) for s in state]
+        [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
     )
-    spread = tl.log(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
+    own_logit, w = own_logit.to(top.dtype), w.to(top.dtype)
+    smoothing, z_loss = tl.full([1, 1], smoothing, top.dtype), tl.full([1, 1], z_loss, top.dtype)
+    spread = log_any(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
     certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
     certain = certain & (not HAS_Q) & (not SMOOTH)
     # +inf shows as NaN, but where it is the row's own logit, and that one alone
@@ -106,12 +109,12 @@ def cross_entropy_kernel(
             state = merge_partials(partial, splits, output, rows, SMOOTH, HAS_Q, WEIGHT, config.BS, BO, config.C)
         # one number a row from here on: (BM, 1), or of rows across memory (1, BN)
         place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
-        own_logit = w.to(tl.float64)  # x_y
+        own_logit = w  # x_y
         if target is not None:
             pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
-            own_logit = tl.load(pointer, mask=kept, other=0).to(tl.float64)
+            own_logit = tl.load(pointer, mask=kept, other=0)
         value, top, spread, factor, even = finish(
-            state, kept, own_logit, w.to(tl.float64), smoothing, z_loss, SMOOTH, HAS_Q, WEIGHT, ACROSS
+            state, kept, own_logit, w, smoothing, z_loss, SMOOTH, HAS_Q, WEIGHT, ACROSS
         )
         inside = one_per_row(space, m, n, config)
         has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any the loss is 0

@@ -10,11 +10,12 @@ import triton.language as tl
 from ..engine.accumulate import add_range
 from ..engine.blocks import await_sums, count_summed, count_written, draw_ticket
 from ..engine.indexing import INNER
+from ..engine.math import rounded_quotient, rounded_root
 from ..engine.operand import Operand, Parts, Space, constants
-from ..engine.scaling import product_beyond
+from ..engine.scaling import product_beyond, reciprocal
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, in_batch, kept, store, within
-from .row import declare, divided, divisor, one_per_row, peeled, scaled_squares, store_tile, tile_at
+from .row import declare, divisor, one_per_row, peeled, scaled_squares, store_tile, tile_at
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -39,8 +40,9 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
     m, n = tile_at(space, block, 0, config)
     inside = one_per_row(space, m, n, config) & (split == 0)
     if OP == NORMALIZE:
-        norm = product_beyond(tl.sqrt(total), top)
-        by = divisor(norm, eps, C)
+        root = tl.sqrt(total)
+        norm = product_beyond(root, top)
+        unit, by = top.to(C), (1 / divisor(root, top, norm, eps)).to(C)
         store(first, space, m, n, norm, inside, True)
     else:
         # as exp(inf - inf) and exp(-inf - -inf) have it
@@ -55,7 +57,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         keep = kept(mask, None, space, m, n, config, mask is not None or not config.PEEL)[0]
         v = fetch(x, space, m, n, keep, True).to(C)  # (BM, BN)
         if OP == NORMALIZE:
-            value = divided(v, by, C)  # y = x / max(|x|, eps)
+            value = v * reciprocal(unit) * by  # y = x / max(|x|, eps)
         else:
             value = softmax_tile(v, keep, top, total, OP)  # y = exp(x - top) / total, or log y
         store_tile(out, space, block, t, m, n, value, config)
@@ -91,8 +93,9 @@ def rows_kernel(
         v = fetch(x, space, m, n, keep, True).to(C)  # (BM, BN)
         if OP == NORMALIZE:
             unit, scaled, squares = scaled_squares(tl.where(keep, v, 0.0), ACROSS)
-            norm = product_beyond(tl.sqrt(squares.to(tl.float64)), unit.to(tl.float64))
-            value = divided(v, divisor(norm, eps, C), C)  # y = x / max(|x|, eps)
+            root = rounded_root(squares)
+            norm = product_beyond(root.to(tl.float64), unit.to(tl.float64))
+            value = scaled * rounded_quotient(1.0, divisor(root, unit, norm, eps))  # y = x / max(|x|, eps)
             store(first, space, m, n, norm, inside, True)
         else:
             top = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)

@@ -1,6 +1,7 @@
 """How rows are cut into tiles, blocks and splits, from sizes alone, and how their kernels are launched."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -27,6 +28,7 @@ MOST_THREADS = 512
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or
 # where it holds numbers of several rows beside those of their elements.
 PER_THREAD = 128
+WARP = 32
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
 FEWEST = 16  # neighbours that make a group of their own
 # phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one
@@ -36,21 +38,45 @@ PEELED_REGISTERS = 64  # at most, for four blocks to a multiprocessor
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
 
-def whole_tile(axis, M, N, vec, tile, itemsize, most):
-    """(BM, BN) with whole rows, or None where they are too long."""
-    if axis is INNER:
-        columns = max(at_least(N, 2 * most), vec)
-        return None if columns > most else (at_least(M, max(tile // columns, 1)), columns)
-    rows = at_least(M, 2 * most)
-    columns = max(at_least(N, max(tile // rows, NEAR // itemsize)), vec)
-    return None if rows * columns > most else (rows, columns)
+class Tile(NamedTuple):
+    rows: int  # BM
+    columns: int  # BN
+    vec: int
+    threads: int
 
 
-def part_tile(axis, M, N, vec, tile, widest):
+def whole_along(M, N, vec, tile, per_thread, threads):
+    """A tile of whole rows along memory. Those that take a warp more than one access have as few warps as can hold
+    them: the sums of a row of one warp need no barrier, and few steps."""
+    columns = max(at_least(N, 2 * MOST_THREADS * per_thread), vec)
+    if vec > 1 and columns > WARP * vec:
+        threads = min(max(columns // per_thread, WARP), MOST_THREADS)
+        tile = threads * per_thread
+    return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
+
+
+def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
+    """The same of rows across memory: as many neighbours as threads, or as many times VEC, where a thread can hold a
+    row. It then sums its rows without the others, and no other works out what is to be worked out for a row."""
+    most = MOST_THREADS * per_thread
+    rows, fewest = at_least(M, 2 * most), NEAR // itemsize
+    if vec > 1:
+        vec = min(vec, max(4 // itemsize, per_thread // rows, 1))
+        tile, fewest = min(per_thread, vec * rows) * threads, max(fewest, min(WARP * vec, most // rows))
+    return Tile(rows, max(at_least(N, max(tile // rows, fewest)), vec), vec, threads)
+
+
+def part_along(M, N, vec, tile, threads):
     """A tile for rows that are read in parts: few at a time, for blocks enough."""
-    widest = tile if axis is INNER else widest
-    columns = max(at_least(N, widest), vec)
-    return at_least(M, max(tile // columns, 1)), columns
+    columns = max(at_least(N, tile), vec)
+    return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
+
+
+def part_across(M, N, vec, tile, threads, itemsize):
+    """The same of rows across memory: as many as threads, as in a tile of whole rows."""
+    vec = min(vec, max(4 // itemsize, 1))
+    columns = max(at_least(N, threads * vec), vec)
+    return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
 
 
 def grouped(shape, strides, dim):
@@ -103,19 +129,27 @@ def plan(
     most_rows, reach = (1, N + vec - 1) if peel else (M, N)  # of a tile; columns of all tiles
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec, dense)
-    per_thread //= 1 if vec > 1 and axis is INNER else 2
+    per_thread //= 1 if vec > 1 else 2
     if per_row_math:
         tile = min(tile, config.threads * per_thread)
-    apart = peel or phases == MAP or per_row_math and axis is OUTER
-    full_tile = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
-    widest = config.threads if per_row_math else 4 * NEAR // itemsize
-    BM, BN = full_tile or part_tile(axis, most_rows, reach, vec, tile, widest)
+    sizes, apart = (M, N, vec, tile), peel or phases == MAP or per_row_math and axis is OUTER
+    if axis is INNER:
+        result = whole_along(*sizes, per_thread, config.threads)
+    else:
+        result = whole_across(*sizes, per_thread, config.threads, itemsize)
+    whole = not apart and result.rows * result.columns <= MOST_THREADS * per_thread
+    if not whole and axis is INNER:
+        result = part_along(most_rows, reach, vec, tile, config.threads)
+    elif not whole:
+        result = part_across(*sizes, config.threads, itemsize)
+    BM, BN, vec, threads = result
     if phases == PICK:
         most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
-    while config.threads < min(MOST_THREADS, BM * BN // per_thread):
-        config = replace(config, threads=config.threads * 2)
-    LM, LN = tiling.lanes_of(axis, BM, BN, vec, config.threads)
+    while threads < min(MOST_THREADS, BM * BN // per_thread):
+        threads *= 2
+    config = replace(config, threads=threads)
+    LM, LN = tiling.lanes_of(axis, BM, BN, vec, threads)
     down, across = -(-M // BM), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
     groups = batch.numel * blocks
@@ -132,7 +166,7 @@ def plan(
         "per_split": per_split,
         "PEEL": peel,
         "AXIS": axis.value,
-        "WHOLE": full_tile is not None,
+        "WHOLE": whole,
         "SPLIT": splits > 1,
         "LONG": per_split > tiling.FLUSH.value,
         "BM": BM,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..engine.indexing import INNER, PEELED
 from ..engine.kernel import Config, Kernel
-from ..engine.math import rounded_product
+from ..engine.math import rounded_product, rounded_quotient
 from ..engine.operand import Space, constants
 from ..engine.scaling import BEYOND, apart, power_below, reciprocal
 from ..engine.tile import base_of, corner, indices, is_whole, offset_of, store, within
@@ -71,50 +71,39 @@ def one_per_row(space, m, n, config):
 
 
 @triton.jit
-def times(x, c, C: tl.constexpr):
-    """x c, for c in fp64, one number a row."""
-    if C == tl.float64:
-        value = x * c
-    else:
-        c, power = apart(c)
-        value = x * c * power
-    return value
-
-
-@triton.jit
 def at_most(norm, eps):
     """True where eps is the divisor. A norm that is marked by a minus is beyond fp64."""
     return (norm >= 0) & (norm <= eps)
 
 
 @triton.jit
-def inverse(norm, eps):
-    """1 / max(norm, eps), 0 for a vector of zeros."""
+def inverse(norm, eps, C: tl.constexpr):
+    """1 / max(norm, eps) of fp64 as two factors in C, the second a power of two: neither overflows, and for the first
+    no quotient of fp64 is needed, which every thread would work out for itself. 0 for a vector of zeros."""
     floor = tl.where(at_most(norm, eps), eps, tl.abs(norm))  # NaN stays
-    by = 1 / tl.where(floor == 0, 1.0, floor)
-    return tl.where(norm == 0, 0.0, tl.where(norm < 0, by / BEYOND, by))
+    if C == tl.float64:
+        power = power_below(floor)
+        c = floor * reciprocal(power)
+        by = tl.where(norm < 0, reciprocal(power) / BEYOND, reciprocal(power))
+    else:
+        c, power = apart(floor)
+        by = reciprocal(power)
+    return tl.where(norm == 0, 0.0, rounded_quotient(1.0, c)), by
 
 
 @triton.jit
-def divisor(norm, eps, C: tl.constexpr):
-    """A number of each row for `divided`: its divisor is max(norm, eps), or 0 for a zero vector. In fp64 this is that
-    divisor, whose inverse may be too large, and for what is narrower the inverse."""
-    if C == tl.float64:
-        by = tl.where(norm == 0, 0.0, tl.where(at_most(norm, eps), eps, norm))
-    else:
-        by = inverse(norm, eps)
-    return by
+def times(x, by):
+    """x c, of c as two factors, one number a row."""
+    c, power = by
+    return x * c * power
 
 
 @triton.jit
-def divided(x, by, C: tl.constexpr):
-    """x over its row's divisor, 0 where that is 0; by: what `divisor` has made of it."""
-    if C == tl.float64:
-        quotient = x / tl.where(by == 0, 1.0, tl.abs(by))
-        value = tl.where(by == 0, 0.0, tl.where(by < 0, quotient / BEYOND, quotient))
-    else:
-        value = times(x, by, C)
-    return value
+def divisor(root, unit, norm, eps):
+    """Of x / unit, which makes it x / max(norm, eps), for norm = root unit; 1 where that is 0."""
+    small = (eps * reciprocal(unit).to(tl.float64)).to(root.dtype)
+    by = tl.where(at_most(norm, eps), small, root)
+    return tl.where(by == 0, 1.0, by)
 
 
 @triton.jit

@@ -8,16 +8,16 @@ from ..engine.elementwise import compute_dtype
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, store, within
 from .plan import MAP, launch
-from .row import declare, part_of, tile_at, times
+from .row import declare, inverse, part_of, tile_at, times
 from .triplet_margin_loss import each_row, excess
 
 
 @triton.jit
 def slope(x, y, eps, factor, norm, C: tl.constexpr):
     """factor (x - y + eps) / norm; 0 of equal vectors. (0 times a slope that is not finite is NaN, as everywhere.)"""
-    by = factor / tl.where(norm == 0, 1.0, norm)
+    c, power = inverse(norm, -1.0, C)
     none = (norm == 0) | ((factor == 0) & (norm < float("inf")))
-    return tl.where(none, 0.0, times(x - y + eps, by, C))
+    return tl.where(none, 0.0, times(x - y + eps, (factor * c, power)))
 
 
 TripletBackwardConfig = constants("SWAP AXIS BM BN VEC C I")
@@ -36,11 +36,11 @@ def triplet_backward_kernel(
     m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
     # one number a row: (BM, 1), or of rows across memory (1, BN)
-    g = fetch(grad, space, m, n, nowhere, True).to(tl.float64)
+    g = fetch(grad, space, m, n, nowhere, True).to(C)
     to_positive = fetch(near, space, m, n, nowhere, True)
     to_negative = fetch(far, space, m, n, nowhere, True)
     between = to_negative
-    of_far, of_apart = tl.full([1, 1], 1.0, tl.float64), tl.full([1, 1], 0.0, tl.float64)
+    of_far, of_apart = tl.full([1, 1], 1.0, C), tl.full([1, 1], 0.0, C)
     if SWAP:  # the smaller distance has the slope; of equal ones each a half, as torch's minimum
         between = fetch(apart, space, m, n, nowhere, True)
         of_far = tl.where(to_negative == between, 0.5, tl.where(to_negative > between, 0.0, 1.0))
