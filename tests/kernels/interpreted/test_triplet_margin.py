@@ -18,7 +18,7 @@ LAYOUTS = {
     "odd rows": ((3, 37), None),
     "long rows": ((2, 300), None),
     "odd long row": ((301,), None),
-    "images": ((2, 70, 40), (0, 2, 1)),
+    "images": ((2, 20, 70), (0, 2, 1)),
     "long columns": ((20, 70), (1, 0)),
     "no two fuse": ((2, 3, 2, 5), (3, 1, 0, 2)),
     "one number": ((1,), None),
