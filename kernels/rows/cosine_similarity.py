@@ -14,7 +14,7 @@ from ..engine.blocks import is_last, load_partials
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.math import rounded_product, rounded_quotient, rounded_root
+from ..engine.math import rough_quotient, rounded_product, rounded_root
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tensors import common_shape, like
@@ -26,6 +26,7 @@ from .row import (
     declare,
     divisor,
     inverse,
+    is_ordinary,
     one_per_row,
     part_of,
     scaled_squares,
@@ -43,9 +44,16 @@ def cosine_tile(x, y, block, t, space, config):
     edge = within(space, m, n)
     a = tl.where(edge, fetch(x, space, m, n, edge, True).to(C), 0.0)  # (BM, BN)
     b = tl.where(edge, fetch(y, space, m, n, edge, True).to(C), 0.0)
-    unit1, a, squares1 = scaled_squares(a, ACROSS)  # (BM, 1), or of rows across memory (1, BN)
-    unit2, b, squares2 = scaled_squares(b, ACROSS)
+    squares1 = tl.sum(rounded_product(a, a), ACROSS, keep_dims=True)  # (BM, 1), or of rows across memory (1, BN)
+    squares2 = tl.sum(rounded_product(b, b), ACROSS, keep_dims=True)
     products = tl.sum(rounded_product(a, b), ACROSS, keep_dims=True)
+    unit1 = tl.full(squares1.shape, 1.0, C)
+    unit2 = unit1
+    inside = one_per_row(space, m, n, config)
+    if not (is_ordinary(squares1, inside) & is_ordinary(squares2, inside)):
+        unit1, a, squares1 = scaled_squares(a, ACROSS)
+        unit2, b, squares2 = scaled_squares(b, ACROSS)
+        products = tl.sum(rounded_product(a, b), ACROSS, keep_dims=True)
     return unit1, squares1, unit2, squares2, products
 
 
@@ -141,8 +149,7 @@ def cosine_kernel(
         root1, root2 = rounded_root(squares1), rounded_root(squares2)
         norm1 = product_beyond(root1.to(tl.float64), unit1.to(tl.float64))
         norm2 = product_beyond(root2.to(tl.float64), unit2.to(tl.float64))
-        value = rounded_quotient(products, divisor(root1, unit1, norm1, eps))
-        value = rounded_quotient(value, divisor(root2, unit2, norm2, eps))
+        value = rough_quotient(rough_quotient(products, divisor(root1, unit1, eps)), divisor(root2, unit2, eps))
         value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
         m, n = tile_at(space, block, 0, config)
         inside = one_per_row(space, m, n, config)

@@ -66,6 +66,17 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, H
     return loss, top, spread, factor, even
 
 
+@triton.jit
+def class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config):
+    """(whether each row is kept, the weight of its class, the logit of its class)"""
+    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
+    own_logit = w
+    if target is not None:
+        pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
+        own_logit = tl.load(pointer, mask=kept, other=0)
+    return kept, w, own_logit
+
+
 CrossEntropyConfig = constants("SMOOTH PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
 
 
@@ -93,9 +104,10 @@ def cross_entropy_kernel(
 
     first = split * parts.per_split
     last = tl.minimum(first + parts.per_split, parts.tiles)
-    if AXIS == INNER and not config.WHOLE and not config.SPLIT:  # a row that is not kept is not read, if it is long
-        kept = class_of(target, mask, weight, ignore_index, space, m, n, config)[1]
-        last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, first)
+    if not config.SPLIT:  # ahead of the logits: two loads, of which the second waits for the first
+        kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config)
+        if AXIS == INNER and not config.WHOLE:  # a row that is not kept is not read, if it is long
+            last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, first)
     state = sum_range(first, last, block, x, probabilities, weight, space, config)
     finished = True
     if config.SPLIT:
@@ -107,12 +119,8 @@ def cross_entropy_kernel(
     if finished:
         if config.SPLIT:
             state = merge_partials(partial, splits, output, rows, SMOOTH, HAS_Q, WEIGHT, config.BS, BO, config.C)
+            kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config)
         # one number a row from here on: (BM, 1), or of rows across memory (1, BN)
-        place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
-        own_logit = w  # x_y
-        if target is not None:
-            pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
-            own_logit = tl.load(pointer, mask=kept, other=0)
         value, top, spread, factor, even = finish(
             state, kept, own_logit, w, smoothing, z_loss, SMOOTH, HAS_Q, WEIGHT, ACROSS
         )

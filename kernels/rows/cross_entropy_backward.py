@@ -46,13 +46,12 @@ def cross_entropy_backward_kernel(
     if WEIGHT and (HAS_Q or SMOOTH):
         per_class = fetch(weight, space, m, n, edge, True).to(C)
 
-    # of each row, in fp64: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or of rows across memory (1, BN)
+    # of each row: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or of rows across memory (1, BN)
     place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
-    g = fetch(grad, space, m, n, nowhere, True).to(tl.float64)
-    w = w.to(tl.float64)
+    g = fetch(grad, space, m, n, nowhere, True).to(C)
     if not WEIGHT or HAS_Q:
-        w = 1.0
-    target_factor = (g * (1 - smoothing) * w).to(C)
+        w = tl.full([1, 1], 1.0, C)
+    target_factor = g * (tl.full([1, 1], 1 - smoothing, C) * w)
     if x is not None:
         high = fetch(row_stats, space, m, n, nowhere, True)  # L = high + low
         next_stat = count.to(tl.int64)
@@ -63,13 +62,14 @@ def cross_entropy_backward_kernel(
         if HAS_Q or (WEIGHT and SMOOTH):
             next_stat += count
             factor = fetch_stat(row_stats, next_stat, space, m, n)  # k
-        factor = tl.where(z_loss == 0, factor, factor + 2 * z_loss * (high.to(tl.float64) + low))
         high, low = high.to(C), low.to(C)
-        factor = (g * factor).to(C) * exponential(-low)
+        twice = tl.full([1, 1], 2 * z_loss, C)
+        factor = tl.where(twice == 0, factor.to(C), factor.to(C) + twice * (high + low))
+        factor = g * factor * exponential(-low)
         if SMOOTH:
             next_stat += count
             even = fetch_stat(row_stats, next_stat, space, m, n)  # e
-            even = (g * even).to(C)
+            even = g * even.to(C)
     if dx is not None:
         value = tl.zeros([config.BM, config.BN], C)
         if x is not None:

@@ -20,7 +20,7 @@ import triton.language as tl
 from ..engine.blocks import load_partials
 from ..engine.indexing import INNER, PEELED, STRIDED, VECTOR
 from ..engine.math import exponential, rounded_product
-from ..engine.state import EXPONENTIALS, lowest_top
+from ..engine.state import EXPONENTIALS, less_top, lowest_top
 from ..engine.tile import by_lane, fetch, within
 from ..engine.tiling import FLUSH
 from .row import tile_at, tile_is_whole
@@ -57,9 +57,8 @@ def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.cons
         v = tl.where(edge, v, float("-inf"))  # one number for a row of the tile has no outside
     v = by_lane(v, config)  # (LM, LN, elements of a thread), as w and q
     larger = tl.maximum(top, tl.max(v, 2))  # of NaN the other: the exponentials show it
-    highest = tl.expand_dims(larger, 2)
-    away = v - highest
-    total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, exponential(away)), 2)
+    away = v - tl.expand_dims(larger, 2)
+    total = total * shrink(top, larger, C) + tl.sum(exponential(less_top(v, tl.expand_dims(larger, 2))), 2)
     if weight is not None:
         w = fetch(weight, space, m, n, edge, EDGE).to(C)
         if weight.kind > PEELED:

@@ -56,13 +56,14 @@ def whole_along(M, N, vec, tile, per_thread, threads):
 
 
 def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
-    """The same of rows across memory: as many neighbours as threads, or as many times VEC, where a thread can hold a
-    row. It then sums its rows without the others, and no other works out what is to be worked out for a row."""
-    most = MOST_THREADS * per_thread
-    rows, fewest = at_least(M, 2 * most), NEAR // itemsize
+    """The same of rows across memory: neighbours for a warp, VEC each, or fewer, of which a thread holds as many rows
+    as it can. Few have a row in common then: each of them works out what is to be worked out for a row."""
+    rows, fewest = at_least(M, 2 * MOST_THREADS * per_thread), NEAR // itemsize
     if vec > 1:
-        vec = min(vec, max(4 // itemsize, per_thread // rows, 1))
-        tile, fewest = min(per_thread, vec * rows) * threads, max(fewest, min(WARP * vec, most // rows))
+        vec = min(vec, max(4 // itemsize, per_thread // rows, 2))
+        fewest = max(min(WARP * vec, threads * per_thread // rows), fewest)
+        tile = rows * fewest
+        threads = max(tile // per_thread, WARP)
     return Tile(rows, max(at_least(N, max(tile // rows, fewest)), vec), vec, threads)
 
 
@@ -72,11 +73,11 @@ def part_along(M, N, vec, tile, threads):
     return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
 
 
-def part_across(M, N, vec, tile, threads, itemsize):
-    """The same of rows across memory: as many as threads, as in a tile of whole rows."""
-    vec = min(vec, max(4 // itemsize, 1))
+def part_across(M, N, vec, per_thread, threads, itemsize):
+    """The same of rows across memory: VEC for each thread, and of each no more than is soon read."""
+    vec = min(vec, max(4 // itemsize, 2))
     columns = max(at_least(N, threads * vec), vec)
-    return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
+    return Tile(at_least(M, max(per_thread // (2 * vec), 1)), columns, vec, threads)
 
 
 def grouped(shape, strides, dim):
@@ -141,13 +142,12 @@ def plan(
     if not whole and axis is INNER:
         result = part_along(most_rows, reach, vec, tile, config.threads)
     elif not whole:
-        result = part_across(*sizes, config.threads, itemsize)
+        result = part_across(M, N, vec, per_thread, config.threads, itemsize)
     BM, BN, vec, threads = result
     if phases == PICK:
         most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
-    while threads < min(MOST_THREADS, BM * BN // per_thread):
-        threads *= 2
+    threads = min(max(threads, BM * BN // per_thread), MOST_THREADS)
     config = replace(config, threads=threads)
     LM, LN = tiling.lanes_of(axis, BM, BN, vec, threads)
     down, across = -(-M // BM), -(-reach // BN)

@@ -99,11 +99,19 @@ def times(x, by):
 
 
 @triton.jit
-def divisor(root, unit, norm, eps):
-    """Of x / unit, which makes it x / max(norm, eps), for norm = root unit; 1 where that is 0."""
-    small = (eps * reciprocal(unit).to(tl.float64)).to(root.dtype)
-    by = tl.where(at_most(norm, eps), small, root)
+def divisor(root, unit, eps):
+    """Of x / unit, which makes it x / max(root unit, eps), root unit its norm; 1 where that is 0."""
+    small = tl.full([1, 1], eps, root.dtype) * reciprocal(unit).to(root.dtype)
+    by = tl.where(root <= small, small, root)  # NaN stays
     return tl.where(by == 0, 1.0, by)
+
+
+@triton.jit
+def is_ordinary(squares, inside):
+    """True if no sum of squares of a block has overflowed, nor is so small that squares may have vanished from it."""
+    least: tl.constexpr = 2.0**-900 if squares.dtype == tl.float64 else 2.0**-100
+    ordinary = (squares >= least) & (squares < float("inf")) | ~inside
+    return tl.min(tl.min(ordinary.to(tl.int32), 1), 0) != 0
 
 
 @triton.jit
@@ -112,6 +120,16 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     unit = power_below(tl.max(tl.abs(x), ACROSS, keep_dims=True))
     x = x * reciprocal(unit)
     return unit, x, tl.sum(rounded_product(x, x), ACROSS, keep_dims=True)
+
+
+@triton.jit
+def any_squares(x, inside, ACROSS: tl.constexpr):
+    """The same, in units of 1 where those of the whole block do."""
+    squares = tl.sum(rounded_product(x, x), ACROSS, keep_dims=True)
+    unit = tl.full(squares.shape, 1.0, x.dtype)
+    if not is_ordinary(squares, inside):
+        unit, x, squares = scaled_squares(x, ACROSS)
+    return unit, x, squares
 
 
 # Left alone, the assembler spills two registers of the general variant to fit one block more.
