@@ -1,5 +1,6 @@
 """How a reduction is cut into tiles, blocks and splits, from sizes alone."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from .indexing import (
 )
 from .launch import Plan
 
+WARP = 32
 FLUSH = tl.constexpr(16)  # tiles, after which the lanes' fp32 sums are added up in fp64
 
 
@@ -77,6 +79,7 @@ def lanes_of(axis, BM, BN, vec, threads):
 class Cut(NamedTuple):
     """How a reduction is spread over tiles, blocks and splits. values: the arguments every such kernel takes."""
 
+    config: object
     outer: object
     inner: object
     batch: object  # None where there is none
@@ -96,7 +99,7 @@ class Cut(NamedTuple):
         dtypes = dtypes | scratch(self.values["SPLIT"])
         plan = Plan(kernel, tensors, dtypes, self.outer, self.inner, self.kinds, self.vec, self.values | values,
                     grid=self.grid, wide=self.wide, arch=arch, batch=self.batch)  # fmt: skip
-        plan.workspace = self.workspace
+        plan.config, plan.workspace = self.config, self.workspace
         return plan
 
 
@@ -124,6 +127,11 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     kinds, vec = tile_kinds(tensors, outside, inner)
     config = kernel.config(arch)
     M, N = outer.numel, inner.numel
+    if axis is INNER and vec > 1 and N > WARP * vec and M >= 4 * POLICY.blocks and not batched:
+        # A warp for each of many rows: the states of its lanes, which are wide, are merged in few steps, and without a
+        # barrier.
+        threads = min(WARP, config.threads)
+        config = replace(config, threads=threads, tile_bytes=config.tile_bytes * threads // config.threads)
     sizes = [None if t is None else t.element_size() for t in tensors]
     narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
     widest = policy.widest_kept if axis is OUTER else policy.widest
@@ -158,7 +166,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     }
     workspace = arrays * splits * outputs if splits > 1 else 0
     outside = Group((batch,), tuple(steps)) if batched else None
-    return Cut(outer, inner, outside, kinds, vec, values, (blocks, splits), wide, workspace)
+    return Cut(config, outer, inner, outside, kinds, vec, values, (blocks, splits), wide, workspace)
 
 
 def scratch(split):

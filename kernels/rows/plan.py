@@ -28,7 +28,6 @@ MOST_THREADS = 512
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or
 # where it holds numbers of several rows beside those of their elements.
 PER_THREAD = 128
-WARP = 32
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
 FEWEST = 16  # neighbours that make a group of their own
 # phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one
@@ -49,8 +48,8 @@ def whole_along(M, N, vec, tile, per_thread, threads):
     """A tile of whole rows along memory. Those that take a warp more than one access have as few warps as can hold
     them: the sums of a row of one warp need no barrier, and few steps."""
     columns = max(at_least(N, 2 * MOST_THREADS * per_thread), vec)
-    if vec > 1 and columns > WARP * vec:
-        threads = min(max(columns // per_thread, WARP), MOST_THREADS)
+    if vec > 1 and columns > tiling.WARP * vec:
+        threads = min(max(columns // per_thread, tiling.WARP), MOST_THREADS)
         tile = threads * per_thread
     return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
 
@@ -61,9 +60,9 @@ def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
     rows, fewest = at_least(M, 2 * MOST_THREADS * per_thread), NEAR // itemsize
     if vec > 1:
         vec = min(vec, max(4 // itemsize, per_thread // rows, 2))
-        fewest = max(min(WARP * vec, threads * per_thread // rows), fewest)
+        fewest = max(min(tiling.WARP * vec, threads * per_thread // rows), fewest)
         tile = rows * fewest
-        threads = max(tile // per_thread, WARP)
+        threads = max(tile // per_thread, tiling.WARP)
     return Tile(rows, max(at_least(N, max(tile // rows, fewest)), vec), vec, threads)
 
 

@@ -220,15 +220,18 @@ def check(name, plan, facts):
     reads = vectors(plan, ("x", "y", "z", "grad", "weight", "probabilities"))
     writes = vectors(plan, ("out", "dy", "dz", "dx", "dq"))
     assert reads or writes
-    wide = {kind: sum(n for width, n in facts[kind].items() if width >= 16) for kind in ("load", "store")}
+    narrow = min(plan.dtypes[n].itemsize for n in reads + writes)
+    # (of rows across memory a thread takes fewer at once, and so more of each)
+    least = min(plan.constants["VEC"] * narrow, 16)
+    wide = {kind: sum(n for width, n in facts[kind].items() if width >= least) for kind in ("load", "store")}
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {facts}"
     if " odd " not in name:  # whose last tile is read element by element
-        narrow = min(plan.dtypes[n].itemsize for n in reads + writes)
-        if narrow == 2 and plan.kinds.get("mask") != LINE.value:  # of which a thread takes two bytes
+        of_mask = plan.kinds.get("mask") == LINE.value or plan.dtypes.get("mask") and plan.constants["VEC"] == 2
+        if narrow == 2 and not of_mask:  # of which a thread takes two bytes
             picked = 2 if "target" in plan.kinds else 0  # the own logits of the rows that a thread holds
             written = 0
             if plan.kernel is MULTI_MARGIN:  # for each element of an access, as Triton has it; and the gradient by it
-                picked, written = 8 * picked, 1 if writes else 0
+                picked, written = 8 * picked, 2 if writes else 0
             single = facts["load"].get(2, 0) <= picked and facts["store"].get(2, 0) <= written
             assert single, f"{name}: single elements: {facts}"
 
