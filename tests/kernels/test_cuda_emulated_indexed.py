@@ -17,7 +17,7 @@ from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 from tests.kernels.test_cuda_emulated_selection import numbers, same
 
 OPS = [ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("safe_gather", "safe_index_select")]
-SOURCES = [*OPS, *(ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "run_sums"))]
+SOURCES = [*OPS, *(ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "line_sums", "run_sums"))]
 SCHEMAS = (
     "_safe_gather(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
     "_safe_gather_backward(Tensor grad, Tensor index, int dim, SymInt[] size, ScalarType? dtype=None) -> Tensor",
