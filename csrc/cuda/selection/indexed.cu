@@ -1,6 +1,6 @@
 // I/O: forward: read index and the elements that it names, write out. Backward, of what line_sums.cu does not take:
-// write zeros; then, if an index is alone in its line, read it and its gradient, write that; else write a key of 8 bytes
-// for each index, sort the keys, read keys and grad, write dx at each destination.
+// write zeros; then, if an index is alone in its line, read it and its gradient, write that; else write a key of 8
+// bytes for each index, sort the keys, read keys and grad, write dx at each destination.
 #include "indexed.cuh"
 #include "line_sums.cuh"
 #include "run_sums.cuh"

@@ -39,53 +39,61 @@ struct Lines {
   bool narrow;
 };
 
-struct Range {  // of exponents: the largest, and 255 - the smallest of what is not zero
-  unsigned top, depth;
+struct Range {  // of magnitudes but zero, as bits
+  unsigned largest = 0, smallest = ~0u;
 };
 
-__device__ inline uint32_t quotient(uint32_t n, const Divider& by) { return (__umulhi(n, by.multiplier) + n) >> by.shift; }
-
-// 0 of zero, 255 of inf and NaN.
-__device__ inline unsigned exponent_of(uint32_t bits) {
-  bits &= 0x7fffffff;
-  return bits >> 23 ? bits >> 23 : bits != 0;
+__device__ inline uint32_t quotient(uint32_t n, const Divider& by) {
+  return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// Adds a number to an integer: by two atomics on words, as there is none on 64 bits in shared memory. Whichever order
-// they come in, each carry is seen by the one that causes it.
-template <int kDropped>
-__device__ inline void add(uint32_t* low, uint32_t* high, uint32_t bits, unsigned exponent, int shift, unsigned top) {
-  if (top == 255) {  // +inf counts in `high`, -inf in `low`, NaN in both
-    const bool nan = bits << 1 > 0xff000000u;
-    if (exponent == 255 && (nan || bits >> 31 == 0)) atomicAdd(high, 1u);
-    if (exponent == 255 && (nan || bits >> 31)) atomicAdd(low, 1u);
-    return;
-  }
-  const int64_t digits = int64_t(((bits & 0x7fffff) | (bits << 1 >> 24 ? 0x800000 : 0)) >> kDropped);
-  const int64_t number = bits >> 31 ? -digits : digits;
-  const int up = shift - int(top) + int(exponent);
-  const uint64 value = uint64(up >= 0 ? number << up : number >> (up < -31 ? 31 : -up));
-  const uint32_t word = uint32_t(value), carry = atomicAdd(low, word) > ~word;
-  const uint32_t rest = uint32_t(value >> 32) + carry;
+// 0 of zero, 255 of inf and NaN.
+__device__ inline unsigned exponent_of(uint32_t magnitude) {
+  return magnitude >> 23 ? magnitude >> 23 : magnitude != 0;
+}
+
+// Adds to an integer by two atomics on words, as there is none on 64 bits in shared memory. Whichever order they come
+// in, each carry is seen by the one that causes it.
+__device__ inline void add(uint32_t* low, uint32_t* high, int64_t number) {
+  const uint32_t word = uint32_t(number), carry = atomicAdd(low, word) > ~word;
+  const uint32_t rest = uint32_t(uint64(number) >> 32) + carry;
   if (rest) atomicAdd(high, rest);
+}
+
+// Counts +inf in `high`, -inf in `low`, NaN in both.
+__device__ inline void count(uint32_t* low, uint32_t* high, uint32_t bits) {
+  if (bits << 1 < 0xff000000u) return;
+  const bool nan = bits << 1 > 0xff000000u;
+  if (nan || bits >> 31 == 0) atomicAdd(high, 1u);
+  if (nan || bits >> 31) atomicAdd(low, 1u);
+}
+
+template <class Codec>  // the significand of a finite number, with its sign
+__device__ inline int64_t digits_of(uint32_t bits) {
+  const uint32_t all = (bits & 0x7fffff) | (bits << 1 >> 24 ? 0x800000 : 0);
+  const int digits = int(all >> (24 - kDigits<Codec>));
+  return bits >> 31 ? -digits : digits;
 }
 
 enum Pass { kRange, kTops, kAdd };  // of exponents: of all; the largest of each destination
 
-// kFlat: a block's entries lie together, in grad and in index.
-template <class Codec, bool kFlat>
+// kFlat: the bytes of an index, if a block's entries lie together in grad and in index, and dx has the type of grad.
+template <class Codec, int kFlat>
 __global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__ Lines lines) {
   using Raw = typename Codec::Raw;
-  constexpr int kDropped = 24 - kDigits<Codec>;  // zeros at the end of each significand
   const uint32_t segment = blockIdx.x % lines.segments, strip = blockIdx.x / lines.segments % lines.strips;
   const int64_t first_slab = int64_t(blockIdx.x / lines.segments / lines.strips) * lines.slab;
   const int64_t first_row = int64_t(segment) * lines.rows, first_column = int64_t(strip) * lines.width;
   const uint32_t slabs = uint32_t(std::min<int64_t>(lines.slab, lines.slabs - first_slab));
   const uint32_t rows = uint32_t(std::min<int64_t>(lines.rows, lines.length - first_row));
   const uint32_t columns = uint32_t(std::min<int64_t>(lines.width, lines.columns - first_column));
-  const uint32_t count = slabs * lines.entries * lines.width, room = (lines.slab * lines.rows * lines.width + 3) & ~3u;
+  const uint32_t entries = slabs * lines.entries * lines.width;
+  const uint32_t room = (lines.slab * lines.rows * lines.width + 3) & ~3u;
   uint32_t* low = reinterpret_cast<uint32_t*>(shared_memory());
   uint32_t *high = low + room, *tops = high + room;
+
+  const int64_t first = first_slab * lines.entries * lines.width;
+  const char *grad = lines.outer.base[1] + first * int64_t(sizeof(Raw)), *indices = lines.outer.base[2] + first * kFlat;
 
   Raw raw[kHeld];
   int target[kHeld];  // -1: none
@@ -95,20 +103,17 @@ __global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__
     for (int u = 0; u < kHeld; ++u) {
       const uint32_t i = begin + u * kBlock + threadIdx.x, place = quotient(i, lines.by_width);
       const uint32_t column = i - place * lines.width, slab = quotient(place, lines.by_entries);
-      const bool named = i < count && column < columns;
-      const char *g = lines.outer.base[1], *at_index = lines.outer.base[2];
-      if constexpr (kFlat) {
-        const int64_t at = first_slab * lines.entries * lines.width + (named ? i : 0);
-        g += at * int64_t(sizeof(Raw));
-        at_index += at * (lines.narrow ? 4 : 8);
-      } else {
+      const bool named = i < entries && (kFlat || column < columns);
+      const int64_t at_entry = named ? i : 0;
+      const char *g = grad + at_entry * int64_t(sizeof(Raw)), *at_index = indices + at_entry * kFlat;
+      if constexpr (kFlat == 0) {
         const int64_t o = first_slab + (named ? slab : 0), c = first_column + (named ? column : 0);
         const uint32_t k = named ? place - slab * lines.entries : 0;
         g = at(lines.outer, 1, o) + (at(lines.inner, 1, c) - lines.inner.base[1]) + k * lines.along[1];
         at_index = at(lines.outer, 2, o) + (at(lines.inner, 2, c) - lines.inner.base[2]) + k * lines.along[2];
       }
       target[u] = named ? int(slab * lines.rows * lines.width + column) : -1;
-      index[u] = index_at(at_index, lines.narrow);
+      index[u] = index_at(at_index, kFlat ? kFlat == 4 : lines.narrow);
       raw[u] = load<Raw>(g);
     }
 #pragma unroll
@@ -118,9 +123,10 @@ __global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__
                       : -1;
   };
   for (uint32_t i = threadIdx.x; i < room / 2; i += kBlock) reinterpret_cast<uint4*>(low)[i] = {};
-  const bool held = count <= kHeld * kBlock;  // all entries, from the first pass on
-  Range range{};
+  const bool held = entries <= kHeld * kBlock;  // all entries, from the first pass on
+  Range range;
   bool exact = false;
+  unsigned top = 0;
 #pragma unroll 1
   for (int pass = kRange; pass <= kAdd; ++pass) {
     if (pass == kTops && exact) continue;
@@ -129,28 +135,42 @@ __global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__
       __syncthreads();
     }
 #pragma unroll 1
-    for (uint32_t begin = 0; begin < count; begin += kHeld * kBlock) {
+    for (uint32_t begin = 0; begin < entries; begin += kHeld * kBlock) {
       if (pass == kRange || !held) read(begin);
+const auto each = [&](const auto& f) {  // f(destination, bits, magnitude) of what is added
 #pragma unroll
-      for (int u = 0; u < kHeld; ++u) {
-        const uint32_t bits = __float_as_uint(Codec::decode(raw[u])), exponent = exponent_of(bits);
-        const int at = target[u];
-        if (at < 0 || exponent == 0) continue;
-        if (pass == kRange) {
-          range.top = std::max(range.top, exponent);
-          range.depth = std::max(range.depth, 255 - exponent);
-        } else if (pass == kTops) {
-          atomicMax(tops + at, exponent);
-        } else {
-          add<kDropped>(low + at, high + at, bits, exponent, lines.shift, exact ? range.top : tops[at]);
+        for (int u = 0; u < kHeld; ++u) {
+          const uint32_t bits = __float_as_uint(Codec::decode(raw[u])), magnitude = bits & 0x7fffffff;
+          if (target[u] >= 0 && magnitude) f(target[u], bits, magnitude);
         }
+      };
+      if (pass == kRange) {
+        each([&](int, uint32_t, uint32_t magnitude) {
+          range.largest = std::max(range.largest, magnitude);
+          range.smallest = std::min(range.smallest, magnitude);
+        });
+      } else if (pass == kTops) {
+        each([&](int at, uint32_t, uint32_t magnitude) { atomicMax(tops + at, exponent_of(magnitude)); });
+      } else if (exact) {
+        each([&](int at, uint32_t bits, uint32_t magnitude) {
+          const int up = lines.shift - int(top) + int(exponent_of(magnitude));
+          add(low + at, high + at, digits_of<Codec>(bits) << up);
+        });
+      } else {
+        each([&](int at, uint32_t bits, uint32_t magnitude) {
+          if (tops[at] == 255) return count(low + at, high + at, bits);
+          const int up = lines.shift - int(tops[at]) + int(exponent_of(magnitude));
+          const int64_t digits = digits_of<Codec>(bits);
+          add(low + at, high + at, up >= 0 ? digits << up : digits >> (up < -31 ? 31 : -up));
+        });
       }
     }
     if (pass == kRange) {
       range = block_reduce<kBlock>(range, reinterpret_cast<Range*>(tops + room), [](Range a, const Range& b) {
-        return Range{std::max(a.top, b.top), std::max(a.depth, b.depth)};
+        return Range{std::max(a.largest, b.largest), std::min(a.smallest, b.smallest)};
       });
-      exact = range.top < 255 && int(range.top + range.depth) - 255 <= lines.shift;
+      top = exponent_of(range.largest);
+      exact = top < 255 && (top == 0 || int(top - exponent_of(range.smallest)) <= lines.shift);
     } else {
       __syncthreads();
     }
@@ -158,20 +178,26 @@ __global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__
 
   // several slabs are whole ones, and lie together
   const uint32_t numel = (lines.slab == 1 ? rows : slabs * lines.rows) * lines.width;
+  const int64_t begin = (first_slab * lines.length + first_row) * lines.columns + first_column;
+  char* dx = lines.dx + begin * size_of(lines.dx_type);
+#pragma unroll 4
   for (uint32_t i = threadIdx.x; i < numel; i += kBlock) {
     const uint32_t row = quotient(i, lines.by_width), column = i - row * lines.width;
-    if (column >= columns) continue;
-    const unsigned top = exact ? range.top : tops[i];
+    if (!kFlat && column >= columns) continue;
+    const int most = int(exact ? top : tops[i]);
     float value;
-    if (top == 255) {
+    if (most == 255) {
       value = __uint_as_float(low[i] && high[i] ? 0x7fc00000u : high[i] ? 0x7f800000u : 0xff800000u);
     } else {
-      const int power = int(top) - lines.shift - 126 - kDigits<Codec>;
-      const int64_t sum = int64_t(uint64(high[i]) << 32 | low[i]);
-      value = float(double(sum) * __longlong_as_double(int64_t(1023 + power) << 52));
+      const int64_t sum = int64_t(uint64(high[i]) << 32 | low[i]), power = most - lines.shift - 126 - kDigits<Codec>;
+      value = float(double(sum) * __longlong_as_double((1023 + power) << 52));
     }
-    const int64_t to = (first_slab * lines.length + first_row + row) * lines.columns + first_column + column;
-    store_raw(lines.dx + to * size_of(lines.dx_type), lines.dx_type, Dynamic<float>::encode(value, lines.dx_type));
+    if constexpr (kFlat > 0) {
+      store(dx + i * int64_t(sizeof(Raw)), Codec::encode(value));
+    } else {
+      const int64_t to = (row * lines.columns + column) * size_of(lines.dx_type);
+      store_raw(dx + to, lines.dx_type, Dynamic<float>::encode(value, lines.dx_type));
+    }
   }
 }
 
@@ -235,7 +261,7 @@ bool add_lines(const Bits& grad, Type type, int dim, const Bits& index, const Sh
   lines.by_entries = Divider(lines.entries);
   lines.dx_type = dx_type;
   lines.narrow = index.width == 4;
-  const bool flat = lines.width == lines.columns && lie_together(lines, 1, grad.width) &&
+  const bool flat = type == dx_type && lines.width == lines.columns && lie_together(lines, 1, grad.width) &&
                     lie_together(lines, 2, index.width);
   const int64_t blocks = parts(lines.slabs, lines.slab) * lines.strips * lines.segments;
   const int shared = int((lines.slab * lines.rows * lines.width + 3) & ~3u) * kBytes + kBlock / 32 * int(sizeof(Range));
@@ -243,7 +269,7 @@ bool add_lines(const Bits& grad, Type type, int dim, const Bits& index, const Sh
     using Codec = decltype(codec);
     lines.shift = 62 - kDigits<Codec>;
     for (int64_t n = entries - 1; n > 0; n /= 2) --lines.shift;  // room for the sum of so many
-    const auto kernel = flat ? line_kernel<Codec, true> : line_kernel<Codec, false>;
+    const auto kernel = !flat ? line_kernel<Codec, 0> : lines.narrow ? line_kernel<Codec, 4> : line_kernel<Codec, 8>;
     start_blocks(kernel, unsigned(blocks), kBlock, shared, stream, lines);
   };
   type == kF16 ? launch(F16()) : type == kBF16 ? launch(BF16()) : launch(F32());
