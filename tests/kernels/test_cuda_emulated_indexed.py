@@ -244,7 +244,7 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_columns_are_summed_in_packets(emulated, dtype):
-    """Of columns too long for shared memory: bits as one by one, where rows of grad are aligned and their columns lie
+    """Columns too long for shared memory: bits as one by one, where rows of grad are aligned and their columns lie
     together; else one by one."""
     ops, counts = emulated
     for entries, shape, dim in ((3000, (18_000, 16), 0), (1100, (2, 18_000, 16), 1)):

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__
 #pragma unroll 1
     for (uint32_t begin = 0; begin < entries; begin += kHeld * kBlock) {
       if (pass == kRange || !held) read(begin);
-const auto each = [&](const auto& f) {  // f(destination, bits, magnitude) of what is added
+      const auto each = [&](const auto& f) {  // f(destination, bits, magnitude) of what is added
 #pragma unroll
         for (int u = 0; u < kHeld; ++u) {
           const uint32_t bits = __float_as_uint(Codec::decode(raw[u])), magnitude = bits & 0x7fffffff;
@@ -203,7 +203,7 @@ const auto each = [&](const auto& f) {  // f(destination, bits, magnitude) of wh
 
 int64_t parts(int64_t n, int64_t most) { return (n + most - 1) / most; }
 
-// What a block takes. False if another way is faster.
+// Sets what a block takes. False if another way is faster.
 bool divide(Lines& lines, int64_t width) {
   const int64_t slabs = lines.slabs, length = lines.length, columns = lines.columns, entries = lines.entries;
   const int64_t sector = 32 / width;  // columns whose elements are read together
