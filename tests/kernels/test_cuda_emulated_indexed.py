@@ -298,15 +298,15 @@ MAGNITUDES = [1e-45, -3e-39, 1e-30, -1e-20, 2e-10, -1.0, 3e5, -1e20, 1e30, -2e38
 def test_magnitudes_far_apart(ops, dtype):
     """A sum is right beside one that is 1e80 times as large, and where all of these are added up, in every order."""
     random = torch.Generator().manual_seed(0)
-    grad = torch.randn(200, 40, generator=random).mul(torch.tensor(MAGNITUDES).repeat(4))
+    grad = torch.randn(40, 40, generator=random).mul(torch.tensor(MAGNITUDES).repeat(4))
     for named in (torch.arange(40) % 10, torch.arange(40) // 4, torch.zeros(40, dtype=torch.int64)):
-        order = torch.stack([torch.randperm(40, generator=random) for _ in range(200)])
+        order = torch.stack([torch.randperm(40, generator=random) for _ in range(40)])
         x, index = grad.to(dtype).gather(1, order), named[order]
-        first = ops._safe_gather_backward(x, index, 1, [200, 10])
-        for row in range(0, 200, 50):
+        first = ops._safe_gather_backward(x, index, 1, [40, 10])
+        for row in range(0, 40, 10):
             check_sums("far apart", first[row, :, None], index[row], x[row, :, None], 10)
         shuffled = torch.randperm(40, generator=random)
-        again = ops._safe_gather_backward(x[:, shuffled].contiguous(), index[:, shuffled], 1, [200, 10])
+        again = ops._safe_gather_backward(x[:, shuffled].contiguous(), index[:, shuffled], 1, [40, 10])
         same("in another order", [again], [first])
 
 
