@@ -16,7 +16,7 @@
 namespace safeops::cuda {
 namespace {
 
-constexpr int kHeld = 8;                                // entries of a thread that are in flight
+constexpr int kMostHeld = 8;                            // entries of a thread that are in flight; half of strided ones
 constexpr int kRoom = 2048, kMostRoom = 8192;           // destinations of a block: for several on an SM; for two
 constexpr int kBytes = 12;                              // of a destination in shared memory
 constexpr int64_t kFew = 256, kAlone = 1 << 15;         // blocks; entries of a block where there are so few
@@ -79,8 +79,9 @@ enum Pass { kRange, kTops, kAdd };  // of exponents: of all; the largest of each
 
 // kFlat: the bytes of an index, if a block's entries lie together in grad and in index, and dx has the type of grad.
 template <class Codec, int kFlat>
-__global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__ Lines lines) {
+__global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __grid_constant__ Lines lines) {
   using Raw = typename Codec::Raw;
+  constexpr int kHeld = kFlat ? kMostHeld : kMostHeld / 2;
   const uint32_t segment = blockIdx.x % lines.segments, strip = blockIdx.x / lines.segments % lines.strips;
   const int64_t first_slab = int64_t(blockIdx.x / lines.segments / lines.strips) * lines.slab;
   const int64_t first_row = int64_t(segment) * lines.rows, first_column = int64_t(strip) * lines.width;
@@ -101,26 +102,25 @@ __global__ void __launch_bounds__(kBlock, 3) line_kernel(const __grid_constant__
     int64_t index[kHeld];
 #pragma unroll
     for (int u = 0; u < kHeld; ++u) {
-      const uint32_t i = begin + u * kBlock + threadIdx.x, place = quotient(i, lines.by_width);
-      const uint32_t column = i - place * lines.width, slab = quotient(place, lines.by_entries);
-      const bool named = i < entries && (kFlat || column < columns);
-      const int64_t at_entry = named ? i : 0;
-      const char *g = grad + at_entry * int64_t(sizeof(Raw)), *at_index = indices + at_entry * kFlat;
+      const uint32_t i = begin + u * kBlock + threadIdx.x, entry = i < entries ? i : 0;
+      const char *g = grad + int64_t(entry) * int64_t(sizeof(Raw)), *at_index = indices + int64_t(entry) * kFlat;
       if constexpr (kFlat == 0) {
-        const int64_t o = first_slab + (named ? slab : 0), c = first_column + (named ? column : 0);
-        const uint32_t k = named ? place - slab * lines.entries : 0;
+        const uint32_t place = quotient(entry, lines.by_width), slab = quotient(place, lines.by_entries);
+        const uint32_t column = entry - place * lines.width, k = place - slab * lines.entries;
+        const int64_t o = first_slab + slab, c = first_column + (column < columns ? column : 0);
         g = at(lines.outer, 1, o) + (at(lines.inner, 1, c) - lines.inner.base[1]) + k * lines.along[1];
         at_index = at(lines.outer, 2, o) + (at(lines.inner, 2, c) - lines.inner.base[2]) + k * lines.along[2];
       }
-      target[u] = named ? int(slab * lines.rows * lines.width + column) : -1;
       index[u] = index_at(at_index, kFlat ? kFlat == 4 : lines.narrow);
       raw[u] = load<Raw>(g);
     }
 #pragma unroll
-    for (int u = 0; u < kHeld; ++u)
-      target[u] = target[u] >= 0 && in_range(index[u] - first_row, rows)
-                      ? target[u] + int(index[u] - first_row) * int(lines.width)
-                      : -1;
+    for (int u = 0; u < kHeld; ++u) {
+      const uint32_t i = begin + u * kBlock + threadIdx.x, place = quotient(i, lines.by_width);
+      const uint32_t column = i - place * lines.width, slab = quotient(place, lines.by_entries);
+      const bool named = i < entries && (kFlat || column < columns) && in_range(index[u] - first_row, rows);
+      target[u] = named ? int((slab * lines.rows + uint32_t(index[u] - first_row)) * lines.width + column) : -1;
+    }
   };
   for (uint32_t i = threadIdx.x; i < room / 2; i += kBlock) reinterpret_cast<uint4*>(low)[i] = {};
   const bool held = entries <= kHeld * kBlock;  // all entries, from the first pass on
@@ -209,7 +209,7 @@ bool divide(Lines& lines, int64_t width) {
   const int64_t sector = 32 / width;  // columns whose elements are read together
   int64_t slab = 1, strip = columns, rows = length;
   if (length * columns <= kRoom) {
-    slab = std::max<int64_t>(1, std::min({kRoom / (length * columns), kHeld * kBlock / (entries * columns),
+    slab = std::max<int64_t>(1, std::min({kRoom / (length * columns), kMostHeld * kBlock / (entries * columns),
                                           slabs / kFew}));
   } else {
     if (columns >= 2 * sector) strip = std::max<int64_t>(1, kRoom / length / sector) * sector;
