@@ -211,6 +211,8 @@ def _assert_allocates_little(subject, cast):
     out = sum(v.numel() for v in values)
     # A reduced output may come with a statistic; an operand that was broadcast gets its gradient by a wide sum.
     statistic = max(16 * out if out < cast.shape().numel() else 0, subject.row_bytes(cast))
+    if str(subject.device).startswith("cuda"):
+        statistic += subject.workspace * cast.shape().numel()
     _within("forward", _peak_bytes(subject.device, forward), values, cast, statistic)
     tracked = [v for v in values if v.requires_grad]
     if not tracked:

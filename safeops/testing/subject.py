@@ -52,6 +52,7 @@ class Subject:
     row_terms         the same for ops along one dim (softmax, cosine), which may save some numbers a row for backward.
     several_terms     a derivative is a sum: whether infinite terms make NaN or inf of it depends on their order.
     finite            a `safe_*` function: finite in, finite out.
+    workspace         bytes an element that a GPU needs beside the results.
     device            where everything runs.
     skip              {check name: reason}.
     """
@@ -71,6 +72,7 @@ class Subject:
     row_terms: Callable | None = None
     several_terms: bool = False
     finite: bool = False
+    workspace: int = 0
     errors: Sequence[Bad] = ()
     device: str = "cpu"
     skip: Mapping[str, str] = field(default_factory=dict)

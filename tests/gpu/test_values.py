@@ -113,6 +113,8 @@ def layouts_of_indices():
         torch.manual_seed(1)
         for name, what, leaf, dim, index in (
             ("safe_gather", "one a row", x, 1, at(300, 1, size=129)),
+            ("safe_gather", "lines", x, 1, at(300, 500, size=129)),
+            ("safe_gather", "across", x, 0, at(700, 129, size=300)),
             ("safe_gather", "expanded", x[:, :128], 0, at(7000, 1, size=300).expand(7000, 128)),
             ("safe_gather", "transposed", x.t(), 0, at(300, 129, size=129).t()),
             ("safe_index_select", "rows", x[:, :128].contiguous(), 0, at(5000, size=300)),

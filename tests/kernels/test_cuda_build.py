@@ -28,8 +28,8 @@ SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include 
 IMAGES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "moments.cuh"' in p.read_text()]
 VOLUMES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "volumes.cuh"' in p.read_text()]
 VARIATION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "neighbours.cuh"' in p.read_text()]
-# shared by safe_gather and safe_index_select: with CUB's sort, and the sums
-INDEXED, SUMS = (ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "run_sums"))
+# shared by safe_gather and safe_index_select: with CUB's sort, and the sums of lines and of runs
+INDEXED, LINES, SUMS = (ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "line_sums", "run_sums"))
 ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
 pytestmark = [
@@ -184,7 +184,8 @@ def test_selection_moves_packets(built, source, arch):
 @needs_library
 @pytest.mark.parametrize("arch", ARCHS)
 def test_indexed_compiles_without_spills_or_stack(built, arch):
-    for source, count, most in ((INDEXED, 6, 64), (SUMS, 6, 80)):  # 5 widths and keys; 6 ways to hold what is summed
+    # 5 widths, places and keys; 3 dtypes in three layouts; 6 ways to hold what is summed
+    for source, count, most in ((INDEXED, 7, 64), (LINES, 9, 80), (SUMS, 6, 80)):
         _, table = built[source.stem, arch]
         kernels = {name: row for name, row in table.items() if "cub" not in name}
         assert len(kernels) == count, f"{source.name}: {list(kernels)}"
@@ -197,12 +198,16 @@ def test_indexed_compiles_without_spills_or_stack(built, arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_indexed_moves_packets(built, arch):
     """Rows are read and written by 16 bytes, every access known to be global."""
-    table, report = (built[INDEXED.stem, arch][k] | built[SUMS.stem, arch][k] for k in range(2))
+    table, report = ({k: v for s in (INDEXED, LINES, SUMS) for k, v in built[s.stem, arch][i].items()} for i in (0, 1))
     table, report = ({n: row for n, row in demangled(t).items() if "cub::" not in n} for t in (table, report))
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     (row,) = [row for name, row in table.items() if "look_up_kernel<uint4>" in name]
     assert row["LDG.128"] == 2 and row["STG.128"] == 2, row
+    flat = {name: row for name, row in table.items() if re.search("line_kernel<.*, [48]>", name)}
+    assert len(flat) == 6
+    for name, row in flat.items():  # a thread reads 8 gradients and indices at once
+        assert sum(n for key, n in row.items() if key.startswith("LDG")) == 16, (name, row)
     packets = {name: row for name, row in table.items() if "sum_kernel<Fixed" in name}
     assert len(packets) == 4
     for name, row in packets.items():

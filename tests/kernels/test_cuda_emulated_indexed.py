@@ -17,7 +17,7 @@ from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 from tests.kernels.test_cuda_emulated_selection import numbers, same
 
 OPS = [ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("safe_gather", "safe_index_select")]
-SOURCES = [*OPS, *(ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "run_sums"))]
+SOURCES = [*OPS, *(ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "line_sums", "run_sums"))]
 SCHEMAS = (
     "_safe_gather(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
     "_safe_gather_backward(Tensor grad, Tensor index, int dim, SymInt[] size, ScalarType? dtype=None) -> Tensor",
@@ -206,6 +206,10 @@ def test_sums(ops, kind, dtype):
         got = ops._safe_gather_backward(grad[:, 0], index, 0, [length])
         check_sums(what, got[:, None], index, grad, length)
         same(what, [ops._safe_gather_backward(grad[:, 0], index.int(), 0, [length])], [got])
+        # An index that is smaller than dx beside its dim is sorted.
+        wider = ops._safe_gather_backward(grad, index[:, None], 0, [length, 2])
+        check_sums(what, wider[:, :1], index, grad, length)
+        assert not wider[:, 1].any()
         columns = 3 if entries < 3000 else 1
         lines = torch.cat([grad, torch.randn(entries, columns, generator=random).to(dtype)], dim=1)[:, :columns]
         rows = ops._safe_index_select_backward(lines, index, 0, [length, columns])
@@ -240,9 +244,10 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_columns_are_summed_in_packets(emulated, dtype):
-    """Bits as one by one, where rows of grad are aligned and their columns lie together; else one by one."""
+    """Columns too long for shared memory: bits as one by one, where rows of grad are aligned and their columns lie
+    together; else one by one."""
     ops, counts = emulated
-    for entries, shape, dim in ((2, (4, 64), 0), (33, (4, 64), 0), (3000, (7, 64), 0), (100, (3, 7, 32), 1)):
+    for entries, shape, dim in ((3000, (18_000, 16), 0), (1100, (2, 18_000, 16), 1)):
         index = indices(entries, size=shape[dim])
         sizes = [entries if d == dim else n for d, n in enumerate(shape)]
         grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -274,8 +279,8 @@ def test_gradients_in_another_dtype(ops):
 
 
 def test_a_place_named_once_gets_the_gradient_itself(ops):
-    """-0.0, subnormals and infinities included, and a NaN stays at the place it was sent to."""
-    grad = torch.tensor([-0.0, 0.0, 1e-45, -1e-40, torch.inf, -torch.inf, torch.nan, 3.0]).repeat(200)
+    """Subnormals and infinities included, and a NaN stays at the place it was sent to."""
+    grad = torch.tensor([0.0, 0.0, 1e-45, -1e-40, torch.inf, -torch.inf, torch.nan, 3.0]).repeat(200)
     index = torch.randperm(1600, generator=torch.Generator().manual_seed(0))
     want = torch.zeros(1600)
     want[index] = grad
@@ -284,6 +289,96 @@ def test_a_place_named_once_gets_the_gradient_itself(ops):
         ops._safe_index_select_backward(grad[:, None], index, 0, [1600, 1])[:, 0],
     ):
         assert_same_bits("named once", got, want, "differs from the gradient")
+
+
+MAGNITUDES = [1e-45, -3e-39, 1e-30, -1e-20, 2e-10, -1.0, 3e5, -1e20, 1e30, -2e38]
+
+
+@pytest.mark.parametrize("dtype", FLOATS[1:3], ids=str)
+def test_magnitudes_far_apart(ops, dtype):
+    """A sum is right beside one that is 1e80 times as large, and where all of these are added up, in every order."""
+    random = torch.Generator().manual_seed(0)
+    grad = torch.randn(40, 40, generator=random).mul(torch.tensor(MAGNITUDES).repeat(4))
+    for named in (torch.arange(40) % 10, torch.arange(40) // 4, torch.zeros(40, dtype=torch.int64)):
+        order = torch.stack([torch.randperm(40, generator=random) for _ in range(40)])
+        x, index = grad.to(dtype).gather(1, order), named[order]
+        first = ops._safe_gather_backward(x, index, 1, [40, 10])
+        for row in range(0, 40, 10):
+            check_sums("far apart", first[row, :, None], index[row], x[row, :, None], 10)
+        shuffled = torch.randperm(40, generator=random)
+        again = ops._safe_gather_backward(x[:, shuffled].contiguous(), index[:, shuffled], 1, [40, 10])
+        same("in another order", [again], [first])
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
+def test_sums_are_exact_where_a_block_has_what_it_adds_in_reach(ops, dtype):
+    """Rounded once: as a sum in fp64."""
+    grad = torch.randn(30, 500, generator=torch.Generator().manual_seed(0)).to(dtype)
+    index = indices(30, 500, size=70)
+    got = ops._safe_gather_backward(grad, index, 1, [30, 70])
+    inside = (index >= 0) & (index < 70)
+    want = torch.zeros(30, 70, dtype=torch.float64)
+    want.scatter_add_(1, index.clamp(0, 69), torch.where(inside, grad.double(), 0))
+    same("exact", [got], [want.float().to(dtype)])
+
+
+def test_nonfinite_sums(ops):
+    """inf - inf is NaN at its place alone; what is out of range counts nowhere; places beside them are as before."""
+    inf, nan = torch.inf, torch.nan
+    grad = torch.tensor([[inf, 1.0, inf, -inf, inf, -inf, nan, 2.0, 1e-30, -2.0, nan, 3.0]])
+    index = torch.tensor([[0, 0, 1, 1, 2, 3, 4, 4, 5, 6, -1, 5]])
+    for dtype in FLOATS[:3]:
+        got = ops._safe_gather_backward(grad.to(dtype), index, 1, [1, 8])
+        want = torch.tensor([[inf, nan, inf, -inf, nan, 3.0, -2.0, 0.0]], dtype=dtype)
+        assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)) and torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isinf(), want.isinf())
+    tall = torch.full((1, 3), torch.finfo(torch.float32).max)  # overflows in the sum alone
+    got = ops._safe_gather_backward(tall * torch.tensor([1.0, 1.0, -1.0]), torch.tensor([[0, 0, 1]]), 1, [1, 2])
+    assert got.tolist() == [[inf, -tall[0, 0].item()]]
+
+
+LINES = [  # (shape of dx, dim, entries): what a block takes
+    ((520, 5), 1, 5),  # several lines
+    ((515, 2, 2), 1, 3),  # several slabs
+    ((3, 1000), 1, 1000),  # a line
+    ((2, 3000), 1, 7000),  # one by one, from cache
+    ((1, 20_000), 1, 900),  # segments
+    ((40, 100), 0, 30),  # columns
+    ((2, 700, 50), 1, 60),  # strips of columns, the last one shorter
+    ((2, 3000, 20), 1, 40),  # segments of strips
+]
+
+
+@pytest.mark.parametrize("number", range(len(LINES)))
+def test_lines_are_summed_in_one_launch(emulated, number):
+    """Without memory set or sorted; the same bits however the threads take turns, and of any layout."""
+    ops, counts = emulated
+    (shape, dim, entries), dtype = LINES[number], FLOATS[number % 3]
+    sizes = [entries if d == dim else n for d, n in enumerate(shape)]
+    grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
+    index = indices(*sizes, size=shape[dim], dtype=torch.int32).long()
+    counts.library.emulated_kernels(13000), counts.library.emulated_memory_operations()
+    first = ops._safe_gather_backward(grad, index, dim, shape)
+    assert (counts.library.emulated_kernels(13000), counts.library.emulated_memory_operations()) == (1, 0)
+    inside = (index >= 0) & (index < shape[dim])
+    want = torch.zeros(shape, dtype=torch.float64)
+    want.scatter_add_(dim, index.clamp(0, shape[dim] - 1), torch.where(inside, grad.double(), 0))
+    same("value", [first], [want.float().to(dtype)])
+    turned = tuple(range(len(shape)))[::-1]
+    laid = grad.permute(turned).contiguous().permute(turned)
+    for g, i in ((grad, index), (laid, index), (grad, index.int())):
+        same("again", [ops._safe_gather_backward(g, i, dim, shape)], [first])
+
+
+def test_an_index_alone_in_its_line_is_not_added(emulated):
+    """Zeros are set, and one launch writes what is named."""
+    ops, counts = emulated
+    grad, index = torch.randn(300, 1), indices(300, 1, size=17)
+    counts.library.emulated_kernels(13000), counts.library.emulated_memory_operations()
+    got = ops._safe_gather_backward(grad, index, 1, [300, 17])
+    assert (counts.library.emulated_kernels(13000), counts.library.emulated_memory_operations()) == (1, 1)
+    inside = (index >= 0) & (index < 17)
+    assert torch.equal(got, torch.zeros(300, 17).scatter_add_(1, index.clamp(0, 16), grad * inside))
 
 
 def test_half_sums_are_fp32_and_overflow_to_inf(ops):

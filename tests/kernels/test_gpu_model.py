@@ -17,7 +17,7 @@ from tests.kernels.test_cuda_build import needs_library
 
 modelled = pytest.importorskip("tests.kernels.modelled")
 H200 = gpu_model.GPUS["H200"]
-# Their time is that of sorting random keys, of which the machine code says nothing.
+# Their time depends on the indices (atomics that meet in a bank, a sort), of which the machine code says nothing.
 ADDED_UP = "_safe_gather_backward", "_safe_index_select_backward"
 SLACK = 0.02  # that the table's rounding, and another version of the assembler, may take
 

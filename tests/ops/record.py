@@ -82,6 +82,7 @@ class Record:
             routes={"composite": self.adapt(on("composite", self.name))},
             errors=self.bad_calls,
             device=DEVICE,
+            workspace=self.workspace,
             skip=skip,
             name=self.name + suffix,
             **fields,

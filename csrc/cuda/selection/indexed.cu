@@ -1,6 +1,8 @@
-// I/O: forward: read index and the elements that it names, write out. Backward: write a key of 8 bytes for each index,
-// sort the keys, write zeros, read keys and grad, write dx at each destination.
+// I/O: forward: read index and the elements that it names, write out. Backward, of what line_sums.cu does not take:
+// write zeros; then, if an index is alone in its line, read it and its gradient, write that; else write a key of 8
+// bytes for each index, sort the keys, read keys and grad, write dx at each destination.
 #include "indexed.cuh"
+#include "line_sums.cuh"
 #include "run_sums.cuh"
 
 #define CCCL_DISABLE_NVTX  // it would add profiler ranges to each call
@@ -17,12 +19,6 @@ __device__ inline void locate(const Plan<N>& plan, uint32_t i, char* (&p)[N]) {
 #pragma unroll
   for (int o = 0; o < N; ++o) p[o] = plan.base[o] + offset[o];
 }
-
-__device__ inline int64_t index_at(const char* p, bool narrow) {
-  return narrow ? int64_t(int32_t(load<uint32_t>(p))) : int64_t(load<uint64>(p));
-}
-
-__device__ inline bool in_range(int64_t index, int64_t length) { return uint64(index) < uint64(length); }
 
 // ---- forward
 
@@ -70,6 +66,26 @@ int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
 
 // ---- backward
 
+struct Place {
+  int64_t length, step;  // of the indexed dim, the step in bytes
+  Type type, dx_type;
+  bool narrow;
+};
+
+// Operands: dx at index 0 of the indexed dim, index, grad. No destination is named twice.
+__global__ void __launch_bounds__(kThreads)
+    place_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Place place) {
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= uint32_t(plan.numel)) return;
+  char* p[3];
+  locate(plan, i, p);
+  const int64_t index = index_at(p[1], place.narrow);
+  if (!in_range(index, place.length)) return;
+  using Any = Dynamic<double>;
+  const double value = Any::decode(load_raw<uint64>(p[2], place.type), place.type);
+  store_raw(p[0] + index * place.step, place.dx_type, Any::encode(value, place.dx_type));
+}
+
 struct Keys {
   char *keys, *origin;  // base addresses of both operands, for the whole launch
   int64_t length, step, total;
@@ -113,37 +129,25 @@ int bits_of(uint64_t n) {
   return bits;
 }
 
-}  // namespace
-
-void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint64_t fill, char* out,
-             cudaStream_t stream) {
-  if (shape.numel() == 0) return;
-  Bits source = x, indices = index, target = x;
-  if (index.shape.ndim != shape.ndim) {  // a vector: the same for all lines
-    for (int d = 0; d < shape.ndim; ++d) indices.stride[d] = d == dim ? index.stride[0] : 0;
-  }
-  source.shape = indices.shape = target.shape = shape;
-  target.data = out;
-  contiguous_strides(shape, target.stride);
+void place(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, char* dx,
+           cudaStream_t stream) {
+  Bits source = grad, indices = along_lines(index, grad.shape, dim), target = grad;
+  target.data = dx;
+  target.width = size_of(dx_type);
+  contiguous_strides(size, target.stride);
   source.in_bytes(), indices.in_bytes(), target.in_bytes();
-  const int64_t length = x.shape.size[dim], step = source.stride[dim];
-  source.stride[dim] = 0;
-  Plan<3> full_plan = make_plan<3>(shape, {target.all(), indices.all(), source.all()});
-  by_any_width(widen(full_plan, x.width, step), [&](auto bits) {
-    using T = decltype(bits);
-    const LookUp<T> look{length, step, index.width == 4, filled<T>(fill, x.width)};
-    for_each_part(full_plan, [&](Plan<3>& plan) {
-      set_dividers(plan, 1);
-      start(look_up_kernel<T>, blocks_for(plan.numel, kThreads * kInFlight<T>), stream, plan, look);
-    });
+  const Place one{size.size[dim], target.stride[dim], type, dx_type, index.width == 4};
+  target.stride[dim] = 0;
+  for_each_part(make_plan<3>(grad.shape, {target.all(), indices.all(), source.all()}), [&](Plan<3>& plan) {
+    set_dividers(plan, 1);
+    start(place_kernel, blocks_for(plan.numel, kThreads), stream, plan, one);
   });
 }
 
-void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, const Tensor& dx,
-            cudaStream_t stream) {
-  const int64_t bytes = size.numel() * size_of(dx_type), entries = index.shape.numel();
-  if (bytes) cudaMemsetAsync(dx.data_ptr(), 0, bytes, stream);
-  if (bytes == 0 || grad.shape.numel() == 0) return;
+// Entries of a destination are added up in the order of the index.
+void add_sorted(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type,
+                const Tensor& dx, cudaStream_t stream) {
+  const int64_t entries = index.shape.numel();
   // A vector of indices moves whole lines, which are columns. Otherwise each index is an entry of its own, in one
   // column.
   const bool lines = index.shape.ndim == 1;
@@ -188,6 +192,41 @@ void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape
            {plan_in_order<1>(inner, {line}), reinterpret_cast<const char*>(sorted), entries, total, inner.numel(),
             lines ? strides[dim] : 1, position_bits, type, dx_type, static_cast<char*>(dx.data_ptr())},
            dx, stream);
+}
+
+}  // namespace
+
+void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint64_t fill, char* out,
+             cudaStream_t stream) {
+  if (shape.numel() == 0) return;
+  Bits source = x, indices = along_lines(index, shape, dim), target = x;
+  source.shape = target.shape = shape;
+  target.data = out;
+  contiguous_strides(shape, target.stride);
+  source.in_bytes(), indices.in_bytes(), target.in_bytes();
+  const int64_t length = x.shape.size[dim], step = source.stride[dim];
+  source.stride[dim] = 0;
+  Plan<3> full_plan = make_plan<3>(shape, {target.all(), indices.all(), source.all()});
+  by_any_width(widen(full_plan, x.width, step), [&](auto bits) {
+    using T = decltype(bits);
+    const LookUp<T> look{length, step, index.width == 4, filled<T>(fill, x.width)};
+    for_each_part(full_plan, [&](Plan<3>& plan) {
+      set_dividers(plan, 1);
+      start(look_up_kernel<T>, blocks_for(plan.numel, kThreads * kInFlight<T>), stream, plan, look);
+    });
+  });
+}
+
+void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, const Tensor& dx,
+            cudaStream_t stream) {
+  const int64_t bytes = size.numel() * size_of(dx_type);
+  char* data = static_cast<char*>(dx.data_ptr());
+  if (bytes == 0) return;
+  const bool empty = grad.shape.numel() == 0, alone = !empty && grad.shape.size[dim] == 1;
+  if (!empty && !alone && add_lines(grad, type, dim, index, size, dx_type, data, stream)) return;
+  cudaMemsetAsync(data, 0, bytes, stream);
+  if (alone) place(grad, type, dim, index, size, dx_type, data, stream);
+  else if (!empty) add_sorted(grad, type, dim, index, size, dx_type, dx, stream);
 }
 
 }  // namespace safeops::cuda

@@ -1,4 +1,4 @@
-// Gathering by an index and adding up gradients, for safe_gather and safe_index_select. Host only.
+// Gathering by an index and adding up gradients, for safe_gather and safe_index_select.
 //
 // An index is a vector along one dim, or has every dim. The host never reads it: an index out of range reads the fill
 // value, and is left out of a sum.
@@ -9,6 +9,14 @@
 
 namespace safeops::cuda {
 
+__device__ inline int64_t index_at(const char* p, bool narrow) {
+  return narrow ? int64_t(int32_t(load<uint32_t>(p))) : int64_t(load<uint64>(p));
+}
+
+__device__ inline bool in_range(int64_t index, int64_t length) { return uint64(index) < uint64(length); }
+
+// ---- host
+
 inline Bits index_of(const Tensor& index, const Tensor& input, const char* op) {
   check_device(index, input, op, "index");
   is_narrow_index(index);
@@ -17,13 +25,22 @@ inline Bits index_of(const Tensor& index, const Tensor& input, const char* op) {
   return bits;
 }
 
+// The index of entries of `shape`: a vector is the same for all lines along `dim`.
+inline Bits along_lines(const Bits& index, const Shape& shape, int dim) {
+  Bits all = index;
+  all.shape = shape;
+  if (index.shape.ndim != shape.ndim)
+    for (int d = 0; d < shape.ndim; ++d) all.stride[d] = d == dim ? index.stride[0] : 0;
+  return all;
+}
+
 // out[i] = x[i with index[i] at `dim`], `fill` where that is out of range. `out` is contiguous, of `shape`; x has as
 // many dims (a 0-dim tensor as a vector), and may be smaller only in `dim`.
 void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint64_t fill, char* out,
              cudaStream_t stream);
 
-// dx of shape `size`, contiguous: for each destination the sum of grad over the index entries that name it, in fp32, or
-// in fp64 if grad or dx is. The order of every sum depends on the index alone: the bits repeat.
+// dx of shape `size`, contiguous: for each destination the sum of grad over the index entries that name it, as right as
+// in fp32, or in fp64 if grad or dx is. Its bits do not depend on timing. A zero's sign may be lost.
 void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, const Tensor& dx,
             cudaStream_t stream);
 

@@ -38,8 +38,11 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
   constexpr Type kPartialType = sizeof(V) == 8 ? kF64 : kF32;
   constexpr int K = Hold::kElements, U = 4;
   const int64_t id = int64_t(blockIdx.x) * kThreads + threadIdx.x, across = sums.width / K;
-  const int64_t begin = id / across * kEntries, column = id % across * K;
-  if (begin >= sums.entries) return;
+  // neighbours take columns that lie together; of others, entries of one column, which is read from cache
+  const bool along = sums.columns.stride[1][0] > size_of(sums.type);
+  const int64_t tiles = (sums.entries + kEntries - 1) / kEntries;
+  const int64_t begin = (along ? id % tiles : id / across) * kEntries, column = (along ? id / tiles : id % across) * K;
+  if (begin >= sums.entries || column >= sums.width) return;
   const int n = begin + kEntries < sums.entries ? kEntries : int(sums.entries - begin);
   const int64_t line = column / sums.inner, grad = at(sums.columns, 1, column) - sums.columns.base[1];
   const int size = size_of(sums.dx_type);
