@@ -147,7 +147,7 @@ def multi_margin_loss(n, dtype, device):
 
 @case("multilabel_soft_margin_loss")
 def multilabel_soft_margin_loss(n, dtype, device):
-    """Made of binary_cross_entropy_with_logits, whose terms are written and read in fp32."""
+    """Its mean is that of binary_cross_entropy_with_logits."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     y = _tensor(n, dtype, device, 1, shape).detach().sigmoid()
     return Case(
@@ -163,7 +163,7 @@ def multilabel_soft_margin_loss(n, dtype, device):
 
 @case("info_nce_loss")
 def info_nce_loss(n, dtype, device):
-    """n logits, of vectors of 256: mostly a product, in fp32."""
+    """n logits, of vectors of 256: mostly a product, of half operands in half on CUDA, elsewhere in fp32."""
     rows, width, s = max(1, round(n**0.5)), 256, dtype.itemsize
     q, k = (_tensor(n, dtype, device, seed, (rows, width)) for seed in range(2))
     target = torch.arange(rows, device=device)

@@ -46,8 +46,8 @@ def test_doctor_shows_every_op(capsys):
     shown = {line.split()[0] for line in out.splitlines() if line}
     assert OPS <= shown
     assert f"torch           {__import__('torch').__version__}" in out
-    (composed,) = [line.split() for line in out.splitlines() if line.startswith("psnr ")]
-    assert composed == ["psnr", "kernel", "its", "parts'"], "made of others, and not without a kernel"
+    (composed,) = [line.split() for line in out.splitlines() if line.startswith("lpips_distance ")]
+    assert composed == ["lpips_distance", "kernel", "its", "parts'"], "made of others, and not without a kernel"
 
 
 def test_doctor_says_how_much_has_failed(capsys, monkeypatch, tmp_path):

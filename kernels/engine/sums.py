@@ -30,7 +30,7 @@ from .tiling import FLUSH
 BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-SumConfig = constants("F AXIS MEAN DIVISOR EMPTY_NAN SPLIT LONG BM BN BS LM LN VEC C I")
+SumConfig = constants("F FINISH AXIS MEAN DIVISOR EMPTY_NAN SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit
@@ -85,7 +85,8 @@ def sum_kernel(
     out: tl.pointer_type, used: tl.pointer_type, partial: tl.pointer_type, counter: tl.pointer_type,
     divisor: tl.float64, parameters: tl.float64, reduced: tl.tensor, space: Space, parts: Parts, config: SumConfig,
 ):  # fmt: skip
-    """out = sum keep w f(x, y, z), over the inner group, the outer one, or both; a mean divides by `used`."""
+    """out = sum keep w f(x, y, z), over the inner group, the outer one, or both; a mean divides by `used`. FINISH: what
+    is made of the sum and the count instead, and of both."""
     AXIS: tl.constexpr = config.AXIS
     BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)  # outputs of one block
     SOME: tl.constexpr = mask is not None or weight is not None
@@ -144,6 +145,8 @@ def sum_kernel(
             nothing = by == 0
             by = tl.where(nothing, float("inf"), by)
         value = total / by if config.MEAN else total
+        if config.FINISH is not None:
+            value, by = config.FINISH(total, count)
         value = tl.where(count > 0, value, 0.0)
         if config.EMPTY_NAN:
             value = tl.where(nothing, float("nan"), value)
@@ -160,7 +163,9 @@ SUM = Kernel(
 )
 
 
-def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, count=0, arch=None, policy=None):
+def plan(
+    f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, count=0, arch=None, policy=None, finish=None
+):
     """tensors: x, y, z, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor); count: of
     parameters."""
     _, y, _, mask, weight = tensors
@@ -170,6 +175,7 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
     M, N = cut.outer.numel, cut.inner.numel
     values = {
         "F": f,
+        "FINISH": finish,
         "MEAN": mean,
         "DIVISOR": divisor[0],
         "EMPTY_NAN": empty_nan,
@@ -186,15 +192,17 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
 
 
 def weighted_sum(
-    name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype=None
-):
+    name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype=None,
+    finish=None,
+):  # fmt: skip
     """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * f(*operands, *parameters) : 0, or
-    of keep ? w * x : 0 where x is the only one. dtype: None is fp64 where an operand is, and else fp32."""
+    of keep ? w * x : 0 where x is the only one. dtype: None is fp64 where an operand is, and else fp32. finish: a
+    functor, by which both follow from the sum and the count; then all is fp64."""
     x, y, z = operands = (*operands, None, None)[:3]
     tensors = x, y, z, mask, weight, denominator
     dim = tuple(dim) if dim else ()
     results, addresses = traits(tensors)
-    key = (id(f), results, divisor is None, dim, keepdim, mean, empty_nan, dtype, tiling.POLICY)
+    key = (id(f), results, divisor is None, dim, keepdim, mean, empty_nan, dtype, id(finish), tiling.POLICY)
 
     def build(arch):
         check_operands(name, *tensors)
@@ -202,12 +210,12 @@ def weighted_sum(
         reduced = tiling.reduced_dims(shape, dim)
         wide = torch.float64 in [t.dtype for t in operands if t is not None]
         result = dtype or (torch.float64 if wide else torch.float32)
-        wide = wide or result == torch.float64 or weight is not None and weight.dtype == torch.float64
+        wide = wide or torch.float64 in (result, weight is not None and weight.dtype) or finish is not None
         compute = torch.float64 if wide else torch.float32
         divisor_dtype = None if denominator is None else denominator.dtype
         by = BY_TENSOR if divisor_dtype else BY_COUNT if divisor is None else BY_NUMBER
         options = mean, (by.value, divisor_dtype), empty_nan, len(parameters), arch
-        launch_plan = plan(f, tensors[:-1], shape, reduced, result, compute, *options)
+        launch_plan = plan(f, tensors[:-1], shape, reduced, result, compute, *options, finish=finish)
         out_shape = tiling.reduced_shape(shape, reduced, keepdim)
         launch_plan.outputs = [allocator(out_shape, kind, device) for kind in (result, torch.float64)]
         return launch_plan

@@ -28,7 +28,7 @@ import triton.language as tl
 from safeops.kernels.engine import buffers, elementwise, launch, sums
 from safeops.kernels.engine.indexing import LINE, PEELED, VECTOR
 from safeops.kernels.engine.kernel import KERNELS, Config
-from safeops.kernels.losses import mse_loss
+from safeops.kernels.losses import mse_loss, psnr
 from safeops.kernels.rows.multi_margin_loss import MULTI_MARGIN
 from triton.backends.compiler import GPUTarget
 
@@ -61,12 +61,26 @@ def third(f, x):
     return x if "z" in getattr(f, "arg_names", ()) else None
 
 
-def reduced(f, x, y=None, mask=None, weight=None, dims=None, mean=True):
+def reduced(f, x, y=None, mask=None, weight=None, dims=None, mean=True, finish=None):
     gone = [dims is None or d in dims for d in range(x.dim())]
-    compute = F64 if F64 in (x.dtype, y is not None and y.dtype) else F32
+    compute = F64 if finish or F64 in (x.dtype, y is not None and y.dtype) else F32
     by = (sums.BY_COUNT.value, None)
     tensors = (x, y, third(f, x), mask, weight)
-    return sums.plan(f, tensors, x.shape, gone, compute, compute, mean, by, False, parameters(f))
+    dtype = F32 if finish else compute
+    return sums.plan(f, tensors, x.shape, gone, dtype, compute, mean, by, False, parameters(f), finish=finish)
+
+
+def psnrs(x, mask=None):
+    dims = range(1, x.dim())
+    return reduced(psnr.square, x, x, mask, dims=dims, finish=psnr.decibels)
+
+
+def psnrs_backward(x, mask=None):
+    one = [-1] + [1] * (x.dim() - 1)
+    upstream = meta(x.shape[:1], F32).view(one), meta(x.shape[:1], F64).view(one)
+    tensors = (x, x, None, mask, None, *upstream, torch.empty_like(x), None, None)
+    constants = {"F": psnr.slope, "SLOPES": elementwise.DIFFERENCE.value, "parameters": 0}
+    return elementwise.plan(elementwise.ELEMENTWISE, tensors, elementwise.OUTPUTS, x.shape, F32, constants)
 
 
 def parameters(functor):
@@ -124,6 +138,10 @@ def cases():
         channels, shared = meta((32, 64, 4096), dtype), meta((32, 64, 4096), torch.bool, (4096, 0, 1))
         results[f"aligned channel mask mse {name}"] = reduced(mse.value, channels, channels, shared)
         results[f"aligned channel mask mse_backward {name}"] = mapped(mse.slope, channels, channels, shared)
+        pictures, seen = meta((16, 1, 1024, 1024), dtype), meta((16, 1, 1024, 1024), torch.bool)
+        for which, kept in (("", None), (" masked", seen)):
+            results[f"aligned psnr{which} {name}"] = psnrs(pictures, kept)
+            results[f"aligned psnr_backward{which} {name}"] = psnrs_backward(pictures, kept)
         huge = meta((1 << 33,), dtype)
         results[f"aligned 2^33 mse {name}"] = reduced(mse.value, huge, huge)
         results[f"aligned 2^33 mse_backward {name}"] = mapped(mse.slope, huge, huge)

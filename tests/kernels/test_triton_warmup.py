@@ -52,7 +52,7 @@ def test_where_an_op_is_plain_torch_it_says_why(machine):  # noqa: F811
     machine.gpus = [("Tesla T4", (7, 5))]
     registry["mse_loss"].cuda.clear()
     with pytest.warns(RuntimeWarning, match="plain torch on Tesla T4"):
-        for name in ("mse_loss", "psnr"):  # psnr by its parts
+        for name in ("mse_loss", "lpips_distance"):  # lpips_distance by its parts
             result = idle(registry[name], torch.device("cuda:0"))
             assert result == "plain torch: compute capability 7.5, below 8.0"
 

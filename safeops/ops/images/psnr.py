@@ -4,14 +4,85 @@ import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import Composed
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 from safeops.core.symbolic import as_operand
 from safeops.ops.images._image import ARGUMENTS, finish
 from safeops.ops.reductions.masked_rms import _masked_rms, masked_rms
 
 NAME = "psnr"
+INF = float("inf")
 
-_psnr = Composed(NAME, _masked_rms, *sums.ALL)
+# ---- definition
+
+
+def definition(input, target, mask=None, data_range=1.0):
+    """(decibels of each image, -1 where it has no pixel)"""
+    compute = compute_dtype(input.dtype, target.dtype)
+    # (a row for each image: one of no pixels has none)
+    error = (input.to(compute) - target.to(compute)).unsqueeze(-1)
+    keep = None if mask is None else mask.unsqueeze(-1)
+    dims = tuple(range(1, error.dim()))
+    rms = masked_rms(error, keep, dims)
+    equal = rms == 0
+    ratio = torch.where(equal, 1, rms) / as_operand(data_range, rms)
+    value = torch.where(equal, INF, -20 * torch.log10(ratio))
+    return value, torch.where(sums.count(error, keep, dims) > 0, 0, -1)
+
+
+# ---- op
+
+_forward = declare_raw(
+    "_psnr",
+    "(Tensor input, Tensor target, Tensor? mask=None, float data_range=1.0) -> (Tensor value, Tensor squares)",
+    fake=lambda input, *_: tuple(input.new_empty(input.shape[:1], dtype=d) for d in (torch.float32, torch.float64)),
+    triton="losses.psnr.psnr",
+)
+_backward = declare_raw(
+    "_psnr_backward",
+    "(Tensor grad, Tensor input, Tensor target, Tensor divisor, Tensor? mask=None, bool need_input=True, "
+    "bool need_target=True) -> (Tensor, Tensor)",
+    fake=lambda grad, *rest: tuple(
+        torch.empty_like(x) if need else x.new_empty(0) for x, need in zip(rest[:2], rest[-2:])
+    ),
+    triton="losses.psnr.psnr_backward",
+)
+
+# ---- record
+
+
+class Psnr(Op):
+    """Saved: of each image the sum of its squared errors over the data range; -1 where it has no pixel.
+
+    The kernels are CUDA's. On the CPU the definition is taken, which has the kernel of masked_rms."""
+
+    differentiable, visible = (0, 1), 2
+    compiled = ()
+
+    def __init__(self):
+        super().__init__(NAME, _forward, _backward, definition)
+        self.cpu = _masked_rms.cpu
+
+    def prepare(self, input, target, mask, data_range):
+        data_range = float(data_range) if data_range.__class__ is int else data_range
+        fits = data_range.__class__ is float and 1e-60 < data_range < 1e60  # its square, in fp64 beside any of fp32
+        takes = fits and not input.is_cpu and torch.float64 not in (input.dtype, target.dtype)
+        return takes, (input, target, mask, data_range)
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def differentiated(self, *operands):
+        return self.definition(*operands)[0]
+
+    def gradients(self, grad, needs, operands, results):
+        input, target, mask, data_range = operands
+        divisor = torch.where(results.squares <= 0, INF, results.squares) * data_range**2
+        grad, divisor = (x.reshape([-1] + [1] * (input.dim() - 1)) for x in (grad, divisor))
+        return self.backward(grad, input, target, divisor, mask, *needs[:2])
+
+
+_psnr = Psnr()
 
 
 @_psnr.public(
@@ -22,7 +93,7 @@ _psnr = Composed(NAME, _masked_rms, *sums.ALL)
 def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="zero"):
     """Peak signal-to-noise ratio: 20 log10(data_range / rms(input - target)) of each image; the mean over the images.
 
-    The differences are taken and squared in fp32 where half would lose or overflow them. Equal images have +inf, which
+    The squares of the differences neither overflow nor vanish, in half either. Equal images have +inf, which
     is the true value, and gradient 0, where the usual formula's is NaN.
 
     Args:
@@ -54,14 +125,8 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
     check.mask(NAME, mask, "input", input)
     check.same_device(NAME, "input", input, target=target, mask=mask)
     check.number(NAME, "data_range", data_range, above=0)
-    compute = compute_dtype(input.dtype, target.dtype)
-    # (a row for each image: one of no pixels has none)
-    error = (input.to(compute) - target.to(compute)).unsqueeze(-1)
-    keep = None if mask is None else mask.unsqueeze(-1)
-    dims = tuple(range(1, error.dim()))
-    rms = masked_rms(error, keep, dims)
-    count = sums.count(error, keep, dims)
-    equal = rms == 0
-    decibels = -20 * torch.log10(torch.where(equal, 1, rms) / as_operand(data_range, rms))
-    value = torch.where(equal, float("inf"), decibels)
-    return finish(NAME, value, count, compute, reduction, empty)
+    operands = input, target, mask
+    if input.dim() == 1:  # an image is a pixel
+        operands = (x if x is None else x.unsqueeze(-1) for x in operands)
+    value, squares = _psnr.call(*operands, data_range)
+    return finish(NAME, value, squares != -1, compute_dtype(input.dtype, target.dtype), reduction, empty)

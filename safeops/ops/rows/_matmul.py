@@ -2,6 +2,11 @@
 
 `torch.autocast(enabled=False)` around a product does not reach its backward, which would run in half where the user
 calls backward inside an autocast region, or compiles it there. That of a Function does.
+
+On CUDA, fp32 matrices that were computed from half ones are multiplied on the tensor cores, with sums in fp32. Each is
+the sum of two fp16 ones, its rounding and what that leaves, and all but the product of the two remainders is taken: an
+error of 2^-21 of the largest elements, where fp32 has 2^-24. In the backward, whose result is rounded to half, the
+gradient and the other factor are rounded to half first.
 """
 
 import contextlib
@@ -9,14 +14,30 @@ import contextlib
 import torch
 from torch.compiler import is_compiling
 
-from safeops.core.private_torch import is_autocast_available, is_exporting
+from safeops.core.dtypes import HALF, to_one
+from safeops.core.private_torch import is_autocast_available, is_exporting, transforms_active
+from safeops.core.route import PLAIN
 
 
-def matmul(a, b):
-    """a b^T: (..., N, D), (..., M, D) -> (..., N, M)."""
+def matmul(a, b, half=None):
+    """a b^T: (..., N, D), (..., M, D) -> (..., N, M). half: the dtype that a and b were computed from, if
+    `takes_half`."""
     if is_exporting():  # which of a Function takes the forward alone, and a constant comes out
         return _product(a, b)
-    return (_Matmul if is_compiling() else _MatmulForwardMode).apply(a, b)
+    return (_Matmul if is_compiling() else _MatmulForwardMode).apply(a, b, half)
+
+
+def takes_half(*tensors):
+    """True if the product of two matrices that were computed from these is one of halves."""
+    first, *others = (x.dtype for x in tensors)
+    same = first in HALF and all(dtype == first for dtype in others)
+    plain = all(type(x) in PLAIN and x.dim() == 2 for x in tensors)
+    return same and plain and sums_wide(tensors[0].device) and not transforms_active() and not is_exporting()
+
+
+def sums_wide(device):
+    """True if torch returns a product of halves as the fp32 sums that it consists of."""
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def without_autocast(x):
@@ -30,30 +51,74 @@ def _product(a, b):
         return a @ b.mT
 
 
+def wide_mm(a, b):
+    """a b of halves, in fp32."""
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def _product_of_halves(a, b):
+    """a b^T of matrices whose elements fp16 holds."""
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    a, b = torch.cat([a_high, a_low, a_high], 1), torch.cat([b_high, b_high, b_low], 1)
+    with without_autocast(a):
+        return wide_mm(a, b.mT)
+
+
+def _halves(x):
+    high = x.half()
+    return high, (x - high).half()
+
+
+def _narrow(x, half):
+    """(x in half, the power of two that it was multiplied by): fp16 has not the range of a gradient."""
+    if half != torch.float16:
+        return x.to(half), None
+    low, high = torch.aminmax(x)
+    largest = torch.maximum(-low, high)
+    scale = torch.where(largest.isfinite() & (largest > 0), to_one(largest) * 2.0**14, 1)
+    return (x * scale).to(half), scale
+
+
+def _gradients_of_halves(grad, a, b, needs, half):
+    (grad, *scales), results = _narrow(grad, half), []
+    with without_autocast(a):
+        for need, slope, factor in zip(needs, (grad, grad.mT), (b, a)):
+            if need:
+                factor, scale = _narrow(factor, half)
+                product = wide_mm(slope, factor)
+                for s in (*scales, scale):
+                    product = product if s is None else product / s
+            results.append(product if need else None)
+    return *results, None
+
+
 class _Matmul(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a, b):
-        return _product(a, b)
+    def forward(a, b, half):
+        return _product(a, b) if half is None else _product_of_halves(a, b)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+        a, b, ctx.half = inputs
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
 
     @staticmethod
     def backward(ctx, grad):
-        (a, b), needs = ctx.saved_tensors, ctx.needs_input_grad
+        (a, b), needs = ctx.saved_tensors, ctx.needs_input_grad[:2]
+        if ctx.half is not None and (is_compiling() or not torch.is_grad_enabled()) and type(grad) in PLAIN:
+            return _gradients_of_halves(grad, a, b, needs, ctx.half)
         product = _product if is_compiling() else matmul  # (a trace of the backward has no second one)
-        return product(grad, b.mT) if needs[0] else None, product(grad.mT, a.mT) if needs[1] else None
+        return product(grad, b.mT) if needs[0] else None, product(grad.mT, a.mT) if needs[1] else None, None
 
 
 class _MatmulForwardMode(_Matmul):
     """With forward mode, which Dynamo does not take."""
 
     @staticmethod
-    def jvp(ctx, da, db):
+    def jvp(ctx, da, db, _):
         a, b = ctx.saved_tensors
         parts = [matmul(x, y) for x, y in ((da, b), (a, db)) if x is not None and y is not None]
         return sum(parts[1:], parts[0])

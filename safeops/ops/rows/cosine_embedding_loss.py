@@ -62,6 +62,8 @@ def cosine_embedding_loss(
     keep, (x1, x2) = select(mask, weight, input1, input2)
     cos = cosine_similarity(x1, x2)
     apart = hinge(cos - as_operand(margin, cos))
-    other = torch.where(target == target, 0, torch.nan).to(cos.dtype)  # a target of NaN shows
+    other = 0
+    if target.is_floating_point():  # a target of NaN shows
+        other = torch.where(target == target, 0, torch.nan).to(cos.dtype)
     loss = torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, other))
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)

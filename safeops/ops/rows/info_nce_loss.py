@@ -6,7 +6,7 @@ from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
 from safeops.core.op import Composed
 from safeops.core.symbolic import as_operand
-from safeops.ops.rows._matmul import matmul
+from safeops.ops.rows._matmul import matmul, takes_half
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, select, validate, vectors
 from safeops.ops.rows.cross_entropy import _cross_entropy, cross_entropy
 from safeops.ops.rows.normalize import _normalize, normalize
@@ -64,7 +64,8 @@ def info_nce_loss(
     """-log softmax(cos(query, keys) / temperature) at each query's own key; the mean over the kept rows.
 
     The keys of a row are its `positive_key` and its negatives: by default the positive keys of all other kept rows. The
-    cosines are products in fp32 (of fp64 in fp64), also of half and under autocast; a zero vector has cosine 0 with
+    cosines are products in fp32 (of fp64 in fp64), also under autocast. Those of half vectors are as exact; but on CUDA
+    their gradient is rounded to half before it is multiplied, which fp32 vectors avoid. A zero vector has cosine 0 with
     everything, and gradient 0. van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018.
 
     Args:
@@ -98,19 +99,25 @@ def info_nce_loss(
     tensors = [x for x in operands.values() if x is not None]
     compute = compute_dtype(*(x.dtype for x in tensors))
     keep, (query, key) = select(mask, weight, query, positive_key)
+    half = query.dtype if takes_half(*tensors) else None
     query, key = _unit(query, compute), _unit(key, compute)
-    query = query / as_operand(temperature, query)
+    temperature, of_keys = as_operand(temperature, query), None
+    if half is not None:  # fp16 holds both factors down to temperatures of 1e-9, if both are divided by the root
+        wide = temperature.to(compute) if isinstance(temperature, torch.Tensor) else temperature
+        temperature = of_keys = wide**0.5
+    query, key = query / temperature, _divided(key, of_keys)
     if negative_keys is None:
-        logits = matmul(query, key)  # (N, N): a row's own on the diagonal
+        logits = matmul(query, key, half)  # (N, N): a row's own on the diagonal
         if keep is not None:
             logits = torch.where(keep, logits, float("-inf"))  # a class that does not exist
         target = logits.new_ones(rows, dtype=torch.int64).cumsum(0) - 1
     else:
         if negative_keys.dim() == 3 and keep is not None:
             negative_keys = torch.where(keep.expand(rows)[:, None, None], negative_keys, 0)
-        negatives = _unit(negative_keys, compute)
+        negatives = _divided(_unit(negative_keys, compute), of_keys)
         near = sums.total(query * key, dim=-1, keepdim=True)
-        far = matmul(query, negatives) if negatives.dim() == 2 else matmul(query[:, None], negatives)[:, 0]
+        each = negatives.dim() == 3
+        far = matmul(query[:, None], negatives)[:, 0] if each else matmul(query, negatives, half)
         logits = torch.cat([near, far], 1)  # (N, 1 + M): a row's own in front
         target = logits.new_zeros(rows, dtype=torch.int64)
     loss = cross_entropy(logits, target, mask=keep, reduction="none")
@@ -119,3 +126,7 @@ def info_nce_loss(
 
 def _unit(x, dtype):
     return normalize(x.to(dtype))
+
+
+def _divided(x, divisor):
+    return x if divisor is None else x / divisor

@@ -128,7 +128,7 @@ def multi_margin_loss(
     index = target.long() if keep is None else torch.where(keep, target, 0).long()
     if classes:
         refuse_missing_class(NAME, target, mask, None, classes, "input", input.shape)
-    inside = check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
+    inside = check.in_range(index, classes, True)
     keep = inside if keep is None else keep & inside
     place, w = torch.where(keep, index, -1), None
     if weight is not None:
@@ -136,6 +136,6 @@ def multi_margin_loss(
         w = torch.where(own_class(torch.where(inside, index, 0), w), w, 0).sum(-1)
         place = torch.where(w == 0, -1, place)
     loss = _multi_margin_loss.call(input, place, margin, int(p))
-    if weight is not None:
-        loss = (loss * w).to(loss.dtype)
-    return finish(NAME, loss, keep, None, reduction, denominator, empty)
+    if weight is None:  # (the loss of a row that does not exist is 0)
+        return loss_reduction.reduce(NAME, loss, keep.expand(rows), None, reduction, denominator, empty)
+    return finish(NAME, (loss * w).to(loss.dtype), keep, None, reduction, denominator, empty)

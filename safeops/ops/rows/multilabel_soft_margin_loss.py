@@ -54,7 +54,18 @@ def multilabel_soft_margin_loss(
     validate_class_weight(NAME, weight, input)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
     check.same_device(NAME, "input", input, weight=weight)
-    each = None if mask is None else mask.unsqueeze(-1)  # (..., 1)
-    terms = binary_cross_entropy_with_logits(input, target, mask=each, weight=weight, reduction="none")
-    loss = sums.mean(terms, dim=-1)
-    return finish(NAME, loss, mask, None, reduction, denominator, empty)
+    each, classes = None if mask is None else mask.unsqueeze(-1), input.shape[-1]  # (..., 1)
+    options = {"mask": each, "weight": weight}
+    if reduction == "none" or not classes or reduction == "sum" and empty == "nan":
+        terms = binary_cross_entropy_with_logits(input, target, **options, reduction="none")
+        return finish(NAME, sums.mean(terms, dim=-1), mask, None, reduction, denominator, empty)
+    if empty == "raise":
+        losses = f"losses {check.shown(input, rows)}"
+        loss_reduction.raise_if_nothing_kept(NAME, mask, rows, losses, denominator)
+        empty = "zero"
+    if weight is not None and reduction == "mean" and denominator is None:  # not by the weights
+        denominator = rows.numel() if mask is None else sums.count(mask.expand(rows))
+    total = binary_cross_entropy_with_logits(
+        input, target, **options, reduction=reduction, denominator=denominator, empty=empty
+    )
+    return total if reduction == "mean" and denominator is None else total / classes

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.ops.rows import _matmul
 from tests.contract.common import DEVICE, each_route, equal, flags, on, t
 from tests.contract.rows.test_row_losses import each_reduction, vectors
 
@@ -194,3 +195,75 @@ def test_the_same_from_run_to_run():
         loss = safeops.info_nce_loss(*tensors)
         outcomes.append([loss, *torch.autograd.grad(loss, tensors)])
     assert all(torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other))
+
+
+# ---- its products of halves, which the CPU does not have: pretended by products in fp32 of the same halves
+
+
+@pytest.fixture
+def of_halves(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(_matmul, "sums_wide", lambda device: True)
+        monkeypatch.setattr(_matmul, "wide_mm", lambda a, b: a.float() @ b.float())
+
+
+each_half = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+
+
+@each_half
+@pytest.mark.parametrize("kind", ["in the batch", "shared"])
+@pytest.mark.parametrize("near", [0.0, 1.0], ids=["apart", "near their keys"])
+def test_products_of_halves(of_halves, half, kind, near):
+    """The loss is as exact as that of fp32 products; a gradient is off by less than rounding it to half allows, which
+    is more than a third of that."""
+    query, *keys = (x.detach() for x in operands(kind, n=256, length=128))
+    rounded = [x.to(half).requires_grad_() for x in (query, keys[0] + near * query, *keys[1:])]
+    exact = [x.detach().double().requires_grad_() for x in rounded]
+    got, want = (safeops.info_nce_loss(*x, temperature=0.07, reduction="none") for x in (rounded, exact))
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-5)
+    up = torch.full_like(want, 2.0**10)  # (or fp16 would round subnormal numbers)
+    for g, w in zip(torch.autograd.grad(got, rounded, up.float()), torch.autograd.grad(want, exact, up)):
+        assert g.dtype == half and (g.double() - w).norm() < 0.5 * torch.finfo(half).eps * w.norm()
+
+
+@each_half
+@pytest.mark.parametrize("scale", [2.0**-30, 1.0, 2.0**30])
+def test_slopes_of_halves_neither_vanish_nor_overflow(of_halves, half, scale):
+    """Nor do the factors of a temperature that none would choose."""
+    query, key = (x.detach() for x in operands("in the batch", n=64, length=32))
+    rounded = [x.to(half).requires_grad_() for x in (query, key)]
+    exact = [x.detach().double().requires_grad_() for x in rounded]
+    for temperature in (1e-7, 0.07, 1e5):
+        losses = [safeops.info_nce_loss(*x, temperature=temperature, reduction="sum") for x in (rounded, exact)]
+        torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
+    grads = []
+    for x in (rounded, exact):  # (in fp32, for the gradients of half are beyond fp16 here)
+        wide = [leaf.detach().to(torch.promote_types(torch.float32, leaf.dtype)).requires_grad_() for leaf in x]
+        logits = _matmul.matmul(*wide, half if x is rounded else None)
+        grads.append(torch.autograd.grad(logits, wide, scale * torch.sin(exact[0] @ exact[1].mT).to(logits.dtype)))
+    for g, w in zip(*grads):
+        assert (g.double() - w).norm() < 0.5 * torch.finfo(half).eps * w.norm()
+
+
+@each_half
+def test_derivatives_of_halves_by_every_route(of_halves, half):
+    """Compiled, differentiated again, of a temperature, masked."""
+    torch._dynamo.reset()
+    keep = torch.arange(64, device=DEVICE) % 3 != 0
+    tensors = [x.detach().to(half).requires_grad_() for x in operands("in the batch", n=64, length=32)]
+    temperature = torch.tensor(0.5, device=DEVICE, dtype=half, requires_grad=True)
+    compiled = torch.compile(safeops.info_nce_loss, backend="aot_eager", fullgraph=True)
+    exact = [x.detach().double().requires_grad_() for x in (*tensors, temperature)]
+    want = torch.autograd.grad(safeops.info_nce_loss(*exact[:2], temperature=exact[2], mask=keep), exact)
+    for function in (safeops.info_nce_loss, compiled):
+        loss = function(*tensors, temperature=temperature, mask=keep)
+        for g, w in zip(torch.autograd.grad(loss, (*tensors, temperature)), want):
+            assert (g.double() - w).norm() < torch.finfo(half).eps * w.norm()
+            assert g.dim() == 0 or not g[~keep].any()
+
+    def second(x, *others, temperature):
+        (first,) = torch.autograd.grad(safeops.info_nce_loss(x, *others, temperature=temperature), x, create_graph=True)
+        return torch.autograd.grad(first.double().square().sum(), x)[0].double()
+
+    got, want = (second(*x[:2], temperature=t) for x, t in ((tensors, temperature), (exact, exact[2])))
+    assert (got - want).norm() < 8 * torch.finfo(half).eps * want.norm()

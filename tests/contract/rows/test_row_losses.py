@@ -1,5 +1,6 @@
 """The losses of rows that are made of other ops: parity with torch, what does not exist, which ops they take."""
 
+import functools
 import math
 
 import pytest
@@ -257,7 +258,34 @@ def test_the_kernels_of_the_parts_run(name):
     _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(tensors)))
     part, *_ = registry[name].parts or [registry[name]]
     assert forward.count(f"safeops::_{part.name}") == (2 if name == "info_nce_loss" else 1)
-    assert "safeops::_masked_mean" in forward and any(op.startswith("safeops") for op in backward)
+    one = name == "multilabel_soft_margin_loss"  # whose mean over the classes is part of that over the rows
+    assert ("safeops::_masked_mean" in forward) != one and any(op.startswith("safeops") for op in backward)
+    kernels = [op for op in forward + backward if op.startswith("safeops")]
+    assert not one or kernels == [f"safeops::_{part.name}", f"safeops::_{part.name}_backward"]
+
+
+@each_route
+@pytest.mark.parametrize("kind", ["plain", "masked", "weighted", "masked, weighted", "no class weighs"])
+def test_the_mean_of_multilabel_soft_margin_loss_is_that_of_its_rows(route, kind):
+    x, y = (z.detach() for z in operands("multilabel_soft_margin_loss", 5, 6))
+    mask = flags(True, False, True, True, False) if "masked" in kind else None
+    weight = torch.rand(6, device=DEVICE) + 0.5 if "weighted" in kind else None
+    weight = torch.zeros(6, device=DEVICE) if kind.startswith("no") else weight
+    loss = functools.partial(on(route, "multilabel_soft_margin_loss"), x, y, weight=weight)
+    of_rows = loss(reduction="none")
+    keep = torch.ones_like(of_rows, dtype=torch.bool) if mask is None else mask
+    total, count = of_rows[keep].sum(), keep.sum()
+    torch.testing.assert_close(loss(mask=mask), total / count)
+    torch.testing.assert_close(loss(mask=mask, reduction="sum"), total)
+    for denominator in (2.5, torch.tensor(3, device=DEVICE)):
+        torch.testing.assert_close(loss(mask=mask, denominator=denominator), total / denominator)
+    for empty, want in (("nan", NAN), ("zero", 0.0)):
+        for reduction in ("mean", "sum"):
+            got = loss(mask=~torch.ones_like(keep), reduction=reduction, empty=empty)
+            torch.testing.assert_close(got, torch.full_like(got, want), equal_nan=True)
+    with pytest.raises(ValueError, match="^multilabel_soft_margin_loss: empty=.raise.: nothing is kept"):
+        loss(mask=~torch.ones_like(keep), empty="raise")
+    torch.testing.assert_close(loss(mask=mask, empty="raise"), total / count)
 
 
 @each_loss

@@ -53,6 +53,7 @@ record(
         Bad((torch.ones(()), torch.ones(())), {}, ValueError, ("psnr", "input", "(N, ...)", "()")),
     ],
     CALL | {"data_range": 1.5},
+    "its kernels are those of mse_loss, which the tests on a GPU run",
     data=(0, 1),
     skip={"accumulation": "a logarithm's error is absolute: masked_rms, which it is made of, has it", **OF_WHOLE},
 )
