@@ -264,6 +264,7 @@ def compiled_for(target):
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
+NARROW = {"nll_loss_kernel", "region_loss_kernel", "region_loss_backward_kernel"}
 
 
 @pytest.mark.slow
@@ -285,10 +286,10 @@ def test_resources(target, batch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
-    """One aligned plan of each kernel, but of nll_loss, which picks single elements. (How often, differs: what is
+    """One aligned plan of each kernel, but of those that read single numbers. (How often, differs: what is
     unrolled, what both sides of a branch share.)"""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
-    assert {kernel.fn.__name__ for kernel in KERNELS.values() if kernel.fn not in plans} == {"nll_loss_kernel"}
+    assert {kernel.fn.__name__ for kernel in KERNELS.values() if kernel.fn not in plans} == NARROW
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
         of_ptx, of_machine = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
