@@ -1,9 +1,9 @@
 """dice_loss, tversky_loss from the sums of their regions, and the gradients of those: one block, in fp64.
 
-    loss = w (1 - numerator / total)    the mean divides by the count of the regions kept, or by the sum of their weights
+    loss = w (1 - numerator / total)    a mean divides by the count of the regions kept, or by the sum of their weights
 
 I/O: a few numbers of each region; they are in L2, where the kernel before has left them. Backward works out from the
-sums what the mean divides by, instead of reading it: it needs them anyway.
+sums again what the mean divides by.
 """
 
 import torch
@@ -12,20 +12,18 @@ import triton.language as tl
 
 from ..engine.buffers import empty
 from ..engine.indexing import Group
-from ..engine.kernel import Config, Kernel
+from ..engine.kernel import Kernel
 from ..engine.launch import Plan, cached_plan
 from ..engine.operand import constants
 from ..engine.tensors import check_operands, traits
 
 NONE, MEAN = tl.constexpr(0), tl.constexpr(1)  # of the reductions, safeops.core.loss_reduction
 TILE = 1024  # regions
-# (their names are as long as the table is wide)
-CONFIG = "REDUCTION EMPTY_NAN BATCH BY_NUMBER TVERSKY BN BC VEC"
 
 
 @triton.jit
 def load_regions(sums, n, c, images, classes):
-    """Of a tile: the sums of p t, of p and of t, and how many pixels are kept."""
+    """(sums of p t, of p and of t, how many pixels are kept) of a tile."""
     inside, size = (n < images) & (c < classes), images * classes
     at = sums + n * classes + c
     both = tl.load(at, mask=inside, other=0.0)
@@ -127,7 +125,7 @@ def divisor_of(kept, weights, weight, denominator, divisor, config):
     return tl.where(nothing | (kept == 0), float("inf"), by), nothing
 
 
-RegionLossConfig = constants(CONFIG)
+RegionLossConfig = constants("REDUCTION EMPTY_NAN BATCH BY_NUMBER TVERSKY BN BC VEC")
 
 
 @triton.jit
@@ -245,7 +243,7 @@ def loss_plan(kernel, dtypes, sums, weight, divisor, reduction, empty_nan, batch
     return Plan(kernel, (), dtypes, nothing, nothing, (), 1, values, grid=(1, 1), wide=False, arch=arch)
 
 
-def _launch(kernel, names, tensors, sums, weight, divisor, smooth, options, parameters, **values):
+def _launch(kernel, names, tensors, sums, weight, divisor, smooth, parameters, options, **values):
     """tensors: in the kernel's order, by names."""
     result, addresses = traits(tensors)
 
@@ -266,27 +264,28 @@ BACKWARD = "grad", "sums", "weight", "denominator", "out", "weight_out"
 
 
 def region_loss(
-    sums, weight, denominator, divisor, reduction, empty_nan, batch, dtype, smooth_nr, smooth_dr, *parameters
+    sums, weight, denominator, divisor, reduction, empty_nan, batch, dtype, smooth_nr, smooth_dr, alpha=None, beta=None
 ):
+    """The loss of the sums; without alpha and beta the Dice loss."""
     shape = () if reduction else tuple(sums.shape[2:] if batch else sums.shape[1:])
     out, options = empty(shape, dtype, sums.device), (reduction, empty_nan, batch)
     tensors = sums, weight, denominator, out
-    _launch(REGION_LOSS, FORWARD, tensors, sums, weight, divisor, (smooth_nr, smooth_dr), options, parameters)
+    numbers = (smooth_nr, smooth_dr), () if alpha is None else (alpha, beta)
+    _launch(REGION_LOSS, FORWARD, tensors, sums, weight, divisor, *numbers, options)
     return out
 
 
 def region_loss_backward(
-    grad, sums, weight, denominator, divisor, reduction, empty_nan, batch, smooth_nr, smooth_dr, *rest
-):
+    grad, sums, weight, denominator, divisor, reduction, empty_nan, batch, smooth_nr, smooth_dr, alpha, beta,
+    need_sums, need_weight,
+):  # fmt: skip
     """(gradient of the sums, gradient of the weight); one that is not needed has no elements."""
-    *parameters, need_sums, need_weight = rest
     out = empty(tuple(sums.shape) if need_sums else (0,), torch.float64, sums.device)
     like = sums if weight is None else weight
     weight_out = empty(tuple(like.shape) if need_weight else (0,), like.dtype, sums.device)
     outputs = out if need_sums else None, weight_out if need_weight else None
     tensors, options = (grad, sums, weight, denominator, *outputs), (reduction, empty_nan, batch)
     strides = (0, 0) if reduction else (0, *grad.stride())[-2:]
-    smooth = smooth_nr, smooth_dr
-    _launch(REGION_LOSS_BACKWARD, BACKWARD, tensors, sums, weight, divisor, smooth, options, parameters,
-            grad_strides=strides)  # fmt: skip
+    numbers = (smooth_nr, smooth_dr), () if alpha is None else (alpha, beta)
+    _launch(REGION_LOSS_BACKWARD, BACKWARD, tensors, sums, weight, divisor, *numbers, options, grad_strides=strides)
     return out, weight_out

@@ -11,7 +11,9 @@ from safeops.kernels.losses.region_sums_backward import backward_plan
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
 # as in plans_statistics.py
-OFTEN = re.compile(r"aligned regions(_backward)? (indices masked|soft squared|channels last) bfloat16|.* loss_of_sums mean")
+OFTEN = re.compile(
+    r"aligned regions(_backward)? (indices masked|soft squared|channels last) bfloat16|.* loss_of_sums mean"
+)
 SHAPE, ONE, LAST, ODD = (8, 21, 512, 512), (1, 1, 2048, 2048), (8, 64, 512, 512), (8, 21, 511, 511)
 
 
@@ -39,10 +41,8 @@ def backward(x, target, mask, squared=False, exists=None, both=True):
 def of_sums(kernel, names, dtypes, weight=False, divisor=None, reduction=1, batch=False, parameters=0, **values):
     """The loss of the sums, or its gradients. dtypes: of the pointers but the sums and the weight."""
     sums, weight = meta((4, *SHAPE[:2]), F64), meta(SHAPE[1:2], BF16) if weight else None
-    dtypes = {**dict.fromkeys(names), "sums": F64, "weight": weight is not None and BF16 or None, **dtypes}
-    return region_loss.loss_plan(
-        kernel, dtypes, sums, weight, divisor, reduction, False, batch, parameters, **values
-    )
+    dtypes = {**dict.fromkeys(names), "sums": F64, "weight": None if weight is None else BF16, **dtypes}
+    return region_loss.loss_plan(kernel, dtypes, sums, weight, divisor, reduction, False, batch, parameters, **values)
 
 
 def losses():

@@ -337,6 +337,8 @@ def test_every_launcher_is_where_its_op_says():
 
 def test_indices_are_as_wide_as_they_must_be():
     for name, plan in CASES.items():
+        if "space" not in plan.signature:  # a few thousand numbers
+            continue
         assert plan.signature["space"].N == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 

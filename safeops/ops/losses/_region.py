@@ -2,7 +2,8 @@
 
 A region is one class of one image, (n, c), or with `batch=True` one class of all. `RegionLoss(name, module, value,
 *parameters)`, where `value(both, input, target, smooth_nr, smooth_dr, *parameters)` is the loss of the regions from
-their sums in torch (kernels/losses/region_loss.py has it too): of input * target, of input and of target (of their squares with `squared_pred`) over kept pixels.
+their sums in torch (kernels/losses/region_loss.py has it too): of input * target, of input and of target (of their
+squares with `squared_pred`) over kept pixels.
 """
 
 import torch
@@ -92,37 +93,38 @@ _backward = declare_raw(
     triton="losses.region_sums_backward.region_sums_backward",
 )
 
+_OPTIONS = "Tensor? weight, Tensor? denominator, float? divisor, int reduction, bool empty_nan, bool batch"
+_NUMBERS = "float smooth_nr, float smooth_dr, float? alpha=None, float? beta=None"  # the last two of the Tversky loss
+_loss = declare_raw(
+    "_region_loss",
+    f"(Tensor sums, {_OPTIONS}, ScalarType dtype, {_NUMBERS}) -> Tensor",
+    fake=_fake_loss,
+    triton="losses.region_loss.region_loss",
+)
+_loss_backward = declare_raw(
+    "_region_loss_backward",
+    f"(Tensor grad, Tensor sums, {_OPTIONS}, {_NUMBERS}, bool need_sums=True, bool need_weight=False) "
+    "-> (Tensor, Tensor)",
+    fake=_fake_loss_backward,
+    triton="losses.region_loss.region_loss_backward",
+)
+
 # ---- records
 
 REGIONS = 4096  # of which one block makes the loss in a few microseconds
 
 
 class OfSums(Op):
-    """What a region loss makes of its sums: a few torch operations on N x C numbers, or one launch.
+    """A region loss of its sums: a few torch operations on N x C numbers, or one launch.
 
     It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
 
     differentiable = (0, 1)
     constant = slice(2, 3)
 
-    def __init__(self, name, value, parameters):
-        options = "float? divisor, int reduction, bool empty_nan, bool batch, "
-        numbers = "float smooth_nr, float smooth_dr" + "".join(f", float {key}" for key in parameters)
-        tensors = "Tensor sums, Tensor? weight, Tensor? denominator, "
-        forward = declare_raw(
-            f"_{name}_of_sums",
-            f"({tensors}{options}ScalarType dtype, {numbers}) -> Tensor",
-            fake=_fake_loss,
-            triton="losses.region_loss.region_loss",
-        )
-        backward = declare_raw(
-            f"_{name}_of_sums_backward",
-            f"(Tensor grad, {tensors}{options}{numbers}, bool need_sums, bool need_weight) -> (Tensor, Tensor)",
-            fake=_fake_loss_backward,
-            triton="losses.region_loss.region_loss_backward",
-        )
+    def __init__(self, name, value):
         self.value = value
-        super().__init__(name, forward, backward, self.define)
+        super().__init__(name, _loss, _loss_backward, self.define)
 
     def prepare(self, *operands):
         if is_compiling():  # no kernel is kept there; and a comparison would bound the sizes that a program takes
@@ -140,7 +142,7 @@ class OfSums(Op):
         sums = sums.sum(1) if batch else sums
         both, input_sum, target_sum = sums[:3].unbind()  # (apart from the count, which would have no gradient)
         keep = sums[3].detach() > 0
-        loss = self.value(both, input_sum, target_sum, *numbers)
+        loss = self.value(both, input_sum, target_sum, *(x for x in numbers if x is not None))
         weights = None
         if weight is not None:
             weights = weight.double().expand(keep.shape)
@@ -163,7 +165,7 @@ class RegionLoss(Op):
     def __init__(self, name, module, value, **parameters):
         """parameters: {name: default} of value's own."""
         self.module, self.parameters = module, parameters
-        self.of_sums = OfSums(name, value, parameters)
+        self.of_sums = OfSums(name, value)
         self.parts = (self.of_sums,)
         super().__init__(name, _forward, _backward, define)
         self.of_sums.cuda = self.cuda

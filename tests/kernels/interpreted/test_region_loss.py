@@ -1,4 +1,4 @@
-"""What the region losses make of their sums, in one launch, against the definition: values and both gradients."""
+"""The launch that makes a region loss of its sums, against the definition: values and both gradients."""
 
 from itertools import product
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
-from safeops.core.op import registry
 from safeops.kernels.losses.region_loss import region_loss, region_loss_backward
+
+from safeops.core.op import registry
 
 NAN = float("nan")
 NUMBERS = {"dice_loss": (1e-5, 0.5), "tversky_loss": (0.0, 0.25, 0.25, 2.0)}
@@ -39,12 +40,12 @@ def both(name, sums, weight, divisor, reduction, batch, empty_nan, dtype, grad):
     by = (divisor, None) if isinstance(divisor, torch.Tensor) else (None, divisor)
     arguments = weight, *by, reduction, empty_nan, batch
     leaves = [x.clone().requires_grad_() for x in (sums, weight) if x is not None]
-    define = registry[name].of_sums.definition
-    loss = define(leaves[0], leaves[1] if weight is not None else None, *by, reduction, empty_nan, batch, dtype, *numbers)
+    operands = leaves if weight is not None else (*leaves, None)
+    loss = registry[name].of_sums.definition(*operands, *by, reduction, empty_nan, batch, dtype, *numbers)
     grad = torch.randn(loss.shape, dtype=dtype) if grad is None else torch.full(loss.shape, grad, dtype=dtype)
     expected = [loss.detach(), *torch.autograd.grad(loss, leaves, grad)]
     got = [region_loss(sums, *arguments, dtype, *numbers)]
-    grads = region_loss_backward(grad, sums, *arguments, *numbers, True, weight is not None)
+    grads = region_loss_backward(grad, sums, *arguments, *(*numbers, None, None)[:4], True, weight is not None)
     return got + list(grads[: 1 + (weight is not None)]), expected
 
 
@@ -84,7 +85,7 @@ def test_nothing_kept(name, reduction):
 
 def test_an_upstream_gradient_of_stride_0():
     sums = sums_of(4, 3)
-    arguments = None, None, None, 0, False, False, *NUMBERS["dice_loss"], True, False
+    arguments = None, None, None, 0, False, False, *NUMBERS["dice_loss"], None, None, True, False
     one = torch.ones((), dtype=torch.float32)
     got = region_loss_backward(one.expand(4, 3), sums, *arguments)[0]
     assert torch.equal(got, region_loss_backward(torch.ones(4, 3), sums, *arguments)[0])
