@@ -158,8 +158,8 @@ def test_by_number(emulated, name, dtype):
     """The second operand as a parameter of the kernel: of all halves, or garbage."""
     ops, _ = emulated
     x = patterns(dtype) if dtype in HALVES else garbage((4173,), dtype)
-    if name == "safe_pow" and dtype in (torch.bfloat16, torch.float32):  # as in test_binary
-        x = torch.where(x.abs() < 1e-30, 0, x)
+    if name == "safe_pow":  # no a^(b-1) that underflows, whose product with a huge gradient does not
+        x = torch.where(x.abs() < {torch.bfloat16: 1e-30, torch.float32: 1e-5}.get(dtype, 0), 0, x)
     x = torch.where(x.isnan(), NAN, x)  # a signalling NaN to the power of 0 is NaN on the host
     for number, values in product(NUMBERS, (x, x[:64].expand(3, 64), x[:99].reshape(9, 11).t()[1:])):
         fractional = name == "safe_pow" and number % 1 != 0
