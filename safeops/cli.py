@@ -145,7 +145,7 @@ def _op(op):
         "name": op.name,
         "cpu": _route(op.cpu),
         "cuda_kernel": op.owner if availability.has_kernels(op) else None,
-        "parts": [part.name for part in op.parts if part.raw],
+        "parts": [part.name for part in op.parts if part.raw and part.name != op.name],
         "devices": {f"cuda:{i}": _on_cuda(op, i) for i in range(_cuda_count())},
     }
 

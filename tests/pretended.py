@@ -125,7 +125,8 @@ def pretend(patch):
     for name in ("current_device", "get_sync_debug_mode", "set_sync_debug_mode"):
         patch.setattr(torch.cuda, name, lambda *_: 0)
     for op in registry.values():
-        patch.setattr(op, "cuda", [False], raising=False)
+        for part in (op, *op.parts):
+            patch.setattr(part, "cuda", [False], raising=False)
 
 
 @pytest.fixture

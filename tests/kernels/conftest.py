@@ -27,15 +27,8 @@ def emulated(tmp_path_factory):
             f"_{name}(Tensor input, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor"
         )
         library.define(f"_{name}_backward(Tensor grad, Tensor input, float? eps=None) -> Tensor")
-    for name in BINARY:
-        library.define(
-            f"_{name}(Tensor input, Tensor other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) "
-            "-> Tensor"
-        )
-        library.define(
-            f"_{name}_backward(Tensor grad, Tensor input, Tensor other, float? eps=None, bool need_input=True, "
-            "bool need_other=True, ScalarType? input_dtype=None, ScalarType? other_dtype=None) -> (Tensor, Tensor)"
-        )
+    for name in (f"_{op}{kind}" for op in BINARY for kind in ("", "_backward")):
+        library.define(str(getattr(torch.ops.safeops, name).default._schema).removeprefix("safeops::"))
     torch.ops.load_library(str(target))
     counts = counter(target)
     yield torch.ops.safeops_emulated, counts

@@ -63,6 +63,10 @@ def elementwise(n, dtype):
         flat, count = one("flat_kernel", 4 if op in ROLLED and dtype == torch.float32 else 0), 1 + (op in BINARY)
         yield (op, "forward", "flat"), [x] * count, flat
         yield (op, "backward", "flat"), [x] * (1 + count), flat
+    number = one("flat_kernel", 0 if dtype == torch.bfloat16 else 4)
+    for layout, exponent, steps in (("number", 1.7, number), ("root", 1.5, one("flat_kernel"))):
+        yield ("safe_pow", "forward", layout), [x, None, None, 0.0, None, exponent], steps
+        yield ("safe_pow", "backward", layout), [x, x, None, None, True, False, None, None, exponent], steps
     yield ("safe_log", "forward", "offset"), [offset], one("kernel")
     yield ("safe_div", "forward", "offset"), [offset] * 2, one("kernel")
     yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel", avoid="MUFU.RCP|CALL")  # one for each row

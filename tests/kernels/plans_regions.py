@@ -3,6 +3,7 @@
 import re
 
 import torch
+from safeops.kernels.losses import region_loss
 from safeops.kernels.losses.region_sums import REGION_SUMS, sums_plan
 from safeops.kernels.losses.region_sums_backward import REGION_SUMS_BACKWARD as BACKWARD
 from safeops.kernels.losses.region_sums_backward import backward_plan
@@ -10,7 +11,9 @@ from safeops.kernels.losses.region_sums_backward import backward_plan
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
 # as in plans_statistics.py
-OFTEN = re.compile(r"aligned regions(_backward)? (indices masked|soft squared|channels last) bfloat16")
+OFTEN = re.compile(
+    r"aligned regions(_backward)? (indices masked|soft squared|channels last) bfloat16|.* loss_of_sums mean"
+)
 SHAPE, ONE, LAST, ODD = (8, 21, 512, 512), (1, 1, 2048, 2048), (8, 64, 512, 512), (8, 21, 511, 511)
 
 
@@ -35,8 +38,27 @@ def backward(x, target, mask, squared=False, exists=None, both=True):
     return backward_plan(meta((4, *x.shape[:2]), F64), tensors, x, exists, 255, squared)
 
 
+def of_sums(kernel, names, dtypes, weight=False, divisor=None, reduction=1, batch=False, parameters=0, **values):
+    """The loss of the sums, or its gradients. dtypes: of the pointers but the sums and the weight."""
+    sums, weight = meta((4, *SHAPE[:2]), F64), meta(SHAPE[1:2], BF16) if weight else None
+    dtypes = {**dict.fromkeys(names), "sums": F64, "weight": None if weight is None else BF16, **dtypes}
+    return region_loss.loss_plan(kernel, dtypes, sums, weight, divisor, reduction, False, batch, parameters, **values)
+
+
+def losses():
+    for back in (False, True):
+        kernel = region_loss.REGION_LOSS_BACKWARD if back else region_loss.REGION_LOSS
+        names, values = (region_loss.BACKWARD, {"grad_strides": (0, 0)}) if back else (region_loss.FORWARD, {})
+        out, outputs = ({"grad": F32, "out": F64}, {"weight_out": BF16}) if back else ({"out": F32}, {})
+        name = "general" + " backward" * back + " loss_of_sums"
+        yield f"{name} mean", of_sums(kernel, names, out, **values)
+        yield f"{name} none", of_sums(kernel, names, out, reduction=0, parameters=2, **values)
+        yield f"{name} weighted", of_sums(kernel, names, out | outputs, True, parameters=2, batch=True, **values)
+        yield f"{name} by a tensor", of_sums(kernel, names, out | outputs | {"denominator": F32}, True, **values)
+
+
 def cases():
-    results = {"aligned regions many small bfloat16": forward(*operands((1 << 14, 4, 32, 32), BF16))}
+    results = dict(losses()) | {"aligned regions many small bfloat16": forward(*operands((1 << 14, 4, 32, 32), BF16))}
     for dtype in (F16, BF16, F32, F64):
         name, exists = str(dtype)[6:], meta(SHAPE[1:2], torch.bool)
         for make, back in ((forward, ""), (backward, "_backward")):

@@ -51,6 +51,7 @@ def half_ulps(dtype):
     return 0.6 if dtype in HALVES else 8
 
 
+INF, NAN = math.inf, math.nan
 SOME = ("one", "tail", "padding", "expanded input", "transposed")  # a layout for each kernel
 
 
@@ -148,6 +149,34 @@ def test_every_half(emulated, name, dtype):
             close(one, truth, 0.55, [*operands, grad])
 
 
+NUMBERS = [2, 0.5, 3, -1, 1, -0.5, 1.5, -1.5, 4, -4, 3.5, 1.7, -2.3, 7, 1e-30, -30, 2.0**23 - 1, 0, INF, -INF, NAN]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_by_number(emulated, name, dtype):
+    """The second operand as a parameter of the kernel: of all halves, or garbage."""
+    ops, _ = emulated
+    x = patterns(dtype) if dtype in HALVES else garbage((4173,), dtype)
+    if name == "safe_pow":  # no a^(b-1) that underflows, whose product with a huge gradient does not
+        x = torch.where(x.abs() < {torch.bfloat16: 1e-30, torch.float32: 1e-5}.get(dtype, 0), 0, x)
+    x = torch.where(x.isnan(), NAN, x)  # a signalling NaN to the power of 0 is NaN on the host
+    for number, values in product(NUMBERS, (x, x[:64].expand(3, 64), x[:99].reshape(9, 11).t()[1:])):
+        fractional = name == "safe_pow" and number % 1 != 0
+        values = torch.where(values.isinf() & (values < 0), 2, values) if fractional else values  # nowhere said
+        grad = garbage(values.shape, dtype, 2)
+        grad = torch.where(grad.isfinite(), grad, 3)
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        value, (slope, _) = truth_of(name, [values, torch.full_like(values, number, dtype=compute)], grad, dtype)
+        got = getattr(ops, f"_{name}")(values, None, None, 0.0, None, number)
+        dx, none = getattr(ops, f"_{name}_backward")(grad, values, None, None, True, True, None, None, number)
+        ulps = 2000 if name == "safe_pow" and dtype == torch.float64 else 0.55 if dtype in HALVES else 8
+        close(got, value, ulps, [values])
+        if name != "safe_div":  # g / b times a / b, where both are normal numbers
+            close(dx, slope, ulps, [values, grad])
+        assert none.shape == (0,)
+
+
 @pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
 def test_unary_dtypes(emulated, shape):
     """Any output dtype and any gradient's; up to fp32 in packets of eight."""
@@ -201,7 +230,6 @@ def test_functions_saturate_where_rounding_overflows(emulated, name, dtype, comp
     assert torch.equal((slope[0] if name == "safe_pow" else slope) == 0, over)
 
 
-INF, NAN = math.inf, math.nan
 A, B = 2.0**-140, 2.0**-12  # A^B / A and B / A are beyond fp32, B A^(B-1) is not
 TINY, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 BOUNDARIES = {  # op: (operands..., gradient of ones...) in fp32; eps where one is named

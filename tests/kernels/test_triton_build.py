@@ -285,6 +285,7 @@ def compiled_for(target):
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
+NARROW = {"nll_loss_kernel", "region_loss_kernel", "region_loss_backward_kernel"}
 
 
 @pytest.mark.slow
@@ -306,10 +307,10 @@ def test_resources(target, batch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
-    """One aligned plan of each kernel, but of nll_loss, which picks single elements. (How often, differs: what is
+    """One aligned plan of each kernel, but of those that read single numbers. (How often, differs: what is
     unrolled, what both sides of a branch share.)"""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
-    assert {kernel.fn.__name__ for kernel in KERNELS.values() if kernel.fn not in plans} == {"nll_loss_kernel"}
+    assert {kernel.fn.__name__ for kernel in KERNELS.values() if kernel.fn not in plans} == NARROW
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
         of_ptx, of_machine = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
@@ -357,6 +358,8 @@ def test_every_launcher_is_where_its_op_says():
 
 def test_indices_are_as_wide_as_they_must_be():
     for name, plan in CASES.items():
+        if "space" not in plan.signature:  # a few thousand numbers
+            continue
         assert plan.signature["space"].N == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 

@@ -52,17 +52,23 @@ struct Binary {
     loop.run(pick<&BinaryLoops<Function, C>::value>(), &op);
   }
 
-  static Tensor forward(const Tensor& input, const Tensor& other, const std::optional<double>& eps, double fill_value,
-                        const std::optional<ScalarType>& dtype) {
-    const View a(input), b(other);
+  static Tensor forward(const Tensor& input, const std::optional<Tensor>& other, const std::optional<double>& eps,
+                        double fill_value, const std::optional<ScalarType>& dtype, std::optional<double> number) {
+    const View a(input), b = second(other, number);
     const Shape shape = broadcast(a.shape(), b.shape());
-    STD_TORCH_CHECK(dtype || a.dtype == b.dtype, "safeops: dtype is needed where the operands' dtypes differ");
-    const DType type = floating(dtype, a.dtype);
+    const DType other_type = other ? b.dtype : a.dtype, type = floating(dtype, a.dtype);
+    STD_TORCH_CHECK(dtype || a.dtype == other_type, "safeops: dtype is needed where the operands' dtypes differ");
     const Tensor result = output_like(shape, type, input, a);
-    const bool in_double = a.dtype == DType::kDouble || b.dtype == DType::kDouble || type == DType::kDouble;
+    const bool in_double = a.dtype == DType::kDouble || other_type == DType::kDouble || type == DType::kDouble;
     const auto call = in_double ? run<double> : run<float>;
     call(shape, View(result), a, b, Arguments(eps, fill_value, type, in_double));
     return result;
+  }
+
+  // The second operand; a number is one element for all.
+  static View second(const std::optional<Tensor>& other, std::optional<double>& number) {
+    STD_TORCH_CHECK(other.has_value() != number.has_value(), "safeops: either other or number is needed");
+    return other ? View(*other) : View(&*number, DType::kDouble);
   }
 
   template <class C>
@@ -84,22 +90,26 @@ struct Binary {
   }
 
   // The gradient's dtype is the output's: elements that saturated there have slope 0.
-  static std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& input, const Tensor& other,
-                                             const std::optional<double>& eps, bool need_input, bool need_other,
+  static std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& input,
+                                             const std::optional<Tensor>& other, const std::optional<double>& eps,
+                                             bool need_input, bool need_other,
                                              const std::optional<ScalarType>& input_dtype,
-                                             const std::optional<ScalarType>& other_dtype) {
-    const View g(grad), a(input), b(other);
+                                             const std::optional<ScalarType>& other_dtype,
+                                             std::optional<double> number) {
+    const View g(grad), a(input), b = second(other, number);
     STD_TORCH_CHECK(g.is_floating(), "safeops: grad must be floating point");
+    need_other = need_other && other;
     const Shape shape = broadcast(a.shape(), b.shape());
-    const DType da_type = floating(input_dtype, a.dtype), db_type = floating(other_dtype, b.dtype);
+    const DType other_type = other ? b.dtype : a.dtype, da_type = floating(input_dtype, a.dtype),
+                db_type = floating(other_dtype, other_type);
     const Tensor da = need_input ? output_like(shape, da_type, input, a) : empty_vector(da_type, input);
-    const Tensor db = need_other ? output_like(shape, db_type, other, b) : empty_vector(db_type, other);
-    const Tensor *first = need_input ? &da : nullptr, *second = need_other ? &db : nullptr;
-    const bool in_double = g.dtype == DType::kDouble || a.dtype == DType::kDouble || b.dtype == DType::kDouble ||
+    const Tensor db = need_other ? output_like(shape, db_type, *other, b) : empty_vector(db_type, input);
+    const Tensor *first = need_input ? &da : nullptr, *last = need_other ? &db : nullptr;
+    const bool in_double = g.dtype == DType::kDouble || a.dtype == DType::kDouble || other_type == DType::kDouble ||
                            (need_input && da_type == DType::kDouble) || (need_other && db_type == DType::kDouble);
-    if (!first && !second) return {da, db};
+    if (!first && !last) return {da, db};
     const auto call = in_double ? run_backward<double> : run_backward<float>;
-    call(shape, first, second, g, a, b, Arguments(eps, 0.0, g.dtype, in_double));
+    call(shape, first, last, g, a, b, Arguments(eps, 0.0, g.dtype, in_double));
     return {da, db};
   }
 };

@@ -8,7 +8,8 @@
 //   };
 //   SAFEOPS_BINARY(xlogy, Xlogy)               // and a line in binary.cpp
 //
-// I/O: read a, read b, write out (bf16: 6 bytes); backward reads g, a, b and writes da, db (bf16: 10 bytes).
+// I/O: read a, read b, write out (bf16: 6 bytes); backward reads g, a, b and writes da, db (bf16: 10 bytes). Where b is
+// a number, a parameter of the kernel: 4 and 6 bytes.
 #pragma once
 
 #include "floating.cuh"
@@ -33,6 +34,25 @@ struct BinaryBackward : Functor<Function, R, 2, 3> {
   }
 };
 
+template <class Function, class R>
+struct ByNumber : Functor<Function, R, 1, 1> {
+  using Value = typename R::Value;
+  Value other;
+  __device__ void operator()(const Value* in, bool, Value* out) const {
+    out[0] = Function::value(this->range, in[0], other);
+  }
+};
+
+template <class Function, class R>
+struct ByNumberBackward : Functor<Function, R, 1, 2> {
+  using Value = typename R::Value;
+  Value other;
+  __device__ void operator()(const Value* in, bool, Value* out) const {
+    Value unused;
+    Function::slopes(this->range, in[0], in[1], other, out[0], unused);
+  }
+};
+
 template <class Function>
 void launch_binary(Plan<3>& plan, bool wide, double eps, double fill, Type out, cudaStream_t stream) {
   const auto make = [](const auto& range) { return Binary<Function, std::decay_t<decltype(range)>>{{range}}; };
@@ -46,8 +66,27 @@ void launch_binary_backward(Plan<5>& plan, bool wide, double eps, Type out, bool
   launch_floating(plan, wide, make, stream, eps, out, 0.0, need_input, need_other);
 }
 
+template <class Function>
+void launch_number(Plan<2>& plan, bool wide, double number, double eps, double fill, Type out, cudaStream_t stream) {
+  const auto make = [&](const auto& range) {
+    using R = std::decay_t<decltype(range)>;
+    return ByNumber<Function, R>{{range}, typename R::Value(number)};
+  };
+  launch_floating(plan, wide, make, stream, eps, out, fill);
+}
+
+template <class Function>
+void launch_number_backward(Plan<3>& plan, bool wide, double number, double eps, Type out, cudaStream_t stream) {
+  const auto make = [&](const auto& range) {
+    using R = std::decay_t<decltype(range)>;
+    return ByNumberBackward<Function, R>{{range}, typename R::Value(number)};
+  };
+  launch_floating(plan, wide, make, stream, eps, out, 0.0, true, false);
+}
+
 }  // namespace safeops::cuda
 
-#define SAFEOPS_BINARY(name, Function)     \
-  extern const BinaryLaunch name##_launch; \
-  const BinaryLaunch name##_launch = {launch_binary<Function>, launch_binary_backward<Function>};
+#define SAFEOPS_BINARY(name, Function)                                                             \
+  extern const BinaryLaunch name##_launch;                                                         \
+  const BinaryLaunch name##_launch = {launch_binary<Function>, launch_binary_backward<Function>,   \
+                                      launch_number<Function>, launch_number_backward<Function>};

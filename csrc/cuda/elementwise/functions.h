@@ -20,10 +20,14 @@ struct UnaryLaunch {
   void (*forward)(Plan<2>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
   void (*backward)(Plan<3>& plan, bool wide, double eps, Type out, cudaStream_t stream);
 };
+// number: the second operand, where it is one for all: a parameter of the kernel.
 struct BinaryLaunch {
   void (*forward)(Plan<3>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
   void (*backward)(Plan<5>& plan, bool wide, double eps, Type out, bool need_input, bool need_other,
                    cudaStream_t stream);
+  void (*forward_number)(Plan<2>& plan, bool wide, double number, double eps, double fill_value, Type out,
+                         cudaStream_t stream);
+  void (*backward_number)(Plan<3>& plan, bool wide, double number, double eps, Type out, cudaStream_t stream);
 };
 
 }  // namespace safeops::cuda

@@ -65,6 +65,20 @@ void launch_binary_backward<ByEps>(Plan<5>& plan, bool wide, double eps, Type ou
   else launch_binary_backward<SafeDiv>(plan, wide, eps, out, need_input, need_other, stream);
 }
 
+template <>
+void launch_number<ByEps>(Plan<2>& plan, bool wide, double number, double eps, double fill, Type out,
+                          cudaStream_t stream) {
+  if (eps < 0) launch_number<FlooredDiv>(plan, wide, number, least(eps, wide), fill, out, stream);
+  else launch_number<SafeDiv>(plan, wide, number, eps, fill, out, stream);
+}
+
+template <>
+void launch_number_backward<ByEps>(Plan<3>& plan, bool wide, double number, double eps, Type out,
+                                   cudaStream_t stream) {
+  if (eps < 0) launch_number_backward<FlooredDiv>(plan, wide, number, least(eps, wide), out, stream);
+  else launch_number_backward<SafeDiv>(plan, wide, number, eps, out, stream);
+}
+
 SAFEOPS_BINARY(safe_div, ByEps)
 
 }  // namespace safeops::cuda

@@ -27,6 +27,22 @@ __device__ inline C power(C a, C b) {
   return pow(a, b);
 }
 
+// g b a^(b-1), of y = a^b and part = a^(b-1)
+template <class C>
+__device__ inline C slope_of_base(C g, C a, C b, C y, C part) {
+  const C slope = b * part;
+  if (!(finite(a) && finite(b) && lost(slope, C(1)))) return g * slope;
+  // b a^(b-1) over- or underflows where its product with g may not
+  const bool larger = fabs(b) > fabs(part);
+  const C large = larger ? b : part, small = larger ? part : b;
+  // For a part that over- or underflows already. Where g y / a and b / a are both infinite, g y b is not small.
+  const C turned = (g * y) / a, ratio = b / a;
+  const bool beyond = !finite(part) || (part == C(0) && y != C(0));
+  return beyond              ? finite(turned) ? turned * b : finite(ratio) ? (g * y) * ratio : (g * y * b) / a
+         : finite(g * large) ? (g * large) * small
+                             : (g * small) * large;
+}
+
 struct SafePow : Plain {
   static constexpr float kLowest = -std::numeric_limits<float>::max();
   static constexpr bool kRolled = true;
@@ -58,18 +74,7 @@ struct SafePow : Plain {
       // cannot tell for a large or infinite b), and |a| replaces a, as pow has it for -inf and a fractional b.
       const bool odd = b == trunc(b) && b / 2 != trunc(b / 2);
       const C part = both_finite && fabs(y) >= kSmallest ? y / a : pow(fabs(a), b - C(1)) * (a < C(0) && !odd ? -1 : 1);
-      const C slope = b * part;
-      da = g * slope;
-      if (both_finite && lost(slope, C(1))) {  // b a^(b-1) over- or underflows where its product with g may not
-        const bool larger = fabs(b) > fabs(part);
-        const C large = larger ? b : part, small = larger ? part : b;
-        // For a part that over- or underflows already. Where g y / a and b / a are both infinite, g y b is not small.
-        const C turned = (g * y) / a, ratio = b / a;
-        const bool beyond = !finite(part) || (part == C(0) && y != C(0));
-        da = beyond              ? finite(turned) ? turned * b : finite(ratio) ? (g * y) * ratio : (g * y * b) / a
-             : finite(g * large) ? (g * large) * small
-                                 : (g * small) * large;
-      }
+      da = slope_of_base(g, a, b, y, part);
     }
     if (range.need_other && !(a <= C(0))) {  // elsewhere there is no derivative by the exponent
       const C logarithm = log(a), product = g * y;
@@ -90,7 +95,144 @@ struct SafePow : Plain {
   }
 };
 
+// ---- by a number, neither 0 nor infinite: what is said of it is known before the launch
+
+// An exponent, and the one of the slope. (a^b is negative for a negative a if b is odd, the slope's if it is even.)
+struct Exponent {
+  float b, less_one, log2_size;
+  uint32_t odd, even;  // the sign bit, if it is
+  bool fractional;
+
+  explicit Exponent(double number)
+      : b(float(number)),
+        less_one(float(number - 1)),
+        log2_size(float(std::log2(std::fabs(number)))),
+        odd(std::fabs(std::fmod(number, 2)) == 1 ? 0x80000000u : 0),
+        even(odd ^ 0x80000000u),
+        fractional(number != std::trunc(number)) {}
+
+  __device__ bool none(float a) const { return fractional & (a < 0) & (a >= SafePow::kLowest); }
+};
+
+__device__ inline float with_signs(float size, uint32_t signs) {
+  return __uint_as_float(__float_as_uint(size) ^ (signs & 0x80000000u));
+}
+
+struct PowerOfHalf : Functor<SafePow, Half, 1, 1> {
+  Exponent exponent;
+  __device__ void operator()(const float* in, bool, float* out) const {
+    const float a = in[0], power = rough_exp2(exponent.b * log2_of(fabs(a)));
+    const float fits = fminf(exponent.b == 2 ? a * a : power, range.largest + 0 * a);
+    out[0] = exponent.none(a) ? 0 : with_signs(fits, __float_as_uint(a) & exponent.odd);
+  }
+};
+
+struct PowerOfHalfBackward : Functor<SafePow, Half, 1, 2> {
+  Exponent exponent;
+  __device__ void operator()(const float* in, bool, float* out) const {
+    const float g = in[0], a = in[1], log2 = log2_of(fabs(a));
+    const float before = exponent.less_one == 0 ? 0 : exponent.less_one * log2;
+    const bool over = exponent.b * log2 >= range.log2_limit + 0 * a;
+    const bool flat = over | exponent.none(a) | ((a == 0) & (exponent.b < 1));
+    const float slope = rough_exp2(rough_log2(fabs(g)) + exponent.log2_size + before);
+    out[0] = flat ? 0 : with_signs(slope, __float_as_uint(g) ^ __float_as_uint(exponent.b) ^
+                                              (__float_as_uint(a) & exponent.even));
+  }
+};
+
+// Whole numbers and halves up to 4, by products and a root. Every factor is at least 1, or every one at most 1: none
+// over- or underflows where the power does not.
+struct Product {
+  bool inverse, root;
+  unsigned whole;  // |b| without its half
+
+  explicit Product(double b) : inverse(b < 0), root(b != std::trunc(b)), whole(unsigned(std::fabs(b))) {}
+
+  static bool has(double b) { return std::fabs(b) <= 4 && 2 * b == std::trunc(2 * b); }
+
+  template <class C>
+  __device__ C of(C a) const {
+    if (root) a = fabs(a);
+    C power = 1;
+    if (root) power = inverse ? 1 / sqrt(a) : sqrt(a);
+    if (inverse && whole) a = 1 / a;
+    const C square = a * a;
+    power *= whole & 1 ? a : C(1);
+    power *= whole & 2 ? square : C(1);
+    return whole & 4 ? power * (square * square) : power;
+  }
+};
+
+template <class C>
+struct SmallPower : Functor<Plain, Range<C>, 1, 1> {
+  Product power;
+  __device__ void operator()(const C* in, bool, C* out) const {
+    const C a = in[0], y = power.of(a);
+    const bool is_finite = finite(a);
+    out[0] = power.root && a < C(0) && is_finite ? C(0)
+                                                 : this->range.saturated(y, is_finite && this->range.overflows(y));
+  }
+};
+
+template <class C>
+struct SmallPowerBackward : Functor<Plain, Range<C>, 1, 2> {
+  Product power, less_one;
+  C b;
+  __device__ void operator()(const C* in, bool, C* out) const {
+    const C g = in[0], a = in[1], y = power.of(a), part = less_one.of(a);
+    const bool none = power.root && a < C(0);
+    const bool flat = (finite(a) && (none || this->range.overflows(y))) || (a == C(0) && b < C(1));
+    out[0] = flat ? C(0) : slope_of_base(g, a, b, y, none ? -part : part);
+  }
+};
+
+// any, small: of a range, the functor of any number, and of one that is a Product.
+template <class Any, class Small, int N, class... Parameters>
+void launch_power(Plan<N>& plan, bool wide, double b, const Any& any, const Small& small, cudaStream_t stream,
+                  const Parameters&... parameters) {
+  if (b != 0 && std::isfinite(b)) {
+    if (Product::has(b)) launch_floating(plan, wide, small, stream, parameters...);
+    else launch_floating(plan, wide, any, stream, parameters...);
+  } else if (wide) {
+    launch_general(plan, any(make_range<double>(parameters...)), stream);
+  } else {
+    launch_general(plan, any(make_range<float>(parameters...)), stream);
+  }
+}
+
 }  // namespace
+
+template <>
+void launch_number<SafePow>(Plan<2>& plan, bool wide, double b, double eps, double fill, Type out,
+                            cudaStream_t stream) {
+  const auto any = [&](const auto& range) {
+    using R = std::decay_t<decltype(range)>;
+    if constexpr (R::kHalf) return PowerOfHalf{{range}, Exponent(b)};
+    else return ByNumber<SafePow, R>{{range}, typename R::Value(b)};
+  };
+  const auto small = [&](const auto& range) {
+    using R = std::decay_t<decltype(range)>;
+    if constexpr (R::kHalf) return any(range);
+    else return SmallPower<typename R::Value>{{range}, Product(b)};
+  };
+  launch_power(plan, wide, b, any, small, stream, eps, out, fill);
+}
+
+template <>
+void launch_number_backward<SafePow>(Plan<3>& plan, bool wide, double b, double eps, Type out, cudaStream_t stream) {
+  const auto any = [&](const auto& range) {
+    using R = std::decay_t<decltype(range)>;
+    if constexpr (R::kHalf) return PowerOfHalfBackward{{range}, Exponent(b)};
+    else return ByNumberBackward<SafePow, R>{{range}, typename R::Value(b)};
+  };
+  const auto small = [&](const auto& range) {
+    using R = std::decay_t<decltype(range)>;
+    using C = typename R::Value;
+    if constexpr (R::kHalf) return any(range);
+    else return SmallPowerBackward<C>{{range}, Product(b), Product(b - 1), C(b)};
+  };
+  launch_power(plan, wide, b, any, small, stream, eps, out, 0.0, true, false);
+}
 
 SAFEOPS_BINARY(safe_pow, SafePow)
 

@@ -17,23 +17,31 @@ from safeops.ops.elementwise._unary import output_dtype
 
 # ---- op
 
-_SCHEMA = "(Tensor input, Tensor other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor"
+# number: in place of `other`, in the compute dtype.
+_SCHEMA = (
+    "(Tensor input, Tensor? other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None, "
+    "float? number=None) -> Tensor"
+)
 _SCHEMA_BACKWARD = (
-    "(Tensor grad, Tensor input, Tensor other, float? eps=None, bool need_input=True, bool need_other=True, "
-    "ScalarType? input_dtype=None, ScalarType? other_dtype=None) -> (Tensor, Tensor)"
+    "(Tensor grad, Tensor input, Tensor? other, float? eps=None, bool need_input=True, bool need_other=True, "
+    "ScalarType? input_dtype=None, ScalarType? other_dtype=None, float? number=None) -> (Tensor, Tensor)"
 )
 
 
-def _fake(input, other, eps=None, fill_value=0.0, dtype=None):
-    return like(input, torch.broadcast_shapes(input.shape, other.shape), dtype or input.dtype)
+def _shape(input, other):
+    return input.shape if other is None else torch.broadcast_shapes(input.shape, other.shape)
 
 
-def _fake_backward(grad, input, other, eps=None, need_input=True, need_other=True, input_dtype=None, other_dtype=None):
-    shape = torch.broadcast_shapes(input.shape, other.shape)
-    input_dtype, other_dtype = input_dtype or input.dtype, other_dtype or other.dtype
+def _fake(input, other, eps, fill_value, dtype, number):
+    return like(input, _shape(input, other), dtype or input.dtype)
+
+
+def _fake_backward(grad, input, other, eps, need_input, need_other, input_dtype, other_dtype, number):
+    shape, second = _shape(input, other), input if other is None else other
+    input_dtype, other_dtype = input_dtype or input.dtype, other_dtype or second.dtype
     return (
         like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
-        like(other, shape, other_dtype) if need_other else input.new_empty(0, dtype=other_dtype),
+        like(other, shape, other_dtype) if need_other else second.new_empty(0, dtype=other_dtype),
     )
 
 
@@ -52,7 +60,10 @@ class Binary(Op):
     sum_to = staticmethod(sum_to)
 
     def __init__(self, name, define, *, other="other", number=True, safe=True, domain=None):
-        def definition(input, other, eps=None, fill_value=0.0, dtype=None):
+        def definition(input, other, eps=None, fill_value=0.0, dtype=None, number=None):
+            if other is None:
+                dtype = dtype or input.dtype
+                other = scalar(number, compute_dtype(input.dtype, dtype), input.device)
             if dtype is None:
                 dtype = promoted(input, other)
             compute = compute_dtype(input.dtype, other.dtype, dtype)
@@ -73,7 +84,9 @@ class Binary(Op):
         if self.number and isinstance(other, NUMBER):
             if dtype is None:
                 dtype = self._output_dtype(input, input_dtype if input_dtype in FLOATING else promoted(input, other))
-            other, eps = _number(other, input, dtype, eps)
+            other, eps, number = _number(other, input, dtype, eps)
+            if other is None:
+                return input_dtype in FLOATING, (input, None, eps, fill_value, dtype, number)
         others = other.dtype
         if usual and fill_value == 0 and input_dtype == others and input_dtype in WIDE and dtype in (None, input_dtype):
             return True, (input, other) if eps is None else (input, other, eps)  # most calls, and the short way
@@ -103,7 +116,9 @@ class Binary(Op):
         check.output_dtype(self.name, dtype)
 
     def gradients(self, grad, needs, operands, results):
-        input, other = operands.input, operands.other
+        input, other, number = operands.input, operands.other, operands.number
+        if other is None:
+            return self.backward(grad, input, None, operands.eps, needs[0], False, None, None, number)
         # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
         wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
         dtypes = (None if x.shape == grad.shape else wide for x in (input, other))
@@ -114,19 +129,19 @@ class Binary(Op):
 
 
 def _number(number, input, dtype, eps):
-    """(a number as a tensor of the compute dtype, eps): 1e-8 must not become 0 on its way through half.
+    """(a number as a tensor or None, eps, the number or None).
 
-    One that fp32 would make another number of, and not a less precise one, is read as the double it is.
+    One that fp32 would make another number of, and not a less precise one, is a tensor: of the double that it is.
     """
     compute = compute_dtype(input.dtype, dtype)
-    if symbolic(number):  # whether fp32 would do is not to be asked
-        eps = SMALLEST if eps is None and compute == torch.float32 else eps  # the floor of the input's compute dtype
-        return scalar(number, torch.float64, input.device), eps
-    number = float(number)
-    if compute == torch.float32 and not _fits_single(number):
-        compute = torch.float64
+    unknown = symbolic(number)  # whether fp32 would do is not to be asked
+    if not unknown:
+        number = float(number)
+        if compute == torch.float64 or _fits_single(number):
+            return None, eps, number
+    if compute == torch.float32:
         eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
-    return torch.full((), number, dtype=compute, device=input.device), eps
+    return scalar(number, torch.float64, input.device), eps, None
 
 
 def _fits_single(number):

@@ -2,7 +2,8 @@
 
 A region is one class of one image, (n, c), or with `batch=True` one class of all. `RegionLoss(name, module, value,
 *parameters)`, where `value(both, input, target, smooth_nr, smooth_dr, *parameters)` is the loss of the regions from
-their sums in torch: of input * target, of input and of target (of their squares with `squared_pred`) over kept pixels.
+their sums in torch (kernels/losses/region_loss.py has it too): of input * target, of input and of target (of their
+squares with `squared_pred`) over kept pixels.
 """
 
 import torch
@@ -13,7 +14,6 @@ from safeops.core.definitions import accumulate
 from safeops.core.dtypes import FLOATING, compute_dtype
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
-from safeops.core.symbolic import as_operand
 
 # ---- definition
 
@@ -64,6 +64,19 @@ def _fake_backward(grad, input, target, mask, exists, ignore_index, squared, nee
     )
 
 
+def _fake_loss(sums, weight, denominator, divisor, reduction, empty_nan, batch, dtype, *numbers):
+    return sums.new_empty(() if reduction else sums.shape[2:] if batch else sums.shape[1:], dtype=dtype)
+
+
+def _fake_loss_backward(grad, sums, weight, *options):
+    *_, need_sums, need_weight = options
+    like = sums if weight is None else weight
+    return (
+        sums.new_empty(sums.shape if need_sums else 0),
+        like.new_empty(like.shape if need_weight else 0),
+    )
+
+
 _forward = declare_raw(
     "_region_sums",
     "(Tensor input, Tensor target, Tensor? mask=None, Tensor? exists=None, int? ignore_index=None, "
@@ -80,11 +93,70 @@ _backward = declare_raw(
     triton="losses.region_sums_backward.region_sums_backward",
 )
 
-# ---- record
+_OPTIONS = "Tensor? weight, Tensor? denominator, float? divisor, int reduction, bool empty_nan, bool batch"
+_NUMBERS = "float smooth_nr, float smooth_dr, float? alpha=None, float? beta=None"  # the last two of the Tversky loss
+_loss = declare_raw(
+    "_region_loss",
+    f"(Tensor sums, {_OPTIONS}, ScalarType dtype, {_NUMBERS}) -> Tensor",
+    fake=_fake_loss,
+    triton="losses.region_loss.region_loss",
+)
+_loss_backward = declare_raw(
+    "_region_loss_backward",
+    f"(Tensor grad, Tensor sums, {_OPTIONS}, {_NUMBERS}, bool need_sums=True, bool need_weight=False) "
+    "-> (Tensor, Tensor)",
+    fake=_fake_loss_backward,
+    triton="losses.region_loss.region_loss_backward",
+)
+
+# ---- records
+
+REGIONS = 4096  # of which one block makes the loss in a few microseconds
+
+
+class OfSums(Op):
+    """A region loss of its sums: a few torch operations on N x C numbers, or one launch.
+
+    It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
+
+    differentiable = (0, 1)
+    constant = slice(2, 3)
+
+    def __init__(self, name, value):
+        self.value = value
+        super().__init__(name, _loss, _loss_backward, self.define)
+
+    def prepare(self, *operands):
+        if is_compiling():  # no kernel is kept there; and a comparison would bound the sizes that a program takes
+            return False, operands
+        _, images, classes = operands[0].shape
+        return images * classes <= REGIONS, operands
+
+    def validate(self, *operands):
+        """The sums and the options are the region loss's own."""
+
+    def gradients(self, grad, needs, operands, results):
+        return self.backward(grad, *operands[:7], *operands[8:], *needs[:2])
+
+    def define(self, sums, weight, denominator, divisor, reduction, empty_nan, batch, dtype, *numbers):
+        sums = sums.sum(1) if batch else sums
+        both, input_sum, target_sum = sums[:3].unbind()  # (apart from the count, which would have no gradient)
+        keep = sums[3].detach() > 0
+        loss = self.value(both, input_sum, target_sum, *(x for x in numbers if x is not None))
+        weights = None
+        if weight is not None:
+            weights = weight.double().expand(keep.shape)
+            keep = keep & (weights != 0)
+            loss = loss * torch.where(keep, weights, 0)
+        loss = torch.where(keep, loss, float("nan") if empty_nan and reduction == 0 else 0.0)
+        # Narrowed last: in fp64 regions without a pixel, which change the order of the sum, change no bit of the mean.
+        reduction, empty = tuple(loss_reduction.REDUCTION)[reduction], "nan" if empty_nan else "zero"
+        denominator = divisor if denominator is None else denominator
+        return loss_reduction.reduce(self.name, loss, keep, weights, reduction, denominator, empty).to(dtype)
 
 
 class RegionLoss(Op):
-    """A region loss. The op is its sums; what is made of them are a few torch operations on N x C numbers."""
+    """A region loss. The op is its sums; `of_sums` makes the loss of them."""
 
     differentiable = (0, 1)
     buffers = ("weight",)
@@ -92,8 +164,11 @@ class RegionLoss(Op):
 
     def __init__(self, name, module, value, **parameters):
         """parameters: {name: default} of value's own."""
-        self.module, self.value, self.parameters = module, value, parameters
+        self.module, self.parameters = module, parameters
+        self.of_sums = OfSums(name, value)
+        self.parts = (self.of_sums,)
         super().__init__(name, _forward, _backward, define)
+        self.of_sums.cuda = self.cuda
         self.sums = self.call
 
     def prepare(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
@@ -195,24 +270,22 @@ class RegionLoss(Op):
             if target.dim() < input.dim() and not is_compiling():
                 self._refuse_indices(input, target, mask, ignore_index)
             raise
-        sums = sums.sum(1) if batch else sums
-        both, input_sum, target_sum = sums[:3].unbind()  # (apart from the count, which would have no gradient)
-        count = sums[3].detach()
-        constants = [as_operand(x, sums) for x in (*smooth, *parameters)]
-        keep = count > 0
-        loss = self.value(both, input_sum, target_sum, *constants)
-        weights = None
-        if weight is not None:
-            weights = weight.double().expand(keep.shape)
-            keep = keep & (weights != 0)
-            loss = loss * torch.where(keep, weights, 0)
-        nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
-        if reduction == "none" and empty == "raise":
+        if empty == "raise":
+            self._raise_if_empty(input, sums[3].sum(0) if batch else sums[3], weight, reduction, denominator)
+        denominator, divisor = (None, None) if denominator is None else loss_reduction.split(denominator, input)
+        dtype = compute_dtype(input.dtype, target.dtype)
+        code = loss_reduction.REDUCTION[reduction]
+        return self.of_sums.call(
+            sums, weight, denominator, divisor, code, empty == "nan", batch, dtype, *smooth, *parameters
+        )
+
+    def _raise_if_empty(self, input, count, weight, reduction, denominator):
+        keep = count > 0 if weight is None else (count > 0) & (weight != 0)
+        if reduction == "none":
             check.raise_if_empty(self.name, lambda: ~keep, input, "of the pixels")
-        loss = torch.where(keep, loss, nothing)
-        # Narrowed last: in fp64 regions without a pixel, which change the order of the sum, change no bit of the mean.
-        loss = loss_reduction.reduce(self.name, loss, keep, weights, reduction, denominator, empty)
-        return loss.to(compute_dtype(input.dtype, target.dtype))
+        else:
+            regions = f"losses {check.shown(keep)}"
+            loss_reduction.raise_if_nothing_kept(self.name, keep, keep.shape, regions, denominator)
 
     def public(self):
         extra = "".join(f", float {name}={default}" for name, default in self.parameters.items())
