@@ -131,6 +131,7 @@ LAYOUTS = {
     "transposed": ((33, 18), (1, 0), (33, 18), None, False),
     "channels last": ((2, 3, 4, 16), (0, 2, 3, 1), (2, 3, 4, 16), None, False),
     "no two fuse": ((3, 4, 2, 3, 5), (4, 1, 3, 0, 2), (4, 1, 3, 5), (3, 1, 2, 1, 1), False),
+    "many rows": ((40, 160), None, (40, 160), None, False),
     "narrow": ((90, 3), None, (90, 1), None, False),
     "one weight": ((7, 40), None, None, (), False),
     "no mask": ((513,), None, None, None, False),
