@@ -104,9 +104,10 @@ def cross_entropy_kernel(
 
     first = split * parts.per_split
     last = tl.minimum(first + parts.per_split, parts.tiles)
-    if not config.SPLIT:  # ahead of the logits: two loads, of which the second waits for the first
+    EARLY: tl.constexpr = AXIS == INNER and not config.SPLIT
+    if EARLY:  # ahead of the logits: two loads, of which the second waits for the first
         kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config)
-        if AXIS == INNER and not config.WHOLE:  # a row that is not kept is not read, if it is long
+        if not config.WHOLE:  # a row that is not kept is not read, if it is long
             last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, first)
     state = sum_range(first, last, block, x, probabilities, weight, space, config)
     finished = True
@@ -119,6 +120,7 @@ def cross_entropy_kernel(
     if finished:
         if config.SPLIT:
             state = merge_partials(partial, splits, output, rows, SMOOTH, HAS_Q, WEIGHT, config.BS, BO, config.C)
+        if not EARLY:
             kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config)
         # one number a row from here on: (BM, 1), or of rows across memory (1, BN)
         value, top, spread, factor, even = finish(

@@ -15,7 +15,7 @@ from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import product_beyond, reciprocal
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, in_batch, kept, store, within
-from .row import any_squares, declare, divisor, one_per_row, peeled, store_tile, tile_at
+from .row import declare, divisor, one_per_row, peeled, scaled_squares, store_tile, tile_at
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -92,7 +92,7 @@ def rows_kernel(
         keep = kept(mask, None, space, m, n, config, True)[0]
         v = fetch(x, space, m, n, keep, True).to(C)  # (BM, BN)
         if OP == NORMALIZE:
-            unit, scaled, squares = any_squares(tl.where(keep, v, 0.0), inside, ACROSS)
+            unit, scaled, squares = scaled_squares(tl.where(keep, v, 0.0), ACROSS)
             root = rounded_root(squares)
             norm = product_beyond(root.to(tl.float64), unit.to(tl.float64))
             value = scaled * rounded_quotient(1.0, divisor(root, unit, eps))  # y = x / max(|x|, eps)

@@ -122,16 +122,6 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     return unit, x, tl.sum(rounded_product(x, x), ACROSS, keep_dims=True)
 
 
-@triton.jit
-def any_squares(x, inside, ACROSS: tl.constexpr):
-    """The same, in units of 1 where those of the whole block do."""
-    squares = tl.sum(rounded_product(x, x), ACROSS, keep_dims=True)
-    unit = tl.full(squares.shape, 1.0, x.dtype)
-    if not is_ordinary(squares, inside):
-        unit, x, squares = scaled_squares(x, ACROSS)
-    return unit, x, squares
-
-
 # Left alone, the assembler spills two registers of the general variant to fit one block more.
 REGISTERS = (None, 128)
 

@@ -1,5 +1,7 @@
 """Pieces of the definitions that several families share: what is kept, and sums over it."""
 
+from math import prod
+
 import torch
 
 from safeops.core import check
@@ -13,9 +15,13 @@ def kept(mask, weight):
 
 
 def count_kept(keep, input, dim, keepdim):
-    """How many elements each result is made of: int64, exact."""
-    keep = input.new_ones((), dtype=torch.bool) if keep is None else keep
-    return sum_over(keep, input, dim, keepdim)
+    """How many elements each result is made of: int64, exact. Of all of them it is a number, where a compiled graph
+    would add up ones."""
+    if keep is not None:
+        return sum_over(keep, input, dim, keepdim)
+    dims = {d % input.dim() for d in dim or range(input.dim())}
+    shape = [1 if d in dims else size for d, size in enumerate(input.shape) if keepdim or d not in dims]
+    return input.new_full(shape, prod(input.shape[d] for d in dims), dtype=torch.int64)
 
 
 def sum_over(x, input, dim, keepdim):
