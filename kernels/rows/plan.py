@@ -55,8 +55,8 @@ def whole_along(M, N, vec, tile, per_thread, threads):
 
 
 def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
-    """The same of rows across memory: neighbours for a warp, VEC each, or fewer, of which a thread holds as many rows
-    as it can. Few have a row in common then: each of them works out what is to be worked out for a row."""
+    """Whole rows across memory: neighbours for a warp, VEC each, or fewer, of which a thread holds as many rows as it
+    can. Few have a row in common then: each of them works out what is to be worked out for a row."""
     rows, fewest = at_least(M, 2 * MOST_THREADS * per_thread), NEAR // itemsize
     if vec > 1:
         vec = min(vec, max(4 // itemsize, per_thread // rows, 2))
@@ -73,7 +73,7 @@ def part_along(M, N, vec, tile, threads):
 
 
 def part_across(M, N, vec, per_thread, threads, itemsize):
-    """The same of rows across memory: VEC for each thread, and of each no more than is soon read."""
+    """A part of rows across memory: VEC of them for each thread, and of each no more than is soon read."""
     vec = min(vec, max(4 // itemsize, 2))
     columns = max(at_least(N, threads * vec), vec)
     return Tile(at_least(M, max(per_thread // (2 * vec), 1)), columns, vec, threads)

@@ -100,7 +100,7 @@ def times(x, by):
 
 @triton.jit
 def divisor(root, unit, eps):
-    """Of x / unit, which makes it x / max(root unit, eps), root unit its norm; 1 where that is 0."""
+    """The number by which x / unit is divided to be x / max(root unit, eps), root unit the norm; 1 where that is 0."""
     small = tl.full([1, 1], eps, root.dtype) * reciprocal(unit).to(root.dtype)
     by = tl.where(root <= small, small, root)  # NaN stays
     return tl.where(by == 0, 1.0, by)
