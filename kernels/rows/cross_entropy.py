@@ -34,10 +34,7 @@ from .row import declare, one_per_row, part_of, peeled, tile_at
 @triton.jit
 def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr,
            WEIGHT: tl.constexpr, ACROSS: tl.constexpr):  # fmt: skip
-    """(loss, the two parts of L, k, e) of each row, in the dtype of its sums: fp64 where they are of several parts.
-
-    `kept` is asked first: of rows across memory it was loaded by one thread a row, and Triton then hands the sums to
-    that thread. Else each thread would work out the logarithms of the eight rows that its access holds."""
+    """(loss, the two parts of L, k, e) of each row, in the dtype of its sums: fp64 where they are of several parts."""
     top, total, mass, cross, count, every, moment = tl.tuple(
         [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
     )
