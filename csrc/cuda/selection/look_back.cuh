@@ -16,42 +16,40 @@ struct Ranks {
 
 enum : uint64 { kAbsent, kOfTile, kUpToTile };  // no count yet, of the tile alone, or of all tiles up to it
 
-__device__ inline unsigned warp_sum(unsigned value) {
-  return warp_reduce(value, [](unsigned a, unsigned b) { return a + b; });
-}
+constexpr int kAhead = 8;  // statuses that a lane asks for at once: a round trip sees 256 tiles
 
 // For a whole warp: returns how many elements are kept before the tile; `kept` are kept in it. It first publishes
 // `kept`, so that later tiles need not wait while it looks back, then the count of all tiles up to it, so that they
-// need not look further.
+// need not look further. As many tiles as are resident start together and have published only their own counts.
 __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned kept) {
+  constexpr unsigned kNone = 2 * 32 * kAhead;
   const int lane = threadIdx.x % 32;
   const auto publish = [&](uint64 count, uint64 meaning) {
     if (lane == 0) store_relaxed(status + tile, count << 2 | meaning);
   };
-  if (tile == 0) {
-    publish(kept, kUpToTile);
-    return 0;
+  if (tile > 0) publish(kept, kOfTile);
+  uint64 before = 0;
+  unsigned stop = kNone;
+  for (int64_t last = tile - 1 - lane; stop == kNone; last -= 32 * kAhead) {
+    uint64 word[kAhead] = {};  // word[k]: the status of tile last - 32 k, d = 32 k + lane tiles back
+    do {                       // until all have published, back to the nearest with the count of all up to it
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if ((word[k] & 3) == kAbsent)
+          word[k] = last >= 32 * k ? load_relaxed(status + last - 32 * k) : uint64(kUpToTile);
+      stop = kNone;  // 2 d of the nearest with the count of all up to it, 2 d + 1 of one nearer without any
+#pragma unroll
+      for (int k = kAhead - 1; k >= 0; --k)
+        if ((word[k] & 3) != kOfTile) stop = 2 * (32 * k + lane) + ((word[k] & 3) == kAbsent);
+      stop = warp_reduce(stop, [](unsigned a, unsigned b) { return a < b ? a : b; });
+    } while (stop % 2);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k)
+      if (2 * (32 * k + lane) <= stop) before += word[k] >> 2;
   }
-  publish(kept, kOfTile);
-  int64_t before = 0;
-  for (int64_t last = tile - 1;; last -= 32) {  // lane l reads the status of tile last - l
-    uint64 word;
-    unsigned ends, needed;
-    do {  // until all have published, from `last` back to the nearest one with the count of all up to it
-      word = last >= lane ? load_relaxed(status + (last - lane)) : uint64(kUpToTile);
-      ends = __ballot_sync(kWarp, (word & 3) == kUpToTile);
-      needed = ends ? ends ^ (ends - 1) : kWarp;
-    } while ((__ballot_sync(kWarp, (word & 3) != kAbsent) & needed) != needed);
-    before += warp_sum((needed & ~ends) >> lane & 1 ? unsigned(word >> 2) : 0);
-    if (ends == 0) continue;
-    const int nearest = __popc(needed) - 1;
-    const unsigned low = __shfl_sync(kWarp, unsigned(word >> 2), nearest);
-    const unsigned high = __shfl_sync(kWarp, unsigned(word >> 34), nearest);
-    before += int64_t(uint64(high) << 32 | low);
-    break;
-  }
-  publish(uint64(before) + kept, kUpToTile);
-  return before;
+  before = warp_reduce(before, [](uint64 a, uint64 b) { return a + b; });
+  publish(before + kept, kUpToTile);
+  return int64_t(before);
 }
 
 }  // namespace safeops::cuda

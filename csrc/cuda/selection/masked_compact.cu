@@ -1,6 +1,5 @@
 // masked_compact: values[k] = the k-th kept row of input, index[k] = its row number, count = the number of kept rows.
-// I/O: read mask, write index, read it, read the kept rows, write values. Backward: write zeros, read grad and index,
-// write the kept rows of dx.
+// I/O: read mask, write index, read it, read the kept rows, write values. Backward: read grad and index, write dx.
 #include "selection.cuh"
 
 namespace safeops::cuda {
@@ -91,26 +90,22 @@ struct Put {
   int64_t step, columns, numel;  // step: bytes between the row numbers of two slots; numel: of dx
 };
 
-// Operands: order, grad. A block writes a tile of dx as zeros, and over them its elements of grad: rows ascend from
-// slot to slot (unused ones, -1, come last), so that these elements are consecutive. All threads together search for
-// their beginning and end: from 2^25 in four steps.
+// Operands: order, grad. A block puts a tile of dx together in shared memory: zeros, and over them its elements of
+// grad. Rows ascend from slot to slot (unused ones, -1, come last), so that these elements are consecutive. All threads
+// together search for their beginning and end: from 2^25 in four steps.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 4)
     put_kernel(const __grid_constant__ Plan<2> grad, const __grid_constant__ Put put) {
   const uint64 begin = uint64(blockIdx.x) * kTile<T>, size = std::min<uint64>(kTile<T>, put.numel - begin);
-  char* dx = put.dx + begin * sizeof(T);
-  if (size == kTile<T>) {
+  unsigned* sums = reinterpret_cast<unsigned*>(shared_memory());
+  T* room = reinterpret_cast<T*>(shared_memory() + 64);
 #pragma unroll
-    for (int u = 0; u < kTilePackets<T>; ++u) store(dx + (u * kBlock + threadIdx.x) * 16, uint4{});
-  } else {
-    for (int i = threadIdx.x; i < size; i += kBlock) store(dx + i * sizeof(T), T{});
-  }
+  for (int u = 0; u < kTilePackets<T>; ++u) reinterpret_cast<uint4*>(room)[u * kBlock + threadIdx.x] = uint4{};
   const auto dx_index = [&](int64_t i) {  // index in dx of element i of grad; of an unused slot beyond every tile
     const int64_t k = put.columns == 1 ? i : i / put.columns;
     return load<uint64>(put.index + k * put.step) * put.columns + (i - k * put.columns);
   };
   int64_t from = 0, to = 0;  // number of grad's elements before the tile, and before its end: at most `more` further
-  unsigned* sums = reinterpret_cast<unsigned*>(shared_memory());
   for (int64_t more = grad.numel; more > 0;) {
     const int64_t pitch = more / (kBlock + 1) + 1, ahead = (threadIdx.x + 1) * pitch - 1;
     const unsigned counts = (from + ahead < grad.numel && dx_index(from + ahead) < begin) +
@@ -134,7 +129,7 @@ __global__ void __launch_bounds__(kBlock, 4)
       }
 #pragma unroll
       for (int u = 0; u < U; ++u)  // the last element may be written more than once, with the same value
-        if (offset[u] < size) store(dx + offset[u] * sizeof(T), value[u]);
+        if (offset[u] < size) room[offset[u]] = value[u];
     }
   };
   if (grad.ndim == 1)
@@ -142,6 +137,8 @@ __global__ void __launch_bounds__(kBlock, 4)
         [&](int64_t i) { return grad.base[1] + i * grad.stride[1][0]; });
   else
     run(std::integral_constant<int, 2>(), [&](int64_t i) { return at(grad, 1, i); });
+  __syncthreads();
+  write_run(room, put.dx, begin, int(size), 0);
 }
 
 // Groups the innermost dim of operand 1 into packets, if its elements are contiguous. `offsets` are those it is added
@@ -234,7 +231,8 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
   const Put put{slots.data, to, slots.stride[0] * 8, columns / (wide / width), bytes / wide};
   by_any_width(wide, [&](auto bits) {
     using T = decltype(bits);
-    start_blocks(put_kernel<T>, blocks_for(put.numel, kTile<T>), kBlock, 64, stream, plan, put);
+    constexpr int kShared = 64 + kTile<T> * int(sizeof(T));
+    start_blocks(put_kernel<T>, blocks_for(put.numel, kTile<T>), kBlock, kShared, stream, plan, put);
   });
   check_launch(kOp);
   return dx;
