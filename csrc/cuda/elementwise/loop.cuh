@@ -161,7 +161,7 @@ template <class Op>
 constexpr int kRowsUnroll = Op::kIn > 2 || Op::kRolled ? 1 : Op::kMask ? 4 : 2;
 
 template <class Op, class Hold>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<Op> > 10 ? 10 : kMinBlocks<Op>)
     rows_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
   using Value = typename Hold::Value;
   constexpr int N = operands<Op>(), kOut = Op::kOut, kIn = Op::kIn, K = Hold::kElements;
