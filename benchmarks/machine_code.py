@@ -42,12 +42,13 @@ PIPES = {
     "xu": r"MUFU|F2F|F2I|I2F|FRND|POPC|FLO",
     "fma": r"F(ADD|MUL|FMA)|H(ADD|MUL|FMA)2",
     "imad": r"IMAD|IMUL",
-    "lsu": r"(LD|ST)[GSL]|ATOM[GS]?|RED|SHFL|MEMBAR",
+    "lsu": r"(LD|ST)[GSL]|LDGSTS|ATOM[GS]?|RED|SHFL|MEMBAR",
     "issue": r"U\w+|R2UR|BRA|EXIT|NOP|BAR|BSSY|BSYNC|WARPSYNC|CALL|RET|LDC|S2R|CS2R|ERRBAR|CCTL",
 }
 PIPES = {op: re.compile(ops) for op, ops in PIPES.items()}
 
 
+MEMORY = ("LDG", "LDGSTS", "STG")
 NONE = "$^"  # a pattern of no instruction
 END = -1  # of the program, among addresses
 
@@ -56,10 +57,10 @@ def work_of(op, marks=0):
     base, _, modifiers = op.partition(".")
     pipe = next((name for name, ops in PIPES.items() if ops.fullmatch(base)), "alu")
     load = store = 0
-    if base in ("LDG", "STG") and not re.search(r"STRONG\.(GPU|SYS)", modifiers):  # those are other blocks' partials
+    if base in MEMORY and not re.search(r"STRONG\.(GPU|SYS)", modifiers):  # those are other blocks' partials
         width = re.search(r"\b[US]?(256|128|64|16|8)\b", modifiers)
         size = int(width.group(1)) // 8 if width else 4
-        load, store = (size, 0) if base == "LDG" else (0, size * (size == 16))  # narrower ones: results of a block
+        load, store = (0, size * (size == 16)) if base == "STG" else (size, 0)  # narrower ones: results of a block
     return Work({pipe: 1}, load, store, marks=marks)
 
 

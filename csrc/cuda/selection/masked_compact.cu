@@ -27,8 +27,9 @@ __global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
     });
   tile.read_mask(plan, compaction.mask);
   TileElements<T> input;
-  if (compaction.values) input.read(plan, 2, compaction.input, tile);
+  if (compaction.values) input.request(plan, 2, compaction.input, tile);
   tile.rank(ranks);
+  if (compaction.values) input.receive(plan, 2, compaction.input, tile);
   const int n = slots_for(compaction.capacity, tile.first, tile.kept_count),
             skip = skip_of<T>(compaction.values, tile.first);
   uint16_t* positions = reinterpret_cast<uint16_t*>(shared_memory() + Tile<T>::kShared);

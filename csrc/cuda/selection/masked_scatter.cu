@@ -22,13 +22,15 @@ __global__ void __launch_bounds__(kBlock, 3)
   tile.take(ranks);
   tile.read_mask(plan, merge.mask);
   TileElements<T> elements;
-  elements.read(plan, 2, merge.input, tile);
+  elements.request(plan, 2, merge.input, tile);
   tile.rank(ranks);
+  elements.receive(plan, 2, merge.input, tile);
   const char* source = merge.source.base[1];
   const int n = slots_for(merge.source.numel, tile.first, tile.kept_count);
   const int skip = merge.from ? skip_of<T>(source, tile.first) : 0;
-  if (merge.from) read_run<4>(tile.room(), source, tile.first, n, skip);
+  if (merge.from) request_run(tile.room(), source, tile.first, n, skip);
   else gather<2>(tile.room(), merge.source, 1, tile.first, n);
+  await_requests();
   __syncthreads();
   elements.replace(tile, [&](T value, bool kept, int rank) {
     return kept && rank < n ? tile.room()[skip + rank] : value;
@@ -52,8 +54,9 @@ __global__ void __launch_bounds__(kBlock, sizeof(T) > 2 ? 3 : 2)
     return tile.fill(ranks, gradients.available, [&](int64_t i) { store(gradients.d_source + i * sizeof(T), T(0)); });
   tile.read_mask(plan, gradients.mask);
   TileElements<T> elements;
-  elements.read(plan, 2, gradients.grad, tile);
+  elements.request(plan, 2, gradients.grad, tile);
   tile.rank(ranks);
+  elements.receive(plan, 2, gradients.grad, tile);
   const int n = slots_for(gradients.available, tile.first, tile.kept_count),
             skip = skip_of<T>(gradients.d_source, tile.first);
   elements.collect(tile, skip);

@@ -47,17 +47,17 @@ __global__ void __launch_bounds__(kBlock, 4)
     tile.words()[w].x = load<uint32_t>(counts.bits + (tile.number * tile.kWords + w) * 4);
   });
   TileElements<T> input;
-  input.read(plan, 1, layout, tile);
+  input.request(plan, 1, layout, tile);
   int64_t sum = 0;
   const int part = int(tile.number / counts.tiles_per_part);
 #pragma unroll
   for (int p = threadIdx.x, u = 0; u < kParts; u += kBlock, p += kBlock)
     if (p < part) sum += int64_t(load<uint64>(counts.parts + p * sizeof(uint64)));
   const auto add = [](int64_t a, int64_t b) { return a + b; };
-  tile.first = block_reduce<kBlock>(sum, reinterpret_cast<int64_t*>(tile.room()), add) +
+  tile.first = block_reduce<kBlock>(sum, tile.scratch(), add) +
                int64_t(load<uint64>(counts.before + tile.number * sizeof(uint64)));
   tile.count();
-  __syncthreads();
+  input.receive(plan, 1, layout, tile);
   const int skip = skip_of<T>(out, tile.first);
   input.collect(tile, skip);
   __syncthreads();

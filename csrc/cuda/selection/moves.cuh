@@ -12,18 +12,29 @@ constexpr int kBlock = 256;  // threads
 template <class T>
 constexpr int kPacket = 16 / sizeof(T);  // elements
 
+// A request brings 16 bytes to shared memory; a thread waits for its own. They share no scoreboard with loads to
+// registers: who waits for a load does not wait for what was requested before it.
+#ifdef __CUDACC__  // tests/kernels/emulate has these for the host
+__device__ inline void request(uint4* to, const uint4* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+__device__ inline void await_requests() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#endif
+
 // n elements lie in shared memory (`room`) from `skip` on, so that packets there coincide with packets of the array
 // that they come from or go to, where they begin at element `first`.
 template <class T>
 __device__ inline int skip_of(const char* base, int64_t first) {
   return int(uintptr_t(base) / sizeof(T) + uint64(first)) & (kPacket<T> - 1);
 }
-template <int U, class T>  // U packets are in flight
-__device__ inline void read_run(T* room, const char* base, int64_t first, int n, int skip) {
+template <class T>
+__device__ inline void request_run(T* room, const char* base, int64_t first, int n, int skip) {
   const char* from = base + (first - skip) * int64_t(sizeof(T));
-#pragma unroll U
+#pragma unroll 8
   for (int p = threadIdx.x; n > 0 && p * kPacket<T> < skip + n; p += kBlock)
-    reinterpret_cast<uint4*>(room)[p] = load<uint4>(from + p * 16);
+    request(reinterpret_cast<uint4*>(room) + p, reinterpret_cast<const uint4*>(from) + p);
 }
 template <class T>
 __device__ inline void write_run(const T* room, char* base, int64_t first, int n, int skip) {
@@ -57,36 +68,51 @@ __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t
   }
 }
 
-// `kCount` elements of an operand from `first` as packets u * kBlock + threadIdx.x; zeros after the last element.
-template <class T, int kCount, int K, int N>
-__device__ inline void read_packets(uint4 (&packet)[K], T* room, const Plan<N>& plan, int operand, Layout layout,
-                                    int64_t first) {
-  constexpr int E = kPacket<T>;
+// `kCount` elements of an operand from `first` to `room`, and from there as packets u * kBlock + threadIdx.x, with zeros
+// after the last element. In between `room` must be left alone.
+template <class T, int kCount, int N>
+__device__ inline void request_packets(T* room, const Plan<N>& plan, int operand, Layout layout, int64_t first) {
+  const int n = int(std::min<int64_t>(kCount, plan.numel - first));
   const char* base = plan.base[operand];
-  if (layout == kPacked && first + kCount <= plan.numel) {
-#pragma unroll
-    for (int u = 0; u < K; ++u) {
-      const int p = u * kBlock + threadIdx.x;
-      if (K * kBlock == kCount / E || p < kCount / E)
-        packet[u] = load<uint4>(base + first * int64_t(sizeof(T)) + p * 16);
-    }
-    return;
-  }
-  const int n = int(std::min<int64_t>(kCount, plan.numel - first)), skip = layout ? skip_of<T>(base, first) : 0;
-  if (layout) read_run<8>(room, base, first, n, skip);
+  if (layout) request_run(room, base, first, n, skip_of<T>(base, first));
   else gather<2>(room, plan, operand, first, n);
+}
+template <class T, int K, int N>
+__device__ inline void receive_packets(uint4 (&packet)[K], const T* room, const Plan<N>& plan, int operand,
+                                       Layout layout, int64_t first) {
+  constexpr int E = kPacket<T>;
+  const int n = int(std::min<int64_t>(K * kBlock * E, plan.numel - first));
+  const int skip = layout ? skip_of<T>(plan.base[operand], first) : 0;
+  await_requests();
   __syncthreads();
 #pragma unroll
   for (int u = 0; u < K; ++u) {
+    const int p = u * kBlock + threadIdx.x;
     T raw[E];
+    if (skip == 0 && p * E + E <= n) packet[u] = reinterpret_cast<const uint4*>(room)[p];
+    else {
 #pragma unroll
-    for (int e = 0; e < E; ++e) {
-      const int i = (u * kBlock + threadIdx.x) * E + e;
-      raw[e] = i < n ? room[skip + i] : T{};
+      for (int e = 0; e < E; ++e) raw[e] = p * E + e < n ? room[skip + p * E + e] : T{};
+      packet[u] = packet_of(raw);
     }
-    packet[u] = packet_of(raw);
   }
   __syncthreads();
+}
+
+// The same, but aligned packets of a whole tile go to registers right away.
+template <class T, int kCount, int K, int N>
+__device__ inline void read_packets(uint4 (&packet)[K], T* room, const Plan<N>& plan, int operand, Layout layout,
+                                    int64_t first) {
+  if (layout != kPacked || first + kCount > plan.numel) {
+    request_packets<T, kCount>(room, plan, operand, layout, first);
+    return receive_packets<T>(packet, room, plan, operand, layout, first);
+  }
+#pragma unroll
+  for (int u = 0; u < K; ++u) {
+    const int p = u * kBlock + threadIdx.x;
+    if (K * kBlock == kCount / kPacket<T> || p < kCount / kPacket<T>)
+      packet[u] = load<uint4>(plan.base[operand] + first * int64_t(sizeof(T)) + p * 16);
+  }
 }
 
 }  // namespace safeops::cuda

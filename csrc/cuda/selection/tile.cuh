@@ -7,7 +7,7 @@
 
 namespace safeops::cuda {
 
-// A tile has 32 KiB of elements, which are in flight to the block's registers while it looks back.
+// A tile has 32 KiB of elements, which are on their way to shared memory while the block looks back.
 constexpr int tile_of(int64_t width) { return 32768 / int(width < 2 ? 2 : width); }  // elements, of so many bytes
 template <class T>
 constexpr int kTile = tile_of(sizeof(T));
@@ -15,11 +15,11 @@ template <class T>
 constexpr int kTilePackets = kTile<T> / kPacket<T> / kBlock;  // packets of a thread: u * kBlock + threadIdx.x
 
 // Shared memory has the bits of the tile's kept elements, 32 in a word, with the number kept before each word, and room
-// for its elements.
+// for its elements, first as they come and then packed.
 template <class T>
 struct Tile {
   static constexpr int kWords = kTile<T> / 32, kMasks = (kTile<T> / 16 + kBlock - 1) / kBlock;
-  static constexpr int kRoom = kTile<T> * sizeof(T) + 16, kShared = 64 + kWords * sizeof(uint2) + kRoom;
+  static constexpr int kRoom = kTile<T> * sizeof(T) + 16, kShared = 128 + kWords * sizeof(uint2) + kRoom;
 
   int64_t number, start, first;  // first: number of elements kept before it
   unsigned kept_count;           // number of elements kept in it
@@ -27,8 +27,9 @@ struct Tile {
 
   static __device__ int64_t* slot() { return reinterpret_cast<int64_t*>(shared_memory()); }
   static __device__ unsigned* sums() { return reinterpret_cast<unsigned*>(shared_memory() + 32); }
-  static __device__ uint2* words() { return reinterpret_cast<uint2*>(shared_memory() + 64); }
-  static __device__ T* room() { return reinterpret_cast<T*>(shared_memory() + 64 + kWords * sizeof(uint2)); }
+  static __device__ int64_t* scratch() { return reinterpret_cast<int64_t*>(shared_memory() + 64); }  // one a warp
+  static __device__ uint2* words() { return reinterpret_cast<uint2*>(shared_memory() + 128); }
+  static __device__ T* room() { return reinterpret_cast<T*>(shared_memory() + 128 + kWords * sizeof(uint2)); }
 
   // Takes the next tile; false if none is left. Tiles are handed out in order, so that all earlier tiles are running,
   // in whatever order blocks start: a block that waits for them waits for running blocks.
@@ -168,9 +169,14 @@ struct TileElements {
     }
   }
 
+  // Asks for the elements, and later waits for them.
   template <int N>
-  __device__ void read(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
-    read_packets<T, kTile<T>>(packet, tile.room(), plan, operand, layout, tile.start);
+  __device__ void request(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
+    request_packets<T, kTile<T>>(tile.room(), plan, operand, layout, tile.start);
+  }
+  template <int N>
+  __device__ void receive(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
+    receive_packets(packet, tile.room(), plan, operand, layout, tile.start);
   }
   // packed: packets go to consecutive addresses from `base`; else element i goes to pointer_to(i).
   template <class PointerTo>

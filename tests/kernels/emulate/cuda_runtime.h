@@ -141,6 +141,7 @@ struct EmulatedWarp {
   std::vector<char> stacks = std::vector<char>(32 << 16);
   void (*body)(void*);
   void* argument;
+  std::vector<std::pair<uint4*, const uint4*>> requests[32];
 };
 constexpr int kEmulatedWarps = 24;  // under way: whole blocks, of which one may wait for what another has not begun
 inline EmulatedWarp emulated_warps[kEmulatedWarps];
@@ -219,6 +220,7 @@ inline void begin_warp(EmulatedWarp& warp, unsigned block, unsigned first_thread
   warp.running = 32;
   for (int i = 0; i < 32; ++i) {
     warp.done[i] = false;
+    warp.requests[i].clear();
     warp.round[i] = 0;
     getcontext(&warp.lane[i]);
     warp.lane[i].uc_stack.ss_sp = warp.stacks.data() + (size_t(i) << 16);
@@ -386,6 +388,12 @@ Word load_relaxed(const Word* p) {
 template <class Word>
 void store_relaxed(Word* p, Word value) {
   *p = value;
+}
+inline void request(uint4* to, const uint4* from) { emulated_warp->requests[emulated_lane].push_back({to, from}); }
+inline void await_requests() {  // what was requested comes now, as late as it may
+  auto& mine = emulated_warp->requests[emulated_lane];
+  for (const auto& [to, from] : mine) *to = __ldg(from);
+  mine.clear();
 }
 
 template <class Kernel, class... Arguments>
