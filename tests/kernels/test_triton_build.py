@@ -35,7 +35,7 @@ from triton.backends.compiler import GPUTarget
 from safeops.core import library
 from safeops.core.op import registry
 from safeops.ops.losses._pointwise import PointwiseLoss
-from tests.kernels import plans_classification, plans_regions, plans_rows, plans_statistics
+from tests.kernels import plans_classification, plans_info_nce, plans_regions, plans_rows, plans_statistics
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -227,12 +227,16 @@ def vectors(plan, names):
 SPILLS = 8
 
 
+TENSOR_CORES = ("info_nce_kernel", "info_nce_slopes_kernel")  # they read rows that the launcher has laid out
+
+
 def check(name, plan, facts):
     assert facts["stack"] <= SPILLS, f"{name}: {facts['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):  # that neighbours are contiguous says tile.address of strides that are not
         sizes = {plan.dtypes[plan.kernel.pointers[i]].itemsize for i in plan.present}
         sizes |= {16} if plan.dtypes.get("partial") else set()  # what splits leave lies in a row
-        if not {*plan.kinds.values()}.intersection((*WIDE, LINE.value)):
+        of_tiles = plan.kernel.fn.__name__ in TENSOR_CORES
+        if not of_tiles and not {*plan.kinds.values()}.intersection((*WIDE, LINE.value)):
             assert {*facts["load"], *facts["store"]} <= sizes, f"{name}: {facts}"
         return
     reads = vectors(plan, ("x", "y", "z", "grad", "weight", "probabilities"))
@@ -267,7 +271,7 @@ def line(target, name, plan, facts):
     return f"{target:7} {name:38} {facts['registers']:4} registers  stack {facts['stack']}  {accesses}"
 
 
-PLANS = (plans_statistics, plans_rows, plans_regions, plans_classification)
+PLANS = (plans_statistics, plans_rows, plans_regions, plans_classification, plans_info_nce)
 FIRST, MORE = cases(), {name: plan for file in PLANS for name, plan in file.cases().items()}
 CASES = FIRST | MORE
 
@@ -286,6 +290,7 @@ def compiled_for(target):
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
 NARROW = {"nll_loss_kernel", "region_loss_kernel", "region_loss_backward_kernel"}
+NARROW |= {f"info_nce{part}_kernel" for part in ("", "_units", "_slopes", "_gradients")}
 
 
 @pytest.mark.slow
@@ -329,6 +334,19 @@ def test_on_amd_a_block_counts_after_what_it_has_stored(name):
     count = result.index("global_atomic_add")
     assert result[count - 4 : count] == ["global_store", "s_barrier", "buffer_wbl2 sc1", "s_waitcnt vmcnt(0)"]
     assert result[count + 1 : count + 3] == ["s_waitcnt vmcnt(0)", "buffer_inv sc1"]
+
+
+@pytest.mark.parametrize("name", ["info_nce 256", "info_nce_slopes 256", "stepped info_nce 256", "info_nce_slopes 320"])
+def test_products_are_asynchronous_and_of_whole_warpgroups(name, tmp_path):
+    """What they read is copied to shared memory ahead, 16 bytes at a time."""
+    compiled = CASES[f"general {name} bfloat16"].compile(TARGETS["sm_90"])
+    assert compiled.metadata.shared <= 227 * 1024
+    file = tmp_path / "kernel.cubin"
+    file.write_bytes(compiled.asm["cubin"])
+    code = nvidia("nvdisasm", "-c", file)
+    copies = re.findall(r"\bLDGSTS\.E\S*", code)
+    assert "HGMMA" in code and sum("128" in copy for copy in copies) >= 16
+    assert not re.search(r"\b(LDL|STL)\b", code)
 
 
 def test_class_indices_are_handed_on_as_they_are_read():

@@ -3,13 +3,13 @@
 import torch
 
 from safeops.core import check, loss_reduction, sums
-from safeops.core.dtypes import compute_dtype
+from safeops.core.definitions import kept
 from safeops.core.op import Composed
-from safeops.core.symbolic import as_operand
-from safeops.ops.rows._matmul import matmul, takes_half
-from safeops.ops.rows._row_loss import ARGUMENTS, finish, select, validate, vectors
+from safeops.ops.rows._info_nce import InfoNCE, backward, define, factors, forward
+from safeops.ops.rows._matmul import matmul
+from safeops.ops.rows._row_loss import ARGUMENTS, finish, validate, vectors
 from safeops.ops.rows.cross_entropy import _cross_entropy, cross_entropy
-from safeops.ops.rows.normalize import _normalize, normalize
+from safeops.ops.rows.normalize import _normalize
 
 NAME = "info_nce_loss"
 
@@ -22,6 +22,7 @@ def validate_options(name, reduction, empty, temperature):
     check.real_scalar(name, "temperature", temperature)
 
 
+in_batch = InfoNCE(NAME, forward, backward, define)
 _info_nce_loss = Composed(
     NAME,
     _normalize,
@@ -96,37 +97,23 @@ def info_nce_loss(
     beside = {} if scalar else {"temperature": temperature}
     validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands, **beside)
     validate_options(NAME, reduction, empty, temperature)
-    tensors = [x for x in operands.values() if x is not None]
-    compute = compute_dtype(*(x.dtype for x in tensors))
-    keep, (query, key) = select(mask, weight, query, positive_key)
-    half = query.dtype if takes_half(*tensors) else None
-    query, key = _unit(query, compute), _unit(key, compute)
-    temperature, of_keys = as_operand(temperature, query), None
-    if half is not None:  # fp16 holds both factors down to temperatures of 1e-9, if both are divided by the root
-        wide = temperature.to(compute) if isinstance(temperature, torch.Tensor) else temperature
-        temperature = of_keys = wide**0.5
-    query, key = query / temperature, _divided(key, of_keys)
+    if scalar:
+        temperature = temperature.to(query.device)
+    keep = kept(mask, weight)
+    keep = None if keep is None else keep.expand(rows)
     if negative_keys is None:
-        logits = matmul(query, key, half)  # (N, N): a row's own on the diagonal
-        if keep is not None:
-            logits = torch.where(keep, logits, float("-inf"))  # a class that does not exist
-        target = logits.new_ones(rows, dtype=torch.int64).cumsum(0) - 1
+        number, temperature = (1.0, temperature) if isinstance(temperature, torch.Tensor) else (temperature, None)
+        loss = in_batch.call(query, positive_key, keep, temperature, number)
     else:
-        if negative_keys.dim() == 3 and keep is not None:
-            negative_keys = torch.where(keep.expand(rows)[:, None, None], negative_keys, 0)
-        negatives = _divided(_unit(negative_keys, compute), of_keys)
+        if keep is not None:
+            query, positive_key = (torch.where(keep.unsqueeze(-1), x, 0) for x in (query, positive_key))
+            if negative_keys.dim() == 3:
+                negative_keys = torch.where(keep[:, None, None], negative_keys, 0)
+        query, key, negatives, half = factors(temperature, query, positive_key, negative_keys)
         near = sums.total(query * key, dim=-1, keepdim=True)
         each = negatives.dim() == 3
         far = matmul(query[:, None], negatives)[:, 0] if each else matmul(query, negatives, half)
         logits = torch.cat([near, far], 1)  # (N, 1 + M): a row's own in front
         target = logits.new_zeros(rows, dtype=torch.int64)
-    loss = cross_entropy(logits, target, mask=keep, reduction="none")
+        loss = cross_entropy(logits, target, mask=keep, reduction="none")
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)
-
-
-def _unit(x, dtype):
-    return normalize(x.to(dtype))
-
-
-def _divided(x, divisor):
-    return x if divisor is None else x / divisor

@@ -97,6 +97,27 @@ def fused_once():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def products_of_numbers():
+    """The interpreter holds a bf16 as its bits, and tl.dot multiplies those."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    builder = interpreter.InterpreterBuilder
+    dot = builder.create_dot
+
+    def number(x):
+        wide = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar.is_bf16() else x.data
+        return interpreter.TensorHandle(wide.astype(np.float32), tl.float32)
+
+    def create_dot(self, a, b, *others):
+        return dot(self, number(a), number(b), *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "create_dot", create_dot)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def unwritten_is_nan():
     """torch.empty gives NaN: an element that a kernel forgets shows."""

@@ -1,0 +1,275 @@
+"""info_nce_loss of half rows, without their (N, N) logits in memory: log sum exp of each row's, less its own.
+
+Half numbers are exact on the tensor cores, whose sums are fp32. So rows are multiplied as they are, but for a power of
+two each, and the products by the inverse norms of their row and of their column:
+
+    x' = 2^e x, with 256 <= |x'| < 512        units (2, P, W): of the queries, of the keys
+    logit = (q' . k') / (|q'| |k'| temperature)
+
+P is N, and W the vectors' width, filled up to whole tiles with zeros, so that no load is masked. row_stats (6, P): of
+queries and of keys 1 / |x'| (MISSING where there is no such row), of both the exponents e (NO_SLOPE where there is none
+to multiply by), and of each query the largest logit and the inverse of the sum of exp(logit - largest), base 2.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine.blocks import is_last, load
+from ..engine.buffers import empty
+from ..engine.indexing import Group
+from ..engine.kernel import Kernel
+from ..engine.launch import Plan, cached_plan
+from ..engine.math import rounded_product, rounded_quotient, rounded_root
+from ..engine.operand import constants
+from ..engine.scaling import power_below, reciprocal
+from ..engine.tensors import check_operands, traits
+
+TILE = 128  # queries of a block, and keys that it meets at once
+WHOLE = 256  # a row that is no wider stays in shared memory, where there is enough of it
+ROOMY = (90,)  # architectures with that much, and with registers for what is made of it
+STEP = 64  # otherwise so many columns at a time
+WIDEST = 1024
+BLOCKS = 132  # that run at once
+LOWEST = tl.constexpr(-3e38)  # below all logits, and finite
+MISSING, NO_SLOPE = tl.constexpr(-1.0), tl.constexpr(-1023.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def exponent(power):
+    """That of a result of power_below, in fp32."""
+    return ((power.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32)
+
+
+@triton.jit
+def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, padded, width, config):
+    """x' of a tile of rows, 1 / |x'|, and e."""
+    m = tl.program_id(0) * config.BM + tl.arange(0, config.BM)
+    n = tl.arange(0, config.BN)
+    there = m < rows
+    if keep is not None:
+        there = there & (tl.load(keep + m.to(tl.int64) * keep_stride, mask=there, other=0) != 0)
+    offset = m.to(tl.int64)[:, None] * strides[0] + n.to(tl.int64)[None, :] * strides[1]
+    value = tl.load(x + offset, mask=there[:, None] & (n < columns)[None, :], other=0.0).to(tl.float32)
+    unit = power_below(tl.max(tl.abs(value), 1))
+    value = value * reciprocal(unit)[:, None]
+    norm = rounded_root(tl.sum(rounded_product(value, value), 1))
+    sloped = there & (norm != 0)
+    norm = tl.where(norm == 0, 1.0, norm)  # at least 1, as all others now
+    other = power_below(norm)
+    inverse = rounded_quotient(1.0 / 256, norm * reciprocal(other))
+    inverse = tl.where(norm == float("inf"), float("nan"), inverse)
+    value = value * (reciprocal(other) * 256)[:, None]
+    tl.store(out + m[:, None] * width + n[None, :], value.to(out.dtype.element_ty), mask=(n < width)[None, :])
+    tl.store(row_stats + m, tl.where(there, inverse, MISSING))
+    tl.store(row_stats + 2 * padded + m, tl.where(sloped, 8 - exponent(unit) - exponent(other), NO_SLOPE))
+
+
+UnitsConfig = constants("BM BN VEC")
+
+
+@triton.jit
+def info_nce_units_kernel(
+    query: tl.pointer_type, key: tl.pointer_type, keep: tl.pointer_type, units: tl.pointer_type,
+    row_stats: tl.pointer_type, counter: tl.pointer_type, query_strides: tl.tuple, key_strides: tl.tuple,
+    keep_stride: tl.tensor, rows: tl.tensor, columns: tl.tensor, padded: tl.tensor, width: tl.tensor,
+    config: UnitsConfig,
+):  # fmt: skip
+    """Beside the units, the counters of the next launch are put to 0."""
+    if tl.program_id(1) == 0:
+        scale_rows(query, query_strides, keep, keep_stride, units, row_stats, rows, columns, padded, width, config)
+        tl.store(counter + tl.program_id(0), 0)
+    else:
+        out = units + padded.to(tl.int64) * width
+        scale_rows(key, key_strides, keep, keep_stride, out, row_stats + padded, rows, columns, padded, width, config)
+
+
+@triton.jit
+def load_tile(units, first, width, column, config):
+    """TILE rows from `first` on, STEP columns of each."""
+    m, n = first + tl.arange(0, config.BM), column + tl.arange(0, config.BK)
+    pointer = units + m[:, None] * width + n[None, :]
+    return tl.load(tl.multiple_of(pointer, (16, 16)))
+
+
+@triton.jit
+def products(units, keys, query, block, tile, width, config):
+    """q' . k' of a block's queries with a tile of keys. query: its tile, where a row is whole."""
+    if config.WHOLE:
+        result = tl.dot(query, load_tile(keys, tile * config.BM, width, 0, config).T)
+    else:
+        result = tl.zeros([config.BM, config.BM], tl.float32)
+        for column in tl.range(0, width, config.BK):
+            q = load_tile(units, block * config.BM, width, column, config)
+            k = load_tile(keys, tile * config.BM, width, column, config)
+            result = tl.dot(q, k.T, result)
+    return result
+
+
+@triton.jit
+def logits(product, query_scale, row_stats, tile, padded, config):
+    """Those of the products, base 2, -inf where there is no such key. Rounded: else what is subtracted from one would
+    be subtracted from the exact product, and a row whose only key is its own would have a loss."""
+    scale = tl.load(row_stats + padded + tile * config.BM + tl.arange(0, config.BM))
+    scaled = product * tl.abs(scale)[None, :] + tl.where(scale < 0, float("-inf"), 0.0)[None, :]
+    return rounded_product(scaled, query_scale[:, None])
+
+
+@triton.jit
+def inverse_of(temperature, number):
+    """1 / temperature, in fp64 (by fp32, to which all GPUs convert halves)"""
+    if temperature is None:
+        t = tl.full([1], number, tl.float64)
+    else:
+        t = tl.load(temperature + tl.arange(0, 1))
+        t = t if t.dtype == tl.float64 else t.to(tl.float32).to(tl.float64)
+    return 1 / t
+
+
+@triton.jit
+def query_scales(row_stats, m, temperature, number):
+    """log2(e) / (|q'| temperature); of no query that of another norm, and never 0."""
+    return tl.abs(tl.load(row_stats + m)) * (inverse_of(temperature, number) * LOG2_E).to(tl.float32)
+
+
+InfoNCEConfig = constants("WHOLE STAGES BM BK BS VEC")
+
+
+@triton.jit
+def info_nce_kernel(
+    units: tl.pointer_type, row_stats: tl.pointer_type, temperature: tl.pointer_type, partial: tl.pointer_type,
+    counter: tl.pointer_type, loss: tl.pointer_type, number: tl.float64, rows: tl.tensor, padded: tl.tensor,
+    width: tl.tensor, splits: tl.tensor, per_split: tl.tensor, config: InfoNCEConfig,
+):  # fmt: skip
+    """A block meets its queries with a part of the keys; the last of those that share the queries makes the losses."""
+    block, split = tl.program_id(0), tl.program_id(1)
+    m = block * config.BM + tl.arange(0, config.BM)
+    keys = units + padded.to(tl.int64) * width
+    query_scale = query_scales(row_stats, m, temperature, number)
+    largest = tl.full([config.BM], LOWEST, tl.float32)
+    total = tl.zeros([config.BM], tl.float32)
+    own = total
+    query = load_tile(units, block * config.BM, width, 0, config) if config.WHOLE else None
+    first = split * per_split
+    for tile in tl.range(first, tl.minimum(first + per_split, padded // config.BM), num_stages=config.STAGES):
+        product = products(units, keys, query, block, tile, width, config)
+        logit = logits(product, query_scale, row_stats, tile, padded, config)
+        if tile == block:
+            n = tl.arange(0, config.BM)
+            own = tl.sum(tl.where(n[:, None] == n[None, :], logit, 0.0), 1)
+        above = tl.maximum(largest, tl.max(logit, 1))
+        total = total * tl.exp2(largest - above) + tl.sum(tl.exp2(logit - above[:, None]), 1)
+        largest = above
+    size = splits * padded
+    offset = split * padded + m
+    tl.store(partial + offset, largest)
+    tl.store(partial + size + offset, total)
+    tl.store(partial + 2 * size + offset, own)
+    if is_last(counter + block, splits):
+        s = tl.arange(0, config.BS)[:, None]
+        inside = (s < splits) & (m < padded)[None, :]
+        parts = partial + s * padded + m[None, :]
+        tops = tl.where(inside, load(parts, inside), LOWEST)
+        largest = tl.max(tops, 0)
+        weight = tl.exp2(tops - largest[None, :])
+        total = tl.sum(rounded_product(load(parts + size, inside), weight), 0)
+        own = tl.sum(load(parts + 2 * size, inside), 0)
+        value = tl.log(total.to(tl.float64)) + (largest.to(tl.float64) - own.to(tl.float64)) / LOG2_E
+        there = (m < rows) & ~(tl.load(row_stats + m) < 0)
+        tl.store(loss + m, tl.where(there, value.to(tl.float32), 0.0), mask=m < rows)
+        tl.store(row_stats + 4 * padded + m, tl.where(there, largest, 0.0))
+        tl.store(row_stats + 5 * padded + m, tl.where(there, 1 / total, 0.0))
+
+
+UNITS, INFO_NCE = Kernel(info_nce_units_kernel), Kernel(info_nce_kernel)
+# ---- host
+
+
+def plain_plan(kernel, dtypes, grid, values, arch):
+    """That of a kernel whose tensors are all pointers alone. dtypes: in the kernel's order."""
+    nothing, dtypes = Group((), ()), dict(zip(kernel.pointers, dtypes))
+    values = {**values, "VEC": 1}
+    return Plan(kernel, (), dtypes, nothing, nothing, (), 1, values, grid=grid, wide=False, arch=arch)
+
+
+def launch(kernel, make, tensors, *numbers, key=()):
+    """make(tensors, arch): the plan."""
+    result, addresses = traits(tensors)
+
+    def build(arch):
+        check_operands(kernel.fn.__name__, *tensors)
+        return make(tensors, arch)
+
+    cached_plan((id(kernel), key, result), build, tensors[0].device)(tensors, addresses, *numbers)
+
+
+def dtypes_of(tensors):
+    return [None if x is None else x.dtype for x in tensors]
+
+
+def cdiv(a, b):
+    return -(-a // b)
+
+
+def padded_shape(rows, columns):
+    """(P, W)"""
+    width = 1 << (columns - 1).bit_length() if columns <= WHOLE else cdiv(columns, STEP) * STEP
+    return cdiv(rows, TILE) * TILE, max(width, STEP)
+
+
+def tiling(width, arch):
+    """Constants of the kernels that multiply."""
+    whole = arch in ROOMY and width <= WHOLE
+    return {"WHOLE": whole, "STAGES": 2 if whole else 1, "BM": TILE, "BK": width if whole else STEP}
+
+
+def splits_of(blocks):
+    """How many blocks share a tile of queries: as few as leave few multiprocessors idle."""
+
+    def cost(splits):
+        return cdiv(blocks * splits, BLOCKS) * (cdiv(blocks, splits) + 2)
+
+    return min(range(1, min(blocks, 16) + 1), key=cost)
+
+
+def stride_of(keep):
+    return 0 if keep is None else keep.stride(0)
+
+
+def units_plan(tensors, arch):
+    query, key, keep, units, row_stats, _ = tensors
+    _, padded, width = units.shape
+    wide = 1 << (width - 1).bit_length()
+    rows = max(1, 4096 // wide)
+    values = {
+        "query_strides": query.stride(), "key_strides": key.stride(), "keep_stride": stride_of(keep),
+        "rows": query.shape[0], "columns": query.shape[1], "padded": padded, "width": width, "BM": rows, "BN": wide,
+    }  # fmt: skip
+    return plain_plan(UNITS, dtypes_of(tensors), (padded // rows, 2), values, arch)
+
+
+def info_nce_plan(tensors, arch):
+    units, partial, loss = tensors[0], tensors[3], tensors[5]
+    _, padded, width = units.shape
+    splits = partial.shape[1]
+    values = {
+        "rows": loss.shape[0], "padded": padded, "width": width, "splits": splits,
+        "per_split": cdiv(padded // TILE, splits), "BS": 1 << (splits - 1).bit_length(), **tiling(width, arch),
+    }  # fmt: skip
+    return plain_plan(INFO_NCE, dtypes_of(tensors), (padded // TILE, splits), values, arch)
+
+
+def info_nce(query, key, keep=None, temperature=None, number=1.0):
+    """(loss of each row, units, row_stats). temperature: a 0-dim tensor, in place of `number`."""
+    device, (rows, columns) = query.device, query.shape
+    padded, width = padded_shape(rows, columns)
+    units = empty((2, padded, width), query.dtype, device)
+    row_stats, loss = empty((6, padded), torch.float32, device), empty((rows,), torch.float32, device)
+    if rows:
+        splits = splits_of(padded // TILE)
+        counter = empty((padded,), torch.int32, device)
+        partial = empty((3, splits, padded), torch.float32, device)
+        launch(UNITS, units_plan, (query, key, keep, units, row_stats, counter))
+        launch(INFO_NCE, info_nce_plan, (units, row_stats, temperature, partial, counter, loss), number)
+    return loss, units, row_stats

@@ -1,0 +1,45 @@
+"""The plans of info_nce_loss's kernels, for test_triton_build.py: of tensors without data."""
+
+import re
+
+import torch
+from safeops.kernels.rows import info_nce, info_nce_backward
+
+from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
+
+# as in plans_statistics.py
+OFTEN = re.compile(r".* stepped info_nce\S* 256 bfloat16")
+ARCHS = {"256": 90, "320": 90, "stepped 256": 120}  # (a width, with as much shared memory as this architecture has)
+
+
+def cases():
+    results = {}
+    for dtype in (F16, BF16):
+        for name, arch in ARCHS.items():
+            rows, columns = 8100, int(name.split()[-1])
+            query = meta((rows, columns), dtype)
+            keep, temperature = (None, None) if dtype == BF16 else (meta((rows,), torch.bool), meta((), dtype))
+            padded, width = info_nce.padded_shape(rows, columns)
+            units, row_stats = meta((2, padded, width), dtype), meta((6, padded), F32)
+            counter, each = meta((padded,), torch.int32), meta((rows,), F32)
+            partial, scale, strength = meta((3, 2, padded), F32), meta((), F64), meta((rows,), F64)
+            slopes, product = meta((padded, padded), dtype), meta((padded, width), F32)
+            tensors = {
+                "units": (query, query, keep, units, row_stats, counter),
+                "": (units, row_stats, temperature, partial, counter, each),
+                "slopes": (each, units, row_stats, temperature, slopes, scale),
+                "gradients": (units, row_stats, temperature, scale, product, product, query, query, strength),
+            }
+            plans = {"units": info_nce.units_plan, "": info_nce.info_nce_plan}
+            plans |= {"slopes": info_nce_backward.slopes_plan, "gradients": info_nce_backward.gradients_plan}
+            for kernel, make in plans.items():
+                parts = "general", "stepped" * name.startswith("stepped"), "info_nce" + f"_{kernel}" * bool(kernel)
+                label = " ".join((*filter(None, parts), str(columns), str(dtype)[6:]))
+                results[label] = make(tensors[kernel], arch)
+    return results
+
+
+def covered(plans):
+    """Rows whole in shared memory, and in steps."""
+    for kernel in (info_nce.INFO_NCE, info_nce_backward.SLOPES):
+        assert {plan.constants["WHOLE"] for plan in plans if plan.kernel is kernel} == {False, True}
