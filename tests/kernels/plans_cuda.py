@@ -100,7 +100,7 @@ def selection(n, dtype):
     tile = 32768 // dtype.itemsize  # elements, of which a block's 256 threads hold 8 packets each
     # None: not of operands that are aligned. Of what is kept a thread writes 4 packets
     passes = {2 * dtype.itemsize: None, 2: None, 128: None, 16: None, 0: None, STORES: 4}
-    ranks = 4  # waits: ticket; mask and elements; twice what other tiles have published
+    ranks = 4  # waits: ticket; mask; twice what other tiles have published, while the elements come
 
     def zeros(launches):
         return [Step("^$", 0, amount) for kernel, amount, *_ in launches if not kernel]

@@ -16,7 +16,7 @@ using Row = uint16_t;  // it sets the size of their tiles
 
 // Operands: order, mask, input.
 template <class T>
-__global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
+__global__ void __launch_bounds__(kBlock, 3)
     number_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Compaction<T> compaction,
                   const __grid_constant__ Ranks ranks) {
   Tile<T> tile;

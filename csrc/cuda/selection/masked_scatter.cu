@@ -46,7 +46,7 @@ struct Gradients {
 
 // Operands: order, mask, grad. Both gradients are contiguous.
 template <class T>
-__global__ void __launch_bounds__(kBlock, sizeof(T) > 2 ? 3 : 2)
+__global__ void __launch_bounds__(kBlock, sizeof(T) > 1 ? 3 : 2)
     part_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Gradients gradients,
                 const __grid_constant__ Ranks ranks) {
   Tile<T> tile;

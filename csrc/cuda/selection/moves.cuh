@@ -68,8 +68,8 @@ __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t
   }
 }
 
-// `kCount` elements of an operand from `first` to `room`, and from there as packets u * kBlock + threadIdx.x, with zeros
-// after the last element. In between `room` must be left alone.
+// The first requests `kCount` elements of an operand from `first`; the second waits for them, and takes those of packets
+// u * kBlock + threadIdx.x out of `room`, with zeros after the last element.
 template <class T, int kCount, int N>
 __device__ inline void request_packets(T* room, const Plan<N>& plan, int operand, Layout layout, int64_t first) {
   const int n = int(std::min<int64_t>(kCount, plan.numel - first));
@@ -83,23 +83,25 @@ __device__ inline void receive_packets(uint4 (&packet)[K], const T* room, const 
   constexpr int E = kPacket<T>;
   const int n = int(std::min<int64_t>(K * kBlock * E, plan.numel - first));
   const int skip = layout ? skip_of<T>(plan.base[operand], first) : 0;
+  const bool whole = skip == 0 && n == K * kBlock * E;
   await_requests();
   __syncthreads();
 #pragma unroll
   for (int u = 0; u < K; ++u) {
     const int p = u * kBlock + threadIdx.x;
-    T raw[E];
-    if (skip == 0 && p * E + E <= n) packet[u] = reinterpret_cast<const uint4*>(room)[p];
-    else {
-#pragma unroll
-      for (int e = 0; e < E; ++e) raw[e] = p * E + e < n ? room[skip + p * E + e] : T{};
-      packet[u] = packet_of(raw);
+    if (whole) {
+      packet[u] = reinterpret_cast<const uint4*>(room)[p];
+      continue;
     }
+    T raw[E];
+#pragma unroll
+    for (int e = 0; e < E; ++e) raw[e] = p * E + e < n ? room[skip + p * E + e] : T{};
+    packet[u] = packet_of(raw);
   }
   __syncthreads();
 }
 
-// The same, but aligned packets of a whole tile go to registers right away.
+// Aligned packets of a whole tile go to registers right away, others by way of `room`.
 template <class T, int kCount, int K, int N>
 __device__ inline void read_packets(uint4 (&packet)[K], T* room, const Plan<N>& plan, int operand, Layout layout,
                                     int64_t first) {
