@@ -29,7 +29,7 @@ TILE = 128  # queries of a block, and keys that it meets at once
 WHOLE = 256  # a row that is no wider stays in shared memory, where there is enough of it
 ROOMY = (90,)  # architectures with that much, and with registers for what is made of it
 STEP = 64  # otherwise so many columns at a time
-WIDEST = 1024
+ROW_TILE = 2048  # numbers of a tile of rows: two of the widest
 BLOCKS = 132  # that run at once
 LOWEST = tl.constexpr(-3e38)  # below all logits, and finite
 MISSING, NO_SLOPE = tl.constexpr(-1.0), tl.constexpr(-1023.0)
@@ -44,14 +44,18 @@ def exponent(power):
 
 @triton.jit
 def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, padded, width, config):
-    """x' of a tile of rows, 1 / |x'|, and e."""
+    """x' of a tile of rows, 1 / |x'|, and e. VEC: of a row's numbers, so many lie side by side at a multiple of 16
+    bytes; row strides and columns are counted in as many."""
     m = tl.program_id(0) * config.BM + tl.arange(0, config.BM)
     n = tl.arange(0, config.BN)
     there = m < rows
     if keep is not None:
         there = there & (tl.load(keep + m.to(tl.int64) * keep_stride, mask=there, other=0) != 0)
-    offset = m.to(tl.int64)[:, None] * strides[0] + n.to(tl.int64)[None, :] * strides[1]
-    value = tl.load(x + offset, mask=there[:, None] & (n < columns)[None, :], other=0.0).to(tl.float32)
+    pointer = x + m.to(tl.int64)[:, None] * (strides[0] * config.VEC)
+    pointer = pointer + (n if config.VEC > 1 else n.to(tl.int64) * strides[1])[None, :]
+    if config.VEC > 1:
+        pointer = tl.multiple_of(pointer, (16, 16))
+    value = tl.load(pointer, mask=there[:, None] & (n < columns * config.VEC)[None, :], other=0.0).to(tl.float32)
     unit = power_below(tl.max(tl.abs(value), 1))
     value = value * reciprocal(unit)[:, None]
     norm = rounded_root(tl.sum(rounded_product(value, value), 1))
@@ -61,22 +65,24 @@ def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, pad
     inverse = rounded_quotient(1.0 / 256, norm * reciprocal(other))
     inverse = tl.where(norm == float("inf"), float("nan"), inverse)
     value = value * (reciprocal(other) * 256)[:, None]
-    tl.store(out + m[:, None] * width + n[None, :], value.to(out.dtype.element_ty), mask=(n < width)[None, :])
+    pointer = tl.multiple_of(out + m[:, None] * width + n[None, :], (16, 16))
+    tl.store(pointer, value.to(out.dtype.element_ty), mask=(n < width)[None, :])
     tl.store(row_stats + m, tl.where(there, inverse, MISSING))
     tl.store(row_stats + 2 * padded + m, tl.where(sloped, 8 - exponent(unit) - exponent(other), NO_SLOPE))
 
 
-UnitsConfig = constants("BM BN VEC")
+UnitsConfig = constants("BM BN STEP VEC")
 
 
 @triton.jit
 def info_nce_units_kernel(
     query: tl.pointer_type, key: tl.pointer_type, keep: tl.pointer_type, units: tl.pointer_type,
     row_stats: tl.pointer_type, counter: tl.pointer_type, query_strides: tl.tuple, key_strides: tl.tuple,
-    keep_stride: tl.tensor, rows: tl.tensor, columns: tl.tensor, padded: tl.tensor, width: tl.tensor,
+    keep_stride: tl.tensor, rows: tl.tensor, columns: tl.tensor, padded: tl.tensor, steps: tl.tensor,
     config: UnitsConfig,
 ):  # fmt: skip
-    """Beside the units, the counters of the next launch are put to 0."""
+    """Beside the units, the counters of the next launch are put to 0. steps: W is so many of them."""
+    width = steps * config.STEP
     if tl.program_id(1) == 0:
         scale_rows(query, query_strides, keep, keep_stride, units, row_stats, rows, columns, padded, width, config)
         tl.store(counter + tl.program_id(0), 0)
@@ -189,7 +195,7 @@ UNITS, INFO_NCE = Kernel(info_nce_units_kernel), Kernel(info_nce_kernel)
 def plain_plan(kernel, dtypes, grid, values, arch):
     """That of a kernel whose tensors are all pointers alone. dtypes: in the kernel's order."""
     nothing, dtypes = Group((), ()), dict(zip(kernel.pointers, dtypes))
-    values = {**values, "VEC": 1}
+    values = {"VEC": 1, **values}
     return Plan(kernel, (), dtypes, nothing, nothing, (), 1, values, grid=grid, wide=False, arch=arch)
 
 
@@ -237,16 +243,35 @@ def stride_of(keep):
     return 0 if keep is None else keep.stride(0)
 
 
+def row_tiling(width, columns, vec):
+    """Constants and numbers of the kernels that read rows. vec: numbers that are read at once."""
+    wide = 1 << (width - 1).bit_length()
+    return {
+        "columns": columns // vec,
+        "steps": width // STEP,
+        "STEP": STEP,
+        "BM": ROW_TILE // wide,
+        "BN": wide,
+        "VEC": vec,
+    }
+
+
+def vector(columns, *tensors):
+    """VEC of rows that lie so."""
+    fits = all(x.stride(1) == 1 and not x.stride(0) % 8 and not x.data_ptr() % 16 for x in tensors)
+    return 8 if fits and not columns % 8 else 1
+
+
 def units_plan(tensors, arch):
     query, key, keep, units, row_stats, _ = tensors
-    _, padded, width = units.shape
-    wide = 1 << (width - 1).bit_length()
-    rows = max(1, 4096 // wide)
+    (rows, columns), (_, padded, width) = query.shape, units.shape
+    vec = vector(columns, query, key)
+    (q_row, q), (k_row, k) = query.stride(), key.stride()
     values = {
-        "query_strides": query.stride(), "key_strides": key.stride(), "keep_stride": stride_of(keep),
-        "rows": query.shape[0], "columns": query.shape[1], "padded": padded, "width": width, "BM": rows, "BN": wide,
+        "query_strides": (q_row // vec, q), "key_strides": (k_row // vec, k), "keep_stride": stride_of(keep),
+        "rows": rows, "padded": padded, **row_tiling(width, columns, vec),
     }  # fmt: skip
-    return plain_plan(UNITS, dtypes_of(tensors), (padded // rows, 2), values, arch)
+    return plain_plan(UNITS, dtypes_of(tensors), (padded // values["BM"], 2), values, arch)
 
 
 def info_nce_plan(tensors, arch):

@@ -29,6 +29,7 @@ from .info_nce import (
     plain_plan,
     products,
     query_scales,
+    row_tiling,
     splits_of,
     tiling,
 )
@@ -38,7 +39,7 @@ SLOPE_TILE = 4096  # rows whose gradients are read at once, to find the largest
 
 @triton.jit
 def load_gradient(grad, grad_stride, row_stats, m, rows):
-    """Of the rows that there are; of others 0."""
+    """0 of a row that does not exist."""
     inside = m < rows
     inside = inside & ~(tl.load(row_stats + m, mask=inside, other=MISSING) < 0)
     return tl.load(grad + m.to(tl.int64) * grad_stride, mask=inside, other=0.0)
@@ -86,8 +87,8 @@ def info_nce_slopes_kernel(
 def gradient_rows(units, row_stats, product, out, strength, factor, rows, columns, padded, width, config):
     m, n = tl.program_id(0) * config.BM + tl.arange(0, config.BM), tl.arange(0, config.BN)
     offset, inside = m[:, None] * width + n[None, :], (m < rows)[:, None] & (n < width)[None, :]
-    x = tl.load(units + offset, mask=inside, other=0.0).to(tl.float32)
-    h = tl.load(product + offset, mask=inside, other=0.0)
+    x = tl.load(tl.multiple_of(units + offset, (16, 16)), mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(tl.multiple_of(product + offset, (16, 16)), mask=inside, other=0.0)
     inverse = tl.load(row_stats + m)
     along = tl.sum(h * x, 1)
     e = tl.load(row_stats + 2 * padded + m)
@@ -96,13 +97,15 @@ def gradient_rows(units, row_stats, product, out, strength, factor, rows, column
     slope = (h - (along * inverse * inverse)[:, None] * x) * first[:, None] * second[:, None]
     slope = tl.where((e == NO_SLOPE)[:, None], 0.0, slope)
     pointer = out + m.to(tl.int64)[:, None] * columns + n[None, :]
+    if config.VEC > 1:
+        pointer = tl.multiple_of(pointer, (16, 16))
     tl.store(pointer, slope.to(out.dtype.element_ty), mask=inside & (n < columns)[None, :])
     if strength is not None:
         along = tl.where(e == NO_SLOPE, 0.0, along.to(tl.float64) * factor)
         tl.store(strength + m, along, mask=m < rows)
 
 
-GradientsConfig = constants("BM BN FIRST VEC")
+GradientsConfig = constants("BM BN FIRST STEP VEC")
 
 
 @triton.jit
@@ -110,9 +113,10 @@ def info_nce_gradients_kernel(
     units: tl.pointer_type, row_stats: tl.pointer_type, temperature: tl.pointer_type, scale: tl.pointer_type,
     query_product: tl.pointer_type, key_product: tl.pointer_type, dquery: tl.pointer_type, dkey: tl.pointer_type,
     strength: tl.pointer_type, number: tl.float64, rows: tl.tensor, columns: tl.tensor, padded: tl.tensor,
-    width: tl.tensor, config: GradientsConfig,
+    steps: tl.tensor, config: GradientsConfig,
 ):  # fmt: skip
     """FIRST: 0, or 1 where the keys alone have a gradient."""
+    width, columns = steps * config.STEP, columns * config.VEC
     factor = tl.load(scale) * inverse_of(temperature, number)
     if config.FIRST + tl.program_id(1) == 0:
         if dquery is not None:
@@ -144,12 +148,10 @@ def gradients_plan(tensors, arch):
     units, dquery, dkey = tensors[0], *tensors[6:8]
     _, padded, width = units.shape
     rows, columns = (dkey if dquery is None else dquery).shape
-    wide = 1 << (width - 1).bit_length()
-    tile = max(1, 4096 // wide)
     sides = [side for side, x in enumerate((dquery, dkey)) if x is not None]
-    values = {"rows": rows, "columns": columns, "padded": padded, "width": width, "BM": tile, "BN": wide,
-              "FIRST": sides[0]}  # fmt: skip
-    return plain_plan(GRADIENTS, dtypes_of(tensors), (padded // tile, len(sides)), values, arch)
+    vec = 1 if columns % 8 else 8
+    values = {"rows": rows, "padded": padded, "FIRST": sides[0], **row_tiling(width, columns, vec)}
+    return plain_plan(GRADIENTS, dtypes_of(tensors), (padded // values["BM"], len(sides)), values, arch)
 
 
 def wide_product(a, b):

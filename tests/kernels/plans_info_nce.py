@@ -9,7 +9,12 @@ from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
 # as in plans_statistics.py
 OFTEN = re.compile(r".* stepped info_nce\S* 256 bfloat16")
-ARCHS = {"256": 90, "320": 90, "stepped 256": 120}  # (a width, with as much shared memory as this architecture has)
+ARCHS = {
+    "256": 90,
+    "320": 90,
+    "33": 90,
+    "stepped 256": 120,
+}  # (a width, with as much shared memory as this architecture has)
 
 
 def cases():

@@ -85,7 +85,7 @@ def test_zero_vectors_and_one_row(half):
 @each_half
 @pytest.mark.parametrize("up", [2.0**-16, 1.0, 2.0**16])
 def test_lengths_and_gradients_of_any_size(half, up):
-    """Of rows too long or too short to be squared, and of gradients that halves could not hold."""
+    """Rows are too long or too short to be squared, and halves could not hold the gradients."""
     query, key = rows(70, 16, half)
     lengths = (2.0**100, 2.0**-100) if half == BF16 else (2.0**10, 2.0**2)
     longer, shorter = query * lengths[0], key * lengths[1]
