@@ -94,7 +94,7 @@ def info_nce_units_kernel(
 @triton.jit
 def load_tile(units, first, width, column, config):
     """TILE rows from `first` on, STEP columns of each."""
-    m, n = first + tl.arange(0, config.BM), column + tl.arange(0, config.BK)
+    m, n = first + tl.arange(0, config.BM), column + tl.arange(0, config.BN)
     pointer = units + m[:, None] * width + n[None, :]
     return tl.load(tl.multiple_of(pointer, (16, 16)))
 
@@ -106,7 +106,7 @@ def products(units, keys, query, block, tile, width, config):
         result = tl.dot(query, load_tile(keys, tile * config.BM, width, 0, config).T)
     else:
         result = tl.zeros([config.BM, config.BM], tl.float32)
-        for column in tl.range(0, width, config.BK):
+        for column in tl.range(0, width, config.BN):
             q = load_tile(units, block * config.BM, width, column, config)
             k = load_tile(keys, tile * config.BM, width, column, config)
             result = tl.dot(q, k.T, result)
@@ -139,7 +139,7 @@ def query_scales(row_stats, m, temperature, number):
     return tl.abs(tl.load(row_stats + m)) * (inverse_of(temperature, number) * LOG2_E).to(tl.float32)
 
 
-InfoNCEConfig = constants("WHOLE STAGES BM BK BS VEC")
+InfoNCEConfig = constants("WHOLE STAGES BM BN BS VEC")
 
 
 @triton.jit
@@ -227,7 +227,7 @@ def padded_shape(rows, columns):
 def tiling(width, arch):
     """Constants of the kernels that multiply."""
     whole = arch in ROOMY and width <= WHOLE
-    return {"WHOLE": whole, "STAGES": 2 if whole else 1, "BM": TILE, "BK": width if whole else STEP}
+    return {"WHOLE": whole, "STAGES": 2 if whole else 1, "BM": TILE, "BN": width if whole else STEP}
 
 
 def splits_of(blocks):

@@ -45,7 +45,7 @@ def load_gradient(grad, grad_stride, row_stats, m, rows):
     return tl.load(grad + m.to(tl.int64) * grad_stride, mask=inside, other=0.0)
 
 
-SlopesConfig = constants("WHOLE STAGES BM BK BG VEC")
+SlopesConfig = constants("WHOLE STAGES BM BN BG VEC")
 
 
 @triton.jit

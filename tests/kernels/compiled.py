@@ -43,6 +43,17 @@ def bases(layout, shape, layouts_by_name):
             name: json.loads(re.search(rf"{name} = (\[(?:\[[^]]*\](?:, )?)*\])", layout)[1])
             for name in ("register", "lane", "warp")
         }
+    if mma := re.fullmatch(
+        r"#ttg\.nvidia_mma<\{versionMajor = 3, .*warpsPerCTA = \[(\d+), 1\], instrShape = \[16, (\d+).*", layout
+    ):
+        (rows, columns), (warps, wide) = shape, map(int, mma.groups())
+        powers = [1 << bit for bit in range(20)]
+        tall = [[x, 0] for x in powers if 16 * warps <= x < (rows or 0)]
+        return {
+            "register": [[0, 1], [8, 0], *([0, x] for x in powers if 8 <= x < (columns or wide)), *tall],
+            "lane": [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+            "warp": [[16 * x, 0] for x in powers if x < warps],
+        }
     parts = re.search(r"sizePerThread = (.*?), threadsPerWarp = (.*?), warpsPerCTA = (.*?), order = (\[.*?\])", layout)
     *sizes, order = map(json.loads, parts.groups())
     results, reach = {}, [1] * len(order)
@@ -176,9 +187,9 @@ def compiled(source, options):
 
 
 def tile(source):
-    """(BM, BN)"""
+    """(BM, BN), as far as the kernel has them."""
     at, fields = source.fn.arg_names.index("config"), source.fn.fn.__annotations__["config"]._fields
-    return tuple(source.constants[at, fields.index(name)] for name in ("BM", "BN"))
+    return tuple(source.constants[at, fields.index(name)] for name in ("BM", "BN") if name in fields)
 
 
 def ask(requests, stage, triton=None):
