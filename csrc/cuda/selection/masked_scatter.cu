@@ -46,7 +46,7 @@ struct Gradients {
 
 // Operands: order, mask, grad. Both gradients are contiguous.
 template <class T>
-__global__ void __launch_bounds__(kBlock, sizeof(T) > 1 ? 3 : 2)
+__global__ void __launch_bounds__(kBlock, sizeof(T) > 2 ? 3 : 2)
     part_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Gradients gradients,
                 const __grid_constant__ Ranks ranks) {
   Tile<T> tile;
@@ -59,10 +59,12 @@ __global__ void __launch_bounds__(kBlock, sizeof(T) > 1 ? 3 : 2)
   elements.receive(plan, 2, gradients.grad, tile);
   const int n = slots_for(gradients.available, tile.first, tile.kept_count),
             skip = skip_of<T>(gradients.d_source, tile.first);
-  elements.collect(tile, skip);
+  elements.replace(tile, [&](T value, bool kept, int rank) {
+    if (kept) tile.room()[skip + rank] = value;
+    return kept && rank < n ? T(0) : value;
+  });
   __syncthreads();
   write_run(tile.room(), gradients.d_source, tile.first, n, skip);
-  elements.replace(tile, [&](T value, bool kept, int rank) { return kept && rank < n ? T(0) : value; });
   elements.write(gradients.d_input, true, tile, plan.numel,
                  [&](int64_t i) { return gradients.d_input + i * sizeof(T); });
 }
