@@ -76,7 +76,7 @@ def part_across(M, N, vec, per_thread, threads, itemsize):
     """A part of rows across memory: VEC of them for each thread, and of each no more than is soon read."""
     vec = min(vec, max(4 // itemsize, 2))
     columns = max(at_least(N, threads * vec), vec)
-    return Tile(at_least(M, max(per_thread // (2 * vec), 1)), columns, vec, threads)
+    return Tile(at_least(M, max(per_thread // (2 * vec), threads // columns, 1)), columns, vec, threads)
 
 
 def grouped(shape, strides, dim):
@@ -146,7 +146,8 @@ def plan(
     if phases == PICK:
         most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
-    threads = min(max(threads, BM * BN // per_thread), MOST_THREADS)
+    # No warp holds what another one does: Triton 3.6 sums four rows that eight warps hold to something else.
+    threads = max(min(max(threads, BM * BN // per_thread), MOST_THREADS, BM * BN), tiling.WARP)
     config = replace(config, threads=threads)
     LM, LN = tiling.lanes_of(axis, BM, BN, vec, threads)
     down, across = -(-M // BM), -(-reach // BN)
