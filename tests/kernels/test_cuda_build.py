@@ -312,14 +312,11 @@ def test_one_source_includes_cub():
 # Per thread of the flat kernel: (packets read, packets written), from the bytes each op must move. In the code each
 # read is there twice: of an operand that is not aligned, the next packet is read too.
 CODECS = ("F16", "BF16", "F32", "F64")
+BINARY = {"Binary": (4, 2), "BinaryBackward": (3, 2), "ByNumber": (2, 2), "ByNumberBackward": (4, 2)}
 FLAT = {
     None: {"Copy<unsigned short>": (3, 2), "Copy<unsigned int>": (5, 4), "Copy<unsigned long long>": (9, 8)},
     "UNARY": {f"{op}, {codec}": n for op, n in {"Unary": (2, 2), "UnaryBackward": (4, 2)}.items() for codec in CODECS},
-    "BINARY": {
-        f"{op}, {codec}": n
-        for op, n in {"Binary": (4, 2), "BinaryBackward": (3, 2), "ByNumber": (2, 2), "ByNumberBackward": (4, 2)}.items()
-        for codec in CODECS
-    },
+    "BINARY": {f"{op}, {codec}": n for op, n in BINARY.items() for codec in CODECS},
 }
 # A power by a number: of halves, and of small exponents.
 POWERS = {"PowerOfHalf": ("F16", "BF16"), "SmallPower": ("F32", "F64")}
