@@ -68,8 +68,8 @@ __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t
   }
 }
 
-// The first requests `kCount` elements of an operand from `first`; the second waits for them, and takes those of packets
-// u * kBlock + threadIdx.x out of `room`, with zeros after the last element.
+// The first requests `kCount` elements of an operand from `first`; the second waits for them, and takes those of
+// packets u * kBlock + threadIdx.x out of `room`, with zeros after the last element.
 template <class T, int kCount, int N>
 __device__ inline void request_packets(T* room, const Plan<N>& plan, int operand, Layout layout, int64_t first) {
   const int n = int(std::min<int64_t>(kCount, plan.numel - first));
