@@ -5,7 +5,7 @@ import torch
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
-from safeops.core.op import Op
+from safeops.core.op import Composed, Op
 from safeops.core.symbolic import as_operand
 from safeops.ops.images._image import ARGUMENTS, finish
 from safeops.ops.reductions.masked_rms import _masked_rms, masked_rms
@@ -52,16 +52,13 @@ _backward = declare_raw(
 
 
 class Psnr(Op):
-    """Saved: of each image the sum of its squared errors over the data range; -1 where it has no pixel.
+    """It bears the function's name, whose record takes its place in the registry: what fails is the function.
 
-    The kernels are CUDA's. On the CPU the definition is taken, which has the kernel of masked_rms."""
+    Saved: of each image the sum of its squared errors over the data range; -1 where it has no pixel. The kernels are
+    CUDA's; on the CPU the definition is taken, which has the kernel of masked_rms."""
 
     differentiable, visible = (0, 1), 2
     compiled = ()
-
-    def __init__(self):
-        super().__init__(NAME, _forward, _backward, definition)
-        self.cpu = _masked_rms.cpu
 
     def prepare(self, input, target, mask, data_range):
         data_range = float(data_range) if data_range.__class__ is int else data_range
@@ -82,7 +79,8 @@ class Psnr(Op):
         return self.backward(grad, input, target, divisor, mask, *needs[:2])
 
 
-_psnr = Psnr()
+_decibels = Psnr(NAME, _forward, _backward, definition)
+_psnr = Composed(NAME, _masked_rms, *sums.ALL)
 
 
 @_psnr.public(
@@ -128,5 +126,5 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
     operands = input, target, mask
     if input.dim() == 1:  # an image is a pixel
         operands = (x if x is None else x.unsqueeze(-1) for x in operands)
-    value, squares = _psnr.call(*operands, data_range)
+    value, squares = _decibels.call(*operands, data_range)
     return finish(NAME, value, squares != -1, compute_dtype(input.dtype, target.dtype), reduction, empty)
