@@ -332,7 +332,7 @@ ROLLED = {
     "safe_pow": {"Binary": (2, 1), "BinaryBackward": (3, 2), "ByNumber": (1, 1), "ByNumberBackward": (2, 1)},
 }
 ARITHMETIC = {("safe_pow", op) for op in ("Binary", "ByNumber", "ByNumberBackward")}
-ARITHMETIC |= {("safe_exp", "Unary, F64"), ("safe_asin", "Unary, F64")}
+ARITHMETIC |= {("safe_exp", "Unary, F64"), ("safe_asin", "Unary, F64"), ("safe_div", "ByNumber, F64")}
 
 
 def in_flight(registers, packets):
