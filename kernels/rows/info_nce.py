@@ -55,6 +55,8 @@ def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, pad
     pointer = pointer + (n if config.VEC > 1 else n.to(tl.int64) * strides[1])[None, :]
     if config.VEC > 1:
         pointer = tl.multiple_of(pointer, (16, 16))
+    else:  # neighbours in a row are nearest, as in engine/tile.py
+        pointer = tl.max_contiguous(pointer, [1, 2])
     value = tl.load(pointer, mask=there[:, None] & (n < columns * config.VEC)[None, :], other=0.0).to(tl.float32)
     unit = power_below(tl.max(tl.abs(value), 1))
     value = value * reciprocal(unit)[:, None]
