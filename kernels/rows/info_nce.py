@@ -191,6 +191,7 @@ def info_nce_kernel(
 
 
 UNITS, INFO_NCE = Kernel(info_nce_units_kernel), Kernel(info_nce_kernel)
+
 # ---- host
 
 
@@ -216,17 +217,13 @@ def dtypes_of(tensors):
     return [None if x is None else x.dtype for x in tensors]
 
 
-def cdiv(a, b):
-    return -(-a // b)
-
-
 def padded_shape(rows, columns):
     """(P, W)"""
-    width = 1 << (columns - 1).bit_length() if columns <= WHOLE else cdiv(columns, STEP) * STEP
-    return cdiv(rows, TILE) * TILE, max(width, STEP)
+    width = triton.next_power_of_2(columns) if columns <= WHOLE else triton.cdiv(columns, STEP) * STEP
+    return triton.cdiv(rows, TILE) * TILE, max(width, STEP)
 
 
-def tiling(width, arch):
+def product_tiling(width, arch):
     """Constants of the kernels that multiply."""
     whole = arch in ROOMY and width <= WHOLE
     return {"WHOLE": whole, "STAGES": 2 if whole else 1, "BM": TILE, "BN": width if whole else STEP}
@@ -236,7 +233,7 @@ def splits_of(blocks):
     """How many blocks share a tile of queries: as few as leave few multiprocessors idle."""
 
     def cost(splits):
-        return cdiv(blocks * splits, BLOCKS) * (cdiv(blocks, splits) + 2)
+        return triton.cdiv(blocks * splits, BLOCKS) * (triton.cdiv(blocks, splits) + 2)
 
     return min(range(1, min(blocks, 16) + 1), key=cost)
 
@@ -247,7 +244,7 @@ def stride_of(keep):
 
 def row_tiling(width, columns, vec):
     """Constants and numbers of the kernels that read rows. vec: numbers that are read at once."""
-    wide = 1 << (width - 1).bit_length()
+    wide = triton.next_power_of_2(width)
     return {
         "columns": columns // vec,
         "steps": width // STEP,
@@ -282,7 +279,8 @@ def info_nce_plan(tensors, arch):
     splits = partial.shape[1]
     values = {
         "rows": loss.shape[0], "padded": padded, "width": width, "splits": splits,
-        "per_split": cdiv(padded // TILE, splits), "BS": 1 << (splits - 1).bit_length(), **tiling(width, arch),
+        "per_split": triton.cdiv(padded // TILE, splits), "BS": triton.next_power_of_2(splits),
+        **product_tiling(width, arch),
     }  # fmt: skip
     return plain_plan(INFO_NCE, dtypes_of(tensors), (padded // TILE, splits), values, arch)
 

@@ -20,18 +20,17 @@ from .info_nce import (
     MISSING,
     NO_SLOPE,
     TILE,
-    cdiv,
     dtypes_of,
     inverse_of,
     launch,
     load_tile,
     logits,
     plain_plan,
+    product_tiling,
     products,
     query_scales,
     row_tiling,
     splits_of,
-    tiling,
 )
 
 SLOPE_TILE = 4096  # rows whose gradients are read at once, to find the largest
@@ -139,7 +138,7 @@ def slopes_plan(tensors, arch):
     splits = splits_of(blocks)
     values = {
         "grad_stride": grad.stride(0), "rows": grad.shape[0], "padded": padded, "width": width,
-        "per_split": cdiv(blocks, splits), "BG": SLOPE_TILE, **tiling(width, arch),
+        "per_split": triton.cdiv(blocks, splits), "BG": SLOPE_TILE, **product_tiling(width, arch),
     }  # fmt: skip
     return plain_plan(SLOPES, dtypes_of(tensors), (blocks, splits), values, arch)
 

@@ -25,8 +25,7 @@ from ..engine.launch import Plan, cached_plan
 from ..engine.tensors import check_operands, traits
 
 MOST_THREADS = 512
-# Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or
-# where it holds numbers of several rows beside those of their elements.
+# Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses.
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
 FEWEST = 16  # neighbours that make a group of their own
@@ -45,8 +44,8 @@ class Tile(NamedTuple):
 
 
 def whole_along(M, N, vec, tile, per_thread, threads):
-    """A tile of whole rows along memory. Those that take a warp more than one access have as few warps as can hold
-    them: the sums of a row of one warp need no barrier, and few steps."""
+    """A tile of whole rows along memory. A row for which a warp needs more than one access gets as few warps as can
+    hold it: one warp sums its row without a barrier, in few steps."""
     columns = max(at_least(N, 2 * MOST_THREADS * per_thread), vec)
     if vec > 1 and columns > tiling.WARP * vec:
         threads = min(max(columns // per_thread, tiling.WARP), MOST_THREADS)
@@ -55,8 +54,9 @@ def whole_along(M, N, vec, tile, per_thread, threads):
 
 
 def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
-    """Whole rows across memory: neighbours for a warp, VEC each, or fewer, of which a thread holds as many rows as it
-    can. Few have a row in common then: each of them works out what is to be worked out for a row."""
+    """A tile of whole rows across memory. Each lane of a warp takes VEC neighbouring rows, and as many elements of each
+    as a thread may hold; only a row that has more is shared by several warps. What is worked out for a row is worked
+    out by every thread that has a part of it."""
     rows, fewest = at_least(M, 2 * MOST_THREADS * per_thread), NEAR // itemsize
     if vec > 1:
         vec = min(vec, max(4 // itemsize, per_thread // rows, 2))
@@ -73,7 +73,7 @@ def part_along(M, N, vec, tile, threads):
 
 
 def part_across(M, N, vec, per_thread, threads, itemsize):
-    """A part of rows across memory: VEC of them for each thread, and of each no more than is soon read."""
+    """A tile for rows across memory that are read in parts: each thread takes VEC rows, and few elements of each."""
     vec = min(vec, max(4 // itemsize, 2))
     columns = max(at_least(N, threads * vec), vec)
     return Tile(at_least(M, max(per_thread // (2 * vec), threads // columns, 1)), columns, vec, threads)
@@ -106,8 +106,8 @@ def plan(
 ):  # fmt: skip
     """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
     a row; partials: the numbers that each part of a row leaves for the whole of it. per_row_math: whether much is to be
-    worked out for each row beside its elements. Where rows lie across memory, a tile then has as many of them as
-    threads: only so Triton does it once a row, and not in every thread that holds an element of it. registers: the most
+    worked out for each row beside its elements. Rows across memory are then read in parts, so that a row has one
+    thread, and tiles hold no more than a thread may. registers: the most
     that the variant of vector accesses may take, of rows along memory and across it, where the assembler left alone
     would spill."""
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]

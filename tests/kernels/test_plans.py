@@ -1,0 +1,56 @@
+"""Who holds a row: what plans say of threads and tiles, for which no result speaks."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.kernels import plans_classification as classes
+from tests.kernels import plans_rows as rows
+from tests.kernels import plans_statistics as statistics
+from tests.kernels.modelled import reduced
+from tests.kernels.plans_statistics import BF16, F32, F64, meta
+
+WARP = 32
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_row_along_memory_is_one_warps(dtype):
+    x = meta((65536, 1024), dtype)
+    for plan in (
+        rows.forward(rows.NORMALIZE, x),
+        rows.backward(rows.SOFTMAX, x),
+        rows.cosines(x, x),
+        classes.forward(x),
+        statistics.forward("VAR", x, None, dims=[1]),
+        reduced(None, x, None, None, dims=[1]),
+    ):
+        assert (plan.config.threads, plan.constants["BM"]) == (WARP, 1)
+
+
+def test_few_rows_are_split_among_blocks():
+    plan = statistics.forward("VAR", meta((64, 1 << 20), F32), None, dims=[1])
+    assert plan.constants["SPLIT"] and plan.config.threads > WARP
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_row_across_memory_is_one_threads(dtype):
+    """Neighbouring lanes take neighbours in memory, which Triton knows of two at least."""
+    x = meta((64, 16, 256, 256), dtype)
+    for plan in (rows.forward(rows.SOFTMAX, x, dim=1), rows.cosines(x, x, dim=1), classes.forward(x)):
+        tile, vec = plan.constants, plan.constants["VEC"]
+        assert 2 <= vec <= tile["BN"] // WARP
+        assert tile["BN"] == plan.config.threads * vec, "no two threads have a row in common"
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 3), (2, 6, 4, 3), (2, 2, 3), (6, 5)])
+@pytest.mark.parametrize("dtype", [BF16, F64])
+def test_no_warp_holds_what_another_does(dtype, shape):
+    x = meta(shape, dtype)
+    for plan in (
+        classes.forward(x),
+        classes.backward(x),
+        rows.forward(rows.NORMALIZE, x, dim=1),
+        rows.cosines(x, x, 1),
+    ):
+        tile = plan.constants["BM"] * plan.constants["BN"]
+        assert plan.config.threads <= max(tile, WARP)
