@@ -1,4 +1,4 @@
-"""What a compiled graph makes of a count without a mask."""
+"""The compiled graph of a count without a mask."""
 
 import pytest
 import torch
