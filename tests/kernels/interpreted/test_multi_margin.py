@@ -28,7 +28,7 @@ LAYOUTS = {
     "no rows": ((0, 5), None),
     "no classes": ((3, 0), None),
 }
-SPLIT = ("long rows", "odd long row", "images", "long columns")
+SPLIT = ("long rows", "odd long row", "images", "odd images", "long columns", "no two fuse")
 
 
 @pytest.fixture(autouse=True)
