@@ -75,6 +75,7 @@ from safeops.ops.rows.multi_margin_loss import multi_margin_loss
 from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_loss
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
+from safeops.ops.rows.token_log_probs import token_log_probs
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
 from safeops.ops.selection.masked_compact import masked_compact
 from safeops.ops.selection.masked_scatter import masked_scatter
@@ -158,6 +159,7 @@ __all__ = [
     "ssim",
     "ssim_loss",
     "to_device",
+    "token_log_probs",
     "total_variation",
     "triplet_margin_loss",
     "tversky_loss",

@@ -11,7 +11,7 @@ import torch
 from safeops.core.op import registry
 
 # optional, and given in the call but where they are buffers
-TENSORS = ("negative_keys", "linear_bias", "mask", "weight", "denominator")
+TENSORS = ("negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator")
 
 
 class _Loss(torch.nn.Module):

@@ -27,14 +27,17 @@ from .classification import (
     store_stat,
 )
 from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_range, widened
+from .logits import logits_kind, logits_numbers, shaped
 from .plan import SUM, launch
 from .row import declare, one_per_row, part_of, peeled, tile_at
 
 
 @triton.jit
-def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr,
-           WEIGHT: tl.constexpr, ACROSS: tl.constexpr):  # fmt: skip
-    """(loss, the two parts of L, k, e) of each row, in the dtype of its sums: fp64 where they are of several parts."""
+def finish(state, kept, own_logit, w, smoothing, z_loss, config):
+    """(loss, the two parts of L, k, e) of each row, in the dtype of its sums: fp64 where they are of several parts.
+    Where the row's entropy is wanted it stands in the place of k."""
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
+    SMOOTH: tl.constexpr = config.SMOOTH
     top, total, mass, cross, count, every, moment = tl.tuple(
         [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
     )
@@ -42,11 +45,11 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, H
     smoothing, z_loss = tl.full([1, 1], smoothing, top.dtype), tl.full([1, 1], z_loss, top.dtype)
     spread = log_any(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
     certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
-    certain = certain & (not HAS_Q) & (not SMOOTH)
+    certain = certain & (not config.HAS_Q) & (not SMOOTH)
     # +inf shows as NaN, but where it is the row's own logit, and that one alone
     shows = (top == float("inf")) & ~certain
     top, spread = tl.where(shows, float("nan"), top), tl.where(shows, float("nan"), spread)
-    if HAS_Q:
+    if config.HAS_Q:
         # (of an infinite mass the parts would be inf - inf)
         loss = tl.where(tl.abs(mass) < float("inf"), mass * spread - cross, mass)  # sum w q (L - x)
         factor = (1 - smoothing) * mass
@@ -56,41 +59,41 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, SMOOTH: tl.constexpr, H
     even = smoothing
     if SMOOTH:
         even = smoothing / count
-        every = every if WEIGHT else count
+        every = every if config.WEIGHT else count
         loss = (1 - smoothing) * loss + even * (every * spread - moment)
         factor += even * every
     loss = tl.where(z_loss == 0, loss, loss + z_loss * (top + spread) * (top + spread))
+    if config.ENTROPY:
+        factor = tl.where(certain, 0.0, spread - cross / total)  # - sum p log p
     return loss, top, spread, factor, even
 
 
 @triton.jit
-def class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config):
+def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config):
     """(whether each row is kept, the weight of its class, the logit of its class)"""
     place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
     own_logit = w
     if target is not None:
         pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
-        own_logit = tl.load(pointer, mask=kept, other=0)
+        own_logit, _ = shaped(tl.load(pointer, mask=kept, other=0).to(config.C), parameters, config.LOGITS)
     return kept, w, own_logit
 
 
-CrossEntropyConfig = constants("SMOOTH PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
+CrossEntropyConfig = constants("SMOOTH HAS_Q WEIGHT ENTROPY LOGITS PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit
 def cross_entropy_kernel(
     x: Operand, probabilities: Operand, target: Operand, mask: Operand, loss: Operand, keep: Operand, weights: Operand,
     row_stats: Operand, weight: Operand, partial: tl.pointer_type, counter: tl.pointer_type, smoothing: tl.float64,
-    z_loss: tl.float64, ignore_index: tl.float64, count: tl.tensor, space: Space, parts: Parts,
+    z_loss: tl.float64, ignore_index: tl.float64, parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts,
     config: CrossEntropyConfig,
 ):  # fmt: skip
-    """count: of rows, which is how far apart the kinds of row_stats are."""
+    """count: of rows, which is how far apart the kinds of row_stats are, and of losses where ENTROPY is wanted: they
+    are then log probability, entropy and L."""
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
     SMOOTH: tl.constexpr = config.SMOOTH
-    HAS_Q: tl.constexpr = probabilities is not None
-    WEIGHT: tl.constexpr = weight is not None
-    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
     splits = parts.splits
     split, group, batch, block = part_of(splits, parts.across, I)
@@ -103,36 +106,39 @@ def cross_entropy_kernel(
     last = tl.minimum(first + parts.per_split, parts.tiles)
     EARLY: tl.constexpr = AXIS == INNER and not config.SPLIT
     if EARLY:  # ahead of the logits: two loads, of which the second waits for the first
-        kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config)
+        kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
         if not config.WHOLE:  # a row that is not kept is not read, if it is long
             last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, first)
-    state = sum_range(first, last, block, x, probabilities, weight, space, config)
+    state = sum_range(first, last, block, x, probabilities, weight, parameters, space, config)
     finished = True
     if config.SPLIT:
         rows = parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
         state = widened(state)
-        store_state(partial + split * rows + output, splits * rows, state, SMOOTH, HAS_Q)
+        store_state(partial + split * rows + output, splits * rows, state, config)
         finished = is_last(counter + group, splits)
     if finished:
         if config.SPLIT:
-            state = merge_partials(partial, splits, output, rows, SMOOTH, HAS_Q, WEIGHT, config.BS, BO, config.C)
+            state = merge_partials(partial, splits, output, rows, BO, config)
         if not EARLY:
-            kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config)
+            kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
         # one number a row from here on: (BM, 1), or of rows across memory (1, BN)
-        value, top, spread, factor, even = finish(
-            state, kept, own_logit, w, smoothing, z_loss, SMOOTH, HAS_Q, WEIGHT, ACROSS
-        )
+        value, top, spread, factor, even = finish(state, kept, own_logit, w, smoothing, z_loss, config)
         inside = one_per_row(space, m, n, config)
         has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any the loss is 0
+        next_stat = count.to(tl.int64)
+        if config.ENTROPY:
+            value = -value
+            store_stat(loss, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
+            store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, top + spread, 0.0), inside)
         store(loss, space, m, n, tl.where(has_classes, value, 0.0), inside, True)
-        store(keep, space, m, n, kept, inside, True)
+        if keep is not None:
+            store(keep, space, m, n, kept, inside, True)
         if weights is not None:
             store(weights, space, m, n, tl.where(kept, w, 0.0), inside, True)
         store(row_stats, space, m, n, tl.where(has_classes, top, 0.0), inside, True)
-        next_stat = count.to(tl.int64)
         store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, spread, 0.0), inside)
-        if HAS_Q or (WEIGHT and SMOOTH):
+        if config.HAS_Q or (config.WEIGHT and SMOOTH) or config.ENTROPY:
             next_stat += count
             store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
         if SMOOTH:
@@ -144,29 +150,37 @@ CROSS_ENTROPY = declare(cross_entropy_kernel)
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
-def prepare(input, target, weight, mask, smooth):
-    """(results, what a plan takes, its constants, its options)."""
+def prepare(input, target, weight, mask, smooth, temperature=1.0, softcap=0.0, entropy=False):
+    """(results, what a plan takes, its constants, its options). entropy: the results are those of token_log_probs."""
     has_probabilities, weighted = target.is_floating_point(), weight is not None
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
-    loss, keep = row_results(input, dtype), row_results(input, torch.bool)
+    loss = row_results(input, dtype, *([3] if entropy else []))
+    keep = None if entropy else row_results(input, torch.bool)
     weights = row_results(input, compute) if weighted and not has_probabilities else None
-    row_stats = row_results(input, compute, count_stats(has_probabilities, weighted, smooth))
+    row_stats = row_results(input, compute, 3 if entropy else count_stats(has_probabilities, weighted, smooth))
+    of_rows = None if has_probabilities else target, mask, loss[0] if entropy else loss, keep, weights, row_stats[0]
     tensors = (
         input,
         target if has_probabilities else None,
-        *(per_row(t, input) for t in (None if has_probabilities else target, mask, loss, keep, weights, row_stats[0])),
+        *(per_row(t, input) for t in of_rows),
         per_class(weight, input),
     )
     options = {"phases": SUM, "partials": SUMS.value, "per_row_math": True}
     if smooth and weighted:
         options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
     plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
-    return (loss, keep, weights, row_stats), plan, {"SMOOTH": smooth, "count": loss.numel()}, options
+    kind = logits_kind(temperature, softcap)
+    constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy, **kind}
+    return (loss, keep, weights, row_stats), plan, constants | {"count": row_stats[0].numel()}, options
 
 
-def cross_entropy(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
-    results, plan, constants, options = prepare(input, target, weight, mask, label_smoothing != 0)
+def cross_entropy(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0,
+):  # fmt: skip
+    results, plan, constants, options = prepare(input, target, weight, mask, label_smoothing != 0, temperature, softcap)
     loss, keep, weights, row_stats = results
     if loss.numel():
-        launch("cross_entropy", *plan, (label_smoothing, z_loss, ignore_index), constants, **options)
+        floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
+        launch("cross_entropy", *plan, floats, constants, **options)
     return loss, keep, loss.new_empty(0) if weights is None else weights, row_stats

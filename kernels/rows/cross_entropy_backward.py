@@ -2,6 +2,9 @@
 of each row: two of L, k, e. The own part is (1 - s) w_y of the row's class alone, or of probabilities (1 - s) w_c q_c;
 dq_c = g (1 - s) w_c (L - x_c). No row is summed: a block takes one tile.
 
+Of token_log_probs, where ENTROPY is wanted, a row has three upstream gradients, a of its log probability, b of its
+entropy H, c of L: dx_c = p_c (c - a - b (log p_c + H)), and a more at the row's class.
+
 Without logits it is the backward of nll_loss, which is the own part alone.
 """
 
@@ -15,19 +18,20 @@ from ..engine.math import exponential
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, within
 from .classification import class_dim, class_of, count_stats, fetch_stat, per_class, per_row, row_shape
+from .logits import AS_THEY_ARE, logits_kind, logits_numbers, shaped
 from .plan import MAP, launch
 from .row import declare, part_of, peeled, store_tile, tile_at
 
-CrossEntropyBackwardConfig = constants("SMOOTH PARTIAL PEEL AXIS BM BN VEC C I")
+CrossEntropyBackwardConfig = constants("SMOOTH ENTROPY LOGITS PARTIAL PEEL AXIS BM BN VEC C I")
 
 
 @triton.jit
 def cross_entropy_backward_kernel(
     x: Operand, probabilities: Operand, target: Operand, mask: Operand, grad: Operand, row_stats: Operand, dx: Operand,
-    dq: Operand, weight: Operand, smoothing: tl.float64, z_loss: tl.float64, ignore_index: tl.float64, count: tl.tensor,
-    space: Space, parts: Parts, config: CrossEntropyBackwardConfig,
+    dq: Operand, weight: Operand, smoothing: tl.float64, z_loss: tl.float64, ignore_index: tl.float64,
+    parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts, config: CrossEntropyBackwardConfig,
 ):  # fmt: skip
-    """count: of rows, which is how far apart the kinds of row_stats are."""
+    """count: of rows, which is how far apart the kinds of row_stats are, and the gradients of ENTROPY."""
     C: tl.constexpr = config.C
     SMOOTH: tl.constexpr = config.SMOOTH
     HAS_Q: tl.constexpr = probabilities is not None
@@ -39,7 +43,7 @@ def cross_entropy_backward_kernel(
     m, n = tile_at(space, block, t, config)
     edge, nowhere = within(space, m, n), tl.zeros([1, 1], tl.int1)
     if x is not None:
-        v = fetch(x, space, m, n, edge, True).to(C)  # (BM, BN)
+        v, slope = shaped(fetch(x, space, m, n, edge, True).to(C), parameters, config.LOGITS)  # (BM, BN)
     if HAS_Q:
         q = fetch(probabilities, space, m, n, edge, True).to(C)  # (BM, BN)
     per_class = 1.0
@@ -70,16 +74,31 @@ def cross_entropy_backward_kernel(
             next_stat += count
             even = fetch_stat(row_stats, next_stat, space, m, n)  # e
             even = g * even.to(C)
+        if config.ENTROPY:
+            next_stat, next_grad = 2 * next_stat, count.to(tl.int64)
+            of_entropy, of_sum = (
+                fetch_stat(grad, next_grad, space, m, n).to(C),
+                fetch_stat(grad, 2 * next_grad, space, m, n).to(C),
+            )
+            offset = low - fetch_stat(row_stats, next_stat, space, m, n).to(C)
+            target_factor = -g
+            factor = (of_sum - g) * exponential(-low)
+            of_entropy *= exponential(-low)
     if dx is not None:
         value = tl.zeros([config.BM, config.BN], C)
         if x is not None:
-            value = factor * exponential(v - high)  # g (k + 2 z L) p_c
+            p = exponential(v - high)  # p_c exp(low)
+            if config.ENTROPY:  # (log p_c of a class without a share is -inf)
+                factor = tl.where(p == 0, 0.0, factor - of_entropy * ((v - high) - offset))
+            value = factor * p  # g (k + 2 z L) p_c
             if SMOOTH:
                 value -= tl.where(v != float("-inf"), even * per_class, 0.0)  # g e w_c
         if HAS_Q:
             value -= target_factor * (q * per_class)  # g (1 - s) w_c q_c
         else:
             value -= tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, target_factor, 0.0)
+        if config.LOGITS != AS_THEY_ARE:
+            value *= slope
         store_tile(dx, space, block, t, m, n, tl.where(kept, value, 0.0), config)
     if dq is not None:
         # a class of -inf without a share does not exist
@@ -97,8 +116,11 @@ PER_ROW = tuple(range(2, 6))
 OPTIONS = {"phases": MAP, "per_row_math": True}
 
 
-def prepare(grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq):
-    """(what a plan takes, its constants). input, row_stats: None for nll_loss, of whose dx the shape is then."""
+def prepare(
+    grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq, temperature=1.0, softcap=0.0, entropy=False
+):
+    """(what a plan takes, its constants). input, row_stats: None for nll_loss, of whose dx the shape is then.
+    grad, row_stats: the first of them, where a row has several."""
     like = dx if input is None else input
     has_probabilities = target.is_floating_point()
     tensors = (
@@ -111,26 +133,28 @@ def prepare(grad, input, target, row_stats, weight, mask, smooth, partial, dx, d
     )
     compute = compute_dtype(like, target, weight, grad)
     plan = CROSS_ENTROPY_BACKWARD, tensors, PER_ROW, like.shape, class_dim(like), compute
-    return plan, {"SMOOTH": smooth, "PARTIAL": partial, "count": grad.numel()}
+    constants = {"SMOOTH": smooth, "ENTROPY": entropy, "PARTIAL": partial, **logits_kind(temperature, softcap)}
+    return plan, constants | {"count": grad.numel()}
+
+
+def check_stats(row_stats, many, input):
+    shape, dtype = tuple(row_stats.shape), row_stats.dtype
+    fits = shape == (many, *row_shape(input)) and row_stats.is_contiguous()
+    if not fits or dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"cross_entropy_backward: numbers {shape} of {dtype} are not those of the forward")
 
 
 def cross_entropy_backward(
     grad, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    need_input=True, need_target=False, partial=False,
+    temperature=1.0, softcap=0.0, need_input=True, need_target=False, partial=False,
 ):  # fmt: skip
     dx = torch.empty_like(input) if need_input else None
     dq = torch.empty_like(target) if need_target else None
-    many = count_stats(target.is_floating_point(), weight is not None, label_smoothing != 0)
-    if (
-        row_stats.dtype not in (torch.float32, torch.float64)
-        or row_stats.shape != (many, *row_shape(input))
-        or not row_stats.is_contiguous()
-    ):
-        shape, dtype = tuple(row_stats.shape), row_stats.dtype
-        raise ValueError(f"cross_entropy_backward: numbers {shape} of {dtype} are not those of the forward")
+    check_stats(row_stats, count_stats(target.is_floating_point(), weight is not None, label_smoothing != 0), input)
     if input.numel() and (need_input or need_target):
         plan, constants = prepare(
-            grad, input, target, row_stats[0], weight, mask, label_smoothing != 0, partial, dx, dq
+            grad, input, target, row_stats[0], weight, mask, label_smoothing != 0, partial, dx, dq, temperature, softcap
         )
-        launch("cross_entropy_backward", *plan, (label_smoothing, z_loss, ignore_index), constants, **OPTIONS)
+        floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
+        launch("cross_entropy_backward", *plan, floats, constants, **OPTIONS)
     return tuple(input.new_empty(0) if d is None else d for d in (dx, dq))

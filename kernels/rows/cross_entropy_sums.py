@@ -5,7 +5,7 @@ A state is (top, total, mass, own, count, every, moment):
     top      the largest logit
     total    sum exp(x - top); where top is inf, how many logits are
     mass     sum w q, of class probabilities q and class weights w
-    own      sum w q (x - top)
+    own      sum w q (x - top); for the entropy of the row, sum exp(x - top) (x - top)
     count    how many classes exist: those whose logit is not -inf. With label smoothing, as what follows
     every    the sum of their w; count, where there are no weights
     moment   sum w (x - top) over them
@@ -23,6 +23,7 @@ from ..engine.math import exponential, rounded_product
 from ..engine.state import EXPONENTIALS, less_top, lowest_top
 from ..engine.tile import by_lane, fetch, within
 from ..engine.tiling import FLUSH
+from .logits import shaped
 from .row import tile_at, tile_is_whole
 
 SUMS = tl.constexpr(7)
@@ -48,17 +49,27 @@ def move(weights, top, larger):
 
 
 @triton.jit
-def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.constexpr):
+def moved_moment(moment, total, top, larger, by):
+    """A sum of exp(x - top) (x - top) about a maximum that grows; by: exp(top - larger)."""
+    return rounded_product(by, moment + move(total, top, larger))
+
+
+@triton.jit
+def add_tile(state, x, probabilities, weight, parameters, space, m, n, config, EDGE: tl.constexpr):
     C: tl.constexpr = config.C
     top, total, mass, cross, count, every, moment = state
     edge = within(space, m, n)
     v = fetch(x, space, m, n, edge, EDGE, float("-inf")).to(C)  # (BM, BN)
     if x.kind != VECTOR and x.kind != STRIDED and (EDGE or x.kind < PEELED):
         v = tl.where(edge, v, float("-inf"))  # one number for a row of the tile has no outside
+    v, _ = shaped(v, parameters, config.LOGITS)
     v = by_lane(v, config)  # (LM, LN, elements of a thread), as w and q
     larger = tl.maximum(top, tl.max(v, 2))  # of NaN the other: the exponentials show it
     away = v - tl.expand_dims(larger, 2)
-    total = total * shrink(top, larger, C) + tl.sum(exponential(less_top(v, tl.expand_dims(larger, 2))), 2)
+    by, e = shrink(top, larger, C), exponential(less_top(v, tl.expand_dims(larger, 2)))
+    if config.ENTROPY:
+        cross = moved_moment(cross, total, top, larger, by) + tl.sum(tl.where(e == 0, 0.0, e * away), 2)
+    total = total * by + tl.sum(e, 2)
     if weight is not None:
         w = fetch(weight, space, m, n, edge, EDGE).to(C)
         if weight.kind > PEELED:
@@ -83,35 +94,35 @@ def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.cons
 
 
 @triton.jit
-def merge_along(
-    state, axis: tl.constexpr, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr
-):
+def merge_along(state, axis: tl.constexpr, config):
     """The states along one axis as one. Sums are trees of a fixed shape."""
     top, total, mass, cross, count, every, moment = state
     larger = tl.max(top, axis)
     highest = tl.expand_dims(larger, axis)
-    total = tl.sum(rounded_product(total, shrink(top, highest, C)), axis)
-    if HAS_Q:
+    by = shrink(top, highest, config.C)
+    if config.ENTROPY:
+        cross = moved_moment(cross, total, top, highest, by)
+    elif config.HAS_Q:
         cross += move(mass, top, highest)
-    if SMOOTH:
-        moment += move(every if WEIGHT else count, top, highest)
+    if config.SMOOTH:
+        moment += move(every if config.WEIGHT else count, top, highest)
     return (
-        larger, total, tl.sum(mass, axis), tl.sum(cross, axis), tl.sum(count, axis), tl.sum(every, axis),
-        tl.sum(moment, axis),
+        larger, tl.sum(rounded_product(total, by), axis), tl.sum(mass, axis), tl.sum(cross, axis), tl.sum(count, axis),
+        tl.sum(every, axis), tl.sum(moment, axis),
     )  # fmt: skip
 
 
 @triton.jit
-def merge(a, b, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
+def merge(a, b, config):
     joined = (
         tl.join(a[0], b[0]), tl.join(a[1], b[1]), tl.join(a[2], b[2]), tl.join(a[3], b[3]), tl.join(a[4], b[4]),
         tl.join(a[5], b[5]), tl.join(a[6], b[6]),
     )  # fmt: skip
-    return merge_along(joined, 1, SMOOTH, HAS_Q, WEIGHT, C)
+    return merge_along(joined, 1, config)
 
 
 @triton.jit
-def sum_tiles(first, last, block, x, probabilities, weight, space, config):
+def sum_tiles(first, last, block, x, probabilities, weight, parameters, space, config):
     """The state of each row in tiles [first, last), at most FLUSH of them: (BM,), or of rows across memory (BN,)."""
     state = empty_state([config.LM, config.LN], config.C, config.C)
     for t in range(first, last):
@@ -120,11 +131,10 @@ def sum_tiles(first, last, block, x, probabilities, weight, space, config):
         if x.kind > PEELED:
             in_bounds = tile_is_whole(space, block, t, config)
         if in_bounds:
-            state = add_tile(state, x, probabilities, weight, space, m, n, config, False)
+            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, config, False)
         else:
-            state = add_tile(state, x, probabilities, weight, space, m, n, config, True)
-    across: tl.constexpr = 1 if config.AXIS == INNER else 0
-    return merge_along(state, across, config.SMOOTH, probabilities is not None, weight is not None, config.C)
+            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, config, True)
+    return merge_along(state, 1 if config.AXIS == INNER else 0, config)
 
 
 @triton.jit
@@ -133,57 +143,58 @@ def widened(state):
 
 
 @triton.jit
-def sum_range(first, last, block, x, probabilities, weight, space, config):
+def sum_range(first, last, block, x, probabilities, weight, parameters, space, config):
     """The state of each row in any number of tiles: in fp64 where there are many."""
     if config.LONG:
         state = empty_state([config.BM if config.AXIS == INNER else config.BN], config.C, tl.float64)
         for start in range(first, last, FLUSH):
-            more = sum_tiles(start, tl.minimum(start + FLUSH, last), block, x, probabilities, weight, space, config)
-            state = merge(state, widened(more), config.SMOOTH, probabilities is not None, weight is not None, config.C)
+            end = tl.minimum(start + FLUSH, last)
+            more = sum_tiles(start, end, block, x, probabilities, weight, parameters, space, config)
+            state = merge(state, widened(more), config)
     else:
-        state = sum_tiles(first, last, block, x, probabilities, weight, space, config)
+        state = sum_tiles(first, last, block, x, probabilities, weight, parameters, space, config)
     return state
 
 
 @triton.jit
-def store_state(pointer, size, state, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr):
+def is_used(i: tl.constexpr, config):
+    """Whether the call needs this sum of a state."""
+    return i < 2 or (config.HAS_Q and i < 4) or (config.ENTROPY and i == 3) or (config.SMOOTH and i >= 4)
+
+
+@triton.jit
+def store_state(pointer, size, state, config):
     """A part's sums among the partials, in arrays of `size`."""
     for i in tl.static_range(SUMS):
-        if i < 2 or (HAS_Q and i < 4) or (SMOOTH and i >= 4):
+        if is_used(i, config):
             tl.store(pointer + size * i, state[i])
 
 
 @triton.jit
-def load_sum(
-    i: tl.constexpr, partial, splits, first, output, rows, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr,
-    BS: tl.constexpr, BO: tl.constexpr,
-):  # fmt: skip
-    if i < 2 or (HAS_Q and i < 4) or (SMOOTH and i >= 4):
-        value = load_partials(partial + splits * rows * i, splits, first, output, rows, BS, 0)[0]
+def load_sum(i: tl.constexpr, partial, splits, first, output, rows, BO: tl.constexpr, config):
+    if is_used(i, config):
+        value = load_partials(partial + splits * rows * i, splits, first, output, rows, config.BS, 0)[0]
     else:
-        value = tl.zeros([BS, BO], tl.float64)
+        value = tl.zeros([config.BS, BO], tl.float64)
     return value
 
 
 @triton.jit
-def merge_partials(
-    partial, splits, output, rows, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr,
-    BO: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
+def merge_partials(partial, splits, output, rows, BO: tl.constexpr, config):
     """The state of all parts, in order of part whoever wrote last."""
+    C: tl.constexpr = config.C
     state = empty_state([BO], C, tl.float64)
-    for first in range(0, splits, BS):
-        top, inside = load_partials(partial, splits, first, output, rows, BS, 0)
+    for first in range(0, splits, config.BS):
+        top, inside = load_partials(partial, splits, first, output, rows, config.BS, 0)
         top = tl.where(inside, top, lowest_top([1, 1], EXPONENTIALS, C).to(tl.float64))
         part = (
             top,
-            load_sum(1, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
-            load_sum(2, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
-            load_sum(3, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
-            load_sum(4, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
-            load_sum(5, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
-            load_sum(6, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
+            load_sum(1, partial, splits, first, output, rows, BO, config),
+            load_sum(2, partial, splits, first, output, rows, BO, config),
+            load_sum(3, partial, splits, first, output, rows, BO, config),
+            load_sum(4, partial, splits, first, output, rows, BO, config),
+            load_sum(5, partial, splits, first, output, rows, BO, config),
+            load_sum(6, partial, splits, first, output, rows, BO, config),
         )
-        part = merge_along(part, 0, SMOOTH, HAS_Q, WEIGHT, C)
-        state = merge(state, part, SMOOTH, HAS_Q, WEIGHT, C)
+        state = merge(state, merge_along(part, 0, config), config)
     return state

@@ -17,6 +17,7 @@ from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
 from safeops.ops.rows._linear_chunks import index_in
+from safeops.ops.rows._logits import shaped, slope_of_shape
 
 INF = float("inf")
 NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known
@@ -130,9 +131,11 @@ def _of_owners(op, of):
     return loss, of.mask, loss.new_empty(0) if of.weights is None else of.weights
 
 
-def _of_parts(op, of, label_smoothing, z_loss):
+def _of_parts(op, of, label_smoothing, z_loss, temperature, softcap):
     """The results of the raw forward of whole rows."""
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
+    if softcap or temperature != 1:
+        x = shaped(x.to(compute_dtype(x.dtype)), temperature, softcap)
     weight = None if of.weight is None else of.weight.detach()
     if x.shape[-1]:
         log_sum, _, scale = _masked_logsumexp.forward(x, dim=[-1], dtype=torch.float64)
@@ -184,13 +187,13 @@ def _of_parts(op, of, label_smoothing, z_loss):
     return loss, of.mask, weights, torch.where(of.mask, torch.stack(row_stats), 0).to(compute)
 
 
-def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, needs):
+def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, temperature, softcap, needs):
     """The kernel makes it with the class weights of its own classes alone: those of the rows are factors of g."""
     x, target, weight, mask, _ = of.operands()
     need_input, need_target = needs
     backward = functools.partial(
-        op.backward, input=x, numbers=row_stats, mask=mask, ignore_index=NO_CLASS, need_input=need_input,
-        need_target=need_target, partial=True,
+        op.backward, input=x, numbers=row_stats, mask=mask, ignore_index=NO_CLASS, temperature=temperature,
+        softcap=softcap, need_input=need_input, need_target=need_target, partial=True,
     )  # fmt: skip
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     if of.has_probabilities:
@@ -207,8 +210,9 @@ def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, needs):
     if x.shape[of.dim]:
         last = d.movedim(of.dim, -1)
         at, inside = index_in(last.shape[-1], target)
-        target_slope = x.detach().movedim(of.dim, -1).gather(-1, at).squeeze(-1)
-        target_slope = slope * (target_slope - row_stats[0] - row_stats[1]).exp() - g * factor
+        logit = x.detach().movedim(of.dim, -1).gather(-1, at).squeeze(-1).to(slope.dtype)
+        target_slope = slope * (shaped(logit, temperature, softcap) - row_stats[0] - row_stats[1]).exp() - g * factor
+        target_slope = target_slope * slope_of_shape(logit, temperature, softcap)
         keeps = (inside & mask).unsqueeze(-1)
         last.scatter_(-1, at, torch.where(keeps, target_slope.unsqueeze(-1).to(d.dtype), last.gather(-1, at)))
     return d, other

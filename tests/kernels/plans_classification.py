@@ -26,17 +26,17 @@ def tensors(x, probabilities, weight):
     return target, meta((x.shape[1],), F32) if weight else None, meta(rows, torch.bool), rows
 
 
-def forward(x, probabilities=False, weight=False, smooth=False):
+def forward(x, probabilities=False, weight=False, smooth=False, **shape_of_logits):
     target, w, mask, _ = tensors(x, probabilities, weight)
-    _, plan, constants, options = ce.prepare(x, target, w, mask, smooth)
+    _, plan, constants, options = ce.prepare(x, target, w, mask, smooth, **shape_of_logits)
     return row.plan(*plan, constants, **options)
 
 
-def backward(x, probabilities=False, weight=False, smooth=False, partial=False, need_target=False):
+def backward(x, probabilities=False, weight=False, smooth=False, partial=False, need_target=False, **shape_of_logits):
     target, w, mask, rows = tensors(x, probabilities, weight)
     grad, dq = meta((), F32).expand(rows), torch.empty_like(target) if need_target else None
     plan, constants = ce_backward.prepare(
-        grad, x, target, meta(rows, F64), w, mask, smooth, partial, torch.empty_like(x), dq
+        grad, x, target, meta(rows, F64), w, mask, smooth, partial, torch.empty_like(x), dq, **shape_of_logits
     )
     return row.plan(*plan, constants, **ce_backward.OPTIONS)
 
@@ -80,6 +80,18 @@ def cases():
         results[f"aligned {which} odd long {name}"] = make(words)
         results[f"aligned {which} odd long smoothing {name}"] = make(words, weight=True, smooth=True)
         results[f"aligned {which} odd long shares {name}"] = make(words, True, True, True)
+    read, capped = {"entropy": True}, {"temperature": 0.5, "softcap": 30.0}
+    for make, which in ((forward, ""), (backward, "_backward")):
+        results[f"aligned token_log_probs{which} {name}"] = make(x, **read)
+        results[f"aligned token_log_probs{which} capped {name}"] = make(x, **read, **capped)
+        results[f"aligned token_log_probs{which} images {name}"] = make(images, **read, temperature=0.5)
+        results[f"aligned token_log_probs{which} short {name}"] = make(short, **read)
+        results[f"aligned token_log_probs{which} odd long {name}"] = make(words, **read, **capped)
+        results[f"general token_log_probs{which} odd {name}"] = make(odd, **read, **capped)
+        results[f"aligned cross_entropy{which} capped {name}"] = make(x, weight=True, smooth=True, **capped)
+        results[f"aligned token_log_probs{which} double"] = make(meta((8192, 32000), F64), **read, **capped)
+    results[f"aligned token_log_probs few long {name}"] = forward(few, **read)
+    results[f"aligned token_log_probs many long {name}"] = forward(many, **read, **capped)
     results[f"aligned cross_entropy few long {name}"] = forward(few)
     results[f"aligned cross_entropy few long columns {name}"] = forward(tall)
     results[f"aligned cross_entropy smoothing few long {name}"] = forward(few, weight=True, smooth=True)

@@ -33,10 +33,17 @@ def _targets(target, classes, mask, weight, ignore_index):
     return is_target & keep.unsqueeze(-1), keep, row_weights
 
 
+def shaped(x, temperature, softcap):
+    capped = x if softcap is None else torch.where(x == -torch.inf, -torch.inf, softcap * (x / softcap).tanh())
+    return capped / temperature
+
+
 def cross_entropy(
     input, target, *, weight=None, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    denominator=None, empty="zero",
+    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
 ):  # fmt: skip
+    if row_weight is not None:
+        mask = row_weight != 0 if mask is None else mask & (row_weight != 0)
     x, row_weights = _last(input), None
     classes = x.shape[-1]
     per_class = torch.ones(classes, dtype=x.dtype, device=x.device) if weight is None else weight
@@ -47,7 +54,7 @@ def cross_entropy(
     else:
         is_target, keep, row_weights = _targets(target, classes, mask, weight, ignore_index)
         target_weight = torch.where(is_target, per_class, 0)
-    x = torch.where(keep.unsqueeze(-1), x, 0)
+    x = shaped(torch.where(keep.unsqueeze(-1), x, 0), temperature, softcap)
     if not target.is_floating_point() and label_smoothing == 0 and z_loss == 0:
         # the row's own logit alone is +inf
         certain = (
@@ -65,6 +72,9 @@ def cross_entropy(
     if z_loss and classes:
         loss = loss + z_loss * x.logsumexp(-1) ** 2
     loss = torch.where(keep, loss, 0)
+    if row_weight is not None:
+        loss = loss * torch.where(keep, row_weight, 0)
+        row_weights = row_weight.expand(loss.shape) * (1 if row_weights is None else row_weights)
     if reduction == "none":
         return loss
     return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
@@ -101,8 +111,9 @@ def adapted(op):
         weight = kwargs.get("weight")
         if isinstance(weight, torch.Tensor) and weight.dim() > 1:
             kwargs["weight"] = weight.flatten()
-        if isinstance(kwargs.get("mask"), torch.Tensor):
-            kwargs["mask"] = squeezed(kwargs["mask"])
+        for key in ("mask", "row_weight"):
+            if isinstance(kwargs.get(key), torch.Tensor):
+                kwargs[key] = squeezed(kwargs[key])
         if isinstance(target, torch.Tensor) and not target.is_floating_point():
             target = squeezed(target)
             if classes and input.shape[1] < classes:
@@ -151,8 +162,9 @@ def _twin(function):
 
 def row_terms(sample, outcome):
     """-log p is x less the row's logsumexp, each rounded; d/dx is of terms w p and w, d/dq of those of -log p."""
-    x = sample.args[0].detach()
-    finite = x.nan_to_num(0, 0, 0)
+    x, kwargs = sample.args[0].detach(), sample.kwargs
+    temperature = kwargs.get("temperature", 1)
+    finite = shaped(x.nan_to_num(0, 0, 0), temperature, kwargs.get("softcap"))
     kwargs, rows = sample.kwargs, max(1, x.numel() // max(1, x.shape[1]))
     log = finite.logsumexp(1, keepdim=True) if x.shape[1] else finite.sum(1, keepdim=True)
     size = 1 + float((log - finite).abs().max()) if x.numel() else 1.0
@@ -172,8 +184,8 @@ def row_terms(sample, outcome):
         return value, {}
     g = float(outcome.upstream[0].double().nan_to_num(0, 0, 0).abs().max()) if outcome.upstream[0].numel() else 0.0
     g = g / divisor if outcome.values[0].dim() == 0 else g
-    of_x = g * max(1.0, largest) * (2 + 2 * z * float(log.abs().max() if x.numel() else 0))
-    sizes = {0: of_x, 1: g * max(1.0, largest) * size, "weight": g * rows * size}
+    of_x = g / temperature * max(1.0, largest) * (2 + 2 * z * float(log.abs().max() if x.numel() else 0))
+    sizes = {0: of_x, 1: g * max(1.0, largest) * size, "weight": g * rows * size, "row_weight": g * rows * size}
     return value, {key: torch.full_like(t.detach(), sizes[key]) for key, t in sample.leaves().items()}
 
 
@@ -227,6 +239,24 @@ def _of_logits():
     four = data(2, 5, 3, 4, seed=6), probabilities(2, 5, 3, 4, seed=7)
     yield _sample(*four, {"reduction": "sum", "z_loss": 0.125}, name="probabilities of images")
     yield _sample(data(3, 40), probabilities(3, 40, seed=8), {"weight": weights(40)}, name="probabilities of long rows")
+
+
+def _of_shaped_logits():
+    t, m = indices(4, 1, classes=5), mask(4, 1)
+    options = {"mask": m, "temperature": 0.5, "softcap": 2.0}
+    yield _sample(data(4, 5, seed=8), t, options, name="temperature and softcap")
+    options |= {"label_smoothing": 0.25, "z_loss": 0.125, "weight": weights(20), "reduction": "none"}
+    yield _sample(data(4, 20, seed=9), indices(4, 1, classes=20), options, name="softcap, all options")
+    four = data(2, 5, 3, 4, seed=9), probabilities(2, 5, 3, 4, seed=9)
+    yield _sample(*four, {"reduction": "sum", "temperature": 1.5}, name="temperature of images, probabilities")
+
+
+def _by_row_weight():
+    x, t, m = data(4, 5, seed=5), indices(4, 1, classes=5), mask(4, 1)
+    w = weights(4).reshape(4, 1)
+    for name, options in {"row weight": {}, "both weights, none": {"weight": weights(5), "reduction": "none"}}.items():
+        options = {"mask": m, "row_weight": w, **options}
+        yield _sample(x, t, options, differentiable=(0, "row_weight"), name=name)
 
 
 def _by_weight():
@@ -332,7 +362,7 @@ def _gpu_case(name, options, n, dtype, seed):
     return gpu.Case(call, (gpu.numbers(n, dtype, seed),))
 
 
-def _record(definition, twin, samples, bad_calls, call, skip):
+def _record(definition, twin, samples, bad_calls, call, skip, variants=None):
     name = definition.__name__
     numbers = {key: value for key, value in call.items() if type(value) is float}
     Record(
@@ -343,7 +373,10 @@ def _record(definition, twin, samples, bad_calls, call, skip):
         call=call,
         kernel_call={"reduction": "none", "denominator": None},  # the mean is other ops'
         gpu=functools.partial(_gpu_case, name, numbers),
-        variants={"gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": row_terms})},
+        variants={
+            "gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": row_terms}),
+            **(variants or {}),
+        },
         torch_equivalent=_twin(twin),
         skip=SKIP | skip,
         adapt=adapted,
@@ -357,8 +390,19 @@ _record(
     F.cross_entropy,
     [*_of_indices(), *_of_logits()],
     [*_bad_calls("cross_entropy"), *_bad_numbers("cross_entropy")],
-    {**CALL, "label_smoothing": 0.125, "z_loss": 0.0625},
+    {
+        **CALL,
+        "label_smoothing": 0.125,
+        "z_loss": 0.0625,
+        "row_weight": torch.tensor([0.5, 1.0, 0.0, 1.0, 2.0]),
+        "temperature": 0.75,
+        "softcap": 8.0,
+    },
     {},
+    {
+        "of shaped logits": (_of_shaped_logits(), {"skip": SKIP | ONE_OPERAND, "row_terms": row_terms}),
+        "row weights": (_by_row_weight(), {"skip": SKIP, "row_terms": row_terms}),
+    },
 )
 _record(
     nll_loss,

@@ -63,32 +63,61 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
   }
 }
 
-// ---- the op
+// The results of token_log_probs: log probability, entropy, L, and the numbers of the backward: L in two parts, entropy.
+template <class C>
+void finish_entropy(const void*, int64_t rows, const double* const* states, double* const* results,
+                    C* const* parameters) {
+  SAFEOPS_SIMD
+  for (int64_t r = 0; r < rows; ++r) {
+    const double top = states[kMax][r], spread = math::log_positive(states[kTotal][r]);
+    results[0][r] = (states[kTargetLogit][r] - top) - spread;
+    results[1][r] = results[5][r] = spread - states[kMoment][r] / states[kTotal][r];
+    results[2][r] = top + spread;
+    results[3][r] = top;
+    results[4][r] = spread;
+  }
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (int64_t r = 0; r < rows; ++r) {
+    const double top = states[kMax][r];
+    if (top - top == 0) continue;
+    const bool certain = top > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == top;
+    for (int i : {0, 1, 4, 5}) results[i][r] = certain ? 0 : kNaN;
+    for (int i : {2, 3}) results[i][r] = certain ? top : kNaN;
+  }
+  for (int i = 0; i < 6; ++i) {
+    SAFEOPS_SIMD
+    for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, results[i][r]);
+  }
+}
+
+// ---- the ops
 
 template <class C>
 RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
   RowLoops<C> loops;
+  if (op.logits.changed) loops.read = pick<&read_logits<C>>();
   loops.prepare = pick<&prepare<C>>();
   loops.accumulate_rows =
       pick_width<&accumulate_rows<C, 64>, &accumulate_rows<C, 32>, &accumulate_rows<C, 16>>();
   loops.accumulate_columns = pick<&accumulate_columns<C>>();
   loops.states = states_of(op);
-  loops.merge = loops.states == kStates    ? pick<&merge<C, kStates>>()
+  loops.merge = op.has_entropy             ? pick<&merge_moments<C>>()
+                : loops.states == kStates    ? pick<&merge<C, kStates>>()
                 : loops.states == kMass + 1 ? pick<&merge<C, kMass + 1>>()
                                             : pick<&merge<C, kTargetLogit + 1>>();
-  loops.finish = pick<&finish<C>>();
+  loops.finish = op.has_entropy ? pick<&finish_entropy<C>>() : pick<&finish<C>>();
   // (the other loops have buffers for a chunk)
-  if (!op.has_probabilities && !op.has_uniform) loops.converted_piece = 2 * kChunk;
+  if (!op.has_probabilities && !op.has_uniform && !op.has_entropy) loops.converted_piece = 2 * kChunk;
   loops.start[kMax] = kMinusInfinity<double>;
   return loops;
 }
 
 template <class C>
-void run(const ClassRows& rows, const View& x, const View* probabilities, double smoothing, double z, const View& loss,
-         const View& row_stats) {
+void run(const ClassRows& rows, const View& x, const View* probabilities, double smoothing, double z,
+         double temperature, double softcap, const View& loss, const View& row_stats) {
   const std::vector<C> weights = narrowed<C>(rows.weights);
   const CrossEntropy<C> op(probabilities != nullptr, rows.weighted ? weights.data() : nullptr, rows.weighted,
-                           smoothing, z);
+                           smoothing, z, Logits<C>(temperature, softcap));
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
   if (probabilities) walk.input(*probabilities);
@@ -104,7 +133,8 @@ void run(const ClassRows& rows, const View& x, const View* probabilities, double
 std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target,
                                                          const std::optional<Tensor>& weight,
                                                          const std::optional<Tensor>& mask, int64_t ignore_index,
-                                                         double smoothing, double z) {
+                                                         double smoothing, double z, double temperature,
+                                                         double softcap) {
   constexpr char kName[] = "_cross_entropy";
   const View x(input), t(target);
   ClassRows rows(kName, x);
@@ -125,14 +155,50 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, co
   if (rows.classes == 0) {
     set_zero(loss), set_zero(row_stats);
   } else {
-    (compute == DType::kDouble ? run<double> : run<float>)(rows, x, has_probabilities ? &t : nullptr, smoothing, z,
-                                                           View(loss), View(row_stats));
+    (compute == DType::kDouble ? run<double> : run<float>)(
+        rows, x, has_probabilities ? &t : nullptr, smoothing, z, temperature, softcap, View(loss), View(row_stats));
   }
   return {loss, keep, weights, row_stats};
 }
 
+template <class C>
+void run_entropy(const ClassRows& rows, const View& x, double temperature, double softcap, const View& results,
+                 const View& row_stats) {
+  CrossEntropy<C> op(false, nullptr, false, 0, 0, Logits<C>(temperature, softcap));
+  op.has_entropy = true;
+  Rowwise<C> walk(x.shape(), rows.dim, x);
+  walk.input(x);
+  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
+  walk.row_input(place.view(), false);
+  walk.row_input(place.view(), false);  // (no weight)
+  for (const View& all : {results, row_stats})
+    for (int i = 0; i < 3; ++i) walk.result(row_stat(rows, all, i).view(), false);
+  walk.run(forward_loops<C>(op), &op);
+}
+
+std::tuple<Tensor, Tensor> token_log_probs(const Tensor& input, const Tensor& target,
+                                           const std::optional<Tensor>& mask, int64_t ignore_index, double temperature,
+                                           double softcap) {
+  constexpr char kName[] = "_token_log_probs";
+  const View x(input);
+  ClassRows rows(kName, x);
+  rows.read(kName, &target, mask, ignore_index, true, nullptr);
+  const DType dtype = wide(x.dtype, x.dtype);
+  const Tensor results = empty(rows.with(3), dtype, input), row_stats = empty(rows.with(3), dtype, input);
+  if (rows.classes == 0) {
+    set_zero(results), set_zero(row_stats);
+  } else {
+    (dtype == DType::kDouble ? run_entropy<double> : run_entropy<float>)(rows, x, temperature, softcap, View(results),
+                                                                         View(row_stats));
+  }
+  return {results, row_stats};
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) { m.impl("_cross_entropy", TORCH_BOX(&cross_entropy)); }
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
+  m.impl("_cross_entropy", TORCH_BOX(&cross_entropy));
+  m.impl("_token_log_probs", TORCH_BOX(&token_log_probs));
+}
 
 }  // namespace safeops::cpu

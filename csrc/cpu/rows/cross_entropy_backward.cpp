@@ -92,6 +92,7 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
     }
     const int64_t at = place_of(parameters, r) - p.first;
     if (!op.has_probabilities && at >= 0 && at < n) dx[at] -= target;
+    op.logits.differentiate(x, n, dx);
   }
 }
 
@@ -126,25 +127,29 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
         dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], high[k]));
     }
   }
-  if (op.has_probabilities || !p.out[0]) return;
-  alignas(64) int32_t line[kChunk];
-  target_lines(p, parameters, line);
-  for (int64_t k = 0; k < n; ++k)
-    p.out[0][std::max(line[k], 0) * p.out_step[0] + k] -= select_or_zero(line[k] >= 0, target[k]);
+  if (!p.out[0]) return;
+  if (!op.has_probabilities) {
+    alignas(64) int32_t line[kChunk];
+    target_lines(p, parameters, line);
+    for (int64_t k = 0; k < n; ++k)
+      p.out[0][std::max(line[k], 0) * p.out_step[0] + k] -= select_or_zero(line[k] >= 0, target[k]);
+  }
+  differentiate_columns(op.logits, p, live);
 }
 
 // ---- the op
 
 template <class C>
 void run(const ClassRows& rows, const View& g, const View& x, const View* probabilities, const View& row_stats,
-         double smoothing, double z, const View* dx, const View* dq) {
+         double smoothing, double z, double temperature, double softcap, const View* dx, const View* dq) {
   const std::vector<C> weights = narrowed<C>(rows.weights);
   const CrossEntropy<C> op(probabilities != nullptr, rows.weighted ? weights.data() : nullptr, rows.weighted,
-                           smoothing, z);
+                           smoothing, z, Logits<C>(temperature, softcap));
   STD_TORCH_CHECK((row_stats.dtype == DType::kFloat || row_stats.dtype == DType::kDouble) && row_stats.contiguous() &&
                       rows.with(op.stats_count()).is(row_stats.ndim, row_stats.sizes),
                   "_cross_entropy_backward: numbers are not those of the forward");
   RowLoops<C> loops;
+  if (op.logits.changed) loops.read = pick<&read_logits<C>>();
   loops.prepare = pick<&prepare<C>>();
   loops.map_rows = pick<&map_rows<C>>();
   loops.map_columns = pick<&map_columns<C>>();
@@ -168,8 +173,8 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* probab
 std::tuple<Tensor, Tensor> cross_entropy_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
                                                   const Tensor& row_stats, const std::optional<Tensor>& weight,
                                                   const std::optional<Tensor>& mask, int64_t ignore_index,
-                                                  double smoothing, double z, bool need_input, bool need_target,
-                                                  bool partial) {
+                                                  double smoothing, double z, double temperature, double softcap,
+                                                  bool need_input, bool need_target, bool partial) {
   constexpr char kName[] = "_cross_entropy_backward";
   const View g(grad), x(input), t(target);
   ClassRows rows(kName, x);
@@ -187,8 +192,8 @@ std::tuple<Tensor, Tensor> cross_entropy_backward(const Tensor& grad, const Tens
   DType compute = wide(wide(x.dtype, g.dtype), has_probabilities ? t.dtype : x.dtype);
   if (weight) compute = wide(compute, View(*weight).dtype);
   (compute == DType::kDouble ? run<double> : run<float>)(rows, g, x, has_probabilities ? &t : nullptr, View(row_stats),
-                                                         smoothing, z, need_input ? &to_x : nullptr,
-                                                         need_target ? &to_q : nullptr);
+                                                         smoothing, z, temperature, softcap,
+                                                         need_input ? &to_x : nullptr, need_target ? &to_q : nullptr);
   return {dx, dq};
 }
 

@@ -7,8 +7,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// States. Class indices use the first three, probabilities four, smoothing all: with few classes, merging them is much
-// of the work. A piece sums x minus its maximum, so that the sums do not cancel against A L; `kSum` and `kTargetLogit`
+// States. Class indices use the first three, probabilities and the entropy four, smoothing all: with few classes, merging
+// them is much of the work. A piece sums x minus its maximum, so that the sums do not cancel against A L; `kSum` and `kTargetLogit`
 // have the maximum added back.
 enum {
   kMax,          // the largest value
@@ -18,13 +18,14 @@ enum {
   kSum,          // sum of w x over the classes that are not -inf
   kWeight,       // sum of w over the same classes
   kCount,        // A, their number
-  kStates
+  kStates,
+  kMoment = kMass  // of the entropy: sum of exp(x - max) (x - max)
 };
 enum { kRowWeight = kFirstFree };
 
 template <class C>
 int states_of(const CrossEntropy<C>& op) {
-  return op.has_uniform ? kStates : op.has_probabilities ? kMass + 1 : kTargetLogit + 1;
+  return op.has_uniform ? kStates : op.has_probabilities || op.has_entropy ? kMass + 1 : kTargetLogit + 1;
 }
 
 template <class C>
@@ -66,9 +67,17 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
     const C* x = p.in[0] + r * p.step[0];
     const C maximum = max_run<kBytes>(x, n), pivot = pivot_of(maximum);
     states[kMax][r] = maximum;
+    if (call.has_entropy) {
+      for_blocks(n, [&](int64_t i) {
+        counts[i] = exp_term(x[i] - pivot);
+        terms[i] = select_or_zero(counts[i] != 0, counts[i] * (x[i] - pivot));
+      });
+      states[kMoment][r] = sum(terms);
+    }
     states[kTotal][r] =
-        maximum == kInfinity<C>
-            ? count_infinite(x, n, 1)
+        maximum == kInfinity<C> ? count_infinite(x, n, 1)
+        : call.has_entropy
+            ? sum(counts)
             : sum_exponentials<kBytes>(x, n, pivot, [&](int64_t i) { p.prefetch(r * n + i); });
     const C* w = call.weights ? call.weights + p.first : nullptr;
     if (call.has_probabilities) {
@@ -138,6 +147,18 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const* param
     states[kTotal][k] = sum[k];
     states[kTargetLogit][k] = 0;
   }
+  if (call.has_entropy) {
+    for (int64_t k = 0; k < n; ++k) weight[k] = 0;
+    for (int64_t i = 0; i < p.height; ++i) {
+      const C* xi = x + i * p.step[0];
+      SAFEOPS_SIMD
+      for (int64_t k = 0; k < n; ++k) {
+        const C e = exp_term(xi[k] - maximum[k]);
+        weight[k] += select_or_zero(e != 0, e * (xi[k] - maximum[k]));
+      }
+    }
+    for (int64_t k = 0; k < n; ++k) states[kMoment][k] = weight[k];
+  }
   if (call.has_uniform) std::fill_n(states[kMass], n, 0.0);
   for (int64_t k = 0; k < n && infinite != 0; ++k)
     if (maximum[k] == kInfinity<C>) states[kTotal][k] = count_infinite(x + k, p.height, p.step[0]);
@@ -190,6 +211,20 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) into[i][r] += from[i][r];
   }
+}
+
+// The moment about the larger of two maxima: exp(a - larger) (m + (a - larger) total), of both.
+template <class C>
+void merge_moments(int64_t rows, double* const* into, const double* const* from) {
+  SAFEOPS_SIMD
+  for (int64_t r = 0; r < rows; ++r) {
+    const double a = into[kMax][r], b = from[kMax][r], most = a > b ? a : b;
+    const double total = into[kTotal][r], other = from[kTotal][r];
+    const double moment = into[kMoment][r] + select_or_zero(total != 0 && a != most, (a - most) * total);
+    const double other_moment = from[kMoment][r] + select_or_zero(other != 0 && b != most, (b - most) * other);
+    into[kMoment][r] = moment * ratio_of<C>(a, most) + other_moment * ratio_of<C>(b, most);
+  }
+  merge<C, kTargetLogit + 1>(rows, into, from);
 }
 
 }  // namespace

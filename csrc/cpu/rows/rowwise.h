@@ -64,6 +64,10 @@ inline C select_bits_or_zero(BitsOf<C> keep, C x) {
   return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep));
 }
 
+// The first input of a piece as the other loops read it, (height, width), whose lines are `step` apart: dense.
+template <class C>
+using Read = void (*)(const void* op, const C* x, int64_t height, int64_t width, int64_t step, C* to);
+
 // The loops of an op; a loop that it does not need is null. `op` is its data. States, inputs and results per row are
 // arrays with one entry for each row.
 template <class C>
@@ -76,6 +80,7 @@ struct RowLoops {
                           C* const* parameters);
   using Map = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters);
 
+  Read<C> read = nullptr;
   Prepare prepare = nullptr;                  // the caller's inputs per row -> parameters
   Accumulate accumulate_rows = nullptr, accumulate_columns = nullptr;
   FindLost find_lost = nullptr;               // marks in parameters[kRecompute] rows whose sums over- or underflowed

@@ -43,7 +43,7 @@ template <class C>
 struct Rowwise<C>::Scratch {
   alignas(64) C in[kRowInputs][kPieceValues + 64];
   alignas(64) C out[kRowOutputs][kPieceValues + 64];
-  alignas(64) C stage[kPieceValues + 64];
+  alignas(64) C stage[kPieceValues + 64], read[kPieceValues + 64];
   alignas(64) uint8_t mask[kPieceValues + 64], mask_stage[kPieceValues + 64];
   alignas(64) BitsOf<C> keep[kPieceValues + 64];
   alignas(64) double state[kRowStats][kRows], extra[kRowStats][kRows];
@@ -166,6 +166,10 @@ struct Rowwise<C>::Job {
   void load(Scratch& s, int64_t start, bool inputs, Piece<C>& piece) const {
     for (int i = 0; i < r.inputs_ && inputs; ++i)
       piece.in[i] = fetch(r.source_[i], start, piece, s.in[i], s.stage, piece.step[i]);
+    if (loops.read && inputs) {
+      loops.read(op, piece.in[0], piece.height, piece.width, piece.step[0], s.read);
+      piece.in[0] = s.read, piece.step[0] = piece.width;
+    }
     const Source<C>& first = r.source_[0];
     const bool converted = first.kind == Kind::kConvert;
     piece.ahead = converted ? first.data + (start + piece.height * piece.width) * first.element : first.data;

@@ -183,6 +183,23 @@ def validate_reduction(name, input, reduction, denominator, empty):
             check.same_device(name, "input", input, denominator=denominator)
 
 
+def without_weight_0(name, row_weight, mask, input):
+    """The mask of the rows that have a weight."""
+    check.floating(name, "row_weight", row_weight)
+    check.tensor(name, "input", input)
+    rows = row_shape(input)
+    check.broadcasts_to(name, "row_weight", row_weight, "the rows", input, rows)
+    check.mask(name, mask, "the rows", input, rows)
+    check.same_device(name, "input", input, row_weight=row_weight, mask=mask)
+    return kept(mask, row_weight)
+
+
+def weighed(loss, keep, weights, row_weight):
+    """(losses, weights that a mean divides by), both by the rows' weights."""
+    factor = torch.where(keep, row_weight.to(loss.dtype), 0)
+    return loss * factor, factor if weights is None else weights * factor
+
+
 # Both docstrings' text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         weight: (C,) floating tensor, a weight for each class. A row whose class has weight 0 is masked out.

@@ -19,6 +19,7 @@ from safeops.ops.rows.cross_entropy import _cross_entropy
 NAME = "linear_cross_entropy"
 CHUNK = 2**23  # logits at a time
 INF = float("inf")
+AS_THEY_ARE = 1.0, 0.0  # logits: the temperature, and no softcap
 NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
 
 
@@ -193,8 +194,9 @@ def _slopes_by_kernel(g, keep, log_sum, weights, classes, label_smoothing, z_los
 
     def slopes(logits, place, part):
         d_logits, _ = _cross_entropy.backward(
-            g, logits, place, numbers, weight, keep, NO_CLASS, label_smoothing, z_loss, need_input, need_target, partial
-        )
+            g, logits, place, numbers, weight, keep, NO_CLASS, label_smoothing, z_loss, *AS_THEY_ARE, need_input,
+            need_target, partial,
+        )  # fmt: skip
         return d_logits
 
     return slopes

@@ -18,12 +18,18 @@ from safeops.ops.rows._classification import (
     validate_index,
     validate_numbers,
     validate_reduction,
+    weighed,
+    without_weight_0,
 )
+from safeops.ops.rows._logits import as_floats, is_zero, shaped, validate_logits
 
 # ---- definition
 
 
-def define(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
+def define(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0,
+):  # fmt: skip
     """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty."""
     input, dim, has_probabilities = gather_classes(input), class_dim(input), target.is_floating_point()
     dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
@@ -38,14 +44,14 @@ def define(input, target, weight=None, mask=None, ignore_index=-100, label_smoot
         place = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
     else:
         place, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
-    x = torch.where(keep.unsqueeze(dim), x, 0)  # select before arithmetic
+    x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic
     if x.shape[dim] == 0:
         loss = x.sum(dim)  # 0, but in the graph
         loss = loss if not has_probabilities else loss + place.sum(dim)
         loss = loss if weight is None else loss + weight.sum()
     else:
         if not has_probabilities:
-            certain = _certain(x, place, dim) & (label_smoothing == 0) & (z_loss == 0)
+            certain = is_certain(x, place, dim) & (label_smoothing == 0) & (z_loss == 0)
             x = torch.where(certain.unsqueeze(dim), 0, x)
         per_class = None if weight is None else along(weight.to(x.dtype), x, dim)
         loss = _losses(x, place, dim, weights, per_class, label_smoothing, z_loss)
@@ -58,7 +64,7 @@ def along(weight, x, dim):
     return weight.reshape([-1 if d == dim else 1 for d in range(x.dim())])
 
 
-def _certain(x, place, dim):
+def is_certain(x, place, dim):
     """Rows whose class has all the probability: its logit alone is +inf. Their loss and gradient are 0."""
     infinite = x.detach() == float("inf")
     of_class = infinite.gather(dim, place.unsqueeze(dim)).squeeze(dim)
@@ -85,19 +91,14 @@ def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
     return loss
 
 
-def is_zero(number):
-    """False of a tensor, which stands for a number that a trace knows by a symbol."""
-    return not isinstance(number, torch.Tensor) and number == 0
-
-
-def _numbers(input, target, weight, keep, weights, label_smoothing):
+def _numbers(input, target, weight, keep, weights, label_smoothing, temperature, softcap):
     """The numbers of each row that backward needs, in the dtype of the computation (its places: `_count_numbers`).
 
     The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
     part e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (1 - s) w_c q_c, q of a class its one-hot.
     """
     dim, has_probabilities = class_dim(input), target.is_floating_point()
-    x = torch.where(keep.unsqueeze(dim), input.detach(), 0).double()
+    x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
     per_class = torch.ones((), dtype=x.dtype, device=x.device)
     if weight is not None:
         per_class = along(weight.detach().double(), x, dim)
@@ -127,15 +128,17 @@ def _count_numbers(target, weight, label_smoothing):
     return 2 + (target.is_floating_point() or (weight is not None and smooth)) + smooth
 
 
-def _composite(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
-    loss, keep, weights = define(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
-    return loss, keep, weights, _numbers(input, target, weight, keep, weights, label_smoothing)
+def _composite(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, *shape_of_logits
+):
+    loss, keep, weights = define(input, target, weight, mask, ignore_index, label_smoothing, z_loss, *shape_of_logits)
+    return loss, keep, weights, _numbers(input, target, weight, keep, weights, label_smoothing, *shape_of_logits)
 
 
 # ---- op
 
 
-def _fake(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
+def _fake(input, target, weight, mask, ignore_index, label_smoothing, *_):
     shape, has_probabilities = row_shape(input), target.is_floating_point()
     dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
     weighted = weight is not None and not has_probabilities
@@ -160,7 +163,8 @@ def _fake_backward(grad, input, target, *options):
 _forward = declare_raw(
     "_cross_entropy",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
-    "float label_smoothing=0.0, float z_loss=0.0) -> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers)",
+    "float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0) "
+    "-> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers)",
     fake=_fake,
     composite=_composite,
     triton="rows.cross_entropy.cross_entropy",
@@ -168,8 +172,8 @@ _forward = declare_raw(
 _backward = declare_raw(
     "_cross_entropy_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, Tensor? mask=None, "
-    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, bool need_input=True, "
-    "bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: of some of the classes
+    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
+    "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: some classes
     fake=_fake_backward,
     triton="rows.cross_entropy_backward.cross_entropy_backward",
 )
@@ -188,9 +192,12 @@ class CrossEntropy(Classification):
     saved = slice(3, 4)
     compiled = ("cpu", "cuda")
 
-    def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss):
+    def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap):
+        options = ignore_index, label_smoothing, z_loss
+        if softcap is not None or temperature.__class__ is not float or temperature != 1.0:
+            options += as_floats(self.name, temperature, softcap)
         if is_watched(input):
-            return False, (input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+            return False, (input, target, weight, mask, *options)
         if target.dtype not in INDICES[:2]:
             if target.dtype == torch.uint8:
                 target = target.to(torch.int32)
@@ -198,10 +205,12 @@ class CrossEntropy(Classification):
                 return False, ()
         plain = label_smoothing.__class__ is float and z_loss.__class__ is float and ignore_index.__class__ is int
         if not (plain and 0 <= label_smoothing <= 1 and 0 <= z_loss <= LARGEST):
-            self.validate(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
-        return True, (input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+            self.validate(input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap)
+        return True, (input, target, weight, mask, *options)
 
-    def validate(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss):
+    def validate(
+        self, input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature=1.0, softcap=None
+    ):
         name = self.name
         self.validate_input(input, target)
         validate_index(name, ignore_index)
@@ -223,20 +232,23 @@ class CrossEntropy(Classification):
                 raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")
         self.validate_common(input, target, weight, mask, ignore_index)
         validate_numbers(name, label_smoothing, z_loss)
+        validate_logits(name, temperature, softcap)
 
-    def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss):
+    def validate_operands(self, *operands):
+        *arguments, temperature, softcap = operands
+        self.validate(*arguments, temperature, softcap or None)
+
+    def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss, *shape_of_logits):
         """Check the options of a module's constructor."""
         validate_options(name, reduction, empty)
         validate_index(name, ignore_index)
         validate_numbers(name, label_smoothing, z_loss)
+        if shape_of_logits:
+            validate_logits(name, *shape_of_logits)
 
     def gradients(self, grad, needs, operands, results):
-        input, target, weight, mask, ignore_index, label_smoothing, z_loss = operands
-        need_input, need_target, *_ = needs
-        return self.backward(
-            grad, input, target, results.numbers, weight, mask, ignore_index, label_smoothing, z_loss, need_input,
-            need_target,
-        )  # fmt: skip
+        input, target, *rest = operands
+        return self.backward(grad, input, target, results.numbers, *rest, *needs[:2])
 
 
 _cross_entropy = CrossEntropy("cross_entropy", "CrossEntropyLoss", _forward, _backward, define)
@@ -247,13 +259,13 @@ _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([
 
 @_cross_entropy.public(
     '(Tensor input, Tensor target, *, Tensor? weight=None, Tensor? mask=None, str reduction="mean", '
-    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, Tensor? denominator=None, "
-    'str empty="zero") -> Tensor',
+    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, Tensor? row_weight=None, "
+    'float temperature=1.0, float? softcap=None, Tensor? denominator=None, str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
 def cross_entropy(
     input, target, *, weight=None, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    denominator=None, empty="zero",
+    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
 ):  # fmt: skip
     """-log softmax(input) at the class `target`, of each row; the mean over the kept rows.
 
@@ -276,6 +288,10 @@ def cross_entropy(
             probabilities, floating, of `input`'s shape. Probabilities are differentiable.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
         z_loss: factor of the squared logsumexp, at least 0.
+        row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
+            by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable.
+        temperature: divides the logits, above 0.
+        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
         {arguments}
 
     Example:
@@ -284,6 +300,12 @@ def cross_entropy(
         tensor(0.2395)
     """
     validate_reduction("cross_entropy", input, reduction, denominator, empty)
-    loss, keep, weights = _cross_entropy.call(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+    if row_weight is not None:
+        mask = without_weight_0("cross_entropy", row_weight, mask, input)
+    loss, keep, weights = _cross_entropy.call(
+        input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
+    )
     per_row = None if weight is None or target.is_floating_point() else weights
+    if row_weight is not None:
+        loss, per_row = weighed(loss, keep, per_row, row_weight)
     return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)

@@ -1,0 +1,34 @@
+"""token_log_probs: of each row the log probability of its class, the entropy and the logsumexp, by the kernels of
+cross_entropy: its loss is minus the first, and the sum that the entropy needs is one more of the same pass."""
+
+import torch
+
+from .cross_entropy import prepare
+from .cross_entropy_backward import OPTIONS, check_stats
+from .cross_entropy_backward import prepare as prepare_backward
+from .logits import logits_numbers
+from .plan import launch
+
+
+def token_log_probs(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
+    results, plan, constants, options = prepare(input, target, None, mask, False, temperature, softcap, entropy=True)
+    rows, _, _, row_stats = results
+    if rows.numel():
+        floats = 0.0, 0.0, ignore_index, *logits_numbers(temperature, softcap)
+        launch("token_log_probs", *plan, floats, constants, **options)
+    return rows, row_stats
+
+
+def token_log_probs_backward(
+    grad, input, target, row_stats, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0
+):
+    dx = torch.empty_like(input)
+    check_stats(row_stats, 3, input)
+    if input.numel():
+        grad = grad.contiguous()  # three numbers of each row
+        plan, constants = prepare_backward(
+            grad[0], input, target, row_stats[0], None, mask, False, False, dx, None, temperature, softcap, entropy=True
+        )
+        floats = 0.0, 0.0, ignore_index, *logits_numbers(temperature, softcap)
+        launch("token_log_probs_backward", *plan, floats, constants, **OPTIONS)
+    return dx

@@ -1,0 +1,40 @@
+"""Logits as a loss reads them: softcap tanh(x / softcap), then over the temperature."""
+
+import torch
+
+from safeops.core import check
+from safeops.core.dtypes import LARGEST, SMALLEST
+
+
+def is_zero(number):
+    """False of a tensor, which stands for a number that a trace knows by a symbol."""
+    return not isinstance(number, torch.Tensor) and number == 0
+
+
+def shaped(x, temperature, softcap):
+    """softcap: 0 is none. A class of -inf does not exist, and stays at -inf."""
+    if not is_zero(softcap):
+        x = torch.where(x == float("-inf"), float("-inf"), softcap * torch.tanh(x / softcap))
+    return x if is_zero(temperature - 1) else x / temperature
+
+
+def slope_of_shape(x, temperature, softcap):
+    """The derivative of `shaped`."""
+    return (1 - torch.tanh(x / softcap).square() if softcap else 1) / temperature
+
+
+def as_floats(name, temperature, softcap):
+    """Both as the raw ops take them."""
+    if temperature.__class__ is not float or not SMALLEST <= temperature <= LARGEST:
+        validate_logits(name, temperature, None)
+        temperature = float(temperature) if temperature.__class__ is int else temperature
+    if softcap is None:
+        return temperature, 0.0
+    validate_logits(name, 1.0, softcap)
+    return temperature, float(softcap) if softcap.__class__ is int else softcap
+
+
+def validate_logits(name, temperature, softcap):
+    for key, value in {"temperature": temperature, "softcap": softcap}.items():
+        if key == "temperature" or value is not None:
+            check.number(name, key, value, above=0, maximum=LARGEST)

@@ -1,0 +1,96 @@
+"""token_log_probs and its backward, and cross_entropy of capped logits, against the definitions in fp64."""
+
+import pytest
+import torch
+from safeops.kernels.rows import cross_entropy, cross_entropy_backward, token_log_probs
+from safeops.kernels.rows import plan as row
+
+from tests.kernels.interpreted.test_classification import LAYOUTS, example, more_splits, rows_of  # noqa: F401
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill
+from tests.ops import definitions
+
+INF = float("inf")
+SHAPES_OF_LOGITS = {"as they are": (1.0, 0.0), "scaled": (0.5, 0.0), "capped": (0.75, 2.0)}
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept
+
+
+def classes_last(x):
+    return x.movedim(1, -1) if x.dim() > 1 else x
+
+
+def check(x, target, mask, temperature=1.0, softcap=0.0, ignore_index=-100):
+    """of, one by one and together: the gradients of each result."""
+    options = mask, ignore_index, temperature, softcap
+    rows, row_stats = token_log_probs.token_log_probs(x, target, *options)
+    leaf = x.double().requires_grad_()
+    want = torch.stack(
+        definitions.token_log_probs(
+            classes_last(leaf), target, mask=mask, ignore_index=ignore_index, temperature=temperature,
+            softcap=softcap or None,
+        )
+    )  # fmt: skip
+    assert rows.dtype == row_stats.dtype and rows.shape == want.shape
+    if want.numel() == 0:
+        return rows
+    finite = want.detach().nan_to_num(0, 0, 0)
+    close(rows, want.detach(), 10 * (1 + finite.abs().amax()) * torch.ones_like(finite), rows.dtype)
+    for used in ((1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        grad = fill(rows.shape, F32, 9) * torch.tensor(used).reshape(-1, *[1] * (rows.dim() - 1))
+        (slope,) = torch.autograd.grad(want, leaf, grad.double(), retain_graph=True)
+        d = token_log_probs.token_log_probs_backward(grad.to(rows.dtype), x, target, row_stats, *options)
+        assert d.dtype == x.dtype and d.stride() == torch.empty_like(x).stride()
+        close(d, slope, 4 * (grad.abs().max() / temperature) * (1 + finite.abs().amax()), x.dtype)
+    return rows
+
+
+@pytest.mark.parametrize("layout, how", [
+    (layout, how) for layout in LAYOUTS for how in SHAPES_OF_LOGITS
+    if how == "capped" or layout in ("rows", "long rows", "images")
+])  # fmt: skip
+def test_layouts(layout, how):
+    x, target, options = example(layout)
+    check(x, target, options["mask"], *SHAPES_OF_LOGITS[how])
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F64])
+def test_dtypes(dtype):
+    x, target, options = example("long rows", dtype)
+    check(x, target, options["mask"], 0.75, 2.0)
+    x, target, options = example("images", dtype)
+    check(x, target, options["mask"])
+
+
+@pytest.mark.parametrize("layout", ["rows", "long rows", "long columns"])
+def test_classes_that_do_not_exist_and_infinite_logits(layout):
+    x, target, options = example(layout)
+    x.movedim(1, -1)[..., 1:4] = -INF  # (and the own class of some)
+    check(x, target, options["mask"])
+    check(x, target, options["mask"], 0.5, 3.0)
+    x[0] = -INF
+    x.view(x.shape[0], x.shape[1], -1)[1, 2] = INF  # of one row its own class's, of others no number
+    check(x, target, options["mask"])
+
+
+def test_a_long_row_in_many_tiles(monkeypatch):
+    monkeypatch.setattr(row.tiling, "POLICY", row.tiling.POLICY._replace(blocks=1))
+    x = fill((2, 300_000), F32, 1) * 4
+    check(x, torch.tensor([7, 299_999]), None)
+
+
+@pytest.mark.parametrize("layout", ["rows", "long rows", "images", "odd images"])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_cross_entropy_of_capped_logits(layout, probabilities):
+    x, target, options = example(layout, probabilities=probabilities, weight=True)
+    weight, mask = options["weight"], options["mask"]
+    numbers = weight, mask, -100, 0.25, 0.125, 0.75, 2.0
+    loss, keep, _, row_stats = cross_entropy.cross_entropy(x, target, *numbers)
+    leaves = [t.double().requires_grad_() for t in (x, target) if t.is_floating_point()]
+    want = definitions.cross_entropy(
+        *leaves, *(() if probabilities else (target,)), weight=weight.double(), mask=mask, reduction="none",
+        label_smoothing=0.25, z_loss=0.125, temperature=0.75, softcap=2.0,
+    )  # fmt: skip
+    close(loss, want.detach(), 10 * (1 + want.detach().abs().max()) * torch.ones_like(want), loss.dtype)
+    grad = torch.where(keep, fill(rows_of(x.shape), F32, 9), 0)
+    result = cross_entropy_backward.cross_entropy_backward(grad, x, target, row_stats, *numbers, True, probabilities)
+    for d, slope in zip(result, torch.autograd.grad(want, leaves, grad.double())):
+        close(d, slope, 4 * slope.abs().max() + grad.abs().max(), d.dtype)
