@@ -89,7 +89,7 @@ def cross_entropy_backward_kernel(
         if x is not None:
             p = exponential(v - high)  # p_c exp(low)
             if config.ENTROPY:  # (log p_c of a class without a share is -inf)
-                factor = tl.where(p == 0, 0.0, factor - of_entropy * ((v - high) - offset))
+                factor -= tl.where(p == 0, 0.0, of_entropy * ((v - high) - offset))
             value = factor * p  # g (k + 2 z L) p_c
             if SMOOTH:
                 value -= tl.where(v != float("-inf"), even * per_class, 0.0)  # g e w_c

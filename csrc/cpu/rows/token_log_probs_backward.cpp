@@ -31,11 +31,11 @@ void prepare(const void*, int64_t rows, const double* const* row_inputs, C* cons
   }
 }
 
-// A class without a share (log p_c is -inf) has no gradient.
+// (log p_c of a class without a share is -inf.)
 template <class C>
 inline C slope(C x, C high, C offset, C factor, C entropy) {
   const C above = x - high, p = exp_raised<kLowest<C>>(above);
-  return select_or_zero(p != 0, p * (factor - entropy * (above - offset)));
+  return p * (factor - select_or_zero(p != 0, entropy * (above - offset)));
 }
 
 template <class C>

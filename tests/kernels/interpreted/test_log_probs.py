@@ -5,7 +5,13 @@ import torch
 from safeops.kernels.rows import cross_entropy, cross_entropy_backward, token_log_probs
 from safeops.kernels.rows import plan as row
 
-from tests.kernels.interpreted.test_classification import LAYOUTS, example, more_splits, rows_of  # noqa: F401
+from tests.kernels.interpreted.test_classification import (
+    LAYOUTS,
+    example,
+    more_splits,  # noqa: F401  (a fixture)
+    rows_of,
+    variants,
+)
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill
 from tests.ops import definitions
 
@@ -71,10 +77,14 @@ def test_classes_that_do_not_exist_and_infinite_logits(layout):
     check(x, target, options["mask"])
 
 
-def test_a_long_row_in_many_tiles(monkeypatch):
-    monkeypatch.setattr(row.tiling, "POLICY", row.tiling.POLICY._replace(blocks=1))
-    x = fill((2, 300_000), F32, 1) * 4
-    check(x, torch.tensor([7, 299_999]), None)
+@pytest.mark.parametrize("shape", [(1, 2300), (3, 400, 2)], ids=str)
+def test_long_rows_of_which_there_are_enough(shape, monkeypatch):
+    """One block reads all of a row, and flushes its fp32 sums every 16 tiles."""
+    monkeypatch.setattr(row, "COUNTERS", 0)
+    monkeypatch.setitem(LAYOUTS, "many", (shape, None))
+    x, target, options = example("many")
+    check(x, target, options["mask"])
+    assert all(c["LONG"] and not c["SPLIT"] for c in variants())
 
 
 @pytest.mark.parametrize("layout", ["rows", "long rows", "images", "odd images"])
