@@ -47,7 +47,7 @@ def test_any_vocabulary(route, classes):
     log_p = x.log_softmax(-1)
     want = log_p.gather(-1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1), x.logsumexp(-1)
     for one, other in zip(got, want):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(one, other, rtol=3e-5, atol=2e-5)
         grads = [torch.autograd.grad(result.sum(), x, retain_graph=True)[0] for result in (one, other)]
         torch.testing.assert_close(*grads, rtol=1e-4, atol=2e-6)
 
