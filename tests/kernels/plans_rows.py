@@ -1,4 +1,5 @@
-"""The plans of softmax, normalize, cosine_similarity and triplet_margin_loss, both ways, for test_triton_build.py."""
+"""The plans of softmax, normalize, cosine_similarity, lpips_distance and triplet_margin_loss, both ways, for
+test_triton_build.py."""
 
 import re
 
@@ -7,6 +8,7 @@ from safeops.kernels.engine.elementwise import compute_dtype
 from safeops.kernels.rows import backward as rows_backward
 from safeops.kernels.rows import cosine_similarity as cosine
 from safeops.kernels.rows import forward as rows
+from safeops.kernels.rows import lpips_distance as lpips
 from safeops.kernels.rows import plan as row
 from safeops.kernels.rows import triplet_margin_loss as triplet
 from safeops.kernels.rows import triplet_margin_loss_backward as triplet_backward
@@ -58,6 +60,19 @@ def cosines_backward(x, y, dim=-1):
     return row.plan(
         cosine.COSINE_BACKWARD, (x, y, *statistics, *outputs), (2, 3, 4, 5), x.shape, dim, compute, phases=row.MAP
     )
+
+
+def distances(x, weight=None, keep=None):
+    """x: the features of a layer, (N, C, H, W)."""
+    _, plan, options = lpips.prepare(x, x, weight, keep)
+    return row.plan(*plan, **options)
+
+
+def distances_backward(x, weight=None):
+    results, _, _ = lpips.prepare(x, x, weight, None)
+    grad = meta((), F32).expand(results[0].shape)
+    _, plan, options = lpips.prepare_backward(grad, x, x, weight, results, (True, False))
+    return row.plan(*plan, **options)
 
 
 def triplets(x, swap=False, keep=None):
@@ -114,6 +129,16 @@ def cases():
         results[f"aligned cosine broadcast {name}"] = cosines(x, expanded)
         results[f"aligned cosine_backward broadcast {name}"] = cosines_backward(x, expanded)
         results[f"general cosine transposed {name}"] = cosines(x, across)
+        for which, shape, order in (
+            ("", (64, 64, 64, 64), None), (" few", (64, 4, 64, 64), None), (" many", (64, 512, 32, 32), None),
+            (" in parts", (64, 4096, 8, 8), None), (" last", (64, 256, 32, 32), torch.channels_last),
+        ):  # fmt: skip
+            layer = meta(shape, dtype).to(memory_format=order or torch.contiguous_format)
+            weight, seen = meta((shape[1], 1, 1), F32), meta((shape[0], 1, *shape[2:]), torch.bool)
+            results[f"aligned lpips{which} {name}"] = distances(layer, weight, seen)
+            results[f"aligned lpips_backward{which} {name}"] = distances_backward(layer, weight)
+        results[f"general lpips {name}"] = distances(meta((64, 512, 7, 7), dtype))
+        results[f"general lpips_backward {name}"] = distances_backward(meta((64, 512, 7, 7), dtype))
         results[f"aligned triplet swap {name}"] = triplets(x, True, meta((8192,), torch.bool))
         results[f"aligned triplet_backward swap {name}"] = triplets_backward(x, True)
         results[f"aligned triplet few long {name}"] = triplets(long, True)
@@ -122,7 +147,7 @@ def cases():
         results[f"general triplet odd {name}"] = triplets(odd)
         results[f"general triplet_backward odd {name}"] = triplets_backward(odd)
         results[f"general cosine_backward transposed {name}"] = cosines_backward(x, across)
-    rare = re.compile(r".*(triplet|longest|many long|columns|2\^33|odd|broadcast| rows|normalize).* float32")
+    rare = re.compile(r".*(triplet|longest|many long|columns|2\^33|odd|broadcast|lpips| rows|normalize).* float32")
     return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
@@ -138,3 +163,4 @@ def covered(plans):
             assert {(kernel, op, True, False), (kernel, op, False, False), (kernel, op, False, True)} <= seen
     for kernel in ("cosine_kernel", "triplet_kernel"):
         assert {(kernel, None, True, False), (kernel, None, False, True)} <= seen
+    assert {("lpips_kernel", None, True, None), ("lpips_kernel", None, False, None)} <= seen
