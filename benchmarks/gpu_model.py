@@ -40,7 +40,7 @@ REGISTERS = 65536
 # Arguments that are written; of those that are no operands, all are.
 WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
-    "cosine_kernel": ("out", "first", "second"),
+    "cosine_kernel": ("loss", "out", "first", "second"),
     "lpips_kernel": ("out", "product", "first", "second"),
     "triplet_kernel": ("loss", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "row_stats"),

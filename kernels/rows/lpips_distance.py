@@ -21,7 +21,7 @@ from ..engine.tensors import like
 from ..engine.tile import fetch, in_batch, store, within
 from .cosine_similarity import cosine_tile, empty_state, merge, widened
 from .plan import ALONE, MAP, floor, launch, with_one_per_row
-from .row import TileConfig, at_most, declare, divisor, inverse, one_per_row, part_of, scaled_squares, tile_at, times
+from .row import TileConfig, at_most, declare, divisor, one_per_row, part_of, scaled_squares, tile_at, unit_vector
 
 
 @triton.jit
@@ -35,12 +35,6 @@ def unit_rows(x, eps, ACROSS: tl.constexpr):
     unit, x, squares = scaled_squares(x, ACROSS)
     root = rounded_root(squares)
     return x * rounded_quotient(1.0, divisor(root, unit, eps)), norm_of(root, unit)
-
-
-@triton.jit
-def unit_vector(x, norm, eps, C: tl.constexpr):
-    """x / |x|. What has the norm 0 is all zeros, or is not kept."""
-    return tl.where(norm == 0, 0.0, times(x, inverse(norm, eps, C)))
 
 
 @triton.jit

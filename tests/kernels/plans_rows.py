@@ -6,6 +6,7 @@ import re
 import torch
 from safeops.kernels.engine.elementwise import compute_dtype
 from safeops.kernels.rows import backward as rows_backward
+from safeops.kernels.rows import cosine_embedding_loss as embedding
 from safeops.kernels.rows import cosine_similarity as cosine
 from safeops.kernels.rows import forward as rows
 from safeops.kernels.rows import lpips_distance as lpips
@@ -48,8 +49,9 @@ def backward(op, x, mask=None, dim=-1, grad=None):
 
 def cosines(x, y, dim=-1):
     dim %= x.dim()
-    tensors = (x, y, number(x, dim, compute_dtype(x, y)), number(x, dim), number(x, dim))
-    return row.plan(cosine.COSINE, tensors, (2, 3, 4), x.shape, dim, compute_dtype(x, y), phases=row.SUM, partials=5)
+    tensors = (x, y, None, None, None, number(x, dim, compute_dtype(x, y)), number(x, dim), number(x, dim))
+    compute = compute_dtype(x, y)
+    return row.plan(cosine.COSINE, tensors, cosine.PER_ROW, x.shape, dim, compute, phases=row.SUM, partials=5)
 
 
 def cosines_backward(x, y, dim=-1):
@@ -57,9 +59,21 @@ def cosines_backward(x, y, dim=-1):
     compute = compute_dtype(x, y)
     outputs = (torch.empty_like(t) if 0 not in t.stride() else meta(t.shape, compute) for t in (x, y))
     statistics = (number(x, dim, compute), number(x, dim, compute), number(x, dim), number(x, dim))
-    return row.plan(
-        cosine.COSINE_BACKWARD, (x, y, *statistics, *outputs), (2, 3, 4, 5), x.shape, dim, compute, phases=row.MAP
-    )
+    tensors = (x, y, None, *statistics, *outputs)
+    return row.plan(cosine.COSINE_BACKWARD, tensors, cosine.BACKWARD_PER_ROW, x.shape, dim, compute, phases=row.MAP)
+
+
+def embeddings(x, keep=None, dtype=torch.int64):
+    _, plan, options = embedding.prepare(x, x, meta(x.shape[:-1], dtype), keep)
+    return row.plan(*plan, **options)
+
+
+def embeddings_backward(x, dtype=torch.int64):
+    rows = meta(x.shape[:-1], F64)
+    grad = meta((), F32).expand(rows.shape)
+    row_stats = meta(rows.shape, compute_dtype(x)), rows, rows
+    _, plan, options = embedding.prepare_backward(grad, (x, x), meta(rows.shape, dtype), row_stats, (True, True))
+    return row.plan(*plan, **options)
 
 
 def distances(x, weight=None, keep=None):
@@ -128,6 +142,12 @@ def cases():
         results[f"aligned cosine_backward channels {name}"] = cosines_backward(channels, channels, 1)
         results[f"aligned cosine broadcast {name}"] = cosines(x, expanded)
         results[f"aligned cosine_backward broadcast {name}"] = cosines_backward(x, expanded)
+        results[f"aligned embedding {name}"] = embeddings(x, meta((8192,), torch.bool))
+        results[f"aligned embedding few long {name}"] = embeddings(long, None, dtype)
+        results[f"aligned embedding channels {name}"] = embeddings(channels.mT)
+        results[f"aligned embedding_backward {name}"] = embeddings_backward(x)
+        results[f"general embedding odd {name}"] = embeddings(odd)
+        results[f"general embedding_backward odd {name}"] = embeddings_backward(odd, dtype)
         results[f"general cosine transposed {name}"] = cosines(x, across)
         for which, shape, order in (
             ("", (64, 64, 64, 64), None), (" few", (64, 4, 64, 64), None), (" many", (64, 512, 32, 32), None),
@@ -147,7 +167,9 @@ def cases():
         results[f"general triplet odd {name}"] = triplets(odd)
         results[f"general triplet_backward odd {name}"] = triplets_backward(odd)
         results[f"general cosine_backward transposed {name}"] = cosines_backward(x, across)
-    rare = re.compile(r".*(triplet|longest|many long|columns|2\^33|odd|broadcast|lpips| rows|normalize).* float32")
+    rare = re.compile(
+        r".*(triplet|longest|many long|columns|2\^33|odd|broadcast|lpips|embedding| rows|normalize).* float32"
+    )
     return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
