@@ -7,6 +7,7 @@ from safeops.core.definitions import kept
 from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Composed, Op
+from safeops.core.symbolic import symbolic
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, one_a_row, validate, vectors
 from safeops.ops.rows.cosine_similarity import _cosine_similarity, cosine_similarity
 
@@ -66,7 +67,7 @@ class Rows(Op):
     compiled = ()
 
     def prepare(self, input1, input2, target, keep, margin):
-        plain = margin.__class__ in (int, float) and abs(margin) <= LARGEST
+        plain = not symbolic(margin) and abs(margin) <= LARGEST
         return plain and target.dtype in SIGNED, (input1, input2, target, keep, margin)
 
     def validate(self, *arguments):
