@@ -40,13 +40,14 @@ REGISTERS = 65536
 # Arguments that are written; of those that are no operands, all are.
 WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
-    "cosine_kernel": ("out", "first", "second"),
+    "cosine_kernel": ("loss", "out", "first", "second"),
+    "lpips_kernel": ("out", "product", "first", "second"),
     "triplet_kernel": ("loss", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "row_stats"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")
-EXTRA = ("used", "origin", "scale", "first", "second", "row_stats")  # what the backward takes
+EXTRA = ("used", "origin", "scale", "product", "first", "second", "row_stats")  # what the backward takes
 
 
 class Load(NamedTuple):

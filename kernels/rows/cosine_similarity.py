@@ -117,17 +117,28 @@ CosineConfig = constants("AXIS WHOLE SPLIT BM BN BS VEC C I")
 
 
 @triton.jit
+def embedding_loss(cosine, target, margin):
+    """1 - cosine where the target is 1, max(cosine - margin, 0) where it is -1, else 0; NaN of NaN."""
+    d = cosine - margin
+    other = tl.where(target == target, 0.0, float("nan")).to(cosine.dtype)
+    apart = tl.where(target == -1, tl.where(d <= 0, 0.0, d), other)
+    return tl.where(target == 1, 1 - cosine, apart)
+
+
+@triton.jit
 def cosine_kernel(
-    x: Operand, y: Operand, out: Operand, first: Operand, second: Operand, partial: tl.pointer_type,
-    counter: tl.pointer_type, eps: tl.float64, space: Space, parts: Parts, config: CosineConfig,
+    x: Operand, y: Operand, target: Operand, keep: Operand, loss: Operand, out: Operand, first: Operand,
+    second: Operand, partial: tl.pointer_type, counter: tl.pointer_type, eps: tl.float64, margin: tl.float64,
+    space: Space, parts: Parts, config: CosineConfig,
 ):  # fmt: skip
-    """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms."""
+    """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms; of a target the loss, too, which is 0 with all
+    others where a row is not kept."""
     I: tl.constexpr = config.I
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
     splits = parts.splits
     split, group, batch, block = part_of(splits, parts.across, I)
-    space = in_batch(space, batch, (x, y, out, first, second))
+    space = in_batch(space, batch, (x, y, target, keep, loss, out, first, second))
     if config.WHOLE:
         state = cosine_tile(x, y, block, 0, space, config)
     else:
@@ -153,27 +164,40 @@ def cosine_kernel(
         value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
         m, n = tile_at(space, block, 0, config)
         inside = one_per_row(space, m, n, config)
-        store(out, space, m, n, value.to(config.C), inside, True)
+        value = value.to(config.C)
+        if target is not None:
+            small = tl.full([1, 1], margin, config.C)
+            result = embedding_loss(value, fetch(target, space, m, n, inside, True), small)
+            if keep is not None:
+                kept = fetch(keep, space, m, n, inside, True) != 0
+                result, value = tl.where(kept, result, 0.0), tl.where(kept, value, 0.0)
+                norm1, norm2 = tl.where(kept, norm1, 0.0), tl.where(kept, norm2, 0.0)
+            store(loss, space, m, n, result, inside, True)
+        store(out, space, m, n, value, inside, True)
         store(first, space, m, n, norm1, inside, True)
         store(second, space, m, n, norm2, inside, True)
 
 
 @triton.jit
 def cosine_backward_kernel(
-    x: Operand, y: Operand, grad: Operand, value: Operand, first: Operand, second: Operand, dx: Operand, dy: Operand,
-    eps: tl.float64, space: Space, parts: Parts, config: TileConfig,
+    x: Operand, y: Operand, target: Operand, grad: Operand, value: Operand, first: Operand, second: Operand,
+    dx: Operand, dy: Operand, eps: tl.float64, margin: tl.float64, space: Space, parts: Parts, config: TileConfig,
 ):  # fmt: skip
     """With u = x / max(|x|, eps), v = y / max(|y|, eps): dx = (v - value u) grad / max(|x|, eps).
 
     No row is summed: a block takes one tile."""
     C: tl.constexpr = config.C
     t, _, batch, block = part_of(parts.tiles, parts.across, config.I)
-    space = in_batch(space, batch, (x, y, grad, value, first, second, dx, dy))
+    space = in_batch(space, batch, (x, y, target, grad, value, first, second, dx, dy))
     m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
     # one number a row: (BM, 1), or of rows across memory (1, BN)
     g = fetch(grad, space, m, n, nowhere, True).to(C)
     c = fetch(value, space, m, n, nowhere, True).to(C)
+    if target is not None:  # the slope of embedding_loss
+        sign = fetch(target, space, m, n, nowhere, True)
+        apart = (sign == -1) & ~(c <= tl.full([1, 1], margin, C))
+        g = tl.where(sign == 1, -g, tl.where(apart, g, 0.0))
     norm1 = fetch(first, space, m, n, nowhere, True)
     norm2 = fetch(second, space, m, n, nowhere, True)
     by1, by2 = inverse(norm1, eps, C), inverse(norm2, eps, C)
@@ -182,6 +206,8 @@ def cosine_backward_kernel(
     edge = within(space, m, n)
     u = times(fetch(x, space, m, n, edge, True).to(C), by1)  # (BM, BN)
     v = times(fetch(y, space, m, n, edge, True).to(C), by2)
+    if target is not None:  # rows that are not kept
+        u, v = tl.where(norm1 == 0, 0.0, u), tl.where(norm2 == 0, 0.0, v)
     if dx is not None:
         store(dx, space, m, n, times(v - c1 * u, (g * by1[0], by1[1])), edge, True)
     if dy is not None:
@@ -190,6 +216,7 @@ def cosine_backward_kernel(
 
 COSINE = declare(cosine_kernel)
 COSINE_BACKWARD = declare(cosine_backward_kernel)
+PER_ROW, BACKWARD_PER_ROW = tuple(range(2, 8)), tuple(range(2, 7))
 
 
 def cosine_similarity(x1, x2, dim=-1, eps=None):
@@ -200,8 +227,8 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
     norm1, norm2 = empty(rows, torch.float64, device), empty(rows, torch.float64, device)
     if value.numel():
         launch(
-            "cosine_similarity", COSINE, (x1, x2, value, norm1, norm2), (2, 3, 4), shape, dim, compute,
-            (floor(eps, compute),), phases=SUM, partials=5,
+            "cosine_similarity", COSINE, (x1, x2, None, None, None, value, norm1, norm2), PER_ROW, shape, dim, compute,
+            (floor(eps, compute), 0.0), phases=SUM, partials=5,
         )  # fmt: skip
     return value.squeeze(dim) if shape else value, norm1, norm2
 
@@ -218,7 +245,7 @@ def cosine_similarity_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=No
     )
     if prod(shape) and (need_x1 or need_x2):
         launch(
-            "cosine_similarity_backward", COSINE_BACKWARD, (x1, x2, grad, value, norm1, norm2, dx1, dx2),
-            (2, 3, 4, 5), shape, dim, compute, (floor(eps, compute_dtype(x1, x2)),), phases=MAP,
+            "cosine_similarity_backward", COSINE_BACKWARD, (x1, x2, None, grad, value, norm1, norm2, dx1, dx2),
+            BACKWARD_PER_ROW, shape, dim, compute, (floor(eps, compute_dtype(x1, x2)), 0.0), phases=MAP,
         )  # fmt: skip
     return tuple(x1.new_empty(0, dtype=dtype) if dx is None else dx for dx, dtype in zip((dx1, dx2), dtypes))

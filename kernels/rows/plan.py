@@ -30,8 +30,9 @@ PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
 FEWEST = 16  # neighbours that make a group of their own
 # phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one
-# result a row, which depends on one element of it
-MAP, SUM, SUM_AND_WRITE, PICK = range(4)
+# result a row, which depends on one element of it; one result a row, of which one block has the whole
+MAP, SUM, SUM_AND_WRITE, PICK, ALONE = range(5)
+UNSHARED = MAP, PICK, ALONE  # no row by several blocks, which would gather what they have
 PEELED_REGISTERS = 64  # at most, for four blocks to a multiprocessor
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
@@ -93,7 +94,7 @@ def split_rows(tiles, groups, phases, per_row_math):
     per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
     policy = tiling.POLICY
     counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
-    if phases in (MAP, PICK) or counters > COUNTERS:
+    if phases in UNSHARED or counters > COUNTERS:
         return 1, tiles
     return tiling.split_tiles(
         tiles, groups, policy._replace(blocks=policy.blocks // phases // (4 if per_row_math else 1))
@@ -205,7 +206,7 @@ def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), c
 
     launch_plan = cached_plan(key, build, device)
     if launch_plan.grid[0]:
-        scratch = () if options.get("phases") in (MAP, PICK) else tiling.workspace(launch_plan, device)
+        scratch = () if options.get("phases") in UNSHARED else tiling.workspace(launch_plan, device)
         launch_plan((*tensors, *scratch), addresses, *map(float, floats))
 
 

@@ -99,6 +99,12 @@ def times(x, by):
 
 
 @triton.jit
+def unit_vector(x, norm, eps, C: tl.constexpr):
+    """x / max(norm, eps). What has the norm 0 is all zeros, or is not kept."""
+    return tl.where(norm == 0, 0.0, times(x, inverse(norm, eps, C)))
+
+
+@triton.jit
 def divisor(root, unit, eps):
     """The number by which x / unit is divided to be x / max(root unit, eps), root unit the norm; 1 where that is 0."""
     small = tl.full([1, 1], eps, root.dtype) * reciprocal(unit).to(root.dtype)

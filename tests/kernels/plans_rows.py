@@ -1,12 +1,15 @@
-"""The plans of softmax, normalize, cosine_similarity and triplet_margin_loss, both ways, for test_triton_build.py."""
+"""The plans of softmax, normalize, cosine_similarity, lpips_distance and triplet_margin_loss, both ways, for
+test_triton_build.py."""
 
 import re
 
 import torch
 from safeops.kernels.engine.elementwise import compute_dtype
 from safeops.kernels.rows import backward as rows_backward
+from safeops.kernels.rows import cosine_embedding_loss as embedding
 from safeops.kernels.rows import cosine_similarity as cosine
 from safeops.kernels.rows import forward as rows
+from safeops.kernels.rows import lpips_distance as lpips
 from safeops.kernels.rows import plan as row
 from safeops.kernels.rows import triplet_margin_loss as triplet
 from safeops.kernels.rows import triplet_margin_loss_backward as triplet_backward
@@ -46,8 +49,9 @@ def backward(op, x, mask=None, dim=-1, grad=None):
 
 def cosines(x, y, dim=-1):
     dim %= x.dim()
-    tensors = (x, y, number(x, dim, compute_dtype(x, y)), number(x, dim), number(x, dim))
-    return row.plan(cosine.COSINE, tensors, (2, 3, 4), x.shape, dim, compute_dtype(x, y), phases=row.SUM, partials=5)
+    tensors = (x, y, None, None, None, number(x, dim, compute_dtype(x, y)), number(x, dim), number(x, dim))
+    compute = compute_dtype(x, y)
+    return row.plan(cosine.COSINE, tensors, cosine.PER_ROW, x.shape, dim, compute, phases=row.SUM, partials=5)
 
 
 def cosines_backward(x, y, dim=-1):
@@ -55,9 +59,34 @@ def cosines_backward(x, y, dim=-1):
     compute = compute_dtype(x, y)
     outputs = (torch.empty_like(t) if 0 not in t.stride() else meta(t.shape, compute) for t in (x, y))
     statistics = (number(x, dim, compute), number(x, dim, compute), number(x, dim), number(x, dim))
-    return row.plan(
-        cosine.COSINE_BACKWARD, (x, y, *statistics, *outputs), (2, 3, 4, 5), x.shape, dim, compute, phases=row.MAP
-    )
+    tensors = (x, y, None, *statistics, *outputs)
+    return row.plan(cosine.COSINE_BACKWARD, tensors, cosine.BACKWARD_PER_ROW, x.shape, dim, compute, phases=row.MAP)
+
+
+def embeddings(x, keep=None, dtype=torch.int64):
+    _, plan, options = embedding.prepare(x, x, meta(x.shape[:-1], dtype), keep)
+    return row.plan(*plan, **options)
+
+
+def embeddings_backward(x, dtype=torch.int64):
+    rows = meta(x.shape[:-1], F64)
+    grad = meta((), F32).expand(rows.shape)
+    row_stats = meta(rows.shape, compute_dtype(x)), rows, rows
+    _, plan, options = embedding.prepare_backward(grad, (x, x), meta(rows.shape, dtype), row_stats, (True, True))
+    return row.plan(*plan, **options)
+
+
+def distances(x, weight=None, keep=None):
+    """x: the features of a layer, (N, C, H, W)."""
+    _, plan, options = lpips.prepare(x, x, weight, keep)
+    return row.plan(*plan, **options)
+
+
+def distances_backward(x, weight=None):
+    results, _, _ = lpips.prepare(x, x, weight, None)
+    grad = meta((), F32).expand(results[0].shape)
+    _, plan, options = lpips.prepare_backward(grad, x, x, weight, results, (True, False))
+    return row.plan(*plan, **options)
 
 
 def triplets(x, swap=False, keep=None):
@@ -113,7 +142,23 @@ def cases():
         results[f"aligned cosine_backward channels {name}"] = cosines_backward(channels, channels, 1)
         results[f"aligned cosine broadcast {name}"] = cosines(x, expanded)
         results[f"aligned cosine_backward broadcast {name}"] = cosines_backward(x, expanded)
+        results[f"aligned embedding {name}"] = embeddings(x, meta((8192,), torch.bool))
+        results[f"aligned embedding few long {name}"] = embeddings(long, None, dtype)
+        results[f"aligned embedding channels {name}"] = embeddings(channels.mT)
+        results[f"aligned embedding_backward {name}"] = embeddings_backward(x)
+        results[f"general embedding odd {name}"] = embeddings(odd)
+        results[f"general embedding_backward odd {name}"] = embeddings_backward(odd, dtype)
         results[f"general cosine transposed {name}"] = cosines(x, across)
+        for which, shape, order in (
+            ("", (64, 64, 64, 64), None), (" few", (64, 4, 64, 64), None), (" many", (64, 512, 32, 32), None),
+            (" in parts", (64, 4096, 8, 8), None), (" last", (64, 256, 32, 32), torch.channels_last),
+        ):  # fmt: skip
+            layer = meta(shape, dtype).to(memory_format=order or torch.contiguous_format)
+            weight, seen = meta((shape[1], 1, 1), F32), meta((shape[0], 1, *shape[2:]), torch.bool)
+            results[f"aligned lpips{which} {name}"] = distances(layer, weight, seen)
+            results[f"aligned lpips_backward{which} {name}"] = distances_backward(layer, weight)
+        results[f"general lpips {name}"] = distances(meta((64, 512, 7, 7), dtype))
+        results[f"general lpips_backward {name}"] = distances_backward(meta((64, 512, 7, 7), dtype))
         results[f"aligned triplet swap {name}"] = triplets(x, True, meta((8192,), torch.bool))
         results[f"aligned triplet_backward swap {name}"] = triplets_backward(x, True)
         results[f"aligned triplet few long {name}"] = triplets(long, True)
@@ -122,7 +167,9 @@ def cases():
         results[f"general triplet odd {name}"] = triplets(odd)
         results[f"general triplet_backward odd {name}"] = triplets_backward(odd)
         results[f"general cosine_backward transposed {name}"] = cosines_backward(x, across)
-    rare = re.compile(r".*(triplet|longest|many long|columns|2\^33|odd|broadcast| rows|normalize).* float32")
+    rare = re.compile(
+        r".*(triplet|longest|many long|columns|2\^33|odd|broadcast|lpips|embedding| rows|normalize).* float32"
+    )
     return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
@@ -138,3 +185,4 @@ def covered(plans):
             assert {(kernel, op, True, False), (kernel, op, False, False), (kernel, op, False, True)} <= seen
     for kernel in ("cosine_kernel", "triplet_kernel"):
         assert {(kernel, None, True, False), (kernel, None, False, True)} <= seen
+    assert {("lpips_kernel", None, True, None), ("lpips_kernel", None, False, None)} <= seen

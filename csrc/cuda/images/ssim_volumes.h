@@ -10,7 +10,8 @@ namespace safeops::cuda {
 struct Outputs;  // sums.cuh
 
 void ssim_of_volumes(const Outputs& outputs, const Tensor& input, const Tensor& target,
-                     const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info);
+                     const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info,
+                     const Halves& halves);
 void ssim_of_volumes_backward(const Gradients& to, const Tensor& input, const Tensor& target,
                               const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info);
 

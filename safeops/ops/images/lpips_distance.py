@@ -5,14 +5,79 @@ import torch.nn.functional as F
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import Composed
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Composed, Op
 from safeops.ops.images._image import ARGUMENTS, finish
 from safeops.ops.reductions.masked_sum_of_squares import _masked_sum_of_squares, masked_sum_of_squares
 from safeops.ops.rows.normalize import _normalize, normalize
 
 NAME = "lpips_distance"
 
+# ---- definition, of a layer
+
+
+def definition(input, target, weight=None, keep=None):
+    """The distance at each position, (N, 1, H, W). weight: (C, 1, 1). keep: bool, which positions exist; None: all."""
+    compute = compute_dtype(input.dtype, target.dtype)
+    if keep is not None:
+        input, target = torch.where(keep, input, 0), torch.where(keep, target, 0)
+    u, v = (normalize(f.to(compute), dim=1) for f in (input, target))
+    return masked_sum_of_squares(u - v, dim=1, keepdim=True, weight=weight)
+
+
+# ---- op
+
+
+def _fake(input, target, weight=None, keep=None):
+    compute = compute_dtype(input.dtype, target.dtype)
+    dtypes = compute, compute, torch.float64, torch.float64
+    return tuple(input.new_empty((input.shape[0], 1, *input.shape[2:]), dtype=dtype) for dtype in dtypes)
+
+
+_forward = declare_raw(
+    "_lpips_distance",
+    "(Tensor input, Tensor target, Tensor? weight=None, Tensor? keep=None) -> "
+    "(Tensor value, Tensor product, Tensor norm0, Tensor norm1)",
+    fake=_fake,
+    triton="rows.lpips_distance.lpips_distance",
+)
+_backward = declare_raw(
+    "_lpips_distance_backward",
+    "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor value, Tensor product, Tensor norm0, "
+    "Tensor norm1, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
+    fake=lambda grad, *rest: tuple(
+        like(x, x.shape, x.dtype) if need else x.new_empty(0) for x, need in zip(rest[:2], rest[-2:])
+    ),
+    triton="rows.lpips_distance.lpips_distance_backward",
+)
+
+# ---- record
+
+
+class Layer(Op):
+    """The distances of a layer. It bears the function's name, whose record takes its place in the registry: what fails
+    is the function. The kernels are CUDA's; on the CPU the definition is taken, whose parts have kernels."""
+
+    differentiable, constant = (0, 1), slice(2, 3)  # weight
+    saved = slice(0, None)
+    compiled = ()
+
+    def prepare(self, input, target, weight, keep):
+        compute = compute_dtype(input.dtype, target.dtype)
+        takes = weight is None or compute_dtype(weight.dtype, compute) == compute
+        return takes, (input, target, weight, keep)
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def gradients(self, grad, needs, operands, results):
+        return self.backward(grad, *operands[:3], *results, *needs[:2])
+
+
+_apart = Layer(NAME, _forward, _backward, definition)
 _lpips_distance = Composed(NAME, _normalize, _masked_sum_of_squares, *sums.ALL)
+
+# ---- public function
 
 
 def shrink(mask, size):
@@ -108,10 +173,9 @@ def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="
     total, count = 0, None
     for f0, f1, weight in zip(features0, features1, weights):
         keep = None if mask is None else shrink(mask, f0.shape[2:])
-        if keep is not None:
-            f0, f1 = torch.where(keep, f0, 0), torch.where(keep, f1, 0)
-        u0, u1 = (normalize(f.to(compute), dim=1) for f in (f0, f1))
-        apart = masked_sum_of_squares(u0 - u1, dim=1, keepdim=True, weight=weight)
+        if compute == torch.float64:
+            f0, f1 = f0.to(compute), f1.to(compute)
+        apart = _apart.call(f0, f1, weight, keep)
         total = total + sums.mean(apart, keep, dim=(1, 2, 3))
         kept = sums.count(apart, keep, dim=(1, 2, 3))
         count = kept if count is None else count * (kept > 0)

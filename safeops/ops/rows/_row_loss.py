@@ -3,7 +3,6 @@
 import torch
 
 from safeops.core import check, loss_reduction
-from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
 
 
@@ -48,14 +47,6 @@ def validate(name, rows, mask, weight, reduction, denominator, empty, **operands
     loss_reduction.validate_options(name, reduction, empty)
     loss_reduction.validate_denominator(name, reduction, denominator)
     check.same_device(name, first, reference, **operands, mask=mask, weight=weight, denominator=denominator)
-
-
-def select(mask, weight, *operands):
-    """(which rows exist, the operands with zeros in the others). Select before arithmetic."""
-    keep = kept(mask, weight)
-    if keep is None:
-        return None, operands
-    return keep, tuple(torch.where(keep.unsqueeze(-1), x, 0) for x in operands)
 
 
 def hinge(d):

@@ -3,12 +3,84 @@
 import torch
 
 from safeops.core import check, loss_reduction, sums
-from safeops.core.op import Composed
-from safeops.core.symbolic import as_operand
-from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, one_a_row, select, validate, vectors
+from safeops.core.definitions import kept
+from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Composed, Op
+from safeops.core.symbolic import symbolic
+from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, one_a_row, validate, vectors
 from safeops.ops.rows.cosine_similarity import _cosine_similarity, cosine_similarity
 
 NAME = "cosine_embedding_loss"
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, *FLOATING)  # of targets, which may be -1
+
+# ---- definition
+
+
+def definition(input1, input2, target, keep=None, margin=0.0):
+    """The loss of each row. keep: bool, which rows exist; None: all."""
+    if keep is not None:  # select before arithmetic
+        input1, input2 = (torch.where(keep.unsqueeze(-1), x, 0) for x in (input1, input2))
+    cos = cosine_similarity(input1, input2)
+    apart = hinge(cos - margin)
+    other = 0
+    if target.is_floating_point():  # a target of NaN shows
+        other = torch.where(target == target, 0, torch.nan).to(cos.dtype)
+    return torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, other))
+
+
+# ---- op
+
+
+def _fake(input1, input2, target, keep=None, margin=0.0):
+    compute = compute_dtype(input1.dtype, input2.dtype)
+    dtypes = compute, compute, torch.float64, torch.float64
+    return tuple(input1.new_empty(target.shape, dtype=dtype) for dtype in dtypes)
+
+
+_forward = declare_raw(
+    "_cosine_embedding_loss",
+    "(Tensor input1, Tensor input2, Tensor target, Tensor? keep=None, float margin=0.0) -> "
+    "(Tensor loss, Tensor value, Tensor norm1, Tensor norm2)",
+    fake=_fake,
+    triton="rows.cosine_embedding_loss.cosine_embedding_loss",
+)
+_backward = declare_raw(
+    "_cosine_embedding_loss_backward",
+    "(Tensor grad, Tensor input1, Tensor input2, Tensor target, Tensor value, Tensor norm1, Tensor norm2, "
+    "float margin=0.0, bool need_input1=True, bool need_input2=True) -> (Tensor, Tensor)",
+    fake=lambda grad, *rest: tuple(
+        like(x, x.shape, x.dtype) if need else x.new_empty(0) for x, need in zip(rest[:2], rest[-2:])
+    ),
+    triton="rows.cosine_embedding_loss.cosine_embedding_loss_backward",
+)
+
+# ---- record
+
+
+class Rows(Op):
+    """The loss of each row. It bears the function's name, whose record takes its place in the registry: what fails is
+    the function. The kernels are CUDA's; on the CPU the definition is taken, which has the kernel of
+    cosine_similarity."""
+
+    differentiable = (0, 1)
+    compiled = ()
+
+    def prepare(self, input1, input2, target, keep, margin):
+        plain = not symbolic(margin) and abs(margin) <= LARGEST
+        return plain and target.dtype in SIGNED, (input1, input2, target, keep, margin)
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def gradients(self, grad, needs, operands, results):
+        x = operands
+        return self.backward(grad, x.input1, x.input2, x.target, *results, x.margin, *needs[:2])
+
+
+_rows = Rows(NAME, _forward, _backward, definition)
+
+# ---- public function
 
 
 def validate_options(name, reduction, empty, margin):
@@ -59,11 +131,7 @@ def cosine_embedding_loss(
     one_a_row(NAME, "target", target, input1, rows)
     validate(NAME, rows, mask, weight, reduction, denominator, empty, input1=input1, input2=input2, target=target)
     validate_options(NAME, reduction, empty, margin)
-    keep, (x1, x2) = select(mask, weight, input1, input2)
-    cos = cosine_similarity(x1, x2)
-    apart = hinge(cos - as_operand(margin, cos))
-    other = 0
-    if target.is_floating_point():  # a target of NaN shows
-        other = torch.where(target == target, 0, torch.nan).to(cos.dtype)
-    loss = torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, other))
+    keep = kept(mask, weight)
+    exists = None if keep is None else keep.expand(rows)
+    loss = _rows.call(input1, input2, target, exists, margin)
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)
