@@ -9,7 +9,7 @@ from ..engine.operand import Operand, Parts, Space
 from ..engine.tile import fetch, in_batch, kept, store, within
 from ..engine.tiling import FLUSH
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX, RowsConfig
-from .row import at_most, declare, inverse, peeled, store_tile, tile_at, tile_is_whole, times
+from .row import again, at_most, declare, inverse, peeled, store_tile, tile_at, tile_is_whole, times
 
 
 @triton.jit
@@ -118,6 +118,10 @@ def rows_backward_kernel(
     if config.WHOLE:
         y, term, g, keep = tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)
         dot = tl.sum(term, ACROSS, keep_dims=True)
+        if config.WIDE:  # what was read is still near, and y takes the registers
+            m = again(m, dot, space)
+            keep = kept(mask, None, space, m, n, config, True)[0]
+            g = fetch(grad, space, m, n, keep, True).to(C)
         if OP == NORMALIZE:
             dot = tl.where(counts, dot, 0.0)
         edge = within(space, m, n)

@@ -15,7 +15,7 @@ from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import product_beyond, reciprocal
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, in_batch, kept, store, within
-from .row import declare, divisor, one_per_row, peeled, scaled_squares, store_tile, tile_at
+from .row import again, declare, divisor, one_per_row, peeled, scaled_squares, store_tile, tile_at
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -63,7 +63,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         store_tile(out, space, block, t, m, n, value, config)
 
 
-RowsConfig = constants("OP PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
+RowsConfig = constants("OP PEEL AXIS WHOLE WIDE SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit
@@ -99,7 +99,15 @@ def rows_kernel(
             store(first, space, m, n, norm, inside, True)
         else:
             top = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
+            if config.WIDE and mask is not None:  # it is still near, and a thread has no registers for it
+                m = again(m, top, space)
+                keep = kept(mask, None, space, m, n, config, True)[0]
             total = tl.sum(tl.where(keep, tl.exp(v - top), 0.0), ACROSS, keep_dims=True)
+            if config.WIDE and mask is not None:
+                m = again(m, total, space)
+                keep = kept(mask, None, space, m, n, config, True)[0]
+                if OP == LOG_SOFTMAX:
+                    v = fetch(x, space, m, n, keep, True).to(C)
             value = softmax_tile(v, keep, top, total, OP)  # y = exp(x - top) / total, or log y
             store(first, space, m, n, top.to(tl.float64), inside, True)
             store(second, space, m, n, total.to(tl.float64), inside, True)

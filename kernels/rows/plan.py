@@ -25,6 +25,9 @@ from ..engine.launch import Plan, cached_plan
 from ..engine.tensors import check_operands, traits
 
 MOST_THREADS = 512
+WIDE = 1024  # those of a block that has one row, and a multiprocessor for itself
+WIDE_ROWS = 64  # fewer of such rows are better spread over several blocks
+WIDE_BYTES = 4  # that are read of an element, or registers do not hold the row
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses.
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
@@ -44,12 +47,12 @@ class Tile(NamedTuple):
     threads: int
 
 
-def whole_along(M, N, vec, tile, per_thread, threads):
+def whole_along(M, N, vec, tile, per_thread, threads, most):
     """A tile of whole rows along memory. A row for which a warp needs more than one access gets as few warps as can
     hold it: one warp sums its row without a barrier, in few steps."""
-    columns = max(at_least(N, 2 * MOST_THREADS * per_thread), vec)
+    columns = max(at_least(N, 2 * most * per_thread), vec)
     if vec > 1 and columns > tiling.WARP * vec:
-        threads = min(max(columns // per_thread, tiling.WARP), MOST_THREADS)
+        threads = min(max(columns // per_thread, tiling.WARP), most)
         tile = threads * per_thread
     return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
 
@@ -65,6 +68,14 @@ def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
         tile = rows * fewest
         threads = max(tile // per_thread, tiling.WARP)
     return Tile(rows, max(at_least(N, max(tile // rows, fewest)), vec), vec, threads)
+
+
+def is_wide(M, N, per_thread, x, dense):
+    """True if rows are read once that the registers of a multiprocessor just hold: where there are enough of them, and
+    they fill most of a tile. dense: what is read, and the result, which has the dtype of x."""
+    held = sum(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point) - x.element_size()
+    fits = 3 * WIDE * per_thread < 4 * N <= 4 * WIDE * per_thread
+    return fits and M >= WIDE_ROWS and held <= WIDE_BYTES
 
 
 def part_along(M, N, vec, tile, threads):
@@ -134,11 +145,13 @@ def plan(
     if per_row_math:
         tile = min(tile, config.threads * per_thread)
     sizes, apart = (M, N, vec, tile), peel or phases == MAP or per_row_math and axis is OUTER
+    may_be_wide = "WIDE" in kernel.constants and axis is INNER and vec > 1 and compute == torch.float32
+    most = WIDE if may_be_wide and is_wide(M, N, per_thread, tensors[0], dense) else MOST_THREADS
     if axis is INNER:
-        result = whole_along(*sizes, per_thread, config.threads)
+        result = whole_along(*sizes, per_thread, config.threads, most)
     else:
         result = whole_across(*sizes, per_thread, config.threads, itemsize)
-    whole = not apart and result.rows * result.columns <= MOST_THREADS * per_thread
+    whole = not apart and result.rows * result.columns <= most * per_thread
     if not whole and axis is INNER:
         result = part_along(most_rows, reach, vec, tile, config.threads)
     elif not whole:
@@ -148,7 +161,7 @@ def plan(
         most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
     # No warp holds what another one does: an H100 gave a wrong loss of 4 x 32 doubles that eight warps held.
-    threads = max(min(max(threads, BM * BN // per_thread), MOST_THREADS, BM * BN), tiling.WARP)
+    threads = max(min(max(threads, BM * BN // per_thread), most, BM * BN), tiling.WARP)
     config = replace(config, threads=threads)
     LM, LN = tiling.lanes_of(axis, BM, BN, vec, threads)
     down, across = -(-M // BM), -(-reach // BN)
@@ -168,6 +181,7 @@ def plan(
         "PEEL": peel,
         "AXIS": axis.value,
         "WHOLE": whole,
+        "WIDE": whole and most == WIDE,
         "SPLIT": splits > 1,
         "LONG": per_split > tiling.FLUSH.value,
         "BM": BM,

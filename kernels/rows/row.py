@@ -61,6 +61,14 @@ def store_tile(operand, space, block, t, m, n, value, config):
 
 
 @triton.jit
+def again(m, number, space):
+    """The rows m, which the compiler takes for others that depend on a number of each row: what is read at them is read
+    anew, and not before."""
+    nothing = tl.max(tl.max(number.to(tl.int32, bitcast=True) & (space.N >> 31).to(tl.int32), 1), 0)
+    return m + nothing.to(m.dtype)
+
+
+@triton.jit
 def one_per_row(space, m, n, config):
     """Where a number of each row is stored: (BM, 1), or of rows across memory (1, BN)."""
     if config.AXIS == INNER:

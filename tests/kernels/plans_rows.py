@@ -116,7 +116,8 @@ def cases():
             results[f"aligned triplet_backward {name}"] = triplets_backward(x)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
-        longest = meta((1 << 12, 1 << 14), dtype)  # that fits
+        longest, wide = meta((1 << 12, 1 << 14), dtype), meta((1 << 12, 1 << 15), dtype)  # that fit
+        wide_mask = meta(wide.shape, torch.bool)
         many, long, few = meta((1 << 12, 1 << 17), dtype), meta((4, 1 << 20), dtype), meta((4, 3, 1 << 20), dtype)
         channels, huge = meta((64, 256, 4096), dtype), meta((1 << 17, 1 << 16), dtype)
         across, odd = meta((8192, 4096), dtype, (1, 8192)), meta((511, 4095), dtype)
@@ -127,6 +128,8 @@ def cases():
             for make, back in ((forward, ""), (backward, "_backward")):
                 results[f"aligned {which}{back} rows {name}"] = make(op, x, keep)
                 results[f"aligned {which}{back} longest {name}"] = make(op, longest)
+                results[f"aligned {which}{back} wide {name}"] = make(op, wide, None if op == NORMALIZE else wide_mask)
+                results[f"aligned softmax{back} wide {name}"] = make(SOFTMAX, wide, wide_mask)
                 results[f"aligned {which}{back} many long {name}"] = make(op, many)
                 results[f"aligned {which}{back} few long {name}"] = make(op, long)
                 results[f"aligned {which}{back} channels {name}"] = make(op, channels, other, 1)

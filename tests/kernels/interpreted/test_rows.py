@@ -116,6 +116,20 @@ def test_dtypes(op, layout, dtype):
     check(op, *example(op, layout, dtype))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("op", OPS[:3])
+def test_wide_rows(op, dtype, monkeypatch):
+    """Whole rows of which a part is read a second time, in place of being kept."""
+    monkeypatch.setattr(row, "WIDE_BYTES", 6)  # with a gradient in fp32
+    x, mask = fill((3, 504), dtype, 1), None
+    if op != "normalize":
+        mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(3)) < 0.6
+        mask[1] = False
+        x[~mask] = NAN
+    check(op, x, None, mask)
+    assert {plan.constants["WIDE"] for plan in launch._plans.values()} == {True}
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_without_a_mask_and_shifted(op):
     check(op, shifted(fill((3, 40), F32, 1)), fill((3, 40), F32, 2))
