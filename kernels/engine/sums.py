@@ -171,7 +171,8 @@ def plan(
     _, y, _, mask, weight = tensors
     arrays = 1 + (mask is not None or weight is not None) + (weight is not None)
     at_once = 2 if compute == torch.float64 else 1  # whose lanes' sums take twice the registers
-    cut = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy, at_once)
+    narrow = y is None and weight is None and compute == torch.float32
+    cut = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy, at_once, narrow=narrow)
     M, N = cut.outer.numel, cut.inner.numel
     values = {
         "F": f,
@@ -186,7 +187,7 @@ def plan(
     planned = cut.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
     if y is None and weight is None:  # little to hold but the partials: more blocks, for as many bytes in flight
         columns = cut.values["AXIS"] == OUTER.value and tensors[0].element_size() == 2
-        few = 56 if columns else 48  # (of eight columns 48 spill)
+        few = 64 if columns else 48  # (of eight columns 48 spill)
         planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else few, 128))
     return planned
 

@@ -103,11 +103,12 @@ class Cut(NamedTuple):
         return plan
 
 
-def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1, batched=False, tile_of=None):
+def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1, batched=False, tile_of=None,
+        narrow=False):  # fmt: skip
     """tensors: the operands, the first `data` of which set the size of a tile; reduced: a bool per dimension; arrays:
     the partial results that a split leaves for each output; at_once: of which the last block holds so many; batched:
     whether the first dimension belongs to neither group, and a block has one of its indices; tile_of(axis, M, N, vec,
-    elements): (BM, BN), where `tile_shape` does not do."""
+    elements): (BM, BN), where `tile_shape` does not do; narrow: whether a thread holds little beside its elements."""
     policy = policy or POLICY
     lined = line(tensors, shape) if all(reduced) and not batched else None
     if lined:
@@ -127,11 +128,15 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     kinds, vec = tile_kinds(tensors, outside, inner)
     config = kernel.config(arch)
     M, N = outer.numel, inner.numel
-    if axis is INNER and vec > 1 and N > WARP * vec and M >= 4 * POLICY.blocks and not batched:
+    # A tile twice as large has twice the bytes in flight. There must be elements for it.
+    times = 2 if narrow and vec > 1 and M * N >= POLICY.blocks * config.tile_bytes else 1
+    if axis is INNER and vec > 1 and N > WARP * vec and M * times >= 4 * POLICY.blocks and not batched:
         # A warp for each of many rows: the states of its lanes, which are wide, are merged in few steps, and without a
         # barrier.
         threads = min(WARP, config.threads)
-        config = replace(config, threads=threads, tile_bytes=config.tile_bytes * threads // config.threads)
+        config = replace(config, threads=threads, tile_bytes=config.tile_bytes * times * threads // config.threads)
+    elif axis is OUTER:
+        config = replace(config, tile_bytes=config.tile_bytes * times)
     sizes = [None if t is None else t.element_size() for t in tensors]
     narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
     widest = policy.widest_kept if axis is OUTER else policy.widest

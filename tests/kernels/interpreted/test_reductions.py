@@ -73,7 +73,7 @@ def test_negative_dims_and_all():
     assert masked_sum.masked_sum(fill((), F32, 1), None, None, [-1], True, False, F32)[0].shape == ()
 
 
-@pytest.mark.parametrize("shape, dims", [((9000,), [0]), ((4, 3000), [1]), ((600, 20), [0]), ((24, 3, 60), [0, 2])])
+@pytest.mark.parametrize("shape, dims", [((9000,), [0]), ((4, 3000), [1]), ((1200, 20), [0]), ((24, 3, 60), [0, 2])])
 def test_more_tiles_than_one_accumulator_takes(shape, dims):
     """LONG: a block flushes its fp32 accumulators every 16 tiles."""
     from safeops.kernels.engine import launch
