@@ -63,7 +63,7 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
   }
 }
 
-// The results of token_log_probs: log probability, entropy, L, and the numbers of the backward: L in two parts, entropy.
+// The results of token_log_probs (log probability, entropy, L); of its backward the numbers: L in two parts, entropy.
 template <class C>
 void finish_entropy(const void*, int64_t rows, const double* const* states, double* const* results,
                     C* const* parameters) {

@@ -1,6 +1,6 @@
 // The loss of a row x with class y, where L = log sum exp x and A is the number of classes that are not -inf:
 //     loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2
-// For probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c). Forward and backward share this file, and so do
+// For probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c). Forward and backward share this file, with
 // the log probability, the entropy and L of a row.
 #pragma once
 

@@ -7,9 +7,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// States. Class indices use the first three, probabilities and the entropy four, smoothing all: with few classes, merging
-// them is much of the work. A piece sums x minus its maximum, so that the sums do not cancel against A L; `kSum` and `kTargetLogit`
-// have the maximum added back.
+// States. Class indices use the first three, probabilities and the entropy four, smoothing all: with few classes, to
+// merge them is much of the work. A piece sums x minus its maximum, so that the sums do not cancel against A L; `kSum`
+// and `kTargetLogit` have the maximum added back.
 enum {
   kMax,          // the largest value
   kTotal,        // sum of exp(x - max); where max is inf, the number of infinite logits

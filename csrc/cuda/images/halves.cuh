@@ -1,5 +1,5 @@
-// Images of half the size, for ms_ssim: a pixel is the mean of those of its 2 x 2 (x 2) that are kept; and what it gives
-// back of its gradient to each of them.
+// Images of half the size, for ms_ssim: a pixel is the mean of those of its 2 x 2 (x 2) that are kept; and what it
+// gives back of its gradient to each of them.
 #pragma once
 
 #include "pixels.cuh"
@@ -19,8 +19,9 @@ __device__ inline void each_of_half(const Images<C>& images, int n, int c, int z
   for (int i = 0; i < (kVolume ? 8 : 4); ++i) {
     const int at_z = 2 * z + i / 4, at_y = 2 * y + i / 2 % 2, at_x = 2 * x + i % 2;
     if (at_y >= images.height || at_x >= images.width || (kVolume && at_z >= images.depth)) continue;
-    if (kMasked && images.mask.base && !load<uint8_t>(images.mask.base + offset(images.mask, n, c, at_z, at_y, at_x))) continue;
-    body(at_z, at_y, at_x);
+    const Field& mask = images.mask;
+    if (!kMasked || !mask.base || load<uint8_t>(mask.base + offset(mask, n, c, at_z, at_y, at_x)))
+      body(at_z, at_y, at_x);
   }
 }
 
