@@ -158,7 +158,7 @@ def sum_range(first, last, block, x, probabilities, weight, parameters, space, c
 
 @triton.jit
 def is_used(i: tl.constexpr, config):
-    """Whether the call needs this sum of a state."""
+    """True for a sum of the state that the call needs."""
     return i < 2 or (config.HAS_Q and i < 4) or (config.ENTROPY and i == 3) or (config.SMOOTH and i >= 4)
 
 

@@ -15,7 +15,7 @@ def logits_kind(temperature, softcap):
 
 
 def logits_numbers(temperature, softcap):
-    """What `shaped` takes: quotients, which would take a thread forty instructions."""
+    """The parameters of `shaped`: quotients, which would take a thread forty instructions."""
     if softcap:
         return 1 / temperature, softcap, 1 / softcap
     return (1 / temperature,) if temperature != 1 else ()

@@ -119,7 +119,7 @@ def _bad_calls(name):
 
 
 def bad_numbers(name, *operands):
-    """Of temperature and softcap."""
+    """Refused values of temperature and softcap."""
     for key in ("temperature", "softcap"):
         for value in (0, 0.0, -1.0, NAN, float("inf"), HUGE):
             yield must(name, key, operands, {key: value}, ValueError)

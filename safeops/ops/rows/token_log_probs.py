@@ -56,7 +56,7 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
 
 
 def _numbers(input, target, mask, ignore_index, temperature, softcap, entropy):
-    """What backward needs of each row: its largest logit, what the logsumexp is above it, the entropy."""
+    """The numbers of each row that backward needs: its largest logit, what the logsumexp is above it, the entropy."""
     dim, compute = class_dim(input), compute_dtype(input.dtype)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
     x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
@@ -152,7 +152,7 @@ _token_log_probs = TokenLogProbsOp(NAME, _forward, _backward, define)
     "float? softcap=None) -> (Tensor log_prob, Tensor entropy, Tensor logsumexp)"
 )
 def token_log_probs(logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None):
-    """Of each row of logits: log softmax(logits) at the class `target`, the entropy and the logsumexp.
+    """log softmax(logits) at the class `target`, the entropy and the logsumexp of each row of logits.
 
         log_prob = x_y - L,   entropy = -sum_c p_c log p_c,   L = log sum_c exp x_c,   p_c = exp(x_c - L)
 

@@ -54,7 +54,7 @@ def test_any_vocabulary(route, classes):
 
 @each_route
 def test_strided_logits(route):
-    """Of a model that computes one position more, and of a batch whose sequences come second."""
+    """A model computes one position more, or its batch comes second."""
     whole, target = logits(4, 9, 40), targets(4, 8, classes=40)
     for x in (whole[:, :-1], whole.transpose(0, 1).contiguous().transpose(0, 1)[:, :-1]):
         want = on(route, "token_log_probs")(x.contiguous(), target)
