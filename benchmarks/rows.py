@@ -228,6 +228,32 @@ def classification(name, suffix, **options):
         )
 
 
+@case("token_log_probs")
+def token_log_probs(n, dtype, device):
+    """The log probability of each row's class, and its entropy, as RL losses take them: added, for one upstream."""
+    rows, classes = shape = LOGITS[""](n)
+    target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(1), device=device)
+
+    def ours(x):
+        got = safeops.token_log_probs(x, target)
+        return got.log_prob + got.entropy
+
+    def theirs(x):
+        log_p = x.float().log_softmax(-1)
+        return log_p.gather(-1, target[:, None]).squeeze(-1) - (log_p.exp() * log_p).sum(-1)
+
+    return Case(
+        (_tensor(n, dtype, device, 0, shape),),
+        forward_bytes=dtype.itemsize,  # read x
+        backward_bytes=2 * dtype.itemsize,  # read x; write dx
+        ours=ours,
+        eager={"x.float().log_softmax(-1), gathered, and its entropy": theirs},
+        compiled=theirs,
+        aten=lambda x: F.cross_entropy(x, target, reduction="none"),
+        arithmetic=True,
+    )
+
+
 @case("linear_cross_entropy")
 def linear_cross_entropy(n, dtype, device):
     """n logits, of vectors of 1024: three products, as the layer and its loss, which keep all logits; in half four."""
