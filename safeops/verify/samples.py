@@ -108,7 +108,7 @@ def reductions(op):
 def rows(op):
     names = list(inspect.signature(op.public_function).parameters)
     if "target" in names:
-        yield from _classes(op, names)
+        yield from _log_probs(op) if "logits" in names else _classes(op, names)
         return
     if "anchor" in names:
         triple = tuple(numbers(16, 33, seed=i) for i in range(3))
@@ -150,6 +150,17 @@ def _classes(op, names):
     if "label_smoothing" in names:
         probabilities = numbers(16, 33, seed=5).softmax(1)
         yield Call((x, probabilities), weighted, weight=None, dtypes=DTYPES, turns=ALIGNED, name="probabilities")
+
+
+def _log_probs(op):
+    index = places(16, end=33).clamp(0, 32)
+    index[3] = -100
+    options = {"mask": flags(16), "temperature": 0.75, "softcap": 4.0}
+    yield Sample((numbers(16, 33), index), options, weight=None, mask_keeps=False, name="rows")
+    sequences = numbers(4, 4, 33), index.reshape(4, 4)
+    yield Sample(sequences, {"mask": flags(4, 1)}, weight=None, name="sequences")
+    long = numbers(*LONG), places(2, end=LONG[1] - 1).clamp(min=0)
+    yield Call(long, {}, weight=None, turns=(), name="long rows")
 
 
 def elementwise(op):

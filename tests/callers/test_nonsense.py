@@ -79,13 +79,16 @@ def test_an_integer_of_numpy_is_a_dim(route, name):
 
 
 def of_dimensions(name, ndim):
-    def longer(x, ndim):
-        return x.reshape(*x.shape, *[1] * (ndim - x.dim()))
+    family, operands = RECORDS[name].family, tensors(name)
 
-    operands = tensors(name)
+    def longer(x, ndim):
+        more = [1] * (ndim - x.dim())
+        return x.reshape(*more, *x.shape) if family == "log_probs" else x.reshape(*x.shape, *more)
+
     results = {key: longer(x, ndim) for key, x in operands.items() if x.dim() > 1}
-    if RECORDS[name].family == "classification":  # these lack the classes' dim
-        results |= {key: longer(operands[key], ndim - 1) for key in ("target", "mask")}
+    if family in ("classification", "log_probs"):  # these lack the classes' dim
+        rows = operands.keys() & {"target", "mask", "row_weight"}
+        results |= {key: longer(operands[key], ndim - 1) for key in rows}
     return results
 
 

@@ -229,7 +229,7 @@ def test_classes_are_watched_by_the_definition_alone(name):
     """A kernel that nobody waits for leaves them out in silence. (meta: as on CUDA, no CPU.)"""
     takes = registry[name].prepare
     operands = [(torch.zeros(3, 4, device=d), torch.zeros(3, dtype=torch.int64, device=d)) for d in ("cpu", "meta")]
-    rest = (None, None, -100, 0.0, 0.0)[: 5 if name == "cross_entropy" else 3]
+    rest = (None, None, -100, 0.0, 0.0, 1.0, None)[: 7 if name == "cross_entropy" else 3]
     assert [takes(*both, *rest)[0] for both in operands] == [True, True]
     with audit():
         assert [takes(*both, *rest)[0] for both in operands] == [True, False]

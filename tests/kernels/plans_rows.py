@@ -128,8 +128,8 @@ def cases():
             for make, back in ((forward, ""), (backward, "_backward")):
                 results[f"aligned {which}{back} rows {name}"] = make(op, x, keep)
                 results[f"aligned {which}{back} longest {name}"] = make(op, longest)
-                results[f"aligned {which}{back} wide {name}"] = make(op, wide, None if op == NORMALIZE else wide_mask)
-                results[f"aligned softmax{back} wide {name}"] = make(SOFTMAX, wide, wide_mask)
+                results[f"aligned {which}{back} 32768 {name}"] = make(op, wide, None if op == NORMALIZE else wide_mask)
+                results[f"aligned softmax{back} 32768 {name}"] = make(SOFTMAX, wide, wide_mask)
                 results[f"aligned {which}{back} many long {name}"] = make(op, many)
                 results[f"aligned {which}{back} few long {name}"] = make(op, long)
                 results[f"aligned {which}{back} channels {name}"] = make(op, channels, other, 1)

@@ -371,7 +371,12 @@ def _record(definition, twin, samples, bad_calls, call, skip, variants=None):
         samples,
         bad_calls=bad_calls,
         call=call,
-        kernel_call={"reduction": "none", "denominator": None},  # the mean is other ops'
+        # the mean is other ops', and a row's weight a product
+        kernel_call={
+            "reduction": "none",
+            "denominator": None,
+            **({"row_weight": None} if "row_weight" in call else {}),
+        },
         gpu=functools.partial(_gpu_case, name, numbers),
         variants={
             "gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": row_terms}),

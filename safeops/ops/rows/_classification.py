@@ -185,8 +185,8 @@ def validate_reduction(name, input, reduction, denominator, empty):
 
 def without_weight_0(name, row_weight, mask, input):
     """The mask of the rows that have a weight."""
+    check.floating(name, "input", input)
     check.floating(name, "row_weight", row_weight)
-    check.tensor(name, "input", input)
     rows = row_shape(input)
     check.broadcasts_to(name, "row_weight", row_weight, "the rows", input, rows)
     check.mask(name, mask, "the rows", input, rows)
