@@ -44,7 +44,8 @@ struct Launch {
   std::vector<uint64_t> words;
   std::vector<uint8_t> places;  // among the words, of each parameter in the kernel's order
   int addresses;
-  bool split;  // the kernel uses the stream's buffers for blocks that share a result
+  bool split;         // the kernel uses the stream's buffers for blocks that share a result
+  int64_t workspace;  // numbers in fp64 that it leaves for the last of them, if they are more than the buffer holds
 
   int start(const Driver& driver, uint64_t* values, void* stream) const {
     void* parameters[most];

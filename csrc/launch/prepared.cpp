@@ -90,10 +90,14 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
         prepared->owners.back() = {owner, which};
         ++owners;
       }
+    if (owners == 0 && launch.words[i] != 0 && launch.workspace != 0 && !prepared->has(Owner::kWorkspace, 0)) {
+      prepared->owners.back() = {Owner::kWorkspace, 0};
+      continue;
+    }
     if (owners != (launch.words[i] != 0)) return nullptr;
   }
   for (size_t i = 0; i < results; ++i)
-    if (outputs[i] != 0 && !prepared->writes(i)) return nullptr;
+    if (outputs[i] != 0 && !prepared->has(Owner::kResult, i)) return nullptr;
   prepared->launch = std::move(launch);
   return prepared;
 }
@@ -184,7 +188,7 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
   }
   std::vector<torch::stable::Tensor> tensors;
   std::vector<uint64_t> results;
-  for (const Output& out : prepared.outputs) {
+  const auto allocate = [&](const Output& out) {
     AtenTensorHandle handle;
     const Quiet quiet;
     if (aoti_torch_empty_strided(static_cast<int64_t>(out.sizes.size()), out.sizes.data(), out.strides.data(),
@@ -194,6 +198,12 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
     tensors.emplace_back(handle);
     TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(handle, &data));
     results.push_back(reinterpret_cast<uint64_t>(data));
+    return true;
+  };
+  if (!std::all_of(prepared.outputs.begin(), prepared.outputs.end(), allocate)) return false;
+  if (launch.workspace != 0) {  // freed on return: what comes next on the stream may have it
+    const Output& like = prepared.outputs[0];
+    if (!allocate({{launch.workspace}, {1}, aoti_torch_dtype_float64(), like.device_type, like.device})) return false;
   }
   uint64_t words[Launch::most];
   std::copy(launch.words.begin(), launch.words.end(), words);
@@ -205,11 +215,12 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
       case Owner::kResult: words[i] = results[which]; break;
       case Owner::kPartial: words[i] = shared->partial; break;
       case Owner::kCounter: words[i] = shared->counter; break;
+      case Owner::kWorkspace: words[i] = results.back(); break;
     }
   }
   if (launch.start(driver, words, stream) != 0) return false;
   release(kinds_, stack);
-  for (size_t i = 0; i < tensors.size(); ++i) stack[i] = from(tensors[i]);
+  for (size_t i = 0; i < prepared.outputs.size(); ++i) stack[i] = from(tensors[i]);
   return true;
 }
 

@@ -29,20 +29,21 @@ struct Output {
   bool empty() const { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 };
 
-enum class Owner { kNobody, kArgument, kResult, kPartial, kCounter };  // kNobody: an absent operand, address 0
+// kNobody: an absent operand, address 0; kWorkspace: memory for this launch alone
+enum class Owner { kNobody, kArgument, kResult, kPartial, kCounter, kWorkspace };
 
 struct Prepared {
   Launch launch;
   std::vector<std::pair<Owner, size_t>> owners;  // of the addresses: the kind of owner, and which of them
   std::vector<Output> outputs;
 
-  bool writes(size_t result) const {
-    return std::find(owners.begin(), owners.end(), std::pair(Owner::kResult, result)) != owners.end();
+  bool has(Owner owner, size_t which) const {
+    return std::find(owners.begin(), owners.end(), std::pair(owner, which)) != owners.end();
   }
 };
 
-// One compiled kernel for all sizes that the tape accepts. The tape's results are the grid, the last words of the
-// launch, and the sizes and strides of each output.
+// One compiled kernel for all sizes that the tape accepts. The tape's results are the grid, the workspace, the last
+// words of the launch, and the sizes and strides of each output.
 struct Program {
   std::shared_ptr<const Prepared> first;
   Tape tape;

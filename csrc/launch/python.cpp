@@ -41,13 +41,14 @@ PyObject* py_use_driver(PyObject*, PyObject* arguments) {
 
 PyObject* py_launch(PyObject*, PyObject* arguments) {
   unsigned long long function;
+  long long workspace;
   Launch launch;
   const char *words, *places;
   Py_ssize_t bytes, count;
   int split;
-  if (!PyArg_ParseTuple(arguments, "K(III)IIiipy#y#", &function, &launch.grid[0], &launch.grid[1], &launch.grid[2],
-                        &launch.threads, &launch.shared, &launch.device, &launch.addresses, &split, &words, &bytes,
-                        &places, &count))
+  if (!PyArg_ParseTuple(arguments, "K(III)IIiipLy#y#", &function, &launch.grid[0], &launch.grid[1], &launch.grid[2],
+                        &launch.threads, &launch.shared, &launch.device, &launch.addresses, &split, &workspace, &words,
+                        &bytes, &places, &count))
     return nullptr;
   launch.places.assign(places, places + count);
   const auto outside = [count](uint8_t place) { return place >= count; };
@@ -56,6 +57,7 @@ PyObject* py_launch(PyObject*, PyObject* arguments) {
     return PyErr_Format(PyExc_ValueError, "%zd bytes of %zd parameters", bytes, count);
   launch.function = reinterpret_cast<void*>(function);
   launch.split = split != 0;
+  launch.workspace = workspace;
   launch.words.resize(static_cast<size_t>(count));
   std::memcpy(launch.words.data(), words, static_cast<size_t>(bytes));
   int error;

@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from .buffers import PARTIALS
 from .indexing import LINE, VECTOR, Group
 from .kernel import POINTER, hash_callees_first
 from .operand import Operand, Space, is_constant, leaves, map_leaves
@@ -34,6 +35,7 @@ class Plan:
     of the fields of tuples; batch: the dimensions that belong to neither group, of which a block has one index."""
 
     index = None  # of the GPU; None: interpreted
+    workspace = 0  # numbers in fp64 that blocks which share a result leave for the last of them
 
     def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch, batch=None):
         self.kernel, self.grid, self.config = kernel, (*grid, 1), kernel.config(arch)
@@ -178,8 +180,13 @@ class Plan:
     @cached_property
     def words(self):
         """(places of the pointers that there are, the numbers as the driver takes them, whether blocks share a
-        result)."""
-        return self.present, array("q", self.numbers).tobytes(), self.values.get("SPLIT", False)
+        result, `apart`)."""
+        return self.present, array("q", self.numbers).tobytes(), self.values.get("SPLIT", False), self.apart
+
+    @property
+    def apart(self):
+        """The workspace, where it is more than the stream's buffer holds: it is allocated for each launch."""
+        return self.workspace if self.workspace > PARTIALS else 0
 
     def __call__(self, tensors, addresses, *floats):
         """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.

@@ -42,10 +42,10 @@ def starter(compiled, index, places):
     def start(plan, addresses, floats):
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             return slowly(plan, addresses, floats)
-        present, tail, split = plan.words
+        present, tail, split, apart = plan.words
         pointers = array("Q", [addresses[i] for i in present]).tobytes()
         words = b"".join((pointers, array("d", flat(floats)).tobytes(), tail))
-        if launch(function, plan.grid, threads, shared, index, len(present), split, words, places):
+        if launch(function, plan.grid, threads, shared, index, len(present), split, apart, words, places):
             slowly(plan, addresses, floats)  # which knows what to do without a context, and the names of errors
 
     return start

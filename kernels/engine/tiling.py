@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
-from .buffers import COUNTERS, split_buffers, split_counters
+from .buffers import COUNTERS, empty, split_buffers, split_counters
 from .indexing import (
     ALL,
     INNER,
@@ -180,8 +180,8 @@ def workspace(plan, device):
         return None, None
     kept = None if plan.index is None else split_buffers(plan.index, device)
     partial, counter = kept or (None, split_counters(device))
-    if partial is None or partial.numel() < plan.workspace:
-        partial = torch.empty(plan.workspace, dtype=torch.float64, device=device)
+    if partial is None or plan.apart:
+        partial = empty((plan.workspace,), torch.float64, device)
     return partial, counter
 
 

@@ -143,7 +143,7 @@ def trace(launch, arguments, extension):
         results = launch(*map(tape.stand_in, arguments))
         (plan,) = tape.plans
         hash(plan.variant())  # all that is compiled into the kernel
-        values = [*plan.grid, *plan.numbers]
+        values = [*plan.grid, plan.apart, *plan.numbers]
         for x in results if isinstance(results, tuple) else (results,):
             values += *x.shape, *x.stride()
         places = tape.results(values)

@@ -24,7 +24,7 @@ def test_the_driver_gets_the_same(what):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-SPLIT = ("split", "slices")
+SPLIT = ("split", "slices", "apart")  # of which the last leaves more partials than the stream's buffer holds
 
 
 def calls():
@@ -33,10 +33,10 @@ def calls():
 
     import safeops
 
-    def maker(call, view=slice(None)):
+    def maker(call, view=slice(None), shape=(6, 4096)):
         def anew():
-            x, y = torch.randn(6, 4096)[view], torch.randn(6, 4096)[view]
-            mask = (torch.randn(6, 4096) > 0)[view]
+            x, y = torch.randn(shape)[view], torch.randn(shape)[view]
+            mask = (torch.randn(shape) > 0)[view]
             return (x, y, mask), lambda: call(x, y, mask)
 
         return anew
@@ -47,6 +47,7 @@ def calls():
         "floats": maker(lambda x, y, m: safeops.huber_loss(x, y, delta=0.7, reduction="none")),
         "slices": maker(lambda x, y, m: safeops.masked_mean(x, m, dim=1), (slice(None), slice(1, None))),
         "rows": maker(lambda x, y, m: safeops.masked_softmax(x, m)),
+        "apart": maker(lambda x, y, m: safeops.masked_sum(x, m, dim=0), shape=(1024, 8192)),
         "columns": maker(lambda x, y, m: safeops.masked_var(x, m, dim=0)),
     }
 
