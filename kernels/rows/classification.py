@@ -1,8 +1,10 @@
 """Rows that have a class each, or class probabilities: what cross_entropy and nll_loss have in common."""
 
+import torch
 import triton
 import triton.language as tl
 
+from ..engine.blocks import add_partials, is_last
 from ..engine.buffers import empty
 from ..engine.indexing import INNER
 from ..engine.operand import Operand
@@ -83,6 +85,33 @@ def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: t
     return place, keep, w
 
 
+NONE, MEAN, SUM_OF_ROWS = range(3)  # REDUCE: what is made of the rows' losses
+AT_ONCE = tl.constexpr(256)  # blocks whose parts are loaded together
+
+
+@triton.jit
+def add_up(value, kept, w, out, used, partial, counter, group, groups, config, WEIGHTED: tl.constexpr):
+    """The sum or mean of all rows' losses, by the last block to finish, from the parts of all in order of block. used:
+    what a mean divides by, the count of the kept rows or the sum of their weights. w: 0 where a row is not kept."""
+    total = tl.sum(tl.sum(value.to(tl.float64), 1), 0)
+    count = tl.sum(tl.sum(tl.where(kept, 1.0, 0.0).to(tl.float64), 1), 0)
+    tl.store(partial + group, total)
+    tl.store(partial + groups + group, count)
+    if WEIGHTED:
+        tl.store(partial + 2 * groups + group, tl.sum(tl.sum(w.to(tl.float64), 1), 0))
+    if is_last(counter, groups):
+        first = tl.zeros([1], tl.int32)
+        ARRAYS: tl.constexpr = 3 if WEIGHTED else 2
+        totals, counts, weights = add_partials(partial, groups, first, 1, AT_ONCE, 1, ARRAYS)
+        by = weights if WEIGHTED else counts
+        result = totals
+        if config.REDUCE == 1:  # MEAN
+            result = totals / by
+        result = tl.where(counts > 0, result, float("nan") if config.EMPTY_NAN else 0.0)
+        tl.store(out.pointer + first, result.to(out.pointer.dtype.element_ty))
+        tl.store(used.pointer + first, by)
+
+
 def class_dim(x):
     return 1 if x.dim() > 1 else 0
 
@@ -106,6 +135,17 @@ def per_class(weight, x):
 
 def row_results(x, dtype, *many):
     return empty((*many, *row_shape(x)), dtype, x.device)
+
+
+def reduced_results(x, dtype):
+    """(the sum or mean, what a mean divides by), and both as numbers of the rows, which `add_up` writes."""
+    results = empty((), dtype, x.device), empty((), torch.float64, x.device)
+    return results, [per_row(t, x) for t in results]
+
+
+def reduction(mean, empty_nan):
+    """The constants of a reduction; of losses that are not reduced: `reduction(None, False)`."""
+    return {"REDUCE": NONE if mean is None else MEAN if mean else SUM_OF_ROWS, "EMPTY_NAN": empty_nan}
 
 
 def count_stats(has_probabilities, weighted, smooth):

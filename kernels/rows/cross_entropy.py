@@ -17,12 +17,15 @@ from ..engine.math import log_any
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import in_batch, store
 from .classification import (
+    add_up,
     class_dim,
     class_of,
     count_stats,
     own_class,
     per_class,
     per_row,
+    reduced_results,
+    reduction,
     row_results,
     store_stat,
 )
@@ -74,7 +77,7 @@ def class_and_logit(x, target, mask, weight, ignore_index, space, m, n, config):
     return kept, w, own_logit
 
 
-CrossEntropyConfig = constants("SMOOTH PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
+CrossEntropyConfig = constants("SMOOTH REDUCE EMPTY_NAN PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
 
 
 @triton.jit
@@ -84,7 +87,8 @@ def cross_entropy_kernel(
     z_loss: tl.float64, ignore_index: tl.float64, count: tl.tensor, space: Space, parts: Parts,
     config: CrossEntropyConfig,
 ):  # fmt: skip
-    """count: of rows, which is how far apart the kinds of row_stats are."""
+    """count: of rows, which is how far apart the kinds of row_stats are. With REDUCE loss is that of all rows, and
+    weights what a mean divides by."""
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
     SMOOTH: tl.constexpr = config.SMOOTH
@@ -125,10 +129,12 @@ def cross_entropy_kernel(
         )
         inside = one_per_row(space, m, n, config)
         has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any the loss is 0
-        store(loss, space, m, n, tl.where(has_classes, value, 0.0), inside, True)
-        store(keep, space, m, n, kept, inside, True)
-        if weights is not None:
-            store(weights, space, m, n, tl.where(kept, w, 0.0), inside, True)
+        value, w = tl.where(has_classes, value, 0.0), tl.where(kept, w, 0.0)
+        if not config.REDUCE:
+            store(loss, space, m, n, value, inside, True)
+            store(keep, space, m, n, kept, inside, True)
+            if weights is not None:
+                store(weights, space, m, n, w, inside, True)
         store(row_stats, space, m, n, tl.where(has_classes, top, 0.0), inside, True)
         next_stat = count.to(tl.int64)
         store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, spread, 0.0), inside)
@@ -138,30 +144,43 @@ def cross_entropy_kernel(
         if SMOOTH:
             next_stat += count
             store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, even, 0.0), inside)
+        if config.REDUCE:
+            if config.SPLIT:
+                partial += SUMS * splits * rows
+                counter += parts.groups
+            add_up(value, kept, w, loss, weights, partial, counter, group, parts.groups, config, WEIGHT and not HAS_Q)
 
 
 CROSS_ENTROPY = declare(cross_entropy_kernel)
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
-def prepare(input, target, weight, mask, smooth):
-    """(results, what a plan takes, its constants, its options)."""
+def prepare(input, target, weight, mask, smooth, mean=None, empty_nan=False):
+    """(results, what a plan takes, its constants, its options). mean: of all rows, or their sum; None: each row's."""
     has_probabilities, weighted = target.is_floating_point(), weight is not None
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
-    loss, keep = row_results(input, dtype), row_results(input, torch.bool)
-    weights = row_results(input, compute) if weighted and not has_probabilities else None
     row_stats = row_results(input, compute, count_stats(has_probabilities, weighted, smooth))
+    if mean is None:
+        loss, keep = row_results(input, dtype), row_results(input, torch.bool)
+        results = loss, keep, row_results(input, compute) if weighted and not has_probabilities else None
+        written = [per_row(t, input) for t in results]
+    else:
+        results, (loss, used) = reduced_results(input, dtype)
+        written = loss, None, used
     tensors = (
         input,
         target if has_probabilities else None,
-        *(per_row(t, input) for t in (None if has_probabilities else target, mask, loss, keep, weights, row_stats[0])),
+        *(per_row(t, input) for t in (None if has_probabilities else target, mask)),
+        *written,
+        per_row(row_stats[0], input),
         per_class(weight, input),
     )
     options = {"phases": SUM, "partials": SUMS.value, "per_row_math": True}
     if smooth and weighted:
         options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
     plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
-    return (loss, keep, weights, row_stats), plan, {"SMOOTH": smooth, "count": loss.numel()}, options
+    constants = {"SMOOTH": smooth, "count": row_stats[0].numel()} | reduction(mean, empty_nan)
+    return (*results, row_stats), plan, constants, options
 
 
 def cross_entropy(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
@@ -170,3 +189,13 @@ def cross_entropy(input, target, weight=None, mask=None, ignore_index=-100, labe
     if loss.numel():
         launch("cross_entropy", *plan, (label_smoothing, z_loss, ignore_index), constants, **options)
     return loss, keep, loss.new_empty(0) if weights is None else weights, row_stats
+
+
+def cross_entropy_of_rows(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, mean=True,
+    empty_nan=False,
+):  # fmt: skip
+    """(the mean or the sum, what a mean divides by, row_stats) of few rows, of which there is one."""
+    results, plan, constants, options = prepare(input, target, weight, mask, label_smoothing != 0, mean, empty_nan)
+    launch("cross_entropy", *plan, (label_smoothing, z_loss, ignore_index), constants, **options)
+    return results

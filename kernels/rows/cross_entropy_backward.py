@@ -24,8 +24,8 @@ CrossEntropyBackwardConfig = constants("SMOOTH PARTIAL PEEL AXIS BM BN VEC C I")
 @triton.jit
 def cross_entropy_backward_kernel(
     x: Operand, probabilities: Operand, target: Operand, mask: Operand, grad: Operand, row_stats: Operand, dx: Operand,
-    dq: Operand, weight: Operand, smoothing: tl.float64, z_loss: tl.float64, ignore_index: tl.float64, count: tl.tensor,
-    space: Space, parts: Parts, config: CrossEntropyBackwardConfig,
+    dq: Operand, weight: Operand, denominator: Operand, smoothing: tl.float64, z_loss: tl.float64,
+    ignore_index: tl.float64, count: tl.tensor, space: Space, parts: Parts, config: CrossEntropyBackwardConfig,
 ):  # fmt: skip
     """count: of rows, which is how far apart the kinds of row_stats are."""
     C: tl.constexpr = config.C
@@ -48,7 +48,10 @@ def cross_entropy_backward_kernel(
 
     # of each row: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or of rows across memory (1, BN)
     place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
-    g = fetch(grad, space, m, n, nowhere, True).to(C)
+    g = fetch(grad, space, m, n, nowhere, True)
+    if denominator is not None:  # of all rows
+        g = g.to(tl.float64) / tl.load(denominator.pointer + tl.zeros([1, 1], tl.int32))
+    g = g.to(C)
     if not WEIGHT or HAS_Q:
         w = tl.full([1, 1], 1.0, C)
     target_factor = g * (tl.full([1, 1], 1 - smoothing, C) * w)
@@ -93,11 +96,11 @@ CROSS_ENTROPY_BACKWARD = declare(
     cross_entropy_backward_kernel,
     tile_bytes=16384,  # four accesses a thread: what is worked out for a row takes as long as eight elements
 )
-PER_ROW = tuple(range(2, 6))
+PER_ROW = (2, 3, 4, 5, 9)
 OPTIONS = {"phases": MAP, "per_row_math": True}
 
 
-def prepare(grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq):
+def prepare(grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq, denominator=None):
     """(what a plan takes, its constants). input, row_stats: None for nll_loss, of whose dx the shape is then."""
     like = dx if input is None else input
     has_probabilities = target.is_floating_point()
@@ -108,16 +111,18 @@ def prepare(grad, input, target, row_stats, weight, mask, smooth, partial, dx, d
         dx,
         dq,
         per_class(weight, like),
+        per_row(denominator, like),
     )
     compute = compute_dtype(like, target, weight, grad)
     plan = CROSS_ENTROPY_BACKWARD, tensors, PER_ROW, like.shape, class_dim(like), compute
-    return plan, {"SMOOTH": smooth, "PARTIAL": partial, "count": grad.numel()}
+    return plan, {"SMOOTH": smooth, "PARTIAL": partial, "count": (grad if row_stats is None else row_stats).numel()}
 
 
 def cross_entropy_backward(
     grad, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    need_input=True, need_target=False, partial=False,
+    need_input=True, need_target=False, partial=False, denominator=None,
 ):  # fmt: skip
+    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
     dx = torch.empty_like(input) if need_input else None
     dq = torch.empty_like(target) if need_target else None
     many = count_stats(target.is_floating_point(), weight is not None, label_smoothing != 0)
@@ -130,7 +135,15 @@ def cross_entropy_backward(
         raise ValueError(f"cross_entropy_backward: numbers {shape} of {dtype} are not those of the forward")
     if input.numel() and (need_input or need_target):
         plan, constants = prepare(
-            grad, input, target, row_stats[0], weight, mask, label_smoothing != 0, partial, dx, dq
+            grad, input, target, row_stats[0], weight, mask, label_smoothing != 0, partial, dx, dq, denominator
         )
         launch("cross_entropy_backward", *plan, (label_smoothing, z_loss, ignore_index), constants, **OPTIONS)
     return tuple(input.new_empty(0) if d is None else d for d in (dx, dq))
+
+
+def cross_entropy_of_rows_backward(
+    grad, denominator, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0,
+    z_loss=0.0, need_input=True, need_target=False,
+):  # fmt: skip
+    options = ignore_index, label_smoothing, z_loss, need_input, need_target, False, denominator
+    return cross_entropy_backward(grad, input, target, row_stats, weight, mask, *options)

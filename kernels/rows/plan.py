@@ -153,9 +153,11 @@ def plan(
     down, across = -(-M // BM), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
     groups = batch.numel * blocks
+    reduces = (constants or {}).get("REDUCE")
     splits, per_split = split_rows(tiles, groups, phases, per_row_math)
     outputs = groups * (BM if axis is INNER else BN)
-    wide = needs_int64(outside, inner, splits * outputs * partials)
+    workspace = (partials * splits * outputs if splits > 1 else 0) + (3 * groups if reduces else 0)
+    wide = needs_int64(outside, inner, workspace)
     values = {
         "M": M,
         "N": N,
@@ -178,13 +180,14 @@ def plan(
         "C": COMPUTE[compute],
         "I": tl.int64 if wide else tl.int32,
     }
-    plan = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values | (constants or {}),
+    values |= constants or {}
+    plan = Plan(kernel, tensors, tiling.scratch(splits > 1 or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
     most_registers = registers[axis is not INNER] or (PEELED_REGISTERS if peel and phases == SUM_AND_WRITE else None)
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
-    plan.config, plan.workspace = config, partials * splits * outputs if splits > 1 else 0
+    plan.config, plan.workspace = config, workspace
     return plan
 
 
@@ -205,8 +208,7 @@ def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), c
 
     launch_plan = cached_plan(key, build, device)
     if launch_plan.grid[0]:
-        scratch = () if options.get("phases") in (MAP, PICK) else tiling.workspace(launch_plan, device)
-        launch_plan((*tensors, *scratch), addresses, *map(float, floats))
+        launch_plan((*tensors, *tiling.workspace(launch_plan, device)), addresses, *map(float, floats))
 
 
 def floor(eps, compute):

@@ -151,6 +151,11 @@ def _fake(input, target, weight=None, mask=None, ignore_index=-100, label_smooth
     )
 
 
+def _fake_of_rows(*operands):
+    loss, _, _, numbers = _fake(*operands[:-2])
+    return loss.new_empty(()), loss.new_empty((), dtype=torch.float64), numbers
+
+
 def _fake_backward(grad, input, target, *options):
     *_, need_input, need_target, _ = options
     d_input = torch.empty_like(input) if need_input else input.new_empty(0)
@@ -172,6 +177,23 @@ _backward = declare_raw(
     "bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: of some of the classes
     fake=_fake_backward,
     triton="rows.cross_entropy_backward.cross_entropy_backward",
+)
+
+_of_rows = declare_raw(
+    "_cross_entropy_of_rows",
+    "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
+    "float label_smoothing=0.0, float z_loss=0.0, bool mean=True, bool empty_nan=False) -> "
+    "(Tensor loss, Tensor denominator, Tensor numbers)",
+    fake=_fake_of_rows,
+    triton="rows.cross_entropy.cross_entropy_of_rows",
+)
+_of_rows_backward = declare_raw(
+    "_cross_entropy_of_rows_backward",
+    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, "
+    "Tensor? mask=None, int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, bool need_input=True, "
+    "bool need_target=False) -> (Tensor, Tensor)",
+    fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands, False),
+    triton="rows.cross_entropy_backward.cross_entropy_of_rows_backward",
 )
 
 # ---- record
@@ -230,16 +252,14 @@ class CrossEntropy(Classification):
         validate_index(name, ignore_index)
         validate_numbers(name, label_smoothing, z_loss)
 
-    def gradients(self, grad, needs, operands, results):
-        input, target, weight, mask, ignore_index, label_smoothing, z_loss = operands
-        need_input, need_target, *_ = needs
-        return self.backward(
-            grad, input, target, results.numbers, weight, mask, ignore_index, label_smoothing, z_loss, need_input,
-            need_target,
-        )  # fmt: skip
+    def gradients_of(self, backward, upstream, needs, operands, numbers):
+        input, target, *options = operands
+        return backward(*upstream, input, target, numbers, *options, *needs[:2])
 
 
-_cross_entropy = CrossEntropy("cross_entropy", "CrossEntropyLoss", _forward, _backward, define)
+_cross_entropy = CrossEntropy(
+    "cross_entropy", "CrossEntropyLoss", _forward, _backward, define, _of_rows, _of_rows_backward
+)
 _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
 
 # ---- public function
@@ -284,6 +304,10 @@ def cross_entropy(
         tensor(0.2395)
     """
     validate_reduction("cross_entropy", input, reduction, denominator, empty)
-    loss, keep, weights = _cross_entropy.call(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+    operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss
+    of_rows = _cross_entropy.of_rows
+    if of_rows.serves(input, target, reduction, denominator, empty):
+        return of_rows.call(*operands, reduction == "mean", empty == "nan")
+    loss, keep, weights = _cross_entropy.call(*operands)
     per_row = None if weight is None or target.is_floating_point() else weights
     return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)
