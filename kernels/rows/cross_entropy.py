@@ -195,7 +195,7 @@ def cross_entropy_of_rows(
     input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, mean=True,
     empty_nan=False,
 ):  # fmt: skip
-    """(the mean or the sum, what a mean divides by, row_stats) of few rows, of which there is one."""
+    """(the mean or the sum, what a mean divides by, row_stats) of all rows, of which there is one."""
     results, plan, constants, options = prepare(input, target, weight, mask, label_smoothing != 0, mean, empty_nan)
     launch("cross_entropy", *plan, (label_smoothing, z_loss, ignore_index), constants, **options)
     return results

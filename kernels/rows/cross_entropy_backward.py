@@ -48,10 +48,10 @@ def cross_entropy_backward_kernel(
 
     # of each row: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or of rows across memory (1, BN)
     place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
-    g = fetch(grad, space, m, n, nowhere, True)
-    if denominator is not None:  # of all rows
-        g = g.to(tl.float64) / tl.load(denominator.pointer + tl.zeros([1, 1], tl.int32))
-    g = g.to(C)
+    if denominator is None:
+        g = fetch(grad, space, m, n, nowhere, True).to(C)
+    else:  # one grad for all rows
+        g = tl.full([1, 1], tl.load(grad.pointer).to(C) / tl.load(denominator.pointer).to(C), C)
     if not WEIGHT or HAS_Q:
         w = tl.full([1, 1], 1.0, C)
     target_factor = g * (tl.full([1, 1], 1 - smoothing, C) * w)

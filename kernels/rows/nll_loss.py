@@ -81,7 +81,7 @@ def nll_loss(input, target, weight=None, mask=None, ignore_index=-100):
 
 
 def nll_loss_of_rows(input, target, weight=None, mask=None, ignore_index=-100, mean=True, empty_nan=False):
-    """(the mean or the sum, what a mean divides by) of few rows, of which there is one."""
+    """(the mean or the sum, what a mean divides by) of all rows, of which there is one."""
     results, plan, constants = prepare(input, target, weight, mask, mean, empty_nan)
     launch("nll_loss", *plan, (ignore_index,), constants, phases=PICK)
     return results

@@ -33,6 +33,7 @@ FEWEST = 16  # neighbours that make a group of their own
 # result a row, which depends on one element of it
 MAP, SUM, SUM_AND_WRITE, PICK = range(4)
 PEELED_REGISTERS = 64  # at most, for four blocks to a multiprocessor
+BUNDLES = tl.constexpr(512)  # of blocks, at most, where all rows are reduced
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
 
@@ -93,7 +94,7 @@ def split_rows(tiles, groups, phases, per_row_math):
     per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
     policy = tiling.POLICY
     counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
-    if phases in (MAP, PICK) or counters > COUNTERS:
+    if phases in (MAP, PICK) or counters + 3 > COUNTERS:  # (a reduction of all rows counts, too)
         return 1, tiles
     return tiling.split_tiles(
         tiles, groups, policy._replace(blocks=policy.blocks // phases // (4 if per_row_math else 1))
@@ -156,7 +157,7 @@ def plan(
     reduces = (constants or {}).get("REDUCE")
     splits, per_split = split_rows(tiles, groups, phases, per_row_math)
     outputs = groups * (BM if axis is INNER else BN)
-    workspace = (partials * splits * outputs if splits > 1 else 0) + (3 * groups if reduces else 0)
+    workspace = (partials * splits * outputs if splits > 1 else 0) + (3 * (groups + BUNDLES.value) if reduces else 0)
     wide = needs_int64(outside, inner, workspace)
     values = {
         "M": M,

@@ -184,12 +184,9 @@ class Classification(Op):
         return self.definition(*operands)[0]
 
 
-FEW = 2048  # rows: the last block adds up the parts of all, one after another
-
-
 class OfRows(Op):
-    """The mean or sum of a loss of few rows by the kernel that reads them, in one launch a direction, for a device that
-    has it; elsewhere, and of other rows, the rows' losses are reduced by an op of their own.
+    """The mean or sum of a loss of rows by the kernel that reads them, in one launch a direction, for a device that has
+    it; elsewhere the rows' losses are reduced by an op of their own.
 
     Its operands are those of the rows' record, `mean` and `empty_nan`. It bears that record's name, which takes its
     place in the registry: what fails is the loss."""
@@ -203,12 +200,12 @@ class OfRows(Op):
 
     def serves(self, input, target, reduction, denominator, empty):
         """Of operands that no one has looked at."""
-        if type(input) not in PLAIN or not (self.cpu if input.is_cpu else input.is_cuda):
+        if type(input) not in PLAIN or not (self.cpu and self.rows.cpu if input.is_cpu else input.is_cuda):
             return False
         if is_compiling() or reduction == "none" or denominator is not None or empty == "raise":
             return False
-        runs = input.is_cpu or self.cuda[input.get_device()]
-        return runs and type(target) in PLAIN and 0 < target.numel() <= FEW and input.numel() > 0
+        runs = input.is_cpu or self.rows.cuda[input.get_device()]
+        return runs and type(target) in PLAIN and target.numel() > 0 and input.numel() > 0
 
     def prepare(self, *arguments):
         takes, operands = self.rows.prepare(*arguments[:-2])
