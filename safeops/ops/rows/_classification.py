@@ -199,7 +199,7 @@ class OfRows(Op):
         self.cuda, registry[rows.name] = rows.cuda, rows
 
     def serves(self, input, target, reduction, denominator, empty):
-        """Of operands that no one has looked at."""
+        """True if a call takes this op. Its operands have not been checked yet."""
         if type(input) not in PLAIN or not (self.cpu and self.rows.cpu if input.is_cpu else input.is_cuda):
             return False
         if is_compiling() or reduction == "none" or denominator is not None or empty == "raise":
