@@ -129,10 +129,14 @@ def _count_numbers(target, weight, label_smoothing):
 
 
 def _composite(
-    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, *shape_of_logits
-):
-    loss, keep, weights = define(input, target, weight, mask, ignore_index, label_smoothing, z_loss, *shape_of_logits)
-    return loss, keep, weights, _numbers(input, target, weight, keep, weights, label_smoothing, *shape_of_logits)
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0,
+):  # fmt: skip
+    loss, keep, weights = define(
+        input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
+    )
+    numbers = _numbers(input, target, weight, keep, weights, label_smoothing, temperature, softcap)
+    return loss, keep, weights, numbers
 
 
 # ---- op
