@@ -43,8 +43,15 @@ OPTIONS = {
     "shares": {"probabilities": True},
     "shares all": {"probabilities": True, "weight": True, "label_smoothing": 0.25, "z_loss": 0.125},
 }
-NAMES = ("weight", "mask", "ignore_index", "label_smoothing", "z_loss")
-DEFAULTS = {"weight": None, "mask": None, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
+DEFAULTS = {
+    "weight": None,
+    "mask": None,
+    "ignore_index": -100,
+    "label_smoothing": 0.0,
+    "z_loss": 0.0,
+    "temperature": 1.0,
+    "softcap": 0.0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +60,7 @@ def more_splits(monkeypatch):
 
 
 def numbers_of(options):
-    return [(DEFAULTS | options)[name] for name in NAMES]
+    return [(DEFAULTS | options)[name] for name in DEFAULTS]
 
 
 def rows_of(shape):
