@@ -49,6 +49,7 @@ def install(folder: Path):
     from safeops.kernels.engine import launch, start
 
     from safeops.core import library
+    from safeops.core.op import registry
 
     start.TORCH = libcuda
     launch.gpu_target = lambda index: GPUTarget("cuda", ARCH, 32)
@@ -59,6 +60,9 @@ def install(folder: Path):
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
         for launcher in lazy:
             library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, kernels, "CPU")
+    for record in registry.values():  # those whose kernels are Triton's alone run on the CPU now
+        for op in (record, *record.parts):
+            op.cpu = op.cpu or bool(op.raw) and all(library.has_kernel(name, "CPU") for name in op.raw)
     return kernels, lazy  # to be kept: the kernels go with the library
 
 

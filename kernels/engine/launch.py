@@ -181,7 +181,7 @@ class Plan:
     def words(self):
         """(places of the pointers that there are, the numbers as the driver takes them, whether blocks share a
         result, `apart`)."""
-        return self.present, array("q", self.numbers).tobytes(), self.values.get("SPLIT", False), self.apart
+        return self.present, array("q", self.numbers).tobytes(), self.dtypes.get("counter") is not None, self.apart
 
     @property
     def apart(self):

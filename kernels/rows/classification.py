@@ -1,12 +1,15 @@
 """Rows that have a class each, or class probabilities: what cross_entropy and nll_loss have in common."""
 
+import torch
 import triton
 import triton.language as tl
 
+from ..engine.blocks import add_partials, is_last
 from ..engine.buffers import empty
 from ..engine.indexing import INNER
 from ..engine.operand import Operand
 from ..engine.tile import base_of, fetch, offset_of, store
+from .plan import BUNDLES
 from .row import one_per_row
 
 
@@ -83,6 +86,46 @@ def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: t
     return place, keep, w
 
 
+NONE, MEAN, SUM_OF_ROWS = range(3)  # REDUCE: what is made of the rows' losses
+AT_ONCE = tl.constexpr(256)  # blocks whose parts are loaded together
+
+
+@triton.jit
+def store_part(partial, place, size, total, count, weights, WEIGHTED: tl.constexpr):
+    tl.store(partial + place, total)
+    tl.store(partial + size + place, count)
+    if WEIGHTED:
+        tl.store(partial + 2 * size + place, weights)
+
+
+@triton.jit
+def add_up(value, kept, w, out, used, partial, counter, group, groups, config, WEIGHTED: tl.constexpr):
+    """The sum or mean of all rows' losses: the last block of a bundle adds up the parts of its blocks, and the last of
+    these the bundles', in order. used: what a mean divides by, the count of the kept rows or the sum of their weights.
+    w: 0 where a row is not kept."""
+    ARRAYS: tl.constexpr = 3 if WEIGHTED else 2
+    most = tl.maximum(AT_ONCE, (groups + BUNDLES - 1) // BUNDLES)  # blocks of a bundle
+    bundle, bundles = group // most, (groups + most - 1) // most
+    size = tl.minimum(most, groups - bundle * most)
+    of_bundle, of_all, first = partial + 3 * bundle * most, partial + 3 * groups, tl.zeros([1], tl.int32)
+    total = tl.sum(tl.sum(value.to(tl.float64), 1), 0)
+    count = tl.sum(tl.sum(tl.where(kept, 1.0, 0.0).to(tl.float64), 1), 0)
+    weights = tl.sum(tl.sum(w.to(tl.float64), 1), 0)
+    store_part(of_bundle, group - bundle * most, size, total, count, weights, WEIGHTED)
+    if is_last(counter + bundle, size):
+        totals, counts, sums = add_partials(of_bundle, size, first, 1, AT_ONCE, 1, ARRAYS)
+        store_part(of_all, bundle + first, bundles, totals, counts, sums, WEIGHTED)
+        if is_last(counter + bundles, bundles):
+            totals, counts, sums = add_partials(of_all, bundles, first, 1, AT_ONCE, 1, ARRAYS)
+            by = sums if WEIGHTED else counts
+            result = totals
+            if config.REDUCE == 1:  # MEAN
+                result = totals / by
+            result = tl.where(counts > 0, result, float("nan") if config.EMPTY_NAN else 0.0)
+            tl.store(out.pointer + first, result.to(out.pointer.dtype.element_ty))
+            tl.store(used.pointer + first, by)
+
+
 def class_dim(x):
     return 1 if x.dim() > 1 else 0
 
@@ -106,6 +149,17 @@ def per_class(weight, x):
 
 def row_results(x, dtype, *many):
     return empty((*many, *row_shape(x)), dtype, x.device)
+
+
+def reduced_results(x, dtype):
+    """(the sum or mean, what a mean divides by), and both as numbers of the rows, which `add_up` writes."""
+    results = empty((), dtype, x.device), empty((), torch.float64, x.device)
+    return results, [per_row(t, x) for t in results]
+
+
+def reduction(mean, empty_nan):
+    """The constants of a reduction; of losses that are not reduced: `reduction(None, False)`."""
+    return {"REDUCE": NONE if mean is None else MEAN if mean else SUM_OF_ROWS, "EMPTY_NAN": empty_nan}
 
 
 def count_stats(has_probabilities, weighted, smooth):

@@ -17,12 +17,15 @@ from ..engine.math import log_any
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import in_batch, store
 from .classification import (
+    add_up,
     class_dim,
     class_of,
     count_stats,
     own_class,
     per_class,
     per_row,
+    reduced_results,
+    reduction,
     row_results,
     store_stat,
 )
@@ -79,7 +82,9 @@ def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m,
     return kept, w, own_logit
 
 
-CrossEntropyConfig = constants("SMOOTH HAS_Q WEIGHT ENTROPY LOGITS PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I")
+CrossEntropyConfig = constants(
+    "SMOOTH HAS_Q WEIGHT ENTROPY LOGITS REDUCE EMPTY_NAN PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I"
+)
 
 
 @triton.jit
@@ -89,8 +94,8 @@ def cross_entropy_kernel(
     z_loss: tl.float64, ignore_index: tl.float64, parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts,
     config: CrossEntropyConfig,
 ):  # fmt: skip
-    """count: of rows, which is how far apart the kinds of row_stats are, and of losses where ENTROPY is wanted: they
-    are then log probability, entropy and L."""
+    """count: of rows, which is how far apart the kinds of row_stats are. With REDUCE loss is that of all rows, and
+    weights what a mean divides by. With ENTROPY loss has log probability, entropy and L of each row."""
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
     SMOOTH: tl.constexpr = config.SMOOTH
@@ -127,15 +132,16 @@ def cross_entropy_kernel(
         inside = one_per_row(space, m, n, config)
         has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any the loss is 0
         next_stat = count.to(tl.int64)
+        value, w = tl.where(has_classes, value, 0.0), tl.where(kept, w, 0.0)
         if config.ENTROPY:
-            value = -value
+            store(loss, space, m, n, -value, inside, True)
             store_stat(loss, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
             store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, top + spread, 0.0), inside)
-        store(loss, space, m, n, tl.where(has_classes, value, 0.0), inside, True)
-        if keep is not None:
+        elif not config.REDUCE:
+            store(loss, space, m, n, value, inside, True)
             store(keep, space, m, n, kept, inside, True)
-        if weights is not None:
-            store(weights, space, m, n, tl.where(kept, w, 0.0), inside, True)
+            if weights is not None:
+                store(weights, space, m, n, w, inside, True)
         store(row_stats, space, m, n, tl.where(has_classes, top, 0.0), inside, True)
         store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, spread, 0.0), inside)
         if config.HAS_Q or (config.WEIGHT and SMOOTH) or config.ENTROPY:
@@ -144,34 +150,53 @@ def cross_entropy_kernel(
         if SMOOTH:
             next_stat += count
             store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, even, 0.0), inside)
+        if config.REDUCE:
+            if config.SPLIT:
+                partial += SUMS * splits * rows
+                counter += parts.groups
+            add_up(
+                value, kept, w, loss, weights, partial, counter, group, parts.groups, config,
+                config.WEIGHT and not config.HAS_Q,
+            )  # fmt: skip
 
 
 CROSS_ENTROPY = declare(cross_entropy_kernel)
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
-def prepare(input, target, weight, mask, smooth, temperature=1.0, softcap=0.0, entropy=False):
-    """(results, what a plan takes, its constants, its options). entropy: the results are those of token_log_probs."""
+def prepare(
+    input, target, weight, mask, smooth, temperature=1.0, softcap=0.0, mean=None, empty_nan=False, entropy=False
+):
+    """(results, what a plan takes, its constants, its options). mean: of all rows, or their sum; None: each row's.
+    entropy: the results are those of token_log_probs."""
     has_probabilities, weighted = target.is_floating_point(), weight is not None
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
-    loss = row_results(input, dtype, *([3] if entropy else []))
-    keep = None if entropy else row_results(input, torch.bool)
-    weights = row_results(input, compute) if weighted and not has_probabilities else None
     row_stats = row_results(input, compute, 3 if entropy else count_stats(has_probabilities, weighted, smooth))
-    of_rows = None if has_probabilities else target, mask, loss[0] if entropy else loss, keep, weights, row_stats[0]
+    if mean is not None:
+        results, (loss, used) = reduced_results(input, dtype)
+        written = loss, None, used
+    elif entropy:
+        results = (row_results(input, dtype, 3),)
+        written = per_row(results[0][0], input), None, None
+    else:
+        loss, keep = row_results(input, dtype), row_results(input, torch.bool)
+        results = loss, keep, row_results(input, compute) if weighted and not has_probabilities else None
+        written = [per_row(t, input) for t in results]
     tensors = (
         input,
         target if has_probabilities else None,
-        *(per_row(t, input) for t in of_rows),
+        *(per_row(t, input) for t in (None if has_probabilities else target, mask)),
+        *written,
+        per_row(row_stats[0], input),
         per_class(weight, input),
     )
     options = {"phases": SUM, "partials": SUMS.value, "per_row_math": True}
     if smooth and weighted:
         options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
     plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
-    kind = logits_kind(temperature, softcap)
-    constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy, **kind}
-    return (loss, keep, weights, row_stats), plan, constants | {"count": row_stats[0].numel()}, options
+    constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy}
+    constants |= logits_kind(temperature, softcap) | reduction(mean, empty_nan) | {"count": row_stats[0].numel()}
+    return (*results, row_stats), plan, constants, options
 
 
 def cross_entropy(
@@ -184,3 +209,16 @@ def cross_entropy(
         floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
         launch("cross_entropy", *plan, floats, constants, **options)
     return loss, keep, loss.new_empty(0) if weights is None else weights, row_stats
+
+
+def cross_entropy_of_rows(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0, mean=True, empty_nan=False,
+):  # fmt: skip
+    """(the mean or the sum, what a mean divides by, row_stats) of all rows, of which there is one."""
+    results, plan, constants, options = prepare(
+        input, target, weight, mask, label_smoothing != 0, temperature, softcap, mean, empty_nan
+    )
+    floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
+    launch("cross_entropy", *plan, floats, constants, **options)
+    return results

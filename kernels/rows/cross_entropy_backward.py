@@ -28,8 +28,9 @@ CrossEntropyBackwardConfig = constants("SMOOTH ENTROPY LOGITS PARTIAL PEEL AXIS 
 @triton.jit
 def cross_entropy_backward_kernel(
     x: Operand, probabilities: Operand, target: Operand, mask: Operand, grad: Operand, row_stats: Operand, dx: Operand,
-    dq: Operand, weight: Operand, smoothing: tl.float64, z_loss: tl.float64, ignore_index: tl.float64,
-    parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts, config: CrossEntropyBackwardConfig,
+    dq: Operand, weight: Operand, denominator: Operand, smoothing: tl.float64, z_loss: tl.float64,
+    ignore_index: tl.float64, parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts,
+    config: CrossEntropyBackwardConfig,
 ):  # fmt: skip
     """count: of rows, which is how far apart the kinds of row_stats are, and the gradients of ENTROPY."""
     C: tl.constexpr = config.C
@@ -52,7 +53,10 @@ def cross_entropy_backward_kernel(
 
     # of each row: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or of rows across memory (1, BN)
     place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
-    g = fetch(grad, space, m, n, nowhere, True).to(C)
+    if denominator is None:
+        g = fetch(grad, space, m, n, nowhere, True).to(C)
+    else:  # one grad for all rows
+        g = tl.full([1, 1], tl.load(grad.pointer).to(C) / tl.load(denominator.pointer).to(C), C)
     if not WEIGHT or HAS_Q:
         w = tl.full([1, 1], 1.0, C)
     target_factor = g * (tl.full([1, 1], 1 - smoothing, C) * w)
@@ -112,13 +116,14 @@ CROSS_ENTROPY_BACKWARD = declare(
     cross_entropy_backward_kernel,
     tile_bytes=16384,  # four accesses a thread: what is worked out for a row takes as long as eight elements
 )
-PER_ROW = tuple(range(2, 6))
+PER_ROW = (2, 3, 4, 5, 9)
 OPTIONS = {"phases": MAP, "per_row_math": True}
 
 
 def prepare(
-    grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq, temperature=1.0, softcap=0.0, entropy=False
-):
+    grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq, denominator=None, temperature=1.0,
+    softcap=0.0, entropy=False,
+):  # fmt: skip
     """(what a plan takes, its constants). input, row_stats: None for nll_loss, of whose dx the shape is then.
     grad, row_stats: the first of them, where a row has several."""
     like = dx if input is None else input
@@ -130,11 +135,12 @@ def prepare(
         dx,
         dq,
         per_class(weight, like),
+        per_row(denominator, like),
     )
     compute = compute_dtype(like, target, weight, grad)
     plan = CROSS_ENTROPY_BACKWARD, tensors, PER_ROW, like.shape, class_dim(like), compute
     constants = {"SMOOTH": smooth, "ENTROPY": entropy, "PARTIAL": partial, **logits_kind(temperature, softcap)}
-    return plan, constants | {"count": grad.numel()}
+    return plan, constants | {"count": (grad if row_stats is None else row_stats).numel()}
 
 
 def check_stats(row_stats, many, input):
@@ -146,15 +152,25 @@ def check_stats(row_stats, many, input):
 
 def cross_entropy_backward(
     grad, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    temperature=1.0, softcap=0.0, need_input=True, need_target=False, partial=False,
+    temperature=1.0, softcap=0.0, need_input=True, need_target=False, partial=False, denominator=None,
 ):  # fmt: skip
+    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
     dx = torch.empty_like(input) if need_input else None
     dq = torch.empty_like(target) if need_target else None
     check_stats(row_stats, count_stats(target.is_floating_point(), weight is not None, label_smoothing != 0), input)
     if input.numel() and (need_input or need_target):
         plan, constants = prepare(
-            grad, input, target, row_stats[0], weight, mask, label_smoothing != 0, partial, dx, dq, temperature, softcap
-        )
+            grad, input, target, row_stats[0], weight, mask, label_smoothing != 0, partial, dx, dq, denominator,
+            temperature, softcap,
+        )  # fmt: skip
         floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
         launch("cross_entropy_backward", *plan, floats, constants, **OPTIONS)
     return tuple(input.new_empty(0) if d is None else d for d in (dx, dq))
+
+
+def cross_entropy_of_rows_backward(
+    grad, denominator, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0,
+    z_loss=0.0, temperature=1.0, softcap=0.0, need_input=True, need_target=False,
+):  # fmt: skip
+    options = ignore_index, label_smoothing, z_loss, temperature, softcap, need_input, need_target, False, denominator
+    return cross_entropy_backward(grad, input, target, row_stats, weight, mask, *options)

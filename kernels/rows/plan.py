@@ -37,6 +37,7 @@ FEWEST = 16  # neighbours that make a group of their own
 MAP, SUM, SUM_AND_WRITE, PICK, ALONE = range(5)
 UNSHARED = MAP, PICK, ALONE  # no row by several blocks, which would gather what they have
 PEELED_REGISTERS = 64  # at most, for four blocks to a multiprocessor
+BUNDLES = tl.constexpr(512)  # of blocks, at most, where all rows are reduced
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
 
@@ -105,7 +106,7 @@ def split_rows(tiles, groups, phases, per_row_math):
     per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
     policy = tiling.POLICY
     counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
-    if phases in UNSHARED or counters > COUNTERS:
+    if phases in UNSHARED or counters + 3 > COUNTERS:  # (a reduction of all rows counts, too)
         return 1, tiles
     return tiling.split_tiles(
         tiles, groups, policy._replace(blocks=policy.blocks // phases // (4 if per_row_math else 1))
@@ -167,9 +168,11 @@ def plan(
     down, across = -(-M // BM), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
     groups = batch.numel * blocks
+    reduces = (constants or {}).get("REDUCE")
     splits, per_split = split_rows(tiles, groups, phases, per_row_math)
     outputs = groups * (BM if axis is INNER else BN)
-    wide = needs_int64(outside, inner, splits * outputs * partials)
+    workspace = (partials * splits * outputs if splits > 1 else 0) + (3 * (groups + BUNDLES.value) if reduces else 0)
+    wide = needs_int64(outside, inner, workspace)
     values = {
         "M": M,
         "N": N,
@@ -193,13 +196,14 @@ def plan(
         "C": COMPUTE[compute],
         "I": tl.int64 if wide else tl.int32,
     }
-    plan = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values | (constants or {}),
+    values |= constants or {}
+    plan = Plan(kernel, tensors, tiling.scratch(splits > 1 or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
     most_registers = registers[axis is not INNER] or (PEELED_REGISTERS if peel and phases == SUM_AND_WRITE else None)
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
-    plan.config, plan.workspace = config, partials * splits * outputs if splits > 1 else 0
+    plan.config, plan.workspace = config, workspace
     return plan
 
 
@@ -220,8 +224,7 @@ def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), c
 
     launch_plan = cached_plan(key, build, device)
     if launch_plan.grid[0]:
-        scratch = () if options.get("phases") in UNSHARED else tiling.workspace(launch_plan, device)
-        launch_plan((*tensors, *scratch), addresses, *map(float, floats))
+        launch_plan((*tensors, *tiling.workspace(launch_plan, device)), addresses, *map(float, floats))
 
 
 def floor(eps, compute):

@@ -12,7 +12,7 @@ from .plan import launch
 
 def token_log_probs(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
     results, plan, constants, options = prepare(input, target, None, mask, False, temperature, softcap, entropy=True)
-    rows, _, _, row_stats = results
+    rows, row_stats = results
     if rows.numel():
         floats = 0.0, 0.0, ignore_index, *logits_numbers(temperature, softcap)
         launch("token_log_probs", *plan, floats, constants, **options)
@@ -27,7 +27,20 @@ def token_log_probs_backward(
     if input.numel():
         grad = grad.contiguous()  # three numbers of each row
         plan, constants = prepare_backward(
-            grad[0], input, target, row_stats[0], None, mask, False, False, dx, None, temperature, softcap, entropy=True
+            grad[0],
+            input,
+            target,
+            row_stats[0],
+            None,
+            mask,
+            False,
+            False,
+            dx,
+            None,
+            None,
+            temperature,
+            softcap,
+            entropy=True,
         )
         floats = 0.0, 0.0, ignore_index, *logits_numbers(temperature, softcap)
         launch("token_log_probs_backward", *plan, floats, constants, **OPTIONS)

@@ -26,24 +26,28 @@ def tensors(x, probabilities, weight):
     return target, meta((x.shape[1],), F32) if weight else None, meta(rows, torch.bool), rows
 
 
-def forward(x, probabilities=False, weight=False, smooth=False, **shape_of_logits):
+def forward(x, probabilities=False, weight=False, smooth=False, **options):
     target, w, mask, _ = tensors(x, probabilities, weight)
-    _, plan, constants, options = ce.prepare(x, target, w, mask, smooth, **shape_of_logits)
+    _, plan, constants, options = ce.prepare(x, target, w, mask, smooth, **options)
     return row.plan(*plan, constants, **options)
 
 
-def backward(x, probabilities=False, weight=False, smooth=False, partial=False, need_target=False, **shape_of_logits):
+def backward(
+    x, probabilities=False, weight=False, smooth=False, partial=False, need_target=False, mean=False, **options
+):
     target, w, mask, rows = tensors(x, probabilities, weight)
     grad, dq = meta((), F32).expand(rows), torch.empty_like(target) if need_target else None
+    denominator = meta((), F64) if mean else None
     plan, constants = ce_backward.prepare(
-        grad, x, target, meta(rows, F64), w, mask, smooth, partial, torch.empty_like(x), dq, **shape_of_logits
+        grad, x, target, meta(rows, F64), w, mask, smooth, partial, torch.empty_like(x), dq, denominator, **options
     )
     return row.plan(*plan, constants, **ce_backward.OPTIONS)
 
 
-def picked(x, weight=True):
+def picked(x, weight=True, mean=None):
     target, w, mask, _ = tensors(x, False, weight)
-    return row.plan(*nll.prepare(x, target, w, mask)[1], phases=row.PICK)
+    _, plan, constants = nll.prepare(x, target, w, mask, mean)
+    return row.plan(*plan, constants, phases=row.PICK)
 
 
 def picked_backward(x, weight=True):
@@ -72,6 +76,8 @@ def cases():
     many, tall, huge = meta((1 << 12, 1 << 17), BF16), meta((2, 1 << 18, 64), BF16), meta((1 << 17, 1 << 16), BF16)
     for make, which in ((forward, "cross_entropy"), (backward, "cross_entropy_backward")):
         results[f"aligned {which} short {name}"] = make(short)
+        results[f"aligned {which} of rows {name}"] = make(short[:2048], weight=True, smooth=True, mean=True)
+        results[f"aligned {which} of few long rows {name}"] = make(few, mean=True)
         results[f"aligned {which} images {name}"] = make(images)
         results[f"aligned {which} wide {name}"] = make(huge)
         results[f"aligned {which} smoothing weight {name}"] = make(x, weight=True, smooth=True)
@@ -104,6 +110,7 @@ def cases():
     results[f"aligned cross_entropy_backward partial {name}"] = backward(x, smooth=True, partial=True)
     results[f"general nll_loss {name}"] = picked(x)
     results[f"general nll_loss images {name}"] = picked(images)
+    results[f"general nll_loss of rows {name}"] = picked(short[:2048], mean=True)
     results[f"aligned nll_loss_backward {name}"] = picked_backward(x, weight=False)
     for gradient, which in ((False, "multi_margin"), (True, "multi_margin_backward")):
         for dtype in (BF16, F64):

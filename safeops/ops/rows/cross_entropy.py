@@ -158,6 +158,11 @@ def _fake(input, target, weight, mask, ignore_index, label_smoothing, *_):
     )
 
 
+def _fake_of_rows(*operands):
+    loss, _, _, numbers = _fake(*operands[:-2])
+    return loss.new_empty(()), loss.new_empty((), dtype=torch.float64), numbers
+
+
 def _fake_backward(grad, input, target, *options):
     *_, need_input, need_target, _ = options
     d_input = torch.empty_like(input) if need_input else input.new_empty(0)
@@ -180,6 +185,23 @@ _backward = declare_raw(
     "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: some classes
     fake=_fake_backward,
     triton="rows.cross_entropy_backward.cross_entropy_backward",
+)
+
+_of_rows = declare_raw(
+    "_cross_entropy_of_rows",
+    "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
+    "float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, bool mean=True, "
+    "bool empty_nan=False) -> (Tensor loss, Tensor denominator, Tensor numbers)",
+    fake=_fake_of_rows,
+    triton="rows.cross_entropy.cross_entropy_of_rows",
+)
+_of_rows_backward = declare_raw(
+    "_cross_entropy_of_rows_backward",
+    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, "
+    "Tensor? mask=None, int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, "
+    "float softcap=0.0, bool need_input=True, bool need_target=False) -> (Tensor, Tensor)",
+    fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands, False),
+    triton="rows.cross_entropy_backward.cross_entropy_of_rows_backward",
 )
 
 # ---- record
@@ -250,12 +272,14 @@ class CrossEntropy(Classification):
         if shape_of_logits:
             validate_logits(name, *shape_of_logits)
 
-    def gradients(self, grad, needs, operands, results):
-        input, target, *rest = operands
-        return self.backward(grad, input, target, results.numbers, *rest, *needs[:2])
+    def gradients_of(self, backward, upstream, needs, operands, numbers):
+        input, target, *options = operands
+        return backward(*upstream, input, target, numbers, *options, *needs[:2])
 
 
-_cross_entropy = CrossEntropy("cross_entropy", "CrossEntropyLoss", _forward, _backward, define)
+_cross_entropy = CrossEntropy(
+    "cross_entropy", "CrossEntropyLoss", _forward, _backward, define, _of_rows, _of_rows_backward
+)
 _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
 
 # ---- public function
@@ -304,11 +328,13 @@ def cross_entropy(
         tensor(0.2395)
     """
     validate_reduction("cross_entropy", input, reduction, denominator, empty)
+    operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
+    of_rows = _cross_entropy.of_rows
     if row_weight is not None:
-        mask = without_weight_0("cross_entropy", row_weight, mask, input)
-    loss, keep, weights = _cross_entropy.call(
-        input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
-    )
+        operands = *operands[:3], without_weight_0("cross_entropy", row_weight, mask, input), *operands[4:]
+    elif of_rows.serves(input, target, reduction, denominator, empty):
+        return of_rows.call(*operands, reduction == "mean", empty == "nan")
+    loss, keep, weights = _cross_entropy.call(*operands)
     per_row = None if weight is None or target.is_floating_point() else weights
     if row_weight is not None:
         loss, per_row = weighed(loss, keep, per_row, row_weight)

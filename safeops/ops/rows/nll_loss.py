@@ -50,6 +50,11 @@ def _fake(input, target, weight=None, mask=None, ignore_index=-100):
     )
 
 
+def _fake_of_rows(*operands):
+    loss, *_ = _fake(*operands[:-2])
+    return loss.new_empty(()), loss.new_empty((), dtype=torch.float64)
+
+
 def _fake_backward(grad, size, dtype, target, weight=None, mask=None, ignore_index=-100):
     return grad.new_empty(size, dtype=dtype)
 
@@ -68,6 +73,21 @@ _backward = declare_raw(
     "int ignore_index=-100) -> Tensor",
     fake=_fake_backward,
     triton="rows.nll_loss.nll_loss_backward",
+)
+
+_of_rows = declare_raw(
+    "_nll_loss_of_rows",
+    "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, bool mean=True, "
+    "bool empty_nan=False) -> (Tensor loss, Tensor denominator)",
+    fake=_fake_of_rows,
+    triton="rows.nll_loss.nll_loss_of_rows",
+)
+_of_rows_backward = declare_raw(
+    "_nll_loss_of_rows_backward",
+    "(Tensor grad, Tensor? denominator, SymInt[] size, ScalarType dtype, Tensor target, Tensor? weight=None, "
+    "Tensor? mask=None, int ignore_index=-100) -> Tensor",
+    fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands),
+    triton="rows.nll_loss.nll_loss_of_rows_backward",
 )
 
 # ---- record
@@ -100,12 +120,12 @@ class NLLLoss(Classification):
         validate_options(name, reduction, empty)
         validate_index(name, ignore_index)
 
-    def gradients(self, grad, needs, operands, results):
+    def gradients_of(self, backward, upstream, needs, operands):
         input, *rest = operands
-        return (self.backward(grad, input.shape, input.dtype, *rest),)
+        return (backward(*upstream, input.shape, input.dtype, *rest),)
 
 
-_nll_loss = NLLLoss("nll_loss", "NLLLoss", _forward, _backward, define)
+_nll_loss = NLLLoss("nll_loss", "NLLLoss", _forward, _backward, define, _of_rows, _of_rows_backward)
 _nll_loss.example = "torch.tensor([[-0.5, -1.0], [-2.0, -0.25]]), torch.tensor([0, 1])"
 
 # ---- public function
@@ -136,5 +156,8 @@ def nll_loss(
         tensor(0.5000)
     """
     validate_reduction("nll_loss", input, reduction, denominator, empty)
-    loss, keep, weights = _nll_loss.call(input, target, weight, mask, ignore_index)
+    operands = input, target, weight, mask, ignore_index
+    if _nll_loss.of_rows.serves(input, target, reduction, denominator, empty):
+        return _nll_loss.of_rows.call(*operands, reduction == "mean", empty == "nan")
+    loss, keep, weights = _nll_loss.call(*operands)
     return reduce("nll_loss", loss, keep, None if weight is None else weights, reduction, denominator, empty)

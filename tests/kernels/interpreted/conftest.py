@@ -164,4 +164,5 @@ def triton_route(monkeypatch):
             routed.forward, routed.backward = map(library.launchers.get, (op.forward, op.backward))
             routed.save = private_torch.save_directly
             recorded = private_torch.direct_apply(autograd_function(routed))
+            monkeypatch.setattr(op, "cpu", True)
             monkeypatch.setattr(op, "eager", [(routed.forward, False), (recorded, False)])

@@ -138,6 +138,63 @@ def check(x, target, options, grad=None):
     return row_stats
 
 
+def check_of_rows(forward, backward, losses, slope, weighted):
+    """The reduction of all rows and its gradients beside those of each row. forward(mean, empty_nan), backward(grad,
+    denominator, numbers); losses: (loss, keep, weights) of each row, slope(grad of each row)."""
+    loss, keep, weights = losses
+    total, by = loss.double().sum(), (weights if weighted else keep).double().sum()
+    for mean in (True, False):
+        value, denominator, *numbers = forward(mean, False)
+        assert value.dtype == loss.dtype and value.shape == denominator.shape == ()
+        wanted = total if not keep.any() else total / by if mean else total
+        close(value, wanted, 10 * loss.double().abs().sum() / (by if mean and keep.any() else 1) + 1e-6, loss.dtype)
+        close(denominator, by)
+        again = forward(mean, True)
+        assert torch.equal(again[0], value) if keep.any() else again[0].isnan()  # the same bits, or nothing kept
+        grad = torch.tensor(0.75)
+        result = backward(grad, denominator if mean else None, *numbers)
+        of_each = (grad.double() / (by if mean and keep.any() else 1)).expand(loss.shape)
+        for d, like in zip(result, slope(of_each.to(loss.dtype))):
+            close(d, like.double(), like.double().abs().max() + 1e-6 if like.numel() else None, like.dtype)
+
+
+@pytest.mark.parametrize("options", ["plain", "all", "shares all"])
+@pytest.mark.parametrize("layout", ["rows", "odd long row", "images", "odd images", "classes last", "one number"])
+def test_cross_entropy_of_rows(layout, options):
+    x, target, options = example(layout, BF16, **OPTIONS[options])
+    numbers = numbers_of(options)
+    *losses, row_stats = cross_entropy.cross_entropy(x, target, *numbers)
+    needs = True, target.is_floating_point()
+
+    def backward(grad, denominator, stats):
+        return cross_entropy_backward.cross_entropy_of_rows_backward(
+            grad, denominator, x, target, stats, *numbers, *needs
+        )
+
+    check_of_rows(
+        lambda *reduction: cross_entropy.cross_entropy_of_rows(x, target, *numbers, *reduction),
+        backward,
+        losses,
+        lambda grad: gradients(x, target, grad, row_stats, options),
+        losses[2].numel() > 0,
+    )
+
+
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("layout", ["rows", "odd long row", "odd images", "one number", "nothing kept"])
+def test_nll_loss_of_rows(layout, weight):
+    x, target, options = example("rows" if layout == "nothing kept" else layout, BF16, weight=weight)
+    target = torch.full_like(target, -100) if layout == "nothing kept" else target
+    numbers = numbers_of(options)[:3]
+    check_of_rows(
+        lambda *reduction: nll_loss.nll_loss_of_rows(x, target, *numbers, *reduction),
+        lambda *grad: (nll_loss.nll_loss_of_rows_backward(*grad, x.shape, x.dtype, target, *numbers),),
+        nll_loss.nll_loss(x, target, *numbers),
+        lambda grad: (nll_loss.nll_loss_backward(grad, x.shape, x.dtype, target, *numbers),),
+        weight,
+    )
+
+
 # ---- cross entropy
 
 
