@@ -372,11 +372,7 @@ def _record(definition, twin, samples, bad_calls, call, skip, variants=None):
         bad_calls=bad_calls,
         call=call,
         # the mean is other ops', and a row's weight a product
-        kernel_call={
-            "reduction": "none",
-            "denominator": None,
-            **({"row_weight": None} if "row_weight" in call else {}),
-        },
+        kernel_call={"reduction": "none"} | dict.fromkeys(call.keys() & {"denominator", "row_weight"}),
         gpu=functools.partial(_gpu_case, name, numbers),
         variants={
             "gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": row_terms}),

@@ -215,6 +215,9 @@ class OfRows(Op):
     def validate(self, *arguments):
         self.rows.validate(*arguments[:-2])
 
+    def validate_operands(self, *operands):
+        self.rows.validate_operands(*operands[:-2])
+
     def define(self, *operands):
         *operands, mean, empty_nan = operands
         loss, keep, weights = self.rows.definition(*operands)
