@@ -1,6 +1,7 @@
 """cross_entropy and nll_loss: what they have in common. Their rows are all dims but that of the classes.
 
-The raw ops give the loss of each row; the public functions sum them up by `safeops.core.loss_reduction.reduce`.
+The raw ops give the loss of each row, which `safeops.core.loss_reduction.reduce` sums up; on a GPU one of `OfRows`
+gives the mean or sum of all rows at once.
 """
 
 import torch
