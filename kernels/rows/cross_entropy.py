@@ -46,7 +46,8 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, config):
     )
     own_logit, w = own_logit.to(top.dtype), w.to(top.dtype)
     smoothing, z_loss = tl.full([1, 1], smoothing, top.dtype), tl.full([1, 1], z_loss, top.dtype)
-    spread = log_any(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
+    nothing = total == 0  # but -inf: NaN, as torch has it
+    spread, top = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), top)
     certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
     certain = certain & (not config.HAS_Q) & (not SMOOTH)
     # +inf shows as NaN, but where it is the row's own logit, and that one alone

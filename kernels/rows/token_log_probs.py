@@ -20,28 +20,16 @@ def token_log_probs(input, target, mask=None, ignore_index=-100, temperature=1.0
 
 
 def token_log_probs_backward(
-    grad, input, target, row_stats, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0
+    grad, input, target, row_stats, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0, partial=False
 ):
     dx = torch.empty_like(input)
     check_stats(row_stats, 3, input)
     if input.numel():
         grad = grad.contiguous()  # three numbers of each row
         plan, constants = prepare_backward(
-            grad[0],
-            input,
-            target,
-            row_stats[0],
-            None,
-            mask,
-            False,
-            False,
-            dx,
-            None,
-            None,
-            temperature,
-            softcap,
-            entropy=True,
-        )
+            grad[0], input, target, row_stats[0], None, mask, False, partial, dx, None, temperature=temperature,
+            softcap=softcap, entropy=True,
+        )  # fmt: skip
         floats = 0.0, 0.0, ignore_index, *logits_numbers(temperature, softcap)
         launch("token_log_probs_backward", *plan, floats, constants, **OPTIONS)
     return dx

@@ -1,8 +1,9 @@
 """DTensors: the local kernel on the local shards, in both directions, and one collective of what the ranks found.
 
 An op says by its attribute `shards` how its parts combine: "elementwise"; "loss", a pointwise one; "rows", one of rows
-that have a class; "vocabulary", with the linear layer before it; "sum", "mean", "statistic" and "count" over dims;
-"softmax", "normalize" and "cosine" of vectors. What is not covered takes the composite, whose aten ops know DTensors.
+that have a class; "log_probs", of such rows; "vocabulary", with the linear layer before it; "sum", "mean", "statistic"
+and "count" over dims; "softmax", "normalize" and "cosine" of vectors. What is not covered takes the composite, whose
+aten ops know DTensors.
 """
 
 import copy
@@ -16,7 +17,7 @@ from safeops.core.group import here
 from safeops.core.library import raise_cause
 from safeops.core.private_torch import schema
 from safeops.core.route import PLAIN
-from safeops.distributed import _classes, _reductions, _vectors, _vocabulary
+from safeops.distributed import _classes, _log_probs, _reductions, _vectors, _vocabulary
 from safeops.distributed._agreement import watched
 from safeops.distributed._layout import Uncovered, for_composite, layout, local, shared
 
@@ -180,6 +181,7 @@ FORWARD = {
     "elementwise": _each,
     "loss": _loss_of_all,
     "rows": _classes.forward,
+    "log_probs": _log_probs.forward,
     "vocabulary": _vocabulary.forward,
     "count": _reductions.counts,
     **dict.fromkeys(REDUCTIONS, _reductions.forward),
@@ -190,6 +192,7 @@ FORWARD = {
 # These gradients need the inputs' layouts, of which a linear op would keep nothing.
 GRADIENTS = {
     "rows": _classes.gradients,
+    "log_probs": _log_probs.gradients,
     "vocabulary": _vocabulary.gradients,
     **dict.fromkeys(REDUCTIONS, _reductions.gradients),
     "softmax": _vectors.softmax_gradients,

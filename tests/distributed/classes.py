@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 from unittest import mock
 
 import torch
@@ -204,7 +205,38 @@ def check_what_the_composite_has():
         close(got, safeops.triplet_margin_loss(*three), 1e-12)
 
 
+def check_log_probs(layouts, shapes=({}, {"temperature": 0.5, "softcap": 3.0})):
+    """All three results, stacked, and with the same upstream for each row's."""
+    names = ("log_prob", "entropy", "logsumexp")
+    for (logits, rows), options, mask, result in itertools.product(layouts, shapes, (False, True), names):
+        tensors = operands(torch.float64, mask=mask)
+        tensors["logits"] = tensors.pop("input").movedim(1, -1).contiguous()
+        where = {"logits": [type(S0)(LAST[p.dim]) if p.is_shard() else p for p in logits], "target": rows, "mask": rows}
+        compare("token_log_probs", tensors, where, torch.float64, take=operator.attrgetter(result), **options)
+
+
+LAST = {0: 0, 1: 2, 2: 1}  # dims of (N, C, d1) in (N, d1, C)
+
+
+def check_log_probs_of_infinite_logits():
+    """As those of cross_entropy; a rank has no class that exists, and one no class at all."""
+    inf = float("inf")
+    for classes in ((0,), (7,), (0, 1), (0, 7)):
+        for target, result in itertools.product((0, 7, 3), ("log_prob", "entropy", "logsumexp")):
+            x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(3, 8).clone()
+            x[1, list(classes)], x[2, :2] = inf, -inf
+            tensors = {"logits": x, "target": torch.full((3,), target)}
+            where = {"logits": [S1], "target": [R]}
+            got = compare("token_log_probs", tensors, where, torch.float64, take=operator.attrgetter(result))
+            assert got.full_tensor()[1].isnan() != (classes == (target,))
+    tensors = {"logits": torch.randn(6, 5, dtype=torch.float64), "target": torch.arange(6) % 5}
+    where = {"logits": [S1], "target": [R]}
+    compare("token_log_probs", tensors, where, torch.float64, take=lambda got: got.entropy)
+
+
 CASES = {
+    "log-probs": functools.partial(check_log_probs, [*CLASSES, *ROWS[:2]]),
+    "log-probs-infinite": check_log_probs_of_infinite_logits,
     "classes-fp64": functools.partial(check, torch.float64, CLASSES),
     "classes-fp32": functools.partial(check, torch.float32, CLASSES[:2]),
     "rows": functools.partial(check, torch.float64, ROWS, options=OPTIONS[:4]),

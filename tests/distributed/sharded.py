@@ -41,14 +41,19 @@ def distributed(x, placements, grad=True):
     return shared.requires_grad_(x.is_floating_point() and grad)
 
 
-def compare(name, operands, placements, kind=torch.float32, constant=("weight",), size=0, **options):
+def compare(name, operands, placements, kind=torch.float32, constant=("weight",), size=0, take=None, **options):
     """Values and gradients. operands: plain tensors by name; placements: theirs. The composite is not taken.
 
-    size: of the terms that a gradient is the sum of, where they cancel.
+    size: of the terms that a gradient is the sum of, where they cancel. take: one of several results.
     """
     plain = {k: x.clone().requires_grad_(x.is_floating_point() and k not in constant) for k, x in operands.items()}
     shared = {k: distributed(x, placements[k], k not in constant) for k, x in operands.items()}
-    call = functools.partial(getattr(safeops, name), **options)
+    function = getattr(safeops, name)
+
+    def call(**tensors):
+        result = function(**tensors, **options)
+        return result if take is None else take(result)
+
     want = call(**plain)
     refuse = mock.Mock(side_effect=AssertionError(f"{name} took the composite"))
     with mock.patch.object(type(registry[name]), "composite", refuse):

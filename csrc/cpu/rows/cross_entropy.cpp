@@ -82,7 +82,8 @@ void finish_entropy(const void*, int64_t rows, const double* const* states, doub
     if (top - top == 0) continue;
     const bool certain = top > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == top;
     for (int i : {0, 1, 4, 5}) results[i][r] = certain ? 0 : kNaN;
-    for (int i : {2, 3}) results[i][r] = certain ? top : kNaN;
+    results[2][r] = certain ? top : kNaN;
+    results[3][r] = certain || top < 0 ? top : kNaN;  // (-inf tells one who has other classes that these have none)
   }
   for (int i = 0; i < 6; ++i) {
     SAFEOPS_SIMD

@@ -104,10 +104,11 @@ void run(const ClassRows& rows, const View& g, const View& x, const View& row_st
 
 Tensor token_log_probs_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
                                 const Tensor& row_stats, const std::optional<Tensor>& mask, int64_t ignore_index,
-                                double temperature, double softcap) {
+                                double temperature, double softcap, bool partial) {
   constexpr char kName[] = "_token_log_probs_backward";
   const View g(grad), x(input), stats(row_stats);
   ClassRows rows(kName, x);
+  rows.partial = partial;
   STD_TORCH_CHECK(g.is_floating() && rows.with(3).is(g.ndim, g.sizes), kName,
                   ": grad must be floating, three for each row");
   STD_TORCH_CHECK((stats.dtype == DType::kFloat || stats.dtype == DType::kDouble) && stats.contiguous() &&

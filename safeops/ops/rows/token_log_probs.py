@@ -8,6 +8,7 @@ from safeops.core import check
 from safeops.core.dtypes import compute_dtype, wide_on_cpu
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
+from safeops.core.route import PLAIN
 from safeops.ops.rows._classification import (
     INDICES,
     class_dim,
@@ -89,7 +90,7 @@ _forward = declare_raw(
 _backward = declare_raw(
     "_token_log_probs_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? mask=None, int ignore_index=-100, "
-    "float temperature=1.0, float softcap=0.0) -> Tensor",
+    "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: some classes
     fake=lambda grad, input, *_: torch.empty_like(input),
     triton="rows.token_log_probs.token_log_probs_backward",
 )
@@ -101,6 +102,7 @@ class TokenLogProbsOp(Op):
     """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: three numbers a row."""
 
     compiled = ("cpu", "cuda")
+    shards = "log_probs"
 
     def prepare(self, logits, target, mask, ignore_index, temperature, softcap):
         if logits.dim() > 2:
@@ -189,4 +191,5 @@ def token_log_probs(logits, target, *, mask=None, ignore_index=-100, temperature
         tensor([-0.2395,  0.0000])
     """
     rows = _token_log_probs.call(logits, target, mask, ignore_index, temperature, softcap)
-    return TokenLogProbs(*rows.unbind(0))
+    # (the backward of unbind makes plain zeros of what has no gradient, which no DTensor is stacked with)
+    return TokenLogProbs(*(rows.unbind(0) if rows.__class__ in PLAIN else (rows[0], rows[1], rows[2])))

@@ -1,0 +1,67 @@
+"""token_log_probs of DTensors: the local kernel on the rows of each rank.
+
+Where the classes are sharded each rank's kernel gives the logsumexp and the entropy of its own, all ranks learn them by
+one all-gather, 24 bytes a row with the logit of the row's class, and the local backward kernel takes the row's numbers
+from there. The logits stay where they are.
+"""
+
+import torch
+
+from safeops.core.dtypes import compute_dtype
+from safeops.distributed._classes import INF, NO_CLASS, Rows
+from safeops.distributed._collectives import gather
+from safeops.distributed._layout import local, shared
+from safeops.ops.rows._linear_chunks import index_in
+from safeops.ops.rows._logits import shaped
+
+
+def forward(op, *operands):
+    input, target, mask, ignore_index, *shape = op.operands(*operands)
+    of = Rows(input, target, None, mask, ignore_index)
+    if of.part is None:
+        results = op.forward(of.x, of.target, of.mask, NO_CLASS, *shape)
+    else:
+        results = _of_parts(op, of, *shape)
+    return tuple(map(of.share, results))
+
+
+def gradients(op, grad, needs, operands, results):
+    input, target, mask, ignore_index, *shape = operands
+    of, numbers = Rows(input, target, None, mask, ignore_index), results.numbers
+    g = local(grad, torch.Size((3, *of.shape)), [_behind(p) for p in of.rows])
+    partial = of.part is not None
+    d = op.backward(g, of.x, of.target - of.first, numbers.to_local(), of.mask, NO_CLASS, *shape, partial)
+    return (shared(d, of.mesh, of.input.shape, of.placements, input),)
+
+
+def _behind(placement):
+    """That of a tensor whose first dim more is whole."""
+    return type(placement)(placement.dim + 1) if placement.is_shard() else placement
+
+
+def _of_parts(op, of, temperature, softcap):
+    """The results of the raw forward of whole rows."""
+    x, place = of.x.detach().movedim(of.dim, -1), of.target - of.first
+    at, inside = index_in(x.shape[-1], place)
+    if x.shape[-1]:
+        own = shaped(x.gather(-1, at).squeeze(-1).double(), temperature, softcap)
+        numbers = op.forward(of.x.detach(), at.squeeze(-1), of.mask, NO_CLASS, temperature, softcap)[1]
+        top, spread, entropy = numbers.double()
+    else:
+        own = top = spread = entropy = torch.full(x.shape[:-1], -INF, dtype=torch.float64, device=x.device)
+    has_none = top == -INF  # of the classes that exist
+    columns = torch.where(has_none, -INF, top + spread), torch.where(has_none, 0, entropy), torch.where(inside, own, 0)
+    log_sums, entropies, own = gather(op.name, torch.stack(columns), of.mesh, [of.part]).unbind(1)
+    log_sum, own = log_sums.logsumexp(0), own.sum(0)
+    # A logit of +inf takes all of the softmax: right where it is the row's own and there is one, else no number.
+    certain = (own == INF) & ((log_sums == INF).sum(0) == 1) & ~log_sums.isnan().any(0)
+    log_sum = torch.where(log_sum.isinf() & ~certain, float("nan"), log_sum)
+    share = (log_sums - log_sum).exp()
+    terms = torch.where(share == 0, 0, share * (entropies + log_sum - log_sums))
+    entropy = torch.where(certain, 0, terms.sum(0))
+    log_prob = torch.where(certain, 0, own - log_sum)
+    compute = compute_dtype(x.dtype)
+    high = log_sum.to(compute).double()
+    low = torch.where(high.isinf(), 0, log_sum - high)
+    rows, numbers = torch.stack((log_prob, entropy, log_sum)), torch.stack((high, low, entropy))
+    return tuple(torch.where(of.mask, result, 0).to(compute) for result in (rows, numbers))
