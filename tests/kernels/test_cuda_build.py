@@ -438,5 +438,5 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
     functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
     names = [f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward"))]
     for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", "_ssim", "_ssim_backward",
-                 "_ms_ssim", "_ms_ssim_backward", "_total_variation", "_total_variation_backward", *names):  # fmt: skip
+                 "_total_variation", "_total_variation_backward", *names):  # fmt: skip
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

@@ -2,7 +2,6 @@
 // A first launch computes the planes' levels, a second slides over the windows (march.cuh).
 // I/O: reads x, y, mask, for the level and again, where tiles overlap more than once; writes the map, or a few numbers.
 #include "sums.cuh"
-#include "halves.cuh"
 #include "volumes.cuh"
 
 namespace safeops::cuda {
@@ -28,8 +27,7 @@ __global__ void __launch_bounds__(kTileThreads, kVolumeBlocks<C>)
 }  // namespace
 
 void ssim_of_volumes(const Outputs& outputs, const Tensor& input, const Tensor& target,
-                     const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info,
-                     const Halves& halves) {
+                     const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info) {
   by_volume_kind(info, options.size, [&](auto compute, auto static_size, auto incomplete) {
     using C = decltype(compute);
     using M = WindowSlider<C, static_size(), 4 + incomplete()>;
@@ -39,10 +37,6 @@ void ssim_of_volumes(const Outputs& outputs, const Tensor& input, const Tensor& 
                                                              launches.windows, groups, to);
     };
     sum_windows(outputs, input, info, launches.windows.blocks(), launches.stream, launch);
-    const int64_t voxels = launches.planes * halves.depth * halves.height * halves.width;
-    if (halves.x.base && voxels)
-      start(halve_kernel<C>, unsigned(std::min(blocks_for(voxels, kThreads), kMostHalving)), launches.stream,
-            launches.images, halves, voxels);
   });
 }
 

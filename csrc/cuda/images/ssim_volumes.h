@@ -10,8 +10,7 @@ namespace safeops::cuda {
 struct Outputs;  // sums.cuh
 
 void ssim_of_volumes(const Outputs& outputs, const Tensor& input, const Tensor& target,
-                     const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info,
-                     const Halves& halves);
+                     const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info);
 void ssim_of_volumes_backward(const Gradients& to, const Tensor& input, const Tensor& target,
                               const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info);
 

@@ -2,7 +2,6 @@
 // the windows' moments and writes the slopes of each to memory, a third blurs them to the pixels in the same way:
 //     ds = sum w by_mean_s + 2 s sum w by_squares_s,  and likewise dd;  dx = ds + dd,  dy = ds - dd
 // I/O: reads x, y, mask and the map's gradient; writes and reads four slopes of each window; writes dx, dy.
-#include "halves.cuh"
 #include "volumes.cuh"
 
 namespace safeops::cuda {
@@ -102,12 +101,10 @@ __global__ void __launch_bounds__(kTileThreads, kVolumeBlocks<C>)
     const bool unseen = sum[0] == 0 && sum[1] == 0 && sum[2] == 0 && sum[3] == 0;
     const bool kept = images.mask.base == nullptr || load<uint8_t>(at(images.mask, z));
     const bool alive = kept && !(incomplete && unseen);
-    C dx = alive ? ds + dd : C(0), dy = alive ? ds - dd : C(0);
-    if (has_halves(to) && kept) add_of_half<true, true>(images, to, n, c, z, tile.row, tile.column, dx, dy);
     const auto write = [&](const Field& out, C gradient) {
-      if (out.base) store_raw(at(out, z), out.type, Dynamic<C>::encode(gradient, out.type));
+      if (out.base) store_raw(at(out, z), out.type, Dynamic<C>::encode(alive ? gradient : C(0), out.type));
     };
-    write(to.dx, dx), write(to.dy, dy);
+    write(to.dx, ds + dd), write(to.dy, ds - dd);
   });
 }
 
