@@ -116,7 +116,7 @@ class Plan:
 
     def options(self, target):
         """(Products are fused with additions, whatever a release of Triton does by itself.)"""
-        options = {"num_warps": self.config.threads // target.warp_size, "enable_fp_fusion": True}
+        options = {"num_warps": max(self.config.threads // target.warp_size, 1), "enable_fp_fusion": True}
         registers = self.config.max_registers[self.constants["VEC"] == 1]
         if registers and target.backend == "cuda":
             # A functor whose arithmetic would spill says how many it needs: before sm_100, and from there on.

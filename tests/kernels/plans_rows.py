@@ -22,7 +22,7 @@ SOFTMAX, LOG_SOFTMAX, NORMALIZE = (op.value for op in (rows.SOFTMAX, rows.LOG_SO
 OFTEN = re.compile(  # as in plans_statistics.py
     r"aligned (softmax_backward|log_softmax few long|normalize_backward channels|cosine(_backward)? channels) bfloat16|"
     r"aligned (log_softmax|normalize)(_backward)? odd long bfloat16|"
-    r"aligned triplet(_backward)? swap bfloat16|"
+    r"aligned triplet(_backward)? swap bfloat16|aligned lpips(_backward)? bfloat16|"
     r"general log_softmax_backward transposed bfloat16"
 )
 

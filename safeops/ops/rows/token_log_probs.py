@@ -51,9 +51,8 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
     log_prob = log_p.gather(dim, place.unsqueeze(dim)).squeeze(dim)
     entropy = -(p * torch.where(p == 0, 0, log_p)).sum(dim)
     log_sum = torch.where(log_prob.isnan(), log_prob, torch.logsumexp(x, dim))
-    rows = torch.where(keep & ~certain, torch.stack([log_prob, entropy, log_sum]), 0)
-    infinite = torch.tensor([0, 0, INF], dtype=x.dtype, device=x.device).reshape(-1, *[1] * keep.dim())
-    return torch.where(keep & certain, infinite, rows).to(compute)
+    rows = [torch.where(certain, limit, x) for x, limit in ((log_prob, 0), (entropy, 0), (log_sum, INF))]
+    return torch.where(keep, torch.stack(rows), 0).to(compute)
 
 
 def _numbers(input, target, mask, ignore_index, temperature, softcap, entropy):
