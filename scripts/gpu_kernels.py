@@ -16,7 +16,6 @@ after all, the kernel is compiled there.
 
 import argparse
 import contextlib
-import gc
 import importlib
 import io
 import json
@@ -52,11 +51,9 @@ def planned(arch):
     from triton.backends.compiler import GPUTarget
 
     from safeops.core import library
-    from safeops.core.op import Op
-    from safeops.ops.rows import _info_nce
     from safeops.testing import Subject, compare, run
 
-    result, planning, alone = {}, [True], set()
+    result, planning = {}, [True]
 
     def plan(launch_plan, *_):
         if "noted" not in vars(launch_plan):  # plans are kept, and met again at each call
@@ -87,17 +84,12 @@ def planned(arch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
         for op, launcher in library.launchers.items():
-            if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU"):
-                call = with_plan(launcher, torch.library.get_kernel(op, "CPU"))
-                kernels.impl(op, call, "CPU", with_keyset=True)
-            else:  # CUDA's alone, whose results are then what memory has
-                kernels.impl(op, launcher, "CPU")
-                alone.add(op.name().removeprefix("safeops::"))
-    # (the registry does not have their records, which bear a function's name; copies of them ask nothing)
-    records = [x for x in gc.get_objects() if issubclass(type(x), Op) and "cpu" in vars(x)]
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU"):
+                continue  # compiled where it runs: the CPU takes the definition
+            call = with_plan(launcher, torch.library.get_kernel(op, "CPU"))
+            kernels.impl(op, call, "CPU", with_keyset=True)
     changes = [(launch.triton, "compile", note), (launch.Plan, "__call__", plan), (Subject, "truth", truth),
-               (compare, "assert_close", lambda *_, **__: None), (_info_nce, "sums_wide", lambda device: True),
-               *((x, "cpu", True) for x in records if alone.intersection(x.raw))]  # fmt: skip
+               (compare, "assert_close", lambda *_, **__: None)]  # fmt: skip
     with contextlib.ExitStack() as changed:
         for change in (*changes, (launch, "arch_of", lambda device: arch)):
             changed.enter_context(mock.patch.object(*change))

@@ -64,7 +64,7 @@ class Layer(Op):
 
     def prepare(self, input, target, weight, keep):
         compute = compute_dtype(input.dtype, target.dtype)
-        takes = weight is None or compute_dtype(weight.dtype, compute) == compute
+        takes = not input.is_cpu and (weight is None or compute_dtype(weight.dtype, compute) == compute)
         return takes, (input, target, weight, keep)
 
     def validate(self, *arguments):

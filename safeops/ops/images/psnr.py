@@ -63,7 +63,7 @@ class Psnr(Op):
     def prepare(self, input, target, mask, data_range):
         data_range = float(data_range) if data_range.__class__ is int else data_range
         fits = data_range.__class__ is float and 1e-60 < data_range < 1e60  # its square, in fp64 beside any of fp32
-        takes = fits and torch.float64 not in (input.dtype, target.dtype)
+        takes = fits and not input.is_cpu and torch.float64 not in (input.dtype, target.dtype)
         return takes, (input, target, mask, data_range)
 
     def validate(self, *arguments):
