@@ -234,6 +234,7 @@ def _kernel_runs(op, subject):
             run(subject.op, sample, grad=False, keys=())
         with _Calls() as both:
             run(subject.op, sample)
-        if op.raw[0] not in forward.names or (op.differentiable and len(both.names) <= len(forward.names)):
+        own = {op.raw[0], *(part.raw[0] for part in op.parts if part.name == op.name)}  # (of all rows, OfRows)
+        if own.isdisjoint(forward.names) or (op.differentiable and len(both.names) <= len(forward.names)):
             raise AssertionError(f"{op.name}, sample {sample.name}: ran {both.names}, and not the kernels")
     return len(subject.samples)
