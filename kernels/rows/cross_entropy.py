@@ -46,7 +46,7 @@ def finish(state, kept, own_logit, w, smoothing, z_loss, config):
     )
     own_logit, w = own_logit.to(top.dtype), w.to(top.dtype)
     smoothing, z_loss = tl.full([1, 1], smoothing, top.dtype), tl.full([1, 1], z_loss, top.dtype)
-    nothing = total == 0  # but -inf: NaN, as torch has it
+    nothing = total == 0  # a row has no logit but -inf: its loss is NaN, as torch has it
     spread, top = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), top)
     certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
     certain = certain & (not config.HAS_Q) & (not SMOOTH)

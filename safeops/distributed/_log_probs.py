@@ -35,7 +35,7 @@ def gradients(op, grad, needs, operands, results):
 
 
 def _behind(placement):
-    """That of a tensor whose first dim more is whole."""
+    """The placement of a tensor that has a dim more before those of the rows, which is not sharded."""
     return type(placement)(placement.dim + 1) if placement.is_shard() else placement
 
 
@@ -49,7 +49,7 @@ def _of_parts(op, of, temperature, softcap):
         top, spread, entropy = numbers.double()
     else:
         own = top = spread = entropy = torch.full(x.shape[:-1], -INF, dtype=torch.float64, device=x.device)
-    has_none = top == -INF  # of the classes that exist
+    has_none = top == -INF  # a rank has none of the classes that exist
     columns = torch.where(has_none, -INF, top + spread), torch.where(has_none, 0, entropy), torch.where(inside, own, 0)
     log_sums, entropies, own = gather(op.name, torch.stack(columns), of.mesh, [of.part]).unbind(1)
     log_sum, own = log_sums.logsumexp(0), own.sum(0)

@@ -108,7 +108,7 @@ def reductions(op):
 def rows(op):
     names = list(inspect.signature(op.public_function).parameters)
     if "target" in names:
-        yield from _log_probs(op) if "logits" in names else _classes(op, names)
+        yield from _log_probs() if "logits" in names else _classes(op, names)
         return
     if "anchor" in names:
         triple = tuple(numbers(16, 33, seed=i) for i in range(3))
@@ -152,7 +152,7 @@ def _classes(op, names):
         yield Call((x, probabilities), weighted, weight=None, dtypes=DTYPES, turns=ALIGNED, name="probabilities")
 
 
-def _log_probs(op):
+def _log_probs():
     index = places(16, end=33).clamp(0, 32)
     index[3] = -100
     options = {"mask": flags(16), "temperature": 0.75, "softcap": 4.0}

@@ -206,7 +206,7 @@ def check_what_the_composite_has():
 
 
 def check_log_probs(layouts, shapes=({}, {"temperature": 0.5, "softcap": 3.0})):
-    """All three results, stacked, and with the same upstream for each row's."""
+    """Each of the three results, differentiated alone."""
     names = ("log_prob", "entropy", "logsumexp")
     for (logits, rows), options, mask, result in itertools.product(layouts, shapes, (False, True), names):
         tensors = operands(torch.float64, mask=mask)

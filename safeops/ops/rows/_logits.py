@@ -12,7 +12,7 @@ def is_zero(number):
 
 
 def shaped(x, temperature, softcap):
-    """softcap: 0 is none. A class of -inf does not exist, and stays at -inf."""
+    """The logits as a loss reads them; softcap: 0 for none. A class of -inf does not exist, and stays at -inf."""
     if not is_zero(softcap):
         x = torch.where(x == float("-inf"), float("-inf"), softcap * torch.tanh(x / softcap))
     return x if is_zero(temperature - 1) else x / temperature
@@ -24,7 +24,7 @@ def slope_of_shape(x, temperature, softcap):
 
 
 def as_floats(name, temperature, softcap):
-    """Both as the raw ops take them."""
+    """(temperature, softcap) as the raw ops take them: a softcap of None is 0."""
     if temperature.__class__ is not float or not SMALLEST <= temperature <= LARGEST:
         validate_logits(name, temperature, None)
         temperature = float(temperature) if temperature.__class__ is int else temperature

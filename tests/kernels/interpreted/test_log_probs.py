@@ -25,7 +25,7 @@ def classes_last(x):
 
 
 def check(x, target, mask, temperature=1.0, softcap=0.0, ignore_index=-100):
-    """of, one by one and together: the gradients of each result."""
+    """The three results, and the gradients of each alone and of all together."""
     options = mask, ignore_index, temperature, softcap
     rows, row_stats = token_log_probs.token_log_probs(x, target, *options)
     leaf = x.double().requires_grad_()
