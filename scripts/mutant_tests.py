@@ -24,6 +24,7 @@ TOOLS = {
         "tests/lint",
     ],
     "safeops/amp": ["tests/amp", "tests/contract/lists/test_lists.py"],
+    "safeops/integrations": ["tests/integrations"],
     "safeops/nn": ["tests/contract/losses/test_modules.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
     "safeops/core/(op|rout|libr)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
