@@ -16,7 +16,7 @@ def outcome(code, folder):
     return subprocess.run([sys.executable, "recipe.py"], cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.slow  # they import lightning, transformers and monai, which `make test-slow` installs
+@pytest.mark.slow  # they import lightning, transformers, trl and monai, which `make test-slow` installs
 @pytest.mark.parametrize("title", RECIPES)
 def test_the_recipe_runs(title, tmp_path):
     code = RECIPES[title]
@@ -26,4 +26,4 @@ def test_the_recipe_runs(title, tmp_path):
 
 
 def test_every_recipe_is_found():
-    assert len(RECIPES) == TEXT.count("```python") == TEXT.count("\n## ") == 4
+    assert len(RECIPES) == TEXT.count("```python") == TEXT.count("\n## ") == 5
