@@ -20,7 +20,7 @@ def ForCausalLMLoss(
 
     Where that one makes a copy of the logits in fp32, and its gradient another, this one reads them as they are, in any
     strides, and allocates nothing as large as them but their gradient, in their dtype: `safeops.cross_entropy`, whose
-    contract it has. A batch without a label that counts, or with 0 `num_items_in_batch`, is 0 with gradient 0, where
+    contract it has. The mean over no label at all, and a loss with 0 `num_items_in_batch`, is 0 with gradient 0, where
     transformers' is NaN.
 
     A model takes it before it is wrapped (by PEFT, DDP or FSDP), keeps what it adds to its loss (of a router, say), and
@@ -64,7 +64,7 @@ def ForCausalLMLoss(
         target = _labels("shift_labels", shift_labels, logits)
     else:
         # A shift of the logits would cost as much as the loss: the gradient of a slice is copied into one of the whole.
-        target = pad(_labels("labels", labels, logits)[..., 1:], (0, 1), value=ignore_index)
+        target = pad(_labels("labels", labels, logits), (0, 1), value=ignore_index)[..., 1:]
     return cross_entropy(
         logits.movedim(-1, 1), target.reshape(logits.shape[:-1]), ignore_index=ignore_index,
         label_smoothing=label_smoothing, z_loss=z_loss, denominator=_denominator(num_items_in_batch, logits.device),

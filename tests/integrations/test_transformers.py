@@ -101,6 +101,9 @@ def test_labels_that_do_not_count_do_not_exist():
     for options in ((dirty, nothing, VOCABULARY), (dirty, nothing, VOCABULARY, 19), (logits, labels, VOCABULARY, 0)):
         loss, gradient = outcome(ForCausalLMLoss, *options)
         assert loss == 0 and not gradient.any()
+    for shape in ((0, 9), (3, 0)):
+        empty = torch.zeros(*shape, VOCABULARY, requires_grad=True), torch.zeros(shape, dtype=torch.int64)
+        assert outcome(ForCausalLMLoss, *empty, VOCABULARY)[0] == 0
     kept = dirty.detach().clone()
     kept[2, 3, 0] = torch.nan
     assert ForCausalLMLoss(kept, labels, VOCABULARY).isnan()
@@ -222,6 +225,17 @@ def test_the_call_is_that_of_transformers():
     assert [(p.name, p.default, p.kind) for p in expected.values()] == [
         (p.name, p.default, p.kind) for p in result.values() if p.kind is not p.KEYWORD_ONLY
     ]
+
+
+@pytest.mark.slow
+def test_a_sixth_of_the_memory():
+    logits = torch.randn(4, 64, 4096).bfloat16().requires_grad_()
+    labels = torch.randint(4096, (4, 64))
+
+    def peak(function):
+        return _peak_bytes("cpu", lambda: torch.autograd.grad(function(logits, labels, 4096, 200), logits))
+
+    assert peak(ForCausalLMLoss) < 1.02 * logits.nbytes and peak(theirs()) >= 6 * logits.nbytes
 
 
 @pytest.mark.slow
