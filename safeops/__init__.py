@@ -68,6 +68,8 @@ from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.cross_entropy import cross_entropy
 from safeops.ops.rows.info_nce_loss import info_nce_loss
+from safeops.ops.rows.js_div_with_logits import js_div_with_logits
+from safeops.ops.rows.kl_div_with_logits import kl_div_with_logits
 from safeops.ops.rows.linear_cross_entropy import linear_cross_entropy
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
@@ -75,8 +77,10 @@ from safeops.ops.rows.multi_margin_loss import multi_margin_loss
 from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_loss
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
+from safeops.ops.rows.reverse_kl_div_with_logits import reverse_kl_div_with_logits
 from safeops.ops.rows.token_log_probs import token_log_probs
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
+from safeops.ops.rows.tv_with_logits import tv_with_logits
 from safeops.ops.selection.masked_compact import masked_compact
 from safeops.ops.selection.masked_scatter import masked_scatter
 from safeops.ops.selection.masked_select import masked_select
@@ -107,7 +111,9 @@ __all__ = [
     "huber_loss",
     "info_nce_loss",
     "js_div",
+    "js_div_with_logits",
     "kl_div",
+    "kl_div_with_logits",
     "l1_loss",
     "linear_cross_entropy",
     "log_cosh_loss",
@@ -140,6 +146,7 @@ __all__ = [
     "poisson_nll_loss",
     "psnr",
     "quantile_loss",
+    "reverse_kl_div_with_logits",
     "safe_acos",
     "safe_asin",
     "safe_atan2",
@@ -162,6 +169,7 @@ __all__ = [
     "token_log_probs",
     "total_variation",
     "triplet_margin_loss",
+    "tv_with_logits",
     "tversky_loss",
     "warmup",
     "xlogy",

@@ -168,6 +168,15 @@ def log_any(x, f=None):
 
 
 @triton.jit
+def log1p_above(x):
+    """log(1 + x) of an x that leaves 1 + x a normal number."""
+    if x.dtype == tl.float64:
+        return log1p(x)
+    else:
+        return tl.where(tl.abs(x) < 0.25, x * polynomial(x, CLOSE, 6), rough_log(1 + x))
+
+
+@triton.jit
 def log1p(x):
     """log(1 + x) of any x: the logarithm of u, which is 1 + x rounded, and what the rounding has cost."""
     u = 1 + x

@@ -115,14 +115,14 @@ def split_rows(tiles, groups, phases, per_row_math):
 
 def plan(
     kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0,
-    per_row_math=False, registers=(None, None),
+    per_row_math=False, held=1, registers=(None, None),
 ):  # fmt: skip
     """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
     a row; partials: the numbers that each part of a row leaves for the whole of it. per_row_math: whether much is to be
     worked out for each row beside its elements. Rows across memory are then read in parts, so that a row has one
-    thread, and tiles hold no more than a thread may. registers: the most
-    that the variant of vector accesses may take, of rows along memory and across it, where the assembler left alone
-    would spill."""
+    thread, and tiles hold no more than a thread may. held: of how many operands a thread holds the elements of a
+    row. registers: the most that the variant of vector accesses may take, of rows along memory and across it, where the
+    assembler left alone would spill."""
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
@@ -130,7 +130,7 @@ def plan(
     kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row))
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
-    per_thread = PER_THREAD * 8 // torch.finfo(compute).bits
+    per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // held
     peel = False
     # (of rows that fit a tile, half of it would lie beside them, and all their elements need bounds)
     if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:

@@ -141,5 +141,5 @@ REGISTERS = (None, 128)
 
 
 def declare(fn, **config):
-    """A kernel of rows. config: how many threads, and bytes of a tile."""
-    return Kernel(fn, {None: Config(max_registers=REGISTERS, **config)})
+    """A kernel of rows. config: how many threads, bytes of a tile, and the most registers."""
+    return Kernel(fn, {None: Config(**{"max_registers": REGISTERS, **config})})

@@ -94,7 +94,9 @@ def of_dimensions(name, ndim):
 
 # of a row's dims are those of a loss's other operands; a linear layer's weight has two, images have four or five
 OF_ANY_DIMS = [
-    name for name in CALLS if RECORDS[name].family not in ("row_losses", "images") and name != "linear_cross_entropy"
+    name
+    for name in CALLS
+    if RECORDS[name].family not in ("row_losses", "divergences", "images") and name != "linear_cross_entropy"
 ]
 
 

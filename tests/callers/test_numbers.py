@@ -60,12 +60,12 @@ POSITIVE = ["n", "n/4", "1/n"]
 KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win_sigma": ["n", "n/4"]}
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "softcap", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2", "denominator"), POSITIVE)
-KINDS |= dict.fromkeys(("alpha", "label_smoothing"), ["1/n"])  # at most 1
+KINDS |= dict.fromkeys(("alpha", "label_smoothing", ("js_div_with_logits", "beta")), ["1/n"])  # at most 1
 # of the first op of each family all such numbers are tried, of the others one
 SIZES = [
     (name, key, kind)
     for name, key in PLACES
-    for kind in list(KINDS.get(key, OF_SIZE))[: None if name in firsts() else 1]
+    for kind in list(KINDS.get((name, key)) or KINDS.get(key, OF_SIZE))[: None if name in firsts() else 1]
 ]
 # (the images of ms_ssim's call are too small for its defaults)
 PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
@@ -87,7 +87,7 @@ def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
 
     if plain:
         parameters = inspect.signature(getattr(safeops, name)).parameters
-        wanted = [k for k, x in parameters.items() if x.default is x.empty or k == key]
+        wanted = [k for k, x in parameters.items() if x.default is x.empty or k in (key, "target")]
         monkeypatch.setitem(CALLS, name, {k: x for k, x in CALLS[name].items() if k in wanted})
     operands = {k: x for k, x in tensors(name).items() if k != key}
     shapes = ({0: torch.export.Dim("n")}, dict.fromkeys(operands))

@@ -90,15 +90,14 @@ def _counts(target, mask, ignore_index):
     return counts if mask is None else counts & mask
 
 
-def refuse_missing_class(name, target, mask, ignore_index, classes, of, shape):
-    """of, shape: the tensor whose classes they are. (Text made of a traced size would make a constant of it.)"""
+def refuse_missing_class(name, target, mask, ignore_index, classes, of, shape, key="target"):
+    """of, shape: the tensor whose classes they are. key: what the target is called. (Text made of a traced size would
+    make a constant of it.)"""
     if has_missing_class(target, mask, ignore_index, classes):
         wrong = _counts(target, mask, ignore_index) & ((target < 0) | (target >= classes))
         first = target.expand(wrong.shape)[wrong][0].item()  # an error is on its way: it may wait
         but = "" if ignore_index is None else f", and not ignore_index ({ignore_index})"
-        raise IndexError(
-            f"{name}: target {first} is out of range for the {classes} classes of {of} {tuple(shape)}{but}"
-        )
+        raise IndexError(f"{name}: {key} {first} is out of range for the {classes} classes of {of} {tuple(shape)}{but}")
 
 
 def validate_weight(name, weight):

@@ -11,8 +11,12 @@ def is_zero(number):
     return not isinstance(number, torch.Tensor) and number == 0
 
 
-def shaped(x, temperature, softcap):
-    """The logits as a loss reads them; softcap: 0 for none. A class of -inf does not exist, and stays at -inf."""
+def shaped(x, temperature, softcap, dtype=None):
+    """The logits as a loss reads them, in `dtype` where that changes them; softcap: 0 for none. A class of -inf does
+    not exist, and stays at -inf."""
+    if is_zero(softcap) and is_zero(temperature - 1):
+        return x
+    x = x.to(dtype or x.dtype)
     if not is_zero(softcap):
         x = torch.where(x == float("-inf"), float("-inf"), softcap * torch.tanh(x / softcap))
     return x if is_zero(temperature - 1) else x / temperature
@@ -23,15 +27,20 @@ def slope_of_shape(x, temperature, softcap):
     return (1 - torch.tanh(x / softcap).square() if softcap else 1) / temperature
 
 
+def as_float(number):
+    """An int as a float, which torch takes of any size; a number that a trace knows by a symbol as it is."""
+    return float(number) if number.__class__ is int else number
+
+
 def as_floats(name, temperature, softcap):
     """(temperature, softcap) as the raw ops take them: a softcap of None is 0."""
     if temperature.__class__ is not float or not SMALLEST <= temperature <= LARGEST:
         validate_logits(name, temperature, None)
-        temperature = float(temperature) if temperature.__class__ is int else temperature
+        temperature = as_float(temperature)
     if softcap is None:
         return temperature, 0.0
     validate_logits(name, 1.0, softcap)
-    return temperature, float(softcap) if softcap.__class__ is int else softcap
+    return temperature, as_float(softcap)
 
 
 def validate_logits(name, temperature, softcap):

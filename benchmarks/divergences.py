@@ -1,0 +1,54 @@
+"""Divergences of two rows of logits: a student's, whose gradient is wanted, and a teacher's."""
+
+import math
+
+import torch.nn.functional as F
+
+import safeops
+
+from .case import Case, case, data
+from .rows import LOGITS
+
+
+def kl(x, y):
+    return F.kl_div(x.float().log_softmax(-1), y.float().log_softmax(-1), reduction="batchmean", log_target=True)
+
+
+def js(x, y):
+    u, v = y.float().log_softmax(-1), x.float().log_softmax(-1)
+    m = u.logaddexp(v) - math.log(2)
+    return sum(F.kl_div(m, log_p, reduction="batchmean", log_target=True) for log_p in (u, v)) / 2
+
+
+def tv(x, y):
+    return (x.float().softmax(-1) - y.float().softmax(-1)).abs().sum(-1).mean() / 2
+
+
+PATTERNS = {
+    "kl_div_with_logits": ("F.kl_div of both log_softmax, in float", kl),
+    "reverse_kl_div_with_logits": ("F.kl_div of both log_softmax, in float", lambda x, y: kl(y, x)),
+    "js_div_with_logits": ("F.kl_div of both log_softmax from their mixture, in float", js),
+    "tv_with_logits": ("the difference of both softmax, in float", tv),
+}
+
+
+def divergence(name, eager, theirs):
+    @case(name)
+    def build(n, dtype, device):
+        rows, classes = shape = LOGITS[""](n)
+        student, teacher = (data(rows * classes, dtype, device, i, grad=not i, shape=shape) for i in range(2))
+        function, s = getattr(safeops, name), dtype.itemsize
+        return Case(
+            (student,),
+            forward_bytes=2 * s,  # read x, y
+            backward_bytes=3 * s,  # read x, y; write dx
+            ours=lambda x: function(x, teacher),
+            eager={eager: lambda x: theirs(x, teacher)},
+            compiled=lambda x: theirs(x, teacher),
+            aten=lambda x: F.kl_div(x, teacher, reduction="sum", log_target=True),
+            arithmetic=True,
+        )
+
+
+for _name, _pattern in PATTERNS.items():
+    divergence(_name, *_pattern)

@@ -1,0 +1,188 @@
+"""Divergences of two rows of logits, element by element of the distributions that they stand for."""
+
+import torch
+
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import kept, magnitude
+from safeops.core.dtypes import LARGEST, compute_dtype, wide_on_cpu
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.symbolic import symbolic
+from safeops.ops.rows._best_classes import buckets, refuse_missing, validate_best
+from safeops.ops.rows._logits import as_float
+from safeops.ops.rows._row_loss import ARGUMENTS as ROW_ARGUMENTS
+from safeops.ops.rows._row_loss import finish, validate, vectors
+
+NUMBERS = 6  # of a row that its backward needs
+
+# ---- definitions: of log-probabilities u of the target and v of the input, and of what they are the logarithms of
+
+
+def kl(u, v, p, q, beta):
+    """p log(p / q), of which the input's part of the gradient is p."""
+    none = p == 0
+    return p * (torch.where(none, 0, u) - torch.where(none, 0, v))
+
+
+def js(u, v, p, q, beta):
+    """beta p log(p / m) + (1 - beta) q log(q / m), m = beta p + (1 - beta) q. Of the larger of p and q the logarithm is
+    log1p of a number from -1 to 0, and that of the other differs from it by their ratio's."""
+    d = torch.where((p == 0) & (q == 0), 0, v - u)
+    larger = d > 0  # q is
+    d = torch.where(larger, -d, d)
+    log = torch.log1p(torch.where(larger, beta, 1 - beta) * torch.expm1(d))
+    smaller = torch.where(torch.minimum(p, q) == 0, 0, d) - log
+    return beta * p * torch.where(larger, smaller, -log) + (1 - beta) * q * torch.where(larger, -log, smaller)
+
+
+def tv(u, v, p, q, beta):
+    return magnitude(p - q) / 2
+
+
+def _rows(terms):
+    """The op's definition: the divergence of each row."""
+
+    def definition(input, target, keep=None, temperature=1.0, beta=0.5):
+        compute = compute_dtype(input.dtype, target.dtype)
+        x, y = (wide_on_cpu(x.to(compute)) for x in (input, target))
+        if keep is not None:  # select before arithmetic
+            x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+        v, u = ((x / temperature).log_softmax(-1) for x in (x, y))
+        total = terms(u, v, u.exp(), v.exp(), beta).sum(-1)
+        return (total if keep is None else torch.where(keep, total, 0)).to(compute)
+
+    return definition
+
+
+def _numbers(kind, input, target, keep, temperature, beta):
+    """(6, *rows): of both operands, over the temperature, the largest logit and log sum exp(x - top); the means of the
+    slopes over the input's distribution and over the target's."""
+    compute = compute_dtype(input.dtype, target.dtype)
+    x, y = (x.detach().double() / temperature for x in (input, target))
+    if keep is not None:
+        x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+    tops = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
+    spreads = [(x - top).logsumexp(-1, keepdim=True) for x, top in zip((x, y), tops)]
+    v, u = ((x - top) - spread for x, top, spread in zip((x, y), tops, spreads))
+    p, q = u.exp(), v.exp()
+    if kind is kl:
+        of_target = kl(u, v, p, q, beta).sum(-1)
+        of_input = torch.full_like(of_target, -1)
+    elif kind is js:
+        m = torch.log(beta * p + (1 - beta) * q)
+        of_target, of_input = ((by * r * torch.where(r == 0, 0, log - m)).sum(-1)
+                               for by, r, log in ((beta, p, u), (1 - beta, q, v)))  # fmt: skip
+    else:
+        sign = torch.sign(p - q) / 2
+        of_target, of_input = (p * sign).sum(-1), -(q * sign).sum(-1)
+    numbers = torch.stack([tops[0][..., 0], spreads[0][..., 0], tops[1][..., 0], spreads[1][..., 0],
+                           of_input, of_target])  # fmt: skip
+    return (numbers if keep is None else torch.where(keep, numbers, 0)).to(compute)
+
+
+# ---- op
+
+
+def _fake(input, target, *_):
+    rows, dtype = input.shape[:-1], compute_dtype(input.dtype, target.dtype)
+    return input.new_empty(rows, dtype=dtype), input.new_empty((NUMBERS, *rows), dtype=dtype)
+
+
+def _fake_backward(grad, input, target, numbers, keep, temperature, beta, *needed):
+    return tuple(like(x, x.shape, x.dtype) if wanted else x.new_empty(0) for x, wanted in zip((input, target), needed))
+
+
+class Divergence(Op):
+    """The op is the divergence of each row. I/O: the forward reads both operands once, or twice where what it sums
+    needs the whole rows first; the backward reads them, and writes the gradients. Saved: six numbers a row."""
+
+    differentiable = (0, 1)
+    compiled = ("cpu", "cuda")
+
+    def __init__(self, name, terms):
+        definition = _rows(terms)
+
+        def composite(input, target, keep=None, temperature=1.0, beta=0.5):
+            return definition(input, target, keep, temperature, beta), _numbers(
+                terms, input, target, keep, temperature, beta
+            )
+
+        forward = declare_raw(
+            f"_{name}",
+            "(Tensor input, Tensor target, Tensor? keep=None, float temperature=1.0, float beta=0.5) -> "
+            "(Tensor loss, Tensor numbers)",
+            fake=_fake,
+            composite=composite,
+            triton=f"rows.divergence.{name}",
+        )
+        backward = declare_raw(
+            f"_{name}_backward",
+            "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
+            "float beta=0.5, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
+            fake=_fake_backward,
+            triton=f"rows.divergence_backward.{name}_backward",
+        )
+        super().__init__(name, forward, backward, definition)
+
+    def prepare(self, *operands):
+        return not any(symbolic(number) for number in operands[3:]), operands
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def gradients(self, grad, needs, operands, results):
+        x = operands
+        return self.backward(grad, x.input, x.target, *results, x.keep, x.temperature, x.beta, *needs[:2])
+
+
+# ---- the public functions
+
+
+def divergence(
+    name, op, input, target, mask, weight, reduction, denominator, empty, temperature, best, beta=0.5, swap=False
+):
+    """The reduction of the rows' divergences. best: (target_values, target_indices). swap: of target from input."""
+    values, indices = best
+    if any((x is None) is (target is None) for x in best):
+        raise TypeError(f"{name}: needs target, or target_values and target_indices in its place")
+    operands = {"input": input} if target is None else {"input": input, "target": target}
+    rows = vectors(name, **operands)
+    if target is None:
+        validate_best(name, input, values, indices)
+        operands |= {"target_values": values, "target_indices": indices}
+    validate(name, rows, mask, weight, reduction, denominator, empty, **operands)
+    validate_options(name, reduction, empty, temperature, beta)
+    keep, temperature = kept(mask, weight), as_float(temperature)
+    exists = None if keep is None else keep.expand(rows).contiguous()
+    if target is None:
+        refuse_missing(name, indices, exists, input)
+        input, target = buckets(input, values, indices, exists, temperature)
+        temperature = 1.0
+    pair = (target, input) if swap else (input, target)
+    loss = op.call(*pair, exists, temperature, as_float(beta))
+    return finish(name, loss, keep, weight, reduction, denominator, empty)
+
+
+def validate_options(name, reduction, empty, temperature, beta=0.5):
+    loss_reduction.validate_options(name, reduction, empty)
+    check.number(name, "temperature", temperature, above=0, maximum=LARGEST)
+    check.number(name, "beta", beta, above=0, below=1)
+
+
+ARGUMENTS = (
+    """\
+        temperature: divides the logits of both, above 0. (Distillation multiplies the loss by its square, to keep the
+            size of the gradients.)
+        target_values: (..., K) floating tensor, in the place of `target`: the logarithms of the probabilities, at this
+            temperature, of K classes. All other classes are one, which has the rest.
+        target_indices: (..., K) int64 or int32 tensor, which classes of `input` they are, no class twice.
+"""
+    + ROW_ARGUMENTS
+    + """
+    Raises:
+        IndexError: on the CPU, an index of no class, in a row that is kept; before anything is computed. On other
+            devices, and in compiled code, such an index is left out.
+        TypeError: an operand is not floating, `mask` is not bool, an option is of another type, or there is no target.
+        ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
+"""
+)

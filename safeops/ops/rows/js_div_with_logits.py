@@ -1,0 +1,36 @@
+"""js_div_with_logits: the Jensen-Shannon divergence of two rows of logits."""
+
+from safeops.ops.rows._divergence import ARGUMENTS, Divergence, divergence, js
+
+_js_div_with_logits = Divergence("js_div_with_logits", js)
+
+
+@_js_div_with_logits.public(
+    '(Tensor input, Tensor? target=None, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
+    'Tensor? denominator=None, str empty="zero", float temperature=1.0, float beta=0.5, Tensor? target_values=None, '
+    "Tensor? target_indices=None) -> Tensor",
+    arguments=ARGUMENTS,
+)
+def js_div_with_logits(
+    input, target=None, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", temperature=1.0,
+    beta=0.5, target_values=None, target_indices=None,
+):  # fmt: skip
+    """beta KL(p | m) + (1 - beta) KL(q | m) of the mixture m = beta p + (1 - beta) q; the mean over the kept rows.
+
+    p = softmax(target / T), q = softmax(input / T). Lin, "Divergence Measures Based on the Shannon Entropy", 1991; with
+    beta, the weight of the teacher, Agarwal et al., "On-Policy Distillation of Language Models", 2024. At most log 2,
+    and exactly 0 for equal logits; where either operand is -inf, or both, it has its limit.
+
+    Args:
+        input: (..., C) floating tensor, the logits of q.
+        target: (..., C) floating tensor of `input`'s shape, the logits of p. Differentiable.
+        beta: the target's share of the mixture, between 0 and 1.
+        {arguments}
+
+    Example:
+        >>> input, target = torch.zeros(2, 3), torch.tensor([[1.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]])
+        >>> safeops.js_div_with_logits(input, target, mask=torch.tensor([True, False]))
+        tensor(0.1553)
+    """
+    options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
+    return divergence("js_div_with_logits", _js_div_with_logits, input, target, *options, beta)

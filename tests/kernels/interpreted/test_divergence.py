@@ -1,0 +1,112 @@
+"""kl_div_with_logits, js_div_with_logits and tv_with_logits, and their backward, against the definitions in fp64."""
+
+import pytest
+import torch
+from safeops.kernels.rows import divergence, divergence_backward
+from safeops.kernels.rows import plan as row
+
+from safeops.core.op import registry
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order
+
+NAN, INF = float("nan"), float("inf")
+NAMES = ["kl_div_with_logits", "js_div_with_logits", "tv_with_logits"]
+# name -> (shape, memory order or None): rows along memory and across it, whole in a tile and in several
+LAYOUTS = {
+    "rows": ((5, 40), None),
+    "odd rows": ((3, 37), None),
+    "long rows": ((2, 5000), None),
+    "very long row": ((1, 35001), None),
+    "odd long row": ((4301,), None),
+    "rows across memory": ((2, 9, 33), (0, 2, 1)),
+    "long rows across memory": ((2, 20, 300), (0, 2, 1)),
+    "no two fuse": ((2, 3, 2, 5), (3, 1, 0, 2)),
+    "one class": ((4, 1), None),
+    "no rows": ((0, 5), None),
+    "no classes": ((3, 0), None),
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of what is not kept
+    pytest.mark.parametrize("name", NAMES),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_registers(monkeypatch):
+    """Rows of 2,048 to 4,096 elements fit a block."""
+    monkeypatch.setattr(row, "PER_THREAD", 32)
+
+
+def example(layout, dtypes=(F32, F32)):
+    """(input, target, keep), with garbage where rows are not kept."""
+    shape, order = LAYOUTS[layout]
+    x, y = (2 * in_order(shape, order or tuple(range(len(shape))), dtype, i) for i, dtype in enumerate(dtypes))
+    keep = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)) < 0.8
+    for t, garbage in ((x, NAN), (y, INF)):
+        t.masked_fill_(~keep.unsqueeze(-1), garbage)
+    return x, y, keep
+
+
+def check(name, x, y, keep=None, temperature=1.0, beta=0.5):
+    loss, numbers = getattr(divergence, name)(x, y, keep, temperature, beta)
+    leaves = [t.double().requires_grad_() for t in (x, y)]
+    want = registry[name].definition(*leaves, keep, temperature, beta)
+    assert loss.dtype == numbers.dtype and loss.shape == want.shape
+    size = 10 + max(float(t.detach().nan_to_num(0, 0, 0).abs().max()) if t.numel() else 0 for t in leaves)
+    close(loss, want.detach(), torch.full_like(want, size), loss.dtype)
+    grad = fill(loss.shape, F32, 9).to(loss.dtype)
+    slopes = torch.autograd.grad(want, leaves, grad.double())
+    backward = getattr(divergence_backward, f"{name}_backward")
+    for needed in ((True, True), (True, False), (False, True)):
+        result = backward(grad, x, y, numbers, keep, temperature, beta, *needed)
+        for d, slope, t, wanted in zip(result, slopes, (x, y), needed):
+            assert d.dtype == t.dtype and (d.stride() == torch.empty_like(t).stride() if wanted else d.numel() == 0)
+            if wanted and d.numel():
+                close(d, slope, torch.full_like(slope, size * float(grad.abs().max()) / temperature), t.dtype)
+    return loss, result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(name, layout):
+    check(name, *example(layout), temperature=0.75, beta=0.25)
+
+
+@pytest.mark.parametrize("dtypes", [(BF16, F32), (F16, BF16), (F64, F32), (F32, F64)], ids=str)
+def test_dtypes(name, dtypes):
+    check(name, *example("rows", dtypes))
+    check(name, *example("long rows", dtypes), temperature=2.0)
+
+
+@pytest.mark.parametrize("layout", ["rows", "long rows", "rows across memory"])
+def test_classes_that_do_not_exist(name, layout):
+    x, y, keep = example(layout)
+    x[..., 2:4] = y[..., 1:4] = -INF
+    check(name, x, y, keep)
+    x[..., 1] = -INF
+    if name != "kl_div_with_logits":
+        y[..., 1] = 0.5
+        check(name, x, y, keep)
+
+
+@pytest.mark.parametrize("layout", ["rows", "long rows"])
+def test_a_class_that_the_input_alone_excludes(name, layout):
+    x, y, _ = example(layout)
+    x, y = x.nan_to_num(0), y.nan_to_num(0, 0)
+    x[0, 3] = -INF
+    loss, numbers = getattr(divergence, name)(x, y)
+    assert loss.isinf().tolist() == [name == "kl_div_with_logits", *[False] * (len(x) - 1)]
+
+
+@pytest.mark.parametrize("layout", ["rows", "long rows"])
+def test_equal_logits_and_rows_that_are_no_distributions(name, layout):
+    x, _, _ = example(layout)
+    x = x.nan_to_num(0)
+    loss, slopes = check(name, x, x.clone())
+    assert not loss.any()
+    for garbage in (NAN, INF):
+        other = x.clone()
+        other[0, 5] = garbage
+        for pair in ((x, other), (other, x)):
+            loss, _ = getattr(divergence, name)(*pair)
+            assert loss[0].isnan() and not loss[1:].any()
+    other[0] = -INF
+    assert getattr(divergence, name)(x, other)[0][0].isnan()

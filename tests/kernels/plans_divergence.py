@@ -1,0 +1,48 @@
+"""The plans of the divergences of two rows of logits, forward and backward, for test_triton_build.py."""
+
+import re
+
+import torch
+from safeops.kernels.rows import divergence as forward_of
+from safeops.kernels.rows import divergence_backward as backward_of
+from safeops.kernels.rows import plan as row
+
+from tests.kernels.plans_statistics import BF16, F32, F64, meta
+
+OFTEN = re.compile(r"(aligned kl|aligned js|general tv)(_backward)? (long|odd) bfloat16")  # as in plans_statistics.py
+KINDS = {"kl": forward_of.KL, "js": forward_of.JS, "tv": forward_of.TV}
+
+
+def forward(op, x, y):
+    _, plan, constants, options = forward_of.prepare(op, x, y, meta(x.shape[:-1], torch.bool))
+    return row.plan(*plan, constants, **options)
+
+
+def backward(op, x, y, *needed):
+    rows = x.shape[:-1]
+    numbers = meta((forward_of.NUMBERS, *rows), F32)
+    grad, keep = meta((), F32).expand(rows), meta(rows, torch.bool)
+    _, plan, constants, options = backward_of.prepare(op, grad, x, y, numbers, keep, needed or (True, False))
+    return row.plan(*plan, constants, **options)
+
+
+def cases():
+    results = {}
+    across, odd, wide = meta((8192, 4096), BF16, (1, 8192)), meta((511, 4095), BF16), meta((1 << 17, 1 << 16), BF16)
+    for kind, op in KINDS.items():
+        for make, which in ((forward, kind), (backward, f"{kind}_backward")):
+            for dtype in (BF16, F64):
+                name, x = str(dtype)[6:], meta((8192, 128256), dtype)
+                results[f"aligned {which} long {name}"] = make(op, x, x)
+                results[f"aligned {which} short {name}"] = make(op, x[:, :1024].contiguous(), x[:, :1024].contiguous())
+                results[f"general {which} odd {name}"] = make(op, odd.to(dtype), odd.to(dtype))
+            results[f"aligned {which} whole bfloat16"] = make(op, x_of(8192), x_of(8192))
+            results[f"aligned {which} most that is whole bfloat16"] = make(op, x_of(16384), x_of(16384))
+            results[f"aligned {which} across bfloat16"] = make(op, across, across)
+            results[f"aligned {which} wide bfloat16"] = make(op, wide, wide)
+        results[f"aligned {kind}_backward both bfloat16"] = backward(op, x_of(32000), x_of(32000), True, True)
+    return results
+
+
+def x_of(classes):
+    return meta((4096, classes), BF16)
