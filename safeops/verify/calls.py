@@ -64,6 +64,6 @@ OF_LISTS = {NORM: norms, SCALE: scaled, HEALTH: healths}
 def callable_of(op):
     if op in OF_LISTS:
         return OF_LISTS[op]
-    if "anchor" in inspect.signature(op.public_function).parameters:
+    if {"anchor", "target_values"} & inspect.signature(op.public_function).parameters.keys():
         return by_row(op.public_function)
     return by_class(op.public_function) if has_classes(op) else op.public_function

@@ -107,6 +107,9 @@ def reductions(op):
 
 def rows(op):
     names = list(inspect.signature(op.public_function).parameters)
+    if "target_values" in names:
+        yield from _divergences()
+        return
     if "target" in names:
         yield from _log_probs() if "logits" in names else _classes(op, names)
         return
@@ -158,9 +161,19 @@ def _log_probs():
     options = {"mask": flags(16), "temperature": 0.75, "softcap": 4.0}
     yield Sample((numbers(16, 33), index), options, weight=None, mask_keeps=False, name="rows")
     sequences = numbers(4, 4, 33), index.reshape(4, 4)
-    yield Sample(sequences, {"mask": flags(4, 1)}, weight=None, name="sequences")
+    yield Sample(sequences, {"mask": flags(4, 1), "temperature": 0.75}, weight=None, name="sequences")
     long = numbers(*LONG), places(2, end=LONG[1] - 1).clamp(min=0)
     yield Call(long, {}, weight=None, turns=(), name="long rows")
+
+
+def _divergences():
+    def pair(*shape):
+        return tuple(numbers(*shape, seed=i) for i in range(2))
+
+    yield Sample(pair(16, 33), {"mask": flags(16, 1), "temperature": 0.75}, name="mean")
+    across = tuple(t.mT for t in pair(33, 16))
+    yield Call(across, {"mask": flags(16, 1), "reduction": "none"}, turns=(), name="none, across memory")
+    yield Call(pair(*LONG), {"reduction": "none"}, turns=(), name="long rows")
 
 
 def elementwise(op):
@@ -266,4 +279,5 @@ def differentiable(op, sample):
 def has_classes(op):
     """True if a dim of the input holds classes, of which the target may be indices."""
     names = inspect.signature(op.public_function).parameters if op.family in ("rows", "losses") else ()
-    return "ignore_index" in names or ("target" in names and op.family == "rows")
+    indices = op.family == "rows" and "target" in names and "target_values" not in names
+    return "ignore_index" in names or indices

@@ -46,3 +46,9 @@ def cases():
 
 def x_of(classes):
     return meta((4096, classes), BF16)
+
+
+def covered(plans):
+    """Rows whole and in parts, of each kind."""
+    seen = {(plan.constants["OP"], plan.constants["WHOLE"]) for plan in plans if plan.kernel is forward_of.DIVERGENCE}
+    assert seen == {(op.value, whole) for op in KINDS.values() for whole in (False, True)}

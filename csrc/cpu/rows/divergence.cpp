@@ -1,6 +1,6 @@
 // kl_div_with_logits, js_div_with_logits and tv_with_logits: a divergence of the distributions of two rows of logits.
-// I/O: read x and y, and again where the terms need the whole rows' sums first; of each row write the divergence and the
-// numbers of its backward.
+// I/O: read x and y, and again where the terms need the whole rows' sums first; of each row write the divergence and
+// the numbers of its backward.
 #include "cpu/rows/divergence.h"
 
 namespace safeops::cpu {
@@ -27,7 +27,7 @@ Shape Pair::numbers_shape() const {
 
 namespace {
 
-// ---- the sums of each row alone, and for the divergence of Kullback and Leibler sum exp(y - top) (y - x) about both tops
+// ---- the sums of each row alone; for the divergence of Kullback and Leibler sum exp(y - top) (y - x) about both tops
 
 enum { kTotalX = kTopX + 1, kTotalY = kTopY + 1, kCross, kSumStates };
 
@@ -127,7 +127,8 @@ void merge_sums(int64_t rows, double* const* into, const double* const* from) {
     };
     const double cross_into = moved(into), cross_from = moved(from);
     const double y_into = ratio_of<C>(into[kTopY][r], most_y), y_from = ratio_of<C>(from[kTopY][r], most_y);
-    into[kCross][r] = select_or_zero(y_into != 0, cross_into * y_into) + select_or_zero(y_from != 0, cross_from * y_from);
+    into[kCross][r] =
+        select_or_zero(y_into != 0, cross_into * y_into) + select_or_zero(y_from != 0, cross_from * y_from);
     into[kTotalY][r] = into[kTotalY][r] * y_into + from[kTotalY][r] * y_from;
     into[kTopY][r] = most_y;
   }
@@ -218,7 +219,8 @@ inline void merge_terms(int64_t rows, double* const* into, const double* const* 
 }
 
 template <class C>
-void finish_terms(const void*, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
+void finish_terms(const void*, int64_t rows, const double* const* states, double* const* results,
+                  C* const* parameters) {
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
     const bool kept = parameters[kKept][r] != 0;

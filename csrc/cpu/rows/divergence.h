@@ -1,5 +1,5 @@
-// Divergences of the distributions p = softmax(y / T) and q = softmax(x / T), with u = log p and v = log q. Each has the
-// slopes of its sum over the classes, p (f - sum p f) to y and q (h - sum q h) to x, both over T.
+// Divergences of the distributions p = softmax(y / T) and q = softmax(x / T), with u = log p and v = log q. Each has
+// the slopes of its sum over the classes, p (f - sum p f) to y and q (h - sum q h) to x, both over T.
 #pragma once
 
 #include "cpu/engine/math.h"
@@ -66,7 +66,8 @@ enum { kKept = kNumbers, kGrad };
 
 // The terms of a class, from the numbers of its row.
 template <class Kind, class C>
-inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C spread_x, C top_y, C spread_y, C& p, C& q) {
+inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C spread_x, C top_y, C spread_y, C& p,
+                         C& q) {
   const C v = (x * op.scale - top_x) - spread_x, u = (y * op.scale - top_y) - spread_y;
   p = exp_term(u), q = exp_term(v);
   return Kind::template terms<C>(u, v, p, q, op.beta);
