@@ -35,8 +35,8 @@ NUMBERS = 6  # of a row: top and spread of x, of y, sum q h, sum p f
 
 @triton.jit
 def js_terms(u, v, beta):
-    """Of the larger of p and q the ratio to m has the logarithm -log(1 + f), f from -1 to 0; that of the smaller
-    differs by the logarithm of their own ratio."""
+    """The larger of p and q, over m, has the logarithm -log(1 + f), f from -1 to 0; that of the smaller differs by the
+    logarithm of their own ratio."""
     larger, q_is = tl.maximum(u, v), v > u
     d = tl.where(larger == float("-inf"), 0.0, -tl.abs(v - u))  # NaN stays
     ratio_less_1 = expm1_below(d)

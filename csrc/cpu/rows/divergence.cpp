@@ -113,7 +113,7 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
   for (int64_t k = 0; k < n; ++k) states[kCross][k] = cross[k];
 }
 
-// What a top adds to differences from it where it becomes the larger of two.
+// The change of differences from a top that gives way to the larger of two.
 inline double raised(double top, double most) { return select_or_zero(top != most, top - most); }
 
 template <class C>

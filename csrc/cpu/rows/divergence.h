@@ -12,7 +12,7 @@ namespace safeops::cpu {
 // then the means sum q h and sum p f.
 enum DivergenceNumber { kTopX, kSpreadX, kTopY, kSpreadY, kMeanX, kMeanY, kNumbers };
 
-// What a class adds to the divergence, and p f and q h.
+// A class's share of the divergence, and its p f and q h.
 template <class C>
 struct Terms {
   C value, of_y, of_x;
