@@ -61,13 +61,13 @@ void Rowwise<C>::Job::run_unsliced() const {
     prime(s);
     for (int64_t u = begin; u < end; ++u) {
       const RowGroup now = group(u);
-      C* memo = loops.memo && now.rows * r.length_ <= kTile ? s.memo : nullptr;
+      C* memo = loops.memo && fits_tile() ? s.memo : nullptr;
       Piece<C> last;
       prepare(s, now, s.parameters);
       if (accumulates) {
-        accumulate(s, now, 0, r.length_, false, memo, s.parameters, s.states, last);
+        accumulate_whole(s, now, false, memo, s.parameters, last);
         if (loops.find_lost && loops.find_lost(now.rows, s.states, s.parameters[kRecompute]))
-          accumulate(s, now, 0, r.length_, true, memo, s.parameters, s.states, last);
+          accumulate_whole(s, now, true, memo, s.parameters, last);
       }
       finish(s, now, s.states, s.parameters);
       map_all(s, now, 0, r.length_, memo, s.parameters, accumulates ? &last : nullptr);
@@ -75,12 +75,12 @@ void Rowwise<C>::Job::run_unsliced() const {
   });
 }
 
-// A few long rows are cut into slices, which the threads share.
+// The segments of a few long rows are slices, which the threads share.
 template <class C>
-void Rowwise<C>::Job::run_sliced(int64_t slices, int64_t step) const {
-  const int64_t count = groups();
+void Rowwise<C>::Job::run_sliced() const {
   const bool accumulates = loops.accumulate_rows != nullptr;
-  const Cut cuts{0, r.length_, step};
+  const Cut cuts{0, r.length_, kSegment};
+  const int64_t count = groups(), slices = cuts.count(), step = kSegment;
   std::vector<double> state_values(accumulates ? count * slices * loops.states * group_rows : 0);
   std::vector<C> parameter_values(count * kRowParameters * group_rows);
   const auto states = [&](int64_t group, int64_t slice, double** of) {
@@ -171,12 +171,8 @@ void Rowwise<C>::run(const RowLoops<C>& loops, const void* op) const {
   if (row_shape_.numel() == 0) return;
   const Job job(*this, loops, op);
   if (length_ == 0) return job.run_empty();
-  const int64_t group_count = job.groups(), each = job.group_rows * length_;
-  const int64_t slices = std::min(each / kGrain, (kSlices + group_count - 1) / group_count);
-  if (group_count >= kSlices / 2 || slices < 2) return job.run_unsliced();
-  const int64_t granularity = interleaved_ ? job.piece_height : kChunk;
-  const int64_t step = (length_ + slices * granularity - 1) / (slices * granularity) * granularity;
-  job.run_sliced((length_ + step - 1) / step, step);
+  const bool few = job.groups() < kFewGroups && job.group_rows * length_ >= 2 * kGrain && length_ > kSegment;
+  few ? job.run_sliced() : job.run_unsliced();
 }
 
 template struct Rowwise<float>;

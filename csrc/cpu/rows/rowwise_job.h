@@ -11,11 +11,13 @@ namespace safeops::cpu {
 
 constexpr int64_t kTile = 32768;        // values of rows that stay in the cache until map() reads them
 constexpr int64_t kWidth = 256;         // rows side by side at most
+constexpr int64_t kNarrow = 64;         // and at least, however long they are
 constexpr int64_t kPieceValues = 4096;  // in a piece of interleaved or several rows: keeps fixed costs low
-constexpr int64_t kMostAdditions = 64;  // to a column before its sum becomes double
+constexpr int64_t kHeight = kPieceValues / kWidth;  // of a piece of long interleaved rows, however few they are
+constexpr int64_t kSegment = 4096;      // values of a row that are summed by themselves, whoever has them
 constexpr int64_t kRows = std::max(kWidth, kChunk / kShortestRun);
 constexpr int64_t kTransposed = 32;     // contiguous rows shorter than this are transposed
-constexpr int64_t kSlices = 32;         // tasks that few long rows are cut into
+constexpr int64_t kFewGroups = 16;      // fewer groups of rows are shared by the threads
 
 // Boundaries of [begin, end) in steps of `step`, the last part not shorter than kShortestRun.
 struct Cut {
@@ -46,19 +48,20 @@ struct Rowwise<C>::Scratch {
   alignas(64) C stage[kPieceValues + 64], read[kPieceValues + 64];
   alignas(64) uint8_t mask[kPieceValues + 64], mask_stage[kPieceValues + 64];
   alignas(64) BitsOf<C> keep[kPieceValues + 64];
-  alignas(64) double state[kRowStats][kRows], extra[kRowStats][kRows];
+  alignas(64) double state[kRowStats][kRows], segment[kRowStats][kRows], extra[kRowStats][kRows];
   alignas(64) double row_input[kRowStats][kChunk];  // (a constant fills kChunk)
   alignas(64) double result[kRowStats][kRows];
   alignas(64) C parameter[kRowParameters][kRows];
   alignas(64) C memo[kTile + kChunk];
   alignas(64) double memo_state[kTile / kShortestRun + kTile / 16 + kRows];
 
-  double *states[kRowStats], *extras[kRowStats], *results[kRowStats];
+  double *states[kRowStats], *segments[kRowStats], *extras[kRowStats], *results[kRowStats];
   const double* row_inputs[kRowStats];
   C* parameters[kRowParameters];
 
   Scratch() {
-    for (int i = 0; i < kRowStats; ++i) states[i] = state[i], extras[i] = extra[i], results[i] = result[i];
+    for (int i = 0; i < kRowStats; ++i)
+      states[i] = state[i], segments[i] = segment[i], extras[i] = extra[i], results[i] = result[i];
     for (int i = 0; i < kRowParameters; ++i) parameters[i] = parameter[i];
   }
 
@@ -94,7 +97,7 @@ struct Rowwise<C>::Job {
       tiles = (r.outer_ + group_rows - 1) / group_rows;
       piece_height = length;
     } else if (r.interleaved_) {
-      const int64_t fits = std::max<int64_t>(64, kTile / length / kShortestRun * kShortestRun);
+      const int64_t fits = std::max(kNarrow, kTile / length / kShortestRun * kShortestRun);
       int64_t most = std::min({kWidth, fits, r.inner_});
       // Short rows: a piece then holds as many complete rows as fit, so that nothing is merged.
       const int64_t complete_rows = kPieceValues / length / kShortestRun * kShortestRun;
@@ -103,7 +106,7 @@ struct Rowwise<C>::Job {
       group_rows = std::min(r.inner_,
                             ((r.inner_ + tiles - 1) / tiles + kShortestRun - 1) / kShortestRun * kShortestRun);
       tiles = (r.inner_ + group_rows - 1) / group_rows;
-      piece_height = std::min(kPieceValues / group_rows, kMostAdditions);
+      piece_height = complete_rows >= kWidth / 4 ? length : kHeight;
     } else {
       bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // its buffer holds kChunk values
       for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
@@ -113,6 +116,9 @@ struct Rowwise<C>::Job {
       piece_height = 0;
     }
   }
+
+  // True if a group stays in the cache: by the length of its rows alone, since with a memo they are rounded otherwise.
+  bool fits_tile() const { return r.length_ <= (r.interleaved_ && !r.transposed_ ? kTile / kNarrow : kTile); }
 
   int64_t groups() const { return r.interleaved_ && !r.transposed_ ? r.outer_ * tiles : tiles; }
 
@@ -225,9 +231,10 @@ struct Rowwise<C>::Job {
     if (loops.prepare) loops.prepare(op, group.rows, s.row_inputs, parameters);
   }
 
-  // Values [from, to) of a group's rows -> states. `last` is the last piece, which stays loaded.
-  void accumulate(Scratch& s, const RowGroup& group, int64_t from, int64_t to, bool careful, C* memo,
-                  const C* const* parameters, double* const* states, Piece<C>& last) const {
+  // Values [from, to) of a group's rows -> states. `last` is the last piece, which stays loaded. memo: that of whole
+  // rows; `before`: their pieces that come before. Returns how many pieces these are.
+  int64_t accumulate(Scratch& s, const RowGroup& group, int64_t from, int64_t to, bool careful, C* memo,
+                     const C* const* parameters, double* const* states, Piece<C>& last, int64_t before = 0) const {
     const auto fast = r.interleaved_ ? loops.accumulate_columns : loops.accumulate_rows;
     const auto loop = careful ? loops.accumulate_carefully : fast;
     const Cut pieces = cut(from, to);
@@ -235,13 +242,29 @@ struct Rowwise<C>::Job {
       const int64_t begin = at(pieces, k), end = at(pieces, k + 1);
       last = piece(group, begin, end);
       load(s, start(group, begin), true, last);
-      last.memo = memo ? memo + (begin - from) * (r.interleaved_ ? group.rows : 1) : nullptr;
+      last.memo = memo ? memo + begin * (r.interleaved_ ? group.rows : 1) : nullptr;
       double* const* piece_states = k == 0 ? states : s.extras;
       for (int i = 0; i < loops.states && careful && k > 0; ++i)
         std::fill_n(piece_states[i], group.rows, loops.start[i]);
       loop(op, last, parameters, piece_states);
-      if (memo) std::copy_n(piece_states[0], group.rows, s.memo_state + k * group.rows);
+      if (memo) std::copy_n(piece_states[0], group.rows, s.memo_state + (before + k) * group.rows);
       if (k > 0) loops.merge(group.rows, states, piece_states);
+    }
+    return pieces.count();
+  }
+
+  // Whole rows, segment by segment: as few long rows are summed by several threads.
+  void accumulate_whole(Scratch& s, const RowGroup& group, bool careful, C* memo, const C* const* parameters,
+                        Piece<C>& last) const {
+    const Cut segments{0, r.length_, kSegment};
+    int64_t pieces = 0;
+    for (int64_t k = 0, n = segments.count(); k < n; ++k) {
+      double* const* states = k == 0 ? s.states : s.segments;
+      for (int i = 0; i < loops.states && careful && k > 0; ++i)
+        std::fill_n(states[i], group.rows, loops.start[i]);
+      pieces += accumulate(s, group, at(segments, k), at(segments, k + 1), careful, memo, parameters, states, last,
+                           pieces);
+      if (k > 0) loops.merge(group.rows, s.states, states);
     }
   }
 
@@ -274,7 +297,7 @@ struct Rowwise<C>::Job {
   }
 
   void run_unsliced() const;
-  void run_sliced(int64_t slices, int64_t step) const;
+  void run_sliced() const;
   void run_empty() const;
 };
 
