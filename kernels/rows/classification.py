@@ -1,4 +1,4 @@
-"""Rows that have a class each, or class probabilities: what cross_entropy and nll_loss have in common."""
+"""Rows that have a class each, or class probabilities: what the kernels of their losses have in common."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""cross_entropy and nll_loss: what they have in common. Their rows are all dims but that of the classes.
+"""Losses of rows that have a class each: what they have in common. Their rows are all dims but that of the classes.
 
 The raw ops give the loss of each row, which `safeops.core.loss_reduction.reduce` sums up; on a GPU one of `OfRows`
 gives the mean or sum of all rows at once.
@@ -221,8 +221,8 @@ class OfRows(Op):
 
     def define(self, *operands):
         *operands, mean, empty_nan = operands
-        loss, keep, weights = self.rows.definition(*operands)
-        weights, empty = weights if weights.numel() else None, "nan" if empty_nan else "zero"
+        loss, keep, *weights = self.rows.definition(*operands)
+        weights, empty = next((w for w in weights if w.numel()), None), "nan" if empty_nan else "zero"
         return reduce(self.name, loss, keep, weights, "mean" if mean else "sum", None, empty)
 
     def gradients(self, grad, needs, operands, results):
