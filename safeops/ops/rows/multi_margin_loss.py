@@ -102,7 +102,8 @@ class MultiMarginLoss(Classification):
     def prepare(self, input, target, weight, mask, margin, p):
         if is_watched(input):
             return False, (input, target, weight, mask, margin, p)
-        if p.__class__ is not int or p not in (1, 2) or target.dtype not in INDICES[:2]:
+        plain = margin.__class__ is float and p.__class__ is int and p in (1, 2)
+        if not plain or target.dtype not in INDICES[:2]:
             self.validate(input, target, weight, mask, margin, p)
             p, target = int(p), target.long()
         if is_compiling():  # a class out of range is no error there
