@@ -42,7 +42,7 @@ WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
     "cosine_kernel": ("loss", "out", "first", "second"),
     "lpips_kernel": ("out", "product", "first", "second"),
-    "triplet_kernel": ("loss", "near", "far", "apart"),
+    "triplet_kernel": ("loss", "used", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "row_stats"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
     "multi_margin_kernel": ("loss", "keep", "used", "dx"),

@@ -25,6 +25,7 @@ from .classification import (
     reduced_results,
     reduction,
     row_results,
+    upstream,
 )
 from .plan import SUM, launch
 from .row import declare, one_per_row, peeled, split_of, store_tile, tile_at, tile_is_whole
@@ -85,10 +86,7 @@ def multi_margin_kernel(
     base = tl.full([1, 1], margin, C) - target_x.to(C)
     factor, g = base, w.to(tl.float64) / (space.N if AXIS == INNER else space.M)  # w_y / C
     if dx is not None:
-        if denominator is None:
-            g *= fetch(grad, space, m, n, tl.zeros([1, 1], tl.int1), True)
-        else:  # one grad for all rows
-            g *= tl.load(grad.pointer).to(tl.float64) / tl.load(denominator.pointer)
+        g *= upstream(grad, denominator, space, m, n)
         factor = g.to(C)
 
     if config.WHOLE:
