@@ -5,7 +5,7 @@ import torch
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
-from safeops.core.library import declare_raw, like
+from safeops.core.library import declare_raw, only
 from safeops.core.symbolic import symbolic
 from safeops.ops.reductions.masked_norm import masked_norm
 from safeops.ops.rows._classification import validate_reduction
@@ -55,8 +55,7 @@ def _fake_of_rows(*operands):
 
 
 def _fake_backward(grad, anchor, positive, negative, near, far, apart, margin, eps, swap, *needed):
-    operands = zip((anchor, positive, negative), needed)
-    return tuple(like(x, x.shape, x.dtype) if wanted else x.new_empty(0) for x, wanted in operands)
+    return only(needed, (anchor, positive, negative))
 
 
 _forward = declare_raw(
