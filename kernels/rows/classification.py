@@ -119,7 +119,7 @@ def add_up(value, kept, w, out, used, partial, counter, group, groups, config, W
     size = tl.minimum(most, groups - bundle * most)
     of_bundle, of_all, first = partial + 3 * bundle * most, partial + 3 * groups, tl.zeros([1], tl.int32)
     total = tl.sum(tl.sum(value.to(tl.float64), 1), 0)
-    count = tl.sum(tl.sum(tl.where(kept, 1.0, 0.0).to(tl.float64), 1), 0)
+    count = tl.sum(tl.sum(kept.to(tl.int32), 1), 0).to(tl.float64)
     weights = tl.sum(tl.sum(w.to(tl.float64), 1), 0)
     store_part(of_bundle, group - bundle * most, size, total, count, weights, WEIGHTED)
     if is_last(counter + bundle, size):
