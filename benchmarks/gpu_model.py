@@ -42,9 +42,10 @@ WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
     "cosine_kernel": ("loss", "out", "first", "second"),
     "lpips_kernel": ("out", "product", "first", "second"),
-    "triplet_kernel": ("loss", "near", "far", "apart"),
+    "triplet_kernel": ("loss", "used", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "row_stats"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
+    "multi_margin_kernel": ("loss", "keep", "used", "dx"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")
 EXTRA = ("used", "origin", "scale", "product", "first", "second", "row_stats")  # what the backward takes

@@ -54,7 +54,7 @@ class Kernel:
         self.values = [*self.constants, *chain(*self.indices.values()), *self.named(tl.float64)]
         if tuple(fn.arg_names) != tuple(fn.fn.__annotations__) or self.operands != fn.arg_names[: len(self.operands)]:
             raise TypeError(f"{fn.__name__} takes {fn.arg_names}, of which operands come first: {self.operands}")
-        KERNELS[fn.__name__] = self
+        KERNELS.append(self)
 
     def named(self, kind):
         return [name for name, annotation in self.parameters if annotation is kind]
@@ -63,7 +63,7 @@ class Kernel:
         return self.configs.get(arch, self.configs[None])
 
 
-KERNELS = {}
+KERNELS = []
 
 
 def fields(name, kind):

@@ -63,6 +63,11 @@ class Sized:
             return self
         return self.view(self.shape[:d] + self.shape[d + 1 :], self.steps[:d] + self.steps[d + 1 :])
 
+    def movedim(self, source, destination):
+        order = list(range(self.dim()))
+        order.insert(destination, order.pop(source))
+        return self.view((self.shape[d] for d in order), (self.steps[d] for d in order))
+
     def expand(self, shape):
         steps, lead = [], len(shape) - self.dim()
         for d in reversed(range(len(shape))):

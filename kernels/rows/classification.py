@@ -1,4 +1,4 @@
-"""Rows that have a class each, or class probabilities: what cross_entropy and nll_loss have in common."""
+"""Rows that have a class each, or class probabilities: what the kernels of their losses have in common."""
 
 import torch
 import triton
@@ -57,6 +57,16 @@ def store_stat(row_stats, offset, space, m, n, value, inside):
 
 
 @triton.jit
+def upstream(grad, denominator, space, m, n):
+    """The gradient of each row's loss, in fp64. Of a mean over all rows one number, which their count divides."""
+    if denominator is None:
+        g = fetch(grad, space, m, n, tl.zeros([1, 1], tl.int1), True).to(tl.float64)
+    else:
+        g = tl.full([1, 1], tl.load(grad.pointer).to(tl.float64) / tl.load(denominator.pointer), tl.float64)
+    return g
+
+
+@triton.jit
 def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: tl.constexpr = False):
     """(each row's class, -1 where it has none; whether the row is kept; the weight of its class), one number a row:
     (BM, 1), or of rows across memory (1, BN).
@@ -86,7 +96,7 @@ def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: t
     return place, keep, w
 
 
-NONE, MEAN, SUM_OF_ROWS = range(3)  # REDUCE: what is made of the rows' losses
+NONE, MEAN, SUM_OF_ROWS = (tl.constexpr(i) for i in range(3))  # REDUCE: what is made of the rows' losses
 AT_ONCE = tl.constexpr(256)  # blocks whose parts are loaded together
 
 
@@ -109,7 +119,7 @@ def add_up(value, kept, w, out, used, partial, counter, group, groups, config, W
     size = tl.minimum(most, groups - bundle * most)
     of_bundle, of_all, first = partial + 3 * bundle * most, partial + 3 * groups, tl.zeros([1], tl.int32)
     total = tl.sum(tl.sum(value.to(tl.float64), 1), 0)
-    count = tl.sum(tl.sum(tl.where(kept, 1.0, 0.0).to(tl.float64), 1), 0)
+    count = tl.sum(tl.sum(kept.to(tl.int32), 1), 0).to(tl.float64)
     weights = tl.sum(tl.sum(w.to(tl.float64), 1), 0)
     store_part(of_bundle, group - bundle * most, size, total, count, weights, WEIGHTED)
     if is_last(counter + bundle, size):
@@ -119,7 +129,7 @@ def add_up(value, kept, w, out, used, partial, counter, group, groups, config, W
             totals, counts, sums = add_partials(of_all, bundles, first, 1, AT_ONCE, 1, ARRAYS)
             by = sums if WEIGHTED else counts
             result = totals
-            if config.REDUCE == 1:  # MEAN
+            if config.REDUCE == MEAN:
                 result = totals / by
             result = tl.where(counts > 0, result, float("nan") if config.EMPTY_NAN else 0.0)
             tl.store(out.pointer + first, result.to(out.pointer.dtype.element_ty))
@@ -159,7 +169,8 @@ def reduced_results(x, dtype):
 
 def reduction(mean, empty_nan):
     """The constants of a reduction; of losses that are not reduced: `reduction(None, False)`."""
-    return {"REDUCE": NONE if mean is None else MEAN if mean else SUM_OF_ROWS, "EMPTY_NAN": empty_nan}
+    kind = NONE if mean is None else MEAN if mean else SUM_OF_ROWS
+    return {"REDUCE": kind.value, "EMPTY_NAN": empty_nan}
 
 
 def count_stats(has_probabilities, weighted, smooth):

@@ -1,14 +1,12 @@
 """info_nce_loss of half rows, without their (N, N) logits in memory: log sum exp of each row's, less its own.
 
 Half numbers are exact on the tensor cores, whose sums are fp32. So rows are multiplied as they are, but for a power of
-two each, and the products by the inverse norms of their row and of their column:
+two each (info_nce_units.py), and the products by the inverse norms of their row and of their column:
 
-    x' = 2^e x, with 256 <= |x'| < 512        units (2, P, W): of the queries, of the keys
     logit = (q' . k') / (|q'| |k'| temperature)
 
-P is N, and W the vectors' width, filled up to whole tiles with zeros, so that no load is masked. row_stats (6, P): of
-queries and of keys 1 / |x'| (MISSING where there is no such row), of both the exponents e (NO_SLOPE where there is none
-to multiply by), and of each query the largest logit and the inverse of the sum of exp(logit - largest), base 2.
+Of row_stats the last two are of each query: the largest logit and the inverse of the sum of exp(logit - largest), base
+2.
 """
 
 import torch
@@ -17,80 +15,15 @@ import triton.language as tl
 
 from ..engine.blocks import is_last, load
 from ..engine.buffers import empty
-from ..engine.indexing import Group
 from ..engine.kernel import Kernel
-from ..engine.launch import Plan, cached_plan
-from ..engine.math import rounded_product, rounded_quotient, rounded_root
+from ..engine.math import rounded_product
 from ..engine.operand import constants
-from ..engine.scaling import power_below, reciprocal
-from ..engine.tensors import check_operands, traits
+from .info_nce_units import STEP, TILE, UNITS, WHOLE, dtypes_of, launch, padded_shape, plain_plan, units_plan
 
-TILE = 128  # queries of a block, and keys that it meets at once
-WHOLE = 256  # a row that is no wider stays in shared memory, where there is enough of it
-ROOMY = (90,)  # architectures with that much, and with registers for what is made of it
-STEP = 64  # otherwise so many columns at a time
-ROW_TILE = 2048  # numbers of a tile of rows: two of the widest
+ROOMY = (90,)  # architectures with shared memory for rows as wide as WHOLE, and registers for what is made of them
 BLOCKS = 132  # that run at once
 LOWEST = tl.constexpr(-3e38)  # below all logits, and finite
-MISSING, NO_SLOPE = tl.constexpr(-1.0), tl.constexpr(-1023.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def exponent(power):
-    """That of a result of power_below, in fp32."""
-    return ((power.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32)
-
-
-@triton.jit
-def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, padded, width, config):
-    """x' of a tile of rows, 1 / |x'|, and e. VEC: of a row's numbers, so many lie side by side at a multiple of 16
-    bytes; row strides and columns are counted in as many."""
-    m = tl.program_id(0) * config.BM + tl.arange(0, config.BM)
-    n = tl.arange(0, config.BN)
-    there = m < rows
-    if keep is not None:
-        there = there & (tl.load(keep + m.to(tl.int64) * keep_stride, mask=there, other=0) != 0)
-    pointer = x + m.to(tl.int64)[:, None] * (strides[0] * config.VEC)
-    pointer = pointer + (n if config.VEC > 1 else n.to(tl.int64) * strides[1])[None, :]
-    if config.VEC > 1:
-        pointer = tl.multiple_of(pointer, (16, 16))
-    else:  # neighbours in a row are nearest, as in engine/tile.py
-        pointer = tl.max_contiguous(pointer, [1, 2])
-    value = tl.load(pointer, mask=there[:, None] & (n < columns * config.VEC)[None, :], other=0.0).to(tl.float32)
-    unit = power_below(tl.max(tl.abs(value), 1))
-    value = value * reciprocal(unit)[:, None]
-    norm = rounded_root(tl.sum(rounded_product(value, value), 1))
-    sloped = there & (norm != 0)
-    norm = tl.where(norm == 0, 1.0, norm)  # at least 1, as all others now
-    other = power_below(norm)
-    inverse = rounded_quotient(1.0 / 256, norm * reciprocal(other))
-    inverse = tl.where(norm == float("inf"), float("nan"), inverse)
-    value = value * (reciprocal(other) * 256)[:, None]
-    pointer = tl.multiple_of(out + m[:, None] * width + n[None, :], (16, 16))
-    tl.store(pointer, value.to(out.dtype.element_ty), mask=(n < width)[None, :])
-    tl.store(row_stats + m, tl.where(there, inverse, MISSING))
-    tl.store(row_stats + 2 * padded + m, tl.where(sloped, 8 - exponent(unit) - exponent(other), NO_SLOPE))
-
-
-UnitsConfig = constants("BM BN STEP VEC")
-
-
-@triton.jit
-def info_nce_units_kernel(
-    query: tl.pointer_type, key: tl.pointer_type, keep: tl.pointer_type, units: tl.pointer_type,
-    row_stats: tl.pointer_type, counter: tl.pointer_type, query_strides: tl.tuple, key_strides: tl.tuple,
-    keep_stride: tl.tensor, rows: tl.tensor, columns: tl.tensor, padded: tl.tensor, steps: tl.tensor,
-    config: UnitsConfig,
-):  # fmt: skip
-    """Beside the units, the counters of the next launch are put to 0. steps: W is so many of them."""
-    width = steps * config.STEP
-    if tl.program_id(1) == 0:
-        scale_rows(query, query_strides, keep, keep_stride, units, row_stats, rows, columns, padded, width, config)
-        tl.store(counter + tl.program_id(0), 0)
-    else:
-        out = units + padded.to(tl.int64) * width
-        scale_rows(key, key_strides, keep, keep_stride, out, row_stats + padded, rows, columns, padded, width, config)
 
 
 @triton.jit
@@ -190,37 +123,9 @@ def info_nce_kernel(
         tl.store(row_stats + 5 * padded + m, tl.where(there, 1 / total, 0.0))
 
 
-UNITS, INFO_NCE = Kernel(info_nce_units_kernel), Kernel(info_nce_kernel)
+INFO_NCE = Kernel(info_nce_kernel)
 
 # ---- host
-
-
-def plain_plan(kernel, dtypes, grid, values, arch):
-    """That of a kernel whose tensors are all pointers alone. dtypes: in the kernel's order."""
-    nothing, dtypes = Group((), ()), dict(zip(kernel.pointers, dtypes))
-    values = {"VEC": 1, **values}
-    return Plan(kernel, (), dtypes, nothing, nothing, (), 1, values, grid=grid, wide=False, arch=arch)
-
-
-def launch(kernel, make, tensors, *numbers, key=()):
-    """make(tensors, arch): the plan."""
-    result, addresses = traits(tensors)
-
-    def build(arch):
-        check_operands(kernel.fn.__name__, *tensors)
-        return make(tensors, arch)
-
-    cached_plan((id(kernel), key, result), build, tensors[0].device)(tensors, addresses, *numbers)
-
-
-def dtypes_of(tensors):
-    return [None if x is None else x.dtype for x in tensors]
-
-
-def padded_shape(rows, columns):
-    """(P, W)"""
-    width = triton.next_power_of_2(columns) if columns <= WHOLE else triton.cdiv(columns, STEP) * STEP
-    return triton.cdiv(rows, TILE) * TILE, max(width, STEP)
 
 
 def product_tiling(width, arch):
@@ -236,41 +141,6 @@ def splits_of(blocks):
         return triton.cdiv(blocks * splits, BLOCKS) * (triton.cdiv(blocks, splits) + 2)
 
     return min(range(1, min(blocks, 16) + 1), key=cost)
-
-
-def stride_of(keep):
-    return 0 if keep is None else keep.stride(0)
-
-
-def row_tiling(width, columns, vec):
-    """Constants and numbers of the kernels that read rows. vec: numbers that are read at once."""
-    wide = triton.next_power_of_2(width)
-    return {
-        "columns": columns // vec,
-        "steps": width // STEP,
-        "STEP": STEP,
-        "BM": ROW_TILE // wide,
-        "BN": wide,
-        "VEC": vec,
-    }
-
-
-def vector(columns, *tensors):
-    """VEC of rows that lie so."""
-    fits = all(x.stride(1) == 1 and not x.stride(0) % 8 and not x.data_ptr() % 16 for x in tensors)
-    return 8 if fits and not columns % 8 else 1
-
-
-def units_plan(tensors, arch):
-    query, key, keep, units, row_stats, _ = tensors
-    (rows, columns), (_, padded, width) = query.shape, units.shape
-    vec = vector(columns, query, key)
-    (q_row, q), (k_row, k) = query.stride(), key.stride()
-    values = {
-        "query_strides": (q_row // vec, q), "key_strides": (k_row // vec, k), "keep_stride": stride_of(keep),
-        "rows": rows, "padded": padded, **row_tiling(width, columns, vec),
-    }  # fmt: skip
-    return plain_plan(UNITS, dtypes_of(tensors), (padded // values["BM"], 2), values, arch)
 
 
 def info_nce_plan(tensors, arch):

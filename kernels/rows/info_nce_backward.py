@@ -16,22 +16,8 @@ from ..engine.buffers import empty
 from ..engine.kernel import Kernel
 from ..engine.operand import constants
 from ..engine.scaling import apart, power_below, reciprocal
-from .info_nce import (
-    MISSING,
-    NO_SLOPE,
-    TILE,
-    dtypes_of,
-    inverse_of,
-    launch,
-    load_tile,
-    logits,
-    plain_plan,
-    product_tiling,
-    products,
-    query_scales,
-    row_tiling,
-    splits_of,
-)
+from .info_nce import inverse_of, load_tile, logits, product_tiling, products, query_scales, splits_of
+from .info_nce_units import MISSING, NO_SLOPE, TILE, dtypes_of, launch, plain_plan, row_tiling
 
 SLOPE_TILE = 4096  # rows whose gradients are read at once, to find the largest
 

@@ -10,21 +10,31 @@ import triton
 import triton.language as tl
 
 from ..engine.blocks import add_partials, is_last
-from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, over_axis, store, within, within_lane
 from ..engine.tiling import FLUSH
-from .classification import own_class
+from .classification import (
+    add_up,
+    class_dim,
+    class_of,
+    own_class,
+    per_class,
+    per_row,
+    reduced_results,
+    reduction,
+    row_results,
+    upstream,
+)
 from .plan import SUM, launch
-from .row import declare, one_per_row, part_of, peeled, store_tile, tile_at
+from .row import declare, one_per_row, peeled, split_of, store_tile, tile_at, tile_is_whole
 
 
 @triton.jit
 def term_and_slope(d, SQUARE: tl.constexpr):
     """max(d, 0)^p, of slope 0 at 0. NaN stays."""
-    term = tl.where(d <= 0, 0.0, d)
+    term = tl.maximum(d, 0.0, propagate_nan=tl.PropagateNan.ALL)
     slope = tl.where(d <= 0, 0.0, 1.0)
     if SQUARE:
         slope = 2 * term
@@ -32,54 +42,66 @@ def term_and_slope(d, SQUARE: tl.constexpr):
     return term, slope
 
 
-MultiMarginConfig = constants("SQUARE PEEL AXIS SPLIT BM BN BS LM LN VEC C I")
+@triton.jit
+def sum_tile(v, dx, base, factor, place, exists, block, t, space, config):
+    """The terms of a tile v (BM, BN), or for a dx their slopes, added up by lane: (LM, LN)."""
+    m, n = tile_at(space, block, t, config)
+    d = base + v.to(config.C)  # margin - x_y + x_j
+    term, slope = term_and_slope(d, config.SQUARE)
+    if dx is not None:
+        store_tile(dx, space, block, t, m, n, tl.where((d <= 0) | ~exists, 0.0, factor * slope), config)
+        term = slope
+    term = tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, 0.0, term)
+    if not tile_is_whole(space, block, t, config):
+        term = tl.where(within(space, m, n), term, 0.0)
+    return within_lane(term, config)
+
+
+MultiMarginConfig = constants("SQUARE REDUCE EMPTY_NAN PEEL AXIS WHOLE SPLIT BM BN BS LM LN VEC C I")
 
 
 @triton.jit
 def multi_margin_kernel(
-    x: Operand, target: Operand, grad: Operand, loss: Operand, dx: Operand, partial: tl.pointer_type,
-    counter: tl.pointer_type, margin: tl.float64, space: Space, parts: Parts, config: MultiMarginConfig,
+    x: Operand, target: Operand, mask: Operand, grad: Operand, loss: Operand, keep: Operand, used: Operand,
+    dx: Operand, weight: Operand, denominator: Operand, partial: tl.pointer_type, counter: tl.pointer_type,
+    margin: tl.float64, space: Space, parts: Parts, config: MultiMarginConfig,
 ):  # fmt: skip
-    """loss, or of a grad dx. A row whose target is no class does not exist: both are 0."""
+    """loss, or of a grad dx. With REDUCE loss is that of all rows, and used what a mean divides by. A row
+    without a class does not exist: both are 0. So they are for a class of weight 0, but a mean counts its rows."""
     C: tl.constexpr = config.C
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
-    split, group, batch, block = part_of(parts.splits, parts.across, I)
-    space = in_batch(space, batch, (x, target, grad, loss, dx))
+    split, group, batch, block = split_of(parts, config)
+    space = in_batch(space, batch, (x, target, mask, grad, loss, keep, used, dx))
     if config.PEEL:
         space = peeled(space, x, block, config)
     m, n = tile_at(space, block, 0, config)
+    if config.WHOLE:  # ahead of the class, on which nothing but the arithmetic waits
+        v = fetch(x, space, m, n, within(space, m, n), True)
     # one number a row: (BM, 1), or of rows across memory (1, BN)
-    inside, nowhere = one_per_row(space, m, n, config), tl.zeros([1, 1], tl.int1)
-    classes = space.N if AXIS == INNER else space.M
-    index = fetch(target, space, m, n, nowhere, True)
-    exists = inside & (index >= 0) & (index < classes)
-    place = tl.where(exists, index, 0).to(I)
-    target_x = tl.load(own_class(place, x, space, m, n, config), mask=exists, other=0).to(C)  # x_y
-    base = tl.full([1, 1], margin, C) - target_x
+    place, exists, w = class_of(target, mask, weight, -1, space, m, n, config)
+    target_x = tl.load(own_class(tl.where(exists, place, 0), x, space, m, n, config), mask=exists, other=0)  # x_y
+    base = tl.full([1, 1], margin, C) - target_x.to(C)
+    factor, g = base, w.to(tl.float64) / (space.N if AXIS == INNER else space.M)  # w_y / C
     if dx is not None:
-        g = fetch(grad, space, m, n, nowhere, True).to(tl.float64) / classes
+        g *= upstream(grad, denominator, space, m, n)
         factor = g.to(C)
 
-    first = split * parts.per_split
-    last = tl.minimum(first + parts.per_split, parts.tiles)
-    total = tl.zeros([BO], tl.float64)
-    for start in range(first, last, FLUSH):
-        lanes = within_lane(tl.zeros([config.BM, config.BN], C), config)  # (LM, LN)
-        for t in range(start, tl.minimum(start + FLUSH, last)):
-            m, n = tile_at(space, block, t, config)
-            edge = within(space, m, n)
-            others = exists & ((n[None, :] if AXIS == INNER else m[:, None]) != place)
-            d = base + fetch(x, space, m, n, edge, True, float("-inf")).to(C)  # (BM, BN): margin - x_y + x_j
-            term, slope = term_and_slope(d, config.SQUARE)
-            if dx is not None:
-                value = tl.where((d <= 0) | ~others, 0.0, factor * slope)  # 0, too, where g is inf
-                store_tile(dx, space, block, t, m, n, value, config)
-                term = slope
-            lanes += within_lane(tl.where(edge & others, term, 0.0), config)
-        total += over_axis(lanes, config)
+    if config.WHOLE:
+        total = over_axis(sum_tile(v, dx, base, factor, place, exists, block, 0, space, config), config)
+    else:
+        first = split * parts.per_split
+        last = tl.minimum(first + parts.per_split, parts.tiles)
+        total = tl.zeros([BO], tl.float64)
+        for start in range(first, last, FLUSH):
+            lanes = within_lane(tl.zeros([config.BM, config.BN], C), config)
+            for t in range(start, tl.minimum(start + FLUSH, last)):
+                m, n = tile_at(space, block, t, config)
+                v = fetch(x, space, m, n, within(space, m, n), True)
+                lanes += sum_tile(v, dx, base, factor, place, exists, block, t, space, config)
+            total += over_axis(lanes, config)
 
     finished = True
     if config.SPLIT:
@@ -88,45 +110,75 @@ def multi_margin_kernel(
         tl.store(partial + split * rows + output, total)
         finished = is_last(counter + group, parts.splits)
     elif dx is not None:
-        tl.debug_barrier()  # another thread's 0 comes before dx_y
+        tl.debug_barrier()  # another thread's dx comes before dx_y
     if finished:
         if config.SPLIT:
             total = add_partials(partial, parts.splits, output, rows, config.BS, BO)[0]
         of_row = tl.expand_dims(total, ACROSS)
+        value = tl.where(exists, of_row * g, 0.0)
         m, n = tile_at(space, block, 0, config)
         if dx is not None:
-            value = tl.where(of_row == 0, 0.0, -of_row * g)  # dx_y = -g/C sum of slopes
+            value = tl.where(of_row == 0, 0.0, -value)  # dx_y = -g/C sum of slopes; 0, too, where g is inf
             pointer = own_class(place, dx, space, m, n, config)
             tl.store(pointer, value.to(C).to(dx.pointer.dtype.element_ty), mask=exists)
+        elif config.REDUCE:
+            if config.SPLIT:
+                partial += parts.splits * rows
+                counter += parts.groups
+            add_up(value, place >= 0, w, loss, used, partial, counter, group, parts.groups, config, False)
         else:
-            value = tl.where(exists, of_row / classes, 0.0)
+            inside = one_per_row(space, m, n, config)
             store(loss, space, m, n, value.to(C), inside, True)
+            store(keep, space, m, n, place >= 0, inside, True)
 
 
-MULTI_MARGIN = declare(multi_margin_kernel)
-PER_ROW = (1, 2, 3)
+MULTI_MARGIN_BACKWARD = declare(multi_margin_kernel)
+MULTI_MARGIN = declare(multi_margin_kernel, tile_bytes=16384)  # four accesses a thread in flight; it writes none
+PER_ROW = (1, 2, 3, 4, 5, 6, 9)
 OPTIONS = {"phases": SUM, "partials": 1, "per_row_math": True, "registers": (96, 128)}
 
 
-def prepare(input, place, p, grad=None):
-    """(the result, what a plan takes, its constants): of a gradient the backward's."""
-    compute = compute_dtype(input)
-    loss = empty(place.shape, compute, input.device) if grad is None else None
-    dx = None if grad is None else torch.empty_like(input)
-    rows = (None if t is None else t.unsqueeze(-1) for t in (place, grad, loss))
-    plan = MULTI_MARGIN, (input, *rows, dx), PER_ROW, input.shape, input.dim() - 1, compute
-    return (loss if dx is None else dx), plan, {"SQUARE": p == 2}
+def prepare(input, target, weight, mask, p, mean=None, empty_nan=False, grad=None, denominator=None):
+    """(results, what a plan takes, its constants). mean: of all rows, or their sum; None: each row's. grad: the result
+    is dx; of a mean over all rows there is a denominator, and one grad."""
+    x, dtype = input.movedim(-1, class_dim(input)), compute_dtype(input)
+    if grad is not None:
+        results = torch.empty_like(input)
+        written = None, None, None, results.movedim(-1, class_dim(input))
+    elif mean is None:
+        results = row_results(x, dtype), row_results(x, torch.bool)
+        written = *(per_row(t, x) for t in results), None, None
+    else:
+        results, (loss, used) = reduced_results(x, dtype)
+        written = loss, None, used, None
+    rows = (per_row(t, x) for t in (target, mask, grad))
+    tensors = x, *rows, *written, per_class(weight, x), per_row(denominator, x)
+    kernel = MULTI_MARGIN if grad is None else MULTI_MARGIN_BACKWARD
+    plan = kernel, tensors, PER_ROW, x.shape, class_dim(x), compute_dtype(input, weight)
+    return results, plan, {"SQUARE": p == 2} | reduction(mean, empty_nan)
 
 
-def multi_margin_loss(input, place, margin=1.0, p=1):
-    loss, plan, constants = prepare(input, place, p)
+def multi_margin_loss(input, target, weight=None, mask=None, margin=1.0, p=1):
+    (loss, keep), plan, constants = prepare(input, target, weight, mask, p)
     if loss.numel():
         launch("multi_margin_loss", *plan, (margin,), constants, **OPTIONS)
-    return loss
+    return loss, keep
 
 
-def multi_margin_loss_backward(grad, input, place, margin=1.0, p=1):
-    dx, plan, constants = prepare(input, place, p, grad)
+def multi_margin_loss_of_rows(input, target, weight=None, mask=None, margin=1.0, p=1, mean=True, empty_nan=False):
+    """(the mean or the sum, what a mean divides by) of all rows, of which there is one."""
+    results, plan, constants = prepare(input, target, weight, mask, p, mean, empty_nan)
+    launch("multi_margin_loss", *plan, (margin,), constants, **OPTIONS)
+    return results
+
+
+def multi_margin_loss_backward(grad, input, target, weight=None, mask=None, margin=1.0, p=1, denominator=None):
+    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
+    dx, plan, constants = prepare(input, target, weight, mask, p, grad=grad, denominator=denominator)
     if dx.numel():
         launch("multi_margin_loss_backward", *plan, (margin,), constants, **OPTIONS)
     return dx
+
+
+def multi_margin_loss_of_rows_backward(grad, denominator, *operands):
+    return multi_margin_loss_backward(grad, *operands, denominator)

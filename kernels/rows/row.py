@@ -28,6 +28,16 @@ def part_of(parts, across, I: tl.constexpr):
 
 
 @triton.jit
+def split_of(parts, config):
+    """`part_of`, of the splits of rows. There is no batch of rows along memory: two divisions less where neither is."""
+    part, group = part_of(parts.splits if config.SPLIT else 1, 1, config.I)[:2]
+    batch, block = group * 0, group
+    if config.AXIS != INNER:
+        batch, block = group // parts.across, group % parts.across
+    return part, group, batch, block
+
+
+@triton.jit
 def peeled(space, x, row, config):
     """The space of one row whose tiles begin with the 16 bytes that it begins in."""
     size: tl.constexpr = x.pointer.dtype.element_ty.primitive_bitwidth // 8

@@ -16,8 +16,9 @@ from ..engine.math import rounded_product
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import power_below, reciprocal
 from ..engine.tile import fetch, in_batch, store, within, within_lane
+from .classification import add_up, reduction
 from .plan import SUM, launch
-from .row import declare, one_per_row, part_of, tile_at
+from .row import declare, one_per_row, split_of, tile_at
 
 
 @triton.jit
@@ -101,23 +102,24 @@ def excess(near, far, apart, margin, SWAP: tl.constexpr):
     return near - far + margin
 
 
-TripletConfig = constants("SWAP AXIS WHOLE SPLIT BM BN BS LM LN VEC C I")
+TripletConfig = constants("SWAP REDUCE EMPTY_NAN AXIS WHOLE SPLIT BM BN BS LM LN VEC C I")
 
 
 @triton.jit
 def triplet_kernel(
-    x: Operand, y: Operand, z: Operand, keep: Operand, loss: Operand, near: Operand, far: Operand, apart: Operand,
-    partial: tl.pointer_type, counter: tl.pointer_type, margin: tl.float64, eps: tl.float64, space: Space,
-    parts: Parts, config: TripletConfig,
+    x: Operand, y: Operand, z: Operand, keep: Operand, loss: Operand, used: Operand, near: Operand, far: Operand,
+    apart: Operand, partial: tl.pointer_type, counter: tl.pointer_type, margin: tl.float64, eps: tl.float64,
+    space: Space, parts: Parts, config: TripletConfig,
 ):  # fmt: skip
-    """The loss of each row, and its distances; all 0 where a row is not kept."""
+    """The loss of each row, and its distances; all 0 where a row is not kept. With REDUCE loss is that of all rows, and
+    used what a mean divides by."""
     I: tl.constexpr = config.I
     SWAP: tl.constexpr = config.SWAP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
     splits = parts.splits
-    split, group, batch, block = part_of(splits, parts.across, I)
-    space = in_batch(space, batch, (x, y, z, keep, loss, near, far, apart))
+    split, group, batch, block = split_of(parts, config)
+    space = in_batch(space, batch, (x, y, z, keep, loss, used, near, far, apart))
     small = tl.full([1, 1], eps, config.C)
     if config.WHOLE:
         state, other, third = tile_states(x, y, z, block, 0, small, space, config)
@@ -140,20 +142,29 @@ def triplet_kernel(
         finished = is_last(counter + group, splits)
     if finished:
         if config.SPLIT:
-            state = merge_partials(partial, size, splits, output, rows, config.BS, BO, ACROSS)
-            other = merge_partials(partial + size * 3, size, splits, output, rows, config.BS, BO, ACROSS)
+            BS: tl.constexpr = config.BS * 2  # of fewer than it has threads, each would load several
+            state = merge_partials(partial, size, splits, output, rows, BS, BO, ACROSS)
+            other = merge_partials(partial + size * 3, size, splits, output, rows, BS, BO, ACROSS)
             if SWAP:
-                third = merge_partials(partial + size * 6, size, splits, output, rows, config.BS, BO, ACROSS)
+                third = merge_partials(partial + size * 6, size, splits, output, rows, BS, BO, ACROSS)
         to_positive, to_negative, between = distance(state), distance(other), distance(third)
         d = excess(to_positive, to_negative, between, margin, SWAP)
         value = tl.where(d <= 0, 0.0, d)  # max(|a - p| - |a - n| + margin, 0)
         m, n = tile_at(space, block, 0, config)
         inside = one_per_row(space, m, n, config)
+        kept = inside
         if keep is not None:
-            kept = fetch(keep, space, m, n, inside, True) != 0
+            kept &= fetch(keep, space, m, n, inside, True) != 0
             value, to_positive = tl.where(kept, value, 0.0), tl.where(kept, to_positive, 0.0)
             to_negative, between = tl.where(kept, to_negative, 0.0), tl.where(kept, between, 0.0)
-        store(loss, space, m, n, value.to(config.C), inside, True)
+        if config.REDUCE:
+            value = tl.where(inside, value, 0.0)
+            if config.SPLIT:
+                partial += size * (9 if SWAP else 6)
+                counter += parts.groups
+            add_up(value, kept, value, loss, used, partial, counter, group, parts.groups, config, False)
+        else:
+            store(loss, space, m, n, value.to(config.C), inside, True)
         store(near, space, m, n, to_positive, inside, True)
         store(far, space, m, n, to_negative, inside, True)
         if SWAP:
@@ -167,20 +178,32 @@ def each_row(*row_stats):
     return tuple(None if x is None or not x.numel() else x.unsqueeze(-1) for x in row_stats)
 
 
-def prepare(anchor, positive, negative, keep, swap):
-    """(the results, what a plan takes, its constants, its options)"""
-    rows, compute = anchor.shape[:-1], compute_dtype(anchor, positive, negative)
-    loss = empty(rows, compute, anchor.device)
-    near, far, apart = (empty(shape, torch.float64, anchor.device) for shape in (rows, rows, rows if swap else (0,)))
-    tensors = (anchor, positive, negative, *each_row(keep, loss, near, far, apart))
-    plan = TRIPLET, tensors, (3, 4, 5, 6, 7), anchor.shape, anchor.dim() - 1, compute
-    return (loss, near, far, apart), plan, {"SWAP": swap}, {"phases": SUM, "partials": 9 if swap else 6}
+def prepare(anchor, positive, negative, keep, swap, mean=None, empty_nan=False):
+    """(the results, what a plan takes, its constants, its options). mean: of all rows, or their sum; None: each row's,
+    where the second result is None."""
+    rows, compute, device = anchor.shape[:-1], compute_dtype(anchor, positive, negative), anchor.device
+    near, far, apart = (empty(shape, torch.float64, device) for shape in (rows, rows, rows if swap else (0,)))
+    loss = empty(rows if mean is None else (), compute, device)
+    used = None if mean is None else empty((), torch.float64, device)
+    reduced = (None if t is None else t.expand(rows) for t in (loss, used))
+    tensors = (anchor, positive, negative, *each_row(keep, *reduced, near, far, apart))
+    plan = TRIPLET, tensors, (3, 4, 5, 6, 7, 8), anchor.shape, anchor.dim() - 1, compute
+    constants = {"SWAP": swap} | reduction(mean, empty_nan)
+    return (loss, used, near, far, apart), plan, constants, {"phases": SUM, "partials": 9 if swap else 6}
 
 
-def triplet_margin_loss(anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, swap=False):
+def triplet_margin_loss_of_rows(
+    anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, swap=False, mean=None, empty_nan=False
+):
+    """(the mean or the sum, what a mean divides by, the distances) of all rows, of which there is one."""
     if p != 2:
         raise ValueError(f"_triplet_margin_loss: the kernel has p = 2 alone, got {p}")
-    results, plan, constants, options = prepare(anchor, positive, negative, keep, swap)
-    if results[0].numel():
+    results, plan, constants, options = prepare(anchor, positive, negative, keep, swap, mean, empty_nan)
+    if results[2].numel():
         launch("triplet_margin_loss", *plan, (margin, eps), constants, **options)
     return results
+
+
+def triplet_margin_loss(*operands):
+    loss, _, *distances = triplet_margin_loss_of_rows(*operands)
+    return loss, *distances

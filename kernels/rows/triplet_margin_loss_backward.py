@@ -7,6 +7,7 @@ import triton.language as tl
 from ..engine.elementwise import compute_dtype
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, store, within
+from .classification import upstream
 from .plan import MAP, launch
 from .row import declare, inverse, part_of, tile_at, times
 from .triplet_margin_loss import each_row, excess
@@ -26,7 +27,7 @@ TripletBackwardConfig = constants("SWAP AXIS BM BN VEC C I")
 @triton.jit
 def triplet_backward_kernel(
     x: Operand, y: Operand, z: Operand, grad: Operand, near: Operand, far: Operand, apart: Operand, dx: Operand,
-    dy: Operand, dz: Operand, margin: tl.float64, eps: tl.float64, space: Space, parts: Parts,
+    dy: Operand, dz: Operand, denominator: Operand, margin: tl.float64, eps: tl.float64, space: Space, parts: Parts,
     config: TripletBackwardConfig,
 ):  # fmt: skip
     C: tl.constexpr = config.C
@@ -36,7 +37,7 @@ def triplet_backward_kernel(
     m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
     # one number a row: (BM, 1), or of rows across memory (1, BN)
-    g = fetch(grad, space, m, n, nowhere, True).to(C)
+    g = upstream(grad, denominator, space, m, n).to(C)
     to_positive = fetch(near, space, m, n, nowhere, True)
     to_negative = fetch(far, space, m, n, nowhere, True)
     between = to_negative
@@ -67,19 +68,26 @@ def triplet_backward_kernel(
 TRIPLET_BACKWARD = declare(triplet_backward_kernel)
 
 
-def prepare_backward(grad, vectors, distances, swap, needed):
-    compute = compute_dtype(*vectors, grad)
+def prepare_backward(grad, vectors, distances, swap, needed, denominator=None):
+    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
+    rows, compute = vectors[0].shape[:-1], compute_dtype(*vectors, grad)
     slopes = tuple(torch.empty_like(x) if wanted else None for x, wanted in zip(vectors, needed))
-    tensors = (*vectors, *each_row(grad, *distances), *slopes)
-    plan = TRIPLET_BACKWARD, tensors, (3, 4, 5, 6), vectors[0].shape, vectors[0].dim() - 1, compute
+    shared = (None if t is None else t.expand(rows) for t in (grad, denominator))
+    grad, denominator = each_row(*shared)
+    tensors = (*vectors, grad, *each_row(*distances), *slopes, denominator)
+    plan = TRIPLET_BACKWARD, tensors, (3, 4, 5, 6, 10), vectors[0].shape, vectors[0].dim() - 1, compute
     return slopes, plan, {"SWAP": swap}, {"phases": MAP}
 
 
-def triplet_margin_loss_backward(
-    grad, anchor, positive, negative, near, far, apart, margin=1.0, eps=1e-6, swap=False, *needed
+def triplet_margin_loss_of_rows_backward(
+    grad, denominator, anchor, positive, negative, near, far, apart, margin=1.0, eps=1e-6, swap=False, *needed
 ):
-    vectors = anchor, positive, negative
-    slopes, plan, constants, options = prepare_backward(grad, vectors, (near, far, apart), swap, needed)
+    vectors, distances = (anchor, positive, negative), (near, far, apart)
+    slopes, plan, constants, options = prepare_backward(grad, vectors, distances, swap, needed, denominator)
     if anchor.numel() and any(needed):
         launch("triplet_margin_loss_backward", *plan, (margin, eps), constants, **options)
     return tuple(x.new_empty(0) if dx is None else dx for x, dx in zip(vectors, slopes))
+
+
+def triplet_margin_loss_backward(grad, *operands):
+    return triplet_margin_loss_of_rows_backward(grad, None, *operands)

@@ -141,6 +141,11 @@ def like(x, shape, dtype):
     return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
 
 
+def only(needed, tensors):
+    """Gradients of the tensors that need one, like them; an empty tensor for each of the others."""
+    return tuple(torch.empty_like(x) if need else x.new_empty(0) for x, need in zip(tensors, needed))
+
+
 def _tensors(arguments):
     """The tensors among an op's arguments, and in the lists among them."""
     for x in arguments:

@@ -220,3 +220,15 @@ class Op(Public):
 
     def _symbolic(self, operands):
         return any(i < len(operands) and symbolic(operands[i]) for i in self.numbers)
+
+
+class Inner(Op):
+    """The record of an op of two tensors inside a composed function, whose kernels are CUDA's: on the CPU, and where
+    the call is compiled, the definition is taken, whose parts have kernels.
+
+    It bears the function's name, whose record takes its place in the registry: what fails is the function."""
+
+    differentiable, compiled = (0, 1), ()
+
+    def validate(self, *arguments):
+        """The public function has."""

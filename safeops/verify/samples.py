@@ -148,6 +148,8 @@ def _classes(op, names):
     if "ignore_index" in names:  # classes in the second dim
         images = numbers(5, 5, 4, 6), places(5, 1, 4, 6, end=5).clamp(0, 4)
         yield of(images, {"mask": flags(5, 1, 4, 6), "reduction": "sum"}, name="images")
+    else:
+        yield of((numbers(33, 16).mT, index), {"mask": keep}, name="mean, across memory")
     long = numbers(*LONG), places(2, 1, end=LONG[1] - 1).clamp(min=0)
     yield Call(long, {"reduction": "none"}, weight=None, turns=(), name="long rows")
     if "label_smoothing" in names:

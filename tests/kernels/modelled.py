@@ -64,6 +64,13 @@ def cases(n):
         results["cosine", "backward", "rows", name] = rows.cosines_backward(x, x)
         results["triplet_margin_loss", "forward", "rows", name] = rows.triplets(x)
         results["triplet_margin_loss", "backward", "rows", name] = rows.triplets_backward(x)
+        for width in (128, 1024, CLASSES):
+            x, layout = meta((n // width, width), dtype), f"rows of {width}"
+            results["multi_margin_loss", "forward", layout, name] = classes.margins(x)
+            results["multi_margin_loss", "backward", layout, name] = classes.margins(x, gradient=True)
+        x = meta((n // 128, 128), dtype)
+        results["triplet_margin_loss", "forward", "rows of 128", name] = rows.triplets(x)
+        results["triplet_margin_loss", "backward", "rows of 128", name] = rows.triplets_backward(x)
         for layout, width in (("rows", CLASSES), ("odd", 50257)):
             x = meta((n // width, width), dtype)
             results["cross_entropy", "forward", layout, name] = classes.forward(x)

@@ -56,10 +56,11 @@ def picked_backward(x, weight=True):
     return row.plan(*plan, constants, **ce_backward.OPTIONS)
 
 
-def margins(x, p=1, gradient=False):
-    rows = x.shape[:-1]
+def margins(x, p=1, gradient=False, mean=None, weight=False):
+    """x: (..., C)"""
+    target, w, mask, rows = tensors(x.movedim(-1, 1), False, weight)
     grad = meta((), F32).expand(rows) if gradient else None
-    _, plan, constants = margin.prepare(x, meta(rows, I64), p, grad)
+    _, plan, constants = margin.prepare(x, target, w, mask if weight else None, p, mean, grad=grad)
     return row.plan(*plan, constants, **margin.OPTIONS)
 
 
@@ -124,6 +125,9 @@ def cases():
         results[f"general {which} transposed {name}"] = margins(across[:, 1:], 1, gradient)
         results[f"general {which} odd {name}"] = margins(odd, 2, gradient)
         results[f"aligned {which} odd long {name}"] = margins(words, 2, gradient)
+        results[f"aligned {which} weight {name}"] = margins(short, 2, gradient, weight=True)
+    results[f"aligned multi_margin of rows {name}"] = margins(short, 1, mean=True)
+    results[f"aligned multi_margin of few long rows {name}"] = margins(few, 1, mean=True)
     return results
 
 
@@ -143,6 +147,6 @@ def covered(plans):
     }
     assert {(True, False, False), (False, False, False), (False, True, False), (False, False, True)} <= cut
     both = {(plan.constants["SQUARE"], plan.constants["SPLIT"], bool(plan.kinds["dx"])) for plan in plans
-            if plan.kernel is margin.MULTI_MARGIN}  # fmt: skip
+            if plan.kernel.fn is margin.MULTI_MARGIN.fn}  # fmt: skip
     assert {(square, False, dx) for square in (False, True) for dx in (False, True)} <= both
     assert {(False, True, False), (False, True, True)} <= both

@@ -3,7 +3,7 @@
 import re
 
 import torch
-from safeops.kernels.rows import info_nce, info_nce_backward
+from safeops.kernels.rows import info_nce, info_nce_backward, info_nce_units
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
@@ -24,7 +24,7 @@ def cases():
             rows, columns = 8100, int(name.split()[-1])
             query = meta((rows, columns), dtype)
             keep, temperature = (None, None) if dtype == BF16 else (meta((rows,), torch.bool), meta((), dtype))
-            padded, width = info_nce.padded_shape(rows, columns)
+            padded, width = info_nce_units.padded_shape(rows, columns)
             units, row_stats = meta((2, padded, width), dtype), meta((6, padded), F32)
             counter, each = meta((padded,), torch.int32), meta((rows,), F32)
             partial, scale, strength = meta((3, 2, padded), F32), meta((), F64), meta((rows,), F64)
@@ -35,7 +35,7 @@ def cases():
                 "slopes": (each, units, row_stats, temperature, slopes, scale),
                 "gradients": (units, row_stats, temperature, scale, product, product, query, query, strength),
             }
-            plans = {"units": info_nce.units_plan, "": info_nce.info_nce_plan}
+            plans = {"units": info_nce_units.units_plan, "": info_nce.info_nce_plan}
             plans |= {"slopes": info_nce_backward.slopes_plan, "gradients": info_nce_backward.gradients_plan}
             for kernel, make in plans.items():
                 parts = "general", "stepped" * name.startswith("stepped"), "info_nce" + f"_{kernel}" * bool(kernel)

@@ -89,16 +89,16 @@ def distances_backward(x, weight=None):
     return row.plan(*plan, **options)
 
 
-def triplets(x, swap=False, keep=None):
-    _, plan, constants, options = triplet.prepare(x, x, x, keep, swap)
+def triplets(x, swap=False, keep=None, mean=None):
+    _, plan, constants, options = triplet.prepare(x, x, x, keep, swap, mean)
     return row.plan(*plan, constants, **options)
 
 
-def triplets_backward(x, swap=False):
+def triplets_backward(x, swap=False, mean=False):
     number = meta(x.shape[:-1], F64)
     distances = number, number, number if swap else meta((0,), F64)
     _, plan, constants, options = triplet_backward.prepare_backward(
-        meta((), F32).expand(x.shape[:-1]), (x,) * 3, distances, swap, (True,) * 3
+        meta((), F32), (x,) * 3, distances, swap, (True,) * 3, meta((), F64) if mean else None
     )
     return row.plan(*plan, constants, **options)
 
@@ -164,6 +164,9 @@ def cases():
         results[f"general lpips_backward {name}"] = distances_backward(meta((64, 512, 7, 7), dtype))
         results[f"aligned triplet swap {name}"] = triplets(x, True, meta((8192,), torch.bool))
         results[f"aligned triplet_backward swap {name}"] = triplets_backward(x, True)
+        results[f"aligned triplet of rows {name}"] = triplets(x, mean=True)
+        results[f"aligned triplet of few long rows {name}"] = triplets(long, True, mean=True)
+        results[f"aligned triplet_backward of rows {name}"] = triplets_backward(x, mean=True)
         results[f"aligned triplet few long {name}"] = triplets(long, True)
         results[f"aligned triplet channels {name}"] = triplets(channels.mT)
         results[f"aligned triplet_backward channels {name}"] = triplets_backward(channels.mT)

@@ -259,7 +259,7 @@ def check(name, plan, facts):
         if narrow == 2 and not of_mask:  # of which a thread takes two bytes
             picked = 2 if "target" in plan.kinds else 0  # the own logits of the rows that a thread holds
             written = 0
-            if plan.kernel is MULTI_MARGIN:  # for each element of an access, as Triton has it; and the gradient by it
+            if plan.kernel.fn is MULTI_MARGIN.fn:  # for each element of an access, as Triton has it; and the gradient
                 picked, written = 8 * picked, 2 if writes else 0
             single = facts["load"].get(2, 0) <= picked and facts["store"].get(2, 0) <= written
             assert single, f"{name}: single elements: {facts}"
@@ -322,7 +322,7 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
     """One aligned plan of each kernel, but of those that read single numbers. (How often, differs: what is
     unrolled, what both sides of a branch share.)"""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
-    assert {kernel.fn.__name__ for kernel in KERNELS.values() if kernel.fn not in plans} == NARROW
+    assert {kernel.fn.__name__ for kernel in KERNELS if kernel.fn not in plans} == NARROW
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
         of_ptx, of_machine = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
@@ -364,7 +364,7 @@ def test_class_indices_are_handed_on_as_they_are_read():
 
 
 def test_every_kernel_is_covered():
-    assert {plan.kernel.fn for plan in CASES.values()} == {kernel.fn for kernel in KERNELS.values()}
+    assert {plan.kernel.fn for plan in CASES.values()} == {kernel.fn for kernel in KERNELS}
     used = {plan.constants.get("F") for plan in CASES.values()}
     for module in (mse_loss, *LOSSES):
         for pair in formulas(module).values():

@@ -26,6 +26,7 @@ VIEWS = {
     "a dimension first": lambda x: x.unsqueeze(0),
     "a dimension last": lambda x: x.unsqueeze(-1),
     "the last gone": lambda x: x.squeeze(x.dim() - 1) if x.dim() else x,
+    "the last one first": lambda x: x.movedim(-1, 0) if x.dim() else x,
     "wider": lambda x: x.expand((3, *(5 if n == 1 else n for n in x.shape))),
     "new dimensions": lambda x: x[(None,) * 2 + (slice(None),) * x.dim() + (None,)],
     "one of many": lambda x: x[0] if x.dim() and x.shape[0] != 0 else x,

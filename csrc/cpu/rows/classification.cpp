@@ -7,9 +7,8 @@
 
 namespace safeops::cpu {
 
-ClassRows::ClassRows(const char* op, const View& x) {
+ClassRows::ClassRows(const char* op, const View& x, int dim_) : dim(dim_) {
   STD_TORCH_CHECK(x.is_floating() && x.ndim > 0, op, ": input must be floating point, with a dim of classes");
-  dim = x.ndim > 1 ? 1 : 0;
   classes = x.sizes[dim];
   shape = row_shape(x.shape(), dim, false);
   count = shape.numel();

@@ -1,4 +1,4 @@
-// Rows that have a class each, for cross_entropy and nll_loss: which rows are kept, and with which weight.
+// Rows that have a class each: which rows are kept, and with which weight.
 #pragma once
 
 #include <memory>
@@ -30,7 +30,7 @@ struct RowValues {
   }
 };
 
-// The rows of an input (N, C, d1, ...) or (C): all dims but the one of the classes.
+// The rows of an input (N, C, d1, ...) or (C): all dims but the one of the classes, which may be another.
 struct ClassRows {
   int dim;
   int64_t classes, count;
@@ -41,7 +41,8 @@ struct ClassRows {
   bool partial = false;              // the input holds only part of the classes: any other class gets place `classes`
   std::vector<double> weights;       // of the classes
 
-  explicit ClassRows(const char* op, const View& x);
+  ClassRows(const char* op, const View& x) : ClassRows(op, x, x.ndim > 1 ? 1 : 0) {}
+  ClassRows(const char* op, const View& x, int dim);
 
   // (many, *rows)
   Shape with(int64_t many) const;

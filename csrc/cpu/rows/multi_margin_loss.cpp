@@ -1,5 +1,5 @@
-// loss = 1/C sum max(margin - x_y + x_j, 0)^p over the classes j != y of a row with class y; and its gradient.
-// I/O: forward reads x and the places, backward reads them and writes dx.
+// loss = w_y/C sum max(margin - x_y + x_j, 0)^p over the classes j != y of a row with class y; and its gradient.
+// I/O: forward reads x and the classes, backward reads them and writes dx.
 #include <memory>
 
 #include "cpu/engine/elementwise.h"
@@ -54,31 +54,41 @@ void spread_loop(const C* row_values, int64_t rows, int64_t n, C* to) {
 
 // ---- the rows
 
-// Rows (..., C), contiguous: several short ones are read at once, a long one in pieces.
+// Rows (..., C), in contiguous order: several short ones are read at once, a long one in pieces.
 template <class C>
 struct Rows {
+  ClassRows of;  // a row of a class of weight 0 has no class
   Shape shape;
   Order order;
-  int64_t classes, rows = 1, batch;  // batch: rows that are read at once
-  const int64_t* places;             // the class of each row, negative where the row does not exist
+  int64_t classes, rows, batch;  // batch: rows that are read at once
   C margin;
   Source<C> x;
 
-  Rows(const View& x_, const View& places_, double margin_)
-      : shape(x_.shape()), order(Order::contiguous(shape)), margin(static_cast<C>(margin_)) {
-    STD_TORCH_CHECK(shape.ndim > 0, "_multi_margin_loss: input must be (..., C)");
-    const Shape per_row(shape.ndim - 1, shape.size);
-    STD_TORCH_CHECK(places_.dtype == DType::kLong && places_.contiguous() && per_row.is(places_.ndim, places_.sizes),
-                    "_multi_margin_loss: place must be contiguous int64, one for each row");
-    classes = shape.size[shape.ndim - 1], rows = per_row.numel();
+  // keep: which rows a mean counts, or null, where a class out of range is no error.
+  Rows(const char* op, const View& x_, const Tensor& target, const std::optional<Tensor>& weight,
+       const std::optional<Tensor>& mask, double margin_, uint8_t* keep)
+      : of(op, x_, x_.ndim - 1), shape(x_.shape()), order(Order::contiguous(shape)), margin(static_cast<C>(margin_)) {
+    classes = of.classes, rows = of.count;
     batch = std::max<int64_t>(1, kChunk / std::max<int64_t>(classes, 1));
-    places = reinterpret_cast<const int64_t*>(places_.data);
-    for (int64_t row = 0; row < rows; ++row)
-      STD_TORCH_CHECK(places[row] < classes, "_multi_margin_loss: a place is out of range");
+    of.read(op, &target, mask, INT64_MIN, keep && classes > 0, keep);
+    if (weight) {
+      of.read_weights(op, *weight);
+      of.weight.reset(new double[std::max<int64_t>(1, rows)]);
+      for (int64_t row = 0; row < rows; ++row) {
+        of.weight[row] = place(row) < 0 ? 0 : of.weights[place(row)];
+        if (of.weight[row] == 0) of.place[row] = -1;
+      }
+    }
     x.bind(x_, shape, order);
   }
 
-  double mean_of() const { return static_cast<double>(std::max<int64_t>(classes, 1)); }
+  int64_t place(int64_t row) const { return static_cast<int64_t>(of.place[row]); }
+
+  // w_y/C times a sum over the classes of a row
+  double scaled(int64_t row, double sum) const {
+    const double mean = sum / static_cast<double>(std::max<int64_t>(classes, 1));
+    return of.weight ? mean * of.weight[row] : mean;
+  }
 
   struct Buffers { alignas(64) C x[kBuffer], to[kBuffer], spread[kBuffer], target[kBuffer], per_row[kChunk]; };
 
@@ -104,7 +114,7 @@ struct Rows {
       const int64_t n = std::min(kChunk, classes - first), at = row * classes + first;
       const C* from = x.fetch(at, count * n, at + kAhead, b.x);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = std::max<int64_t>(0, places[row + r]);
+        const int64_t place = std::max<int64_t>(0, this->place(row + r));
         const bool one_piece = classes == n;
         b.per_row[r] =
             margin - (one_piece ? from[r * n + place] : *x.fetch(row * classes + place, 1, kNever, b.target));
@@ -112,8 +122,8 @@ struct Rows {
       spread(b.per_row, count, n, b.spread);
       loop(b.spread, from, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = places[row + r] - first;
-        if (places[row + r] < 0)
+        const int64_t place = this->place(row + r) - first;
+        if (this->place(row + r) < 0)
           std::fill_n(b.to + r * n, n, C(0));
         else if (place >= 0 && place < n)
           b.to[r * n + place] = 0;
@@ -132,7 +142,8 @@ void forward(const Rows<C>& rows, bool square, C* out) {
     rows.for_pieces(row, count, buffers, values, [&](int64_t, int64_t, int64_t, const double* sums) {
       for (int64_t r = 0; r < count; ++r) total[r] += sums[r];
     });
-    for (int64_t r = 0; r < count; ++r) out[row + r] = static_cast<C>(total[r] / rows.mean_of());
+    for (int64_t r = 0; r < count; ++r)
+      out[row + r] = rows.place(row + r) < 0 ? C(0) : static_cast<C>(rows.scaled(row + r, total[r]));
   });
 }
 
@@ -148,14 +159,14 @@ void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C
     if (!one_piece) rows.for_pieces(row, count, b, slopes, add);
     // dx_j = g / C slope_j for j != y, dx_y = -sum of the others
     const auto write = [&](int64_t first, int64_t n, int64_t at, const double* sums) {
-      for (int64_t r = 0; r < count; ++r) b.per_row[r] = static_cast<C>(grad[row + r] / rows.mean_of());
+      for (int64_t r = 0; r < count; ++r) b.per_row[r] = static_cast<C>(rows.scaled(row + r, grad[row + r]));
       spread(b.per_row, count, n, b.spread);
       scale(b.spread, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = rows.places[row + r] - first;
+        const int64_t place = rows.place(row + r) - first;
         const double total = one_piece ? sums[r] : slope;
-        if (place >= 0 && place < n && rows.places[row + r] >= 0 && total != 0)
-          b.to[r * n + place] = static_cast<C>(-total * (grad[row + r] / rows.mean_of()));
+        if (place >= 0 && place < n && rows.place(row + r) >= 0 && total != 0)
+          b.to[r * n + place] = static_cast<C>(-total * rows.scaled(row + r, grad[row + r]));
       }
       C* to = sink.target(at, b.to);
       if (to != b.to) std::copy_n(b.to, count * n, to);
@@ -167,29 +178,36 @@ void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C
 
 // ---- the ops
 
-Tensor multi_margin_loss(const Tensor& input, const Tensor& place, double margin, int64_t p) {
-  const View x(input), places(place);
+std::tuple<Tensor, Tensor> multi_margin_loss(const Tensor& input, const Tensor& target,
+                                             const std::optional<Tensor>& weight, const std::optional<Tensor>& mask,
+                                             double margin, int64_t p) {
+  const View x(input);
   const DType dtype = wide(x.dtype, x.dtype);
-  const Tensor loss = empty(places.shape(), dtype, input);
-  void* out = View(loss).data;
-  if (dtype == DType::kDouble)
-    forward(Rows<double>(x, places, margin), p == 2, static_cast<double*>(out));
-  else
-    forward(Rows<float>(x, places, margin), p == 2, static_cast<float*>(out));
-  return loss;
-}
-
-Tensor multi_margin_loss_backward(const Tensor& grad, const Tensor& input, const Tensor& place, double margin,
-                                  int64_t p) {
-  const View g(grad), x(input), places(place);
-  STD_TORCH_CHECK(g.is_floating() && places.shape().is(g.ndim, g.sizes),
-                  "_multi_margin_loss_backward: grad must be floating, one for each row");
-  const Tensor dx = output_like(x.shape(), x.dtype, input, x);
-  const std::unique_ptr<double[]> upstream(new double[std::max<int64_t>(1, places.shape().numel())]);
-  read_all(g, places.shape(), upstream.get());
+  const Shape shape = ClassRows("_multi_margin_loss", x, x.ndim - 1).shape;
+  const Tensor loss = empty(shape, dtype, input), keep = empty(shape, DType::kBool, input);
   const auto run = [&](auto type) {
     using C = decltype(type);
-    const Rows<C> rows(x, places, margin);
+    uint8_t* counted = reinterpret_cast<uint8_t*>(View(keep).data);
+    const Rows<C> rows("_multi_margin_loss", x, target, weight, mask, margin, counted);
+    forward(rows, p == 2, reinterpret_cast<C*>(View(loss).data));
+  };
+  dtype == DType::kDouble ? run(double{}) : run(float{});
+  return {loss, keep};
+}
+
+Tensor multi_margin_loss_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
+                                  const std::optional<Tensor>& weight, const std::optional<Tensor>& mask,
+                                  double margin, int64_t p) {
+  constexpr char kName[] = "_multi_margin_loss_backward";
+  const View g(grad), x(input);
+  const Tensor dx = output_like(x.shape(), x.dtype, input, x);
+  const auto run = [&](auto type) {
+    using C = decltype(type);
+    const Rows<C> rows(kName, x, target, weight, mask, margin, nullptr);
+    STD_TORCH_CHECK(g.is_floating() && rows.of.shape.is(g.ndim, g.sizes), kName,
+                    ": grad must be floating, one for each row");
+    const std::unique_ptr<double[]> upstream(new double[std::max<int64_t>(1, rows.rows)]);
+    read_all(g, rows.of.shape, upstream.get());
     Sink<C> sink;
     sink.bind(View(dx), rows.shape, rows.order);
     backward(rows, p == 2, upstream.get(), sink);

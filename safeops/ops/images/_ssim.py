@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import accumulate, gathered
 from safeops.core.dtypes import LARGEST, compute_dtype
-from safeops.core.library import declare_raw, like
+from safeops.core.library import declare_raw, only
 from safeops.core.loss_reduction import REDUCTION
 from safeops.core.op import Op
 from safeops.core.symbolic import SYMBOLIC
@@ -151,8 +151,7 @@ def _fake(input, target, mask, reduction, similarity, empty_nan, data_range, win
 
 
 def _fake_backward(grad, share, input, target, *operands):
-    tensors = zip((input, target), operands[-3:-1])
-    return tuple(like(x, x.shape, x.dtype) if needed else x.new_empty(0) for x, needed in tensors)
+    return only(operands[-3:-1], (input, target))
 
 
 _IMAGES = "Tensor input, Tensor target, Tensor? mask=None, int reduction=1"

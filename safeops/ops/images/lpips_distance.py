@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.library import declare_raw, like
-from safeops.core.op import Composed, Op
+from safeops.core.library import declare_raw, only
+from safeops.core.op import Composed, Inner
 from safeops.ops.images._image import ARGUMENTS, finish
 from safeops.ops.reductions.masked_sum_of_squares import _masked_sum_of_squares, masked_sum_of_squares
 from safeops.ops.rows.normalize import _normalize, normalize
@@ -45,30 +45,22 @@ _backward = declare_raw(
     "_lpips_distance_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor value, Tensor product, Tensor norm0, "
     "Tensor norm1, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
-    fake=lambda grad, *rest: tuple(
-        like(x, x.shape, x.dtype) if need else x.new_empty(0) for x, need in zip(rest[:2], rest[-2:])
-    ),
+    fake=lambda grad, *rest: only(rest[-2:], rest[:2]),
     triton="rows.lpips_distance.lpips_distance_backward",
 )
 
 # ---- record
 
 
-class Layer(Op):
-    """The distances of a layer. It bears the function's name, whose record takes its place in the registry: what fails
-    is the function. The kernels are CUDA's; on the CPU the definition is taken, whose parts have kernels."""
+class Layer(Inner):
+    """The distances of a layer."""
 
-    differentiable, constant = (0, 1), slice(2, 3)  # weight
-    saved = slice(0, None)
-    compiled = ()
+    constant, saved = slice(2, 3), slice(0, None)  # constant: weight
 
     def prepare(self, input, target, weight, keep):
         compute = compute_dtype(input.dtype, target.dtype)
         takes = not input.is_cpu and (weight is None or compute_dtype(weight.dtype, compute) == compute)
         return takes, (input, target, weight, keep)
-
-    def validate(self, *arguments):
-        """The public function has."""
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, *operands[:3], *results, *needs[:2])

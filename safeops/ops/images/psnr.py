@@ -4,8 +4,8 @@ import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.library import declare_raw
-from safeops.core.op import Composed, Op
+from safeops.core.library import declare_raw, only
+from safeops.core.op import Composed, Inner
 from safeops.core.symbolic import as_operand
 from safeops.ops.images._image import ARGUMENTS, finish
 from safeops.ops.reductions.masked_rms import _masked_rms, masked_rms
@@ -42,32 +42,23 @@ _backward = declare_raw(
     "_psnr_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor divisor, Tensor? mask=None, bool need_input=True, "
     "bool need_target=True) -> (Tensor, Tensor)",
-    fake=lambda grad, *rest: tuple(
-        torch.empty_like(x) if need else x.new_empty(0) for x, need in zip(rest[:2], rest[-2:])
-    ),
+    fake=lambda grad, *rest: only(rest[-2:], rest[:2]),
     triton="losses.psnr.psnr_backward",
 )
 
 # ---- record
 
 
-class Psnr(Op):
-    """It bears the function's name, whose record takes its place in the registry: what fails is the function.
+class Psnr(Inner):
+    """Saved: of each image the sum of its squared errors over the data range; -1 where it has no pixel."""
 
-    Saved: of each image the sum of its squared errors over the data range; -1 where it has no pixel. The kernels are
-    CUDA's; on the CPU the definition is taken, which has the kernel of masked_rms."""
-
-    differentiable, visible = (0, 1), 2
-    compiled = ()
+    visible = 2
 
     def prepare(self, input, target, mask, data_range):
         data_range = float(data_range) if data_range.__class__ is int else data_range
         fits = data_range.__class__ is float and 1e-60 < data_range < 1e60  # its square, in fp64 beside any of fp32
         takes = fits and not input.is_cpu and torch.float64 not in (input.dtype, target.dtype)
         return takes, (input, target, mask, data_range)
-
-    def validate(self, *arguments):
-        """The public function has."""
 
     def differentiated(self, *operands):
         return self.definition(*operands)[0]

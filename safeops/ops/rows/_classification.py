@@ -1,19 +1,15 @@
-"""cross_entropy and nll_loss: what they have in common. Their rows are all dims but that of the classes.
-
-The raw ops give the loss of each row, which `safeops.core.loss_reduction.reduce` sums up; on a GPU one of `OfRows`
-gives the mean or sum of all rows at once.
-"""
+"""Losses of rows that have a class each: what they have in common. Their rows are all dims but that of the classes."""
 
 import torch
 from torch.compiler import is_compiling
 
-from safeops.core import check, sums
+from safeops.core import check
 from safeops.core.definitions import gathered, kept
 from safeops.core.dtypes import FLOATING, LARGEST
-from safeops.core.loss_reduction import REDUCTION, reduce, validate_denominator, validate_options
-from safeops.core.op import Op, registry
+from safeops.core.loss_reduction import REDUCTION, validate_denominator, validate_options
 from safeops.core.private_torch import transforms_active
 from safeops.core.route import PLAIN
+from safeops.ops.rows._of_rows import RowLoss
 
 INDICES = (torch.int64, torch.int32, torch.uint8)
 
@@ -120,29 +116,18 @@ def validate_numbers(name, label_smoothing, z_loss):
     check.number(name, "z_loss", z_loss, minimum=0, maximum=LARGEST)
 
 
-class Classification(Op):
+class Classification(RowLoss):
     """A loss of rows, each of which has a class. takes_logits: else its input are logarithms of probabilities."""
 
     takes_logits = False
-    buffers, parts = ("weight",), sums.ALL
+    buffers = ("weight",)
     shards = "rows"
     visible = 3  # the losses, which rows are kept, their weights
     constant = slice(2, 3)  # the class weights
 
-    def __init__(self, name, module, forward, backward, define, *of_rows):
-        """of_rows: the raw ops of `OfRows`, where the op has them."""
+    def __init__(self, name, module, *raw):
         self.module = module
-        super().__init__(name, forward, backward, define)
-        if of_rows:
-            self.of_rows = OfRows(self, *of_rows)
-            self.parts = (self.of_rows, *sums.ALL)
-
-    def gradients(self, grad, needs, operands, results):
-        return self.gradients_of(self.backward, (grad,), needs, operands, *results)
-
-    def gradients_of(self, backward, upstream, needs, operands, *numbers):
-        """backward: the raw op, of the rows' losses or of their reduction, which takes `upstream` first."""
-        raise NotImplementedError
+        super().__init__(name, *raw)
 
     def validate_buffer(self, name, key, x):
         validate_weight(name, x)
@@ -179,56 +164,6 @@ class Classification(Op):
         if target.dtype in FLOATING:
             return
         refuse_missing_class(name, target, mask, ignore_index, classes, "input", input.shape)
-
-    def differentiated(self, *operands):
-        return self.definition(*operands)[0]
-
-
-class OfRows(Op):
-    """The mean or sum of a loss of rows by the kernel that reads them, in one launch a direction, for a device that has
-    it; elsewhere the rows' losses are reduced by an op of their own.
-
-    Its operands are those of the rows' record, `mean` and `empty_nan`. It bears that record's name, which takes its
-    place in the registry: what fails is the loss."""
-
-    constant = slice(2, 3)  # the class weights
-
-    def __init__(self, rows, forward, backward):
-        self.rows, self.differentiable, self.linear, self.saved = rows, rows.differentiable, rows.linear, slice(1, None)
-        super().__init__(rows.name, forward, backward, self.define)
-        self.cuda, registry[rows.name] = rows.cuda, rows
-
-    def serves(self, input, target, reduction, denominator, empty):
-        """True if a call takes this op. Its operands have not been checked yet."""
-        if type(input) not in PLAIN or not (self.cpu and self.rows.cpu if input.is_cpu else input.is_cuda):
-            return False
-        if is_compiling() or reduction == "none" or denominator is not None or empty == "raise":
-            return False
-        runs = input.is_cpu or self.rows.cuda[input.get_device()]
-        return runs and type(target) in PLAIN and target.numel() > 0 and input.numel() > 0
-
-    def prepare(self, *arguments):
-        takes, operands = self.rows.prepare(*arguments[:-2])
-        defaults = self.rows.defaults[len(operands) :]
-        return takes, (*operands, *defaults, *arguments[-2:]) if operands else ()
-
-    def validate(self, *arguments):
-        self.rows.validate(*arguments[:-2])
-
-    def validate_operands(self, *operands):
-        self.rows.validate_operands(*operands[:-2])
-
-    def define(self, *operands):
-        *operands, mean, empty_nan = operands
-        loss, keep, weights = self.rows.definition(*operands)
-        weights, empty = weights if weights.numel() else None, "nan" if empty_nan else "zero"
-        return reduce(self.name, loss, keep, weights, "mean" if mean else "sum", None, empty)
-
-    def gradients(self, grad, needs, operands, results):
-        *operands, mean, _ = operands
-        denominator, *numbers = results
-        upstream = grad, denominator if mean else None
-        return self.rows.gradients_of(self.backward, upstream, needs, operands, *numbers)
 
 
 def validate_reduction(name, input, reduction, denominator, empty):

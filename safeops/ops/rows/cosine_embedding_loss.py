@@ -5,8 +5,8 @@ import torch
 from safeops.core import check, loss_reduction, sums
 from safeops.core.definitions import kept
 from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype
-from safeops.core.library import declare_raw, like
-from safeops.core.op import Composed, Op
+from safeops.core.library import declare_raw, only
+from safeops.core.op import Composed, Inner
 from safeops.core.symbolic import symbolic
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, one_a_row, validate, vectors
 from safeops.ops.rows.cosine_similarity import _cosine_similarity, cosine_similarity
@@ -49,36 +49,26 @@ _backward = declare_raw(
     "_cosine_embedding_loss_backward",
     "(Tensor grad, Tensor input1, Tensor input2, Tensor target, Tensor value, Tensor norm1, Tensor norm2, "
     "float margin=0.0, bool need_input1=True, bool need_input2=True) -> (Tensor, Tensor)",
-    fake=lambda grad, *rest: tuple(
-        like(x, x.shape, x.dtype) if need else x.new_empty(0) for x, need in zip(rest[:2], rest[-2:])
-    ),
+    fake=lambda grad, *rest: only(rest[-2:], rest[:2]),
     triton="rows.cosine_embedding_loss.cosine_embedding_loss_backward",
 )
 
 # ---- record
 
 
-class Rows(Op):
-    """The loss of each row. It bears the function's name, whose record takes its place in the registry: what fails is
-    the function. The kernels are CUDA's; on the CPU the definition is taken, which has the kernel of
-    cosine_similarity."""
-
-    differentiable = (0, 1)
-    compiled = ()
+class LossOfRow(Inner):
+    """The loss of each row."""
 
     def prepare(self, input1, input2, target, keep, margin):
         plain = not symbolic(margin) and abs(margin) <= LARGEST
         return plain and target.dtype in SIGNED, (input1, input2, target, keep, margin)
-
-    def validate(self, *arguments):
-        """The public function has."""
 
     def gradients(self, grad, needs, operands, results):
         x = operands
         return self.backward(grad, x.input1, x.input2, x.target, *results, x.margin, *needs[:2])
 
 
-_rows = Rows(NAME, _forward, _backward, definition)
+_loss_of_row = LossOfRow(NAME, _forward, _backward, definition)
 
 # ---- public function
 
@@ -133,5 +123,5 @@ def cosine_embedding_loss(
     validate_options(NAME, reduction, empty, margin)
     keep = kept(mask, weight)
     exists = None if keep is None else keep.expand(rows)
-    loss = _rows.call(input1, input2, target, exists, margin)
+    loss = _loss_of_row.call(input1, input2, target, exists, margin)
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)

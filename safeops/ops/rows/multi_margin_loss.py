@@ -1,22 +1,20 @@
 """multi_margin_loss: the score of a row's class is to be above those of the others, by a margin."""
 
 import torch
+from torch.compiler import is_compiling
 
 from safeops.core import check, loss_reduction
-from safeops.core.definitions import accumulate, kept
+from safeops.core.definitions import accumulate
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw, like
-from safeops.core.op import Op
-from safeops.ops.rows._classification import refuse_missing_class
-from safeops.ops.rows._row_loss import (
-    ARGUMENTS_BY_CLASS,
-    finish,
-    hinge,
-    one_a_row,
-    validate,
-    validate_class_weight,
-    vectors,
+from safeops.ops.rows._classification import (
+    INDICES,
+    Classification,
+    is_watched,
+    refuse_missing_class,
+    validate_reduction,
 )
+from safeops.ops.rows._row_loss import ARGUMENTS_BY_CLASS, hinge, one_a_row, validate_class_weight, vectors
 
 NAME = "multi_margin_loss"
 
@@ -29,8 +27,8 @@ def own_class(place, x):
     return place.unsqueeze(-1) == x.new_ones(x.shape[-1], dtype=torch.int64).cumsum(0) - 1
 
 
-def define(input, place, margin=1.0, p=1):
-    """The loss of each row. place: (...) int64, a row's own class, or -1 where there is none: its loss is 0."""
+def losses(input, place, margin, p):
+    """place: (...) int64, a row's own class, or -1 where there is none: its loss is 0."""
     is_target, there = own_class(place, input), (place >= 0).unsqueeze(-1)
     x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic
     d = hinge(margin - torch.where(is_target, x, 0).sum(-1, keepdim=True) + x)
@@ -38,48 +36,111 @@ def define(input, place, margin=1.0, p=1):
     return (accumulate(d, -1) / max(input.shape[-1], 1)).to(d.dtype)
 
 
+def define(input, target, weight=None, mask=None, margin=1.0, p=1):
+    """(the loss of each row, which of them a mean counts: those of a class of weight 0 as well)"""
+    classes = input.shape[-1]
+    index = target.long() if mask is None else torch.where(mask, target, 0).long()
+    keep = check.in_range(index, classes, True)
+    keep = keep if mask is None else keep & mask
+    if weight is None:
+        return losses(input, torch.where(keep, index, -1), margin, p), keep
+    wide = weight.to(compute_dtype(input.dtype, weight.dtype)).expand(*input.shape[:-1], classes)
+    w = torch.where(own_class(torch.where(keep, index, 0), wide), wide, 0).sum(-1)
+    exists = keep & (w != 0)
+    loss = losses(input, torch.where(exists, index, -1), margin, p)
+    return torch.where(exists, loss * w, 0).to(loss.dtype), keep
+
+
 # ---- op
 
+
+def _fake(input, target, *_):
+    dtype = compute_dtype(input.dtype)
+    return input.new_empty(target.shape, dtype=dtype), input.new_empty(target.shape, dtype=torch.bool)
+
+
+def _fake_of_rows(input, *_):
+    dtype = compute_dtype(input.dtype)
+    return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
+
+
+OPERANDS = "Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, float margin=1.0, int p=1"
 _forward = declare_raw(
     "_multi_margin_loss",
-    "(Tensor input, Tensor place, float margin=1.0, int p=1) -> Tensor",
-    fake=lambda input, place, margin, p: input.new_empty(place.shape, dtype=compute_dtype(input.dtype)),
+    f"({OPERANDS}) -> (Tensor loss, Tensor keep)",
+    fake=_fake,
     composite=define,
     triton="rows.multi_margin_loss.multi_margin_loss",
 )
 _backward = declare_raw(
     "_multi_margin_loss_backward",
-    "(Tensor grad, Tensor input, Tensor place, float margin=1.0, int p=1) -> Tensor",
-    fake=lambda grad, input, place, margin, p: like(input, input.shape, input.dtype),
+    f"(Tensor grad, {OPERANDS}) -> Tensor",
+    fake=lambda grad, input, *_: like(input, input.shape, input.dtype),
     triton="rows.multi_margin_loss.multi_margin_loss_backward",
+)
+_of_rows = declare_raw(
+    "_multi_margin_loss_of_rows",
+    f"({OPERANDS}, bool mean=True, bool empty_nan=False) -> (Tensor loss, Tensor denominator)",
+    fake=_fake_of_rows,
+    triton="rows.multi_margin_loss.multi_margin_loss_of_rows",
+)
+_of_rows_backward = declare_raw(
+    "_multi_margin_loss_of_rows_backward",
+    f"(Tensor grad, Tensor? denominator, {OPERANDS}) -> Tensor",
+    fake=lambda grad, denominator, input, *_: like(input, input.shape, input.dtype),
+    triton="rows.multi_margin_loss.multi_margin_loss_of_rows_backward",
 )
 
 # ---- record
 
 
-class MultiMarginLoss(Op):
-    """The op is the loss of each row, whose class has been found."""
+class MultiMarginLoss(Classification):
+    """I/O: the scores, once in each direction; backward writes their gradient. Its classes are the last dim."""
 
-    module, buffers, example = "MultiMarginLoss", ("weight",), "torch.eye(2), torch.tensor([0, 1])"
+    visible, saved, shards = 2, slice(0), None
 
-    def prepare(self, input, place, margin, p):
-        return True, (input, place.contiguous(), margin, p)
+    def prepare(self, input, target, weight, mask, margin, p):
+        if is_watched(input):
+            return False, (input, target, weight, mask, margin, p)
+        plain = margin.__class__ is float and p.__class__ is int and p in (1, 2)
+        if not plain or target.dtype not in INDICES[:2]:
+            self.validate(input, target, weight, mask, margin, p)
+            p, target = int(p), target.long()
+        if is_compiling():  # a class out of range is no error there
+            inside = check.in_range(target, input.shape[-1], True)
+            mask = inside if mask is None else mask & inside
+        return True, (input, target, weight, mask, margin, p)
 
-    def validate(self, *arguments):
-        """The public function has."""
+    def validate(self, input, target, weight, mask, margin, p):
+        name, rows = self.name, vectors(self.name, input=input)
+        one_a_row(name, "target", target, input, rows)
+        if target.is_floating_point() or target.dtype == torch.bool:
+            raise TypeError(f"{name}: target must be class indices, integers, got {target.dtype}")
+        validate_class_weight(name, weight, input)
+        check.mask(name, mask, "the rows", input, rows)
+        check.same_device(name, "input", input, target=target, mask=mask, weight=weight)
+        self.validate_numbers(name, p, margin)
+        if input.shape[-1]:
+            refuse_missing_class(name, target, mask, None, input.shape[-1], "input", input.shape)
 
-    def validate_options(self, name, reduction, empty, p, margin):
-        """Check the options of a module's constructor."""
-        loss_reduction.validate_options(name, reduction, empty)
+    def validate_numbers(self, name, p, margin):
         if not check.is_number(p) or p not in (1, 2):
             raise ValueError(f"{name}: p must be 1 or 2, got {p!r}")
         check.number(name, "margin", margin)
 
-    def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, *operands),)
+    def validate_options(self, name, reduction, empty, p, margin):
+        """Check the options of a module's constructor."""
+        loss_reduction.validate_options(name, reduction, empty)
+        self.validate_numbers(name, p, margin)
+
+    def gradients_of(self, backward, upstream, needs, operands):
+        return (backward(*upstream, *operands),)
 
 
-_multi_margin_loss = MultiMarginLoss(NAME, _forward, _backward, define)
+_multi_margin_loss = MultiMarginLoss(NAME, "MultiMarginLoss", _forward, _backward, define, _of_rows, _of_rows_backward)
+_multi_margin_loss.example = "torch.eye(2), torch.tensor([0, 1])"
+
+# ---- public function
 
 
 @_multi_margin_loss.public(
@@ -115,27 +176,9 @@ def multi_margin_loss(
         >>> safeops.multi_margin_loss(input, torch.tensor([3]))
         tensor(0.3250)
     """
-    rows = vectors(NAME, input=input)
-    one_a_row(NAME, "target", target, input, rows)
-    if target.is_floating_point() or target.dtype == torch.bool:
-        raise TypeError(f"{NAME}: target must be class indices, integers, got {target.dtype}")
-    classes = input.shape[-1]
-    validate_class_weight(NAME, weight, input)
-    validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
-    check.same_device(NAME, "input", input, weight=weight)
-    _multi_margin_loss.validate_options(NAME, reduction, empty, p, margin)
-    keep = kept(mask, None)
-    index = target.long() if keep is None else torch.where(keep, target, 0).long()
-    if classes:
-        refuse_missing_class(NAME, target, mask, None, classes, "input", input.shape)
-    inside = check.in_range(index, classes, True)
-    keep = inside if keep is None else keep & inside
-    place, w = torch.where(keep, index, -1), None
-    if weight is not None:
-        w = weight.to(compute_dtype(input.dtype, weight.dtype)).expand(*rows, classes)
-        w = torch.where(own_class(torch.where(inside, index, 0), w), w, 0).sum(-1)
-        place = torch.where(w == 0, -1, place)
-    loss = _multi_margin_loss.call(input, place, margin, int(p))
-    if weight is None:  # (the loss of a row that does not exist is 0)
-        return loss_reduction.reduce(NAME, loss, keep.expand(rows), None, reduction, denominator, empty)
-    return finish(NAME, (loss * w).to(loss.dtype), keep, None, reduction, denominator, empty)
+    validate_reduction(NAME, input, reduction, denominator, empty)
+    operands = input, target, weight, mask, margin, p
+    if _multi_margin_loss.of_rows.serves(input, target, reduction, denominator, empty):
+        return _multi_margin_loss.of_rows.call(*operands, reduction == "mean", empty == "nan")
+    loss, keep = _multi_margin_loss.call(*operands)
+    return loss_reduction.reduce(NAME, loss, keep, None, reduction, denominator, empty)

@@ -5,10 +5,11 @@ import torch
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
-from safeops.core.library import declare_raw, like
-from safeops.core.op import Op
+from safeops.core.library import declare_raw, only
 from safeops.core.symbolic import symbolic
 from safeops.ops.reductions.masked_norm import masked_norm
+from safeops.ops.rows._classification import validate_reduction
+from safeops.ops.rows._of_rows import RowLoss
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, validate, vectors
 
 NAME = "triplet_margin_loss"
@@ -48,9 +49,13 @@ def _fake(anchor, positive, negative, keep, margin, p, eps, swap):
     return loss, *(anchor.new_empty(shape, dtype=torch.float64) for shape in (rows, rows, rows if swap else 0))
 
 
+def _fake_of_rows(*operands):
+    loss, *distances = _fake(*operands[:-2])
+    return loss.new_empty(()), loss.new_empty((), dtype=torch.float64), *distances
+
+
 def _fake_backward(grad, anchor, positive, negative, near, far, apart, margin, eps, swap, *needed):
-    operands = zip((anchor, positive, negative), needed)
-    return tuple(like(x, x.shape, x.dtype) if wanted else x.new_empty(0) for x, wanted in operands)
+    return only(needed, (anchor, positive, negative))
 
 
 _forward = declare_raw(
@@ -69,11 +74,27 @@ _backward = declare_raw(
     fake=_fake_backward,
     triton="rows.triplet_margin_loss_backward.triplet_margin_loss_backward",
 )
+_of_rows = declare_raw(
+    "_triplet_margin_loss_of_rows",
+    "(Tensor anchor, Tensor positive, Tensor negative, Tensor? keep, float margin=1.0, float p=2.0, float eps=1e-6, "
+    "bool swap=False, bool mean=True, bool empty_nan=False) "
+    "-> (Tensor loss, Tensor denominator, Tensor near, Tensor far, Tensor apart)",
+    fake=_fake_of_rows,
+    triton="rows.triplet_margin_loss.triplet_margin_loss_of_rows",
+)
+_of_rows_backward = declare_raw(
+    "_triplet_margin_loss_of_rows_backward",
+    "(Tensor grad, Tensor? denominator, Tensor anchor, Tensor positive, Tensor negative, Tensor near, Tensor far, "
+    "Tensor apart, float margin=1.0, float eps=1e-6, bool swap=False, bool need_anchor=True, "
+    "bool need_positive=True, bool need_negative=True) -> (Tensor, Tensor, Tensor)",
+    fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands),
+    triton="rows.triplet_margin_loss_backward.triplet_margin_loss_of_rows_backward",
+)
 
 # ---- record
 
 
-class TripletMarginLoss(Op):
+class TripletMarginLoss(RowLoss):
     """The op is the loss of each row. Other orders than 2 are the definition's."""
 
     module, example = "TripletMarginLoss", "torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)"
@@ -81,30 +102,41 @@ class TripletMarginLoss(Op):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.numbers = tuple(i for i in self.numbers if i != 5)  # the order chooses a formula, and stays a number
+        # the order chooses a formula, and stays a number
+        self.numbers = self.of_rows.numbers = tuple(i for i in self.numbers if i != 5)
 
-    def prepare(self, *operands):
-        p = operands[5]
+    def prepare(self, anchor, positive, negative, keep, margin, p, eps, swap):
+        operands = anchor, positive, negative, keep, margin, p, eps, swap
+        plain = margin.__class__ is float and p.__class__ is float and eps.__class__ is float and swap.__class__ is bool
+        if not (plain and margin > 0 and p == 2 and eps >= 0):
+            self.validate(*operands)
         return not symbolic(p) and p == 2, operands
 
-    def validate(self, *arguments):
-        """The public function has."""
+    def validate(self, anchor, positive, negative, keep, *numbers):
+        vectors(self.name, anchor=anchor, positive=positive, negative=negative)
+        check.same_device(self.name, "anchor", anchor, positive=positive, negative=negative)
+        self.validate_numbers(self.name, *numbers)
 
-    def validate_options(self, name, reduction, empty, margin, p, eps, swap):
+    def validate_options(self, name, reduction, empty, *numbers):
         """Check the options of a module's constructor."""
         loss_reduction.validate_options(name, reduction, empty)
+        self.validate_numbers(name, *numbers)
+
+    def validate_numbers(self, name, margin, p, eps, swap):
         check.number(name, "margin", margin, above=0)
         check.number(name, "p", p, above=0)
         check.number(name, "eps", eps, minimum=0)
         check.boolean_flag(name, "swap", swap)
 
-    def gradients(self, grad, needs, operands, results):
-        x = operands
-        options = x.margin, x.eps, x.swap
-        return self.backward(grad, x.anchor, x.positive, x.negative, *results, *options, *needs[:3])
+    def losses(self, *operands):
+        return self.definition(*operands), operands[3]
+
+    def gradients_of(self, backward, upstream, needs, operands, *distances):
+        anchor, positive, negative, _, margin, _, eps, swap = operands
+        return backward(*upstream, anchor, positive, negative, *distances, margin, eps, swap, *needs[:3])
 
 
-_triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition)
+_triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition, _of_rows, _of_rows_backward)
 
 # ---- public function
 
@@ -145,11 +177,17 @@ def triplet_margin_loss(
         >>> safeops.triplet_margin_loss(anchor, anchor, far, reduction="none", eps=0.0)
         tensor([0.0000, 0.5000])
     """
-    operands = {"anchor": anchor, "positive": positive, "negative": negative}
-    rows = vectors(NAME, **operands)
-    validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands)
-    _triplet_margin_loss.validate_options(NAME, reduction, empty, margin, p, eps, swap)
-    keep = kept(mask, weight)
-    exists = None if keep is None else keep.expand(rows).contiguous()
-    loss = _triplet_margin_loss.call(anchor, positive, negative, exists, margin, p, eps, swap)
+    validate_reduction(NAME, anchor, reduction, denominator, empty)
+    keep = exists = None
+    if mask is not None or weight is not None:
+        operands = {"anchor": anchor, "positive": positive, "negative": negative}
+        rows = vectors(NAME, **operands)
+        validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands)
+        keep = kept(mask, weight)
+        exists = keep.expand(rows).contiguous()
+    operands = anchor, positive, negative, exists, margin, p, eps, swap
+    of_rows = _triplet_margin_loss.of_rows
+    if weight is None and of_rows.serves(anchor, positive, reduction, denominator, empty):
+        return of_rows.call(*operands, reduction == "mean", empty == "nan")
+    loss = _triplet_margin_loss.call(*operands)
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)

@@ -139,7 +139,7 @@ def small_tiles(monkeypatch):
         importlib.import_module(f"safeops.kernels.{path.parent.name}.{path.stem}")
     launch._plans.clear()
     small = Config(threads=16, tile_bytes=512)
-    for kernel in KERNELS.values():
+    for kernel in KERNELS:
         monkeypatch.setitem(kernel.configs, None, small)
     monkeypatch.setattr(elementwise, "WIDEST", 32)
     monkeypatch.setattr(plan, "MOST_THREADS", 16)

@@ -9,7 +9,7 @@ from safeops.kernels.rows import plan as row
 
 from safeops.ops.rows import cross_entropy as op
 from safeops.ops.rows.nll_loss import define as define_nll
-from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 from tests.ops import RECORDS, definitions
 from tests.ops.classification import adapted
 
@@ -136,26 +136,6 @@ def check(x, target, options, grad=None):
         terms = grad.abs().max() if target.is_floating_point() and grad.numel() else 0
         close(d, slope, slope.abs().max() * 4 + terms if slope.numel() else None, leaf.dtype)
     return row_stats
-
-
-def check_of_rows(forward, backward, losses, slope, weighted):
-    """The reduction of all rows and its gradients beside those of each row. forward(mean, empty_nan), backward(grad,
-    denominator, numbers); losses: (loss, keep, weights) of each row, slope(grad of each row)."""
-    loss, keep, weights = losses
-    total, by = loss.double().sum(), (weights if weighted else keep).double().sum()
-    for mean in (True, False):
-        value, denominator, *numbers = forward(mean, False)
-        assert value.dtype == loss.dtype and value.shape == denominator.shape == ()
-        wanted = total if not keep.any() else total / by if mean else total
-        close(value, wanted, 10 * loss.double().abs().sum() / (by if mean and keep.any() else 1) + 1e-6, loss.dtype)
-        close(denominator, by)
-        again = forward(mean, True)
-        assert torch.equal(again[0], value) if keep.any() else again[0].isnan()  # the same bits, or nothing kept
-        grad = torch.tensor(0.75)
-        result = backward(grad, denominator if mean else None, *numbers)
-        of_each = (grad.double() / (by if mean and keep.any() else 1)).expand(loss.shape)
-        for d, like in zip(result, slope(of_each.to(loss.dtype))):
-            close(d, like.double(), like.double().abs().max() + 1e-6 if like.numel() else None, like.dtype)
 
 
 @pytest.mark.parametrize("options", ["plain", "all", "shares all"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safeops.kernels.rows.cosine_embedding_loss import cosine_embedding_loss, cosine_embedding_loss_backward
 
-from safeops.ops.rows.cosine_embedding_loss import _rows as record
+from safeops.ops.rows.cosine_embedding_loss import _loss_of_row as record
 from safeops.ops.rows.cosine_embedding_loss import definition
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order
 

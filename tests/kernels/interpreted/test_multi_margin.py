@@ -4,11 +4,13 @@ import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 from safeops.kernels.engine import indexing, launch
+from safeops.kernels.rows import multi_margin_loss as margin
 from safeops.kernels.rows import plan as row
-from safeops.kernels.rows.multi_margin_loss import multi_margin_loss, multi_margin_loss_backward
+from safeops.kernels.rows.multi_margin_loss import multi_margin_loss as losses
+from safeops.kernels.rows.multi_margin_loss import multi_margin_loss_backward as slopes
 
 from safeops.ops.rows.multi_margin_loss import define
-from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that do not exist
@@ -52,9 +54,10 @@ def example(layout, dtype=F32):
 def check(x, place, margin=1.0, p=1, grad=None):
     grad = torch.where(place < 0, NAN, fill(place.shape, F32, 9)) if grad is None else grad
     wide = F64 if x.dtype == F64 else F32
-    loss, dx = multi_margin_loss(x, place, margin, p), multi_margin_loss_backward(grad, x, place, margin, p)
+    (loss, keep), dx = losses(x, place, margin=margin, p=p), slopes(grad, x, place, margin=margin, p=p)
+    assert torch.equal(keep, place >= 0)
     leaf = x.double().requires_grad_()
-    wanted = define(leaf, place, margin, p)
+    wanted = define(leaf, place, None, None, margin, p)[0]
     (slope,) = torch.autograd.grad(wanted, leaf, grad.double().nan_to_num(0))
     assert loss.dtype == wide and dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
     assert not loss[place < 0].any() and not dx[place < 0].any()
@@ -96,6 +99,42 @@ def test_any_strides():
     check(x, place, -0.5, grad=fill((5,), F16, 3))
 
 
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("layout", ["rows", "odd long row", "odd images", "long columns", "one number"])
+def test_class_weights_and_masks(layout, p):
+    """A row of a class of weight 0 is counted, and does not exist; one under the mask is not counted either."""
+    x, place = example(layout)
+    weight = torch.rand(x.shape[-1], generator=torch.Generator().manual_seed(4), dtype=F64) + 0.5
+    weight[place.flatten()[-1:].clamp(min=0)] = 0
+    mask = torch.arange(place.numel()).view(place.shape) % 4 != 2
+    x = x.masked_fill((mask.logical_not() | (weight[place.clamp(min=0)] == 0)).unsqueeze(-1), NAN)
+    options = weight, mask, 0.75, p
+    loss, keep = losses(x, place.int(), *options)
+    leaf = x.double().requires_grad_()
+    wanted, counts = define(leaf, place, *options)
+    assert torch.equal(keep, counts)
+    close(loss, wanted.detach(), dtype=F32)
+    grad = fill(place.shape, F32, 9)
+    (slope,) = torch.autograd.grad(wanted, leaf, grad.double())
+    close(slopes(grad, x, place, *options), slope, slope.abs().max() + 1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("layout", ["rows", "long rows", "odd long row", "odd images", "one number", "nothing kept"])
+def test_of_rows(layout, weighted):
+    """Their mean is by how many have a class, whatever its weight."""
+    x, place = example("rows" if layout == "nothing kept" else layout, BF16)
+    place = place * 0 - 1 if layout == "nothing kept" else place
+    weight = torch.linspace(0, 2, x.shape[-1]) if weighted else None
+    check_of_rows(
+        lambda *reduction: margin.multi_margin_loss_of_rows(x, place, weight, None, 0.75, 2, *reduction),
+        lambda *grad: (margin.multi_margin_loss_of_rows_backward(*grad, x, place, weight, None, 0.75, 2),),
+        (*losses(x, place, weight, None, 0.75, 2), None),
+        lambda grad: (slopes(grad, x, place, weight, None, 0.75, 2),),
+        False,
+    )
+
+
 @pytest.mark.parametrize("length", [20, 600])
 def test_at_the_hinge_the_slope_is_0(length):
     """Even of a gradient of inf: of p = 1 and of p = 2."""
@@ -103,8 +142,8 @@ def test_at_the_hinge_the_slope_is_0(length):
     x[:, 1], x[1, length - 1] = 1.0, 0.5
     place, grad = torch.tensor([1, 1]), torch.full((2,), INF)
     for p in (1, 2):
-        close(multi_margin_loss(x, place, 1.0, p), torch.tensor([0, 0.5**p / length], dtype=F64))
-        dx = multi_margin_loss_backward(grad, x, place, 1.0, p)
+        close(losses(x, place, p=p)[0], torch.tensor([0, 0.5**p / length], dtype=F64))
+        dx = slopes(grad, x, place, p=p)
         assert not dx[0].any() and (dx[1] != 0).nonzero().view(-1).tolist() == [1, length - 1]
         assert dx[1, 1] == -INF and dx[1, length - 1] == INF
 
@@ -118,25 +157,31 @@ def test_what_exists_shows(length, p):
     x[0, last], x[1, last], x[2, 3], x[3, 3], x[4, 3], x[4, last] = NAN, INF, -INF, INF, NAN, INF
     place = torch.full((6,), 3)
     leaf = x.clone().requires_grad_()
-    wanted = define(leaf, place, 1.0, p)
+    wanted = define(leaf, place, p=p)[0]
     (slope,) = torch.autograd.grad(wanted, leaf, torch.ones(6))
     slope[:, 3] = 0
     slope[:, 3] = -slope.sum(1)
-    close(multi_margin_loss(x, place, 1.0, p), wanted.detach().double())
-    dx = multi_margin_loss_backward(torch.ones(6), x, place, 1.0, p)
+    close(losses(x, place, p=p)[0], wanted.detach().double())
+    dx = slopes(torch.ones(6), x, place, p=p)
     close(dx, slope.double(), torch.tensor(20.0))
 
 
 def test_a_place_out_of_range_is_a_row_that_does_not_exist():
     """Its logit would lie outside of the tensor."""
     x, place = fill((3, 20), F32, 1), torch.tensor([20, 1, 2**40])
-    loss, dx = multi_margin_loss(x, place), multi_margin_loss_backward(torch.ones(3), x, place)
-    assert loss[1] > 0 and dx[1].any() and not loss[::2].any() and not dx[::2].any()
+    (loss, keep), dx = losses(x, place), slopes(torch.ones(3), x, place)
+    assert (
+        keep.tolist() == [False, True, False]
+        and loss[1] > 0
+        and dx[1].any()
+        and not loss[::2].any()
+        and not dx[::2].any()
+    )
 
 
 def test_a_gradient_too_large_for_half_is_inf():
     x, place = fill((2, 24), F16, 1), torch.tensor([3, 5])
-    assert multi_margin_loss_backward(torch.full((2,), 1e7), x, place, 10.0)[0, 3] == -INF
+    assert slopes(torch.full((2,), 1e7), x, place, margin=10.0)[0, 3] == -INF
 
 
 def test_whichever_block_is_first(monkeypatch):
@@ -146,7 +191,9 @@ def test_whichever_block_is_first(monkeypatch):
     x, place = example("long rows")
 
     def every():
-        return multi_margin_loss(x, place, 0.75, 2), multi_margin_loss_backward(torch.ones(2), x, place, 0.75, 2)
+        options = {"margin": 0.75, "p": 2}
+        of_rows = margin.multi_margin_loss_of_rows(x, place, **options)
+        return losses(x, place, **options)[0], slopes(torch.ones(2), x, place, **options), *of_rows
 
     def same(a, b):
         return all(torch.equal(s, t) for s, t in zip(a, b)) and not counters.any()

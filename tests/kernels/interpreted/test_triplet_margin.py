@@ -3,11 +3,13 @@
 import pytest
 import torch
 from safeops.kernels.engine import indexing, launch
+from safeops.kernels.rows import triplet_margin_loss as forwards
+from safeops.kernels.rows import triplet_margin_loss_backward as backwards
 from safeops.kernels.rows.triplet_margin_loss import triplet_margin_loss
 from safeops.kernels.rows.triplet_margin_loss_backward import triplet_margin_loss_backward
 
 from safeops.ops.rows.triplet_margin_loss import definition
-from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that do not exist
@@ -58,6 +60,25 @@ def test_layouts(layout, swap):
     check(example(layout), swap=swap)
     plans = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
     assert any(c["SPLIT"] for c in plans) == (layout in SPLIT)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("layout", ["rows", "long rows", "odd long row", "images", "one number", "nothing kept"])
+def test_of_rows(layout, swap):
+    vectors = example("rows" if layout == "nothing kept" else layout, BF16, F32, F32)
+    rows = vectors[0].shape[:-1]
+    keep = torch.arange(rows.numel()).view(rows) % 3 != 1
+    keep = keep & (layout != "nothing kept")
+    vectors = [torch.where(keep.unsqueeze(-1), x, NAN) for x in vectors]
+    loss, *distances = triplet_margin_loss(*vectors, keep, 1.0, 2.0, 1e-6, swap)
+    options = 1.0, 1e-6, swap, True, True, True
+    check_of_rows(
+        lambda *reduction: forwards.triplet_margin_loss_of_rows(*vectors, keep, 1.0, 2.0, 1e-6, swap, *reduction),
+        lambda grad, by, *d: backwards.triplet_margin_loss_of_rows_backward(grad, by, *vectors, *d, *options),
+        (loss, keep, None),
+        lambda grad: triplet_margin_loss_backward(grad, *vectors, *distances, *options),
+        False,
+    )
 
 
 @pytest.mark.parametrize("dtypes", [(F16,) * 3, (BF16,) * 3, (F64,) * 3, (BF16, F32, F16), (F32, F64, F16)], ids=str)

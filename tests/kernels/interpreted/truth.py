@@ -158,3 +158,23 @@ def build(layout, x_dtype=F32, y_dtype=F32, w_dtype=F32, garbage=True):
     if shift:
         x = shifted(x)
     return x, y, mask, weight
+
+
+def check_of_rows(forward, backward, losses, slope, weighted):
+    """The reduction of all rows and its gradients beside those of each row. forward(mean, empty_nan), backward(grad,
+    denominator, numbers); losses: (loss, keep, weights) of each row, slope(grad of each row)."""
+    loss, keep, weights = losses
+    total, by = loss.double().sum(), (weights if weighted else keep).double().sum()
+    for mean in (True, False):
+        value, denominator, *numbers = forward(mean, False)
+        assert value.dtype == loss.dtype and value.shape == denominator.shape == ()
+        wanted = total if not keep.any() else total / by if mean else total
+        close(value, wanted, 10 * loss.double().abs().sum() / (by if mean and keep.any() else 1) + 1e-6, loss.dtype)
+        close(denominator, by)
+        again = forward(mean, True)
+        assert torch.equal(again[0], value) if keep.any() else again[0].isnan()  # the same bits, or nothing kept
+        grad = torch.tensor(0.75)
+        result = backward(grad, denominator if mean else None, *numbers)
+        of_each = (grad.double() / (by if mean and keep.any() else 1)).expand(loss.shape)
+        for d, like in zip(result, slope(of_each.to(loss.dtype))):
+            close(d, like.double(), like.double().abs().max() + 1e-6 if like.numel() else None, like.dtype)
