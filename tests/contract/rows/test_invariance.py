@@ -1,0 +1,113 @@
+"""Clause 16: the bits of a row's results depend neither on the batch, nor on the row's place, nor on padding rows."""
+
+import pytest
+import torch
+
+import safeops
+from safeops.core.op import registry
+from tests.ops.record import DEVICE
+
+pytestmark = [
+    pytest.mark.skipif(DEVICE != "cpu", reason="on CUDA few long rows are shared by blocks, as many as there are idle"),
+    pytest.mark.skipif(not registry["masked_softmax"].cpu, reason="of the kernels: torch's own sums are cut by size"),
+]
+BATCHES = (2, 3, 40)
+LENGTHS = (5, 16, 33, 257, 1001, 4097, 20000, 140001)
+
+
+def first(x, dim=-1):
+    """A class for each row."""
+    return torch.ones_like(x.select(dim, 0), dtype=torch.int64)
+
+
+def of_rows(function, **options):
+    return lambda x, y, keep: function(x, first(x), mask=keep, reduction="none", **options)
+
+
+def of_pairs(function, **options):
+    return lambda x, y, keep: function(x, y, mask=keep, reduction="none", **options)
+
+
+def of_elements(function):
+    return lambda x, y, keep: function(x, None if keep is None else keep.unsqueeze(-1).expand(x.shape), -1)
+
+
+# (x, y, which rows are kept) -> a result, or several, of each row
+OPS = {
+    "masked_softmax": of_elements(safeops.masked_softmax),
+    "masked_log_softmax": of_elements(safeops.masked_log_softmax),
+    "normalize": lambda x, y, keep: safeops.normalize(x, dim=-1),
+    "cosine_similarity": lambda x, y, keep: safeops.cosine_similarity(x, y),
+    "cross_entropy": of_rows(safeops.cross_entropy),
+    "cross_entropy, smoothing": of_rows(safeops.cross_entropy, label_smoothing=0.1, z_loss=0.01),
+    "cross_entropy, probabilities": lambda x, y, keep: safeops.cross_entropy(x, y.abs(), mask=keep, reduction="none"),
+    "nll_loss": of_rows(safeops.nll_loss),
+    "multi_margin_loss": of_rows(safeops.multi_margin_loss),
+    "token_log_probs": lambda x, y, keep: torch.stack(safeops.token_log_probs(x, first(x), mask=keep), -1),
+    "kl_div_with_logits": of_pairs(safeops.kl_div_with_logits),
+    "js_div_with_logits": of_pairs(safeops.js_div_with_logits),
+    "tv_with_logits": of_pairs(safeops.tv_with_logits),
+    "cosine_embedding_loss": lambda x, y, keep: safeops.cosine_embedding_loss(
+        x, y, first(x), mask=keep, reduction="none"
+    ),
+    "triplet_margin_loss": lambda x, y, keep: safeops.triplet_margin_loss(
+        x, y, y.flip(-1), mask=keep, reduction="none"
+    ),
+}
+
+
+def outcome(op, x, y, keep=None):
+    x = x.detach().requires_grad_()
+    result = op(x, y, keep)
+    (dx,) = torch.autograd.grad(result, x, torch.full_like(result, 1.5))
+    return result.detach(), dx
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_row_does_not_see_its_neighbours(name, dtype):
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape):
+        return 3 * torch.randn(shape, generator=generator).to(dtype)
+
+    for length in LENGTHS:
+        row, other = numbers(length), numbers(length)
+        # (what has a mask runs through loops of its own)
+        alone = [outcome(OPS[name], row[None], other[None], keep) for keep in (None, torch.tensor([True]))]
+        for batch in BATCHES if length < 140000 else (2, 20):
+            for place in {0, batch // 2, batch - 1}:
+                x, y = numbers(batch, length), numbers(batch, length)
+                x[place], y[place] = row, other
+                keep = torch.arange(batch) % 3 == place % 3
+                for padded, wanted in zip((None, keep), alone):
+                    got = outcome(OPS[name], x, y, padded)
+                    for g, a in zip(got, wanted):
+                        assert torch.equal(g[place], a[0]), (length, batch, place, padded is None)
+
+
+IMAGES = {
+    "masked_softmax": lambda x: safeops.masked_softmax(x, None, 1),
+    "normalize": lambda x: safeops.normalize(x, dim=1),
+    "cosine_similarity": lambda x: safeops.cosine_similarity(x, x.detach().flip(1), 1),
+    "cross_entropy": lambda x: safeops.cross_entropy(x, first(x, 1), reduction="none"),
+    "token_log_probs": lambda x: safeops.token_log_probs(x.movedim(1, -1), first(x, 1)).entropy,
+    "kl_div_with_logits": lambda x: safeops.kl_div_with_logits(
+        x.movedim(1, -1), x.detach().flip(1).movedim(1, -1), reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nor_does_an_image(name, dtype):
+    """Rows across memory: of a batch of images each is as it is alone."""
+    generator = torch.Generator().manual_seed(0)
+    for channels, pixels in ((3, 5), (21, 300), (100, 49), (1000, 5), (5000, 2), (5000, 49)):
+        image = 3 * torch.randn(1, channels, pixels, generator=generator).to(dtype)
+        alone = outcome(lambda x, y, keep: IMAGES[name](x), image, None)
+        for batch in BATCHES[:2]:
+            x = torch.randn(batch, channels, pixels, generator=generator).to(dtype)
+            x[-1] = image
+            for g, a in zip(outcome(lambda x, y, keep: IMAGES[name](x), x, None), alone):
+                assert torch.equal(g[-1], a[0]), (channels, pixels, batch)
