@@ -209,6 +209,7 @@ class SegmentReduction(Op):
         if check.watchers and not input.is_cpu and not is_compiling():
             _report(cu_seqlens, segment_ids, num_segments, rows)
         if segment_ids is not None:
+            segment_ids = segment_ids.contiguous()
             cu_seqlens, order = _segment_order(segment_ids, num_segments)
         elif not cu_seqlens.is_cpu:
             cu_seqlens = clamped(cu_seqlens, rows)
