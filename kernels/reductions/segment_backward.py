@@ -16,7 +16,7 @@ from ..engine.launch import Plan, cached_plan
 from ..engine.operand import Operand, Space, constants
 from ..engine.scaling import quotient_apart
 from ..engine.tensors import check_operands, traits
-from ..engine.tile import fetch, indices, is_whole, kept, store, within
+from ..engine.tile import fetch, indices, is_whole, kept, store, with_rows, within
 from .segments import check_vectors, groups_of_rows
 
 
@@ -43,7 +43,7 @@ def backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, se
     keep, w = kept(mask, weight, space, m, n, config, EDGE)
     keep &= exists[:, None]
     # (the bounds of rows are those of sequences here, also where the tile needs none)
-    rows = Space(segments, space.N, space.outer_shape, space.inner_shape, space.batch_shape)
+    rows = with_rows(space, segments)
     s = tl.where(exists, sequence, segments)
     value = fetch(grad, rows, s, n, keep, True).to(C)
     power = tl.full([1, 1], 1.0, C)

@@ -22,7 +22,7 @@ from ..engine.launch import Plan, cached_plan
 from ..engine.operand import Operand, Space, constants
 from ..engine.state import larger_of, largest, same
 from ..engine.tensors import check_operands, traits
-from ..engine.tile import fetch, kept
+from ..engine.tile import fetch, kept, with_rows
 from .segments import check_vectors, groups_of_rows
 
 TILES = tl.constexpr(8)  # of a chunk: fp32 additions one after the other
@@ -73,7 +73,7 @@ def chunk_state(first_row, last_row, x, mask, weight, order, space, n, n0, confi
     zero = tl.zeros([config.BM, config.BN], config.C)
     lowest = tl.full([config.BM, config.BN], float("-inf"), config.C)
     state = lowest if config.MODE == EXTREME else zero, tl.zeros([config.BM, config.BN], tl.float32), zero
-    rows = Space(last_row, space.N, space.outer_shape, space.inner_shape, space.batch_shape)
+    rows = with_rows(space, last_row)
     for m0 in range(first_row, last_row, config.BM):
         m = m0 + tl.arange(0, config.BM).to(config.I)
         if order is not None:
