@@ -18,24 +18,17 @@ bool are_sorted(const T* id, int64_t n) {
 
 template <class T>
 void sort_rows(const T* id, int64_t rows, int64_t segments, int64_t* bounds, int64_t* order) {
-  constexpr auto refusal = "_segment_order: ids must be from 0 to num_segments - 1";
   if (pick<&are_sorted<T>>()(id, rows)) {  // as a packed batch has them: nothing is to be moved
-    STD_TORCH_CHECK(rows == 0 || (id[0] >= 0 && id[rows - 1] < segments), refusal);
     for (int64_t s = 0; s <= segments; ++s) bounds[s] = std::lower_bound(id, id + rows, s) - id;
     std::iota(order, order + rows, int64_t{0});
     return;
   }
-  std::vector<int64_t> places(segments + 1);  // the rows of s are counted at s + 1
-  int64_t outside = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    const bool inside = id[i] >= 0 && id[i] < segments;
-    outside += !inside;
-    if (inside) ++places[id[i] + 1];
-  }
-  STD_TORCH_CHECK(outside == 0, refusal);
-  for (int64_t s = 0; s < segments; ++s) places[s + 1] += places[s];
-  std::copy(places.begin(), places.end(), bounds);
-  for (int64_t i = 0; i < rows; ++i) order[places[id[i]]++] = i;
+  // Ids below 0 come before all sequences, and those from `segments` on behind them.
+  const auto bucket = [=](T s) { return s < 0 ? 0 : std::min<int64_t>(s, segments) + 1; };
+  std::vector<int64_t> places(segments + 3);  // of a bucket: where its next row goes; counted one behind
+  for (int64_t i = 0; i < rows; ++i) ++places[bucket(id[i]) + 1];
+  for (int64_t s = 0; s <= segments; ++s) bounds[s] = places[s + 1] += places[s];
+  for (int64_t i = 0; i < rows; ++i) order[places[bucket(id[i])]++] = i;
 }
 
 template <class T>

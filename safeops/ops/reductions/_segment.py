@@ -180,7 +180,6 @@ class SegmentReduction(Op):
     constant = slice(2, 3)  # weight
     reads = slice(0, 5)  # not the order
     compiled = ("cpu", "cuda")
-    shards = "segments"
     example = "torch.tensor([0.5, 3.0, 1.0]), cu_seqlens=torch.tensor([0, 2, 3])"
 
     def __init__(self, name, finish):
@@ -210,7 +209,10 @@ class SegmentReduction(Op):
             _report(cu_seqlens, segment_ids, num_segments, rows)
         if segment_ids is not None:
             segment_ids = segment_ids.contiguous()
-            cu_seqlens, order = _segment_order(segment_ids, num_segments)
+            if transforms_active():  # the definition needs no order, and of the bounds the number
+                cu_seqlens = segment_ids.new_zeros(num_segments + 1)
+            else:
+                cu_seqlens, order = _segment_order(segment_ids, num_segments)
         elif not cu_seqlens.is_cpu:
             cu_seqlens = clamped(cu_seqlens, rows)
         if empty == "raise":
@@ -234,6 +236,9 @@ class SegmentReduction(Op):
         """What shapes and dtypes tell."""
         name = self.name
         check.floating(name, "input", input)
+        for key, x in (("input", input), ("mask", mask), ("weight", weight)):
+            if isinstance(x, torch.Tensor):
+                check.no_dtensor(name, key, x)  # sequences of a packed batch are a rank's own
         if input.dim() == 0:
             raise ValueError(f"{name}: input must have a first dim of rows, got shape ()")
         if (cu_seqlens is None) == (segment_ids is None):

@@ -1,11 +1,10 @@
 """Reductions of packed sequences, along the first dim."""
 
-import functools
-
 import torch
 
 import safeops
 from safeops.testing import Bad, Sample
+from safeops.verify.calls import by_sequence
 from tests.ops import gpu
 from tests.ops.bad_calls import KEEP, BadIndex, X, bad_masks, must
 from tests.ops.operands import HUGE, data, mask, plain, plain_mask, weights
@@ -54,28 +53,7 @@ def segment_max(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, 
     return _result(value, keep, empty)
 
 
-# ---- the op as the harness calls it
-
-
-def adapted(op):
-    """Of any number of rows: the sequences end at `ends`, in tenths of them; with `shuffled`, by ids in any order."""
-
-    @functools.wraps(op)
-    def call(input, *, ends=None, shuffled=False, **kwargs):
-        if ends is not None:
-            input = input.reshape(1) if input.dim() == 0 else input
-            rows = input.shape[0]
-            bounds = torch.tensor([0, *(rows * end // 10 for end in ends)], device=input.device)
-            if shuffled:
-                place = torch.arange(rows, device=input.device)
-                ids = torch.searchsorted(bounds[1:], (place * 7 + 3) % max(rows, 1), right=True)
-                kwargs |= {"segment_ids": ids, "num_segments": len(ends)}
-            else:
-                kwargs["cu_seqlens"] = bounds
-        return op(input, **kwargs)
-
-    return call
-
+# ---- the op as the harness calls it: by_sequence makes cu_seqlens, or ids, of `ends`
 
 ENDS = 3, 3, 4, 10
 
@@ -193,5 +171,5 @@ for definition in (segment_sum, segment_mean, segment_max):
         data=(0,),
         torch_equivalent=_torch_of(name.removeprefix("segment_")),
         skip=SKIP | ONE | (SAVED if definition is segment_max else {}),
-        adapt=adapted,
+        adapt=by_sequence,
     )  # fmt: skip
