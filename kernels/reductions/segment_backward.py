@@ -4,7 +4,6 @@ a mean, and keep && x == extreme ? grad / denominator : 0 of a maximum, whose de
 I/O: reads mask, weight, and of a maximum x; writes dx. grad, denominator and extreme have a row for each sequence.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -83,9 +82,7 @@ def segment_backward_kernel(
     else:
         in_bounds = is_whole(space, m0, n0, config)
     if in_bounds:  # needs no bounds
-        backward_tile(
-            x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, False
-        )
+        backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, False)
     else:
         backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, True)
 

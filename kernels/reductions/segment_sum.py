@@ -213,8 +213,8 @@ def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_n
         "splits": splits,
         "slots": slots,
     }
-    dtypes = {"bounds": bounds.dtype, "order": None if order is None else order.dtype, "out": dtype, "used": torch.float64}
-    dtypes |= tiling.scratch(M > rows)
+    dtypes = {"bounds": bounds.dtype, "order": None if order is None else order.dtype}
+    dtypes |= {"out": dtype, "used": torch.float64, **tiling.scratch(M > rows)}
     launch_plan = Plan(
         SEGMENT, tensors, dtypes, outer, inner, kinds, vec, values, grid=(blocks, splits), wide=wide, arch=arch
     )

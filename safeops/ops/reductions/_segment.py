@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops.core import check
-from safeops.core.definitions import count_kept, kept
+from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype, widens
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
@@ -155,9 +155,7 @@ def _refuse_ids(name, segment_ids, num_segments):
     except (RuntimeError, IndexError):
         outside = (segment_ids < 0) | (segment_ids >= num_segments)
         wrong = segment_ids[outside][0].item()  # an error is on its way: it may wait
-        raise IndexError(
-            f"{name}: segment id {wrong} is out of range for num_segments={num_segments}"
-        ) from None
+        raise IndexError(f"{name}: segment id {wrong} is out of range for num_segments={num_segments}") from None
 
 
 def _report(cu_seqlens, segment_ids, num_segments, rows):

@@ -31,9 +31,7 @@ _segment_max = LargestOfSegments("segment_max", _finish)
 
 
 @_segment_max.public()
-def segment_max(
-    input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"
-):
+def segment_max(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
     """The largest kept row of each sequence of a packed batch, for each column. A kept NaN shows.
 
     The replacement of `torch.segment_reduce(x, "max")` and of `scatter_reduce(..., "amax")`. Equal largest elements

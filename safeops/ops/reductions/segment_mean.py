@@ -6,9 +6,7 @@ _segment_mean = LinearSegments("segment_mean", mean=True)
 
 
 @_segment_mean.public()
-def segment_mean(
-    input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"
-):
+def segment_mean(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
     """Mean of `input` over the kept rows of each sequence; with weights, sum(weight * input) / sum(weight).
 
     What a loss of packed sequences needs that counts each sequence once, whatever its length. Counts are exact

@@ -6,9 +6,7 @@ _segment_sum = LinearSegments("segment_sum", mean=False)
 
 
 @_segment_sum.public()
-def segment_sum(
-    input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"
-):
+def segment_sum(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
     """Sum of `input` over the kept rows of each sequence of a packed batch; with weights, of weight * input.
 
     The replacement of `torch.segment_reduce`, of `zeros.index_add_(0, ids, x * mask)` (which adds fp32 one after the

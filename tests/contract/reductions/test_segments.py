@@ -164,9 +164,14 @@ def test_weights(route):
 def test_wrong_bounds_are_refused_before_any_work(name):
     """Of every kind, and by the raw op too; a device that nobody waits for has them clamped."""
     function, x = getattr(safeops, name), random(4, 2)
-    for bounds, words in (((1, 4), "must start at 0, got 1"), ((0, 3, 2, 4), "must not decrease, got 3 and then 2 at 2"),
-                          ((0, 3), r"must end at the 4 rows of input \(4, 2\), got 3"), ((0, 5), "must end"),
-                          ((0, -1, 4), "must not decrease")):  # fmt: skip
+    wrong = {
+        (1, 4): "must start at 0, got 1",
+        (0, 3, 2, 4): "must not decrease, got 3 and then 2 at 2",
+        (0, -1, 4): "must not decrease",
+        (0, 3): r"must end at the 4 rows of input \(4, 2\), got 3",
+        (0, 5): "must end",
+    }
+    for bounds, words in wrong.items():
         for kind in (torch.int32, torch.int64):
             with pytest.raises(ValueError, match=f"{name}: cu_seqlens {words}"):
                 function(x, cu_seqlens=cu(*bounds, dtype=kind))
@@ -240,8 +245,9 @@ def test_compiled_with_ids(name):
 def test_every_derivative():
     """To input and weight, twice, of both ways to name sequences."""
     x, w = random(7, 2, dtype=torch.float64).requires_grad_(), (random(7, 1, seed=1, dtype=torch.float64).abs() + 0.5)
-    for name, rows in itertools.product(NAMES, ({"cu_seqlens": cu(0, 3, 3, 7)},
-                                                {"segment_ids": cu(0, 2, 0, 2, 2, 0, 2), "num_segments": 3})):  # fmt: skip
+    ways = {"cu_seqlens": cu(0, 3, 3, 7)}, {"segment_ids": cu(0, 2, 0, 2, 2, 0, 2), "num_segments": 3}
+    for name, rows in itertools.product(NAMES, ways):
+
         def call(x, w):
             return getattr(safeops, name)(x, weight=w, **rows)  # noqa: B023
 

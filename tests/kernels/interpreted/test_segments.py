@@ -130,4 +130,5 @@ def test_vectors_have_no_gaps():
     with pytest.raises(ValueError, match="cu_seqlens must be a contiguous vector"):
         kernels.segment_sum(x, None, None, torch.tensor([0, 0, 4, 4])[::2])
     with pytest.raises(ValueError, match="segment_ids must be a contiguous vector"):
-        segment_backward(x[:1], x.shape, F32, cu_seqlens=torch.tensor([0, 4]), segment_ids=torch.zeros(1).long().expand(4))
+        ids = torch.zeros(1, dtype=torch.int64).expand(4)
+        segment_backward(x[:1], x.shape, F32, cu_seqlens=torch.tensor([0, 4]), segment_ids=ids)
