@@ -40,7 +40,7 @@ def by_row(function):
 
 
 def by_sequence(function):
-    """Of any number of rows: the sequences end at `ends`, in tenths of them. shuffled: by ids in any order."""
+    """A call takes any number of rows, whose sequences end at `ends`, in tenths; shuffled: by ids in any order."""
 
     @functools.wraps(function)
     def call(input, *, ends=None, shuffled=False, **options):

@@ -109,7 +109,7 @@ def reductions(op):
 
 
 def _sequences():
-    """Of few sequences blocks share the rows; some of these are empty."""
+    """Few sequences, so that blocks share the rows of one; some are empty."""
     ends, weight = (3, 3, 4, 10), numbers(16, 33, seed=9, low=0.25, high=2.0)
     yield Sample((numbers(16, 33),), {"ends": ends, "mask": flags(16, 33)}, name="columns")
     yield Sample((numbers(40, 1),), {"ends": ends, "weight": weight[:1, :1], "shuffled": True}, name="ids of rows")

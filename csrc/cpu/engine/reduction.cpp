@@ -25,7 +25,8 @@ Reduction<C>::Reduction(const Shape& shape_, const ReducedDims& dims_, const Vie
 }
 
 template <class C>
-Reduction<C>::Reduction(const Shape& shape_) : shape(shape_), dims(shape, &kFirstDim, 1), order(Order::contiguous(shape)) {
+Reduction<C>::Reduction(const Shape& shape_)
+    : shape(shape_), dims(shape, &kFirstDim, 1), order(Order::contiguous(shape)) {
   reduced = shape.size[0];
   for (int d = 1; d < shape.ndim; ++d) inner *= shape.size[d];
 }

@@ -231,7 +231,7 @@ class SegmentReduction(Op):
             _refuse_bounds(self.name, cu_seqlens, input.shape[0], check.shown(input))
 
     def _validate(self, input, cu_seqlens, segment_ids, num_segments, mask, weight, empty):
-        """What shapes and dtypes tell."""
+        """Raise for what shapes and dtypes tell."""
         name = self.name
         check.floating(name, "input", input)
         for key, x in (("input", input), ("mask", mask), ("weight", weight)):

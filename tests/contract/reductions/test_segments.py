@@ -162,7 +162,7 @@ def test_weights(route):
 
 @each_op
 def test_wrong_bounds_are_refused_before_any_work(name):
-    """Of every kind, and by the raw op too; a device that nobody waits for has them clamped."""
+    """The raw op refuses them, too; a device that nobody waits for has them clamped."""
     function, x = getattr(safeops, name), random(4, 2)
     wrong = {
         (1, 4): "must start at 0, got 1",
@@ -207,7 +207,7 @@ def test_under_transforms_such_rows_do_not_exist(name):
 
 
 def test_what_no_host_refuses_is_reported():
-    """By audit, where a GPU leaves rows out."""
+    """Audit lists what a GPU leaves out."""
     for arguments in ((cu(0, 5, 3, 6), None, None), (cu(1, 6), None, None), (cu(0, 4), None, None),
                       (None, cu(0, 9, -1), 2)):  # fmt: skip
         with audit(["index-range"]) as report:
