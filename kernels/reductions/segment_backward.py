@@ -22,7 +22,7 @@ from .segments import check_vectors, groups_of_rows
 @triton.jit
 def sequence_of(m, bounds, segments, steps):
     """The last sequence that begins at or before each row: -1 before all of them, `segments` behind."""
-    low = tl.zeros_like(m)
+    low = m * 0
     high = low + segments + 1
     for _ in range(steps):  # how many of the bounds are at most m
         middle = (low + high) // 2
@@ -44,22 +44,36 @@ def backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, se
     # (the bounds of rows are those of sequences here, also where the tile needs none)
     rows = with_rows(space, segments)
     s = tl.where(exists, sequence, segments)
-    value = fetch(grad, rows, s, n, keep, True).to(C)
+    inside = exists[:, None] & (n < space.N)[None, :]
+    value = fetch(grad, rows, s, n, inside, True).to(C)  # (BM, BN), or (1, BN) where the rows have one sequence
     power = tl.full([1, 1], 1.0, C)
     if denominator is not None:
-        by = fetch(denominator, rows, s, n, keep, True, 1)
+        by = fetch(denominator, rows, s, n, inside, True, 1)
         if APART:  # for a large weight to meet what a huge denominator leaves of a tiny gradient
             value, power = quotient_apart(value, by.to(tl.float64))
         else:
             value = value / by.to(C)
     if extreme is not None:
-        top = fetch(extreme, rows, s, n, keep, True).to(C)
+        top = fetch(extreme, rows, s, n, inside, True).to(C)
         v = fetch(x, space, m, n, keep, EDGE).to(C)
         keep &= (v == top) | ((v != v) & (top != top))
     elif weight is not None:
         value = value * (power * w.to(C))
     # selected, not multiplied: where nothing is kept the gradient may be NaN
     store(out, space, m, n, tl.where(keep, value, 0.0), within(space, m, n), EDGE)
+
+
+@triton.jit
+def either_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m0, n0, m, n, config):
+    """sequence: (BM,), or (1,) of all rows."""
+    if config.VEC == 1:
+        in_bounds = False
+    else:
+        in_bounds = is_whole(space, m0, n0, config)
+    if in_bounds:  # needs no bounds
+        backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, False)
+    else:
+        backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, True)
 
 
 SegmentBackwardConfig = constants("BM BN VEC C I")
@@ -74,17 +88,18 @@ def segment_backward_kernel(
     m0, n0 = tile_corner(space, config)
     m, n = indices(m0, n0, config)
     if ids is not None:
-        sequence = tl.load(ids + m, mask=m < space.M, other=-1).to(config.I)
+        of_rows = tl.load(ids + m, mask=m < space.M, other=-1).to(config.I)
+        either_tile(x, extreme, mask, weight, grad, denominator, out, of_rows, segments, space, m0, n0, m, n, config)
     else:
-        sequence = sequence_of(m, bounds, segments, steps)
-    if config.VEC == 1:
-        in_bounds = False
-    else:
-        in_bounds = is_whole(space, m0, n0, config)
-    if in_bounds:  # needs no bounds
-        backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, False)
-    else:
-        backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, True)
+        ends = tl.minimum(m0 + tl.arange(0, 2).to(config.I) * (config.BM - 1), space.M - 1)
+        of_ends = sequence_of(ends, bounds, segments, steps)
+        first = tl.min(of_ends, 0)
+        if first == tl.max(of_ends, 0):  # as most are: the numbers of a sequence are read once for the tile
+            of_all = first + tl.zeros([1], config.I)
+            either_tile(x, extreme, mask, weight, grad, denominator, out, of_all, segments, space, m0, n0, m, n, config)
+        else:
+            of_each = sequence_of(m, bounds, segments, steps)
+            either_tile(x, extreme, mask, weight, grad, denominator, out, of_each, segments, space, m0, n0, m, n, config)
 
 
 SEGMENT_BACKWARD = Kernel(segment_backward_kernel, {None: Config(max_registers=(128, 128))})

@@ -9,6 +9,8 @@ share the chunks of one, and the last of them to finish merges them.
 I/O: reads x, mask, weight once.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -16,13 +18,13 @@ import triton.language as tl
 from ..engine import tiling
 from ..engine.blocks import is_last, load
 from ..engine.buffers import COUNTERS, allocator
-from ..engine.indexing import tile_shape
+from ..engine.indexing import OUTER, tile_shape
 from ..engine.kernel import COMPUTE, Config, Kernel
 from ..engine.launch import Plan, cached_plan
 from ..engine.operand import Operand, Space, constants
 from ..engine.state import larger_of, largest, same
 from ..engine.tensors import check_operands, traits
-from ..engine.tile import fetch, kept, with_rows
+from ..engine.tile import both_by_lane, fetch, kept, with_rows, within_lane
 from .segments import check_vectors, groups_of_rows
 
 TILES = tl.constexpr(8)  # of a chunk: fp32 additions one after the other
@@ -33,25 +35,25 @@ WIDEST = 64  # columns of a tile
 
 @triton.jit
 def add_tile(state, x, mask, weight, space, m, n, config, EDGE: tl.constexpr):
-    """The state (BM, BN) of as many lanes, and a tile."""
+    """The state (LM, LN) of the lanes (tile.by_lane), and a tile."""
     first, count, weights = state
     C: tl.constexpr = config.C
-    SOME: tl.constexpr = mask is not None or weight is not None
-    keep, w = kept(mask, weight, space, m, n, config, EDGE)
+    keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
     v = fetch(x, space, m, n, keep, EDGE).to(C)
     if config.MODE == EXTREME:
-        v = tl.where(keep, v, float("-inf"))
-        top = larger_of(first, v)
-        count = tl.where(same(first, top), count, 0.0) + tl.where(same(v, top) & keep, 1.0, 0.0)
+        v, keep = both_by_lane(tl.where(keep, v, float("-inf")), keep, config)
+        top = larger_of(first, largest(v, 2))
+        ties = tl.sum(tl.where(same(v, tl.expand_dims(top, 2)) & keep, 1.0, 0.0), 2)
+        count = tl.where(same(first, top), count, 0.0) + ties
         first = top
     else:
         if weight is not None:
             w = w.to(C)
             v = v * w
-            weights += tl.where(keep, w, 0.0)
-        first += tl.where(keep, v, 0.0)
-        if SOME:
-            count += tl.where(keep, 1.0, 0.0)
+            weights += within_lane(tl.where(keep, w, 0.0), config)
+        first += within_lane(tl.where(keep, v, 0.0), config)
+        if mask is not None or weight is not None:
+            count += within_lane(tl.where(keep, 1.0, 0.0), config)
     return first, count, weights
 
 
@@ -70,9 +72,9 @@ def merged(first, count, weights, MODE: tl.constexpr):
 @triton.jit
 def chunk_state(first_row, last_row, x, mask, weight, order, space, n, n0, config):
     """(BN,) each, in fp64."""
-    zero = tl.zeros([config.BM, config.BN], config.C)
-    lowest = tl.full([config.BM, config.BN], float("-inf"), config.C)
-    state = lowest if config.MODE == EXTREME else zero, tl.zeros([config.BM, config.BN], tl.float32), zero
+    zero = tl.zeros([config.LM, config.LN], config.C)
+    lowest = tl.full([config.LM, config.LN], float("-inf"), config.C)
+    state = lowest if config.MODE == EXTREME else zero, tl.zeros([config.LM, config.LN], tl.float32), zero
     rows = with_rows(space, last_row)
     for m0 in range(first_row, last_row, config.BM):
         m = m0 + tl.arange(0, config.BM).to(config.I)
@@ -117,7 +119,7 @@ def merge_chunks(partial, chunks, size, n, N, config):
     return first, count, weights
 
 
-SegmentConfig = constants("MODE EMPTY_NAN SPLIT PARTS BM BN BS VEC C I")
+SegmentConfig = constants("MODE EMPTY_NAN SPLIT PARTS BM BN BS LM LN VEC C I")
 
 
 @triton.jit
@@ -181,7 +183,7 @@ def segment_kernel(
         tl.store(used + s * N + n, by, mask=n < N)
 
 
-SEGMENT = Kernel(segment_kernel, {None: Config(max_registers=(128, 128))})
+SEGMENT = Kernel(segment_kernel, {None: Config(tile_bytes=16384, max_registers=(128, 128))})
 
 
 def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_nan, arch=None):
@@ -190,7 +192,10 @@ def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_n
     M, N = outer.numel, inner.numel
     config = SEGMENT.config(arch)
     elements = config.tile(tensors[0].element_size(), vec, tensors) // (2 if tensors[2] is not None else 1)
+    if N == 1:  # of whose rows few sequences have as many
+        elements //= 4
     BM, BN = tile_shape(elements, N, vec, elements, WIDEST)  # (from the number of columns alone)
+    LM, LN = tiling.lanes_of(OUTER, BM, BN, vec, config.threads)
     rows = BM * TILES.value
     blocks = sequences * -(-N // BN)
     splits = 1
@@ -207,6 +212,8 @@ def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_n
         "BM": BM,
         "BN": BN,
         "BS": max(1024 // BN, 1),
+        "LM": LM,
+        "LN": LN,
         "VEC": vec,
         "C": COMPUTE[compute],
         "I": tl.int64 if wide else tl.int32,
@@ -218,6 +225,8 @@ def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_n
     launch_plan = Plan(
         SEGMENT, tensors, dtypes, outer, inner, kinds, vec, values, grid=(blocks, splits), wide=wide, arch=arch
     )
+    if tensors[1] is tensors[2] is None and compute == torch.float32:  # three blocks to a multiprocessor, or two
+        launch_plan.config = replace(launch_plan.config, max_registers=(80, 128))
     launch_plan.workspace = 3 * slots * N if M > rows else 0
     return launch_plan
 

@@ -9,7 +9,7 @@ from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
 I32, I64 = torch.int32, torch.int64
 MODES = {"sum": segment_sum.SUM, "mean": segment_sum.MEAN, "max": segment_sum.EXTREME}
-OFTEN = re.compile(r"aligned segment_(mean|max)(_backward)? (weight )?bfloat16|general segment_mean flat bfloat16")
+OFTEN = re.compile(r"aligned segment_(mean|max)(_backward)? ((weight|unmasked) )?bfloat16|general segment_mean flat bfloat16")
 
 
 def forward(op, x, mask=None, weight=None, sequences=64, ids=False, bounds=I32):
@@ -42,7 +42,8 @@ def cases():
         name, x, rows = str(dtype)[6:], meta((65536, 512), dtype), meta((65536, 1), torch.bool)
         results[f"aligned segment_mean weight {name}"] = forward("mean", x, rows, x)
         results[f"aligned segment_mean_backward weight {name}"] = backward("mean", x, rows, x)
-        results[f"aligned segment_sum unmasked {name}"] = forward("sum", x, bounds=I64)
+        for op in ("mean", "max"):
+            results[f"aligned segment_{op} unmasked {name}"] = forward(op, x, bounds=I64)
         results[f"aligned segment_mean many {name}"] = forward("mean", x, sequences=8192)
         results[f"aligned segment_mean ids {name}"] = forward("mean", x, ids=True)
         results[f"aligned segment_mean_backward ids {name}"] = backward("mean", x, ids=True)
