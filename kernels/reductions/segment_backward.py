@@ -98,8 +98,8 @@ def segment_backward_kernel(
             of_all = first + tl.zeros([1], config.I)
             either_tile(x, extreme, mask, weight, grad, denominator, out, of_all, segments, space, m0, n0, m, n, config)
         else:
-            of_each = sequence_of(m, bounds, segments, steps)
-            either_tile(x, extreme, mask, weight, grad, denominator, out, of_each, segments, space, m0, n0, m, n, config)
+            each = sequence_of(m, bounds, segments, steps)
+            either_tile(x, extreme, mask, weight, grad, denominator, out, each, segments, space, m0, n0, m, n, config)
 
 
 SEGMENT_BACKWARD = Kernel(segment_backward_kernel, {None: Config(max_registers=(128, 128))})

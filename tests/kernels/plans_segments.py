@@ -9,7 +9,9 @@ from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
 I32, I64 = torch.int32, torch.int64
 MODES = {"sum": segment_sum.SUM, "mean": segment_sum.MEAN, "max": segment_sum.EXTREME}
-OFTEN = re.compile(r"aligned segment_(mean|max)(_backward)? ((weight|unmasked) )?bfloat16|general segment_mean flat bfloat16")
+OFTEN = re.compile(
+    r"aligned segment_(mean|max)(_backward)? ((weight|unmasked) )?bfloat16|general segment_mean flat bfloat16"
+)
 
 
 def forward(op, x, mask=None, weight=None, sequences=64, ids=False, bounds=I32):
