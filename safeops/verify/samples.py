@@ -111,10 +111,11 @@ def reductions(op):
 def _sequences():
     """Few sequences, so that blocks share the rows of one; some are empty."""
     ends, weight = (3, 3, 4, 10), numbers(16, 33, seed=9, low=0.25, high=2.0)
-    yield Sample((numbers(16, 33),), {"ends": ends, "mask": flags(16, 33)}, name="columns")
+    yield Sample((numbers(16, 32),), {"ends": ends, "mask": flags(16, 32)}, name="columns")
     yield Sample((numbers(40, 1),), {"ends": ends, "weight": weight[:1, :1], "shuffled": True}, name="ids of rows")
     yield Sample((numbers(16, 33),), {"ends": (10,), "mask": flags(16, 1), "weight": weight}, name="one, weighted")
     yield Call((numbers(16, 33),), {"ends": ends}, turns=(3,), name="no mask")
+    yield Call((numbers(1),), {"ends": (10,)}, turns=(), name="one number")
 
 
 def rows(op):

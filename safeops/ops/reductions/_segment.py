@@ -239,6 +239,8 @@ class SegmentReduction(Op):
                 check.no_dtensor(name, key, x)  # sequences of a packed batch are a rank's own
         if input.dim() == 0:
             raise ValueError(f"{name}: input must have a first dim of rows, got shape ()")
+        check.mask(name, mask, "input", input)
+        check.weight(name, weight, "input", input)
         if (cu_seqlens is None) == (segment_ids is None):
             which = "both" if segment_ids is not None else "neither"
             raise ValueError(f"{name}: pass cu_seqlens or segment_ids, got {which} (input {check.shown(input)})")
@@ -262,8 +264,6 @@ class SegmentReduction(Op):
                 f"{name}: num_segments {num_segments} is not that of cu_seqlens {check.shown(cu_seqlens)}, which has "
                 "one bound more"
             )
-        check.mask(name, mask, "input", input)
-        check.weight(name, weight, "input", input)
         check.choice(name, "empty", empty, check.EMPTY)
         check.same_device(name, "input", input, mask=mask, weight=weight)
         if rows.device != input.device:  # (of DTensors each rank has its own, whole)
