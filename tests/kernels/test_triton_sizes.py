@@ -205,7 +205,6 @@ def run(by_triton, names, benchmarked):
                     mask = make(a, b, dtype=torch.bool)
                     comparison.of(f"{name}, {kind}, {a} x {b}", partial(both_ways, call, x.requires_grad_(), y, mask))
         for name in case.names() if benchmarked else ():
-            chance = random.Random(name)  # (whatever other cases there are)
             for _ in range(SIZES // 4):
                 n = 4096 * chance.randrange(3, 64)
                 benchmark = case.build(name, n, torch.bfloat16, "cpu")

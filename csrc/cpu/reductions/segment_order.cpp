@@ -16,10 +16,18 @@ bool are_sorted(const T* id, int64_t n) {
   return decreases == 0;
 }
 
+// The first row from `at` on whose id is not below s: in steps that double, since it is near.
+template <class T>
+int64_t first_of(const T* id, int64_t at, int64_t rows, int64_t s) {
+  int64_t step = 64;
+  for (; at + step <= rows && id[at + step - 1] < s; step *= 2) at += step;
+  return std::lower_bound(id + at, id + std::min(at + step, rows), s) - id;
+}
+
 template <class T>
 void sort_rows(const T* id, int64_t rows, int64_t segments, int64_t* bounds, int64_t* order) {
   if (pick<&are_sorted<T>>()(id, rows)) {  // as a packed batch has them: nothing is to be moved
-    for (int64_t s = 0; s <= segments; ++s) bounds[s] = std::lower_bound(id, id + rows, s) - id;
+    for (int64_t s = 0, at = 0; s <= segments; ++s) bounds[s] = at = first_of(id, at, rows, s);
     std::iota(order, order + rows, int64_t{0});
     return;
   }
