@@ -45,8 +45,8 @@ def cases():
         results[f"aligned segment_mean weight {name}"] = forward("mean", x, rows, x)
         results[f"aligned segment_mean_backward weight {name}"] = backward("mean", x, rows, x)
         for op in ("mean", "max"):
-            results[f"aligned segment_{op} unmasked {name}"] = forward(op, x, bounds=I64)
-        results[f"aligned segment_mean many {name}"] = forward("mean", x, sequences=8192)
+            results[f"aligned segment_{op} unmasked {name}"] = forward(op, x)
+        results[f"aligned segment_mean many {name}"] = forward("mean", x, sequences=8192, bounds=I64)
         results[f"aligned segment_mean ids {name}"] = forward("mean", x, ids=True)
         results[f"aligned segment_mean_backward ids {name}"] = backward("mean", x, ids=True)
         flat, keep = meta((1 << 20,), dtype), meta((1 << 20,), torch.bool)

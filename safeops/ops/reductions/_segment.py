@@ -211,7 +211,7 @@ class SegmentReduction(Op):
                 cu_seqlens = segment_ids.new_zeros(num_segments + 1)
             else:
                 cu_seqlens, order = _segment_order(segment_ids, num_segments)
-        elif not cu_seqlens.is_cpu:
+        elif not cu_seqlens.is_cpu and cu_seqlens.dtype in INDICES:
             cu_seqlens = clamped(cu_seqlens, rows)
         if empty == "raise":
             self._refuse_values(input, cu_seqlens if order is None else None, segment_ids, num_segments)
