@@ -1,5 +1,5 @@
 """The reductions: the forward reads input and mask once. The backward of sum and mean reads the mask alone, that of the
-statistics input and mask again; both write the gradient."""
+statistics and of the largest of a sequence input and mask again; all write the gradient."""
 
 import torch
 
@@ -155,3 +155,58 @@ def safe_norm(n, dtype, device):
         variant=True,  # torch moves the same bytes
         aten=torch.linalg.vector_norm,
     )
+
+
+# ---- packed sequences: of about a thousand rows
+
+
+def segments(name, reduce, loop, *, reads_input=False):
+    """Cases of rows of 512 columns, and of one. Users write torch.segment_reduce, index_add or a loop of slices."""
+
+    def builder(columns):
+        def build(n, dtype, device):
+            s, wide = dtype.itemsize, min(columns, n)
+            x = data(n // wide * wide, dtype, device, 0, shape=(-1, wide) if columns > 1 else (-1,))
+            rows = x.shape[0]
+            cu_seqlens = torch.arange(0, rows + 1000, 1000, device=device).clamp(max=rows)
+            ids = torch.arange(rows, device=device) // 1000
+            count, bounds, ours = len(cu_seqlens) - 1, cu_seqlens.tolist(), getattr(safeops, name)
+
+            def by_segment_reduce(x):
+                return torch.segment_reduce(x.float(), reduce, offsets=cu_seqlens, axis=0)
+
+            def by_slices(x):
+                return torch.stack([loop(x[a:b].float(), 0) for a, b in zip(bounds, bounds[1:])])
+
+            def by_index(x):
+                zeros = torch.zeros(count, *x.shape[1:], device=device)
+                if reduce == "max":
+                    index = ids.view(-1, *(1,) * (x.dim() - 1)).expand(x.shape)
+                    return zeros.scatter_reduce(0, index, x.float(), "amax", include_self=False)
+                total = zeros.index_add(0, ids, x.float())
+                sizes = cu_seqlens.diff().view(-1, *(1,) * (x.dim() - 1))
+                return total if reduce == "sum" else total / sizes
+
+            return Case(
+                (x,),
+                forward_bytes=s,  # read x
+                backward_bytes=2 * s if reads_input else s,  # read x where the largest is looked for; write dx
+                ours=lambda x: ours(x, cu_seqlens=cu_seqlens),
+                eager={
+                    f'segment_reduce(x, "{reduce}")': by_segment_reduce,
+                    "by ids": by_index,
+                    "a loop of slices": by_slices,
+                },
+                compiled=by_index,
+                variant=columns == 1,
+            )
+
+        return build
+
+    case(name)(builder(512))
+    case(f"{name}_rows")(builder(1))
+
+
+segments("segment_sum", "sum", torch.sum)
+segments("segment_mean", "mean", torch.mean)
+segments("segment_max", "max", torch.amax, reads_input=True)

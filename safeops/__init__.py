@@ -64,6 +64,9 @@ from safeops.ops.reductions.masked_sum import masked_sum
 from safeops.ops.reductions.masked_sum_of_squares import masked_sum_of_squares
 from safeops.ops.reductions.masked_var import masked_var
 from safeops.ops.reductions.safe_norm import safe_norm
+from safeops.ops.reductions.segment_max import segment_max
+from safeops.ops.reductions.segment_mean import segment_mean
+from safeops.ops.reductions.segment_sum import segment_sum
 from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.cross_entropy import cross_entropy
@@ -160,6 +163,9 @@ __all__ = [
     "safe_reciprocal",
     "safe_rsqrt",
     "safe_sqrt",
+    "segment_max",
+    "segment_mean",
+    "segment_sum",
     "sigmoid_focal_loss",
     "smooth_l1_loss",
     "soft_margin_loss",

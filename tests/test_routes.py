@@ -10,7 +10,8 @@ from tests.ops import RECORDS
 
 CALLS = {name: record.of_one() for name, record in RECORDS.items() if name in registry and not record.no_route}
 FORWARD = {"masked_log_softmax": "_masked_softmax"}  # where it is not the op's own name
-SAVE_THEIR_RESULT = ("cosine_similarity", "masked_softmax")  # torch detaches a result that is saved for backward
+# torch detaches a result that is saved for backward
+SAVE_THEIR_RESULT = ("cosine_similarity", "masked_softmax", "segment_max")
 # results of one kernel
 TAKEN_APART = {"token_log_probs": ("aten::unbind.int", "aten::zeros", "aten::expand", "aten::stack")}
 each_op = pytest.mark.parametrize("name", sorted(CALLS))

@@ -153,6 +153,12 @@ def in_batch(space, batch, operands):
 
 
 @triton.jit
+def with_rows(space, M):
+    """The space with another number of rows."""
+    return Space(M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, space.shift)
+
+
+@triton.jit
 def base_of(operand, space):
     """Where an operand begins, in the batch of the space."""
     base = operand.pointer

@@ -39,6 +39,26 @@ def by_row(function):
     return call
 
 
+def by_sequence(function):
+    """A call takes any number of rows, whose sequences end at `ends`, in tenths; shuffled: by ids in any order."""
+
+    @functools.wraps(function)
+    def call(input, *, ends=None, shuffled=False, **options):
+        if ends is not None:
+            input = input.reshape(1) if input.dim() == 0 else input
+            rows = input.shape[0]
+            bounds = torch.tensor([0, *(rows * end // 10 for end in ends)], device=input.device)
+            if shuffled:
+                place = torch.arange(rows, device=input.device)
+                ids = torch.searchsorted(bounds[1:], (place * 7 + 3) % max(rows, 1), right=True)
+                options |= {"segment_ids": ids, "num_segments": len(ends)}
+            else:
+                options["cu_seqlens"] = bounds
+        return function(input, **options)
+
+    return call
+
+
 def norms(*tensors, ord):
     return norm(list(tensors), ord).float()  # fp64, of sums in fp32: and of fp64 torch's own has no more digits
 
@@ -64,6 +84,9 @@ OF_LISTS = {NORM: norms, SCALE: scaled, HEALTH: healths}
 def callable_of(op):
     if op in OF_LISTS:
         return OF_LISTS[op]
-    if {"anchor", "target_values"} & inspect.signature(op.public_function).parameters.keys():
+    names = inspect.signature(op.public_function).parameters.keys()
+    if {"anchor", "target_values"} & names:
         return by_row(op.public_function)
+    if "cu_seqlens" in names:
+        return by_sequence(op.public_function)
     return by_class(op.public_function) if has_classes(op) else op.public_function

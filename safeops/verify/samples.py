@@ -87,6 +87,9 @@ def regions(op):
 
 def reductions(op):
     names = inspect.signature(op.public_function).parameters
+    if "cu_seqlens" in names:
+        yield from _sequences()
+        return
     x, weight = numbers(16, 33), numbers(33, low=0.25, high=2.0)
     weighted = {"weight": weight} if "weight" in names else {}
     four = numbers(6, 4, 5, 6, seed=1)
@@ -103,6 +106,16 @@ def reductions(op):
     for key, values in {"ord": (1, float("inf")), "correction": (0,)}.items():
         for value in values if key in names else ():
             yield Call((x,), {"mask": flags(16, 33), "dim": 1, key: value}, turns=(), name=f"{key} {value}")
+
+
+def _sequences():
+    """Few sequences, so that blocks share the rows of one; some are empty."""
+    ends, weight = (3, 3, 4, 10), numbers(16, 33, seed=9, low=0.25, high=2.0)
+    yield Sample((numbers(16, 32),), {"ends": ends, "mask": flags(16, 32)}, name="columns")
+    yield Sample((numbers(40, 1),), {"ends": ends, "weight": weight[:1, :1], "shuffled": True}, name="ids of rows")
+    yield Sample((numbers(16, 33),), {"ends": (10,), "mask": flags(16, 1), "weight": weight}, name="one, weighted")
+    yield Call((numbers(16, 33),), {"ends": ends}, turns=(3,), name="no mask")
+    yield Call((numbers(1),), {"ends": (10,)}, turns=(), name="one number")
 
 
 def rows(op):

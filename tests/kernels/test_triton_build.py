@@ -41,6 +41,7 @@ from tests.kernels import (
     plans_info_nce,
     plans_regions,
     plans_rows,
+    plans_segments,
     plans_statistics,
 )
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
@@ -278,7 +279,15 @@ def line(target, name, plan, facts):
     return f"{target:7} {name:38} {facts['registers']:4} registers  stack {facts['stack']}  {accesses}"
 
 
-PLANS = (plans_statistics, plans_rows, plans_regions, plans_classification, plans_divergence, plans_info_nce)
+PLANS = (
+    plans_statistics,
+    plans_segments,
+    plans_rows,
+    plans_regions,
+    plans_classification,
+    plans_divergence,
+    plans_info_nce,
+)
 FIRST, MORE = cases(), {name: plan for file in PLANS for name, plan in file.cases().items()}
 CASES = FIRST | MORE
 

@@ -40,6 +40,7 @@ def main(folder):
     import safeops
     from safeops.core.library import launchers
     from safeops.core.op import registry
+    from safeops.ops.reductions import _segment
     from safeops.ops.rows import _classification
     from tests.contract.common import on
     from tests.contract.refusals import BAD_CALLS, assert_refused, refusal, strange_calls
@@ -54,6 +55,7 @@ def main(folder):
 
     Plan.compile = compile_once
     _classification.has_missing_class = lambda *operands: False
+    _segment._may_look = lambda x: False
     came = []  # to Python
     for launcher in launchers.values():
         launcher.validate = noted(launcher.validate, came)

@@ -34,6 +34,9 @@ struct Reduction {
   // The walk follows the memory of x, seen in the full shape.
   Reduction(const Shape& shape, const ReducedDims& dims, const View& x);
 
+  // Over the first dim, row by row whatever lies nearest in memory.
+  explicit Reduction(const Shape& shape);
+
   // A tensor of the outputs' shape, with or without the reduced dims, as a view that has them.
   Unreduced seen(const Tensor& output) const {
     const View view(output);

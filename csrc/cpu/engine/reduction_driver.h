@@ -94,7 +94,12 @@ struct Outputs {
         full(r.dims.output(r.shape, true)),
         order(r.output_order) {}
 
-  void add(const Unreduced& output) { sink[count++].bind(output.view, full, order); }
+  // Contiguous outputs of their own shape, whose states know how many elements each is made of.
+  Outputs(const Shape& shape, Results results_, const void* finish_)
+      : results(results_), finish(finish_), reduced(0), full(shape), order(Order::contiguous(shape)) {}
+
+  void add(const View& output) { sink[count++].bind(output, full, order); }
+  void add(const Unreduced& output) { add(output.view); }
   void add_unscale(const Unreduced& output) {
     unscale.bind(output.view, full, order);
     scaled = true;
@@ -145,7 +150,7 @@ struct ReductionDriver {
       run_long();
   }
 
- private:
+ protected:
   // All elements of an output fit in a chunk: a task is a chunk of as many outer indices as it holds.
   void run_short() const {
     const int64_t each = r.reduced * r.inner, groups = std::max<int64_t>(1, r.inputs.step() / each);

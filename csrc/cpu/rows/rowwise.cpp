@@ -106,7 +106,6 @@ void Rowwise<C>::Job::run_sliced() const {
         accumulate(s, group(u), slice(k), slice(k + 1), careful, nullptr, row_parameters, task_states, last);
       }
     });
-    bool any_lost = false;
     for (int64_t u = 0; u < count; ++u) {  // always in this order
       double *into[kRowStats], *from[kRowStats];
       states(u, 0, into);
@@ -114,11 +113,23 @@ void Rowwise<C>::Job::run_sliced() const {
         states(u, k, from);
         loops.merge(group(u).rows, into, from);
       }
-      C* row_parameters[kRowParameters];
-      parameters(u, row_parameters);
-      any_lost = any_lost || (loops.find_lost && loops.find_lost(group(u).rows, into, row_parameters[kRecompute]));
     }
-    return any_lost;
+  };
+  // Marks the rows whose sums are lost, and makes the states of their slices, but the first, those of no values.
+  const auto find_lost = [&] {
+    bool any = false;
+    for (int64_t u = 0; u < count; ++u) {
+      double* of[kRowStats];
+      C* row_parameters[kRowParameters];
+      states(u, 0, of);
+      parameters(u, row_parameters);
+      any |= loops.find_lost(group(u).rows, of, row_parameters[kRecompute]);
+      for (int64_t k = 1; k < slices; ++k) {
+        states(u, k, of);
+        for (int i = 0; i < loops.states; ++i) std::fill_n(of[i], group_rows, loops.start[i]);
+      }
+    }
+    return any;
   };
 
   const auto for_groups = [&](bool accumulated) {
@@ -136,14 +147,8 @@ void Rowwise<C>::Job::run_sliced() const {
     }
   };
   for_groups(false);
-  if (accumulates && accumulate_all(false)) {  // recompute all rows: their sums are already merged
-    for (int64_t u = 0; u < count; ++u) {
-      C* row_parameters[kRowParameters];
-      parameters(u, row_parameters);
-      std::fill_n(row_parameters[kRecompute], group_rows, C(1));
-    }
-    accumulate_all(true);
-  }
+  if (accumulates) accumulate_all(false);
+  if (accumulates && loops.find_lost && find_lost()) accumulate_all(true);
   for_groups(true);
   parallel(count * slices, step * group_rows, [&](int64_t begin, int64_t end) {
     Scratch& s = Scratch::mine();

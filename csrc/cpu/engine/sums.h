@@ -1,0 +1,193 @@
+// The accumulator of weighted sums, and the step from its states to sums or means.
+#pragma once
+
+#include <limits>
+
+#include "cpu/engine/reduction_driver.h"
+#include "cpu/engine/vectors.h"
+
+namespace safeops::cpu {
+
+// Sums of the values that a loop computes, sums of the weights, and counts of the kept elements.
+template <class C>
+struct Sums {
+  static constexpr int64_t kColumns = cpu::kColumns;
+  const Finish& finish;
+  Loop<C> loop;
+  const void* op;
+  StoredSum stored;
+  bool has_weight = finish.weighted, has_second = false, has_count = finish.counted;
+
+  void merge(const States& into, const States& from, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) into.value[i] += from.value[i];
+    for (int64_t i = 0; has_weight && i < n; ++i) into.weight[i] += from.weight[i];
+    for (int64_t i = 0; has_count && i < n; ++i) into.count[i] += from.count[i];
+  }
+
+  struct Worker {
+    const Sums& sums;
+    const bool weighted, counted;
+    typename Inputs<C>::Buffers buffers;
+    Chunk<C> chunk;
+    alignas(64) C values_buffer[kBuffer];
+    alignas(64) C weights[kBuffer];
+    alignas(64) uint8_t keep[kBuffer];
+    const C* values;
+
+    Worker(const Sums& sums_, const Inputs<C>& inputs)
+        : sums(sums_), weighted(sums.has_weight), counted(sums.has_count) {
+      inputs.prime(buffers);
+      chunk.out[0] = values_buffer;
+      chunk.out[1] = weights;
+      chunk.keep = keep;
+    }
+
+    void prepare() {}  // a row may not need the loop
+
+    void groups(int64_t g, int64_t reduced, int64_t inner, const States& out) {
+      if (sums.finish.plain && inner == 1 && reduced >= kShortRow) {
+        for (int64_t i = 0; i < g; ++i) {
+          start_row();
+          add_row(i * reduced, reduced);
+          finish_row(out.from(i));
+        }
+        return;
+      }
+      compute_values();
+      sum(values, g, reduced, inner, out.value);
+      if (weighted) sum(weights, g, reduced, inner, out.weight);
+      if (counted) count_kept(keep, g, reduced, inner, out.count);
+    }
+
+    void start_row() { value = weight = 0, count = 0; }
+
+    bool stored_row(const Inputs<C>& inputs, int64_t begin, int64_t end) {
+      Stored run;
+      if (!sums.stored || !inputs.stored(begin, end - begin, run)) return false;
+      sums.stored(sums.op, run, value, count);
+      return true;
+    }
+
+    void row(int64_t m) {
+      if (!sums.finish.plain) compute_values();
+      add_row(0, m);
+    }
+
+    void finish_row(const States& out) const {
+      *out.value = value;
+      if (weighted) *out.weight = weight;
+      if (counted) *out.count = count;
+    }
+
+    void start_columns(int64_t period) {
+      filled = filled_counts = 0;
+      value_columns.start(period);
+      if (weighted) weight_columns.start(period);
+      if (counted) count_columns.start(period);
+    }
+
+    void reserve(int64_t rows) {
+      const int64_t additions = rows / 4 + rows % 4;  // of trees of four
+      if (filled + additions > kBlock) {
+        filled = 0;
+        value_columns.flush();
+        if (weighted) weight_columns.flush();
+      }
+      if (filled_counts + rows > kMostCounts) {
+        filled_counts = 0;
+        if (counted) count_columns.flush();
+      }
+      filled += additions;
+      filled_counts += rows;
+    }
+
+    void add(int64_t m) {
+      compute_values();
+      value_columns.add(values, m);
+      if (weighted) weight_columns.add(weights, m);
+      if (counted) count_columns.add(keep, m);
+    }
+
+    void add_at(int64_t first, int64_t m) {
+      compute_values();
+      value_columns.add_at(first, values, m);
+      if (weighted) weight_columns.add_at(first, weights, m);
+      if (counted) count_columns.add_at(first, keep, m);
+    }
+
+    void finish_columns(int64_t n, const States& out) {
+      value_columns.finish(n, out.value);
+      if (weighted) weight_columns.finish(n, out.weight);
+      if (counted) count_columns.finish(n, out.count);
+    }
+
+   private:
+    void compute_values() {
+      values = values_buffer;
+      if (sums.finish.plain && !counted)
+        values = chunk.in[0];
+      else
+        sums.loop(sums.op, chunk);
+    }
+
+    // Adds elements [at, at + m) of the chunk to the row.
+    void add_row(int64_t at, int64_t m) {
+      double part;
+      if (sums.finish.plain && counted) normalize_mask(chunk.mask + at, m, keep + at);
+      if (sums.finish.plain)
+        part = (counted ? sum_kept : sum_all)({chunk.in[0] + at, keep + at, nullptr}, m);
+      else
+        sum.rows(values + at, 1, m, &part);
+      value += part;
+      if (weighted) sum.rows(weights + at, 1, m, &part), weight += part;
+      int64_t kept;
+      if (counted) count_kept.rows(keep + at, 1, m, &kept), count += kept;
+    }
+
+    double value, weight;
+    int64_t count, filled, filled_counts;
+    ColumnSums<C, double> value_columns, weight_columns;
+    ColumnSums<uint8_t, int64_t> count_columns;
+    SumGroups<C, double> sum;
+    SumGroups<uint8_t, int64_t> count_kept;
+    decltype(pick<&normalize_mask_loop>()) normalize_mask = pick<&normalize_mask_loop>();
+    decltype(&sum_row<C, 16, true, false>) sum_kept =
+        pick_width<&sum_row<C, 64, true, false>, &sum_row<C, 32, true, false>, &sum_row<C, 16, true, false>>();
+    decltype(&sum_row<C, 16, false, false>) sum_all =
+        pick_width<&sum_row<C, 64, false, false>, &sum_row<C, 32, false, false>, &sum_row<C, 16, false, false>>();
+  };
+};
+
+// States of n outputs -> values and denominators.
+inline void sum_results_loop(const void* op, int64_t reduced, const States& states, int64_t n, const double*,
+                  double* const* results) {
+  const Finish& finish = *static_cast<const Finish*>(op);
+  double *value = results[0], *denominator = results[1];
+  // A divisor counts the kept elements of all micro-batches and ranks: if it is 0 there are none, and 0 / inf is 0.
+  const bool has_divisor = finish.divisor.has_value(), zero_divisor = has_divisor && *finish.divisor == 0;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  const double full_denominator = zero_divisor ? kInfinity : finish.divisor.value_or(static_cast<double>(reduced));
+  const double nothing = finish.empty_nan && (!has_divisor || zero_divisor) ? kNaN : 0.0;
+  const double* weights = finish.weighted ? states.weight : nullptr;
+  const int64_t* counts = finish.counted ? states.count : nullptr;
+  if (has_divisor || (!weights && !counts))
+    for (int64_t i = 0; i < n; ++i) denominator[i] = full_denominator;
+  else if (weights)
+    std::copy_n(weights, n, denominator);
+  else
+    for (int64_t i = 0; i < n; ++i) denominator[i] = static_cast<double>(counts[i]);
+
+  if (finish.mean)
+    for (int64_t i = 0; i < n; ++i) value[i] = states.value[i] / denominator[i];
+  else
+    std::copy_n(states.value, n, value);
+
+  if (zero_divisor && finish.empty_nan)
+    std::fill_n(value, n, nothing);
+  else if (counts)
+    for (int64_t i = 0; i < n; ++i) value[i] = select(counts[i] == 0, nothing, value[i]);
+  else if (reduced == 0)
+    for (int64_t i = 0; i < n; ++i) value[i] = nothing;
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,340 @@
+"""segment_sum, segment_mean, segment_max: what the reductions of packed sequences have in common.
+
+The rows of the input, along its first dim, are those of S sequences that follow each other: sequence s has the rows
+from cu_seqlens[s] up to cu_seqlens[s + 1]. Ids in any order become that by a stable sort, and the forward kernels take
+the rows by its `order`; backward needs no order, but the ids. A row that belongs to no sequence does not exist.
+"""
+
+import torch
+from torch.compiler import is_compiling
+
+from safeops.core import check
+from safeops.core.definitions import kept
+from safeops.core.dtypes import compute_dtype, widens
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
+from safeops.core.private_torch import transforms_active
+from safeops.core.route import PLAIN
+from safeops.core.symbolic import SYMBOLIC
+
+INDICES = (torch.int64, torch.int32)
+
+# ---- definition
+
+
+def clamped(cu_seqlens, rows):
+    """Bounds that do not decrease and lie within the rows: on a GPU nobody may wait to refuse others."""
+    return cu_seqlens.clamp(0, rows).cummax(0).values
+
+
+def sequence_of_rows(cu_seqlens, segment_ids, rows):
+    """(rows,) the sequence of each row; S where it belongs to none."""
+    count = cu_seqlens.shape[0] - 1
+    if segment_ids is not None:
+        ids = segment_ids.long()
+        return torch.where((ids < 0) | (ids > count), count, ids)
+    bounds, place = clamped(cu_seqlens.long(), rows), torch.arange(rows, device=cu_seqlens.device)
+    sequence = torch.searchsorted(bounds, place, right=True) - 1
+    return torch.where(sequence < 0, count, sequence)
+
+
+class Sequences:
+    """The kept elements of a call, and sums of them by sequence."""
+
+    def __init__(self, input, mask, weight, cu_seqlens, segment_ids):
+        # a weight too small or too large for fp32 is read as it is
+        self.compute = compute_dtype(input.dtype, *(() if weight is None else (weight.dtype,)))
+        if widens(input):
+            self.compute = torch.float64  # an index_put adds one after the other
+        self.shape, self.count = input.shape, cu_seqlens.shape[0] - 1
+        self.place = sequence_of_rows(cu_seqlens, segment_ids, input.shape[0])
+        self.keep = kept(mask, weight)  # None: all
+        self.x = self.select(input.to(self.compute), 0)
+        self.weight = None if weight is None else torch.where(self.keep, weight.to(self.compute), 0)
+
+    def select(self, x, other):
+        return x if self.keep is None else torch.where(self.keep, x, other)
+
+    def zeros(self, dtype, value=0):
+        """(S + 1, *rest): the last is of the rows that belong to no sequence."""
+        return torch.full((self.count + 1, *self.shape[1:]), value, dtype=dtype, device=self.x.device)
+
+    def sum(self, x):
+        """(S, *rest). By index_put, which adds in a fixed order, on CUDA too."""
+        x = x.expand(self.shape)
+        return self.zeros(x.dtype).index_put((self.place,), x, accumulate=True)[: self.count]
+
+    def number(self, which):
+        """How many of the elements of each sequence, exactly."""
+        return self.sum(which.expand(self.shape).long())
+
+    def kept_count(self):
+        return self.number(torch.ones((), dtype=torch.bool, device=self.x.device) if self.keep is None else self.keep)
+
+    def of_rows(self, results):
+        """A number of each sequence at each of its rows, and 0 where a row has none."""
+        return torch.cat([results, torch.zeros_like(results[:1]) if self.count else self.zeros(results.dtype)])[
+            self.place
+        ]
+
+    def largest(self):
+        """The largest kept element, NaN where one is; -inf where none is kept."""
+        with torch.no_grad():
+            x = self.select(self.x, float("-inf")).expand(self.shape)
+            index = self.place.reshape(-1, *(1,) * (x.dim() - 1)).expand(self.shape)
+            lowest = self.zeros(x.dtype, float("-inf"))
+            return torch.scatter_reduce(lowest, 0, index, x, "amax")[: self.count]
+
+
+# ---- op
+
+_SCHEMA = (
+    "(Tensor input, Tensor? mask, Tensor? weight, Tensor cu_seqlens, Tensor? segment_ids=None, Tensor? order=None, "
+    "bool empty_nan=False) -> (Tensor value, Tensor denominator)"
+)
+
+
+def _fake(input, mask, weight, cu_seqlens, segment_ids=None, order=None, empty_nan=False):
+    shape = (cu_seqlens.shape[0] - 1, *input.shape[1:])
+    return input.new_empty(shape, dtype=compute_dtype(input.dtype)), input.new_empty(shape, dtype=torch.float64)
+
+
+_segment_backward = declare_raw(
+    "_segment_backward",
+    "(Tensor grad, SymInt[] size, ScalarType dtype, Tensor? denominator, Tensor? input, Tensor? extreme, Tensor? mask, "
+    "Tensor? weight, Tensor cu_seqlens, Tensor? segment_ids=None) -> Tensor",
+    fake=lambda grad, size, dtype, *_: grad.new_empty(size, dtype=dtype),
+    triton="reductions.segment_backward.segment_backward",
+)
+
+
+def _sorted(segment_ids, num_segments):
+    """(cu_seqlens, order): the rows by their ids, those of one id in their own order. Ids out of range come before all
+    sequences, or after them."""
+    ids, order = segment_ids.sort(stable=True)
+    segments = torch.arange(num_segments + 1, dtype=ids.dtype, device=ids.device)
+    return torch.searchsorted(ids, segments), order
+
+
+_segment_order = declare_raw(
+    "_segment_order",
+    "(Tensor segment_ids, SymInt num_segments) -> (Tensor cu_seqlens, Tensor order)",
+    fake=lambda ids, count: (ids.new_empty(count + 1, dtype=torch.int64), ids.new_empty(ids.shape, dtype=torch.int64)),
+    composite=_sorted,
+)
+
+# ---- checks
+
+
+def _may_look(x):
+    """True where the host may read a tensor before any work."""
+    return x.is_cpu and type(x) in PLAIN and not is_compiling() and not transforms_active()
+
+
+def _refuse_bounds(name, cu_seqlens, rows, shape):
+    """For what only values tell: on other devices such bounds are `clamped`."""
+    if not _may_look(cu_seqlens):
+        return
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0:
+        raise ValueError(f"{name}: cu_seqlens must start at 0, got {bounds[0]}")
+    for s, (low, high) in enumerate(zip(bounds, bounds[1:])):
+        if high < low:
+            raise ValueError(f"{name}: cu_seqlens must not decrease, got {low} and then {high} at {s + 1}")
+    if bounds[-1] != rows:
+        raise ValueError(f"{name}: cu_seqlens must end at the {rows} rows of input {shape}, got {bounds[-1]}")
+
+
+def _refuse_ids(name, segment_ids, num_segments):
+    """As `_refuse_bounds`: on other devices the rows of such ids are left out."""
+    if not _may_look(segment_ids) or not segment_ids.numel():
+        return
+    index = segment_ids.long() if num_segments else torch.full_like(segment_ids, -1, dtype=torch.int64)
+    try:  # aten's own check of indices: nothing is read by Python
+        segment_ids.new_zeros(()).expand(max(num_segments, 1)).gather(0, index)
+    except (RuntimeError, IndexError):
+        outside = (segment_ids < 0) | (segment_ids >= num_segments)
+        wrong = segment_ids[outside][0].item()  # an error is on its way: it may wait
+        raise IndexError(f"{name}: segment id {wrong} is out of range for num_segments={num_segments}") from None
+
+
+def _report(cu_seqlens, segment_ids, num_segments, rows):
+    """Tell `safeops.debug.audit` of what no host refuses."""
+    if segment_ids is not None:
+        check.in_range(segment_ids, num_segments, torch.ones_like(segment_ids, dtype=torch.bool))
+        return
+    fixed = clamped(cu_seqlens, rows)
+    ends = torch.cat([torch.zeros_like(fixed[:1]), fixed[1:-1], torch.full_like(fixed[:1], rows)])[: fixed.shape[0]]
+    wrong = cu_seqlens != ends
+    check.in_range(torch.where(wrong, -1, cu_seqlens), rows + 1, wrong)
+
+
+# ---- record
+
+
+class SegmentReduction(Op):
+    """A reduction of the sequences. I/O: forward reads input, mask, weight once; backward writes the gradient."""
+
+    constant = slice(2, 3)  # weight
+    reads = slice(0, 5)  # not the order
+    compiled = ("cpu", "cuda")
+    example = "torch.tensor([0.5, 3.0, 1.0]), cu_seqlens=torch.tensor([0, 2, 3])"
+
+    def __init__(self, name, finish):
+        """finish(sequences, count) -> (value, denominator): what is made of the kept elements."""
+
+        def composite(input, mask, weight, cu_seqlens, segment_ids=None, order=None, empty_nan=False):
+            k = Sequences(input, mask, weight, cu_seqlens, segment_ids)
+            count = k.kept_count()
+            nothing = float("nan") if empty_nan else 0.0
+            if weight is not None and weight.requires_grad:
+                # The largest has a weight's gradient of 0, not none: the sum is part of the graph, and is never taken.
+                nothing = torch.where(torch.zeros_like(count, dtype=torch.bool), weight.sum(), nothing)
+            value, denominator = finish(k, count)
+            value = torch.where(count > 0, value, nothing)
+            return value.to(compute_dtype(input.dtype)), denominator.to(torch.float64)
+
+        forward = declare_raw(
+            f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.segment_sum.{name}"
+        )
+        super().__init__(name, forward, _segment_backward, lambda *operands: composite(*operands)[0])
+
+    def prepare(self, input, cu_seqlens, segment_ids, num_segments, mask, weight, empty):
+        order, rows = None, input.shape[0]
+        if segment_ids is not None or num_segments is not None or empty != "zero":
+            self._validate(input, cu_seqlens, segment_ids, num_segments, mask, weight, empty)
+        if check.watchers and not input.is_cpu and not is_compiling():
+            _report(cu_seqlens, segment_ids, num_segments, rows)
+        if segment_ids is not None:
+            segment_ids = segment_ids.contiguous()
+            if transforms_active():  # the definition needs no order, and of the bounds the number
+                cu_seqlens = segment_ids.new_zeros(num_segments + 1)
+            else:
+                cu_seqlens, order = _segment_order(segment_ids, num_segments)
+        elif not cu_seqlens.is_cpu and cu_seqlens.dtype in INDICES:
+            cu_seqlens = clamped(cu_seqlens, rows)
+        if empty == "raise":
+            self._refuse_values(input, cu_seqlens if order is None else None, segment_ids, num_segments)
+            keep = kept(mask, None if weight is None else weight.detach())
+            k = Sequences(input.detach(), keep, None, cu_seqlens, segment_ids)
+            check.raise_if_empty(self.name, lambda: k.kept_count() == 0, input, 0)
+        return cu_seqlens.dtype in INDICES, (input, mask, weight, cu_seqlens, segment_ids, order, empty == "nan")
+
+    def validate(self, *arguments):
+        self._validate(*arguments)
+        self._refuse_values(*arguments[:4])
+
+    def _refuse_values(self, input, cu_seqlens, segment_ids, num_segments):
+        if segment_ids is not None:
+            _refuse_ids(self.name, segment_ids, num_segments)
+        else:
+            _refuse_bounds(self.name, cu_seqlens, input.shape[0], check.shown(input))
+
+    def _validate(self, input, cu_seqlens, segment_ids, num_segments, mask, weight, empty):
+        """Raise for what shapes and dtypes tell."""
+        name = self.name
+        check.floating(name, "input", input)
+        for key, x in (("input", input), ("mask", mask), ("weight", weight)):
+            if isinstance(x, torch.Tensor):
+                check.no_dtensor(name, key, x)  # sequences of a packed batch are a rank's own
+        if input.dim() == 0:
+            raise ValueError(f"{name}: input must have a first dim of rows, got shape ()")
+        check.mask(name, mask, "input", input)
+        check.weight(name, weight, "input", input)
+        if (cu_seqlens is None) == (segment_ids is None):
+            which = "both" if segment_ids is not None else "neither"
+            raise ValueError(f"{name}: pass cu_seqlens or segment_ids, got {which} (input {check.shown(input)})")
+        key, rows = ("cu_seqlens", cu_seqlens) if segment_ids is None else ("segment_ids", segment_ids)
+        check.tensor(name, key, rows)
+        check.no_dtensor(name, key, rows)
+        if rows.dtype not in INDICES:
+            raise TypeError(f"{name}: {key} must be int64 or int32, got {rows.dtype}")
+        self._validate_count(num_segments, required=segment_ids is not None)
+        if segment_ids is not None and segment_ids.shape != input.shape[:1]:
+            raise ValueError(
+                f"{name}: segment_ids {check.shown(segment_ids)} must have one id for each row of input "
+                f"{check.shown(input)}"
+            )
+        if segment_ids is None and (cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0):
+            raise ValueError(
+                f"{name}: cu_seqlens must have one dim of num_segments + 1 bounds, got {check.shown(cu_seqlens)}"
+            )
+        if segment_ids is None and num_segments is not None and num_segments != cu_seqlens.shape[0] - 1:
+            raise ValueError(
+                f"{name}: num_segments {num_segments} is not that of cu_seqlens {check.shown(cu_seqlens)}, which has "
+                "one bound more"
+            )
+        check.choice(name, "empty", empty, check.EMPTY)
+        check.same_device(name, "input", input, mask=mask, weight=weight)
+        if rows.device != input.device:  # (of DTensors each rank has its own, whole)
+            raise ValueError(f"{name}: {key} is on {rows.device}, input on {input.device}")
+
+    def _validate_count(self, num_segments, required):
+        if num_segments is None:
+            if required:
+                raise ValueError(f"{self.name}: segment_ids needs num_segments: to count them the host would wait")
+            return
+        if isinstance(num_segments, bool) or not isinstance(num_segments, (int, SYMBOLIC[0])):
+            raise TypeError(f"{self.name}: num_segments must be an int, got {type(num_segments).__name__}")
+        if num_segments < 0 or num_segments >= 2**63 - 1:
+            raise ValueError(f"{self.name}: num_segments must be at least 0 and fit 64 bits, got {num_segments}")
+
+    def validate_operands(self, input, mask, weight, cu_seqlens, segment_ids=None, order=None, empty_nan=False):
+        self._validate(input, cu_seqlens, None, None, mask, weight, "zero")
+        for key, rows in (("segment_ids", segment_ids), ("order", order)):
+            if rows is not None and (rows.dtype not in INDICES or rows.shape != input.shape[:1]):
+                raise ValueError(f"{self.name}: {key} must have an integer for each row, got {check.shown(rows)}")
+
+    def public(self):
+        schema = (
+            "(Tensor input, *, Tensor? cu_seqlens=None, Tensor? segment_ids=None, SymInt? num_segments=None, "
+            'Tensor? mask=None, Tensor? weight=None, str empty="zero") -> Tensor'
+        )
+        return super().public(schema, arguments=ARGUMENTS)
+
+
+class LinearSegments(SegmentReduction):
+    """A sum or mean. mean: whether the total is divided by its denominator."""
+
+    linear, reads = 1, slice(1, 5)
+
+    def __init__(self, name, mean):
+        self.mean, self.saved = mean, slice(1, 2) if mean else slice(0)
+
+        def finish(k, count):
+            total = k.sum(k.x if k.weight is None else k.x * k.weight)
+            denominator = count if k.weight is None else k.sum(k.weight)
+            return (total / torch.where(count > 0, denominator, 1).to(total.dtype) if mean else total), denominator
+
+        super().__init__(name, finish)
+
+    def gradients(self, grad, needs, operands, results):
+        x, denominator = operands.input, results.denominator if self.mean else None
+        return (self.backward(grad, x.shape, x.dtype, denominator, None, None, *operands[1:5]),)
+
+
+# Each docstring's text on arguments, in place of {arguments}.
+ARGUMENTS = """\
+        input: (T, *rest) floating tensor of any strides: the rows of all sequences.
+        cu_seqlens: (S + 1,) int32 or int64: where the sequences begin, and the last ends. It starts at 0, does not
+            decrease, and ends at T. This or `segment_ids` must be passed.
+        segment_ids: (T,) int32 or int64: the sequence of each row, from 0 to S - 1, in any order. The result is that
+            of the rows sorted by it, bit for bit.
+        num_segments: S, which `segment_ids` needs: to find it the host would wait for the device.
+        mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
+        weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
+        empty: the result of a sequence without kept elements: "zero" (attached to the graph, zero gradients), "nan",
+            or "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole).
+
+    Returns:
+        (S, *rest): fp32 for fp16, bf16 and fp32 input, fp64 for fp64. The bits of a result do not depend on the other
+        sequences, nor on its place among them.
+
+    Raises:
+        IndexError: on the CPU, an id that is not from 0 to S - 1; before anything is written (RuntimeError where the
+            call is compiled). On other devices, and under torch.func's transforms, such a row is left out.
+        TypeError: `input` or `weight` is not floating, `mask` is not bool, bounds or ids are not int32 or int64.
+        ValueError: both or neither of `cu_seqlens` and `segment_ids`, ids without `num_segments`, shapes do not fit,
+            devices differ, unknown `empty`. On the CPU, `cu_seqlens` that does not start at 0, decreases, or does not
+            end at T (RuntimeError where the call is compiled); elsewhere it is clamped to bounds that do not decrease.
+"""

@@ -1,0 +1,48 @@
+"""segment_max: the largest of the kept rows of each sequence of a packed batch."""
+
+import torch
+
+from safeops.ops.reductions._segment import SegmentReduction
+
+
+def _finish(k, count):
+    """(the largest, how many are equal to it), whose gradient these share evenly."""
+    top = k.largest()
+    of_rows = k.of_rows(top)
+    ties = k.select((k.x == of_rows) | (k.x.isnan() & of_rows.isnan()), False)
+    number = k.number(ties)
+    # x - base is 0 where the largest is finite: its value stays exact, and its gradient is 1 / ties.
+    base = torch.where(top.isfinite(), top, 0)
+    extra = k.sum(torch.where(ties, k.x - k.of_rows(base), 0))
+    return base + extra / number.clamp(min=1), number
+
+
+class LargestOfSegments(SegmentReduction):
+    """I/O: forward reads input and mask once; backward reads them, and writes the gradient."""
+
+    saved = slice(0, 2)
+
+    def gradients(self, grad, needs, operands, results):
+        x = operands.input
+        return (self.backward(grad, x.shape, x.dtype, results.denominator, x, results.value, *operands[1:5]),)
+
+
+_segment_max = LargestOfSegments("segment_max", _finish)
+
+
+@_segment_max.public()
+def segment_max(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
+    """The largest kept row of each sequence of a packed batch, for each column. A kept NaN shows.
+
+    The replacement of `torch.segment_reduce(x, "max")` and of `scatter_reduce(..., "amax")`. Equal largest elements
+    share the gradient evenly. A weight masks out where it is 0, and otherwise changes nothing.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([1.0, 7.0, 3.0, 5.0])
+        >>> safeops.segment_max(x, cu_seqlens=torch.tensor([0, 2, 4]), mask=x < 6)
+        tensor([1., 5.])
+    """
+    return _segment_max.call(input, cu_seqlens, segment_ids, num_segments, mask, weight, empty)

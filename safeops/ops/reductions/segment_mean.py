@@ -1,0 +1,24 @@
+"""segment_mean: the mean of each sequence of a packed batch."""
+
+from safeops.ops.reductions._segment import LinearSegments
+
+_segment_mean = LinearSegments("segment_mean", mean=True)
+
+
+@_segment_mean.public()
+def segment_mean(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
+    """Mean of `input` over the kept rows of each sequence; with weights, sum(weight * input) / sum(weight).
+
+    What a loss of packed sequences needs that counts each sequence once, whatever its length. Counts are exact
+    integers, also where each element of a row has a mask of its own; half is accumulated in fp32 and returned in fp32.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0, torch.nan, 4.0])
+        >>> ids = torch.tensor([1, 1, 0, 0])
+        >>> safeops.segment_mean(x, segment_ids=ids, num_segments=2, mask=x.isfinite())
+        tensor([4.0000, 1.5000])
+    """
+    return _segment_mean.call(input, cu_seqlens, segment_ids, num_segments, mask, weight, empty)
