@@ -132,7 +132,6 @@ def gradients(
 ):  # fmt: skip
     """Those that are needed, the others empty. finish: of the input's gradient in fp32 once all chunks are in it, with
     the weight's last product still to be made. place: counted from the first class of linear_weight."""
-    need_input, need_weight, need_bias = needs
     compute = compute_dtype(input.dtype, grad.dtype)
     x = torch.where(keep.unsqueeze(1), input, 0)
     g = torch.where(keep, grad, 0).double()
@@ -141,6 +140,12 @@ def gradients(
     slopes = slopes_by(x, weights, label_smoothing, z_loss)
     slopes = slopes(g, keep, log_sum, weights, classes, label_smoothing, z_loss, compute)
     del classes  # a number for each class, which not all slopes keep
+    return products(x, linear_weight, linear_bias, place, keep, slopes, scale, compute, needs, finish)
+
+
+def products(x, linear_weight, linear_bias, place, keep, slopes, scale, compute, needs, finish=lambda d_input: d_input):
+    """The gradients of the layer from the slopes to its logits, slopes(logits, place, part of the classes)."""
+    need_input, need_weight, need_bias = needs
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)

@@ -6,20 +6,18 @@ from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import reduce, reduce_sum
-from safeops.core.private_torch import is_autocast_available
 from safeops.core.sums import total
 from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.ops.rows._classification import (
     ARGUMENTS,
-    INDICES,
     class_dim,
     refuse_missing_class,
     rows_of,
     validate_index,
     validate_numbers,
     validate_reduction,
-    validate_weight,
 )
+from safeops.ops.rows._linear_layer import in_one_dtype, validate_layer
 from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows.cross_entropy import CrossEntropy
 from safeops.ops.rows.cross_entropy import define as define_cross_entropy
@@ -138,47 +136,6 @@ _linear_cross_entropy = LinearCrossEntropy()
 _linear_cross_entropy.example = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
 
 
-def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss):
-    layer = {"input": input, "linear_weight": linear_weight}
-    if linear_bias is not None:
-        layer["linear_bias"] = linear_bias
-    for key, x in layer.items():
-        check.floating(NAME, key, x)
-    if linear_weight.dim() != 2:
-        raise ValueError(f"{NAME}: linear_weight must be (C, D), got {check.shown(linear_weight)}")
-    if input.dim() == 0 or input.shape[-1] != linear_weight.shape[1]:
-        raise ValueError(
-            f"{NAME}: input {check.shown(input)} must be (..., D), linear_weight is (C, D) = "
-            f"{check.shown(linear_weight)}"
-        )
-    rows, classes = input.shape[:-1], linear_weight.shape[0]
-    for key, x in {"linear_bias": linear_bias, "weight": weight}.items():
-        if x is not None:
-            check.floating(NAME, key, x)
-            if tuple(x.shape) != (classes,):
-                raise ValueError(f"{NAME}: {key} must be ({classes},), one a class, got {check.shown(x)}")
-    check.tensor(NAME, "target", target)
-    if target.dtype not in INDICES:
-        raise TypeError(f"{NAME}: target must be class indices, int64, int32 or uint8, got {target.dtype}")
-    if target.shape != rows:
-        raise ValueError(
-            f"{NAME}: target {check.shown(target)} must have the shape of input's rows {check.shown(input, rows)}"
-        )
-    validate_weight(NAME, weight)
-    check.mask(NAME, mask, "the rows", input, rows)
-    validate_index(NAME, ignore_index)
-    validate_numbers(NAME, label_smoothing, z_loss)
-    check.same_device(NAME, "input", input, **{**layer, "target": target, "mask": mask, "weight": weight})
-    dtypes = [x.dtype for x in layer.values()]
-    device = input.device.type
-    if len(set(dtypes)) > 1 and not (is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        raise TypeError(
-            f"{NAME}: {', '.join(layer)} must be of one dtype, as in a linear layer outside autocast, got "
-            f"{', '.join(map(str, dtypes))}"
-        )
-    refuse_missing_class(NAME, target, mask, ignore_index, classes, "linear_weight", linear_weight.shape)
-
-
 # ---- public function
 
 
@@ -220,12 +177,11 @@ def linear_cross_entropy(
         tensor(0.1269)
     """
     validate_reduction(NAME, input, reduction, denominator, empty)
-    _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss)
-    if len({x.dtype for x in (input, linear_weight, linear_bias) if x is not None}) > 1:
-        dtype = torch.get_autocast_dtype(input.device.type)
-        input, linear_weight, linear_bias = (
-            x if x is None else x.to(dtype) for x in (input, linear_weight, linear_bias)
-        )
+    validate_layer(NAME, input, linear_weight, target, linear_bias, mask, weight)
+    validate_index(NAME, ignore_index)
+    validate_numbers(NAME, label_smoothing, z_loss)
+    refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
+    input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     rows = target.shape
     mask = None if mask is None else mask.expand(rows)
     if check.mesh(input) is None:  # (rows of several dims may be sharded along each)
