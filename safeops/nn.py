@@ -11,7 +11,10 @@ import torch
 from safeops.core.op import registry
 
 # optional, and given in the call but where they are buffers
-TENSORS = ("negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator")
+TENSORS = (
+    *("target", "negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator"),
+    *("target_values", "target_indices"),
+)
 
 
 class _Loss(torch.nn.Module):

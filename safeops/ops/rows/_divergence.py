@@ -14,6 +14,7 @@ from safeops.ops.rows._row_loss import ARGUMENTS as ROW_ARGUMENTS
 from safeops.ops.rows._row_loss import finish, validate, vectors
 
 NUMBERS = 6  # of a row that its backward needs
+EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
 
 # ---- definitions: of log-probabilities u of the target and v of the input, and of what they are the logarithms of
 
@@ -92,14 +93,25 @@ def _fake_backward(grad, input, target, numbers, keep, temperature, beta, *neede
     return only(needed, (input, target))
 
 
+# ---- record
+
+
+def validate_options(name, reduction, empty, temperature, beta=0.5):
+    loss_reduction.validate_options(name, reduction, empty)
+    check.number(name, "temperature", temperature, above=0, maximum=LARGEST)
+    check.number(name, "beta", beta, above=0, below=1)
+
+
 class Divergence(Op):
     """The op is the divergence of each row. I/O: the forward reads both operands once, or twice where what it sums
     needs the whole rows first; the backward reads them, and writes the gradients. Saved: six numbers a row."""
 
     differentiable = (0, 1)
     compiled = ("cpu", "cuda")
+    example, validate_options = EXAMPLE, staticmethod(validate_options)
 
-    def __init__(self, name, terms):
+    def __init__(self, name, module, terms):
+        self.module = module
         definition = _rows(terms)
 
         def composite(input, target, keep=None, temperature=1.0, beta=0.5):
@@ -161,12 +173,6 @@ def divergence(
     pair = (target, input) if swap else (input, target)
     loss = op.call(*pair, exists, temperature, as_float(beta))
     return finish(name, loss, keep, weight, reduction, denominator, empty)
-
-
-def validate_options(name, reduction, empty, temperature, beta=0.5):
-    loss_reduction.validate_options(name, reduction, empty)
-    check.number(name, "temperature", temperature, above=0, maximum=LARGEST)
-    check.number(name, "beta", beta, above=0, below=1)
 
 
 ARGUMENTS = (

@@ -2,7 +2,7 @@
 
 from safeops.ops.rows._divergence import ARGUMENTS, Divergence, divergence, js
 
-_js_div_with_logits = Divergence("js_div_with_logits", js)
+_js_div_with_logits = Divergence("js_div_with_logits", "JSDivWithLogitsLoss", js)
 
 
 @_js_div_with_logits.public(

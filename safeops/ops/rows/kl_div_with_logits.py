@@ -2,7 +2,7 @@
 
 from safeops.ops.rows._divergence import ARGUMENTS, Divergence, divergence, kl
 
-_kl_div_with_logits = Divergence("kl_div_with_logits", kl)
+_kl_div_with_logits = Divergence("kl_div_with_logits", "KLDivWithLogitsLoss", kl)
 
 
 @_kl_div_with_logits.public(

@@ -105,7 +105,7 @@ class MultiMarginLoss(Classification):
         plain = margin.__class__ is float and p.__class__ is int and p in (1, 2)
         if not plain or target.dtype not in INDICES[:2]:
             self.validate(input, target, weight, mask, margin, p)
-            p, target = int(p), target.long()
+            p, target = 2 if p == 2 else 1, target.long()
         if is_compiling():  # a class out of range is no error there
             inside = check.in_range(target, input.shape[-1], True)
             mask = inside if mask is None else mask & inside

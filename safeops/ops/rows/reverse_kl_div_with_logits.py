@@ -2,11 +2,16 @@
 
 from safeops.core import sums
 from safeops.core.op import Composed
-from safeops.ops.rows._divergence import ARGUMENTS, divergence, validate_options
+from safeops.ops.rows._divergence import ARGUMENTS, EXAMPLE, divergence, validate_options
 from safeops.ops.rows.kl_div_with_logits import _kl_div_with_logits
 
 _reverse_kl_div_with_logits = Composed(
-    "reverse_kl_div_with_logits", _kl_div_with_logits, *sums.ALL, validate_options=validate_options
+    "reverse_kl_div_with_logits",
+    _kl_div_with_logits,
+    *sums.ALL,
+    module="ReverseKLDivWithLogitsLoss",
+    example=EXAMPLE,
+    validate_options=validate_options,
 )
 
 

@@ -2,7 +2,7 @@
 
 from safeops.ops.rows._divergence import ARGUMENTS, Divergence, divergence, tv
 
-_tv_with_logits = Divergence("tv_with_logits", tv)
+_tv_with_logits = Divergence("tv_with_logits", "TVWithLogitsLoss", tv)
 
 
 @_tv_with_logits.public(
