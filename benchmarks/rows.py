@@ -239,8 +239,7 @@ def token_log_probs(n, dtype, device):
         return got.log_prob + got.entropy
 
     def theirs(x):
-        log_p = x.float().log_softmax(-1)
-        return log_p.gather(-1, target[:, None]).squeeze(-1) - (log_p.exp() * log_p).sum(-1)
+        return _log_prob_and_entropy(x.float().log_softmax(-1), target)
 
     return Case(
         (_tensor(n, dtype, device, 0, shape),),
@@ -254,29 +253,55 @@ def token_log_probs(n, dtype, device):
     )
 
 
-@case("linear_cross_entropy")
-def linear_cross_entropy(n, dtype, device):
-    """n logits, of vectors of 1024: three products, as the layer and its loss, which keep all logits; in half four."""
-    (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
-    x = _tensor(n, dtype, device, 0, (rows, width))
-    w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()
-    target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(2), device=device)
+def linear(name, pattern, theirs, ours):
+    """theirs, ours: of x, w and the rows' classes."""
 
-    def theirs(x, w):
-        return F.cross_entropy(F.linear(x, w), target)
+    @case(name)
+    def build(n, dtype, device):
+        """n logits, of vectors of 1024: products, as of the layer and its loss, which keep all logits."""
+        (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
+        x = _tensor(n, dtype, device, 0, (rows, width))
+        w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()
+        target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(2), device=device)
+        each = (1 + w.numel() / x.numel()) * s  # read x, w
 
-    each = (1 + w.numel() / x.numel()) * s  # read x, w
-    return Case(
-        (x, w),
-        forward_bytes=each,
-        backward_bytes=2 * each,  # read x, w; write dx, dw
-        ours=lambda x, w: safeops.linear_cross_entropy(x, w, target),
-        eager={"F.cross_entropy(F.linear(x, w), y)": theirs},  # (torch's own refuses a second backward)
-        compiled=theirs,
-        variant=True,
-        arithmetic=True,
-        aten=theirs,
-    )
+        def bound(function):
+            return lambda x, w: function(x, w, target)
+
+        return Case(
+            (x, w),
+            forward_bytes=each,
+            backward_bytes=2 * each,  # read x, w; write dx, dw
+            ours=bound(ours),
+            eager={pattern: bound(theirs)},  # (torch's own refuses a second backward)
+            compiled=bound(theirs),
+            variant=True,
+            arithmetic=True,
+            aten=bound(theirs),
+        )
+
+
+def _log_prob_and_entropy(log_p, target):
+    return log_p.gather(-1, target[:, None]).squeeze(-1) - (log_p.exp() * log_p).sum(-1)
+
+
+def _linear_token_log_probs(x, w, target):
+    got = safeops.linear_token_log_probs(x, w, target)
+    return got.log_prob + got.entropy
+
+
+linear(
+    "linear_cross_entropy",
+    "F.cross_entropy(F.linear(x, w), y)",
+    lambda x, w, target: F.cross_entropy(F.linear(x, w), target),
+    safeops.linear_cross_entropy,
+)
+linear(
+    "linear_token_log_probs",
+    "F.linear(x, w).float().log_softmax(-1), gathered, and its entropy",
+    lambda x, w, target: _log_prob_and_entropy(F.linear(x, w).float().log_softmax(-1), target),
+    _linear_token_log_probs,
+)
 
 
 for _suffix in SHAPES:
