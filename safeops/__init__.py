@@ -74,7 +74,11 @@ from safeops.ops.rows.info_nce_loss import info_nce_loss
 from safeops.ops.rows.js_div_with_logits import js_div_with_logits
 from safeops.ops.rows.kl_div_with_logits import kl_div_with_logits
 from safeops.ops.rows.linear_cross_entropy import linear_cross_entropy
+from safeops.ops.rows.linear_js_div import linear_js_div
+from safeops.ops.rows.linear_kl_div import linear_kl_div
+from safeops.ops.rows.linear_reverse_kl_div import linear_reverse_kl_div
 from safeops.ops.rows.linear_token_log_probs import linear_token_log_probs
+from safeops.ops.rows.linear_tv import linear_tv
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
 from safeops.ops.rows.multi_margin_loss import multi_margin_loss
@@ -120,7 +124,11 @@ __all__ = [
     "kl_div_with_logits",
     "l1_loss",
     "linear_cross_entropy",
+    "linear_js_div",
+    "linear_kl_div",
+    "linear_reverse_kl_div",
     "linear_token_log_probs",
+    "linear_tv",
     "log_cosh_loss",
     "lpips_distance",
     "margin_ranking_loss",

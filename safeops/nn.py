@@ -13,7 +13,7 @@ from safeops.core.op import registry
 # optional, and given in the call but where they are buffers
 TENSORS = (
     *("target", "negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator"),
-    *("target_values", "target_indices"),
+    *("target_values", "target_indices", "target_bias"),
 )
 
 

@@ -55,9 +55,24 @@ def _rows(terms):
     return definition
 
 
-def _numbers(kind, input, target, keep, temperature, beta):
-    """(6, *rows): of both operands, over the temperature, the largest logit and log sum exp(x - top); the means of the
-    slopes over the input's distribution and over the target's."""
+# ---- slopes: q h to the input's logits and p f to the target's, each less its row's sum by the distribution
+
+
+def _slopes(terms, u, v, p, q, beta):
+    """(q h, p f)"""
+    if terms is kl:
+        return -p, kl(u, v, p, q, beta)
+    if terms is js:
+        log = torch.log(beta * p + (1 - beta) * q)
+        shares = (1 - beta, q, v), (beta, p, u)
+        return tuple(by * share * torch.where(share == 0, 0, own - log) for by, share, own in shares)
+    sign = torch.sign(p - q) / 2
+    return -q * sign, p * sign
+
+
+def _numbers(terms, input, target, keep, temperature, beta):
+    """(6, *rows): of both operands, over the temperature, the largest logit and log sum exp(x - top); the sums of the
+    slopes to the input's and to the target's logits."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() / temperature for x in (input, target))
     if keep is not None:
@@ -65,20 +80,26 @@ def _numbers(kind, input, target, keep, temperature, beta):
     tops = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
     spreads = [(x - top).logsumexp(-1, keepdim=True) for x, top in zip((x, y), tops)]
     v, u = ((x - top) - spread for x, top, spread in zip((x, y), tops, spreads))
-    p, q = u.exp(), v.exp()
-    if kind is kl:
-        of_target = kl(u, v, p, q, beta).sum(-1)
-        of_input = torch.full_like(of_target, -1)
-    elif kind is js:
-        m = torch.log(beta * p + (1 - beta) * q)
-        of_target, of_input = ((by * r * torch.where(r == 0, 0, log - m)).sum(-1)
-                               for by, r, log in ((beta, p, u), (1 - beta, q, v)))  # fmt: skip
-    else:
-        sign = torch.sign(p - q) / 2
-        of_target, of_input = (p * sign).sum(-1), -(q * sign).sum(-1)
-    numbers = torch.stack([tops[0][..., 0], spreads[0][..., 0], tops[1][..., 0], spreads[1][..., 0],
-                           of_input, of_target])  # fmt: skip
+    sums = [slope.sum(-1, keepdim=True) for slope in _slopes(terms, u, v, u.exp(), v.exp(), beta)]
+    numbers = torch.stack([tops[0], spreads[0], tops[1], spreads[1], *sums]).squeeze(-1)
     return (numbers if keep is None else torch.where(keep, numbers, 0)).to(compute)
+
+
+def _backward(terms, grad, input, target, numbers, keep, temperature, beta, needed):
+    compute = compute_dtype(input.dtype, target.dtype, grad.dtype)
+    x, y = (x.to(compute) / temperature for x in (input, target))
+    if keep is not None:
+        x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+    top_x, spread_x, top_y, spread_y, *sums = numbers.to(compute).unsqueeze(-1)
+    v, u = (x - top_x) - spread_x, (y - top_y) - spread_y
+    p, q = u.exp(), v.exp()
+    g = (grad.to(compute) / temperature).unsqueeze(-1)
+    results = []
+    for slope, share, total, x, need in zip(_slopes(terms, u, v, p, q, beta), (q, p), sums, (input, target), needed):
+        slope = g * (slope - torch.where(share == 0, 0, share * total))
+        slope = slope if keep is None else torch.where(keep.unsqueeze(-1), slope, 0)
+        results.append(slope.to(x.dtype) if need else x.new_empty(0))
+    return tuple(results)
 
 
 # ---- op
@@ -115,9 +136,12 @@ class Divergence(Op):
         definition = _rows(terms)
 
         def composite(input, target, keep=None, temperature=1.0, beta=0.5):
-            return definition(input, target, keep, temperature, beta), _numbers(
-                terms, input, target, keep, temperature, beta
-            )
+            operands = input, target, keep, temperature, beta
+            return definition(*operands), _numbers(terms, *operands)
+
+        def composite_backward(grad, input, target, numbers, keep=None, temperature=1.0, beta=0.5, *needed):
+            needed = needed or (True, True)
+            return _backward(terms, grad, input, target, numbers, keep, temperature, beta, needed)
 
         forward = declare_raw(
             f"_{name}",
@@ -132,6 +156,7 @@ class Divergence(Op):
             "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
             "float beta=0.5, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
             fake=_fake_backward,
+            composite=composite_backward,
             triton=f"rows.divergence_backward.{name}_backward",
         )
         super().__init__(name, forward, backward, definition)

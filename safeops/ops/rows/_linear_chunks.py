@@ -137,14 +137,18 @@ def gradients(
     g = torch.where(keep, grad, 0).double()
     scale = scale_of(x, linear_weight, g, log_sum, weights, classes, z_loss)
     g = g if scale is None else g * scale
-    slopes = slopes_by(x, weights, label_smoothing, z_loss)
-    slopes = slopes(g, keep, log_sum, weights, classes, label_smoothing, z_loss, compute)
+    by = slopes_by(x, weights, label_smoothing, z_loss)
+    of_chunk = by(g, keep, log_sum, weights, classes, label_smoothing, z_loss, compute)
     del classes  # a number for each class, which not all slopes keep
-    return products(x, linear_weight, linear_bias, place, keep, slopes, scale, compute, needs, finish)
+
+    def slopes(logits, part):
+        return of_chunk(logits, place - part.start, part)
+
+    return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, finish)
 
 
-def products(x, linear_weight, linear_bias, place, keep, slopes, scale, compute, needs, finish=lambda d_input: d_input):
-    """The gradients of the layer from the slopes to its logits, slopes(logits, place, part of the classes)."""
+def products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, finish=lambda d_input: d_input):
+    """The gradients of the layer from the slopes to its logits, slopes(logits, part of the classes)."""
     need_input, need_weight, need_bias = needs
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
@@ -158,7 +162,7 @@ def products(x, linear_weight, linear_bias, place, keep, slopes, scale, compute,
         d_input = finish_rows(d_input)
     with without_autocast(x):
         for part, logits in chunks_of(x, linear_weight, linear_bias):
-            slope = slopes(logits, place - part.start, part)
+            slope = slopes(logits, part)
             if need_bias:
                 d_bias[part] = sums.total(slope, dim=0)
             slope = slope.to(x.dtype)

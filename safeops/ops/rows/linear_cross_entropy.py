@@ -17,7 +17,7 @@ from safeops.ops.rows._classification import (
     validate_numbers,
     validate_reduction,
 )
-from safeops.ops.rows._linear_layer import in_one_dtype, validate_layer
+from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer, validate_per_class
 from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows.cross_entropy import CrossEntropy
 from safeops.ops.rows.cross_entropy import define as define_cross_entropy
@@ -177,7 +177,10 @@ def linear_cross_entropy(
         tensor(0.1269)
     """
     validate_reduction(NAME, input, reduction, denominator, empty)
-    validate_layer(NAME, input, linear_weight, target, linear_bias, mask, weight)
+    validate_layer(NAME, input, linear_weight, linear_bias)
+    validate_per_class(NAME, "weight", weight, linear_weight)
+    validate_classes(NAME, input, target, mask)
+    check.same_device(NAME, "input", input, weight=weight)
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)

@@ -9,7 +9,7 @@ from safeops.core.route import PLAIN
 from safeops.ops.rows import _linear_rows
 from safeops.ops.rows._classification import class_dim, refuse_missing_class, rows_of, validate_index
 from safeops.ops.rows._linear_chunks import NO_CLASS, existing_classes, logits_of, products, scale_of
-from safeops.ops.rows._linear_layer import in_one_dtype, validate_layer
+from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer
 from safeops.ops.rows._logits import as_floats, validate_logits
 from safeops.ops.rows._matmul import matmul, without_autocast
 from safeops.ops.rows.token_log_probs import TokenLogProbs, _token_log_probs
@@ -75,10 +75,10 @@ def _compute_backward(
     scale = scale_of(x, linear_weight, largest, None, None, classes, 0)
     grad, partial = (grad if scale is None else grad * scale).to(compute), True
 
-    def slopes(logits, place, part):
-        return _token_log_probs.backward(grad, logits, place, numbers, keep, NO_CLASS, *shape, partial)
+    def slopes(logits, part):
+        return _token_log_probs.backward(grad, logits, place - part.start, numbers, keep, NO_CLASS, *shape, partial)
 
-    return products(x, linear_weight, linear_bias, place, keep, slopes, scale, compute, needs)
+    return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs)
 
 
 _OPERANDS = (
@@ -175,7 +175,8 @@ def linear_token_log_probs(
         >>> safeops.linear_token_log_probs(input, linear_weight, torch.tensor([0, -100])).log_prob
         tensor([-0.1269,  0.0000])
     """
-    validate_layer(NAME, input, linear_weight, target, linear_bias, mask)
+    validate_layer(NAME, input, linear_weight, linear_bias)
+    validate_classes(NAME, input, target, mask)
     validate_index(NAME, ignore_index)
     validate_logits(NAME, temperature, softcap)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)

@@ -19,7 +19,7 @@ from safeops.ops.rows._classification import (
     rows_of,
     validate_index,
 )
-from safeops.ops.rows._logits import as_floats, shaped, validate_logits
+from safeops.ops.rows._logits import as_floats, shaped, slope_of_shape, validate_logits
 from safeops.ops.rows.cross_entropy import is_certain
 
 NAME = "token_log_probs"
@@ -70,6 +70,28 @@ def _composite(input, target, *options):
     return rows, _numbers(input, target, *options, rows[1].detach())
 
 
+def _composite_backward(
+    grad, input, target, numbers, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0, partial=False
+):
+    """p (c - a - b (log p + H)), and a more at the row's class, of the upstream gradients a, b, c. partial: `input` are
+    some of the classes, and a row's own may be none of them."""
+    dim, compute = class_dim(input), compute_dtype(input.dtype, grad.dtype)
+    place, own, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
+    keep = own
+    if partial:
+        keep = torch.ones_like(own) if mask is None else mask.expand(own.shape)
+    top, spread, entropy, a, b, c = (x.to(compute).unsqueeze(dim) for x in (*numbers, *grad))
+    keep = keep.unsqueeze(dim) & (top != INF)  # (of a row that is certain nothing depends on the logits)
+    x = torch.where(keep, input, 0).to(compute)
+    log_p = (shaped(x, temperature, softcap) - torch.where(keep, top, 0)) - spread
+    p = log_p.exp()
+    slope = p * (c - a - b * torch.where(p == 0, 0, log_p + entropy))
+    slope = slope.scatter_add(dim, place.unsqueeze(dim), torch.where(own.unsqueeze(dim), a, 0))
+    if softcap or temperature != 1:
+        slope = slope * slope_of_shape(x, temperature, softcap)
+    return torch.where(keep, slope, 0).to(input.dtype)
+
+
 # ---- op
 
 
@@ -91,6 +113,7 @@ _backward = declare_raw(
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? mask=None, int ignore_index=-100, "
     "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: some classes
     fake=lambda grad, input, *_: torch.empty_like(input),
+    composite=_composite_backward,
     triton="rows.token_log_probs.token_log_probs_backward",
 )
 
