@@ -52,3 +52,33 @@ def divergence(name, eager, theirs):
 
 for _name, _pattern in PATTERNS.items():
     divergence(_name, *_pattern)
+
+
+def linear_divergence(name, eager, theirs):
+    @case(name)
+    def build(n, dtype, device):
+        """n logits of each, of vectors of 1024: products, as of both layers, which keep all logits."""
+        (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
+        x, y = (data(rows * width, dtype, device, i, grad=not i, shape=(rows, width)) for i in range(2))
+        w, v = (data(classes * width, dtype, device, 2 + i, grad=False, shape=(classes, width)) for i in range(2))
+        w.mul_(0.05).requires_grad_(), v.mul_(0.05)
+        function, each = getattr(safeops, name), (1 + w.numel() / x.numel()) * s
+
+        def pattern(x, w):
+            return theirs(F.linear(x, w), F.linear(y, v))
+
+        return Case(
+            (x, w),
+            forward_bytes=2 * each,  # read both layers
+            backward_bytes=3 * each,  # read them; write dx, dw
+            ours=lambda x, w: function(x, w, y, v),
+            eager={f"{eager}, of both layers": pattern},
+            compiled=pattern,
+            variant=True,
+            arithmetic=True,
+            aten=lambda x, w: F.linear(x, w).sum(),
+        )
+
+
+for _name, _pattern in PATTERNS.items():
+    linear_divergence("linear_" + _name.removesuffix("_with_logits"), *_pattern)
