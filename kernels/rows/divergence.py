@@ -7,9 +7,11 @@ q = softmax(x / T) of two rows, with u = log p and v = log q:
 
 Their slopes are p (f - sum p f) / T to y and q (h - sum q h) / T to x. `terms` knows p f and q h of each.
 
-A block has its rows alone: it sums the exponentials of both, and what the divergence adds up then, from a second read
-of rows that do not fit it. The sum of KL is made in the first read, about both tops: sum exp(y - top) ((y - top) -
-(x - top)). The state of a row is (top of x, total of x, top of y, total of y, that sum).
+Logits are taken less the top of their row before they are divided by T: of large ones the quotients, each rounded,
+would tell nothing. A block has its rows alone: it sums the exponentials of both, and what the divergence adds up then,
+from a second read of rows that do not fit it. The sum of KL is made in the first read, about both tops:
+sum exp((y - top) / T) ((y - top) - (x - top)). The state of a row is (top of x, total of x, top of y, total of y, that
+sum).
 """
 
 import torch
@@ -25,7 +27,7 @@ from ..engine.state import EXPONENTIALS, less_top, lowest_top
 from ..engine.tile import by_lane, fetch, in_batch, within
 from ..engine.tiling import FLUSH
 from .classification import store_stat
-from .cross_entropy_sums import move, shrink
+from .cross_entropy_sums import move
 from .plan import ALONE, launch
 from .row import declare, one_per_row, tile_at
 
@@ -71,10 +73,15 @@ def terms(u, v, beta, OP: tl.constexpr):
 
 
 @triton.jit
-def read(operand, space, m, n, edge, parameters, config):
-    """A tile of logits over the temperature, -inf beside the rows."""
-    x = tl.where(edge, fetch(operand, space, m, n, edge, True, float("-inf")).to(config.C), float("-inf"))
-    return x * tl.full([1, 1], parameters[0], config.C)
+def read(operand, space, m, n, edge, config):
+    """A tile of logits, -inf beside the rows."""
+    return tl.where(edge, fetch(operand, space, m, n, edge, True, float("-inf")).to(config.C), float("-inf"))
+
+
+@triton.jit
+def shrink(top, larger, scale, C: tl.constexpr):
+    """exp((top - larger) / T), in C; 1 where both are inf."""
+    return tl.where(top == larger, 1.0, exponential((top - larger).to(C) * scale).to(top.dtype))
 
 
 @triton.jit
@@ -90,31 +97,32 @@ def moved(cross, total, top_x, top_y, larger_x, larger_y):
 
 
 @triton.jit
-def add_tile(state, x, y, space, m, n, parameters, config):
+def add_tile(state, x, y, space, m, n, scale, config):
     C: tl.constexpr = config.C
     top_x, total_x, top_y, total_y, cross = state  # (LM, LN)
     edge = within(space, m, n)
-    v = by_lane(read(x, space, m, n, edge, parameters, config), config)  # (LM, LN, elements of a thread)
-    u = by_lane(read(y, space, m, n, edge, parameters, config), config)
+    v = by_lane(read(x, space, m, n, edge, config), config)  # (LM, LN, elements of a thread)
+    u = by_lane(read(y, space, m, n, edge, config), config)
     larger_x, larger_y = tl.maximum(top_x, tl.max(v, 2)), tl.maximum(top_y, tl.max(u, 2))
-    by_x, by_y = shrink(top_x, larger_x, C), shrink(top_y, larger_y, C)
+    by_x, by_y = shrink(top_x, larger_x, scale, C), shrink(top_y, larger_y, scale, C)
     highest_x, highest_y = tl.expand_dims(larger_x, 2), tl.expand_dims(larger_y, 2)
-    e = exponential(less_top(u, highest_y))
+    every = tl.expand_dims(scale, 2)
+    e = exponential(less_top(u, highest_y) * every)
     if config.OP == KL:
         apart = (u - highest_y) - (v - highest_x)
         cross = rounded_product(by_y, moved(cross, total_y, top_x, top_y, larger_x, larger_y))
         cross += tl.sum(tl.where(e == 0, 0.0, e * apart), 2)
-    total_x = total_x * by_x + tl.sum(exponential(less_top(v, highest_x)), 2)
+    total_x = total_x * by_x + tl.sum(exponential(less_top(v, highest_x) * every), 2)
     return larger_x, total_x, larger_y, total_y * by_y + tl.sum(e, 2), cross
 
 
 @triton.jit
-def merge_along(state, axis: tl.constexpr, config):
+def merge_along(state, axis: tl.constexpr, scale, config):
     """The states along one axis as one. Sums are trees of a fixed shape."""
     top_x, total_x, top_y, total_y, cross = state
     larger_x, larger_y = tl.max(top_x, axis), tl.max(top_y, axis)
     highest_x, highest_y = tl.expand_dims(larger_x, axis), tl.expand_dims(larger_y, axis)
-    by_x, by_y = shrink(top_x, highest_x, config.C), shrink(top_y, highest_y, config.C)
+    by_x, by_y = shrink(top_x, highest_x, scale, config.C), shrink(top_y, highest_y, scale, config.C)
     if config.OP == KL:
         cross = moved(cross, total_y, top_x, top_y, highest_x, highest_y)
         cross = tl.where(by_y == 0, 0.0, rounded_product(by_y, cross))
@@ -125,9 +133,9 @@ def merge_along(state, axis: tl.constexpr, config):
 
 
 @triton.jit
-def merge(a, b, config):
+def merge(a, b, scale, config):
     joined = (tl.join(a[0], b[0]), tl.join(a[1], b[1]), tl.join(a[2], b[2]), tl.join(a[3], b[3]), tl.join(a[4], b[4]))
-    return merge_along(joined, 1, config)
+    return merge_along(joined, 1, scale, config)
 
 
 @triton.jit
@@ -152,15 +160,16 @@ def divergence_kernel(
     group = tl.program_id(0).to(config.I)
     batch, block = group // parts.across, group % parts.across
     space = in_batch(space, batch, (x, y, keep, loss, numbers))
-    beta = tl.full([1, 1], parameters[1], C)
+    scale, beta = tl.full([1, 1], parameters[0], C), tl.full([1, 1], parameters[1], C)
     m, n = tile_at(space, block, 0, config)
     if config.WHOLE:
         edge = within(space, m, n)
-        v, u = read(x, space, m, n, edge, parameters, config), read(y, space, m, n, edge, parameters, config)
+        v, u = read(x, space, m, n, edge, config), read(y, space, m, n, edge, config)
         top_x, top_y = tl.max(v, ACROSS, keep_dims=True), tl.max(u, ACROSS, keep_dims=True)  # (BM, 1) or (1, BN)
-        spread_x = spread_of(tl.sum(exponential(v - top_x), ACROSS, keep_dims=True))
-        spread_y = spread_of(tl.sum(exponential(u - top_y), ACROSS, keep_dims=True))
-        value, of_y, of_x, p, q = terms((u - top_y) - spread_y, (v - top_x) - spread_x, beta, OP)
+        v, u = (v - top_x) * scale, (u - top_y) * scale
+        spread_x = spread_of(tl.sum(exponential(v), ACROSS, keep_dims=True))
+        spread_y = spread_of(tl.sum(exponential(u), ACROSS, keep_dims=True))
+        value, of_y, of_x, p, q = terms(u - spread_y, v - spread_x, beta, OP)
         value = tl.sum(tl.where(edge, value, 0.0), ACROSS, keep_dims=True)
         of_y = tl.sum(tl.where(edge, of_y, 0.0), ACROSS, keep_dims=True)
     else:
@@ -169,13 +178,13 @@ def divergence_kernel(
             lanes = empty_state([config.LM, config.LN], C, C)
             for t in range(start, tl.minimum(start + FLUSH, parts.tiles)):
                 m, n = tile_at(space, block, t, config)
-                lanes = add_tile(lanes, x, y, space, m, n, parameters, config)
-            lanes = merge_along(lanes, ACROSS, config)
-            state = merge(state, tl.tuple([s.to(tl.float64) for s in lanes]), config)
+                lanes = add_tile(lanes, x, y, space, m, n, scale, config)
+            lanes = merge_along(lanes, ACROSS, scale, config)
+            state = merge(state, tl.tuple([s.to(tl.float64) for s in lanes]), scale, config)
         top_x, total_x, top_y, total_y, cross = tl.tuple([tl.expand_dims(s, ACROSS) for s in state])
         spread_x, spread_y = spread_of(total_x), spread_of(total_y)
         if OP == KL:
-            value = cross / total_y + (spread_x - spread_y)
+            value = scale.to(tl.float64) * cross / total_y + (spread_x - spread_y)
             of_y = value
         else:
             value, of_y = tl.zeros_like(top_x), tl.zeros_like(top_x)
@@ -184,8 +193,8 @@ def divergence_kernel(
                 for t in range(start, tl.minimum(start + FLUSH, parts.tiles)):
                     m, n = tile_at(space, block, t, config)
                     edge = within(space, m, n)
-                    v = (read(x, space, m, n, edge, parameters, config) - top_x.to(C)) - spread_x.to(C)
-                    u = (read(y, space, m, n, edge, parameters, config) - top_y.to(C)) - spread_y.to(C)
+                    v = (read(x, space, m, n, edge, config) - top_x.to(C)) * scale - spread_x.to(C)
+                    u = (read(y, space, m, n, edge, config) - top_y.to(C)) * scale - spread_y.to(C)
                     more, other, of_x, p, q = terms(u, v, beta, OP)
                     sums += tl.where(edge, more, 0.0)
                     others += tl.where(edge, other, 0.0)

@@ -31,13 +31,14 @@ def divergence_backward_kernel(
     kept = one_per_row(space, m, n, config)
     if keep is not None:
         kept &= fetch(keep, space, m, n, nowhere, True)
-    g = fetch(grad, space, m, n, nowhere, True).to(C) * tl.full([1, 1], parameters[0], C)
+    scale = tl.full([1, 1], parameters[0], C)
+    g = fetch(grad, space, m, n, nowhere, True).to(C) * scale
     top_x = fetch(numbers, space, m, n, nowhere, True).to(C)
     spread_x = fetch_stat(numbers, next_number, space, m, n).to(C)
     top_y = fetch_stat(numbers, 2 * next_number, space, m, n).to(C)
     spread_y = fetch_stat(numbers, 3 * next_number, space, m, n).to(C)
-    v = (read(x, space, m, n, edge, parameters, config) - top_x) - spread_x
-    u = (read(y, space, m, n, edge, parameters, config) - top_y) - spread_y
+    v = (read(x, space, m, n, edge, config) - top_x) * scale - spread_x
+    u = (read(y, space, m, n, edge, config) - top_y) * scale - spread_y
     _, of_y, of_x, p, q = terms(u, v, tl.full([1, 1], parameters[1], C), config.OP)
     if dx is not None:
         mean = fetch_stat(numbers, 4 * next_number, space, m, n).to(C)

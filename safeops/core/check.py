@@ -197,7 +197,7 @@ def is_number(value):
     return isinstance(value, NUMBER) and not isinstance(value, bool)
 
 
-def number(function, name, value, *, minimum=None, above=None, maximum=None, below=None):
+def number(function, name, value, *, minimum=None, above=None, maximum=None):
     if not is_number(value):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
     double(function, name, value)
@@ -211,8 +211,6 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None, bel
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
     if above is not None and not value > above:
         raise ValueError(f"{function}: {name} must be greater than {above}, got {value}")
-    if below is not None and not value < below:
-        raise ValueError(f"{function}: {name} must be less than {below}, got {value}")
 
 
 def usual_floor(eps):

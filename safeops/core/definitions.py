@@ -21,7 +21,7 @@ def count_kept(keep, input, dim, keepdim):
         return sum_over(keep, input, dim, keepdim)
     dims = {d % input.dim() for d in dim or range(input.dim())}
     shape = [1 if d in dims else size for d, size in enumerate(input.shape) if keepdim or d not in dims]
-    return input.new_full(shape, prod(input.shape[d] for d in dims), dtype=torch.int64)
+    return input.new_full(shape, prod([input.shape[d] for d in dims]), dtype=torch.int64)
 
 
 def sum_over(x, input, dim, keepdim):

@@ -56,7 +56,7 @@ def ForCausalLMLoss(
         tensor(0.1269)
     """
     check.floating(NAME, "logits", logits)
-    if logits.dim() < 2 or vocab_size not in (None, logits.shape[-1]):
+    if logits.dim() < 2 or vocab_size is not None and vocab_size != logits.shape[-1]:
         raise ValueError(f"{NAME}: logits {check.shown(logits)} must be (..., T, vocab_size), which is {vocab_size}")
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)

@@ -21,7 +21,7 @@ def _logs(x, y, temperature):
 
 def _relative(u, v):
     """sum e^u (u - v), of which a class without a share has none."""
-    none = u == -torch.inf
+    none = u.exp() == 0
     return (torch.where(none, 0, u.exp()) * (torch.where(none, 0, u) - torch.where(none, 0, v))).sum(-1)
 
 
@@ -35,7 +35,8 @@ def _reverse_kl(x, y, temperature=1.0):
 
 def _js(x, y, temperature=1.0, beta=0.5):
     u, v = _logs(x, y, temperature)
-    m = torch.where((u == -torch.inf) & (v == -torch.inf), 1, beta * u.exp() + (1 - beta) * v.exp()).log()
+    m = beta * u.exp() + (1 - beta) * v.exp()
+    m = torch.where(m == 0, 1, m).log()
     return beta * _relative(u, m) + (1 - beta) * _relative(v, m)
 
 
@@ -141,5 +142,5 @@ TEMPERATURE = {"temperature": [0.0, -1.0, NAN]}
 divergence("kl_div_with_logits", _kl, {"temperature": 0.75}, TEMPERATURE, _torch_kl)
 divergence("reverse_kl_div_with_logits", _reverse_kl, {"temperature": 0.75}, TEMPERATURE, own=False)
 divergence("js_div_with_logits", _js, {"temperature": 0.75, "beta": 0.25},
-           {**TEMPERATURE, "beta": [0.0, 1.0, -1.0, NAN]})  # fmt: skip
+           {**TEMPERATURE, "beta": [0.0, 0.0005, 0.9995, 1.0, NAN]})  # fmt: skip
 divergence("tv_with_logits", _tv, {"temperature": 0.75}, TEMPERATURE)

@@ -139,5 +139,5 @@ TEMPERATURE = {"temperature": [0.0, -1.0, NAN]}
 record("linear_kl_div", divergences._kl, {"temperature": 0.75}, TEMPERATURE)
 record("linear_reverse_kl_div", divergences._reverse_kl, {"temperature": 0.75}, TEMPERATURE)
 record("linear_js_div", divergences._js, {"temperature": 0.75, "beta": 0.25},
-       {**TEMPERATURE, "beta": [0.0, 1.0, -1.0, NAN]})  # fmt: skip
+       {**TEMPERATURE, "beta": [0.0, 1.0, NAN]})  # fmt: skip
 record("linear_tv", divergences._tv, {"temperature": 0.75}, TEMPERATURE)

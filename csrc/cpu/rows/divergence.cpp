@@ -29,7 +29,7 @@ namespace {
 
 // ---- the sums of each row alone; for the divergence of Kullback and Leibler sum exp(y - top) (y - x) about both tops
 
-enum { kTotalX = kTopX + 1, kTotalY = kTopY + 1, kCross, kSumStates };
+enum { kTotalX = kTopX + 1, kTotalY = kTopY + 1, kCross, kScale, kSumStates };  // kScale: 1 / T, for `merge_sums`
 
 template <class C>
 void prepare_kept(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
@@ -49,15 +49,16 @@ void sum_rows(const void* data, const Piece<C>& p, const C* const* parameters, d
     return sum_run<kBytes, C>(n, [&](int64_t i, V& v) {
       p.prefetch(first + i);
       load_vector(values + i, v);
-      v = exp_term(v * scale - pivot);
+      v = exp_term((v - pivot) * scale);
     });
   };
   for (int64_t r = 0; r < p.height; ++r) {
     for (int i = 0; i < kSumStates; ++i) states[i][r] = 0;
+    states[kScale][r] = scale;
     if (parameters[kKept][r] == 0) continue;
     const C *x = p.in[0] + r * p.step[0], *y = p.in[1] + r * p.step[1];
-    states[kTopX][r] = scale * max_run<kBytes>(x, n);
-    states[kTopY][r] = scale * max_run<kBytes>(y, n);
+    states[kTopX][r] = max_run<kBytes>(x, n);
+    states[kTopY][r] = max_run<kBytes>(y, n);
     const C pivot_x = pivot_of(static_cast<C>(states[kTopX][r])), pivot_y = pivot_of(static_cast<C>(states[kTopY][r]));
     states[kTotalX][r] = sum_scaled(x, pivot_x, r * n);
     if (!Kind::one_pass) {
@@ -65,9 +66,8 @@ void sum_rows(const void* data, const Piece<C>& p, const C* const* parameters, d
       continue;
     }
     for_blocks(n, [&](int64_t i) {
-      const C above = y[i] * scale - pivot_y;
-      terms[i] = exp_term(above);
-      cross[i] = select_or_zero(terms[i] != 0, terms[i] * (above - (x[i] * scale - pivot_x)));
+      terms[i] = exp_term((y[i] - pivot_y) * scale);
+      cross[i] = select_or_zero(terms[i] != 0, terms[i] * ((y[i] - pivot_y) - (x[i] - pivot_x)));
     });
     states[kTotalY][r] = sum(terms);
     states[kCross][r] = sum(cross);
@@ -89,7 +89,6 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
     }
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
-      pivot[k] *= scale;
       states[j == 0 ? kTopX : kTopY][k] = pivot[k];
       pivot[k] = pivot_of(pivot[k]);
       total[k] = 0;
@@ -97,7 +96,7 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
     for (int64_t i = 0; i < p.height; ++i) {
       const C* line = p.in[j] + i * p.step[j];
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) total[k] += exp_term(line[k] * scale - pivot[k]);
+      for (int64_t k = 0; k < n; ++k) total[k] += exp_term((line[k] - pivot[k]) * scale);
     }
     for (int64_t k = 0; k < n; ++k) states[j == 0 ? kTotalX : kTotalY][k] = total[k];
   }
@@ -106,11 +105,11 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
     const C *x = p.in[0] + i * p.step[0], *y = p.in[1] + i * p.step[1];
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
-      const C above = y[k] * scale - pivots[1][k], e = exp_term(above);
-      cross[k] += select_or_zero(e != 0, e * (above - (x[k] * scale - pivots[0][k])));
+      const C above = y[k] - pivots[1][k], e = exp_term(above * scale);
+      cross[k] += select_or_zero(e != 0, e * (above - (x[k] - pivots[0][k])));
     }
   }
-  for (int64_t k = 0; k < n; ++k) states[kCross][k] = cross[k];
+  for (int64_t k = 0; k < n; ++k) states[kCross][k] = cross[k], states[kScale][k] = scale;
 }
 
 // The change of differences from a top that gives way to the larger of two.
@@ -119,20 +118,24 @@ inline double raised(double top, double most) { return select_or_zero(top != mos
 template <class C>
 void merge_sums(int64_t rows, double* const* into, const double* const* from) {
   SAFEOPS_SIMD
-  for (int64_t r = 0; r < rows; ++r) {  // (of the target; those of the input follow)
+  for (int64_t r = 0; r < rows; ++r) {
     const double most_x = std::max(into[kTopX][r], from[kTopX][r]), most_y = std::max(into[kTopY][r], from[kTopY][r]);
     const auto moved = [&](const double* const* s) {
       const double by = raised(s[kTopY][r], most_y) - raised(s[kTopX][r], most_x);
       return s[kCross][r] + select_or_zero(s[kTotalY][r] != 0, s[kTotalY][r] * by);
     };
     const double cross_into = moved(into), cross_from = moved(from);
-    const double y_into = ratio_of<C>(into[kTopY][r], most_y), y_from = ratio_of<C>(from[kTopY][r], most_y);
+    const auto shrink = [&](double top, double most) {
+      return exp_nonpositive(static_cast<C>(raised(top, most) * into[kScale][r]));
+    };
+    const double y_into = shrink(into[kTopY][r], most_y), y_from = shrink(from[kTopY][r], most_y);
+    const double x_into = shrink(into[kTopX][r], most_x), x_from = shrink(from[kTopX][r], most_x);
     into[kCross][r] =
         select_or_zero(y_into != 0, cross_into * y_into) + select_or_zero(y_from != 0, cross_from * y_from);
     into[kTotalY][r] = into[kTotalY][r] * y_into + from[kTotalY][r] * y_from;
-    into[kTopY][r] = most_y;
+    into[kTotalX][r] = into[kTotalX][r] * x_into + from[kTotalX][r] * x_from;
+    into[kTopX][r] = most_x, into[kTopY][r] = most_y;
   }
-  merge_exponentials<C>(rows, into[kTopX], into[kTotalX], from[kTopX], from[kTotalX]);
 }
 
 template <class Kind, class C>
@@ -148,7 +151,8 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
                                                       math::log_positive(total)));
     }
     if (!Kind::one_pass) continue;
-    const double value = states[kCross][r] / states[kTotalY][r] + (results[kSpreadX][r] - results[kSpreadY][r]);
+    const double mean = states[kScale][r] * states[kCross][r] / states[kTotalY][r];
+    const double value = mean + (results[kSpreadX][r] - results[kSpreadY][r]);
     results[kMeanX][r] = select_or_zero(kept, -1.0);
     results[kMeanY][r] = results[kNumbers][r] = select_or_zero(kept, value);
   }

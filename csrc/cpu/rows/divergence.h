@@ -8,8 +8,9 @@
 
 namespace safeops::cpu {
 
-// The numbers of a row that its backward needs: of both operands, over T, the largest logit and log sum exp(x - top);
-// then the means sum q h and sum p f.
+// The numbers of a row that its backward needs: of both operands the largest logit and log sum exp((x - top) / T);
+// then the means sum q h and sum p f. (Logits over T, and their top, would each be rounded: of large ones nothing would
+// be left.)
 enum DivergenceNumber { kTopX, kSpreadX, kTopY, kSpreadY, kMeanX, kMeanY, kNumbers };
 
 // A class's share of the divergence, and its p f and q h.
@@ -68,7 +69,7 @@ enum { kKept = kNumbers, kGrad };
 template <class Kind, class C>
 inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C spread_x, C top_y, C spread_y, C& p,
                          C& q) {
-  const C v = (x * op.scale - top_x) - spread_x, u = (y * op.scale - top_y) - spread_y;
+  const C v = (x - top_x) * op.scale - spread_x, u = (y - top_y) * op.scale - spread_y;
   p = exp_term(u), q = exp_term(v);
   return Kind::template terms<C>(u, v, p, q, op.beta);
 }

@@ -53,6 +53,7 @@ def buckets(input, values, indices, keep, temperature):
     others = torch.where(has_others, others, float("-inf"))
     values = torch.where(exists, values.to(compute), float("-inf"))
     # (probabilities that were rounded may add up to more than 1, and the input's rest be lost on none)
-    rest = (1 - values.exp().sum(-1, keepdim=True)).clamp(min=torch.finfo(compute).eps).log()
+    known = masked_logsumexp(values, exists, -1, keepdim=True)
+    rest = (-torch.expm1(known)).clamp(min=torch.finfo(compute).eps).log()
     rest = torch.where(has_others, rest, float("-inf"))
     return torch.cat([own, others], -1), torch.cat([values, rest], -1)

@@ -71,15 +71,16 @@ def _slopes(terms, u, v, p, q, beta):
 
 
 def _numbers(terms, input, target, keep, temperature, beta):
-    """(6, *rows): of both operands, over the temperature, the largest logit and log sum exp(x - top); the sums of the
-    slopes to the input's and to the target's logits."""
+    """(6, *rows): of both operands the largest logit and log sum exp((x - top) / T); the sums of the slopes to the
+    input's and to the target's logits."""
     compute = compute_dtype(input.dtype, target.dtype)
-    x, y = (x.detach().double() / temperature for x in (input, target))
+    x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
     tops = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
-    spreads = [(x - top).logsumexp(-1, keepdim=True) for x, top in zip((x, y), tops)]
-    v, u = ((x - top) - spread for x, top, spread in zip((x, y), tops, spreads))
+    x, y = ((x - top) / temperature for x, top in zip((x, y), tops))
+    spreads = [x.logsumexp(-1, keepdim=True) for x in (x, y)]
+    v, u = (x - spread for x, spread in zip((x, y), spreads))
     sums = [slope.sum(-1, keepdim=True) for slope in _slopes(terms, u, v, u.exp(), v.exp(), beta)]
     numbers = torch.stack([tops[0], spreads[0], tops[1], spreads[1], *sums]).squeeze(-1)
     return (numbers if keep is None else torch.where(keep, numbers, 0)).to(compute)
@@ -87,11 +88,11 @@ def _numbers(terms, input, target, keep, temperature, beta):
 
 def _backward(terms, grad, input, target, numbers, keep, temperature, beta, needed):
     compute = compute_dtype(input.dtype, target.dtype, grad.dtype)
-    x, y = (x.to(compute) / temperature for x in (input, target))
+    x, y = (x.to(compute) for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
     top_x, spread_x, top_y, spread_y, *sums = numbers.to(compute).unsqueeze(-1)
-    v, u = (x - top_x) - spread_x, (y - top_y) - spread_y
+    v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
     p, q = u.exp(), v.exp()
     g = (grad.to(compute) / temperature).unsqueeze(-1)
     results = []
@@ -120,7 +121,7 @@ def _fake_backward(grad, input, target, numbers, keep, temperature, beta, *neede
 def validate_options(name, reduction, empty, temperature, beta=0.5):
     loss_reduction.validate_options(name, reduction, empty)
     check.number(name, "temperature", temperature, above=0, maximum=LARGEST)
-    check.number(name, "beta", beta, above=0, below=1)
+    check.number(name, "beta", beta, minimum=0.001, maximum=0.999)
 
 
 class Divergence(Op):
@@ -205,7 +206,7 @@ ARGUMENTS = (
         temperature: divides the logits of both, above 0. (Distillation multiplies the loss by its square, to keep the
             size of the gradients.)
         target_values: (..., K) floating tensor, in the place of `target`: the logarithms of the probabilities, at this
-            temperature, of K classes. All other classes are one, which has the rest.
+            temperature, of K classes. All other classes are one, which has the rest, at least 1e-7 (2e-16 in fp64).
         target_indices: (..., K) int64 or int32 tensor, which classes of `input` they are, no class twice.
 """
     + ROW_ARGUMENTS

@@ -170,7 +170,8 @@ def linear_divergence(
     keep = kept(mask, weight)
     exists = None if keep is None else keep.expand(rows).reshape(-1)
     layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
-    (x, *layer), (y, *teacher) = ((x.reshape(rows.numel(), x.shape[-1]), *rest) for x, *rest in layers)
+    # (the product of the rows' sizes would bind those that an exported program takes)
+    (x, *layer), (y, *teacher) = ((x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0), *rest) for x, *rest in layers)
     loss = op.call(x, *layer, y, *teacher, exists, as_float(temperature), as_float(beta)).reshape(rows)
     return finish(name, loss, keep, weight, reduction, denominator, empty)
 

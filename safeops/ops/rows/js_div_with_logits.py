@@ -24,7 +24,8 @@ def js_div_with_logits(
     Args:
         input: (..., C) floating tensor, the logits of q.
         target: (..., C) floating tensor of `input`'s shape, the logits of p. Differentiable.
-        beta: the target's share of the mixture, between 0 and 1.
+        beta: the target's share of the mixture, from 0.001 to 0.999. (Nearer to 0 or 1 it is beta, or 1 - beta, times
+            one of the other divergences.)
         {arguments}
 
     Example:
