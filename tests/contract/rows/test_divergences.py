@@ -133,7 +133,7 @@ def test_nearly_certain_rows_in_bfloat16(name):
 @each
 @pytest.mark.parametrize("temperature", [0.7, 3.0])
 def test_large_logits_over_a_temperature(name, temperature):
-    """Of which a quotient that is rounded tells nothing: equal ones are one distribution, at any size."""
+    """Their quotients, rounded, tell nothing; equal ones are one distribution, at any size."""
     x, y = torch.full((2, 400), -1e30, device=DEVICE), torch.zeros(2, 400, device=DEVICE)
     loss, dx, dy = gradients(name, x, y, temperature=temperature)
     assert abs(loss) < 1e-6 and dx.abs().max() < 1e-6 and dy.abs().max() < 1e-6
