@@ -291,3 +291,10 @@ def test_a_compiled_model_takes_it():
     expected = trained(model, ForCausalLMLoss, labels=labels)
     model.forward = torch.compile(model.forward, fullgraph=True)
     assert error(trained(model, ForCausalLMLoss, labels=labels), expected) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_vocabulary_that_is_a_symbol_compiles():
+    loss = torch.compile(lambda x, y: ForCausalLMLoss(x, y, 9), fullgraph=True, dynamic=True)
+    logits, labels = torch.randn(2, 5, 9), torch.randint(9, (2, 5))
+    torch.testing.assert_close(loss(logits, labels), ForCausalLMLoss(logits, labels, 9))

@@ -20,7 +20,7 @@ EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
 
 
 def kl(u, v, p, q, beta):
-    """p log(p / q), of which the input's part of the gradient is p."""
+    """p log(p / q), and 0 where p is 0."""
     none = p == 0
     return p * (torch.where(none, 0, u) - torch.where(none, 0, v))
 

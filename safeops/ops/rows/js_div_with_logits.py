@@ -34,4 +34,4 @@ def js_div_with_logits(
         tensor(0.1553)
     """
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
-    return divergence("js_div_with_logits", _js_div_with_logits, input, target, *options, beta)
+    return divergence(_js_div_with_logits.name, _js_div_with_logits, input, target, *options, beta)

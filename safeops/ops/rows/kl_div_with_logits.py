@@ -34,4 +34,4 @@ def kl_div_with_logits(
         tensor(0.5164)
     """
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
-    return divergence("kl_div_with_logits", _kl_div_with_logits, input, target, *options)
+    return divergence(_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options)

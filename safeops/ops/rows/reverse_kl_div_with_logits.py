@@ -42,4 +42,4 @@ def reverse_kl_div_with_logits(
         tensor(inf)
     """
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
-    return divergence("reverse_kl_div_with_logits", _kl_div_with_logits, input, target, *options, swap=True)
+    return divergence(_reverse_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options, swap=True)

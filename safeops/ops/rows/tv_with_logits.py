@@ -30,4 +30,4 @@ def tv_with_logits(
         tensor(0.3977)
     """
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
-    return divergence("tv_with_logits", _tv_with_logits, input, target, *options)
+    return divergence(_tv_with_logits.name, _tv_with_logits, input, target, *options)

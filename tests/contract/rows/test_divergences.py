@@ -77,6 +77,18 @@ def test_one_tensor_twice_compiled(name):
     assert abs(loss) < 1e-6 and dx.abs().max() < 1e-6
 
 
+@pytest.mark.slow
+@each
+def test_a_mean_of_any_number_of_rows_exports_strictly(name):
+    class Loss(torch.nn.Module):
+        def forward(self, x, y):
+            return getattr(safeops, name)(x, y)
+
+    x, y, rows = logits(5, 7), logits(5, 7, seed=1), torch.export.Dim("n", min=2, max=100)
+    program = torch.export.export(Loss(), (x, y), dynamic_shapes=({0: rows},) * 2, strict=True).module()
+    close(program(x[:3], y[:3]), Loss()(x[:3], y[:3]))
+
+
 # ---- reported failures
 
 

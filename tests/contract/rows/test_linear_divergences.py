@@ -149,3 +149,17 @@ def test_second_derivatives(name):
         return getattr(safeops, name)(x, w, y, v, linear_bias=b, target_bias=c, temperature=0.5)
 
     assert torch.autograd.gradcheck(function, (x, w, b)) and torch.autograd.gradgradcheck(function, (x, w, b))
+
+
+@pytest.mark.slow
+@each
+def test_exports_for_any_number_of_rows(name):
+    class Loss(torch.nn.Module):
+        def forward(self, x, w, y):
+            return getattr(safeops, name)(x, w, y, None)
+
+    student, teacher, _ = example((5,))
+    x, w, y = student[0].nan_to_num(0), student[1], teacher[0].nan_to_num(0) @ teacher[1].mT
+    rows = torch.export.Dim("n", min=2, max=100)
+    program = torch.export.export(Loss(), (x, w, y), dynamic_shapes=({0: rows}, None, {0: rows})).module()
+    torch.testing.assert_close(program(x[:3], w, y[:3]), Loss()(x[:3], w, y[:3]), rtol=1e-4, atol=1e-5)
