@@ -152,10 +152,10 @@ def check_stats(row_stats, many, input):
 
 def cross_entropy_backward(
     grad, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    temperature=1.0, softcap=0.0, need_input=True, need_target=False, partial=False, denominator=None,
+    temperature=1.0, softcap=0.0, need_input=True, need_target=False, partial=False, denominator=None, dx=None,
 ):  # fmt: skip
-    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
-    dx = torch.empty_like(input) if need_input else None
+    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum. dx: where to, if not a new tensor."""
+    dx = torch.empty_like(input) if need_input and dx is None else dx
     dq = torch.empty_like(target) if need_target else None
     check_stats(row_stats, count_stats(target.is_floating_point(), weight is not None, label_smoothing != 0), input)
     if input.numel() and (need_input or need_target):
@@ -166,6 +166,11 @@ def cross_entropy_backward(
         floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
         launch("cross_entropy_backward", *plan, floats, constants, **OPTIONS)
     return tuple(input.new_empty(0) if d is None else d for d in (dx, dq))
+
+
+def cross_entropy_overwrite(grad, logits, *options):
+    """Each thread has read what it writes to."""
+    cross_entropy_backward(grad, logits, *options, dx=logits)
 
 
 def cross_entropy_of_rows_backward(

@@ -31,9 +31,16 @@ def validate_denominator(name, reduction, denominator):
 
 def split(denominator, input):
     """A denominator as a raw op takes it: (0-dim tensor, number), one of them None."""
+    if isinstance(denominator, torch.Tensor) or symbolic(denominator):
+        return as_divisor(denominator, input), None
+    return None, denominator
+
+
+def as_divisor(denominator, input):
+    """A denominator as a 0-dim tensor."""
     if isinstance(denominator, torch.Tensor):
-        return readable(wait_for(divisor_of(input, denominator))), None
-    return (scalar(denominator, torch.float64, input.device), None) if symbolic(denominator) else (None, denominator)
+        return readable(wait_for(divisor_of(input, denominator)))
+    return scalar(denominator, torch.float64, input.device)
 
 
 def divisor_of(x, denominator):

@@ -14,9 +14,9 @@ from safeops.core import sums
 from safeops.core.dtypes import compute_dtype
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, local, shared
+from safeops.distributed._vocabulary_stats import index_in
 from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
-from safeops.ops.rows._linear_chunks import index_in
 from safeops.ops.rows._logits import shaped, slope_of_shape
 
 INF = float("inf")

@@ -11,7 +11,7 @@ from safeops.core.dtypes import compute_dtype
 from safeops.distributed._classes import INF, NO_CLASS, Rows
 from safeops.distributed._collectives import gather
 from safeops.distributed._layout import local, shared
-from safeops.ops.rows._linear_chunks import index_in
+from safeops.distributed._vocabulary_stats import index_in
 from safeops.ops.rows._logits import shaped
 
 

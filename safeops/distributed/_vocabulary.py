@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from safeops.core.dtypes import compute_dtype
 from safeops.distributed._classes import over_parts
 from safeops.distributed._layout import Uncovered, local, shared
-from safeops.ops.rows import _linear_chunks
+from safeops.distributed._vocabulary_stats import RowStats, existing_classes, losses, row_stats
+from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.ops.rows._classification import rows_of
-from safeops.ops.rows._linear_rows import empty_gradients
 from safeops.ops.rows._matmul import without_autocast
 
 
@@ -25,7 +25,8 @@ class Part:
     """
 
     def __init__(self, operands):
-        input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, *_ = operands
+        input, linear_weight, target, linear_bias, weight, mask = operands[:6]
+        ignore_index, label_smoothing = operands.ignore_index, operands.label_smoothing
         if not (isinstance(input, DTensor) and isinstance(linear_weight, DTensor)):
             raise Uncovered
         self.mesh, self.rows_shape = input.device_mesh, input.shape[:-1]
@@ -54,9 +55,10 @@ class Part:
         self.place = place - self.first
         if label_smoothing and linear_bias is not None:  # which says of all classes whether they exist
             bias = local(linear_bias, linear_bias.shape, everywhere)
-        existing = _linear_chunks.existing_classes(classes, bias if label_smoothing else None, weight, x.device)
+        existing = existing_classes(classes, bias if label_smoothing else None, weight, x.device)
         part = slice(self.first, self.first + len(self.linear_weight))
         self.existing = existing._replace(weights=existing.weights[part])
+        self.weight = None if weight is None else weight[part]
 
     def share(self, result):
         """A number for each row, or what is left out, as a DTensor."""
@@ -71,26 +73,43 @@ def forward(op, *operands):
     of = Part(args)
     with without_autocast(of.x):
         chunks = _linear_chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
-        stats = _linear_chunks.row_stats(chunks, of.place, of.existing.weights if label_smoothing else None)
+        stats = row_stats(
+            chunks, of.place, of.existing.weights if label_smoothing else None, args.temperature, args.softcap
+        )
     if of.part is not None:
         others, class_logit, weighted_sum = stats
         columns = [others, class_logit]
         if label_smoothing:
             columns.append(class_logit.new_zeros(()).expand_as(class_logit) + weighted_sum)
         others, class_logit, *sums = over_parts(op.name, of.mesh, of.part, torch.stack(columns))
-        stats = _linear_chunks.RowStats(others, class_logit, sums[0] if label_smoothing else 0)
+        stats = RowStats(others, class_logit, sums[0] if label_smoothing else 0)
     dtype = compute_dtype(args.input.dtype)
-    loss, log_sum = _linear_chunks.losses(stats, of.keep, of.weights, of.existing, label_smoothing, z_loss)
+    loss, log_sum = losses(stats, of.keep, of.weights, of.existing, label_smoothing, z_loss)
     loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
-    gradients = empty_gradients(of.x, of.linear_weight, [False] * 3, dtype)
-    return tuple(map(of.share, (loss, of.keep, weights, log_sum, *gradients)))
+    gradients = _linear_rows.empty_gradients(of.x, of.linear_weight, [False] * 3)
+    results = loss, of.keep, weights, log_sum, loss.new_empty(0), *gradients  # (log_sum, of which `_numbers` are made)
+    return tuple(map(of.share, results))
+
+
+def _numbers(of, log_sum, label_smoothing):
+    """What the backward kernel of cross_entropy reads of a row."""
+    compute = compute_dtype(of.x.dtype, *(() if of.weight is None else (of.weight.dtype,)))
+    high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
+    numbers = [high, torch.where(high.isinf(), 0, log_sum - high)]
+    if label_smoothing:
+        even = label_smoothing / of.existing.size
+        if of.weight is not None:
+            numbers.append((1 - label_smoothing) * of.weights + even * of.existing.total_weight)
+        numbers.append(even.expand(log_sum.shape))
+    return torch.stack(numbers).to(compute)
 
 
 def gradients(op, grad, needs, operands, results):
     of, needs = Part(operands), (needs[0], needs[1], needs[3])
     g = local(grad, of.rows_shape, of.rows).reshape(-1)
-    log_sum = results.logsumexp.to_local().reshape(-1)
+    options = operands.label_smoothing, operands.z_loss, operands.temperature, operands.softcap
+    numbers = _numbers(of, results.numbers.to_local().reshape(-1), operands.label_smoothing)
 
     def added(d, like, placements):
         """The ranks' terms of a gradient, added up and laid out as its operand; the host does not wait."""
@@ -103,9 +122,9 @@ def gradients(op, grad, needs, operands, results):
     def finish(d_input):
         return added(d_input.view(*of.local_rows, of.x.shape[1]), operands.input, of_rows)
 
-    d_input, *others = _linear_chunks.gradients(
-        g, of.x, of.linear_weight, of.linear_bias, of.place, of.keep, of.weights, log_sum, of.existing,
-        operands.label_smoothing, operands.z_loss, needs, finish,
+    d_input, *others = _linear_rows.gradients(
+        g, of.x, of.linear_weight, of.linear_bias, of.place, of.keep, of.weights, of.weight, numbers, options, needs,
+        finish=finish,
     )  # fmt: skip
     layer = operands.linear_weight, operands.linear_bias
     others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, layer, needs[1:])]

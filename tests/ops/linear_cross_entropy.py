@@ -13,7 +13,9 @@ from tests.ops.record import NOT_SAFE, Record
 NAME = "linear_cross_entropy"
 
 
-def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, reduction="mean", **options):
+def linear_cross_entropy(
+    input, linear_weight, target, *, linear_bias=None, reduction="mean", memory="auto", **options
+):
     target, rows = target.long(), input.shape[:-1]
     _, keep, _ = classification._targets(target, len(linear_weight), *(options.get(k) for k in ("mask", "weight")),
                                      options.get("ignore_index", -100))  # fmt: skip
@@ -21,7 +23,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, redu
     logits = x @ linear_weight.mT
     logits = logits if linear_bias is None else logits + linear_bias
     loss = classification.cross_entropy(logits, target.reshape(-1), reduction=reduction, **{
-        key: x.expand(rows).reshape(-1) if key == "mask" and x is not None else x for key, x in options.items()
+        key: x.expand(rows).reshape(-1) if key in ("mask", "row_weight") and x is not None else x
+        for key, x in options.items()
     })  # fmt: skip
     return loss.reshape(rows) if reduction == "none" else loss
 
@@ -55,6 +58,7 @@ def terms(sample, outcome):
     logit = float((x.abs() @ w.abs().mT).max() + (0 if b is None else b.detach().abs().max()))
     per_class = kwargs.get("weight")
     heaviest = 1.0 if per_class is None else max(1.0, float(per_class.detach().max()))
+    heaviest /= min(1.0, kwargs.get("temperature", 1.0))
     rows, z = x.numel() // x.shape[-1], kwargs.get("z_loss", 0.0)
     # (a loss is of two logits, with the square of the z-loss of the logsumexp's)
     value = heaviest * 2 * (logit + 3) + z * (logit + 3) ** 2
@@ -73,6 +77,7 @@ def terms(sample, outcome):
         1: slope * float(largest[0]) * rows,
         "linear_bias": slope * rows,
         "weight": up * rows * (logit + 3) * 2,
+        "row_weight": up * rows * (logit + 3) * 2,
     }
     return value * scale * rounding, {
         key: torch.full_like(t.detach(), sizes[key] * rounding) for key, t in leaves.items()
@@ -101,6 +106,14 @@ def _samples():
     yield _sample("smoothing", 5, seed=15, label_smoothing=0.25, mask=mask(5, seed=1))
     yield _sample("all options", 5, seed=18, label_smoothing=0.25, z_loss=0.125, weight=weights(7), mask=mask(5))
     yield _sample("z-loss", 5, seed=21, z_loss=0.125, reduction="none")
+
+
+    yield _sample("softcap", 5, seed=24, temperature=0.5, softcap=2.0, mask=mask(5), leaves=(0, 1))
+    yield _sample("row weights", 2, 3, seed=27, row_weight=weights(2, 3), weight=weights(7), memory="low")
+
+
+def _by_row_weight():
+    yield _sample("row weight", 5, leaves=(0, 1, "row_weight"), row_weight=weights(5), mask=mask(5))
 
 
 def _by_weight():
@@ -155,6 +168,14 @@ def _bad_calls():
         for value in wrong:
             yield Bad(*call(_x, _w, _t, **{key: value}), ValueError, (NAME, key, str(value)))
         yield Bad(*call(_x, _w, _t, **{key: "1"}), TypeError, (NAME, key, "str"))
+    for key in ("temperature", "softcap"):
+        for value in (0.0, -1.0, NAN):
+            yield Bad(*call(_x, _w, _t, **{key: value}), ValueError, (NAME, key, str(value)))
+        yield Bad(*call(_x, _w, _t, **{key: "1"}), TypeError, (NAME, key, "str"))
+    yield Bad(*call(_x, _w, _t, row_weight=torch.ones(3)), ValueError, (NAME, "row_weight", "(3,)", "(2,)"))
+    yield Bad(*call(_x, _w, _t, row_weight=rows), TypeError, (NAME, "row_weight", "torch.bool"))
+    yield Bad(*call(_x, _w, _t, row_weight=torch.ones(2, device="meta")), ValueError, (NAME, "row_weight", "meta"))
+    yield Bad(*call(_x, _w, _t, memory="high"), ValueError, (NAME, "memory", "high", "low"))
 
 
 # ---- record
@@ -164,6 +185,8 @@ SHAPED = (
     "masked_garbage masked_upstream masked_garbage_transforms nothing_kept weight_zero kept_nonfinite layouts "
     "upstream_layouts sizes accumulation saved_bytes peak_memory export"
 ).split()
+
+VARIANTS = {"weight": _by_weight, "row weight": _by_row_weight}
 
 Record(
     NAME,
@@ -180,13 +203,17 @@ Record(
         "ignore_index": -100,
         "label_smoothing": 0.125,
         "z_loss": 0.0625,
+        "row_weight": torch.tensor([0.5, 1.0, 0.0, 1.0, 2.0]),
+        "temperature": 0.75,
+        "softcap": 8.0,
+        "memory": "low",
         "denominator": torch.tensor(5.0),
     },
-    kernel_call={"reduction": "none", "denominator": None},
+    kernel_call={"reduction": "none", "denominator": None, "row_weight": None},
     gpu="plain torch operations, on any device",
     no_route="not a kernel: tests/contract/rows/test_linear_cross_entropy.py watches that there are chunks",
-    variants={"gradient of the weight": (_by_weight(), {"terms": terms, "skip": NOT_SAFE | dict.fromkeys(
-        [*SHAPED, "mixed_dtypes", "routes"], HERE)})},
+    variants={f"gradient of the {of}": (samples(), {"terms": terms, "skip": NOT_SAFE | dict.fromkeys(
+        [*SHAPED, "mixed_dtypes", "routes"], HERE)}) for of, samples in VARIANTS.items()},
     torch_equivalent=_twin,
     terms=terms,
     family="classification",

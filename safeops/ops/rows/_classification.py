@@ -176,11 +176,11 @@ def validate_reduction(name, input, reduction, denominator, empty):
             check.same_device(name, "input", input, denominator=denominator)
 
 
-def without_weight_0(name, row_weight, mask, input):
-    """The mask of the rows that have a weight."""
+def without_weight_0(name, row_weight, mask, input, rows=None):
+    """The mask of the rows that have a weight. rows: their shape, if not that of logits."""
     check.floating(name, "input", input)
     check.floating(name, "row_weight", row_weight)
-    rows = row_shape(input)
+    rows = row_shape(input) if rows is None else rows
     check.broadcasts_to(name, "row_weight", row_weight, "the rows", input, rows)
     check.mask(name, mask, "the rows", input, rows)
     check.same_device(name, "input", input, row_weight=row_weight, mask=mask)

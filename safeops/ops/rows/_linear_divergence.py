@@ -9,7 +9,7 @@ from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.ops.rows import _linear_rows
 from safeops.ops.rows._divergence import NUMBERS, validate_options
-from safeops.ops.rows._linear_chunks import existing_classes, logits_of, products, scale_of
+from safeops.ops.rows._linear_chunks import logits_of, products, scale_of
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_layer
 from safeops.ops.rows._logits import as_float
 from safeops.ops.rows._matmul import matmul, without_autocast
@@ -70,7 +70,7 @@ class LinearDivergence(Op):
             f"(Tensor grad, Tensor numbers, {_OPERANDS}, bool need_input=True, bool need_weight=True, "
             "bool need_bias=True) -> (Tensor, Tensor, Tensor)",
             fake=lambda grad, numbers, input, weight, *rest: tuple(
-                _linear_rows.empty_gradients(input, weight, rest[-3:], input.dtype)
+                _linear_rows.empty_gradients(input, weight, rest[-3:])
             ),
             composite=self._compute_backward,
         )
@@ -91,7 +91,7 @@ class LinearDivergence(Op):
     def _compute(self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature, beta):
         """In chunks of the rows, each by the divergence's kernel."""
         results, everything = _empty(input, target), slice(None)
-        size = max(1, _linear_rows.rows_at_once(input, linear_weight, False) // 2)
+        size = max(1, _linear_rows.rows_at_once(input, linear_weight) // 2)
         with without_autocast(input):
             for first in range(0, len(input), size):
                 part = slice(first, first + size)
@@ -113,8 +113,7 @@ class LinearDivergence(Op):
         x, grad = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
         # a slope is p times the difference of a logarithm and its mean
         largest = grad.double().abs() * (2 + numbers[4].abs() + numbers[5].abs()) / temperature
-        classes = existing_classes(len(linear_weight), linear_bias, None, x.device)
-        scale = scale_of(x, linear_weight, largest, None, None, classes, 0)
+        scale = scale_of(x, linear_weight, largest)
         grad = (grad if scale is None else grad * scale).to(compute)
 
         def slopes(logits, part):

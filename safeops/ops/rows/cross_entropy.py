@@ -21,7 +21,9 @@ from safeops.ops.rows._classification import (
     weighed,
     without_weight_0,
 )
-from safeops.ops.rows._logits import as_floats, is_zero, shaped, validate_logits
+from safeops.ops.rows._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
+
+BLOCK = 2**22  # numbers that exist at a time beside those that they replace
 
 # ---- definition
 
@@ -91,8 +93,8 @@ def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
     return loss
 
 
-def _numbers(input, target, weight, keep, weights, label_smoothing, temperature, softcap):
-    """The numbers of each row that backward needs, in the dtype of the computation (its places: `_count_numbers`).
+def _numbers(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap):
+    """The numbers of each row that backward needs, in the dtype of the computation (its places: `count_numbers`).
 
     The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
     part e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (1 - s) w_c q_c, q of a class its one-hot.
@@ -104,7 +106,8 @@ def _numbers(input, target, weight, keep, weights, label_smoothing, temperature,
         per_class = along(weight.detach().double(), x, dim)
     exists = x != float("-inf")
     top = x.amax(dim) if x.shape[dim] else x.sum(dim)
-    results = [top, torch.logsumexp(x - top.unsqueeze(dim), dim)]
+    shown = torch.where(loss.isnan() & (top == float("inf")), float("nan"), top)  # (else that row is certain)
+    results = [shown, torch.logsumexp(x - top.unsqueeze(dim), dim)]
     if has_probabilities or (weight is not None and label_smoothing != 0):
         if has_probabilities:
             mass = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
@@ -123,7 +126,7 @@ def _numbers_dtype(input, target, weight):
     return compute_dtype(*(t.dtype for t in (input, target, weight) if t is not None and t.is_floating_point()))
 
 
-def _count_numbers(target, weight, label_smoothing):
+def count_numbers(target, weight, label_smoothing):
     smooth = label_smoothing != 0
     return 2 + (target.is_floating_point() or (weight is not None and smooth)) + smooth
 
@@ -135,8 +138,55 @@ def _composite(
     loss, keep, weights = define(
         input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
     )
-    numbers = _numbers(input, target, weight, keep, weights, label_smoothing, temperature, softcap)
+    numbers = _numbers(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap)
     return loss, keep, weights, numbers
+
+
+def _composite_backward(
+    grad, input, target, numbers, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap, need_input,
+    need_target, partial,
+):  # fmt: skip
+    dim, has_probabilities = class_dim(input), target.is_floating_point()
+    compute = compute_dtype(numbers.dtype, grad.dtype)
+    if has_probabilities:
+        own = grad.new_ones(grad.shape, dtype=torch.bool) if mask is None else mask.expand(grad.shape)
+        weights = None
+    else:
+        place, own, weights = rows_of(input.shape[dim], target, weight, mask, ignore_index, compute)
+    keep = own
+    if partial:
+        keep = torch.ones_like(own) if mask is None else mask.expand(own.shape)
+    top, spread, *others = (x.to(compute).unsqueeze(dim) for x in numbers)
+    keep = keep.unsqueeze(dim) & (top != float("inf"))  # (of a row that is certain nothing depends on the logits)
+    g, x = torch.where(keep, grad.to(compute).unsqueeze(dim), 0), torch.where(keep, input, 0).to(compute)
+    per_class = 1 if weight is None else along(weight.to(compute), x, dim)
+    logits = shaped(x, temperature, softcap)
+    log_p = (logits - torch.where(keep, top, 0)) - spread
+    smooth = label_smoothing != 0
+    factor = others[0] if len(others) > smooth else 1 if weights is None else weights.unsqueeze(dim)
+    slope = (factor + 2 * z_loss * torch.where(keep, top + spread, 0)) * log_p.exp()
+    if smooth:
+        slope = slope - torch.where(logits != -float("inf"), others[-1] * per_class, 0)
+    if has_probabilities:
+        q = torch.where(keep, target, 0).to(compute) * per_class
+        slope = slope - (1 - label_smoothing) * q
+        d_target = (label_smoothing - 1) * g * per_class * torch.where((q == 0) & (log_p == -float("inf")), 0, log_p)
+    else:
+        own_part = torch.where(own, 1.0 if weights is None else weights, 0).to(compute)
+        slope = slope.scatter_add(dim, place.unsqueeze(dim), (label_smoothing - 1) * own_part.unsqueeze(dim))
+    d_input = torch.where(keep, g * slope * slope_of_shape(x, temperature, softcap), 0).to(input.dtype)
+    nothing = input.new_empty(0)
+    d_target = torch.where(keep, d_target, 0).to(target.dtype) if need_target else nothing
+    return d_input if need_input else nothing, d_target
+
+
+def _composite_overwrite(grad, logits, *options):
+    size = max(1, BLOCK // max(1, logits.shape[1]))
+    target, numbers, weight, mask, *options = options
+    for first in range(0, len(logits), size):
+        rows = slice(first, first + size)
+        of_rows = grad[rows], logits[rows], target[rows], numbers[:, rows].contiguous(), weight, mask[rows]
+        logits[rows] = _backward(*of_rows, *options, True, False, False)[0]
 
 
 # ---- op
@@ -153,7 +203,7 @@ def _fake(input, target, weight, mask, ignore_index, label_smoothing, *_):
         if weighted
         else input.new_empty(0, dtype=dtype),
         input.new_empty(
-            (_count_numbers(target, weight, label_smoothing), *shape), dtype=_numbers_dtype(input, target, weight)
+            (count_numbers(target, weight, label_smoothing), *shape), dtype=_numbers_dtype(input, target, weight)
         ),
     )
 
@@ -184,7 +234,16 @@ _backward = declare_raw(
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
     "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: some classes
     fake=_fake_backward,
+    composite=_composite_backward,
     triton="rows.cross_entropy_backward.cross_entropy_backward",
+)
+_overwrite = declare_raw(  # by the gradient of class indices' logits (N, C), in their memory
+    "_cross_entropy_overwrite",
+    "(Tensor grad, Tensor(a!) logits, Tensor target, Tensor numbers, Tensor? weight, Tensor mask, int ignore_index, "
+    "float label_smoothing, float z_loss, float temperature, float softcap) -> ()",
+    fake=lambda *_: None,
+    composite=_composite_overwrite,
+    triton="rows.cross_entropy_backward.cross_entropy_overwrite",
 )
 
 _of_rows = declare_raw(

@@ -5,9 +5,10 @@ import torch
 from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
-from safeops.core.loss_reduction import reduce, reduce_sum
+from safeops.core.loss_reduction import as_divisor, reduce, reduce_sum
+from safeops.core.route import PLAIN
 from safeops.core.sums import total
-from safeops.ops.rows import _linear_chunks, _linear_rows
+from safeops.ops.rows import _linear_rows
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     class_dim,
@@ -16,20 +17,23 @@ from safeops.ops.rows._classification import (
     validate_index,
     validate_numbers,
     validate_reduction,
+    weighed,
+    without_weight_0,
 )
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer, validate_per_class
+from safeops.ops.rows._logits import as_floats
 from safeops.ops.rows._matmul import matmul
-from safeops.ops.rows.cross_entropy import CrossEntropy
+from safeops.ops.rows.cross_entropy import CrossEntropy, count_numbers
 from safeops.ops.rows.cross_entropy import define as define_cross_entropy
 
-NAME = _linear_chunks.NAME
+NAME = _linear_rows.NAME
 
 # ---- definition
 
 
 def define(
-    input, linear_weight, target, linear_bias=None, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0,
-    z_loss=0.0, *needs,
+    input, linear_weight, target, linear_bias=None, weight=None, mask=None, row_weight=None, divisor=None,
+    ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0, softcap=0.0, mean=False, at_once=0, *needs,
 ):  # fmt: skip
     """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty.
 
@@ -41,56 +45,56 @@ def define(
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
     logits = logits.movedim(-1, class_dim(logits))
-    loss, *rest = define_cross_entropy(logits, target, weight, keep, ignore_index, label_smoothing, z_loss)
-    return (total(loss, keep, dtype=torch.float64) if any(needs) else loss), *rest
+    options = ignore_index, label_smoothing, z_loss, temperature, softcap
+    loss, keep, weights = define_cross_entropy(logits, target, weight, keep, *options)
+    if row_weight is not None:
+        loss, weights = weighed(loss, keep, None if weight is None else weights, row_weight)
+    return (total(loss, keep, dtype=torch.float64) if any(needs) else loss), keep, weights
 
 
 # ---- op
 
 
-def _fake(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs):
-    rows, dtype = input.shape[:1], compute_dtype(input.dtype)
+def _fake(
+    input, linear_weight, target, linear_bias, weight, mask, row_weight, divisor, ignore_index, label_smoothing, *options
+):
+    *_, at_once, need_input, need_weight, need_bias = options
+    needs = need_input, need_weight, need_bias
+    rows, dtype, with_loss = input.shape[:1], compute_dtype(input.dtype), any(needs)
     wide = dtype if weight is None else compute_dtype(dtype, weight.dtype)
+    scalar = input.new_empty((), dtype=torch.float64)
+    of_rows = row_weight if with_loss and weight is None else weight
     return (
-        input.new_empty((), dtype=torch.float64) if any(needs) else input.new_empty(rows, dtype=dtype),
+        scalar if with_loss else input.new_empty(rows, dtype=dtype),
         input.new_empty(rows, dtype=torch.bool),
-        input.new_empty(0, dtype=dtype) if weight is None else input.new_empty(rows, dtype=wide),
-        input.new_empty(0 if any(needs) else rows, dtype=torch.float64),
-        *_linear_rows.empty_gradients(input, linear_weight, needs, dtype),
+        input.new_empty(0 if of_rows is None else rows, dtype=wide),
+        input.new_empty((count_numbers(target, weight, label_smoothing), 0 if with_loss else rows[0]), dtype=wide),
+        torch.empty_like(scalar) if with_loss else input.new_empty(0, dtype=dtype),
+        *_linear_rows.empty_gradients(input, linear_weight, needs, at_once),
     )
 
 
-def _fake_backward(grad, input, linear_weight, *options):
-    *_, need_input, need_weight, need_bias = options
-    needs = need_input, need_weight, need_bias
-    return tuple(_linear_rows.empty_gradients(input, linear_weight, needs, input.dtype))
-
-
-def _compute(input, linear_weight, *options):
-    *options, need_input, need_weight, need_bias = options
-    needs = need_input, need_weight, need_bias
-    if any(needs):
-        return _linear_rows.forward(input, linear_weight, *options, *needs)
-    gradients = _linear_rows.empty_gradients(input, linear_weight, needs, compute_dtype(input.dtype))
-    return *_linear_chunks.forward(input, linear_weight, *options), *gradients
-
-
-_OPERANDS = "Tensor? linear_bias=None, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, " + (
-    "float label_smoothing=0.0, float z_loss=0.0, bool need_input=False, bool need_weight=False, bool need_bias=False"
+_OPTIONS = (
+    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
 )
+_NEEDS = "bool need_input=False, bool need_weight=False, bool need_bias=False"
 _forward = declare_raw(
     "_linear_cross_entropy",
-    f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> "
-    "(Tensor loss, Tensor keep, Tensor weights, Tensor logsumexp, Tensor d_input, Tensor d_weight, Tensor d_bias)",
+    "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, Tensor? weight=None, "
+    f"Tensor? mask=None, Tensor? row_weight=None, Tensor? divisor=None, {_OPTIONS}bool mean=False, SymInt at_once=0, "
+    f"{_NEEDS}) -> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers, Tensor factor, Tensor d_input, "
+    "Tensor d_weight, Tensor d_bias)",
     fake=_fake,
-    composite=_compute,
+    composite=_linear_rows.forward,
 )
 _backward = declare_raw(
     "_linear_cross_entropy_backward",
-    f"(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor log_sum, {_OPERANDS}) -> "
-    "(Tensor, Tensor, Tensor)",
-    fake=_fake_backward,
-    composite=_linear_chunks.backward,
+    "(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor numbers, Tensor? linear_bias=None, "
+    f"Tensor? weight=None, Tensor? mask=None, {_OPTIONS}{_NEEDS}) -> (Tensor, Tensor, Tensor)",
+    fake=lambda grad, input, linear_weight, *options: tuple(
+        _linear_rows.empty_gradients(input, linear_weight, options[-3:])
+    ),
+    composite=_linear_rows.backward_of_rows,
 )
 
 # ---- record
@@ -98,7 +102,7 @@ _backward = declare_raw(
 
 class LinearCrossEntropy(CrossEntropy):
     """Products of N x D x C: three where the gradients of a sum are made with the loss (`_linear_rows`), which saves
-    them; else four, three without the weight's gradient (`_linear_chunks`), which saves the logsumexp of each row.
+    them; else four, three without the weight's gradient (`_linear_chunks`), which saves two to four numbers a row.
 
     The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
     """
@@ -119,17 +123,16 @@ class LinearCrossEntropy(CrossEntropy):
         """The public function has, of operands with their own shapes."""
 
     def gradients(self, grad, needs, operands, results):
-        input, linear_weight, target, linear_bias, weight, mask, ignore_index, *options = operands
-        label_smoothing, z_loss, *with_loss = options
-        need_input, need_weight, _, need_bias, *_ = needs
-        if not any(with_loss):
+        needs = needs[0], needs[1], needs[3]
+        of = operands
+        if not any(operands[-3:]):
             return self.backward(
-                grad, input, linear_weight, target, results.logsumexp, linear_bias, weight, mask, ignore_index,
-                label_smoothing, z_loss, need_input, need_weight, need_bias,
+                grad, of.input, of.linear_weight, of.target, results.numbers, of.linear_bias, of.weight, of.mask,
+                of.ignore_index, of.label_smoothing, of.z_loss, of.temperature, of.softcap, *needs,
             )  # fmt: skip
-        _, keep, _ = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
+        _, keep, _ = rows_of(len(of.linear_weight), of.target, of.weight, of.mask, of.ignore_index, torch.float64)
         gradients = results.d_input, results.d_weight, results.d_bias
-        return _linear_rows.backward(grad, gradients, (need_input, need_weight, need_bias), input.dtype, keep)
+        return _linear_rows.backward(grad, gradients, results.factor, needs, of.input.dtype, keep)
 
 
 _linear_cross_entropy = LinearCrossEntropy()
@@ -142,21 +145,25 @@ _linear_cross_entropy.example = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3
 @_linear_cross_entropy.public(
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
     'Tensor? mask=None, str reduction="mean", int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, '
-    'Tensor? denominator=None, str empty="zero") -> Tensor',
+    "Tensor? row_weight=None, float temperature=1.0, float? softcap=None, Tensor? denominator=None, "
+    'str empty="zero", str memory="auto") -> Tensor',
     arguments=ARGUMENTS.replace("(N, d1, ...)", "(...)").replace(" (RuntimeError where the call is compiled)", ""),
 )
 def linear_cross_entropy(
     input, linear_weight, target, *, linear_bias=None, weight=None, mask=None, reduction="mean", ignore_index=-100,
-    label_smoothing=0.0, z_loss=0.0, denominator=None, empty="zero",
+    label_smoothing=0.0, z_loss=0.0, row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
+    memory="auto",
 ):  # fmt: skip
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
-    As `torch.nn.functional.linear_cross_entropy`. Eight million logits, or an eighth of all, exist at a time. Products
-    are in the operands' dtype; their sums, softmax, loss, and sums over chunks in fp32; each gradient is rounded last.
+    As `torch.nn.functional.linear_cross_entropy`. Products are in the operands' dtype; their sums, softmax, loss, and
+    sums over chunks in fp32; each gradient is rounded last.
 
     The gradients of a mean or sum are made with the loss and kept for backward: three products, as a linear layer and
-    its loss take. Half weights need a buffer in fp32 for that, of 2 D rows of logits; where it does not fit an eighth
-    of them, with fewer than about 16 D rows, and with "none", backward computes the logits again: one product more.
+    its loss take. On a GPU the logits of 8,192 rows exist at a time, in one buffer, where a layer and its loss have all
+    of them, three times. With memory="low", on the CPU, and without gradients it is eight million logits, or an eighth
+    of all. Half weights need a buffer in fp32 for that, of 2 D rows of logits; where it does not fit an eighth of them,
+    with fewer than about 16 D rows, and with "none", backward computes the logits again: one product more.
     Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32. Infinite logits are
     as in `cross_entropy`, and a class with a bias of -inf does not exist. Chunks: Wijmans et al., "Cut Your Losses in
     Large-Vocabulary Language Models", 2025; gradients with the loss: Hsu et al., "Liger Kernel", 2024.
@@ -168,6 +175,13 @@ def linear_cross_entropy(
         linear_bias: (C,) tensor of `input`'s dtype.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
         z_loss: factor of the squared logsumexp, at least 0.
+        row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
+            by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable: then backward
+            computes the logits again.
+        temperature: divides the logits, above 0.
+        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
+        memory: "auto", or "low": at most an eighth of the logits exists at a time on a GPU, too. (Nothing depends on
+            what is free there: the gradients of equal calls have equal bits.)
         {arguments}
 
     Example:
@@ -177,26 +191,40 @@ def linear_cross_entropy(
         tensor(0.1269)
     """
     validate_reduction(NAME, input, reduction, denominator, empty)
+    check.choice(NAME, "memory", memory, ("auto", "low"))
     validate_layer(NAME, input, linear_weight, linear_bias)
     validate_per_class(NAME, "weight", weight, linear_weight)
     validate_classes(NAME, input, target, mask)
     check.same_device(NAME, "input", input, weight=weight)
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
+    shape = as_floats(NAME, temperature, softcap)
+    rows = target.shape
+    if row_weight is not None:
+        mask = without_weight_0(NAME, row_weight, mask, input, rows)
+        row_weight = row_weight.expand(rows)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
-    rows = target.shape
     mask = None if mask is None else mask.expand(rows)
     if check.mesh(input) is None:  # (rows of several dims may be sharded along each)
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
-        mask = None if mask is None else mask.reshape(-1)
-    needs = [False] * 3 if reduction == "none" else _linear_rows.gradients_with_loss(input, linear_weight, linear_bias)
+        mask, row_weight = (t if t is None else t.reshape(-1) for t in (mask, row_weight))
+    takes = reduction != "none" and (row_weight is None or type(row_weight) in PLAIN and not row_weight.requires_grad)
+    at_once, needs = _linear_rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes)
+    mean, divisor, of_rows = reduction == "mean", None, None
+    if any(needs):
+        of_rows, row_weight = row_weight, None
+        if mean and denominator is not None:
+            divisor = as_divisor(denominator, input)
     loss, keep, weights = _linear_cross_entropy.call(
-        input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs
-    )
+        input, linear_weight, target, linear_bias, weight, mask, of_rows, divisor, ignore_index, label_smoothing,
+        z_loss, *shape, mean, at_once, *needs,
+    )  # fmt: skip
+    weights = None if weight is None and of_rows is None else weights
+    if row_weight is not None:
+        loss, weights = weighed(loss, keep, weights, row_weight)
     if reduction == "none":
         return loss.reshape(rows)
-    weights = None if weight is None else weights
     if any(needs):
         dtype = compute_dtype(input.dtype)
         return reduce_sum(NAME, loss, keep, weights, reduction, denominator, empty, dtype)

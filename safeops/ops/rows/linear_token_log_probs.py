@@ -8,7 +8,7 @@ from safeops.core.op import Op
 from safeops.core.route import PLAIN
 from safeops.ops.rows import _linear_rows
 from safeops.ops.rows._classification import class_dim, refuse_missing_class, rows_of, validate_index
-from safeops.ops.rows._linear_chunks import NO_CLASS, existing_classes, logits_of, products, scale_of
+from safeops.ops.rows._linear_chunks import NO_CLASS, logits_of, products, scale_of
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer
 from safeops.ops.rows._logits import as_floats, validate_logits
 from safeops.ops.rows._matmul import matmul, without_autocast
@@ -39,7 +39,7 @@ def _fake(input, *_):
 
 
 def _fake_backward(grad, input, linear_weight, *options):
-    return tuple(_linear_rows.empty_gradients(input, linear_weight, options[-3:], input.dtype))
+    return tuple(_linear_rows.empty_gradients(input, linear_weight, options[-3:]))
 
 
 def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *shape):
@@ -47,7 +47,7 @@ def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *sha
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     place, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     results = _fake(input)
-    size = _linear_rows.rows_at_once(input, linear_weight, False)
+    size = _linear_rows.rows_at_once(input, linear_weight)
     buffer = input.new_empty(min(size, len(input)), len(linear_weight))
     with without_autocast(input):
         for first in range(0, len(input), size):
@@ -71,8 +71,7 @@ def _compute_backward(
     of_log_prob, of_entropy, of_sum = grad.double().abs()
     # p |log p + H| is at most 1 + H
     largest = (2 * of_log_prob + of_sum + of_entropy * (1 + numbers[2].abs())) / temperature
-    classes = existing_classes(len(linear_weight), linear_bias, None, x.device)
-    scale = scale_of(x, linear_weight, largest, None, None, classes, 0)
+    scale = scale_of(x, linear_weight, largest)
     grad, partial = (grad if scale is None else grad * scale).to(compute), True
 
     def slopes(logits, part):

@@ -1,12 +1,13 @@
 """linear_cross_entropy beyond its record: chunks, reported failures, memory, what does not exist."""
 
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops.core.op import registry
-from safeops.ops.rows import _linear_chunks, _linear_rows
+from safeops.ops.rows import _linear_chunks, _linear_rows, cross_entropy
 from safeops.testing.memory import _peak_bytes
 from tests.contract.common import DEVICE, each_route, flags, on
 from tests.ops import definitions
@@ -22,14 +23,19 @@ def chunk(request, monkeypatch):
     """Chunks of one class, of several, of one row, of several rows, of all."""
     monkeypatch.setattr(_linear_chunks, "CHUNK", {"one class": 1, "several classes": 40}.get(request.param, 2**23))
     rows = {"one row": 1, "several rows": 4, "all": 2**23}.get(request.param, 0)
-    monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_: rows)
-    monkeypatch.setattr(_linear_rows, "BLOCK", 40)  # (of the slopes, in a chunk of rows)
+    monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_, **__: rows)
+    monkeypatch.setattr(cross_entropy, "BLOCK", 40)  # (of the slopes, in a chunk of rows)
 
 
 @pytest.fixture(params=["kernel", "torch"])
 def slopes(request, monkeypatch):
-    """The slopes to the logits are made by the kernel, or by the definition."""
-    monkeypatch.setattr(registry["cross_entropy"], "cpu", request.param == "kernel" and registry["cross_entropy"].cpu)
+    """The losses, and the slopes to the logits, are made by the kernels, or in torch, as where there are none."""
+    if request.param == "torch":
+        backward = cross_entropy._composite_backward
+        record = types.SimpleNamespace(forward=cross_entropy._composite, backward=backward)
+        monkeypatch.setattr(_linear_rows, "_cross_entropy", record)
+        monkeypatch.setattr(cross_entropy, "_backward", backward)
+        monkeypatch.setattr(_linear_rows, "_overwrite", cross_entropy._composite_overwrite)
 
 
 def operands(rows=9, classes=23, width=6, dtype=torch.float64):
@@ -52,8 +58,12 @@ OPTIONS = {
     "weighted": {"weight": WEIGHT},
     "smoothing": {"label_smoothing": 0.2},
     "z-loss": {"z_loss": 0.125},
+    "z-loss, weighted": {"z_loss": 0.125, "weight": WEIGHT},
     "all": {"label_smoothing": 0.2, "z_loss": 0.125, "weight": WEIGHT},
+    "shaped": {"temperature": 0.5, "softcap": 3.0},
+    "row weights": {"row_weight": torch.tensor([0.5, 0, 2, 1, 1, 0.25, 3, 1, 0], dtype=torch.float64)},
 }
+OPTIONS["everything"] = OPTIONS["all"] | OPTIONS["shaped"] | OPTIONS["row weights"]
 
 
 @each_reduction
@@ -65,7 +75,9 @@ def test_every_option_in_chunks(chunk, slopes, options, reduction):
     options = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[options].items()}
     upstream = torch.randn(9 if reduction == "none" else (), dtype=torch.float64, device=DEVICE)
     got = outcome(safeops.linear_cross_entropy, *tensors, upstream=upstream, reduction=reduction, **options)
-    want = outcome(_twin, *tensors, upstream=upstream, reduction=reduction, **options)
+    known = not options.keys() & {"temperature", "row_weight"}
+    theirs = _twin if known else definitions.linear_cross_entropy
+    want = outcome(theirs, *tensors, upstream=upstream, reduction=reduction, **options)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
@@ -142,7 +154,7 @@ def test_a_language_model_keeps_an_eighth():
 
 
 def test_what_is_saved(monkeypatch):
-    """The operands, and a number for each row."""
+    """The operands, and two numbers for each row."""
     x, w, target, b = operands()
     kept = {}
 
@@ -154,7 +166,7 @@ def test_what_is_saved(monkeypatch):
         safeops.linear_cross_entropy(x, w, target, linear_bias=b, reduction="none")
     for t in (x, w, target, b):
         kept.pop(t.data_ptr(), None)
-    assert sum(kept.values()) <= 9
+    assert sum(kept.values()) <= 2 * 9
 
 
 @each_route
@@ -302,7 +314,7 @@ def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
 
 
 def test_there_are_chunks(monkeypatch):
-    """No product is larger than CHUNK, compiled neither."""
+    """Of classes, where rows have their own upstream gradients: none is larger than CHUNK, compiled neither."""
     sizes = []
     chunks = _linear_chunks.chunks_of
 
@@ -316,9 +328,9 @@ def test_there_are_chunks(monkeypatch):
     tensors = operands()
     for function in (safeops.linear_cross_entropy, torch.compile(safeops.linear_cross_entropy, backend="aot_eager")):
         sizes.clear()
-        got = outcome(function, *tensors)
-        assert sum(sizes) == 2 * 9 * 23 and max(sizes) <= 40
-        torch.testing.assert_close(got, outcome(_twin, *tensors))
+        got = outcome(function, *tensors, reduction="none")
+        assert sum(sizes) == 9 * 23 and max(sizes) <= 40
+        torch.testing.assert_close(got, outcome(_twin, *tensors, reduction="none"))
 
 
 @each_route

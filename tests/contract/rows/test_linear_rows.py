@@ -6,7 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import safeops
-from safeops.ops.rows import _linear_chunks, _linear_rows
+from safeops.ops.rows import _linear_chunks, _linear_rows, cross_entropy
 from safeops.testing.memory import _peak_bytes
 from tests.contract.common import DEVICE, each_route, on
 from tests.contract.rows.test_linear_cross_entropy import operands, outcome
@@ -20,13 +20,13 @@ on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="counted by the CPU's profil
 
 @pytest.fixture(params=[1, 4, 9], ids=lambda n: f"{n} at once")
 def rows(request, monkeypatch):
-    monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_: request.param)
+    monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_, **__: request.param)
 
 
 @pytest.fixture
 def by_classes(monkeypatch):
     """A switch to the other way."""
-    return lambda: monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_: 0)
+    return lambda: monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_, **__: 0)
 
 
 def products(work, size):
@@ -46,24 +46,38 @@ def shaped(rows, width, classes, dtype):
     return x, w
 
 
-@pytest.mark.parametrize("rows, width, classes", [(4096, 1024, 131_072), (32_768, 1024, 131_072), (8192, 256, 32_000)])
-def test_it_is_the_way_where_it_fits_an_eighth_of_the_logits(rows, width, classes):
+@pytest.mark.parametrize("rows, width, classes", [(8192, 1024, 131_072), (32_768, 1024, 131_072), (8192, 256, 32_000)])
+def test_low_memory_is_an_eighth_of_the_logits(rows, width, classes):
     """A wide weight's gradient is summed where it is returned; a half weight's in a buffer."""
-    largest = (rows * classes // 8 - _linear_rows.BLOCK) // classes
+    largest = (rows * classes // 8 - cross_entropy.BLOCK) // classes
     for dtype in (torch.float64, torch.float32):
         assert _linear_rows.rows_at_once(*shaped(rows, width, classes, dtype), True) == largest
     x, w = shaped(rows, width, classes, torch.bfloat16)
-    assert _linear_rows.rows_at_once(x, w, False) == largest
+    assert _linear_rows.rows_at_once(x, w) == max(largest, _linear_rows.FEWEST)
     size = _linear_rows.rows_at_once(x, w, True)
     assert (size > 0) == (rows >= 32 * width and rows >= 32_768)  # (on a GPU a small chunk costs more than it saves)
-    assert size == 0 or classes * (size * 2 + width * 4) + _linear_rows.BLOCK * 2 <= rows * classes * 2 / 8
+    assert size == 0 or classes * (size * 2 + width * 4) + cross_entropy.BLOCK * 2 <= rows * classes * 2 / 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_small_chunks_are_not_worth_their_pass_over_the_weights_gradient(dtype):
     assert _linear_rows.rows_at_once(*shaped(512, 8, 2**19, dtype), True) == 0
-    assert _linear_rows.rows_at_once(*shaped(512, 8, 2**19, dtype), False) == 56
-    assert _linear_rows.rows_at_once(*shaped(1, 8, 2**24, dtype), False) == 1
+    x, w = (torch.empty(shape, dtype=dtype) for shape in ((512, 8), (2**19, 8)))
+    assert _linear_rows.rows_at_once(x, w) == 56 if DEVICE == "cpu" else 1024
+    x, w = (torch.empty(shape, dtype=dtype) for shape in ((1, 8), (2**24, 8)))
+    assert _linear_rows.rows_at_once(x, w) == 1 if DEVICE == "cpu" else 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 4096, 8192, 12_288, 12_289, 65_536, 100_000])
+def test_a_gpu_takes_8192_rows_at_a_time(rows, dtype):
+    """Or all, where the buffer that sums a half weight's gradient would be larger than what they take. Beside the
+    gradients, then, there is a third of what a layer and its loss have, whose logits are there three times."""
+    x, w = shaped(rows, 4096, 128_256, dtype)
+    size = _linear_rows.rows_at_once(x, w, True, low=False)
+    assert size == rows if rows <= (8192 if dtype == torch.float32 else 12_288) else 4096 < size <= 8192
+    assert -(-rows // size) * size - rows < -(-rows // size)  # even
+    assert _linear_rows.rows_at_once(x, w, low=False) <= 4096
 
 
 @on_cpu
@@ -98,7 +112,7 @@ def test_three_products(rows, by_classes, reduction):
 def test_memory(monkeypatch, dtype):
     """Beside the gradients: an eighth of the logits."""
     monkeypatch.setattr(_linear_chunks, "CHUNK", 2**18)
-    monkeypatch.setattr(_linear_rows, "BLOCK", 2**16)
+    monkeypatch.setattr(cross_entropy, "BLOCK", 2**16)
     rows, classes, width = 8192, 1024, 128
     x, w, target, b = operands(rows, classes, width, dtype)
     assert _linear_rows.rows_at_once(x, w, True)
@@ -296,10 +310,11 @@ def test_second_order():
     assert torch.autograd.gradgradcheck(lambda w: call(x.detach(), w), (w,))
 
 
+@pytest.mark.parametrize("rows", [4, 9])
 def test_opcheck(rows):
     x, w, target, b = (t.detach() for t in operands(dtype=torch.float32))
     for needs in ((True, True, True), (True, False, False), (False, True, False)):
-        arguments = x, w, target, b, None, target != 3, -100, 0.1, 0.0, *needs
+        arguments = x, w, target, b, None, target != 3, None, None, -100, 0.1, 0.0, 1.0, 0.0, True, rows, *needs
         torch.library.opcheck(torch.ops.safeops._linear_cross_entropy, arguments)
 
 
@@ -307,7 +322,7 @@ def test_compiled(monkeypatch):
     """Sizes unknown to the trace, on either side of the rule."""
     torch.compiler.reset()
     monkeypatch.setattr(_linear_chunks, "CHUNK", 2**8)
-    monkeypatch.setattr(_linear_rows, "BLOCK", 2**6)
+    monkeypatch.setattr(cross_entropy, "BLOCK", 2**6)
     compiled = torch.compile(safeops.linear_cross_entropy, backend="aot_eager", fullgraph=True, dynamic=True)
     for rows, with_loss in {2000: True, 1500: True, 500: False}.items():
         x, w, target, b = operands(rows, 23, 6, torch.float32)
