@@ -145,8 +145,8 @@ def _scale(
         largest = largest * weight.double().abs().amax()
     if z_loss:
         if log_sum is None:  # no logit is larger than fp16 holds, or than its vectors' norms say
-            norms = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float32).amax().double() for t in (x, linear_weight))
-            log_sum = math.prod(norms) + (0 if linear_bias is None else linear_bias.double().abs().amax())
+            norms = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float32) for t in (x, linear_weight))
+            log_sum = math.prod(norm.amax().double() for norm in norms) + (0 if linear_bias is None else linear_bias.double().abs().amax())
             log_sum = log_sum.nan_to_num().clamp(max=2.0**16) / temperature + math.log(len(linear_weight))
         largest = largest * (1 + 2 * z_loss * log_sum.abs())
     return scale_of(x, linear_weight, largest, at_once)
@@ -167,7 +167,8 @@ def _times(d, factor, dtype, last):
     if not last:
         return (d * factor).to(dtype)
     result = d if d.dtype == dtype else torch.empty_like(d, dtype=dtype)
-    size = max(1, len(d) if d.is_cuda else cross_entropy.BLOCK // max(1, d[:1].numel()))  # (a CPU's kernel makes copies in fp32)
+    # (a CPU's kernel copies what it reads and writes to fp32)
+    size = max(1, len(d) if d.is_cuda else cross_entropy.BLOCK // max(1, d[:1].numel()))
     for first in range(0, len(d), size):
         block = slice(first, first + size)
         torch.mul(d[block], factor, out=result[block])

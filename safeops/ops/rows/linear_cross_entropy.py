@@ -26,7 +26,7 @@ from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows.cross_entropy import CrossEntropy, count_numbers
 from safeops.ops.rows.cross_entropy import define as define_cross_entropy
 
-NAME = _linear_rows.NAME
+NAME, MEMORY = _linear_rows.NAME, ("auto", "low")
 
 # ---- definition
 
@@ -56,8 +56,9 @@ def define(
 
 
 def _fake(
-    input, linear_weight, target, linear_bias, weight, mask, row_weight, divisor, ignore_index, label_smoothing, *options
-):
+    input, linear_weight, target, linear_bias, weight, mask, row_weight, divisor, ignore_index, label_smoothing,
+    *options,
+):  # fmt: skip
     *_, at_once, need_input, need_weight, need_bias = options
     needs = need_input, need_weight, need_bias
     rows, dtype, with_loss = input.shape[:1], compute_dtype(input.dtype), any(needs)
@@ -121,6 +122,11 @@ class LinearCrossEntropy(CrossEntropy):
 
     def validate(self, *operands):
         """The public function has, of operands with their own shapes."""
+
+    def validate_options(self, name, reduction, empty, *options):
+        *options, memory = options
+        super().validate_options(name, reduction, empty, *options)
+        check.choice(name, "memory", memory, MEMORY)
 
     def gradients(self, grad, needs, operands, results):
         needs = needs[0], needs[1], needs[3]
@@ -191,7 +197,7 @@ def linear_cross_entropy(
         tensor(0.1269)
     """
     validate_reduction(NAME, input, reduction, denominator, empty)
-    check.choice(NAME, "memory", memory, ("auto", "low"))
+    check.choice(NAME, "memory", memory, MEMORY)
     validate_layer(NAME, input, linear_weight, linear_bias)
     validate_per_class(NAME, "weight", weight, linear_weight)
     validate_classes(NAME, input, target, mask)

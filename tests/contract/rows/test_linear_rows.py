@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -104,6 +105,20 @@ def test_three_products(rows, by_classes, reduction):
     assert count(x, w) == (1, 3)
 
 
+def test_a_chunk_takes_nine_launches(monkeypatch):
+    """Three products, the loss, the slopes over its logits, and small ones: none grows with the classes."""
+    x, w, target, b = operands(9, 23, 6, torch.float32)
+    launches = []
+    for size in (1, 9):
+        monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_, size=size, **__: size)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            safeops.linear_cross_entropy(x, w, target, linear_bias=b)
+        inside = [e.name for e in profiler.events() if e.cpu_parent and e.cpu_parent.name == f"safeops::_{NAME}"]
+        views = ("slice", "unsqueeze", "mT", "new_empty", "empty", "expand", "detach", "reshape", "to")
+        launches.append(sum(name.removeprefix("aten::") not in views for name in inside))
+    assert launches[0] - launches[1] == 8 * 9
+
+
 # ---- memory
 
 
@@ -139,6 +154,51 @@ def test_what_is_kept_for_backward(rows):
     assert torch.autograd.grad(loss, w)[0].data_ptr() == kept
     with pytest.raises(RuntimeError, match="freed"):
         node.saved_tensors  # noqa: B018
+
+
+# ---- on a GPU
+
+
+@pytest.fixture
+def wide_sums(monkeypatch):
+    """Products of halves with sums in fp32, as CUDA has them, and logits that are overwritten."""
+    addmm = torch.addmm
+
+    def summed(to, a, b, *, beta=1, out, out_dtype=None):
+        a, b = (a, b) if out_dtype is None else (a.to(out_dtype), b.to(out_dtype))
+        assert out.dtype == out_dtype or out_dtype is None
+        return addmm(to, a, b, beta=beta, out=out)
+
+    if DEVICE == "cpu":
+        monkeypatch.setattr(_linear_chunks, "sums_wide", lambda device: True)
+        monkeypatch.setattr(torch, "addmm", summed)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sums_in_fp32_are_no_worse_than_a_layer_with_a_loss_in_fp32(rows, wide_sums, dtype, reduction):
+    """Liger#1391: of several chunks, the weight's gradient in the operands' dtype would lose bits."""
+    x, w, target, _ = operands(9, 23, 6, dtype)
+    denominator = {"denominator": 7} if reduction == "mean" else {}
+    options = {"reduction": reduction, **denominator}
+
+    def theirs(x, w):
+        return _twin(x, w, target, **options)
+
+    def eager(x, w):
+        loss = F.cross_entropy(F.linear(x, w).float(), target, reduction="none" if reduction == "none" else "sum")
+        return loss / 7 if denominator else loss
+
+    def gradients(f, x, w):
+        value = f(x, w)
+        return torch.autograd.grad(value, (x, w), torch.ones_like(value))
+
+    truth = gradients(theirs, *(t.detach().double().requires_grad_() for t in (x, w)))
+    others = gradients(eager, x, w)
+    ours = gradients(lambda x, w: safeops.linear_cross_entropy(x, w, target, **options), x, w)
+    for got, other, want in zip(ours, others, truth):
+        error, allowed = ((d.double() - want).square().mean().sqrt() for d in (got, other))
+        assert error <= 1.25 * allowed + 1e-12
 
 
 # ---- backward
