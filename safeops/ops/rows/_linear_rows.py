@@ -144,12 +144,17 @@ def _scale(
     if weight is not None:
         largest = largest * weight.double().abs().amax()
     if z_loss:
-        if log_sum is None:  # no logit is larger than fp16 holds, or than its vectors' norms say
-            norms = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float32) for t in (x, linear_weight))
-            log_sum = math.prod(norm.amax().double() for norm in norms) + (0 if linear_bias is None else linear_bias.double().abs().amax())
-            log_sum = log_sum.nan_to_num().clamp(max=2.0**16) / temperature + math.log(len(linear_weight))
-        largest = largest * (1 + 2 * z_loss * log_sum.abs())
+        log_sum = _reach(x, linear_weight, linear_bias, temperature) if log_sum is None else log_sum.abs()
+        largest = largest * (1 + 2 * z_loss * log_sum)
     return scale_of(x, linear_weight, largest, at_once)
+
+
+def _reach(x, linear_weight, linear_bias, temperature):
+    """A bound of |logsumexp|: no logit is larger than fp16 holds, or than its vectors' norms say."""
+    norms = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float32) for t in (x, linear_weight))
+    reach = math.prod(norm.amax().double() for norm in norms)
+    reach = reach if linear_bias is None else reach + linear_bias.double().abs().amax()
+    return reach.nan_to_num().clamp(max=2.0**16) / temperature + math.log(len(linear_weight))
 
 
 def backward(grad, gradients, factor, needs, dtype, keep):
