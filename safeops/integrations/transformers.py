@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from safeops.core import check
-from safeops.ops.rows._classification import INDICES, validate_index, validate_numbers
+from safeops.ops.rows._classification import INDICES, refuse_missing_class, validate_index, validate_numbers
 from safeops.ops.rows.cross_entropy import cross_entropy
 
 NAME = "ForCausalLMLoss"
@@ -65,10 +65,14 @@ def ForCausalLMLoss(
     else:
         # A shift of the logits would cost as much as the loss: the gradient of a slice is copied into one of the whole.
         target = pad(_labels("labels", labels, logits), (0, 1), value=ignore_index)[..., 1:]
-    return cross_entropy(
-        logits.movedim(-1, 1), target.reshape(logits.shape[:-1]), ignore_index=ignore_index,
-        label_smoothing=label_smoothing, z_loss=z_loss, denominator=_denominator(num_items_in_batch, logits.device),
-    )  # fmt: skip
+    target, denominator = target.reshape(logits.shape[:-1]), _denominator(num_items_in_batch, logits.device)
+    options = {"label_smoothing": label_smoothing, "z_loss": z_loss, "denominator": denominator}
+    try:
+        return cross_entropy(logits.movedim(-1, 1), target, ignore_index=ignore_index, **options)
+    except IndexError:
+        key = "labels" if shift_labels is None else "shift_labels"
+        refuse_missing_class(NAME, target, None, ignore_index, logits.shape[-1], "logits", logits.shape, key)
+        raise
 
 
 def compute_loss_func(outputs, labels, num_items_in_batch=None, *, label_smoothing=0.0, z_loss=0.0):
@@ -112,9 +116,11 @@ def _labels(name, labels, logits):
     check.tensor(NAME, name, labels)
     if labels.dtype not in INDICES:
         raise TypeError(f"{NAME}: {name} must be int64, int32 or uint8 (class indices), got {labels.dtype}")
-    if labels.dim() == 0 or labels.numel() != logits.shape[:-1].numel():
+    tokens = logits.shape[:-1]
+    fits = labels.shape == tokens if name == "labels" else labels.dim() > 0 and labels.numel() == tokens.numel()
+    if not fits:
         raise ValueError(
-            f"{NAME}: {name} {check.shown(labels)} must have the shape {tuple(logits.shape[:-1])} of the tokens of "
+            f"{NAME}: {name} {check.shown(labels)} must have the shape {tuple(tokens)} of the tokens of "
             f"logits {check.shown(logits)}"
         )
     return labels.to(logits.device, torch.int64)

@@ -122,7 +122,13 @@ def test_labels_that_do_not_count_do_not_exist():
         (ValueError, r"labels \(3, 8\) must have the shape \(3, 9\)", {"labels": torch.zeros(3, 8, dtype=torch.int64)}),
         (ValueError, r"shift_labels \(3, 8\)", {"shift_labels": torch.zeros(3, 8, dtype=torch.int64)}),
         (TypeError, "shift_labels must be int64", {"shift_labels": torch.zeros(3, 9)}),
-        (IndexError, "target 50 is out of range for the 50 classes", {"labels": torch.full((3, 9), 50)}),
+        (ValueError, r"labels \(9, 3\) must have", {"labels": torch.zeros(9, 3, dtype=torch.int64)}),
+        (
+            IndexError,
+            r"labels 50 is out of range for the 50 classes of logits \(3, 9, 50\)",
+            {"labels": torch.full((3, 9), 50)},
+        ),
+        (IndexError, "shift_labels -1 is out of range", {"shift_labels": torch.full((27,), -1)}),
         (TypeError, "ignore_index must be an int", {"ignore_index": None}),
         (TypeError, "num_items_in_batch must be a number, got str", {"num_items_in_batch": "19"}),
         (TypeError, "num_items_in_batch must be a number, got bool", {"num_items_in_batch": True}),
@@ -139,7 +145,7 @@ def test_bad_calls(error, match, change):
     call = {"logits": logits, "labels": labels, "vocab_size": VOCABULARY, **change}
     with pytest.raises(error, match=match) as caught:
         ForCausalLMLoss(**call)
-    assert str(caught.value).startswith("ForCausalLMLoss: " if error is not IndexError else "cross_entropy: ")
+    assert str(caught.value).startswith("ForCausalLMLoss: ")
 
 
 @pytest.mark.parametrize("outputs", [{}, (), None])

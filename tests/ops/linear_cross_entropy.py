@@ -13,9 +13,7 @@ from tests.ops.record import NOT_SAFE, Record
 NAME = "linear_cross_entropy"
 
 
-def linear_cross_entropy(
-    input, linear_weight, target, *, linear_bias=None, reduction="mean", memory="auto", **options
-):
+def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, reduction="mean", memory="auto", **options):
     target, rows = target.long(), input.shape[:-1]
     _, keep, _ = classification._targets(target, len(linear_weight), *(options.get(k) for k in ("mask", "weight")),
                                      options.get("ignore_index", -100))  # fmt: skip
@@ -106,7 +104,6 @@ def _samples():
     yield _sample("smoothing", 5, seed=15, label_smoothing=0.25, mask=mask(5, seed=1))
     yield _sample("all options", 5, seed=18, label_smoothing=0.25, z_loss=0.125, weight=weights(7), mask=mask(5))
     yield _sample("z-loss", 5, seed=21, z_loss=0.125, reduction="none")
-
 
     yield _sample("softcap", 5, seed=24, temperature=0.5, softcap=2.0, mask=mask(5), leaves=(0, 1))
     yield _sample("row weights", 2, 3, seed=27, row_weight=weights(2, 3), weight=weights(7), memory="low")
