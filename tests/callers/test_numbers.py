@@ -60,7 +60,8 @@ POSITIVE = ["n", "n/4", "1/n"]
 KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win_sigma": ["n", "n/4"]}
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "softcap", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2", "denominator"), POSITIVE)
-KINDS |= dict.fromkeys(("alpha", "label_smoothing", ("js_div_with_logits", "beta")), ["1/n"])  # at most 1
+SHARES = ("alpha", "label_smoothing", "quantile", ("js_div_with_logits", "beta"), ("linear_js_div", "beta"))  # of 1
+KINDS |= dict.fromkeys(SHARES, ["1/n"])
 # of the first op of each family all such numbers are tried, of the others one
 SIZES = [
     (name, key, kind)
@@ -98,8 +99,7 @@ def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
 
 # (but ms_ssim, five times the graph of ssim)
 CHANGING = {name: [key for other, key in PLACES if other == name] for name, _ in PLACES if name != "ms_ssim"}
-SETS = {
-    "alpha": (0.125, 0.25, 0.5, 0.75, 1.0),
+SETS = dict.fromkeys(SHARES, (0.125, 0.25, 0.5, 0.75, 0.875)) | {
     "capacity": (20, 12, 31, 17, 23),
     "fill_value": (*VALUES[:4], 0.0),
     "value": (*VALUES[:4], 0.0),
@@ -120,6 +120,6 @@ def test_numbers_that_change_are_compiled_once(name):
         return call(name, **operands, **dict(zip(keys, values)))
 
     compiled = torch.compile(plain, backend=counter, dynamic=True, fullgraph=True)
-    for values in zip(*(SETS.get(key, VALUES) for key in keys)):
+    for values in zip(*(SETS.get((name, key)) or SETS.get(key, VALUES) for key in keys)):
         assert_same(outcome(compiled, name, keys, values), outcome(plain, name, keys, values))
     assert counter.frame_count <= 2

@@ -147,6 +147,8 @@ def _composite_backward(
     need_target, partial,
 ):  # fmt: skip
     dim, has_probabilities = class_dim(input), target.is_floating_point()
+    if not input.numel():
+        return _fake_backward(grad, input, target, need_input, need_target, partial)
     compute = compute_dtype(numbers.dtype, grad.dtype)
     if has_probabilities:
         own = grad.new_ones(grad.shape, dtype=torch.bool) if mask is None else mask.expand(grad.shape)
