@@ -135,16 +135,13 @@ def check(x, target, options, grad=None):
         # the terms, and has their rounding error.
         terms = grad.abs().max() if target.is_floating_point() and grad.numel() else 0
         close(d, slope, slope.abs().max() * 4 + terms if slope.numel() else None, leaf.dtype)
-    in_torch = op._composite_backward(
-        torch.where(keep, grad, NAN), x, target, row_stats, *numbers_of(options), True, target.is_floating_point(), False
-    )  # fmt: skip
+    upstream, needs = torch.where(keep, grad, NAN), (True, target.is_floating_point(), False)
+    in_torch = op._composite_backward(upstream, x, target, row_stats, *numbers_of(options), *needs)
     for d, other in zip(result, in_torch):
         close(d, other.double(), other.double().abs().max() * 4 + 1 if other.numel() else None, other.dtype)
     if not target.is_floating_point():
         overwritten = x.clone()
-        cross_entropy_backward.cross_entropy_overwrite(
-            torch.where(keep, grad, NAN), overwritten, target, row_stats, *numbers_of(options)
-        )
+        cross_entropy_backward.cross_entropy_overwrite(upstream, overwritten, target, row_stats, *numbers_of(options))
         assert torch.equal(overwritten, result[0])
     return row_stats
 
