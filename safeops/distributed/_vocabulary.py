@@ -93,7 +93,7 @@ def forward(op, *operands):
 
 
 def _numbers(of, log_sum, label_smoothing):
-    """What the backward kernel of cross_entropy reads of a row."""
+    """The numbers of a row that the backward kernel of cross_entropy reads."""
     compute = compute_dtype(of.x.dtype, *(() if of.weight is None else (of.weight.dtype,)))
     high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
     numbers = [high, torch.where(high.isinf(), 0, log_sum - high)]

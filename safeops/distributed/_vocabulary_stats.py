@@ -1,4 +1,4 @@
-"""What the loss of a row is made of where its classes are on several ranks: numbers that these add up."""
+"""The numbers of a row whose classes are on several ranks, of which its loss is made; the ranks add them up."""
 
 from typing import NamedTuple
 

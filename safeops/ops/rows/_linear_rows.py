@@ -124,8 +124,9 @@ def empty_gradients(input, linear_weight, needs, at_once=None):
 
 
 def _divisor(keep, weights, divisor, mean):
-    """What a mean divides by, as far as that is a number to divide slopes by; of a sum 1. (The gradients are multiplied
-    by it again: with it the usual upstream gradient is 1, and a weight's in half is rounded once.)"""
+    """A number that slopes are divided by: what a mean divides by, if it is fit for that; of a sum 1.
+
+    The gradients are multiplied by it again: the upstream one of a mean is then 1 as a rule, and nothing is rounded."""
     if not mean:
         return keep.new_ones((), dtype=torch.float64)
     if divisor is None:

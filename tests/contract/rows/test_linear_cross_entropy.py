@@ -314,7 +314,7 @@ def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
 
 
 def test_there_are_chunks(monkeypatch):
-    """Of classes, where rows have their own upstream gradients: none is larger than CHUNK, compiled neither."""
+    """Chunks of classes, where rows have their own upstream gradients: none is larger than CHUNK, compiled neither."""
     sizes = []
     chunks = _linear_chunks.chunks_of
 
