@@ -1,5 +1,7 @@
 """Divergences of two rows of logits, element by element of the distributions that they stand for."""
 
+import functools
+
 import torch
 
 from safeops.core import check, loss_reduction
@@ -103,6 +105,20 @@ def _backward(terms, grad, input, target, numbers, keep, temperature, beta, need
     return tuple(results)
 
 
+def _sums(terms, input, target, numbers, keep, temperature, beta):
+    """(3, *rows): what some of the classes add to the sums of the slopes and to the divergence, where the first four
+    numbers are those of whole rows."""
+    compute = compute_dtype(input.dtype, target.dtype)
+    x, y = (x.detach().double() for x in (input, target))
+    if keep is not None:
+        x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+    top_x, spread_x, top_y, spread_y = numbers[:4].double().unsqueeze(-1)
+    v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
+    operands = u, v, u.exp(), v.exp(), beta
+    sums = torch.stack([x.sum(-1) for x in (*_slopes(terms, *operands), terms(*operands))])
+    return (sums if keep is None else torch.where(keep, sums, 0)).to(compute)
+
+
 # ---- op
 
 
@@ -113,6 +129,10 @@ def _fake(input, target, *_):
 
 def _fake_backward(grad, input, target, numbers, keep, temperature, beta, *needed):
     return only(needed, (input, target))
+
+
+def _fake_sums(input, target, *_):
+    return input.new_empty((3, *input.shape[:-1]), dtype=compute_dtype(input.dtype, target.dtype))
 
 
 # ---- record
@@ -130,7 +150,9 @@ class Divergence(Op):
 
     differentiable = (0, 1)
     compiled = ("cpu", "cuda")
+    shards = "divergence"
     example, validate_options = EXAMPLE, staticmethod(validate_options)
+    sums = None  # the raw op of terms that need the whole rows first, from a part of the classes
 
     def __init__(self, name, module, terms):
         self.module = module
@@ -160,7 +182,16 @@ class Divergence(Op):
             composite=composite_backward,
             triton=f"rows.divergence_backward.{name}_backward",
         )
-        super().__init__(name, forward, backward, definition)
+        if terms is not kl:
+            self.sums = declare_raw(
+                f"_{name}_sums",
+                "(Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
+                "float beta=0.5) -> Tensor",
+                fake=_fake_sums,
+                composite=functools.partial(_sums, terms),
+                triton=f"rows.divergence.{name}_sums",
+            )
+        super().__init__(name, forward, backward, definition, also=(self.sums,))
 
     def prepare(self, *operands):
         return not any(symbolic(number) for number in operands[3:]), operands
