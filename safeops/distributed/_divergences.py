@@ -58,12 +58,11 @@ def _of_parts(op, of, temperature, beta):
     if of.x.shape[-1]:  # (that of Kullback and Leibler reads the logits once)
         loss, numbers = _kl_div_with_logits.forward(of.x, of.y, of.keep, temperature)
         columns = torch.stack((*numbers[:4], loss))
-    else:  # as of classes that do not exist
-        columns = of.x.new_full((5, *rows), float("nan"), dtype=compute)
-        columns[:4:2] = -INF
+    else:
+        columns = of.x.new_full((5, *rows), -INF, dtype=compute)
     columns = gather(op.name, columns, of.mesh, of.parts).double()  # (ranks, 5, *rows)
     tops, spreads, losses = columns[:, :4:2], columns[:, 1:4:2], columns[:, 4]
-    has_none = spreads.isnan() & (tops < INF)  # a rank has none of the classes that exist
+    has_none = spreads == -INF  # a rank has none of the classes that exist
     tops = torch.where(has_none, -INF, tops)
     top = tops.amax(0)  # (2, *rows), of the input and of the target
     log_sums = torch.where(has_none, -INF, (tops - top) / temperature + spreads)

@@ -149,15 +149,15 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
     const bool kept = parameters[kKept][r] != 0;
-    for (int j : {0, 2}) {  // a row of nothing but -inf has no distribution; one with a NaN is told from it by its top
+    for (int j : {0, 2}) {
       const double total = states[j + 1][r];
-      results[j][r] = select_or_zero(kept, select(total == total, states[j][r], total));
-      results[j + 1][r] = select_or_zero(kept, select(total == 0, std::numeric_limits<double>::quiet_NaN(),
-                                                      math::log_positive(total)));
+      results[j][r] = select_or_zero(kept, states[j][r]);
+      results[j + 1][r] = select_or_zero(kept, select(total == 0, kMinusInfinity<double>, math::log_positive(total)));
     }
     if (!Kind::one_pass) continue;
     const double mean = states[kScale][r] * states[kCross][r] / states[kTotalY][r];
-    const double value = mean + (results[kSpreadX][r] - results[kSpreadY][r]);
+    const double value = select(states[kTotalX][r] == 0, std::numeric_limits<double>::quiet_NaN(),
+                                mean + (results[kSpreadX][r] - results[kSpreadY][r]));
     results[kMeanX][r] = select_or_zero(kept, -1.0);
     results[kMeanY][r] = results[kNumbers][r] = select_or_zero(kept, value);
   }

@@ -15,6 +15,7 @@ from safeops.ops.rows._logits import as_float
 from safeops.ops.rows._row_loss import ARGUMENTS as ROW_ARGUMENTS
 from safeops.ops.rows._row_loss import finish, validate, vectors
 
+INF = float("inf")
 NUMBERS = 6  # of a row that its backward needs
 EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
 
@@ -73,14 +74,14 @@ def _slopes(terms, u, v, p, q, beta):
 
 
 def _numbers(terms, input, target, keep, temperature, beta):
-    """(6, *rows): of both operands the largest logit and log sum exp((x - top) / T); the sums of the slopes to the
-    input's and to the target's logits."""
+    """(6, *rows): of both operands the largest logit and log sum exp((x - top) / T), -inf where no class exists; the
+    sums of the slopes to the input's and to the target's logits."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
     tops = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
-    x, y = ((x - top) / temperature for x, top in zip((x, y), tops))
+    x, y = ((x - torch.where(top == -INF, 0, top)) / temperature for x, top in zip((x, y), tops))
     spreads = [x.logsumexp(-1, keepdim=True) for x in (x, y)]
     v, u = (x - spread for x, spread in zip((x, y), spreads))
     sums = [slope.sum(-1, keepdim=True) for slope in _slopes(terms, u, v, u.exp(), v.exp(), beta)]
