@@ -138,14 +138,12 @@ def merge_along(state, axis: tl.constexpr, config):
         cross += move(mass, top, highest)
     if config.SMOOTH:
         moment += move(every if config.WEIGHT else count, top, highest)
+    total, mass, cross = tl.sum(rounded_product(total, by), axis), tl.sum(mass, axis), tl.sum(cross, axis)
     if config.ARGMAX:
         count, every = best_along(count, every, axis)
     else:
         count, every = tl.sum(count, axis), tl.sum(every, axis)
-    return (
-        larger, tl.sum(rounded_product(total, by), axis), tl.sum(mass, axis), tl.sum(cross, axis), count, every,
-        tl.sum(moment, axis),
-    )  # fmt: skip
+    return larger, total, mass, cross, count, every, tl.sum(moment, axis)
 
 
 @triton.jit
@@ -226,17 +224,14 @@ def merge_partials(partial, splits, output, rows, BO: tl.constexpr, config):
     for first in range(0, splits, config.BS):
         top, inside = load_partials(partial, splits, first, output, rows, config.BS, 0)
         top = tl.where(inside, top, lowest_top([1, 1], EXPONENTIALS, C).to(tl.float64))
+        total = load_sum(1, partial, splits, first, output, rows, BO, config)
+        mass = load_sum(2, partial, splits, first, output, rows, BO, config)
+        cross = load_sum(3, partial, splits, first, output, rows, BO, config)
         count = load_sum(4, partial, splits, first, output, rows, BO, config)
+        every = load_sum(5, partial, splits, first, output, rows, BO, config)
+        moment = load_sum(6, partial, splits, first, output, rows, BO, config)
         if config.ARGMAX:
             count = tl.where(inside, count, float("-inf"))
-        part = (
-            top,
-            load_sum(1, partial, splits, first, output, rows, BO, config),
-            load_sum(2, partial, splits, first, output, rows, BO, config),
-            load_sum(3, partial, splits, first, output, rows, BO, config),
-            count,
-            load_sum(5, partial, splits, first, output, rows, BO, config),
-            load_sum(6, partial, splits, first, output, rows, BO, config),
-        )
+        part = top, total, mass, cross, count, every, moment
         state = merge(state, merge_along(part, 0, config), config)
     return state
