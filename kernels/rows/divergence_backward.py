@@ -1,7 +1,6 @@
 """The backward of the divergences: dx = g (q h - q sum q h) / T, dy = g (p f - p sum p f) / T. No row is summed: a
 block takes one tile."""
 
-import torch
 import triton
 import triton.language as tl
 

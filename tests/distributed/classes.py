@@ -250,7 +250,7 @@ def check_log_probs_of_infinite_logits():
 
 
 def check_argmax():
-    """The first of equal logits, whichever rank has it; NaN is the largest; a rank has no class, or none that exists."""
+    """The first of equal logits, whichever rank has it; NaN is the largest; a rank has no class, or none exists."""
     for (logits, rows), classes, mask in itertools.product([*CLASSES, *ROWS[:2]], (11, 5), (False, True)):
         tensors = operands(torch.float64, (6, classes, 3), mask=mask)
         x = tensors.pop("input").movedim(1, -1).round().div(4).round()
@@ -261,7 +261,8 @@ def check_argmax():
         got = safeops.token_log_probs(**shared, with_argmax=True)
         want = safeops.token_log_probs(**tensors, with_argmax=True)
         assert got.argmax.dtype == torch.int64 and got.correct.dtype == torch.bool
-        assert torch.equal(got.argmax.full_tensor(), want.argmax) and torch.equal(got.correct.full_tensor(), want.correct)
+        assert torch.equal(got.argmax.full_tensor(), want.argmax)
+        assert torch.equal(got.correct.full_tensor(), want.correct)
         for key in ("log_prob", "entropy", "logsumexp"):
             take = lambda result: getattr(result, key)  # noqa: B023, E731
             compare("token_log_probs", tensors, where, torch.float64, take=take, with_argmax=True)

@@ -20,7 +20,7 @@ def forward(op, x, y):
 
 
 def sums(op, x, y):
-    """Of a part of the classes."""
+    """The plan for a part of the classes."""
     rows = x.shape[:-1]
     _, plan, constants, options = forward_of.prepare(op, x, y, meta(rows, torch.bool), numbers_of(x))
     return row.plan(*plan, constants, **options)
@@ -53,10 +53,10 @@ def cases():
             results[f"aligned {which} across bfloat16"] = make(op, across, across)
             results[f"aligned {which} wide bfloat16"] = make(op, wide, wide)
         for dtype in (BF16, F64) if kind != "kl" else ():
-            x = meta((8192, 32064), dtype)
-            results[f"aligned {kind}_sums long {str(dtype)[6:]}"] = sums(op, x, x)
-            results[f"aligned {kind}_sums short {str(dtype)[6:]}"] = sums(op, x[:, :1024].contiguous(), x[:, :1024].contiguous())
-            results[f"general {kind}_sums odd {str(dtype)[6:]}"] = sums(op, odd.to(dtype), odd.to(dtype))
+            name, x, short = str(dtype)[6:], meta((8192, 32064), dtype), meta((8192, 1024), dtype)
+            results[f"aligned {kind}_sums long {name}"] = sums(op, x, x)
+            results[f"aligned {kind}_sums short {name}"] = sums(op, short, short)
+            results[f"general {kind}_sums odd {name}"] = sums(op, odd.to(dtype), odd.to(dtype))
         results[f"aligned {kind}_backward both bfloat16"] = backward(op, x_of(32000), x_of(32000), True, True)
     return results
 

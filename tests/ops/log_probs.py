@@ -94,7 +94,8 @@ def _of_rows():
     options = {"mask": m, "temperature": 0.5, "softcap": 2.0}
     yield _sample(data(4, 5, seed=3), t, **options, name="temperature and softcap", slow=True)
     yield _sample(data(3, 40, seed=4), indices(3, 1, classes=40), temperature=1.5, name="temperature")
-    yield _sample(data(2, 3, 40, seed=5), indices(2, 3, 1, classes=40), mask=mask(2, 3, 1), with_argmax=True, name="argmax")
+    options = {"mask": mask(2, 3, 1), "with_argmax": True}
+    yield _sample(data(2, 3, 40, seed=5), indices(2, 3, 1, classes=40), **options, name="argmax")
 
 
 T = torch.tensor([0, 4])
@@ -164,8 +165,10 @@ Record(
     token_log_probs,
     _of_rows(),
     bad_calls=[
-        *_bad_calls("token_log_probs"), *bad_numbers("token_log_probs", X, T), *_bad_flags("token_log_probs")
-    ],  # fmt: skip
+        *_bad_calls("token_log_probs"),
+        *bad_numbers("token_log_probs", X, T),
+        *_bad_flags("token_log_probs"),
+    ],
     call={
         "logits": plain(),
         "target": torch.tensor([0, 5, 2, -100, 3]),

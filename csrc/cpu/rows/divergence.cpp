@@ -243,7 +243,8 @@ void finish_terms(const void*, int64_t rows, const double* const* states, double
 
 // sums: what the classes add to both slopes' sums and to the divergence.
 template <class Kind, class C>
-void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& numbers, std::initializer_list<View> sums) {
+void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& numbers,
+               std::initializer_list<View> sums) {
   RowLoops<C> terms;
   terms.prepare = pick<&prepare_numbers<C>>();
   terms.accumulate_rows = pick_width<&add_rows<Kind, C, 64>, &add_rows<Kind, C, 32>, &add_rows<Kind, C, 16>>();

@@ -204,8 +204,8 @@ class TokenLogProbsOp(Op):
 
 
 class ArgmaxToo(TokenLogProbsOp):
-    """The same op with two results more, which have no gradient. Its name is the other's, whose record takes its place
-    in the registry: what fails is the function."""
+    """It has two results more, without a gradient. Its name is the other op's, whose record takes its place in the
+    registry: what fails is the function."""
 
     visible = 3
     saved = slice(3, None)
@@ -251,8 +251,8 @@ def token_log_probs(
         temperature: divides the logits, above 0.
         softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
         with_argmax: two results more of the same read: `argmax`, the first class of the largest logit as
-            `torch.argmax` has it (NaN is larger than all others), and `correct`, whether that is `target`. A
-            masked-out row has argmax 0, and is not correct: `correct.sum()` over the count of kept rows is the accuracy.
+            `torch.argmax` has it (NaN is larger than all others), and `correct`, whether that is `target`. A masked-out
+            row has argmax 0 and is not correct: `correct.sum()` over the count of kept rows is the accuracy.
 
     Returns:
         A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for fp16, bf16 and fp32 logits, fp64

@@ -66,13 +66,13 @@ def check_argmax(rows, row_stats, x, target, mask, ignore_index, *shape):
 def test_the_first_of_equal_logits(layout, shape):
     """Also where the softcap makes one of several; NaN is larger than inf."""
     x, target, options = example(layout)
-    x = x.nan_to_num(0)
-    for x, special in ((x.round(), ()), (x.round(), (INF,)), (x.round(), (INF, NAN)), (torch.full_like(x, -INF), ())):
-        flat = x.movedim(1, -1) if x.dim() > 1 else x
+    rounded, nothing = x.nan_to_num(0).round(), torch.full_like(x, -INF)
+    for logits, special in ((rounded, ()), (rounded.clone(), (INF,)), (rounded, (INF, NAN)), (nothing, ())):
+        classes = classes_last(logits)
         for i, value in enumerate(special):
-            flat[..., i + 1 :: 3] = value
+            classes[..., i + 1 :: 3] = value
         numbers = options["mask"], -100, *shape
-        check_argmax(*token_log_probs.token_log_probs(x, target, *numbers), x, target, *numbers)
+        check_argmax(*token_log_probs.token_log_probs(logits, target, *numbers), logits, target, *numbers)
 
 
 @pytest.mark.parametrize("layout, how", [
