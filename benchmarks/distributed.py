@@ -59,6 +59,8 @@ def cases(mesh):
     mask = share(torch.rand(ELEMENTS, generator=g) < 0.5, Shard(0))
     local_x, local_y, local_mask = local_copy(x), local_copy(y), local_copy(mask)
     logits = share(torch.randn(ROWS, CLASSES, generator=g), Shard(1))
+    teacher = share(torch.randn(ROWS, CLASSES, generator=g), Shard(1)).detach()
+    local_teacher = local_copy(teacher).detach()
     target = share(torch.randint(CLASSES, (ROWS,), generator=g), Replicate())
     local_logits, plain_target = local_copy(logits), target.to_local()
     local_target = plain_target % local_logits.shape[1]
@@ -72,6 +74,13 @@ def cases(mesh):
 
     def gathered(x):
         return x.redistribute(placements=[Replicate()]).to_local()
+
+    def divergence(loss):
+        return {
+            "ours": lambda: loss(logits, teacher).backward(),
+            "local": lambda: loss(local_logits, local_teacher).backward(),
+            "gathering": lambda: loss(gathered(logits), gathered(teacher)).backward(),
+        }
 
     def linear():
         return F.cross_entropy(F.linear(hidden, layer), target)
@@ -93,6 +102,7 @@ def cases(mesh):
             "loss_parallel": lambda: by_loss_parallel(lambda: F.cross_entropy(logits, target)),
             "gathering": lambda: safeops.cross_entropy(gathered(logits), plain_target).backward(),
         },
+        **{name: divergence(getattr(safeops, name)) for name in ("kl_div_with_logits", "js_div_with_logits")},
         "linear_cross_entropy": {
             "ours": lambda: safeops.linear_cross_entropy(hidden, layer, target).backward(),
             "local": lambda: safeops.linear_cross_entropy(local_hidden, local_layer, local_target).backward(),

@@ -228,29 +228,33 @@ def classification(name, suffix, **options):
         )
 
 
-@case("token_log_probs")
-def token_log_probs(n, dtype, device):
+def token_log_probs(suffix, with_argmax):
     """The log probability of each row's class, and its entropy, as RL losses take them: added, for one upstream."""
-    rows, classes = shape = LOGITS[""](n)
-    target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(1), device=device)
 
-    def ours(x):
-        got = safeops.token_log_probs(x, target)
-        return got.log_prob + got.entropy
+    @case("token_log_probs" + suffix)
+    def build(n, dtype, device):
+        rows, classes = shape = LOGITS[""](n)
+        target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(1), device=device)
 
-    def theirs(x):
-        return _log_prob_and_entropy(x.float().log_softmax(-1), target)
+        def ours(x):
+            got = safeops.token_log_probs(x, target, with_argmax=with_argmax)
+            return got.log_prob + got.entropy
 
-    return Case(
-        (_tensor(n, dtype, device, 0, shape),),
-        forward_bytes=dtype.itemsize,  # read x
-        backward_bytes=2 * dtype.itemsize,  # read x; write dx
-        ours=ours,
-        eager={"x.float().log_softmax(-1), gathered, and its entropy": theirs},
-        compiled=theirs,
-        aten=lambda x: F.cross_entropy(x, target, reduction="none"),
-        arithmetic=True,
-    )
+        def theirs(x):
+            result = _log_prob_and_entropy(x.float().log_softmax(-1), target)
+            return result + 0 * (x.argmax(-1) == target) if with_argmax else result
+
+        return Case(
+            (_tensor(n, dtype, device, 0, shape),),
+            forward_bytes=dtype.itemsize,  # read x
+            backward_bytes=2 * dtype.itemsize,  # read x; write dx
+            ours=ours,
+            eager={"x.float().log_softmax(-1), gathered, and its entropy" + ", argmax" * with_argmax: theirs},
+            compiled=theirs,
+            aten=lambda x: F.cross_entropy(x, target, reduction="none"),
+            variant=with_argmax,
+            arithmetic=True,
+        )
 
 
 def linear(name, pattern, theirs, ours):
@@ -309,6 +313,8 @@ for _suffix in SHAPES:
     normalize(_suffix)
     cosine_similarity(_suffix)
 softmax("masked_log_softmax", torch.log_softmax, "")
+token_log_probs("", False)
+token_log_probs("_argmax", True)
 for _suffix in LOGITS:
     classification("cross_entropy", _suffix)
 classification("cross_entropy", "_smoothing", label_smoothing=0.1)

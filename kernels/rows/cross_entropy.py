@@ -15,7 +15,7 @@ from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.math import log_any
 from ..engine.operand import Operand, Parts, Space, constants
-from ..engine.tile import in_batch, store
+from ..engine.tile import fetch, in_batch, store
 from .classification import (
     add_up,
     class_dim,
@@ -29,7 +29,7 @@ from .classification import (
     row_results,
     store_stat,
 )
-from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_range, widened
+from .cross_entropy_sums import BEST_CLASS, SUMS, merge_partials, store_state, sum_range, widened
 from .logits import logits_kind, logits_numbers, shaped
 from .plan import SUM, launch
 from .row import declare, one_per_row, part_of, peeled, tile_at
@@ -84,7 +84,7 @@ def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m,
 
 
 CrossEntropyConfig = constants(
-    "SMOOTH HAS_Q WEIGHT ENTROPY LOGITS REDUCE EMPTY_NAN PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I"
+    "SMOOTH HAS_Q WEIGHT ENTROPY ARGMAX LOGITS REDUCE EMPTY_NAN PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I"
 )
 
 
@@ -96,7 +96,8 @@ def cross_entropy_kernel(
     config: CrossEntropyConfig,
 ):  # fmt: skip
     """count: of rows, which is how far apart the kinds of row_stats are. With REDUCE loss is that of all rows, and
-    weights what a mean divides by. With ENTROPY loss has log probability, entropy and L of each row."""
+    weights what a mean divides by. With ENTROPY loss has log probability, entropy and L of each row, and with ARGMAX
+    weights has the class of its largest logit, and keep whether that is the row's own."""
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
     SMOOTH: tl.constexpr = config.SMOOTH
@@ -138,6 +139,11 @@ def cross_entropy_kernel(
             store(loss, space, m, n, -value, inside, True)
             store_stat(loss, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
             store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, top + spread, 0.0), inside)
+            if config.ARGMAX:
+                best = tl.expand_dims(state[BEST_CLASS], 1 if AXIS == INNER else 0).to(tl.int64)
+                own = fetch(target, space, m, n, inside, True).to(tl.int64)
+                store(weights, space, m, n, tl.where(has_classes, best, 0), inside, True)
+                store(keep, space, m, n, has_classes & (best == own), inside, True)
         elif not config.REDUCE:
             store(loss, space, m, n, value, inside, True)
             store(keep, space, m, n, kept, inside, True)
@@ -166,10 +172,11 @@ PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
 def prepare(
-    input, target, weight, mask, smooth, temperature=1.0, softcap=0.0, mean=None, empty_nan=False, entropy=False
-):
+    input, target, weight, mask, smooth, temperature=1.0, softcap=0.0, mean=None, empty_nan=False, entropy=False,
+    argmax=False,
+):  # fmt: skip
     """(results, what a plan takes, its constants, its options). mean: of all rows, or their sum; None: each row's.
-    entropy: the results are those of token_log_probs."""
+    entropy: the results are those of token_log_probs. argmax: with the class of the largest logit."""
     has_probabilities, weighted = target.is_floating_point(), weight is not None
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
     row_stats = row_results(input, compute, 3 if entropy else count_stats(has_probabilities, weighted, smooth))
@@ -178,7 +185,10 @@ def prepare(
         written = loss, None, used
     elif entropy:
         results = (row_results(input, dtype, 3),)
-        written = per_row(results[0][0], input), None, None
+        if argmax:
+            results += row_results(input, torch.int64), row_results(input, torch.bool)
+        best, correct = results[1:] or (None, None)
+        written = [per_row(t, input) for t in (results[0][0], correct, best)]
     else:
         loss, keep = row_results(input, dtype), row_results(input, torch.bool)
         results = loss, keep, row_results(input, compute) if weighted and not has_probabilities else None
@@ -195,7 +205,7 @@ def prepare(
     if smooth and weighted:
         options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
     plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
-    constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy}
+    constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy, "ARGMAX": argmax}
     constants |= logits_kind(temperature, softcap) | reduction(mean, empty_nan) | {"count": row_stats[0].numel()}
     return (*results, row_stats), plan, constants, options
 

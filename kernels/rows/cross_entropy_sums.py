@@ -10,6 +10,7 @@ A state is (top, total, mass, own, count, every, moment):
     every    the sum of their w; count, where there are no weights
     moment   sum w (x - top) over them
 
+With ARGMAX, `count` and `every` are the largest logit as it is, NaN above all others, and the first class that has it.
 Sums of x are about the top: of large logits that differ by little they would cancel. A lane has the state of the
 elements that one thread holds, as in engine/accumulate.py, but with more sums than those states have room for.
 """
@@ -20,20 +21,24 @@ import triton.language as tl
 from ..engine.blocks import load_partials
 from ..engine.indexing import INNER, PEELED, STRIDED, VECTOR
 from ..engine.math import exponential, rounded_product
-from ..engine.state import EXPONENTIALS, less_top, lowest_top
-from ..engine.tile import by_lane, fetch, within
+from ..engine.state import EXPONENTIALS, largest, less_top, lowest_top, same
+from ..engine.tile import by_lane, corner, fetch, within
 from ..engine.tiling import FLUSH
 from .logits import shaped
 from .row import tile_at, tile_is_whole
 
 SUMS = tl.constexpr(7)
+BEST, BEST_CLASS = tl.constexpr(4), tl.constexpr(5)  # with ARGMAX: `count` and `every`
 
 
 @triton.jit
-def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
-    """The value in dtype DTYPE, for logits of dtype C."""
+def empty_state(shape: tl.constexpr, DTYPE: tl.constexpr, config):
+    """The value in dtype DTYPE."""
     zero = tl.zeros(shape, DTYPE)
-    return lowest_top(shape, EXPONENTIALS, C).to(DTYPE), zero, zero, zero, zero, zero, zero
+    count, every = zero, zero
+    if config.ARGMAX:  # (a row of nothing but -inf has the class 0)
+        count, every = zero + float("-inf"), zero.to(tl.float64 if DTYPE == tl.float64 else config.I)
+    return lowest_top(shape, EXPONENTIALS, config.C).to(DTYPE), zero, zero, zero, count, every, zero
 
 
 @triton.jit
@@ -55,13 +60,40 @@ def moved_moment(moment, total, top, larger, by):
 
 
 @triton.jit
-def add_tile(state, x, probabilities, weight, parameters, space, m, n, config, EDGE: tl.constexpr):
+def add_best(best, index, x, first, config):
+    """The largest logit of a lane and its class. x: (LM, LN, elements of a thread), by tile.split_by_lane of a tile
+    whose first class is `first`."""
+    LN: tl.constexpr = config.LN
+    SIDE: tl.constexpr = config.VEC if LN * config.VEC <= config.BN else config.BN // LN
+    highest = largest(x, 2)
+    here = same(x, tl.expand_dims(highest, 2))
+    place = tl.min(tl.where(here, tl.arange(0, x.shape[2])[None, None, :], x.shape[2]), 2)
+    if config.AXIS == INNER:
+        place = (place // SIDE * LN + tl.arange(0, LN)[None, :]) * SIDE + place % SIDE
+    else:
+        place = place * config.LM + tl.arange(0, config.LM)[:, None]
+    larger = (best == best) & ~(highest <= best)
+    return tl.where(larger, highest, best), tl.where(larger, (first + place).to(index.dtype), index)
+
+
+@triton.jit
+def best_along(best, index, axis: tl.constexpr):
+    """Those of several lanes or parts as one."""
+    highest = largest(best, axis)
+    NOWHERE: tl.constexpr = 2**31 - 1 if index.dtype == tl.int32 else 2**52
+    return highest, tl.min(tl.where(same(best, tl.expand_dims(highest, axis)), index, NOWHERE), axis)
+
+
+@triton.jit
+def add_tile(state, x, probabilities, weight, parameters, space, m, n, first_class, config, EDGE: tl.constexpr):
     C: tl.constexpr = config.C
     top, total, mass, cross, count, every, moment = state
     edge = within(space, m, n)
     v = fetch(x, space, m, n, edge, EDGE, float("-inf")).to(C)  # (BM, BN)
     if x.kind != VECTOR and x.kind != STRIDED and (EDGE or x.kind < PEELED):
         v = tl.where(edge, v, float("-inf"))  # one number for a row of the tile has no outside
+    if config.ARGMAX:
+        count, every = add_best(count, every, by_lane(v, config), first_class, config)
     v, _ = shaped(v, parameters, config.LOGITS)
     v = by_lane(v, config)  # (LM, LN, elements of a thread), as w and q
     larger = tl.maximum(top, tl.max(v, 2))  # of NaN the other: the exponentials show it
@@ -106,10 +138,12 @@ def merge_along(state, axis: tl.constexpr, config):
         cross += move(mass, top, highest)
     if config.SMOOTH:
         moment += move(every if config.WEIGHT else count, top, highest)
-    return (
-        larger, tl.sum(rounded_product(total, by), axis), tl.sum(mass, axis), tl.sum(cross, axis), tl.sum(count, axis),
-        tl.sum(every, axis), tl.sum(moment, axis),
-    )  # fmt: skip
+    total, mass, cross = tl.sum(rounded_product(total, by), axis), tl.sum(mass, axis), tl.sum(cross, axis)
+    if config.ARGMAX:
+        count, every = best_along(count, every, axis)
+    else:
+        count, every = tl.sum(count, axis), tl.sum(every, axis)
+    return larger, total, mass, cross, count, every, tl.sum(moment, axis)
 
 
 @triton.jit
@@ -124,16 +158,18 @@ def merge(a, b, config):
 @triton.jit
 def sum_tiles(first, last, block, x, probabilities, weight, parameters, space, config):
     """The state of each row in tiles [first, last), at most FLUSH of them: (BM,), or of rows across memory (BN,)."""
-    state = empty_state([config.LM, config.LN], config.C, config.C)
+    state = empty_state([config.LM, config.LN], config.C, config)
     for t in range(first, last):
         m, n = tile_at(space, block, t, config)
+        m0, n0 = corner(space, block, t, config)
+        first_class = n0 if config.AXIS == INNER else m0
         in_bounds = False
         if x.kind > PEELED:
             in_bounds = tile_is_whole(space, block, t, config)
         if in_bounds:
-            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, config, False)
+            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, first_class, config, False)
         else:
-            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, config, True)
+            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, first_class, config, True)
     return merge_along(state, 1 if config.AXIS == INNER else 0, config)
 
 
@@ -146,7 +182,7 @@ def widened(state):
 def sum_range(first, last, block, x, probabilities, weight, parameters, space, config):
     """The state of each row in any number of tiles: in fp64 where there are many."""
     if config.LONG:
-        state = empty_state([config.BM if config.AXIS == INNER else config.BN], config.C, tl.float64)
+        state = empty_state([config.BM if config.AXIS == INNER else config.BN], tl.float64, config)
         for start in range(first, last, FLUSH):
             end = tl.minimum(start + FLUSH, last)
             more = sum_tiles(start, end, block, x, probabilities, weight, parameters, space, config)
@@ -159,7 +195,8 @@ def sum_range(first, last, block, x, probabilities, weight, parameters, space, c
 @triton.jit
 def is_used(i: tl.constexpr, config):
     """True for a sum of the state that the call needs."""
-    return i < 2 or (config.HAS_Q and i < 4) or (config.ENTROPY and i == 3) or (config.SMOOTH and i >= 4)
+    used = i < 2 or (config.HAS_Q and i < 4) or (config.ENTROPY and i == 3) or (config.SMOOTH and i >= 4)
+    return used or (config.ARGMAX and (i == BEST or i == BEST_CLASS))
 
 
 @triton.jit
@@ -183,18 +220,18 @@ def load_sum(i: tl.constexpr, partial, splits, first, output, rows, BO: tl.const
 def merge_partials(partial, splits, output, rows, BO: tl.constexpr, config):
     """The state of all parts, in order of part whoever wrote last."""
     C: tl.constexpr = config.C
-    state = empty_state([BO], C, tl.float64)
+    state = empty_state([BO], tl.float64, config)
     for first in range(0, splits, config.BS):
         top, inside = load_partials(partial, splits, first, output, rows, config.BS, 0)
         top = tl.where(inside, top, lowest_top([1, 1], EXPONENTIALS, C).to(tl.float64))
-        part = (
-            top,
-            load_sum(1, partial, splits, first, output, rows, BO, config),
-            load_sum(2, partial, splits, first, output, rows, BO, config),
-            load_sum(3, partial, splits, first, output, rows, BO, config),
-            load_sum(4, partial, splits, first, output, rows, BO, config),
-            load_sum(5, partial, splits, first, output, rows, BO, config),
-            load_sum(6, partial, splits, first, output, rows, BO, config),
-        )
+        total = load_sum(1, partial, splits, first, output, rows, BO, config)
+        mass = load_sum(2, partial, splits, first, output, rows, BO, config)
+        cross = load_sum(3, partial, splits, first, output, rows, BO, config)
+        count = load_sum(4, partial, splits, first, output, rows, BO, config)
+        every = load_sum(5, partial, splits, first, output, rows, BO, config)
+        moment = load_sum(6, partial, splits, first, output, rows, BO, config)
+        if config.ARGMAX:
+            count = tl.where(inside, count, float("-inf"))
+        part = top, total, mass, cross, count, every, moment
         state = merge(state, merge_along(part, 0, config), config)
     return state

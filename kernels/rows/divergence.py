@@ -26,7 +26,7 @@ from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.state import EXPONENTIALS, less_top, lowest_top
 from ..engine.tile import by_lane, fetch, in_batch, within
 from ..engine.tiling import FLUSH
-from .classification import store_stat
+from .classification import fetch_stat, store_stat
 from .cross_entropy_sums import move
 from .plan import ALONE, launch
 from .row import declare, one_per_row, tile_at
@@ -140,11 +140,14 @@ def merge(a, b, scale, config):
 
 @triton.jit
 def spread_of(total):
-    """A row of nothing but -inf has no distribution."""
-    return log_any(tl.where(total == 0, float("nan"), total))
+    """-inf of a row of nothing but -inf, which has no distribution: less it, its logits are NaN."""
+    spread = log_any(total)
+    if total.dtype != tl.float64:  # (whose logarithm knows 0)
+        spread = tl.where(total == 0, float("-inf"), spread)
+    return spread
 
 
-DivergenceConfig = constants("OP AXIS WHOLE BM BN LM LN VEC C I")
+DivergenceConfig = constants("OP GIVEN AXIS WHOLE BM BN LM LN VEC C I")
 
 
 @triton.jit
@@ -152,7 +155,8 @@ def divergence_kernel(
     x: Operand, y: Operand, keep: Operand, loss: Operand, numbers: Operand, parameters: tl.float64, count: tl.tensor,
     space: Space, parts: Parts, config: DivergenceConfig,
 ):  # fmt: skip
-    """parameters: 1 / T, b. count: of rows, which is how far apart the kinds of numbers are."""
+    """parameters: 1 / T, b. count: of rows, which is how far apart the kinds of numbers are. GIVEN: `numbers` are those
+    of whole rows, of which x and y are a part, and in the place of the loss are the sums of q h, of p f and of it."""
     C: tl.constexpr = config.C
     OP: tl.constexpr = config.OP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
@@ -162,32 +166,44 @@ def divergence_kernel(
     space = in_batch(space, batch, (x, y, keep, loss, numbers))
     scale, beta = tl.full([1, 1], parameters[0], C), tl.full([1, 1], parameters[1], C)
     m, n = tile_at(space, block, 0, config)
+    if config.GIVEN:  # (BM, 1) or (1, BN)
+        next_number = count.to(tl.int64)
+        top_x = fetch_stat(numbers, next_number * 0, space, m, n).to(C)
+        spread_x = fetch_stat(numbers, next_number, space, m, n).to(C)
+        top_y = fetch_stat(numbers, 2 * next_number, space, m, n).to(C)
+        spread_y = fetch_stat(numbers, 3 * next_number, space, m, n).to(C)
     if config.WHOLE:
         edge = within(space, m, n)
         v, u = read(x, space, m, n, edge, config), read(y, space, m, n, edge, config)
-        top_x, top_y = tl.max(v, ACROSS, keep_dims=True), tl.max(u, ACROSS, keep_dims=True)  # (BM, 1) or (1, BN)
+        if not config.GIVEN:
+            lowest = lowest_top([1, 1], EXPONENTIALS, C)
+            top_x = tl.maximum(tl.max(v, ACROSS, keep_dims=True), lowest)
+            top_y = tl.maximum(tl.max(u, ACROSS, keep_dims=True), lowest)
         v, u = (v - top_x) * scale, (u - top_y) * scale
-        spread_x = spread_of(tl.sum(exponential(v), ACROSS, keep_dims=True))
-        spread_y = spread_of(tl.sum(exponential(u), ACROSS, keep_dims=True))
+        if not config.GIVEN:
+            total_x = tl.sum(exponential(v), ACROSS, keep_dims=True)
+            total_y = tl.sum(exponential(u), ACROSS, keep_dims=True)
+            spread_x, spread_y = spread_of(total_x), spread_of(total_y)
         value, of_y, of_x, p, q = terms(u - spread_y, v - spread_x, beta, OP)
         value = tl.sum(tl.where(edge, value, 0.0), ACROSS, keep_dims=True)
         of_y = tl.sum(tl.where(edge, of_y, 0.0), ACROSS, keep_dims=True)
     else:
-        state = empty_state([ROWS], C, tl.float64)
-        for start in range(0, parts.tiles, FLUSH):
-            lanes = empty_state([config.LM, config.LN], C, C)
-            for t in range(start, tl.minimum(start + FLUSH, parts.tiles)):
-                m, n = tile_at(space, block, t, config)
-                lanes = add_tile(lanes, x, y, space, m, n, scale, config)
-            lanes = merge_along(lanes, ACROSS, scale, config)
-            state = merge(state, tl.tuple([s.to(tl.float64) for s in lanes]), scale, config)
-        top_x, total_x, top_y, total_y, cross = tl.tuple([tl.expand_dims(s, ACROSS) for s in state])
-        spread_x, spread_y = spread_of(total_x), spread_of(total_y)
+        if not config.GIVEN:
+            state = empty_state([ROWS], C, tl.float64)
+            for start in range(0, parts.tiles, FLUSH):
+                lanes = empty_state([config.LM, config.LN], C, C)
+                for t in range(start, tl.minimum(start + FLUSH, parts.tiles)):
+                    m, n = tile_at(space, block, t, config)
+                    lanes = add_tile(lanes, x, y, space, m, n, scale, config)
+                lanes = merge_along(lanes, ACROSS, scale, config)
+                state = merge(state, tl.tuple([s.to(tl.float64) for s in lanes]), scale, config)
+            top_x, total_x, top_y, total_y, cross = tl.tuple([tl.expand_dims(s, ACROSS) for s in state])
+            spread_x, spread_y = spread_of(total_x), spread_of(total_y)
         if OP == KL:
             value = scale.to(tl.float64) * cross / total_y + (spread_x - spread_y)
             of_y = value
         else:
-            value, of_y = tl.zeros_like(top_x), tl.zeros_like(top_x)
+            value, of_y = tl.zeros_like(top_x).to(tl.float64), tl.zeros_like(top_x).to(tl.float64)
             for start in range(0, parts.tiles, FLUSH):
                 sums, others = tl.zeros([config.BM, config.BN], C), tl.zeros([config.BM, config.BN], C)
                 for t in range(start, tl.minimum(start + FLUSH, parts.tiles)):
@@ -207,13 +223,19 @@ def divergence_kernel(
         kept &= fetch(keep, space, m, n, inside, True)
     of_x = (tl.zeros_like(value) - 1) if OP == KL else value - of_y
     next_number = count.to(tl.int64)
-    store_stat(loss, next_number * 0, space, m, n, tl.where(kept, value, 0.0), inside)
-    store_stat(numbers, next_number * 0, space, m, n, tl.where(kept, top_x, 0.0), inside)
-    store_stat(numbers, next_number, space, m, n, tl.where(kept, spread_x, 0.0), inside)
-    store_stat(numbers, 2 * next_number, space, m, n, tl.where(kept, top_y, 0.0), inside)
-    store_stat(numbers, 3 * next_number, space, m, n, tl.where(kept, spread_y, 0.0), inside)
-    store_stat(numbers, 4 * next_number, space, m, n, tl.where(kept, of_x, 0.0), inside)
-    store_stat(numbers, 5 * next_number, space, m, n, tl.where(kept, of_y, 0.0), inside)
+    value, of_y, of_x = tl.where(kept, value, 0.0), tl.where(kept, of_y, 0.0), tl.where(kept, of_x, 0.0)
+    if config.GIVEN:
+        store_stat(loss, next_number * 0, space, m, n, of_x, inside)
+        store_stat(loss, next_number, space, m, n, of_y, inside)
+        store_stat(loss, 2 * next_number, space, m, n, value, inside)
+    else:
+        store_stat(loss, next_number * 0, space, m, n, value, inside)
+        store_stat(numbers, next_number * 0, space, m, n, tl.where(kept, top_x, 0.0), inside)
+        store_stat(numbers, next_number, space, m, n, tl.where(kept, spread_x, 0.0), inside)
+        store_stat(numbers, 2 * next_number, space, m, n, tl.where(kept, top_y, 0.0), inside)
+        store_stat(numbers, 3 * next_number, space, m, n, tl.where(kept, spread_y, 0.0), inside)
+        store_stat(numbers, 4 * next_number, space, m, n, of_x, inside)
+        store_stat(numbers, 5 * next_number, space, m, n, of_y, inside)
 
 
 DIVERGENCE = declare(divergence_kernel, max_registers=(None, None))
@@ -224,28 +246,55 @@ def per_row(number):
     return None if number is None else number.unsqueeze(-1)
 
 
-def prepare(op, input, target, keep):
-    """(results, what a plan takes, its constants, its options)"""
+def prepare(op, input, target, keep, numbers=None):
+    """(results, what a plan takes, its constants, its options). numbers: of whole rows, or those are results."""
     rows, compute, device = input.shape[:-1], compute_dtype(input, target), input.device
-    results = empty(rows, compute, device), empty((NUMBERS, *rows), compute, device)
-    tensors = input, target, *map(per_row, (keep, results[0], results[1][0]))
+    if numbers is None:
+        numbers, given = empty((NUMBERS, *rows), compute, device), False
+        results = empty(rows, compute, device), numbers
+        written = results[0]
+    else:
+        results, given = (empty((3, *rows), compute, device),), True
+        written = results[0][0]
+    tensors = input, target, *map(per_row, (keep, written, numbers[0]))
     plan = DIVERGENCE, tensors, (2, 3, 4), input.shape, input.dim() - 1, compute
     options = {"phases": ALONE, "held": 2 if op is JS else 1}
     if op is JS and compute == torch.float64:
         options["registers"] = 168, 168
-    return results, plan, {"OP": op.value, "parameters": 2, "count": results[0].numel()}, options
+    constants = {"OP": op.value, "GIVEN": given, "parameters": 2, "count": written.numel()}
+    return results, plan, constants, options
+
+
+def check_numbers(name, numbers, input):
+    fits = tuple(numbers.shape) == (NUMBERS, *input.shape[:-1]) and numbers.is_contiguous()
+    if not fits or numbers.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name}: numbers {tuple(numbers.shape)} of {numbers.dtype} are not those of the forward")
+
+
+def run(name, op, input, target, numbers, keep, temperature, beta):
+    results, plan, constants, options = prepare(op, input, target, keep, numbers)
+    if results[0].numel():
+        launch(name, *plan, (1 / temperature, beta), constants, **options)
+    return results
 
 
 def launcher(name, op):
     def divergence(input, target, keep=None, temperature=1.0, beta=0.5):
-        results, plan, constants, options = prepare(op, input, target, keep)
-        if results[0].numel():
-            launch(name, *plan, (1 / temperature, beta), constants, **options)
-        return results
+        return run(name, op, input, target, None, keep, temperature, beta)
 
     return divergence
+
+
+def launcher_of_sums(name, op):
+    def divergence_sums(input, target, numbers, keep=None, temperature=1.0, beta=0.5):
+        check_numbers("divergence_sums", numbers, input)
+        return run(name, op, input, target, numbers, keep, temperature, beta)[0]
+
+    return divergence_sums
 
 
 kl_div_with_logits = launcher("kl_div_with_logits", KL)
 js_div_with_logits = launcher("js_div_with_logits", JS)
 tv_with_logits = launcher("tv_with_logits", TV)
+js_div_with_logits_sums = launcher_of_sums("js_div_with_logits_sums", JS)
+tv_with_logits_sums = launcher_of_sums("tv_with_logits_sums", TV)

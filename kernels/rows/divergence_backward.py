@@ -1,7 +1,6 @@
 """The backward of the divergences: dx = g (q h - q sum q h) / T, dy = g (p f - p sum p f) / T. No row is summed: a
 block takes one tile."""
 
-import torch
 import triton
 import triton.language as tl
 
@@ -10,7 +9,7 @@ from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tensors import like
 from ..engine.tile import fetch, in_batch, within
 from .classification import fetch_stat
-from .divergence import JS, KL, NUMBERS, TV, per_row, read, terms
+from .divergence import JS, KL, TV, check_numbers, per_row, read, terms
 from .plan import MAP, launch
 from .row import declare, one_per_row, part_of, store_tile, tile_at
 
@@ -65,17 +64,9 @@ def prepare(op, grad, input, target, numbers, keep, needed):
     return slopes, plan, values, {"phases": MAP, "per_row_math": True}
 
 
-def check_numbers(numbers, input):
-    fits = tuple(numbers.shape) == (NUMBERS, *input.shape[:-1]) and numbers.is_contiguous()
-    if not fits or numbers.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"divergence_backward: numbers {tuple(numbers.shape)} of {numbers.dtype} are not those of the forward"
-        )
-
-
 def launcher(name, op):
     def divergence_backward(grad, input, target, numbers, keep=None, temperature=1.0, beta=0.5, *needed):
-        check_numbers(numbers, input)
+        check_numbers("divergence_backward", numbers, input)
         slopes, plan, values, options = prepare(op, grad, input, target, numbers, keep, needed or (True, True))
         if input.numel() and any(s is not None for s in slopes):
             launch(name, *plan, (1 / temperature, beta), values, **options)

@@ -1,5 +1,6 @@
 """token_log_probs: of each row the log probability of its class, the entropy and the logsumexp, by the kernels of
-cross_entropy: its loss is minus the first, and the sum that the entropy needs is one more of the same pass."""
+cross_entropy: its loss is minus the first, and the sum that the entropy needs is one more of the same pass, as is the
+class of the largest logit."""
 
 import torch
 
@@ -10,13 +11,22 @@ from .logits import logits_numbers
 from .plan import launch
 
 
-def token_log_probs(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
-    results, plan, constants, options = prepare(input, target, None, mask, False, temperature, softcap, entropy=True)
-    rows, row_stats = results
-    if rows.numel():
+def token_log_probs(*operands):
+    return forward("token_log_probs", False, *operands)
+
+
+def token_log_probs_argmax(*operands):
+    return forward("token_log_probs_argmax", True, *operands)
+
+
+def forward(name, argmax, input, target, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
+    results, plan, constants, options = prepare(
+        input, target, None, mask, False, temperature, softcap, entropy=True, argmax=argmax
+    )
+    if results[0].numel():
         floats = 0.0, 0.0, ignore_index, *logits_numbers(temperature, softcap)
-        launch("token_log_probs", *plan, floats, constants, **options)
-    return rows, row_stats
+        launch(name, *plan, floats, constants, **options)
+    return results
 
 
 def token_log_probs_backward(

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from safeops.core import sums
 from safeops.core.dtypes import compute_dtype
 from safeops.distributed._collectives import add_up, gather
-from safeops.distributed._layout import Uncovered, local, shared
+from safeops.distributed._layout import Uncovered, local, share_rows, shared
 from safeops.distributed._vocabulary_stats import index_in
 from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
@@ -73,12 +73,10 @@ class Rows:
         return self.x, self.target, self.weight, self.mask, NO_CLASS
 
     def share(self, result):
-        """A result of the rows as a DTensor; numbers of the rows have a dim more before."""
-        more = result.dim() - len(self.shape)
+        """A result of the rows as a DTensor."""
         if result.shape == (0,) and self.mask.shape != (0,):  # left out
             return shared(result, self.mesh, result.shape, [Replicate()] * self.mesh.ndim)
-        where = [Shard(p.dim + more) if p.is_shard() else p for p in self.rows]
-        return shared(result, self.mesh, torch.Size((*result.shape[:more], *self.shape)), where)
+        return share_rows(result, self.mesh, self.shape, self.rows)
 
 
 def forward(op, *operands):

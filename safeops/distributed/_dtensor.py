@@ -17,7 +17,7 @@ from safeops.core.group import here
 from safeops.core.library import raise_cause
 from safeops.core.private_torch import schema
 from safeops.core.route import PLAIN
-from safeops.distributed import _classes, _log_probs, _reductions, _vectors, _vocabulary
+from safeops.distributed import _classes, _divergences, _log_probs, _reductions, _vectors, _vocabulary
 from safeops.distributed._agreement import watched
 from safeops.distributed._layout import Uncovered, for_composite, layout, local, shared
 
@@ -182,6 +182,7 @@ FORWARD = {
     "loss": _loss_of_all,
     "rows": _classes.forward,
     "log_probs": _log_probs.forward,
+    "divergence": _divergences.forward,
     "vocabulary": _vocabulary.forward,
     "count": _reductions.counts,
     **dict.fromkeys(REDUCTIONS, _reductions.forward),
@@ -193,6 +194,7 @@ FORWARD = {
 GRADIENTS = {
     "rows": _classes.gradients,
     "log_probs": _log_probs.gradients,
+    "divergence": _divergences.gradients,
     "vocabulary": _vocabulary.gradients,
     **dict.fromkeys(REDUCTIONS, _reductions.gradients),
     "softmax": _vectors.softmax_gradients,

@@ -83,3 +83,10 @@ def shared(x, mesh, shape, placements, like=None):
     if like is not None and like.shape == shape:
         strides = torch.empty_like(torch.empty_strided(shape, like.stride(), device="meta"))
     return DTensor.from_local(x, mesh, placements, run_check=False, shape=shape, stride=strides.stride())
+
+
+def share_rows(result, mesh, shape, placements):
+    """`shared`, of a number, or of several that are stacked before them, for each of rows of that shape and layout."""
+    more = result.dim() - len(shape)
+    placements = [Shard(p.dim + more) if p.is_shard() else p for p in placements]
+    return shared(result, mesh, torch.Size((*result.shape[:more], *shape)), placements)

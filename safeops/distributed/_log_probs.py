@@ -2,7 +2,7 @@
 
 Where the classes are sharded each rank's kernel gives the logsumexp and the entropy of its own, all ranks learn them by
 one all-gather, 24 bytes a row with the logit of the row's class, and the local backward kernel takes the row's numbers
-from there. The logits stay where they are.
+from there. The largest logit and its class are 16 bytes more. The logits stay where they are.
 """
 
 import torch
@@ -45,13 +45,18 @@ def _of_parts(op, of, temperature, softcap):
     at, inside = index_in(x.shape[-1], place)
     if x.shape[-1]:
         own = shaped(x.gather(-1, at).squeeze(-1).double(), temperature, softcap)
-        numbers = op.forward(of.x.detach(), at.squeeze(-1), of.mask, NO_CLASS, temperature, softcap)[1]
+        _, *best, numbers = op.forward(of.x.detach(), at.squeeze(-1), of.mask, NO_CLASS, temperature, softcap)
         top, spread, entropy = numbers.double()
+        if best:
+            argmax, _ = best
+            best = x.gather(-1, argmax.unsqueeze(-1)).squeeze(-1).double(), argmax.double() + of.first
     else:
         own = top = spread = entropy = torch.full(x.shape[:-1], -INF, dtype=torch.float64, device=x.device)
+        best = (own, own) if op.visible > 1 else ()
     has_none = top == -INF  # a rank has none of the classes that exist
-    columns = torch.where(has_none, -INF, top + spread), torch.where(has_none, 0, entropy), torch.where(inside, own, 0)
-    log_sums, entropies, own = gather(op.name, torch.stack(columns), of.mesh, [of.part]).unbind(1)
+    log_sum, entropy = torch.where(has_none, -INF, top + spread), torch.where(has_none, 0, entropy)
+    columns = torch.stack((log_sum, entropy, torch.where(inside, own, 0), *best))
+    log_sums, entropies, own, *best = gather(op.name, columns, of.mesh, [of.part]).unbind(1)
     log_sum, own = log_sums.logsumexp(0), own.sum(0)
     # A logit of +inf takes all of the softmax: right where it is the row's own and there is one, else no number.
     certain = (own == INF) & ((log_sums == INF).sum(0) == 1) & ~log_sums.isnan().any(0)
@@ -64,4 +69,12 @@ def _of_parts(op, of, temperature, softcap):
     high = log_sum.to(compute).double()
     low = torch.where(high.isinf(), 0, log_sum - high)
     rows, numbers = torch.stack((log_prob, entropy, log_sum)), torch.stack((high, low, entropy))
-    return tuple(torch.where(of.mask, result, 0).to(compute) for result in (rows, numbers))
+    rows, numbers = (torch.where(of.mask, result, 0).to(compute) for result in (rows, numbers))
+    return rows, *(_argmax(of, *best) if best else ()), numbers
+
+
+def _argmax(of, largest, classes):
+    """(argmax, correct) from each part's largest logit and its class."""
+    part = largest.argmax(0, keepdim=True)  # the first of several, and NaN above all others
+    argmax = torch.where(of.mask, classes.gather(0, part).squeeze(0), 0).long()
+    return argmax, of.mask & (argmax == of.target)

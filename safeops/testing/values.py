@@ -136,6 +136,8 @@ def check_accumulation(subject: Subject, sample: Sample) -> None:
         got = run(subject.op, cast, grad=False, keys=())
         truth = subject.truth(cast)
         for (what, value), wide in zip(got, truth.values):
+            if not wide.is_floating_point() and torch.equal(value, wide):
+                continue
             if value.dtype != torch.float32:
                 raise AssertionError(f"{what}: {value.dtype} for {_label(cast)}")
             positive = wide.abs().clamp(min=wide.abs().max() * 2**-10)  # elements that cancelled tell nothing

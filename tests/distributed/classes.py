@@ -167,6 +167,13 @@ def check_the_wire():
     assert sent == [64 * 16], sent
     assert seen.get_total_counts() <= 1, seen.get_comm_counts()
     assert x.grad.placements == (S1,)
+    for options, size in (({}, 24), ({"with_argmax": True}, 40)):
+        x.grad = None
+        sent.clear()
+        with CommDebugMode() as seen, mock.patch.object(_collectives, "all_gather", count):
+            safeops.token_log_probs(x, target, **options).entropy.sum().backward()
+        assert sent == [64 * size], sent
+        assert seen.get_total_counts() <= 2, seen.get_comm_counts()  # (and the sum's, of a number)
     x.grad, sent, add_up = None, [], torch.distributed.all_reduce
     note = lambda t, **options: (sent.append(t.nbytes), add_up(t, **options))[1]  # noqa: E731
     with CommDebugMode() as seen, mock.patch.object(torch.distributed, "all_reduce", note):
@@ -229,14 +236,42 @@ def check_log_probs_of_infinite_logits():
             where = {"logits": [S1], "target": [R]}
             got = compare("token_log_probs", tensors, where, torch.float64, take=operator.attrgetter(result))
             assert got.full_tensor()[1].isnan() != (classes == (target,))
+    x = torch.randn(6, 16, dtype=torch.float64)
+    x[:, 4:8] = -inf
+    x[2, 6] = float("nan")  # beside classes that do not exist
+    for result in ("log_prob", "entropy", "logsumexp"):
+        tensors = {"logits": x, "target": torch.arange(6)}
+        where = {"logits": [S1], "target": [R]}
+        got = compare("token_log_probs", tensors, where, torch.float64, take=operator.attrgetter(result))
+        assert got.full_tensor()[2].isnan()
     tensors = {"logits": torch.randn(6, 5, dtype=torch.float64), "target": torch.arange(6) % 5}
     where = {"logits": [S1], "target": [R]}
     compare("token_log_probs", tensors, where, torch.float64, take=lambda got: got.entropy)
 
 
+def check_argmax():
+    """The first of equal logits, whichever rank has it; NaN is the largest; a rank has no class, or none exists."""
+    for (logits, rows), classes, mask in itertools.product([*CLASSES, *ROWS[:2]], (11, 5), (False, True)):
+        tensors = operands(torch.float64, (6, classes, 3), mask=mask)
+        x = tensors.pop("input").movedim(1, -1).round().div(4).round()
+        x[2, 0, [1, 4]], x[2, 1], x[2, 2, 3:] = float("nan"), -float("inf"), float("inf")
+        tensors["logits"] = x.contiguous()
+        where = {"logits": [type(S0)(LAST[p.dim]) if p.is_shard() else p for p in logits], "target": rows, "mask": rows}
+        shared = {key: distributed(x, where[key]) for key, x in tensors.items()}
+        got = safeops.token_log_probs(**shared, with_argmax=True)
+        want = safeops.token_log_probs(**tensors, with_argmax=True)
+        assert got.argmax.dtype == torch.int64 and got.correct.dtype == torch.bool
+        assert torch.equal(got.argmax.full_tensor(), want.argmax)
+        assert torch.equal(got.correct.full_tensor(), want.correct)
+        for key in ("log_prob", "entropy", "logsumexp"):
+            take = lambda result: getattr(result, key)  # noqa: B023, E731
+            compare("token_log_probs", tensors, where, torch.float64, take=take, with_argmax=True)
+
+
 CASES = {
     "log-probs": functools.partial(check_log_probs, [*CLASSES, *ROWS[:2]]),
     "log-probs-infinite": check_log_probs_of_infinite_logits,
+    "argmax": check_argmax,
     "classes-fp64": functools.partial(check, torch.float64, CLASSES),
     "classes-fp32": functools.partial(check, torch.float32, CLASSES[:2]),
     "rows": functools.partial(check, torch.float64, ROWS, options=OPTIONS[:4]),

@@ -97,6 +97,12 @@ def cases():
         results[f"general token_log_probs{which} odd {name}"] = make(odd, **read, **capped)
         results[f"aligned cross_entropy{which} capped {name}"] = make(x, weight=True, smooth=True, **capped)
         results[f"aligned token_log_probs{which} double"] = make(meta((8192, 32000), F64), **read, **capped)
+    argmax = read | {"argmax": True}
+    for x_of, which in ((x, ""), (images, " images"), (short, " short"), (few, " few long"), (huge, " wide")):
+        results[f"aligned token_log_probs argmax{which} {name}"] = forward(x_of, **argmax)
+    results[f"aligned token_log_probs argmax odd long {name}"] = forward(words, **argmax, **capped)
+    results[f"general token_log_probs argmax odd {name}"] = forward(odd, **argmax, **capped)
+    results["aligned token_log_probs argmax double"] = forward(meta((8192, 32000), F64), **argmax, **capped)
     results[f"aligned token_log_probs few long {name}"] = forward(few, **read)
     results[f"aligned token_log_probs many long {name}"] = forward(many, **read, **capped)
     results[f"aligned cross_entropy few long {name}"] = forward(few)

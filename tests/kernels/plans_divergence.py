@@ -1,5 +1,6 @@
 """The plans of the divergences of two rows of logits, forward and backward, for test_triton_build.py."""
 
+import itertools
 import re
 
 import torch
@@ -18,9 +19,20 @@ def forward(op, x, y):
     return row.plan(*plan, constants, **options)
 
 
+def sums(op, x, y):
+    """The plan for a part of the classes."""
+    rows = x.shape[:-1]
+    _, plan, constants, options = forward_of.prepare(op, x, y, meta(rows, torch.bool), numbers_of(x))
+    return row.plan(*plan, constants, **options)
+
+
+def numbers_of(x):
+    return meta((forward_of.NUMBERS, *x.shape[:-1]), F64 if x.dtype == F64 else F32)
+
+
 def backward(op, x, y, *needed):
     rows = x.shape[:-1]
-    numbers = meta((forward_of.NUMBERS, *rows), F32)
+    numbers = numbers_of(x)
     grad, keep = meta((), F32).expand(rows), meta(rows, torch.bool)
     _, plan, constants, options = backward_of.prepare(op, grad, x, y, numbers, keep, needed or (True, False))
     return row.plan(*plan, constants, **options)
@@ -40,6 +52,11 @@ def cases():
             results[f"aligned {which} most that is whole bfloat16"] = make(op, x_of(16384), x_of(16384))
             results[f"aligned {which} across bfloat16"] = make(op, across, across)
             results[f"aligned {which} wide bfloat16"] = make(op, wide, wide)
+        for dtype in (BF16, F64) if kind != "kl" else ():
+            name, x, short = str(dtype)[6:], meta((8192, 32064), dtype), meta((8192, 1024), dtype)
+            results[f"aligned {kind}_sums long {name}"] = sums(op, x, x)
+            results[f"aligned {kind}_sums short {name}"] = sums(op, short, short)
+            results[f"general {kind}_sums odd {name}"] = sums(op, odd.to(dtype), odd.to(dtype))
         results[f"aligned {kind}_backward both bfloat16"] = backward(op, x_of(32000), x_of(32000), True, True)
     return results
 
@@ -49,6 +66,8 @@ def x_of(classes):
 
 
 def covered(plans):
-    """Rows whole and in parts, of each kind."""
-    seen = {(plan.constants["OP"], plan.constants["WHOLE"]) for plan in plans if plan.kernel is forward_of.DIVERGENCE}
-    assert seen == {(op.value, whole) for op in KINDS.values() for whole in (False, True)}
+    """Rows whole and in parts, of each kind; from given numbers too, which that of Kullback and Leibler needs not."""
+    names, forwards = ("OP", "WHOLE", "GIVEN"), [plan for plan in plans if plan.kernel is forward_of.DIVERGENCE]
+    seen = {tuple(plan.constants[name] for name in names) for plan in forwards}
+    every = {(op.value, *flags) for op in KINDS.values() for flags in itertools.product((False, True), repeat=2)}
+    assert seen == every - {(forward_of.KL.value, whole, True) for whole in (False, True)}

@@ -15,14 +15,20 @@ from tests.ops.record import DEVICE, NOT_SAFE, ONE_OPERAND, Record
 # ---- definitions
 
 
-def token_log_probs(logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None):
+def token_log_probs(
+    logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False
+):  # fmt: skip
     classes = logits.shape[-1]
     keep = (target >= 0) & (target < classes) & (target != ignore_index)
     keep = keep if mask is None else keep & mask
     is_own = (torch.arange(classes, device=target.device) == target.unsqueeze(-1)) & keep.unsqueeze(-1)
+    best = ()
+    if with_argmax:
+        argmax = torch.where(keep, logits.argmax(-1) if classes else target, 0)
+        best = argmax, keep & (argmax == target)
     x = shaped(torch.where(keep.unsqueeze(-1), logits, 0), temperature, softcap)
     if not classes:
-        return (x.sum(-1),) * 3
+        return *(x.sum(-1),) * 3, *best
     certain = ((x == torch.inf) == is_own).all(-1) & is_own.any(-1) & ~x.isnan().any(-1)
     x = torch.where(certain.unsqueeze(-1), 0, x)
     x = x + torch.where((x == torch.inf).any(-1, keepdim=True), torch.nan, 0)  # (and so are the gradients)
@@ -33,7 +39,7 @@ def token_log_probs(logits, target, *, mask=None, ignore_index=-100, temperature
     entropy = -torch.where(p == 0, 0, p * torch.where(p == 0, 0, log_p)).sum(-1)
     results = log_prob, entropy, torch.where(log_prob.isnan(), torch.nan, log_sum.squeeze(-1))
     limits = 0, 0, torch.inf
-    return tuple(torch.where(keep, torch.where(certain, at, r), 0) for r, at in zip(results, limits))
+    return *(torch.where(keep, torch.where(certain, at, r), 0) for r, at in zip(results, limits)), *best
 
 
 # ---- the op as the harness calls it
@@ -88,6 +94,8 @@ def _of_rows():
     options = {"mask": m, "temperature": 0.5, "softcap": 2.0}
     yield _sample(data(4, 5, seed=3), t, **options, name="temperature and softcap", slow=True)
     yield _sample(data(3, 40, seed=4), indices(3, 1, classes=40), temperature=1.5, name="temperature")
+    options = {"mask": mask(2, 3, 1), "with_argmax": True}
+    yield _sample(data(2, 3, 40, seed=5), indices(2, 3, 1, classes=40), **options, name="argmax")
 
 
 T = torch.tensor([0, 4])
@@ -118,6 +126,11 @@ def _bad_calls(name):
     yield Bad(*call(X, T, ignore_index=None), TypeError, (name, "ignore_index", "NoneType"))
 
 
+def _bad_flags(name):
+    for value in (1, None, "yes", torch.tensor(True)):
+        yield must(name, "with_argmax", (X, T), {"with_argmax": value}, TypeError)
+
+
 def bad_numbers(name, *operands):
     """Refused values of temperature and softcap."""
     for key in ("temperature", "softcap"):
@@ -142,14 +155,20 @@ def _gpu_case(n, dtype, seed):
 
 def _direct():
     x = data(4, 5).float().to(DEVICE).requires_grad_()
-    return torch.ops.safeops.token_log_probs.default, (x, indices(4, classes=5).to(DEVICE)), {"temperature": 0.5}
+    operands, options = (x, indices(4, classes=5).to(DEVICE)), {"temperature": 0.5}
+    yield torch.ops.safeops.token_log_probs.default, operands, options
+    yield torch.ops.safeops.token_log_probs.with_argmax, operands, {**options, "with_argmax": True}
 
 
 Record(
     "token_log_probs",
     token_log_probs,
     _of_rows(),
-    bad_calls=[*_bad_calls("token_log_probs"), *bad_numbers("token_log_probs", X, T)],
+    bad_calls=[
+        *_bad_calls("token_log_probs"),
+        *bad_numbers("token_log_probs", X, T),
+        *_bad_flags("token_log_probs"),
+    ],
     call={
         "logits": plain(),
         "target": torch.tensor([0, 5, 2, -100, 3]),
@@ -157,6 +176,7 @@ Record(
         "ignore_index": -100,
         "temperature": 0.75,
         "softcap": 4.0,
+        "with_argmax": False,
     },
     gpu=_gpu_case,
     skip=NOT_SAFE
@@ -167,5 +187,5 @@ Record(
     },
     adapt=adapted,
     row_terms=row_terms,
-    raw_ops=[_direct()],
+    raw_ops=[*_direct()],
 )

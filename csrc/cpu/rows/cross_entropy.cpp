@@ -83,12 +83,21 @@ void finish_entropy(const void*, int64_t rows, const double* const* states, doub
     const bool certain = top > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == top;
     for (int i : {0, 1, 4, 5}) results[i][r] = certain ? 0 : kNaN;
     results[2][r] = certain ? top : kNaN;
-    results[3][r] = certain || top < 0 ? top : kNaN;  // (-inf tells one who has other classes that these have none)
+    // (-inf tells one who has other classes that none of these exists)
+    results[3][r] = certain || states[kTotal][r] == 0 ? top : kNaN;
   }
   for (int i = 0; i < 6; ++i) {
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, results[i][r]);
   }
+}
+
+template <class C>
+void finish_argmax(const void* op, int64_t rows, const double* const* states, double* const* results,
+                   C* const* parameters) {
+  finish_entropy<C>(op, rows, states, results, parameters);
+  for (int64_t r = 0; r < rows; ++r)
+    results[6][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, states[kIndex][r]);
 }
 
 // ---- the ops
@@ -102,14 +111,18 @@ RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
       pick_width<&accumulate_rows<C, 64>, &accumulate_rows<C, 32>, &accumulate_rows<C, 16>>();
   loops.accumulate_columns = pick<&accumulate_columns<C>>();
   loops.states = states_of(op);
-  loops.merge = op.has_entropy             ? pick<&merge_moments<C>>()
+  loops.merge = op.has_argmax                ? pick<&merge_best<C>>()
+                : op.has_entropy             ? pick<&merge_moments<C>>()
                 : loops.states == kStates    ? pick<&merge<C, kStates>>()
                 : loops.states == kMass + 1 ? pick<&merge<C, kMass + 1>>()
                                             : pick<&merge<C, kTargetLogit + 1>>();
-  loops.finish = op.has_entropy ? pick<&finish_entropy<C>>() : pick<&finish<C>>();
+  loops.finish = op.has_argmax    ? pick<&finish_argmax<C>>()
+                 : op.has_entropy ? pick<&finish_entropy<C>>()
+                                  : pick<&finish<C>>();
   // (the other loops have buffers for a chunk)
   if (!op.has_probabilities && !op.has_uniform && !op.has_entropy) loops.converted_piece = 2 * kChunk;
   loops.start[kMax] = kMinusInfinity<double>;
+  if (op.has_argmax) loops.start[kBest] = kMinusInfinity<double>, loops.start[kIndex] = kInfinity<double>;
   return loops;
 }
 
@@ -162,37 +175,65 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, co
   return {loss, keep, weights, row_stats};
 }
 
+// argmax: of each row, or null.
 template <class C>
 void run_entropy(const ClassRows& rows, const View& x, double temperature, double softcap, const View& results,
-                 const View& row_stats) {
+                 const View& row_stats, double* argmax) {
   CrossEntropy<C> op(false, nullptr, false, 0, 0, Logits<C>(temperature, softcap));
   op.has_entropy = true;
+  op.has_argmax = argmax != nullptr;
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
+  if (argmax && op.logits.changed) walk.input(x);  // as it is
   const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
   walk.row_input(place.view(), false);
   walk.row_input(place.view(), false);  // (no weight)
   for (const View& all : {results, row_stats})
     for (int i = 0; i < 3; ++i) walk.result(row_stat(rows, all, i).view(), false);
+  if (argmax) walk.result(RowValues<double>(rows.shape, argmax, DType::kDouble).view(), false);
   walk.run(forward_loops<C>(op), &op);
 }
 
-std::tuple<Tensor, Tensor> token_log_probs(const Tensor& input, const Tensor& target,
-                                           const std::optional<Tensor>& mask, int64_t ignore_index, double temperature,
-                                           double softcap) {
-  constexpr char kName[] = "_token_log_probs";
+constexpr char kLogProbs[] = "_token_log_probs";
+
+std::tuple<Tensor, Tensor> log_probs(const ClassRows& rows, const Tensor& input, double temperature, double softcap,
+                                     double* argmax) {
   const View x(input);
-  ClassRows rows(kName, x);
-  rows.read(kName, &target, mask, ignore_index, true, nullptr);
   const DType dtype = wide(x.dtype, x.dtype);
   const Tensor results = empty(rows.with(3), dtype, input), row_stats = empty(rows.with(3), dtype, input);
   if (rows.classes == 0) {
     set_zero(results), set_zero(row_stats);
   } else {
     (dtype == DType::kDouble ? run_entropy<double> : run_entropy<float>)(rows, x, temperature, softcap, View(results),
-                                                                         View(row_stats));
+                                                                         View(row_stats), argmax);
   }
   return {results, row_stats};
+}
+
+std::tuple<Tensor, Tensor> token_log_probs(const Tensor& input, const Tensor& target,
+                                           const std::optional<Tensor>& mask, int64_t ignore_index, double temperature,
+                                           double softcap) {
+  ClassRows rows(kLogProbs, View(input));
+  rows.read(kLogProbs, &target, mask, ignore_index, true, nullptr);
+  return log_probs(rows, input, temperature, softcap, nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> token_log_probs_argmax(const Tensor& input, const Tensor& target,
+                                                                  const std::optional<Tensor>& mask,
+                                                                  int64_t ignore_index, double temperature,
+                                                                  double softcap) {
+  ClassRows rows(kLogProbs, View(input));
+  rows.read(kLogProbs, &target, mask, ignore_index, true, nullptr);
+  std::vector<double> index(std::max<int64_t>(1, rows.count));
+  const auto [results, row_stats] = log_probs(rows, input, temperature, softcap, index.data());
+  const Tensor argmax = empty(rows.shape, DType::kLong, input), correct = empty(rows.shape, DType::kBool, input);
+  auto* classes = reinterpret_cast<int64_t*>(View(argmax).data);
+  auto* is_own = reinterpret_cast<uint8_t*>(View(correct).data);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    classes[r] = static_cast<int64_t>(index[r]);
+    is_own[r] = rows.place[r] == index[r];
+  }
+  return {results, argmax, correct, row_stats};
 }
 
 }  // namespace
@@ -200,6 +241,7 @@ std::tuple<Tensor, Tensor> token_log_probs(const Tensor& input, const Tensor& ta
 STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
   m.impl("_cross_entropy", TORCH_BOX(&cross_entropy));
   m.impl("_token_log_probs", TORCH_BOX(&token_log_probs));
+  m.impl("_token_log_probs_argmax", TORCH_BOX(&token_log_probs_argmax));
 }
 
 }  // namespace safeops::cpu

@@ -19,6 +19,7 @@ struct CrossEntropy {
   bool row_weights;            // each row has a weight: that of its class
   bool has_factor, has_uniform;  // the row_stats that exist after the two parts of logsumexp
   bool has_entropy = false;    // the entropy is wanted, and nothing of the above
+  bool has_argmax = false;     // beside it the class of the largest logit; the logits as they are may be a second input
   Logits<C> logits;
 
   CrossEntropy(bool has_probabilities_, const C* weights_, bool weighted, double smoothing_, double z_,

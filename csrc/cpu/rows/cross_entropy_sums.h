@@ -19,12 +19,15 @@ enum {
   kWeight,       // sum of w over the same classes
   kCount,        // A, their number
   kStates,
-  kMoment = kMass  // of the entropy: sum of exp(x - max) (x - max)
+  kMoment = kMass,  // of the entropy: sum of exp(x - max) (x - max)
+  kBest = kSum,     // of the argmax: the largest logit as it is, NaN above all others
+  kIndex = kWeight  // its class, the first of several
 };
 enum { kRowWeight = kFirstFree };
 
 template <class C>
 int states_of(const CrossEntropy<C>& op) {
+  if (op.has_argmax) return kIndex + 1;
   return op.has_uniform ? kStates : op.has_probabilities || op.has_entropy ? kMass + 1 : kTargetLogit + 1;
 }
 
@@ -51,6 +54,30 @@ double count_infinite(const C* x, int64_t n, int64_t step) {
   return count;
 }
 
+template <class C>
+const C* logits_as_they_are(const CrossEntropy<C>& op, const Piece<C>& p, int64_t& step) {
+  const int input = op.logits.changed ? 1 : 0;
+  step = p.step[input];
+  return p.in[input];
+}
+
+// The largest of n values, and where it is first; NaN is above all others.
+template <int kBytes, class C>
+inline int64_t best_run(const C* x, int64_t n, double& best) {
+  const C top = max_run<kBytes>(x, n);
+  const auto length = static_cast<BitsOf<C>>(n);
+  BitsOf<C> at = length, at_nan = length;
+#pragma omp simd reduction(min : at, at_nan)
+  for (BitsOf<C> i = 0; i < length; ++i) {
+    const BitsOf<C> own = x[i] == top ? i : length, nan = x[i] != x[i] ? i : length;
+    at = own < at ? own : at;
+    at_nan = nan < at_nan ? nan : at_nan;
+  }
+  const bool has_nan = at_nan < length;
+  best = has_nan ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(top);
+  return static_cast<int64_t>(has_nan ? at_nan : at);
+}
+
 // x (rows, classes), q likewise
 template <class C, int kBytes>
 void accumulate_rows(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
@@ -67,6 +94,11 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
     const C* x = p.in[0] + r * p.step[0];
     const C maximum = max_run<kBytes>(x, n), pivot = pivot_of(maximum);
     states[kMax][r] = maximum;
+    if (call.has_argmax) {
+      int64_t step;
+      const C* line = logits_as_they_are(call, p, step) + r * step;
+      states[kIndex][r] = static_cast<double>(p.first + best_run<kBytes>(line, n, states[kBest][r]));
+    }
     if (call.has_entropy) {
       for_blocks(n, [&](int64_t i) {
         counts[i] = exp_term(x[i] - pivot);
@@ -159,6 +191,24 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const* param
     }
     for (int64_t k = 0; k < n; ++k) states[kMoment][k] = weight[k];
   }
+  if (call.has_argmax) {
+    int64_t step;
+    const C* line = logits_as_they_are(call, p, step);
+    for (int64_t k = 0; k < n; ++k) weight[k] = line[k], count[k] = 0;
+    for (int64_t i = 1; i < p.height; ++i) {
+      line += step;
+      SAFEOPS_SIMD
+      for (int64_t k = 0; k < n; ++k) {
+        const bool larger = (!(line[k] <= weight[k])) & (weight[k] == weight[k]);
+        weight[k] = select(larger, line[k], weight[k]);
+        count[k] = select(larger, static_cast<C>(i), count[k]);
+      }
+    }
+    for (int64_t k = 0; k < n; ++k) {
+      states[kBest][k] = weight[k];
+      states[kIndex][k] = static_cast<double>(p.first) + count[k];
+    }
+  }
   if (call.has_uniform) std::fill_n(states[kMass], n, 0.0);
   for (int64_t k = 0; k < n && infinite != 0; ++k)
     if (maximum[k] == kInfinity<C>) states[kTotal][k] = count_infinite(x + k, p.height, p.step[0]);
@@ -225,6 +275,17 @@ void merge_moments(int64_t rows, double* const* into, const double* const* from)
     into[kMoment][r] = moment * ratio_of<C>(a, most) + other_moment * ratio_of<C>(b, most);
   }
   merge<C, kTargetLogit + 1>(rows, into, from);
+}
+
+template <class C>
+void merge_best(int64_t rows, double* const* into, const double* const* from) {
+  merge_moments<C>(rows, into, from);
+  for (int64_t r = 0; r < rows; ++r) {
+    const double a = into[kBest][r], b = from[kBest][r];
+    const bool as_large = a == b || (a != a && b != b), larger = a == a && !(b <= a);
+    if (as_large ? from[kIndex][r] < into[kIndex][r] : larger)
+      into[kBest][r] = b, into[kIndex][r] = from[kIndex][r];
+  }
 }
 
 }  // namespace

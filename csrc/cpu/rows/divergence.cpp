@@ -25,6 +25,11 @@ Shape Pair::numbers_shape() const {
   return out;
 }
 
+void Pair::check_numbers(const char* name, const View& numbers) const {
+  STD_TORCH_CHECK(numbers.dtype == dtype && numbers.contiguous() && numbers_shape().is(numbers.ndim, numbers.sizes),
+                  name, ": numbers are not those of the forward");
+}
+
 namespace {
 
 // ---- the sums of each row alone; for the divergence of Kullback and Leibler sum exp(y - top) (y - x) about both tops
@@ -144,15 +149,15 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
     const bool kept = parameters[kKept][r] != 0;
-    for (int j : {0, 2}) {  // a row of nothing but -inf has no distribution
+    for (int j : {0, 2}) {
       const double total = states[j + 1][r];
       results[j][r] = select_or_zero(kept, states[j][r]);
-      results[j + 1][r] = select_or_zero(kept, select(total == 0, std::numeric_limits<double>::quiet_NaN(),
-                                                      math::log_positive(total)));
+      results[j + 1][r] = select_or_zero(kept, select(total == 0, kMinusInfinity<double>, math::log_positive(total)));
     }
     if (!Kind::one_pass) continue;
     const double mean = states[kScale][r] * states[kCross][r] / states[kTotalY][r];
-    const double value = mean + (results[kSpreadX][r] - results[kSpreadY][r]);
+    const double value = select(states[kTotalX][r] == 0, std::numeric_limits<double>::quiet_NaN(),
+                                mean + (results[kSpreadX][r] - results[kSpreadY][r]));
     results[kMeanX][r] = select_or_zero(kept, -1.0);
     results[kMeanY][r] = results[kNumbers][r] = select_or_zero(kept, value);
   }
@@ -236,6 +241,26 @@ void finish_terms(const void*, int64_t rows, const double* const* states, double
 
 // ---- the op
 
+// sums: what the classes add to both slopes' sums and to the divergence.
+template <class Kind, class C>
+void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& numbers,
+               std::initializer_list<View> sums) {
+  RowLoops<C> terms;
+  terms.prepare = pick<&prepare_numbers<C>>();
+  terms.accumulate_rows = pick_width<&add_rows<Kind, C, 64>, &add_rows<Kind, C, 32>, &add_rows<Kind, C, 16>>();
+  terms.accumulate_columns = pick<&add_columns<Kind, C>>();
+  terms.merge = merge_terms;
+  terms.finish = pick<&finish_terms<C>>();
+  terms.states = kTermStates;
+  Rowwise<C> walk(pair.shape, -1, pair.x);
+  walk.input(pair.x), walk.input(pair.y);
+  for (int i = 0; i < kMeanX; ++i) walk.row_input(pair.number(numbers, i).view(), false);
+  const RowValues<const double> keep = pair.keep();
+  walk.row_input(keep.view(), false);
+  for (const View& sum : sums) walk.result(sum, false);
+  walk.run(terms, &op);
+}
+
 template <class Kind, class C>
 void run(const Pair& pair, const DivergenceOptions<C>& op, const View& loss, const View& numbers) {
   RowLoops<C> sums;
@@ -254,21 +279,7 @@ void run(const Pair& pair, const DivergenceOptions<C>& op, const View& loss, con
   if (Kind::one_pass) first.result(loss, false);
   first.run(sums, &op);
   if (Kind::one_pass) return;
-
-  RowLoops<C> terms;
-  terms.prepare = pick<&prepare_numbers<C>>();
-  terms.accumulate_rows = pick_width<&add_rows<Kind, C, 64>, &add_rows<Kind, C, 32>, &add_rows<Kind, C, 16>>();
-  terms.accumulate_columns = pick<&add_columns<Kind, C>>();
-  terms.merge = merge_terms;
-  terms.finish = pick<&finish_terms<C>>();
-  terms.states = kTermStates;
-  Rowwise<C> second(pair.shape, -1, pair.x);
-  second.input(pair.x), second.input(pair.y);
-  for (int i = 0; i < kMeanX; ++i) second.row_input(pair.number(numbers, i).view(), false);
-  second.row_input(keep.view(), false);
-  for (int i : {kMeanX, kMeanY}) second.result(pair.number(numbers, i).view(), false);
-  second.result(loss, false);
-  second.run(terms, &op);
+  add_terms<Kind>(pair, op, numbers, {pair.number(numbers, kMeanX).view(), pair.number(numbers, kMeanY).view(), loss});
 }
 
 template <class Kind>
@@ -286,12 +297,42 @@ std::tuple<Tensor, Tensor> divergence(const Tensor& input, const Tensor& target,
   return {loss, numbers};
 }
 
+// (3, *rows): the sums of some of the classes, from numbers of whole rows.
+template <class Kind>
+Tensor divergence_sums(const Tensor& input, const Tensor& target, const Tensor& numbers,
+                       const std::optional<Tensor>& keep, double temperature, double beta) {
+  constexpr char kName[] = "divergence_sums";
+  const Pair pair(kName, input, target, keep);
+  const View of_rows(numbers);
+  pair.check_numbers(kName, of_rows);
+  Shape shape = pair.numbers_shape();
+  shape.size[0] = 3;
+  const Tensor sums = empty(shape, pair.dtype, input);
+  if (pair.shape.size[pair.rows.ndim] == 0) {
+    set_zero(sums);
+    return sums;
+  }
+  const View view(sums);
+  const auto add = [&](auto scale, auto share) {
+    add_terms<Kind>(pair, DivergenceOptions<decltype(scale)>{scale, share}, of_rows,
+                    {pair.number(view, 0).view(), pair.number(view, 1).view(), pair.number(view, 2).view()});
+  };
+  if (pair.dtype == DType::kDouble) {
+    add(1 / temperature, beta);
+  } else {
+    add(static_cast<float>(1 / temperature), static_cast<float>(beta));
+  }
+  return sums;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
   m.impl("_kl_div_with_logits", TORCH_BOX(&divergence<Kl>));
   m.impl("_js_div_with_logits", TORCH_BOX(&divergence<Js>));
   m.impl("_tv_with_logits", TORCH_BOX(&divergence<Tv>));
+  m.impl("_js_div_with_logits_sums", TORCH_BOX(&divergence_sums<Js>));
+  m.impl("_tv_with_logits_sums", TORCH_BOX(&divergence_sums<Tv>));
 }
 
 }  // namespace safeops::cpu

@@ -86,6 +86,8 @@ struct Pair {
   // (6, *rows)
   Shape numbers_shape() const;
 
+  void check_numbers(const char* name, const View& numbers) const;
+
   // Number i of each row, contiguous.
   RowValues<char> number(const View& numbers, int i) const {
     return RowValues<char>(rows, numbers.data + i * rows.numel() * size_of(dtype), dtype);

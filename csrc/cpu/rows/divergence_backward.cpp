@@ -95,9 +95,7 @@ std::tuple<Tensor, Tensor> divergence_backward(const Tensor& grad, const Tensor&
   const View g(grad), of_rows(numbers);
   STD_TORCH_CHECK(g.is_floating() && pair.rows.is(g.ndim, g.sizes), kName,
                   ": grad must be floating, one for each row");
-  STD_TORCH_CHECK(of_rows.dtype == pair.dtype && of_rows.contiguous() &&
-                      pair.numbers_shape().is(of_rows.ndim, of_rows.sizes),
-                  kName, ": numbers are not those of the forward");
+  pair.check_numbers(kName, of_rows);
   const bool needed[] = {need_input, need_target};
   const auto make = [&](bool wanted, const Tensor& t, const View& view) {
     return wanted ? output_like(pair.shape, view.dtype, t, view) : empty_vector(view.dtype, t);

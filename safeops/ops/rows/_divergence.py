@@ -1,5 +1,7 @@
 """Divergences of two rows of logits, element by element of the distributions that they stand for."""
 
+import functools
+
 import torch
 
 from safeops.core import check, loss_reduction
@@ -13,6 +15,7 @@ from safeops.ops.rows._logits import as_float
 from safeops.ops.rows._row_loss import ARGUMENTS as ROW_ARGUMENTS
 from safeops.ops.rows._row_loss import finish, validate, vectors
 
+INF = float("inf")
 NUMBERS = 6  # of a row that its backward needs
 EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
 
@@ -71,14 +74,14 @@ def _slopes(terms, u, v, p, q, beta):
 
 
 def _numbers(terms, input, target, keep, temperature, beta):
-    """(6, *rows): of both operands the largest logit and log sum exp((x - top) / T); the sums of the slopes to the
-    input's and to the target's logits."""
+    """(6, *rows): of both operands the largest logit and log sum exp((x - top) / T), -inf where no class exists; the
+    sums of the slopes to the input's and to the target's logits."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
     tops = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
-    x, y = ((x - top) / temperature for x, top in zip((x, y), tops))
+    x, y = ((x - torch.where(top == -INF, 0, top)) / temperature for x, top in zip((x, y), tops))
     spreads = [x.logsumexp(-1, keepdim=True) for x in (x, y)]
     v, u = (x - spread for x, spread in zip((x, y), spreads))
     sums = [slope.sum(-1, keepdim=True) for slope in _slopes(terms, u, v, u.exp(), v.exp(), beta)]
@@ -103,6 +106,20 @@ def _backward(terms, grad, input, target, numbers, keep, temperature, beta, need
     return tuple(results)
 
 
+def _sums(terms, input, target, numbers, keep, temperature, beta):
+    """(3, *rows): what some of the classes add to the sums of the slopes and to the divergence, where the first four
+    numbers are those of whole rows."""
+    compute = compute_dtype(input.dtype, target.dtype)
+    x, y = (x.detach().double() for x in (input, target))
+    if keep is not None:
+        x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+    top_x, spread_x, top_y, spread_y = numbers[:4].double().unsqueeze(-1)
+    v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
+    operands = u, v, u.exp(), v.exp(), beta
+    sums = torch.stack([x.sum(-1) for x in (*_slopes(terms, *operands), terms(*operands))])
+    return (sums if keep is None else torch.where(keep, sums, 0)).to(compute)
+
+
 # ---- op
 
 
@@ -113,6 +130,10 @@ def _fake(input, target, *_):
 
 def _fake_backward(grad, input, target, numbers, keep, temperature, beta, *needed):
     return only(needed, (input, target))
+
+
+def _fake_sums(input, target, *_):
+    return input.new_empty((3, *input.shape[:-1]), dtype=compute_dtype(input.dtype, target.dtype))
 
 
 # ---- record
@@ -130,7 +151,9 @@ class Divergence(Op):
 
     differentiable = (0, 1)
     compiled = ("cpu", "cuda")
+    shards = "divergence"
     example, validate_options = EXAMPLE, staticmethod(validate_options)
+    sums = None  # the raw op of terms that need the whole rows first, from a part of the classes
 
     def __init__(self, name, module, terms):
         self.module = module
@@ -160,7 +183,16 @@ class Divergence(Op):
             composite=composite_backward,
             triton=f"rows.divergence_backward.{name}_backward",
         )
-        super().__init__(name, forward, backward, definition)
+        if terms is not kl:
+            self.sums = declare_raw(
+                f"_{name}_sums",
+                "(Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
+                "float beta=0.5) -> Tensor",
+                fake=_fake_sums,
+                composite=functools.partial(_sums, terms),
+                triton=f"rows.divergence.{name}_sums",
+            )
+        super().__init__(name, forward, backward, definition, also=(self.sums,))
 
     def prepare(self, *operands):
         return not any(symbolic(number) for number in operands[3:]), operands

@@ -32,6 +32,14 @@ class TokenLogProbs(NamedTuple):
     logsumexp: torch.Tensor
 
 
+class TokenLogProbsAndArgmax(NamedTuple):
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    logsumexp: torch.Tensor
+    argmax: torch.Tensor
+    correct: torch.Tensor
+
+
 # ---- definition: of classes in the place of `class_dim`
 
 
@@ -55,6 +63,15 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
     return torch.where(keep, torch.stack(rows), 0).to(compute)
 
 
+def define_argmax(input, target, mask=None, ignore_index=-100, *shape):
+    """`define`; and of each row the first class of the largest logit, and whether it is the row's own."""
+    rows, input, dim = define(input, target, mask, ignore_index, *shape), gather_classes(input), class_dim(input)
+    _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, torch.float64)
+    x = torch.where(keep.unsqueeze(dim), input.detach(), 0)  # select before arithmetic
+    argmax = x.argmax(dim) if x.shape[dim] else torch.zeros_like(keep, dtype=torch.int64)
+    return rows, argmax, keep & (argmax == target)
+
+
 def _numbers(input, target, mask, ignore_index, temperature, softcap, entropy):
     """The numbers of each row that backward needs: its largest logit, what the logsumexp is above it, the entropy."""
     dim, compute = class_dim(input), compute_dtype(input.dtype)
@@ -68,6 +85,11 @@ def _numbers(input, target, mask, ignore_index, temperature, softcap, entropy):
 def _composite(input, target, *options):
     rows = define(input, target, *options)
     return rows, _numbers(input, target, *options, rows[1].detach())
+
+
+def _composite_argmax(input, target, *options):
+    rows, *best = define_argmax(input, target, *options)
+    return rows, *best, _numbers(input, target, *options, rows[1].detach())
 
 
 def _composite_backward(
@@ -100,13 +122,28 @@ def _fake(input, *_):
     return input.new_empty((3, *rows), dtype=dtype), input.new_empty((3, *rows), dtype=dtype)
 
 
+def _fake_argmax(input, *_):
+    rows, numbers = _fake(input)
+    shape = rows.shape[1:]
+    return rows, input.new_empty(shape, dtype=torch.int64), input.new_empty(shape, dtype=torch.bool), numbers
+
+
+_OPERANDS = (
+    "Tensor input, Tensor target, Tensor? mask=None, int ignore_index=-100, float temperature=1.0, float softcap=0.0"
+)
 _forward = declare_raw(
     "_token_log_probs",
-    "(Tensor input, Tensor target, Tensor? mask=None, int ignore_index=-100, float temperature=1.0, "
-    "float softcap=0.0) -> (Tensor rows, Tensor numbers)",
+    f"({_OPERANDS}) -> (Tensor rows, Tensor numbers)",
     fake=_fake,
     composite=_composite,
     triton="rows.token_log_probs.token_log_probs",
+)
+_forward_argmax = declare_raw(
+    "_token_log_probs_argmax",
+    f"({_OPERANDS}) -> (Tensor rows, Tensor argmax, Tensor correct, Tensor numbers)",
+    fake=_fake_argmax,
+    composite=_composite_argmax,
+    triton="rows.token_log_probs.token_log_probs_argmax",
 )
 _backward = declare_raw(
     "_token_log_probs_backward",
@@ -166,16 +203,34 @@ class TokenLogProbsOp(Op):
         return (self.backward(grad, input, target, results.numbers, *rest),)
 
 
+class ArgmaxToo(TokenLogProbsOp):
+    """It has two results more, without a gradient. Its name is the other op's, whose record takes its place in the
+    registry: what fails is the function."""
+
+    visible = 3
+    saved = slice(3, None)
+    differentiated = staticmethod(define)
+
+
+_argmax_too = ArgmaxToo(NAME, _forward_argmax, _backward, define_argmax)
 _token_log_probs = TokenLogProbsOp(NAME, _forward, _backward, define)
+_token_log_probs.parts = (_argmax_too,)
 
 # ---- public function
 
 
-@_token_log_probs.public(
+_PUBLIC = (
     "(Tensor logits, Tensor target, *, Tensor? mask=None, int ignore_index=-100, float temperature=1.0, "
-    "float? softcap=None) -> (Tensor log_prob, Tensor entropy, Tensor logsumexp)"
+    "float? softcap=None{}) -> (Tensor log_prob, Tensor entropy, Tensor logsumexp{})"
 )
-def token_log_probs(logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None):
+
+
+@_token_log_probs.public(
+    _PUBLIC.format("", ""), ".with_argmax" + _PUBLIC.format(", bool with_argmax", ", Tensor argmax, Tensor correct")
+)
+def token_log_probs(
+    logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False
+):  # fmt: skip
     """log softmax(logits) at the class `target`, the entropy and the logsumexp of each row of logits.
 
         log_prob = x_y - L,   entropy = -sum_c p_c log p_c,   L = log sum_c exp x_c,   p_c = exp(x_c - L)
@@ -195,10 +250,13 @@ def token_log_probs(logits, target, *, mask=None, ignore_index=-100, temperature
         ignore_index: a row of this class is masked out.
         temperature: divides the logits, above 0.
         softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
+        with_argmax: two results more of the same read: `argmax`, the first class of the largest logit as
+            `torch.argmax` has it (NaN is larger than all others), and `correct`, whether that is `target`. A masked-out
+            row has argmax 0 and is not correct: `correct.sum()` over the count of kept rows is the accuracy.
 
     Returns:
         A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for fp16, bf16 and fp32 logits, fp64
-        for fp64.
+        for fp64. With `with_argmax` (log_prob, entropy, logsumexp, argmax, correct), the last of int64 and bool.
 
     Raises:
         IndexError: on the CPU, a class that does not exist and is not `ignore_index`, in a row that `mask` keeps;
@@ -212,6 +270,14 @@ def token_log_probs(logits, target, *, mask=None, ignore_index=-100, temperature
         >>> safeops.token_log_probs(logits, torch.tensor([0, -100])).log_prob
         tensor([-0.2395,  0.0000])
     """
-    rows = _token_log_probs.call(logits, target, mask, ignore_index, temperature, softcap)
+    arguments = logits, target, mask, ignore_index, temperature, softcap
+    if with_argmax is False:
+        return TokenLogProbs(*_each(_token_log_probs.call(*arguments)))
+    check.boolean_flag(NAME, "with_argmax", with_argmax)
+    rows, argmax, correct = _argmax_too.call(*arguments)
+    return TokenLogProbsAndArgmax(*_each(rows), argmax, correct)
+
+
+def _each(rows):
     # (the backward of unbind makes plain zeros of what has no gradient, which no DTensor is stacked with)
-    return TokenLogProbs(*(rows.unbind(0) if rows.__class__ in PLAIN else (rows[0], rows[1], rows[2])))
+    return rows.unbind(0) if rows.__class__ in PLAIN else (rows[0], rows[1], rows[2])

@@ -110,3 +110,37 @@ def test_equal_logits_and_rows_that_are_no_distributions(name, layout):
             assert loss[0].isnan() and not loss[1:].any()
     other[0] = -INF
     assert getattr(divergence, name)(x, other)[0][0].isnan()
+
+
+@pytest.mark.parametrize("layout", ["rows", "odd rows", "long rows", "rows across memory", "no classes"])
+def test_sums_of_a_part_of_the_classes(name, layout):
+    """From the numbers of whole rows, those of all parts add up to what the forward sums."""
+    if name == "kl_div_with_logits":
+        pytest.skip("its parts add up by their shares")
+    for dtypes in ((F32, F32), (BF16, F64)):
+        x, y, keep = example(layout, dtypes)
+        x[..., 2:4] = y[..., 3:4] = -INF
+        loss, numbers = getattr(divergence, name)(x, y, keep, 0.75, 0.25)
+        size = 10 + max(float(t.nan_to_num(0, 0, 0).abs().max()) if t.numel() else 0 for t in (x, y))
+        total, half = 0, x.shape[-1] // 3
+        for part in (slice(half), slice(half, None)):
+            some = x[..., part], y[..., part]
+            sums = getattr(divergence, f"{name}_sums")(*some, numbers, keep, 0.75, 0.25)
+            definition = registry[name].sums(*some, numbers, keep, 0.75, 0.25)
+            close(sums, definition, torch.full_like(sums, size).double(), sums.dtype)
+            total = total + sums
+        want = torch.stack([*numbers[4:], loss])
+        close(total, want, torch.full_like(want, size).double(), want.dtype)
+
+
+@pytest.mark.parametrize("layout", ["rows", "long rows", "rows across memory"])
+def test_only_a_row_without_classes_has_a_spread_of_none(name, layout):
+    """A rank whose classes are all -inf adds nothing, one that has a NaN among them does."""
+    x, _, _ = example(layout)
+    x = x.nan_to_num(0)
+    other = torch.full_like(x, -INF)
+    other.flatten(0, -2)[0, 5] = NAN
+    for pair in ((x, other), (other, x)):
+        loss, numbers = getattr(divergence, name)(*pair)
+        spread = numbers[3 if pair[1] is other else 1].flatten()
+        assert loss.isnan().all() and [bool(t == -INF) for t in spread] == [False] + [True] * (len(spread) - 1)

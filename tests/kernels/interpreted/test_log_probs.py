@@ -5,6 +5,7 @@ import torch
 from safeops.kernels.rows import cross_entropy, cross_entropy_backward, token_log_probs
 from safeops.kernels.rows import plan as row
 
+from safeops.ops.rows.token_log_probs import define_argmax
 from tests.kernels.interpreted.test_classification import (
     LAYOUTS,
     example,
@@ -15,7 +16,7 @@ from tests.kernels.interpreted.test_classification import (
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill
 from tests.ops import definitions
 
-INF = float("inf")
+INF, NAN = float("inf"), float("nan")
 SHAPES_OF_LOGITS = {"as they are": (1.0, 0.0), "scaled": (0.5, 0.0), "capped": (0.75, 2.0)}
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept
 
@@ -36,6 +37,7 @@ def check(x, target, mask, temperature=1.0, softcap=0.0, ignore_index=-100):
         )
     )  # fmt: skip
     assert rows.dtype == row_stats.dtype and rows.shape == want.shape
+    check_argmax(rows, row_stats, x, target, *options)
     if want.numel() == 0:
         return rows
     finite = want.detach().nan_to_num(0, 0, 0)
@@ -47,6 +49,30 @@ def check(x, target, mask, temperature=1.0, softcap=0.0, ignore_index=-100):
         assert d.dtype == x.dtype and d.stride() == torch.empty_like(x).stride()
         close(d, slope, 4 * (grad.abs().max() / temperature) * (1 + finite.abs().amax()), x.dtype)
     return rows
+
+
+def check_argmax(rows, row_stats, x, target, mask, ignore_index, *shape):
+    """The other results are the same bits beside it."""
+    same, argmax, correct, same_stats = token_log_probs.token_log_probs_argmax(x, target, mask, ignore_index, *shape)
+    for one, other in ((same, rows), (same_stats, row_stats)):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    _, want, is_own = define_argmax(x, target, mask, ignore_index)
+    assert argmax.dtype == torch.int64 and correct.dtype == torch.bool
+    assert torch.equal(argmax, want) and torch.equal(correct, is_own)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1.0, 0.0), (0.75, 0.01)], ids=["as they are", "capped alike"])
+def test_the_first_of_equal_logits(layout, shape):
+    """Also where the softcap makes one of several; NaN is larger than inf."""
+    x, target, options = example(layout)
+    rounded, nothing = x.nan_to_num(0).round(), torch.full_like(x, -INF)
+    for logits, special in ((rounded, ()), (rounded.clone(), (INF,)), (rounded, (INF, NAN)), (nothing, ())):
+        classes = classes_last(logits)
+        for i, value in enumerate(special):
+            classes[..., i + 1 :: 3] = value
+        numbers = options["mask"], -100, *shape
+        check_argmax(*token_log_probs.token_log_probs(logits, target, *numbers), logits, target, *numbers)
 
 
 @pytest.mark.parametrize("layout, how", [

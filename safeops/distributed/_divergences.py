@@ -1,0 +1,81 @@
+"""Divergences of DTensors of logits: the local kernel on the rows of each rank.
+
+Where the classes are sharded each rank's kernel gives the tops and logsumexps of its own, all ranks learn them by one
+all-gather, and the local backward kernel takes the row's numbers from there. Of Kullback and Leibler's the parts add
+up by their shares: D(p | q) = sum_r P_r (D_r + log P_r / Q_r). The terms of the others need the whole rows first: a
+second local read, whose sums an all-reduce adds up. The logits stay where they are.
+"""
+
+import torch
+from torch.distributed.tensor import Replicate
+
+from safeops.core.dtypes import compute_dtype
+from safeops.distributed._collectives import add_up, gather
+from safeops.distributed._layout import layout, local, share_rows, shared
+from safeops.ops.rows.kl_div_with_logits import _kl_div_with_logits
+
+INF = float("inf")
+
+
+class Pair:
+    """A rank's part of both logits, which are laid out alike, and which of its rows are kept."""
+
+    def __init__(self, input, target, keep):
+        self.mesh, self.shape, self.placements = layout([input, target])
+        self.x, self.y = (local(t, self.shape, self.placements) for t in (input, target))
+        cut = [p.is_shard(len(self.shape) - 1) for p in self.placements]
+        self.rows = [Replicate() if by_class else p for by_class, p in zip(cut, self.placements)]
+        keep = local(keep, self.shape[:-1], self.rows)
+        self.keep = None if keep is None else keep.contiguous()
+        self.parts = [i for i, by_class in enumerate(cut) if by_class and self.shape[-1]]  # dims of the mesh
+
+    def share(self, result):
+        return share_rows(result, self.mesh, self.shape[:-1], self.rows)
+
+
+def forward(op, *operands):
+    input, target, keep, temperature, beta = op.operands(*operands)
+    of = Pair(input, target, keep)
+    if of.parts:
+        results = _of_parts(op, of, temperature, beta)
+    else:
+        results = op.forward(of.x, of.y, of.keep, temperature, beta)
+    return tuple(map(of.share, results))
+
+
+def gradients(op, grad, needs, operands, results):
+    of = Pair(*operands[:3])
+    local_operands = op.Operands(of.x, of.y, of.keep, *operands[3:])
+    saved = op.Saved(results.numbers.to_local())
+    result = op.gradients(local(grad, of.shape[:-1], of.rows), needs, local_operands, saved)
+    pairs = zip(result, operands, needs)
+    return [shared(d, of.mesh, of.shape, of.placements, x) if need else None for d, x, need in pairs]
+
+
+def _of_parts(op, of, temperature, beta):
+    """The results of the raw forward of whole rows."""
+    rows, compute = of.x.shape[:-1], compute_dtype(of.x.dtype, of.y.dtype)
+    if of.x.shape[-1]:  # (that of Kullback and Leibler reads the logits once)
+        loss, numbers = _kl_div_with_logits.forward(of.x, of.y, of.keep, temperature)
+        columns = torch.stack((*numbers[:4], loss))
+    else:
+        columns = of.x.new_full((5, *rows), -INF, dtype=compute)
+    columns = gather(op.name, columns, of.mesh, of.parts).double()  # (ranks, 5, *rows)
+    tops, spreads, losses = columns[:, :4:2], columns[:, 1:4:2], columns[:, 4]
+    has_none = spreads == -INF  # a rank has none of the classes that exist
+    tops = torch.where(has_none, -INF, tops)
+    top = tops.amax(0)  # (2, *rows), of the input and of the target
+    log_sums = torch.where(has_none, -INF, (tops - top) / temperature + spreads)
+    spread = log_sums.logsumexp(0)
+    numbers = torch.stack((top, spread), 1).flatten(0, 1)
+    if op.sums is None:
+        log_q, log_p = (log_sums - spread).unbind(1)  # of the parts
+        p = log_p.exp()
+        terms = p * (torch.where(has_none[:, 0], 0, losses) + log_p - log_q)
+        loss = torch.where(p == 0, 0, terms).sum(0)
+        slopes = torch.full_like(loss, -1), loss
+    else:
+        whole = torch.cat((numbers, torch.zeros_like(top))).to(compute)
+        sums = op.sums(of.x, of.y, whole, of.keep, temperature, beta)
+        *slopes, loss = add_up(op.name, sums.double(), of.mesh, of.parts)
+    return loss.to(compute), torch.cat((numbers, torch.stack(slopes))).to(compute)
