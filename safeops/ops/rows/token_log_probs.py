@@ -79,6 +79,7 @@ def _numbers(input, target, mask, ignore_index, temperature, softcap, entropy):
     x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
     top = x.amax(dim) if x.shape[dim] else x.sum(dim)
     spread = torch.logsumexp(x - top.unsqueeze(dim), dim)
+    top = torch.where((top == INF) & entropy.isnan(), torch.nan, top)  # (else that row is certain)
     return torch.where(keep, torch.stack([top, spread, entropy.double()]), 0).to(compute)
 
 

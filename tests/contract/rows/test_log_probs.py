@@ -1,5 +1,6 @@
 """token_log_probs beyond its record; temperature, softcap and row weights of cross_entropy: reports, limits, parity."""
 
+import importlib
 import math
 
 import pytest
@@ -174,3 +175,25 @@ def test_a_named_tuple():
     compiled = torch.compile(safeops.token_log_probs, fullgraph=True, backend="aot_eager")
     for one, other in zip(compiled(x, targets(4, classes=5)), got):
         assert torch.equal(one, other)
+
+
+RAW = {  # options of the raw op, upstream gradients of a row, what its backward takes after the options
+    "token_log_probs": ((None, -100, 1.0, 0.0), (3,), (False,)),
+    "cross_entropy": ((None, None, -100, 0.0, 0.0, 1.0, 0.0), (), (True, False, False)),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_the_gradient_in_torch_is_the_kernels(name):
+    """The raw ops', where no kernel is built: a logit of +inf shows, but the row's own."""
+    x = torch.tensor([[INF, 0.0, 1.0], [INF, INF, 0.0], [0.0, INF, -INF], [0.5, -INF, 1.0], [2.0, NAN, 0.0]])
+    target, (options, upstream, last) = torch.tensor([0, 0, 0, 2, 1]), RAW[name]
+    module = importlib.import_module(f"safeops.ops.rows.{name}")
+    kernels = [getattr(torch.ops.safeops, f"_{name}{suffix}") for suffix in ("", "_backward")]
+    results = []
+    for forward, backward in (kernels, (module._composite, module._composite_backward)):
+        numbers = next(t for t in forward(x, target, *options)[1:] if t.shape[0] in (2, 3))
+        d = backward(torch.ones(*upstream, 5), x, target, numbers, *options, *last)
+        results.append(d[0] if isinstance(d, tuple) else d)
+    torch.testing.assert_close(*results, equal_nan=True)
+    assert results[0].isnan().any(1).tolist() == [False, True, True, False, True]
