@@ -178,7 +178,8 @@ def _log_probs():
     sequences = numbers(4, 4, 33), index.reshape(4, 4)
     yield Sample(sequences, {"mask": flags(4, 1), "temperature": 0.75}, weight=None, name="sequences")
     long = numbers(*LONG), places(2, end=LONG[1] - 1).clamp(min=0)
-    yield Call(long, {}, weight=None, turns=(), name="long rows")
+    for options in ({}, {"with_argmax": True}):
+        yield Call(long, options, weight=None, turns=(), name="long rows" + ", argmax" * len(options))
 
 
 def _divergences():

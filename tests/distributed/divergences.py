@@ -167,7 +167,37 @@ def check_the_wire():
         assert x.grad.placements == y.grad.placements == (S1,)
 
 
+def check_behind_a_layer():
+    """Classes of the layers sharded: the definitions, on logits that torch lays out."""
+    g = torch.Generator().manual_seed(5)
+    names = "linear_kl_div", "linear_reverse_kl_div", "linear_js_div", "linear_tv"
+    for linear, bias in itertools.product(([S0], [S1]), (False, True)):
+        shapes = {"input": (6, 5), "linear_weight": (11, 5), "target": (6, 5), "target_weight": (11, 5)}
+        if bias:
+            shapes |= {"linear_bias": (11,), "target_bias": (11,)}
+        tensors = {key: torch.randn(shape, generator=g, dtype=torch.float64) for key, shape in shapes.items()}
+        layout = {key: linear if key.endswith("weight") else [R] for key in tensors}
+        if linear == [S0]:
+            layout |= {"linear_bias": [S0], "target_bias": [S0]}
+        calls = {name: (tensors, layout) for name in names}
+        classes = {key: x for key, x in tensors.items() if not key.startswith("target")}
+        classes["target"] = torch.randint(11, (6,), generator=g)
+        calls["linear_token_log_probs"] = classes, layout | {"target": [R]}
+        for name, (arguments, places) in calls.items():
+            plain = {k: x.clone().requires_grad_("target" not in k) for k, x in arguments.items()}
+            shared = {k: distributed(x, places[k], "target" not in k) for k, x in arguments.items()}
+            want, got = (getattr(safeops, name)(**tensors) for tensors in (plain, shared))
+            if isinstance(want, tuple):
+                want, got = want.log_prob + want.entropy, got.log_prob + got.entropy
+            close(got, want, 1e-12)
+            want.sum().backward(), got.sum().backward()
+            for key, x in plain.items():
+                if x.requires_grad:
+                    close(shared[key].grad, x.grad, 1e-12, 1)
+
+
 CASES = {
+    "behind-a-layer": check_behind_a_layer,
     "classes-fp64": functools.partial(check, torch.float64, CLASSES),
     "others": functools.partial(check, torch.float64, OTHERS, options=OPTIONS[:2]),
     "beta": check_beta,
