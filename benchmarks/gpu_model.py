@@ -48,6 +48,7 @@ WRITTEN = {
     "multi_margin_kernel": ("loss", "keep", "used", "dx"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")
+PER_SEQUENCE = ("extreme", "grad", "denominator")  # of segment_backward_kernel, which reads them by sequence
 EXTRA = ("used", "origin", "scale", "product", "first", "second", "row_stats")  # what the backward takes
 
 
@@ -79,6 +80,8 @@ def load_of(plan):
         if name in kernel.operands:
             o, i, b = plan.strides[name]
             count = prod(n for n, step in zip(shape, (*b, *o, *i)) if step)
+            if "segments" in values and name in PER_SEQUENCE:
+                count = count // values["M"] * values["segments"]
         else:
             count = values.get("outputs", 0) if name not in ("partial", "counter") else 0
         if name not in kernel.operands or name in WRITTEN.get(kernel.fn.__name__, GRADIENTS):
@@ -95,7 +98,8 @@ def load_of(plan):
             each = 1
             rounds = rounds + 2 if values["splits"] > values["BS"] else 2
     blocks, threads = prod(plan.grid), plan.config.threads
-    return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each)
+    waits = float("segments" in values)  # for the numbers of a sequence, which is looked for before
+    return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each, waits)
 
 
 class Prediction(NamedTuple):

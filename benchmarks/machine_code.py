@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 STORES = -1  # the key of a loop that touches memory, and loads nothing
+AVOIDED = -1  # passes of a loop that the path does not lead through, if there is a choice
 
 
 class Work:
@@ -25,9 +26,12 @@ class Work:
         return Work(self.counts + other.counts, *(a + b for a, b in zip(mine, its)))
 
     def repeated(self, passes):
-        """A loop's body, run so often (None: not at all, and not looked for); a loop that was looked for is a mark."""
+        """A loop's body, run so often (None: not at all, and not looked for); a loop that was looked for is a mark, one
+        to be AVOIDED the opposite."""
         key = self.load or (STORES if self.counts["lsu"] else 0)
-        often, marks = passes.get(key, 1) or 0, self.marks + (passes.get(key) is not None)
+        often = passes.get(key)
+        marks = self.marks + (0 if often is None else -1 if often == AVOIDED else 1)
+        often = 0 if often == AVOIDED else passes.get(key, 1) or 0
         counts = {pipe: often * n for pipe, n in self.counts.items()}
         waits = often * (self.waits or bool(self.load))
         return Work(counts, self.load, self.store, waits, marks) if often else Work(marks=marks)
@@ -177,12 +181,12 @@ class Code(NamedTuple):
 
 
 def read(cubins, arch, nvdisasm):
-    """[Code] of cubins of one kernel each, given with their shared memory."""
-    texts = [text(cubin) for cubin, _ in cubins]
+    """[Code] of cubins of one kernel each, given with their shared memory and the passes of their loops (or None)."""
+    texts = [text(cubin) for cubin, *_ in cubins]
     listings = disassembled([code for code, _ in texts], arch, nvdisasm)
     return [
-        Code(*main_path(listing), registers, shared)
-        for listing, (_, registers), (_, shared) in zip(listings, texts, cubins)
+        Code(*main_path(listing, passes), registers, shared)
+        for listing, (_, registers), (_, shared, passes) in zip(listings, texts, cubins)
     ]
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import safeops
 
-from .contest import FLOOR, Contest, compiled, contests, library, pattern
+from .contest import FLOOR, Absent, Contest, Rival, compiled, contests, library, pattern
 
 
 def wide(x):
@@ -109,9 +109,22 @@ def cut(**options):
     )
 
 
+def chunked():
+    """torch's own by chunks, which keeps no logits."""
+
+    def load():
+        if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+            raise Absent(f"torch {torch.__version__} has no F.linear_cross_entropy by chunks")
+        options = torch.nn.LinearCrossEntropyOptions()
+        return lambda x, w, target: F.linear_cross_entropy(x, w, target, options=options)
+
+    return Rival(load)
+
+
 LAYERS = {
     "F.ce(F.linear)": linear,
     "F.ce(F.linear.float())": linear_widened,
+    "F.linear_cross_entropy": chunked(),
     "compile": compiled(linear_widened),
     "liger": liger(),
     "liger fp32 sums": liger(accum_dtype=torch.float32),

@@ -13,7 +13,10 @@ import torch
 
 from ..case import DTYPES, KEEP, data, keep_mask
 
-FAMILIES = ("masked", "elementwise", "rows", "classification", "losses", "images", "selection", "lists")
+FAMILIES = (
+    "masked", "segments", "elementwise", "rows", "classification", "log_probs", "divergences", "losses", "images",
+    "selection", "lists",
+)  # fmt: skip
 OURS, FLOOR = "safeops", "floor: "  # a name with that prefix is a yardstick, and no rival
 LEAST = {True: 4096, False: 32}  # elements of each dim of small operands: of one dim, of several
 

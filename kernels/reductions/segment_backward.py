@@ -18,19 +18,37 @@ from ..engine.tensors import check_operands, traits
 from ..engine.tile import fetch, indices, is_whole, kept, store, with_rows, within
 from .segments import check_vectors, groups_of_rows
 
+WAYS = tl.constexpr(256)  # bounds that a block reads at once: one after the other each would cost a round trip
+
 
 @triton.jit
-def sequence_of(m, bounds, segments, steps):
-    """The last sequence that begins at or before each row: -1 before all of them, `segments` behind."""
-    low = m * 0
-    high = low + segments + 1
-    for _ in range(steps):  # how many of the bounds are at most m
-        middle = (low + high) // 2
-        bound = tl.load(bounds + middle, mask=middle <= segments, other=0)
-        below = (bound <= m) & (low < high)
-        high = tl.where(below, high, middle)
-        low = tl.where(below, middle + 1, low)
-    return low - 1
+def sequence_of_ends(m, bounds, segments, steps):
+    """The last sequence that begins at or before each of a few rows: -1 before all of them, `segments` behind."""
+    low, span = m * 0, segments + 1
+    begun = low
+    for _ in range(steps):
+        step = (span + WAYS - 1) // WAYS
+        s = low[:, None] + tl.arange(0, WAYS)[None, :] * step
+        bound = tl.load(bounds + s, mask=s <= segments, other=0)
+        begun = tl.sum(((bound <= m[:, None]) & (s <= segments)).to(tl.int32), 1).to(m.dtype)
+        span = step
+        low += tl.maximum(begun - 1, 0) * step
+    return low - (begun == 0).to(m.dtype)
+
+
+@triton.jit
+def sequence_of(m, bounds, segments, first, last):
+    """As above, of rows in sequences from `first` to `last`."""
+    low, high = m * 0 + first, m * 0 + last
+    apart = last - first
+    while apart > 0:
+        middle = low + (high - low + 1) // 2
+        bound = tl.load(bounds + middle, mask=(middle >= 0) & (middle <= segments), other=0)
+        begun = bound <= m
+        low = tl.where(begun, middle, low)
+        high = tl.where(begun, high, middle - 1)
+        apart = apart // 2
+    return low
 
 
 @triton.jit
@@ -92,17 +110,18 @@ def segment_backward_kernel(
         either_tile(x, extreme, mask, weight, grad, denominator, out, of_rows, segments, space, m0, n0, m, n, config)
     else:
         ends = tl.minimum(m0 + tl.arange(0, 2).to(config.I) * (config.BM - 1), space.M - 1)
-        of_ends = sequence_of(ends, bounds, segments, steps)
-        first = tl.min(of_ends, 0)
-        if first == tl.max(of_ends, 0):  # as most are: the numbers of a sequence are read once for the tile
+        of_ends = sequence_of_ends(ends, bounds, segments, steps)
+        first, last = tl.min(of_ends, 0), tl.max(of_ends, 0)
+        if first == last:  # as most are: the numbers of a sequence are read once for the tile
             of_all = first + tl.zeros([1], config.I)
             either_tile(x, extreme, mask, weight, grad, denominator, out, of_all, segments, space, m0, n0, m, n, config)
         else:
-            each = sequence_of(m, bounds, segments, steps)
+            each = sequence_of(m, bounds, segments, first, last)
             either_tile(x, extreme, mask, weight, grad, denominator, out, each, segments, space, m0, n0, m, n, config)
 
 
 SEGMENT_BACKWARD = Kernel(segment_backward_kernel, {None: Config(max_registers=(128, 128))})
+WAYS_BITS = WAYS.value.bit_length() - 1
 PER_SEQUENCE = (1, 4, 5)  # extreme, grad and denominator in their places among the operands
 
 
@@ -122,7 +141,7 @@ def backward_plan(tensors, bounds, ids, shape, sequences, arch=None):
         "C": COMPUTE[compute_dtype(x, weight, grad, out)],
         "I": tl.int64 if wide else tl.int32,
         "segments": sequences,
-        "steps": (sequences + 1).bit_length(),
+        "steps": -(-sequences.bit_length() // WAYS_BITS),
     }
     dtypes = {"bounds": bounds.dtype, "ids": None if ids is None else ids.dtype}
     grid = -(-M // BM) * -(-N // BN), 1

@@ -81,8 +81,8 @@ def regions(op):
     yield Call(odd, {"mask": flags(4, 4, 7, 5), **options}, turns=(8,), name="none, squared")
     yield Call(odd, {"mask": flags(7, 5), **options}, turns=(), name="none, one mask")
     yield Call((x, index), {"weight": weight, "batch": True}, turns=(0, 3), name="class indices, weighted")
-    yield Call((x, y), {"mask": flags(4, 1, 16, 16)}, turns=(5,), name="masked pixels")
-    yield Call((x, y), {"mask": flags(4, 4, 1, 1)}, turns=(), name="masked regions")
+    yield Call((x, y), {"mask": flags(4, 1, 16, 16), "denominator": 7.0}, turns=(5,), name="masked pixels")
+    yield Call((x, y), {"mask": flags(4, 4, 1, 1), "reduction": "sum"}, turns=(), name="masked regions")
 
 
 def reductions(op):

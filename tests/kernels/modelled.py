@@ -7,13 +7,18 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safeops.kernels.reductions.segment_backward import SEGMENT_BACKWARD, WAYS
+from safeops.kernels.rows import divergence
 
 from benchmarks import machine_code
 from benchmarks.gpu_model import GPUS, load_of, predict
+from benchmarks.machine_code import AVOIDED
 from tests.kernels import measured, modelled_cuda
 from tests.kernels import plans_classification as classes
+from tests.kernels import plans_divergence as divergences
 from tests.kernels import plans_regions as regions
 from tests.kernels import plans_rows as rows
+from tests.kernels import plans_segments as segments
 from tests.kernels import plans_statistics as statistics
 from tests.kernels.measured import DOCUMENT, HEAD
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, STATISTICS, meta
@@ -21,7 +26,12 @@ from tests.kernels.test_triton_build import BIN, LOSSES, TARGETS, formulas, mapp
 
 DTYPES = {"bf16": BF16, "fp32": F32}
 SIZES = {"64M": 1 << 26, "4M": 1 << 22}
-COLUMNS, CLASSES = 4096, 32768
+COLUMNS, CLASSES, SEGMENT = 4096, 32768, 1000
+DIVERGENCES = {
+    "kl_div_with_logits": divergence.KL,
+    "js_div_with_logits": divergence.JS,
+    "tv_with_logits": divergence.TV,
+}
 
 
 def flat(n, dtype, start=0):
@@ -76,11 +86,36 @@ def cases(n):
             results["cross_entropy", "forward", layout, name] = classes.forward(x)
             results["cross_entropy", "backward", layout, name] = classes.backward(x)
             results["softmax", "forward", f"{layout} of {width}", name] = rows.forward(rows.SOFTMAX, x)
+        x = meta((n // CLASSES, CLASSES), dtype)
+        results["token_log_probs", "forward", "rows", name] = classes.forward(x, entropy=True)
+        results["token_log_probs", "backward", "rows", name] = classes.backward(x, entropy=True)
+        for op, kind in DIVERGENCES.items():
+            results[op, "forward", "rows", name] = divergences.forward(kind, x, x)
+            results[op, "backward", "rows", name] = divergences.backward(kind, x, x)
+        # the reverse of KL: its forward is that of KL with the operands exchanged
+        reverse = "reverse_kl_div_with_logits", "backward", "rows", name
+        results[reverse] = divergences.backward(divergence.KL, x, x, False, True)
+        for layout, x in (("rows", meta((n // 512, 512), dtype)), ("flat", meta((n,), dtype))):
+            for op in segments.MODES:
+                packed = {"sequences": -(-x.shape[0] // SEGMENT)}
+                results[f"segment_{op}", "forward", layout, name] = segments.forward(op, x, **packed)
+                results[f"segment_{op}", "backward", layout, name] = segments.backward(op, x, **packed)
         results["softmax", "forward", "one row", name] = rows.forward(rows.SOFTMAX, meta((1, n), dtype))
         x, target, mask = regions.operands((n >> 20, 16, 256, 256), dtype, masked=True)
         results["regions", "forward", "images", name] = regions.forward(x, target, mask)
         results["regions", "backward", "images", name] = regions.backward(x, target, mask)
     return results
+
+
+def search_passes(plan):
+    """{bytes that a pass of a loop loads: how many there are}, of a kernel whose loops are not over tiles: the backward
+    of segments looks for the sequences of a tile's two ends, and of its rows among those where it is long enough for
+    them to differ."""
+    if plan.kernel is not SEGMENT_BACKWARD:
+        return None
+    rows, threads, bound = plan.values["BM"], plan.config.threads, plan.dtypes["bounds"].itemsize
+    ends, each = 2 * WAYS.value // threads * bound, max(rows // threads, 1) * bound
+    return {ends: plan.values["steps"], each: (rows // SEGMENT + 1).bit_length() if rows >= SEGMENT else AVOIDED}
 
 
 def predictions(gpu, plans):
@@ -90,7 +125,7 @@ def predictions(gpu, plans):
         key = plan.kernel.fn, repr((plan.signature, plan.attrs, plan.config)), tuple(plan.constants.items())
         if key not in compiled:
             binary = plan.compile(TARGETS[arch])
-            compiled[key] = binary.asm["cubin"], binary.metadata.shared
+            compiled[key] = binary.asm["cubin"], binary.metadata.shared, search_passes(plan)
         keys[name] = key
     codes = dict(zip(compiled, machine_code.read([*compiled.values()], gpu.arch, BIN / "nvdisasm")))
     results = {}

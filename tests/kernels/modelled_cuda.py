@@ -21,7 +21,7 @@ from tests.kernels.emulated import HOST, ROOT, SOURCES, compiled
 from tests.kernels.test_cuda_build import LIBRARY, NVDISASM, cuobjdump, demangled, resources, texts
 
 CUDA = ROOT / "csrc" / "cuda"
-IMAGES = "ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward"
+IMAGES = "ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward", "ms_ssim"
 FAMILIES = {
     "elementwise": [*SOURCES, *HOST],
     "selection": sorted((CUDA / "selection").glob("*.cu")),

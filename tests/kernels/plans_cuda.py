@@ -13,6 +13,7 @@ import torch
 from benchmarks.machine_code import NONE, STORES
 from tests.kernels.emulated import BINARY, UNARY
 
+SCALES = 5
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
 # A path by which elements of a dtype go where each has its own.
@@ -143,6 +144,11 @@ def gathered(blocks):
     return 2 + ceil(blocks / 2048)
 
 
+def half_pixels(shape):
+    """How many the scales after the first have; sides are powers of 2."""
+    return sum(prod(shape) // 4**scale for scale in range(1, SCALES))
+
+
 def ssim(n, dtype):
     """Images (N, 4, 512, 512) and volumes (N, 1, 64, 128, 128), windows of 11 a side."""
     shape, cube, options = (n >> 20, 4, 512, 512), (n >> 20, 1, 64, 128, 128), (1.0, 11, 1.5, 0.01, 0.03, False)
@@ -165,7 +171,26 @@ def ssim(n, dtype):
                 results.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True, **last))
         return results
 
+    def of_scales(backward):  # the first scale's images as they are, the others' in fp32, and theirs beside each
+        def steps(read, written, launches):
+            results, pixels = [], prod(shape)
+            for scale, (_, blocks, *_) in enumerate(launches[::-1] if backward else launches):
+                images = 2 * pixels * (4 if scale else dtype.itemsize)
+                halves = 2 * pixels if scale + 1 < SCALES else 0  # 4 bytes for a quarter of two images' pixels
+                moved = (images + halves, images) if backward else (images, halves)
+                rounds = 0 if backward else gathered(blocks)
+                results.append(Step("ssim", *moved, {STORES: 52 * 6 / 256}, rounds=rounds, avoid=LAST, most=True))
+                pixels //= 4
+            return results[::-1] if backward else results
+
+        return steps
+
     x, v = empty(*shape, dtype=dtype), empty(*cube, dtype=dtype)
+    sums, coarse = empty(SCALES, 3, *shape[:2], dtype=torch.float64), empty(2 * half_pixels(shape), dtype=torch.float32)
+    scales = [SCALES, *options]
+    yield ("ms_ssim", "forward", "images"), [x, x, None, *scales], of_scales(False), {"written": 8}
+    more = [sums, x, x, None, coarse, empty(0, dtype=torch.bool), *scales, True, True]
+    yield ("ms_ssim", "backward", "images"), more, of_scales(True), {"read": 2 * size(x), "written": 2 * size(x)}
     for layout, a, steps in (("images", x, tiles), ("volumes", v, sliding_window)):
         one = empty(dtype=torch.float32)
         yield ("ssim", "forward", layout), [a, a], steps

@@ -11,12 +11,12 @@ import torch
 
 from safeops.core.private_torch import schema
 from safeops.ops.images import _ssim
+from safeops.ops.images.ms_ssim import _scales
 from tests.contract.refusals import assert_all_refused
 from tests.kernels.emulated import FLOATS, ROOT, compiled, needs_compiler
 
-SOURCES = [
-    ROOT / f"csrc/cuda/images/{name}.cu" for name in ("ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward")
-]
+NAMES = "ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward", "ms_ssim"
+SOURCES = [ROOT / f"csrc/cuda/images/{name}.cu" for name in NAMES]
 NAN = float("nan")
 REFUSED = ("ssim", "ssim_loss", "ms_ssim")
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_em
 def ops(tmp_path_factory):
     target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_images.so")
     library = torch.library.Library("safeops_emulated", "FRAGMENT")
-    for op in (_ssim._forward, _ssim._backward):
+    for op in (_ssim._forward, _ssim._backward, _scales.forward, _scales.backward):
         library.define(str(schema(op)).removeprefix("safeops::"))
     torch.ops.load_library(str(target))
     ops = torch.ops.safeops_emulated

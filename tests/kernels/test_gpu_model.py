@@ -49,6 +49,18 @@ def test_passes_are_those_that_are_told():
     assert path.counts == {"issue": 12, "alu": 1, "lsu": 11, "fma": 10} and path.load == 32
 
 
+def test_a_loop_is_avoided():
+    rows = (
+        (0x00, "@P0 BRA", "0x40"), (0x10, "LDG.E.128", "R0"), (0x20, "@P1 BRA", "0x10"), (0x30, "EXIT", ""),
+        (0x40, "FADD", "R1"), (0x50, "EXIT", ""),
+    )  # fmt: skip
+    listing = "\n".join(f"/*{at:04x}*/ {op} {operands} ;" for at, op, operands in rows)
+    path, _ = machine_code.main_path(listing, {16: 3})
+    assert path.counts == {"issue": 5, "lsu": 3}
+    path, _ = machine_code.main_path(listing, {16: machine_code.AVOIDED})
+    assert path.counts == {"issue": 2, "fma": 1}
+
+
 LOAD = gpu_model.Load(1 << 26, 1 << 14, 1 << 12, 256, 1 << 13, 1 << 27, 0, 0, 0)
 FEW, MANY = Work({"lsu": 2, "alu": 60}, load=32), Work({"lsu": 2, "alu": 600}, load=32)
 

@@ -77,11 +77,18 @@ struct ImageInfo {
   }
 };
 
+// Two images and a mask of half the size, of C, C and bool; null where there are none.
+struct Halves {
+  Field x, y, mask;
+  int height = 0, width = 0;
+};
+
 struct Gradients {
   Field grad;  // of the map; of the sums (3, N, C), whose first dim is its rows; or of the mean or sum of all windows
   bool by_window, similarity;  // similarity: the map is of SSIM, not of 1 - SSIM
   const char* result_slope;  // d(mean or sum)/d(window), or null
   Field dx, dy;              // null where not wanted
+  Field half_dx = {}, half_dy = {};  // of C: the gradients of the images of half the size that were made of these
 };
 
 // `sizes` (rows, columns) are cut into tiles, `step` apart along each dim.

@@ -18,7 +18,7 @@ constexpr int kMinBlocks = kSize ? 3 : 2;  // per SM: at most 80 registers a thr
 // kSize: the window's size if known at compile time, else 0. kIncomplete: windows may lack pixels.
 template <class C, int kSize, bool kIncomplete>
 struct Tile {
-  static constexpr int kArrays = 4 + kIncomplete, kPitch = kWindows<C> | 1;
+  static constexpr int kTileWindows = kWindows<C>, kArrays = 4 + kIncomplete, kPitch = kWindows<C> | 1;
   static constexpr int kRun = kRunOf<C>, kRuns = kWindows<C> / kRun;  // of windows, along a dim
   static_assert(kRuns * kRun == kWindows<C> && kRuns * kWindows<C> <= kTileThreads, "a thread has one run");
 

@@ -3,17 +3,19 @@
 // I/O: reads x, y, mask, where tiles overlap more than once; writes the map, or a few numbers.
 #include <tuple>
 
+#include "halves.cuh"
 #include "moments.cuh"
-#include "sums.cuh"
+#include "ssim.h"
 #include "ssim_volumes.h"
+#include "sums.cuh"
 
 namespace safeops::cuda {
 namespace {
 
-template <class C, int kSize, bool kIncomplete>
+template <class C, int kSize, bool kIncomplete, bool kHalves>
 __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     ssim_kernel(const __grid_constant__ Images<C> images, const __grid_constant__ Groups groups,
-                const __grid_constant__ Result result) {
+                const __grid_constant__ Result result, const __grid_constant__ Halves halves) {
   using T = Tile<C, kSize, kIncomplete>;
   constexpr int kRun = T::kRun;
   T tile(images);
@@ -32,6 +34,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
       else if (counted) loss += it.loss(), contrast += it.contrast, count += 1;
     });
   }
+  if constexpr (kHalves) halve_tile(tile, halves);
   if (result.map.base == nullptr) reduce_windows<C>(groups, result, Sums{loss, contrast, count});
 }
 
@@ -43,24 +46,32 @@ std::tuple<Tensor, Tensor> ssim(const Tensor& input, const Tensor& target, const
   const ImageInfo info(input, target, mask, options, kOp);
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Outputs outputs(input, info, {reduction, empty_nan}, similarity);
+  sum_similarities(outputs, input, target, mask, options, info, {});
+  check_launch(kOp);
+  return {outputs.value, outputs.result_slope};
+}
+
+}  // namespace
+
+void sum_similarities(const Outputs& outputs, const Tensor& input, const Tensor& target,
+                      const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info,
+                      const Halves& halves) {
   const auto run = [&](auto compute, auto static_size, auto incomplete) {
     using C = decltype(compute);
     const auto images = make_images<C>(input, target, mask, options, info, info.map.size + 2, kWindows<C>);
     const unsigned blocks = blocks_of(images, info);
     const int64_t tiles = int64_t(images.down) * images.across;
     sum_windows(outputs, input, info, tiles, current_stream(input), [&](const Result& to, const Groups& groups) {
-      start_blocks(ssim_kernel<C, static_size(), incomplete()>, blocks, kTileThreads,
-                   Tile<C, static_size(), incomplete()>::bytes(int(win_size)), current_stream(input), images, groups,
-                   to);
+      const auto kernel = halves.x.base ? ssim_kernel<C, static_size(), incomplete(), true>
+                                        : ssim_kernel<C, static_size(), incomplete(), false>;
+      start_blocks(kernel, blocks, kTileThreads,
+                   Tile<C, static_size(), incomplete()>::bytes(int(options.size)), current_stream(input), images,
+                   groups, to, halves);
     });
   };
   if (info.shape.ndim == 5) ssim_of_volumes(outputs, input, target, mask, options, info);
-  else by_kind(info.wide, info.incomplete, win_size, run);
-  check_launch(kOp);
-  return {outputs.value, outputs.result_slope};
+  else by_kind(info.wide, info.incomplete, options.size, run);
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) { m.impl("_ssim", TORCH_BOX(&ssim)); }
 

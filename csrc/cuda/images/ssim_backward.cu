@@ -8,13 +8,15 @@
 #include <tuple>
 
 #include "common/reducer.h"
+#include "halves.cuh"
 #include "moments.cuh"
+#include "ssim.h"
 #include "ssim_volumes.h"
 
 namespace safeops::cuda {
 namespace {
 
-template <class C, int kSize, bool kIncomplete>
+template <class C, int kSize, bool kIncomplete, bool kHalves>
 __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     ssim_backward_kernel(const __grid_constant__ Images<C> images, const __grid_constant__ Gradients to) {
   using T = Tile<C, kSize, kIncomplete>;
@@ -82,6 +84,9 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     const bool unseen = sum[0][k] == 0 && sum[1][k] == 0 && sum[2][k] == 0 && sum[3][k] == 0;
     const bool alive = !kIncomplete || (tile.kept[index] && !unseen);
     dx[k] = alive ? ds + dd : C(0), dy[k] = alive ? ds - dd : C(0);
+    if constexpr (kHalves)
+      if (k < count && (!kIncomplete || tile.kept[index]))
+        add_of_half<kIncomplete>(images, to, tile.n, tile.c, row + k, x, dx[k], dy[k]);
   }
   const auto write = [&](const Field& out, const C(&value)[kRun]) {
     if (out.base == nullptr) return;
@@ -122,27 +127,30 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& resul
   if (planes) to.grad = {view.data, kF64, view.strides[1] * bytes, view.strides[2] * bytes, view.strides[0] * bytes, 0};
   if (need_input) to.dx = field(dx, info.x, info.shape);
   if (need_target) to.dy = field(dy, info.y, info.shape);
-  if (info.shape.ndim == 5) {
-    if (need_input || need_target) ssim_of_volumes_backward(to, input, target, mask, options, info);
-    check_launch(kOp);
-    return {dx, dy};
-  }
-  const cudaStream_t stream = current_stream(input);
-  const auto run = [&](auto compute, auto static_size, auto incomplete) {
-    using C = decltype(compute);
-    const int64_t pixels = kWindows<C> - (win_size - 1);
-    const auto images = make_images<C>(input, target, mask, options, info, info.shape.size + 2, pixels);
-    const unsigned blocks = blocks_of(images, info);
-    if (blocks == 0 || !(need_input || need_target)) return;
-    start_blocks(ssim_backward_kernel<C, static_size(), incomplete()>, blocks, kTileThreads,
-                 Tile<C, static_size(), incomplete()>::bytes(int(win_size)), stream, images, to);
-  };
-  by_kind(info.wide, info.incomplete, win_size, run);
+  if (need_input || need_target) write_gradients(to, input, target, mask, options, info);
   check_launch(kOp);
   return {dx, dy};
 }
 
 }  // namespace
+
+void write_gradients(const Gradients& to, const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask,
+                     const Options& options, const ImageInfo& info) {
+  if (info.shape.ndim == 5) return ssim_of_volumes_backward(to, input, target, mask, options, info);
+  const cudaStream_t stream = current_stream(input);
+  const auto run = [&](auto compute, auto static_size, auto incomplete) {
+    using C = decltype(compute);
+    const int64_t pixels = kWindows<C> - (options.size - 1);
+    const auto images = make_images<C>(input, target, mask, options, info, info.shape.size + 2, pixels);
+    const unsigned blocks = blocks_of(images, info);
+    if (blocks == 0) return;
+    const auto kernel = has_halves(to) ? ssim_backward_kernel<C, static_size(), incomplete(), true>
+                                       : ssim_backward_kernel<C, static_size(), incomplete(), false>;
+    start_blocks(kernel, blocks, kTileThreads,
+                 Tile<C, static_size(), incomplete()>::bytes(int(options.size)), stream, images, to);
+  };
+  by_kind(info.wide, info.incomplete, options.size, run);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) { m.impl("_ssim_backward", TORCH_BOX(&ssim_backward)); }
 

@@ -28,6 +28,10 @@ struct Outputs {
   Reducer reducer;
   bool similarity;
 
+  // The sums of each plane, into a tensor that exists.
+  Outputs(const Tensor& sums, const ImageInfo& info)
+      : value(sums), result_slope(empty_vector(DType::kDouble, sums)),
+        planes(info.shape.size[0] * info.shape.size[1]), reducer{Reducer::kPlanes, false}, similarity(false) {}
   Outputs(const Tensor& input, const ImageInfo& info, const Reducer& by, bool similarity_)
       : value(make(input, info, by.kind)),
         result_slope(by.kind == Reducer::kMean || by.kind == Reducer::kSum

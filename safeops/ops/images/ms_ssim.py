@@ -1,25 +1,20 @@
 """ms_ssim: the structural similarity of images at several scales."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 from safeops.core import check, loss_reduction
 from safeops.core.dtypes import LARGEST, compute_dtype
-from safeops.ops.images._ssim import ARGUMENTS, PLANES, StructuralSimilarity, validate
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.ops.images._ssim import ARGUMENTS, LARGEST_ON_CUDA, PLANES, StructuralSimilarity, validate
 
 NAME = "ms_ssim"
 BETAS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 
-_ms_ssim = StructuralSimilarity(NAME)
-
-
-def validate_betas(betas):
-    if not isinstance(betas, (tuple, list)):
-        raise TypeError(f"{NAME}: betas must be a tuple of numbers, got {type(betas).__name__}")
-    if not betas:
-        raise ValueError(f"{NAME}: betas must have a number for each scale, got {betas!r}")
-    for beta in betas:
-        check.number(NAME, "betas", beta, above=0, maximum=LARGEST)
+# ---- definition
 
 
 def halve(x, mask):
@@ -42,10 +37,105 @@ def halve_mask(keep):
     return pool(keep.to(torch.float32), kernel_size=2, ceil_mode=True) > 0
 
 
-def power(x, beta):
-    """x^beta, and 0, with gradient 0, where x is not above 0; a NaN shows."""
+def definition(input, target, mask, scales, data_range, win_size, win_sigma, k1, k2, same):
+    """The sums of each plane at each scale, (scales, 3, N, C), as those of `_ssim`."""
+    options = data_range, win_size, win_sigma, k1, k2, "same" if same else "valid"
+    compute = compute_dtype(input.dtype, target.dtype)
+    input, target = input.to(compute), target.to(compute)  # the scales' gradients are added wide
+    sums = []
+    for _ in range(scales):
+        if sums:
+            keep = None if mask is None else mask.expand(input.shape)
+            input, target = halve(input, keep), halve(target, keep)
+            mask = None if mask is None else halve_mask(keep)
+        sums.append(_ms_ssim.call(input, target, mask, options, PLANES, False, "zero"))
+    return torch.stack(sums)
+
+
+def product(x, betas):
+    """The product of x^beta over the scales, the first dim; 0, with gradient 0, where one of them is not above 0; a NaN
+    shows."""
     dead = x <= 0
-    return torch.where(dead, 0, torch.where(dead, 1, x) ** beta)
+    base = torch.where(dead, 1, x)
+    value = 1
+    for scale, beta in zip(base, betas):
+        value = value * scale**beta
+    return torch.where(dead.any(0), value.detach() * 0, value)
+
+
+# ---- op
+
+
+def _sizes(shape, scales):
+    """How many pixels the scales after the first have."""
+    total, sides = 0, shape[2:]
+    for _ in range(scales - 1):
+        sides = [-(-n // 2) for n in sides]
+        total += math.prod((*shape[:2], *sides))
+    return total
+
+
+def _fake(input, target, mask, scales, *_):
+    pixels, compute = _sizes(input.shape, scales), compute_dtype(input.dtype, target.dtype)
+    return (
+        input.new_empty((scales, 3, *input.shape[:2]), dtype=torch.float64),
+        input.new_empty(2 * pixels, dtype=compute),
+        input.new_empty(0 if mask is None else pixels, dtype=torch.bool),
+    )
+
+
+_WINDOW = "int scales, float data_range, int win_size, float win_sigma, float k1, float k2, bool same"
+_forward = declare_raw(
+    "_ms_ssim",
+    f"(Tensor input, Tensor target, Tensor? mask, {_WINDOW}) -> (Tensor sums, Tensor images, Tensor masks)",
+    fake=_fake,
+)
+_backward = declare_raw(
+    "_ms_ssim_backward",
+    f"(Tensor grad, Tensor input, Tensor target, Tensor? mask, Tensor images, Tensor masks, {_WINDOW}, "
+    "bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
+    fake=lambda grad, *rest: tuple(
+        like(x, x.shape, x.dtype) if need else x.new_empty(0) for x, need in zip(rest[:2], rest[-2:])
+    ),
+)
+
+# ---- record
+
+
+class Scales(Op):
+    """The sums of all scales. It bears the function's name, whose record takes its place in the registry: what fails is
+    the function. The kernels are CUDA's, which make the smaller images as they read the larger ones, and save them for
+    backward; on the CPU, and of volumes, the definition is taken, which has the kernel of ssim."""
+
+    owner, differentiable, compiled = "C++/CUDA", (0, 1), ("cuda",)
+
+    def prepare(self, input, target, mask, scales, window):
+        takes = input.dim() == 4 and window[1] <= LARGEST_ON_CUDA[4]
+        return takes, (input, target, mask, scales, *window)
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def composite(self, *operands):
+        return self.definition(*operands)  # whose parts take symbols themselves
+
+    def gradients(self, grad, needs, operands, results):
+        return self.backward(grad, *operands[:3], *results, *operands[3:], *needs[:2])
+
+
+_scales = Scales(NAME, _forward, _backward, definition)
+_ms_ssim = StructuralSimilarity(NAME)
+
+# ---- public function
+
+
+def validate_betas(betas):
+    if not isinstance(betas, (tuple, list)):
+        raise TypeError(f"{NAME}: betas must be a tuple of numbers, got {type(betas).__name__}")
+    if not betas:
+        raise ValueError(f"{NAME}: betas must have a number for each scale, got {betas!r}")
+    for beta in betas:
+        check.number(NAME, "betas", beta, above=0, maximum=LARGEST)
 
 
 @_ms_ssim.public(
@@ -91,18 +181,10 @@ def ms_ssim(
         if x is not None:
             check.no_dtensor(NAME, key, x)  # torch's own pooling of one has no gradient
     compute = compute_dtype(input.dtype, target.dtype)
-    input, target = input.to(compute), target.to(compute)  # the scales' gradients are added wide
-    value, exists = 1, True
-    for scale, beta in enumerate(betas, 1):
-        last = scale == len(betas)
-        sums = _ms_ssim.call(input, target, mask, options, PLANES, False, "zero")
-        count = sums[2].detach()
-        mean = sums[0 if last else 1] / count.clamp(min=1)
-        value, exists = value * power(1 - mean, beta), (count > 0) & exists
-        if not last:
-            keep = None if mask is None else mask.expand(input.shape)
-            input, target = halve(input, keep), halve(target, keep)
-            mask = None if mask is None else halve_mask(keep)
+    sums = _scales.call(input, target, mask, len(betas), (data_range, win_size, win_sigma, k1, k2, padding == "same"))
+    count = sums[:, 2].detach()
+    losses = torch.cat((sums[:-1, 1], sums[-1:, 0]))  # of contrast, and last of similarity
+    value, exists = product(1 - losses / count.clamp(min=1), betas), (count > 0).all(0)
     nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
     value = torch.where(exists, value, nothing)
     return loss_reduction.reduce(NAME, value, exists, None, reduction, None, empty).to(compute)

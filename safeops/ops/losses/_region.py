@@ -115,7 +115,7 @@ REGIONS = 4096  # of which one block makes the loss in a few microseconds
 
 
 class OfSums(Op):
-    """A region loss of its sums: a few torch operations on N x C numbers, or one launch.
+    """A region loss of its sums: one kernel, or of many regions a few torch operations on N x C numbers.
 
     It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
 

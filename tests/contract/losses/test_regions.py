@@ -332,13 +332,14 @@ def test_gradient_accumulation_with_a_denominator_is_exact(name):
 
 @kernels_only
 @each_loss
-def test_one_kernel_in_each_direction(name):
+def test_two_kernels_in_each_direction(name):
     x, index = images(2, 3, 8, 9)
     x.requires_grad_()
     loss, forward = dispatched(lambda: getattr(safeops, name)(x, index))
     _, backward = dispatched(lambda: torch.autograd.grad(loss, x))
-    assert [op for op in forward if "region" in op] == ["safeops::_region_sums"]
-    assert [op for op in backward if "region" in op] == ["safeops::_region_sums_backward"]
+    ours = "safeops::_region_sums", "safeops::_region_loss"
+    assert [op for op in forward if "region" in op] == [*ours]
+    assert [op for op in backward if "region" in op] == [f"{op}_backward" for op in reversed(ours)]
     assert not any("one_hot" in op or "scatter" in op or op == "aten::eq" for op in forward + backward)
     for transform in (
         lambda: torch.func.grad(lambda x: getattr(safeops, name)(x, index))(x.detach()),

@@ -1,92 +1,26 @@
 """The launch that makes a region loss of its sums, against the definition: values and both gradients."""
 
-from itertools import product
-
 import pytest
-import torch
 import triton
 import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
 from safeops.kernels.losses.region_loss import region_loss, region_loss_backward
 
-from safeops.core.op import registry
+from tests.ops.losses import of_sums
 
-NAN = float("nan")
-NUMBERS = {"dice_loss": (1e-5, 0.5), "tversky_loss": (0.0, 0.25, 0.25, 2.0)}
-SIZES = [(1, 1), (16, 8), (3, 5), (150, 3), (2, 130)]
-WEIGHTS = {"none": None, "all": torch.float32, "some": torch.float64, "half": torch.bfloat16}
+KERNELS = region_loss, region_loss_backward
 
 
-def sums_of(images, classes):
-    """Some regions have no pixel; others have neither prediction nor target, or a prediction of no probabilities."""
-    torch.manual_seed(images)
-    p, t = torch.rand(2, images, classes, dtype=torch.float64) * 100
-    sums = torch.stack([p * torch.rand_like(p), p, t, torch.full_like(p, 100)])
-    kind = torch.randint(9, p.shape)
-    sums[:, kind == 0] = 0
-    sums[:3, kind == 1] = 0
-    sums[:2, kind == 2] *= -3
-    return sums
-
-
-def options():
-    for name, weight, reduction, batch in product(NUMBERS, WEIGHTS, (0, 1, 2), (False, True)):
-        for divisor in (None, 3.5, 0.0, torch.tensor(7), torch.tensor(0.0))[: None if reduction == 1 else 1]:
-            yield name, weight, reduction, batch, divisor
-
-
-def both(name, sums, weight, divisor, reduction, batch, empty_nan, dtype, grad):
-    """[(loss, gradient of the sums, of the weight)] of the kernel and of the definition"""
-    numbers = NUMBERS[name]
-    by = (divisor, None) if isinstance(divisor, torch.Tensor) else (None, divisor)
-    arguments = weight, *by, reduction, empty_nan, batch
-    leaves = [x.clone().requires_grad_() for x in (sums, weight) if x is not None]
-    operands = leaves if weight is not None else (*leaves, None)
-    loss = registry[name].of_sums.definition(*operands, *by, reduction, empty_nan, batch, dtype, *numbers)
-    grad = torch.randn(loss.shape, dtype=dtype) if grad is None else torch.full(loss.shape, grad, dtype=dtype)
-    expected = [loss.detach(), *torch.autograd.grad(loss, leaves, grad)]
-    got = [region_loss(sums, *arguments, dtype, *numbers)]
-    grads = region_loss_backward(grad, sums, *arguments, *(*numbers, None, None)[:4], True, weight is not None)
-    return got + list(grads[: 1 + (weight is not None)]), expected
-
-
-def check(pairs, dtype):
-    got, expected = pairs
-    assert len(got) == len(expected)
-    for i, (x, y) in enumerate(zip(got, expected)):
-        assert x.shape == y.shape and x.dtype == y.dtype
-        narrow = x.dtype if i != 1 else dtype if dtype == torch.float64 else torch.float64
-        room = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[narrow]
-        scale = y.double().abs().nan_to_num(0).max().item() if y.numel() else 0
-        torch.testing.assert_close(x, y, rtol=room, atol=room * scale, equal_nan=True)
-
-
-@pytest.mark.parametrize("name, weight, reduction, batch, divisor", [*options()])
-def test_against_the_definition(name, weight, reduction, batch, divisor):
-    for size in SIZES if weight == "some" and divisor is None else SIZES[1:2]:
-        sums, w = sums_of(*size), None
-        if weight != "none":
-            w = torch.rand(size[1] * 2, dtype=WEIGHTS[weight])[::2]
-            w[::3] = 0 if weight == "some" else 0.5
-        for dtype, empty_nan in ((torch.float32, False), (torch.float64, True)):
-            check(both(name, sums, w, divisor, reduction, batch, empty_nan, dtype, None), dtype)
+@pytest.mark.parametrize("case", [*of_sums.options()], ids=str)
+def test_against_the_definition(case):
+    of_sums.against_the_definition(KERNELS, *case)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", of_sums.NUMBERS)
 def test_nothing_kept(name, reduction):
-    """The gradients are exactly 0, whatever comes from upstream, NaN too for regions."""
-    for batch, weight, size in product((False, True), (None, torch.ones(3)), ((2, 3), (0, 3))):
-        sums = torch.zeros(4, *size, dtype=torch.float64)
-        for empty_nan in (False, True):
-            pairs = both(name, sums, weight, None, reduction, batch, empty_nan, torch.float32, 1.0)
-            check(pairs, torch.float32)
-            assert all((x == 0).all() for x in pairs[0][1:])
+    of_sums.nothing_kept(KERNELS, name, reduction)
 
 
 def test_an_upstream_gradient_of_stride_0():
-    sums = sums_of(4, 3)
-    arguments = None, None, None, 0, False, False, *NUMBERS["dice_loss"], None, None, True, False
-    one = torch.ones((), dtype=torch.float32)
-    got = region_loss_backward(one.expand(4, 3), sums, *arguments)[0]
-    assert torch.equal(got, region_loss_backward(torch.ones(4, 3), sums, *arguments)[0])
+    of_sums.stride_0(KERNELS)
     assert triton.knobs.runtime.interpret

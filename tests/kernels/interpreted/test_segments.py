@@ -78,6 +78,20 @@ def test_bits_depend_on_the_sequence_alone(name):
         assert torch.equal(alone[0], among[1]) and torch.equal(alone[0], crowd[first])
 
 
+@pytest.mark.parametrize("count", [255, 256, 700, 70000])
+@pytest.mark.parametrize("longest", [0, 3, 400])
+def test_more_sequences_than_are_read_at_once(count, longest):
+    """The backward looks for the sequence of a tile's ends among 256 bounds at a time, and for a row's among those.
+    Many are empty; longest: rows of a sequence that a tile may lie within."""
+    lengths = torch.randint(-3, 4, (count,), generator=torch.Generator().manual_seed(count)).clamp(min=0)
+    lengths[count // 2] = 5 * longest
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    grad = torch.arange(count, dtype=F32)[:, None]
+    d = segment_backward(grad, (int(cu_seqlens[-1]) + 5, 1), F32, cu_seqlens=cu_seqlens)
+    want = torch.cat([grad.repeat_interleave(lengths, 0), torch.zeros(5, 1)])
+    assert torch.equal(d, want)
+
+
 @each_op
 def test_rows_of_no_sequence(name):
     """Bounds that a host would refuse: rows outside do not exist, whatever they hold, and have a gradient of 0."""

@@ -1,0 +1,128 @@
+"""Divergences of two rows of logits, a student's and a teacher's; of logits, and together with both last layers."""
+
+import math
+
+import torch.nn.functional as F
+
+import safeops
+
+from .classification import fla, wide
+from .contest import FLOOR, Contest, compiled, contests, library, pattern
+
+
+def log_p(x):
+    return wide(x).log_softmax(-1)
+
+
+def kl(x, y):
+    return F.kl_div(log_p(x), log_p(y), reduction="batchmean", log_target=True)
+
+
+def reverse_kl(x, y):
+    return kl(y, x)
+
+
+def js(x, y):
+    both = log_p(x), log_p(y)
+    m = both[0].logaddexp(both[1]) - math.log(2)
+    return sum(F.kl_div(m, each, reduction="batchmean", log_target=True) for each in both) / 2
+
+
+def tv(x, y):
+    return (wide(x).softmax(-1) - wide(y).softmax(-1)).abs().sum(-1).mean() / 2
+
+
+def liger(name, call, **options):
+    """Liger's take log-probabilities, or probabilities: `call` makes them in fp32, as it rounds to their dtype."""
+    return library("liger_kernel.transformers", name, call, options=options, cuda=True)
+
+
+def liger_kl(f, x, y):
+    return f(log_p(x), log_p(y))
+
+
+LOGITS = {
+    "kl_div_with_logits": (kl, liger("LigerKLDIVLoss", liger_kl, reduction="batchmean", log_target=True)),
+    "reverse_kl_div_with_logits": (reverse_kl, liger("LigerJSD", liger_kl, beta=1.0)),
+    "js_div_with_logits": (js, liger("LigerJSD", liger_kl)),
+    "tv_with_logits": (tv, liger("LigerTVDLoss", lambda f, x, y: f(wide(x).softmax(-1), wide(y).softmax(-1)))),
+}
+
+
+def of_logits(o, name):
+    shape, s = o.size(4096, 32000), o.itemsize
+    n, ours, (plain, theirs) = shape[0] * shape[1], getattr(safeops, name), LOGITS[name]
+    return Contest(
+        (o.normal(*shape),),
+        (o.normal(*shape, seed=1),),
+        ours=lambda x, y: ours(x, y),
+        rivals={"both softmax in fp32": plain, "compile": compiled(plain), "liger": theirs},
+        definition=plain,
+        bytes=(2 * s * n, 5 * s * n),  # read x, y; the same, write dx
+    )
+
+
+def liger_layers(beta):
+    """0 is the divergence from the teacher, 1 that from the student."""
+    return library(
+        "liger_kernel.transformers",
+        "LigerFusedLinearJSD",
+        lambda f, x, w, y, v: f(x, w, y, v, None),
+        options={"jsd_beta": beta},
+        cuda=True,
+    )
+
+
+def trl_layers(beta):
+    return library(
+        "trl.kernels.chunked_divergence",
+        "ChunkedDivergenceFunction",
+        lambda f, x, w, y, v: f.apply(x, w, None, y, v, None, beta)[0].mean(),
+    )
+
+
+LAYERS = {
+    "linear_kl_div": (
+        kl,
+        {
+            "liger": liger_layers(0.0),
+            "trl": trl_layers(0.0),
+            "fla": fla("FusedKLDivLoss", lambda f, x, w, y, v: f(x, y, w, v), options={}),
+        },
+    ),
+    "linear_reverse_kl_div": (reverse_kl, {"liger": liger_layers(1.0), "trl": trl_layers(1.0)}),
+    "linear_js_div": (js, {"liger": liger_layers(0.5), "trl": trl_layers(0.5)}),
+    "linear_tv": (tv, {}),
+}
+
+
+def of_layers(o, name):
+    rows, width, classes = o.size(4096, 4096, 32000)
+    ours, (plain, libraries), flops = getattr(safeops, name), LAYERS[name], 2 * rows * width * classes
+    # Logits of a standard deviation of 4, of small operands too: of distributions that are closer to each other the
+    # roundings of the logits decide which is larger, and that is the slope of the total variation.
+    spread = 4 / width**0.5
+
+    def layers(x, w, y, v):
+        return plain(F.linear(x, w), F.linear(y, v))
+
+    def product(x, w, y, v):
+        return x @ w.T
+
+    return Contest(
+        (o.normal(rows, width), o.normal(classes, width, seed=1).mul_(spread)),
+        (o.normal(rows, width, seed=2), o.normal(classes, width, seed=3).mul_(spread)),
+        ours=lambda x, w, y, v: ours(x, w, y, v),
+        rivals={
+            "of both F.linear": layers,
+            "compile": compiled(layers),
+            **libraries,
+            f"{FLOOR}x @ w.T": pattern(product, backward=False, other="a product"),
+        },
+        definition=layers,
+        flops=(2 * flops, 4 * flops),  # x w, y v; and dx, dw
+    )
+
+
+contests(of_logits, {f"{name}/bf16": ("bf16", name) for name in LOGITS})
+contests(of_layers, {f"{name}/bf16": ("bf16", name) for name in LAYERS})

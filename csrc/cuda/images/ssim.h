@@ -1,0 +1,19 @@
+// The kernels of SSIM, which ms_ssim launches scale by scale. Host only.
+#pragma once
+
+#include <optional>
+
+#include "images.h"
+
+namespace safeops::cuda {
+
+struct Outputs;  // sums.cuh
+
+// halves: what is made of the images beside, if anything; not of volumes.
+void sum_similarities(const Outputs& outputs, const Tensor& input, const Tensor& target,
+                      const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info,
+                      const Halves& halves);
+void write_gradients(const Gradients& to, const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask,
+                     const Options& options, const ImageInfo& info);
+
+}  // namespace safeops::cuda
