@@ -124,14 +124,14 @@ def kind_of(outer, inner):
     return VECTOR if inner == (1,) else STRIDED
 
 
-def tile_kinds(tensors, outer, inner):
+def tile_kinds(tensors, outer, inner, alike=False):
     """(kind of each operand, VEC): the elements of one access, or 1 for the variant that assumes nothing of strides
-    and alignment."""
+    and alignment. alike: one row is read as many of its length are."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     vectors = [(t, o) for t, o, kind in zip(tensors, outer.strides, kinds) if kind is VECTOR]
     widths = [t.element_size() for t, _ in vectors if t.dtype.is_floating_point]
     vec = 16 // min(widths, default=1) if vectors else 1  # by default, masks alone: a count
-    whole_rows = outer.numel == 1 or inner.numel % vec == 0
+    whole_rows = outer.numel == 1 and not alike or inner.numel % vec == 0
     aligned = all(t.data_ptr() % 16 == 0 and not any(step % vec for step in steps) for t, steps in vectors)
     if vec > 1 and whole_rows and aligned and all(kind is not STRIDED for kind in kinds):
         return kinds, vec

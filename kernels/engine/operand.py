@@ -48,9 +48,11 @@ class Parts(NamedTuple):
 
     tiles: tl.tensor  # of an output block, or of a group of rows
     splits: tl.tensor  # blocks that share them
-    per_split: tl.tensor  # tiles of each
+    per_split: tl.tensor  # tiles of each; of rows, pieces
     outputs: tl.tensor
     out_strides: tl.tuple  # over the group that is not reduced
+    pieces: tl.tensor  # of a row, which are summed one by one
+    per_piece: tl.tensor  # tiles of each
     groups: tl.tensor  # of rows
     across: tl.tensor  # groups of one batch
 

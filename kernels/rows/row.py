@@ -30,11 +30,18 @@ def part_of(parts, across, I: tl.constexpr):
 @triton.jit
 def split_of(parts, config):
     """`part_of`, of the splits of rows. There is no batch of rows along memory: two divisions less where neither is."""
-    part, group = part_of(parts.splits if config.SPLIT else 1, 1, config.I)[:2]
+    part, group = part_of(1 if config.WHOLE else parts.splits, 1, config.I)[:2]
     batch, block = group * 0, group
     if config.AXIS != INNER:
         batch, block = group // parts.across, group % parts.across
     return part, group, batch, block
+
+
+@triton.jit
+def piece_of(piece, parts):
+    """(first tile, end) of a piece of a row."""
+    start = piece * parts.per_piece
+    return start, tl.minimum(start + parts.per_piece, parts.tiles)
 
 
 @triton.jit
