@@ -66,6 +66,7 @@ class Load(NamedTuple):
     each: int = 0  # and of each block that writes with what was gathered
     waits: float = 0  # of a block for memory, beside those of its loops
     pieces: int = 0  # passes of loops around the loops over tiles
+    overlap: float = 1  # of what a loop that sums unaligned rows loads, in what it needs
 
 
 def load_of(plan):
@@ -92,7 +93,7 @@ def load_of(plan):
     blocks, threads = prod(plan.grid), plan.config.threads
     rounds = each = 0
     parts, groups = values.get("pieces", values.get("splits", 1)), values.get("groups", 0)
-    if values.get("splits", 1) > 1:  # a store with its fence, the count, and the gathering steps
+    if values["splits"] > 1 if groups else values.get("SPLIT"):  # a store with its fence, the count, and the gathering steps
         rounds = 2 + ceil(parts / values["BS"])
         if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # and the same of what was gathered, if many
             each = 1
@@ -100,7 +101,10 @@ def load_of(plan):
     elif groups and parts > 1 and plan.workspace:  # the last block, which gathers what it left
         rounds = ceil(parts / values["BS"])
     pieces = groups * parts or blocks
-    return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each, pieces=pieces)
+    overlap = 1
+    if values.get("PEEL") and "pieces" in values and plan.workspace:  # (a thread needs a part of its neighbour's words)
+        overlap = {2: 1.5, 4: 1.25}.get(plan.dtypes["x"].itemsize, 1)
+    return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each, 0, pieces, overlap)
 
 
 class Prediction(NamedTuple):
@@ -143,11 +147,12 @@ def predict(code, load, gpu):
         work += load.pieces * warps * cycles(loop, gpu)
         instructions += load.pieces * warps * loop.instructions
     for loop in tiles:
-        passes = load.tiles / max(round(loop.load * load.threads / load.tile), 1) if load.tile else load.tiles
+        at_once = round(loop.load * load.threads / load.tile / load.overlap) if load.tile else 1
+        passes = load.tiles / max(at_once, 1)
         work += passes * warps * cycles(loop, gpu)
         instructions += passes * warps * loop.instructions
     moved = load.read * max(len(tiles), 1) + load.written
-    in_flight = resident * load.threads * max(w.load for w in tiles or [code.once])
+    in_flight = resident * load.threads * max(w.load for w in tiles or [code.once]) / load.overlap
     if load.waits:  # of kernels whose loops' passes are known: the mean over them
         in_flight = resident * load.read / load.blocks / (load.waits + code.once.waits)
     terms = {

@@ -8,7 +8,19 @@ from ..engine.indexing import INNER
 from ..engine.operand import Operand, Parts, Space
 from ..engine.tile import fetch, in_batch, kept, store, within
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX, RowsConfig
-from .row import again, at_most, declare, inverse, peeled, piece_of, store_tile, tile_at, tile_is_whole, times
+from .row import (
+    again,
+    at_most,
+    declare,
+    inverse,
+    peeled,
+    piece_of,
+    store_tile,
+    summed_tile,
+    tile_at,
+    times,
+    written_tiles,
+)
 
 
 @triton.jit
@@ -57,14 +69,11 @@ def dot_pieces(first, last, block, x, grad, mask, a, b, by, partial, output, row
         start, end = piece_of(piece, parts)
         lanes = tl.zeros([config.BM, config.BN], config.C)
         for t in range(start, end):
-            m, n = tile_at(space, block, t, config)
-            in_bounds = False
-            if config.PEEL:
-                in_bounds = tile_is_whole(space, block, t, config)
+            here, m, n, in_bounds = summed_tile(space, block, t, config)
             if in_bounds:
-                lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, False)[1]
+                lanes += tile_terms(x, grad, mask, a, b, by, here, m, n, config, False)[1]
             else:
-                lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)[1]
+                lanes += tile_terms(x, grad, mask, a, b, by, here, m, n, config, True)[1]
         tl.store(partial + piece * rows + output, tl.sum(lanes, ACROSS).to(tl.float64))
 
 
@@ -72,6 +81,8 @@ def dot_pieces(first, last, block, x, grad, mask, a, b, by, partial, output, row
 def write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, dot, space, config):
     OP: tl.constexpr = config.OP
     C: tl.constexpr = config.C
+    if config.PEEL:
+        space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
         # (beside a row nothing is stored: it needs no bounds here)
@@ -99,8 +110,6 @@ def rows_backward_kernel(
         group = tl.program_id(0).to(I)
     batch, block = group // parts.across, group % parts.across
     space = in_batch(space, batch, (x, grad, mask, out, first, second))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     m, n = tile_at(space, block, 0, config)
     nowhere = tl.zeros([1, 1], tl.int1)
     a = fetch(first, space, m, n, nowhere, True)  # one number a row: (BM, 1), or (1, BN)
@@ -146,7 +155,7 @@ def rows_backward_kernel(
                 dot = tl.expand_dims(add_partials(partial, summed, output, rows, BS, BO)[0], ACROSS).to(C)
                 if OP == NORMALIZE:
                     dot = tl.where(counts, dot, 0.0)
-                first_tile, last_tile = piece_of(start, parts)[0], piece_of(end - 1, parts)[1]
+                first_tile, last_tile = written_tiles(start, end, parts)
                 write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, dot, space, config)
                 count_written(counter, group, splits)
         else:
@@ -156,7 +165,7 @@ def rows_backward_kernel(
             dot = tl.expand_dims(add_partials(partial, pieces, output, rows, BS, BO)[0], ACROSS).to(C)
             if OP == NORMALIZE:
                 dot = tl.where(counts, dot, 0.0)
-            write_gradient(zero, parts.tiles, block, x, grad, mask, out, a, b, by, dot, space, config)
+            write_gradient(zero, parts.written, block, x, grad, mask, out, a, b, by, dot, space, config)
 
 
 ROWS_BACKWARD = declare(rows_backward_kernel)

@@ -32,7 +32,7 @@ from .classification import (
 from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_tiles, widened
 from .logits import logits_kind, logits_numbers, shaped
 from .plan import SUM, launch
-from .row import declare, one_per_row, part_of, peeled, piece_of, tile_at
+from .row import declare, one_per_row, part_of, piece_of, tile_at
 
 
 @triton.jit
@@ -103,8 +103,6 @@ def cross_entropy_kernel(
     BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
     split, group, batch, block = part_of(parts.splits, parts.across, I)
     space = in_batch(space, batch, (x, probabilities, target, mask, loss, keep, weights, row_stats))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     m, n = tile_at(space, block, 0, config)
 
     if AXIS == INNER:  # ahead of the logits: two loads, of which the second waits for the first
@@ -161,7 +159,8 @@ def cross_entropy_kernel(
             )  # fmt: skip
 
 
-CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)
+CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # four accesses a thread in flight
+MANY_SUMS = declare(cross_entropy_kernel)  # which take the registers
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
@@ -193,10 +192,11 @@ def prepare(
     )
     options = {"phases": SUM, "partials": SUMS.value, "per_row_math": True}
     if smooth and weighted:
-        options["registers"] = (None, 255) if has_probabilities else (160, 160)
+        options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
     elif entropy and (temperature, softcap) != (1.0, 0.0):
         options["registers"] = 128, None
-    plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
+    kernel = MANY_SUMS if smooth or has_probabilities else CROSS_ENTROPY
+    plan = kernel, tensors, PER_ROW, input.shape, class_dim(input), compute
     constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy}
     constants |= logits_kind(temperature, softcap) | reduction(mean, empty_nan) | {"count": row_stats[0].numel()}
     return (*results, row_stats), plan, constants, options

@@ -23,7 +23,7 @@ from ..engine.math import exponential, rounded_product
 from ..engine.state import EXPONENTIALS, less_top, lowest_top
 from ..engine.tile import by_lane, fetch, within
 from .logits import shaped
-from .row import tile_at, tile_is_whole
+from .row import summed_tile
 
 SUMS = tl.constexpr(7)
 
@@ -125,14 +125,11 @@ def sum_tiles(first, last, block, x, probabilities, weight, parameters, space, c
     """The state of each row in tiles [first, last), a piece of it: (BM,), or of rows across memory (BN,)."""
     state = empty_state([config.LM, config.LN], config.C, config.C)
     for t in range(first, last):
-        m, n = tile_at(space, block, t, config)
-        in_bounds = False
-        if x.kind > PEELED:
-            in_bounds = tile_is_whole(space, block, t, config)
+        here, m, n, in_bounds = summed_tile(space, block, t, config)
         if in_bounds:
-            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, config, False)
+            state = add_tile(state, x, probabilities, weight, parameters, here, m, n, config, False)
         else:
-            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, config, True)
+            state = add_tile(state, x, probabilities, weight, parameters, here, m, n, config, True)
     return merge_along(state, 1 if config.AXIS == INNER else 0, config)
 
 

@@ -15,7 +15,18 @@ from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import product_beyond, reciprocal
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, in_batch, kept, store, within
-from .row import again, declare, divisor, one_per_row, peeled, piece_of, scaled_squares, store_tile, tile_at
+from .row import (
+    again,
+    declare,
+    divisor,
+    one_per_row,
+    peeled,
+    piece_of,
+    scaled_squares,
+    store_tile,
+    tile_at,
+    written_tiles,
+)
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -51,6 +62,8 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         store(first, space, m, n, top, inside, True)
         store(second, space, m, n, total, inside, True)
         top, total = top.to(C), total.to(C)
+    if config.PEEL:
+        space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
         # (beside a row nothing is stored: it needs no bounds here)
@@ -93,8 +106,6 @@ def rows_kernel(
         group = tl.program_id(0).to(I)
     batch, block = group // parts.across, group % parts.across
     space = in_batch(space, batch, (x, mask, out, first, second))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     if config.WHOLE:
         m, n = tile_at(space, block, 0, config)
         inside = one_per_row(space, m, n, config)
@@ -143,7 +154,7 @@ def rows_kernel(
                 await_sums(counter, group, splits + many.to(tl.int32))
                 summed = tl.where(many, 1, pieces)
                 state = merge_partials(partial, pieces, output, rows, summed, MODE, False, BS, BO, C)
-                first_tile, last_tile = piece_of(first_piece, parts)[0], piece_of(last_piece - 1, parts)[1]
+                first_tile, last_tile = written_tiles(first_piece, last_piece, parts)
                 write_rows(first_tile, last_tile, block, split, x, mask, out, first, second, state, eps, space, config)
                 count_written(counter, group, splits)
         else:
@@ -151,7 +162,7 @@ def rows_kernel(
             sum_pieces(zero, pieces, block, x, mask, partial, output, rows, space, parts, config, MODE)
             tl.debug_barrier()  # every thread's part of them is stored
             state = merge_partials(partial, pieces, output, rows, pieces, MODE, False, BS, BO, C)
-            write_rows(zero, parts.tiles, block, zero, x, mask, out, first, second, state, eps, space, config)
+            write_rows(zero, parts.written, block, zero, x, mask, out, first, second, state, eps, space, config)
 
 
 ROWS = declare(rows_kernel)

@@ -27,7 +27,18 @@ from .classification import (
     upstream,
 )
 from .plan import SUM, launch
-from .row import declare, one_per_row, peeled, piece_of, split_of, store_tile, tile_at, tile_is_whole
+from .row import (
+    declare,
+    one_per_row,
+    peeled,
+    piece_of,
+    split_of,
+    store_tile,
+    summed_tile,
+    tile_at,
+    tile_is_whole,
+    written_tiles,
+)
 
 
 @triton.jit
@@ -42,13 +53,30 @@ def term_and_slope(d, SQUARE: tl.constexpr):
 
 
 @triton.jit
+def write_tile(v, dx, base, factor, exists, block, t, m, n, space, config):
+    d = base + v.to(config.C)  # margin - x_y + x_j
+    _, slope = term_and_slope(d, config.SQUARE)
+    store_tile(dx, space, block, t, m, n, tl.where((d <= 0) | ~exists, 0.0, factor * slope), config)
+
+
+@triton.jit
+def write_peeled(first, last, x, dx, base, factor, exists, block, space, config):
+    """`write_tile`, for tiles that begin with the 16 bytes that a row begins in."""
+    space = peeled(space, x, block, config)
+    for t in range(first, last):
+        m, n = tile_at(space, block, t, config)
+        v = fetch(x, space, m, n, within(space, m, n), True)
+        write_tile(v, dx, base, factor, exists, block, t, m, n, space, config)
+
+
+@triton.jit
 def sum_tile(v, dx, base, factor, place, exists, block, t, space, config):
     """The terms of a tile v (BM, BN), or for a dx their slopes, added up by lane: (LM, LN)."""
     m, n = tile_at(space, block, t, config)
-    d = base + v.to(config.C)  # margin - x_y + x_j
-    term, slope = term_and_slope(d, config.SQUARE)
+    term, slope = term_and_slope(base + v.to(config.C), config.SQUARE)
     if dx is not None:
-        store_tile(dx, space, block, t, m, n, tl.where((d <= 0) | ~exists, 0.0, factor * slope), config)
+        if not config.PEEL:
+            write_tile(v, dx, base, factor, exists, block, t, m, n, space, config)
         term = slope
     term = tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, 0.0, term)
     if not tile_is_whole(space, block, t, config):
@@ -74,8 +102,6 @@ def multi_margin_kernel(
     BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
     split, group, batch, block = split_of(parts, config)
     space = in_batch(space, batch, (x, target, mask, grad, loss, keep, used, dx))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     m, n = tile_at(space, block, 0, config)
     if config.WHOLE:  # ahead of the class, on which nothing but the arithmetic waits
         v = fetch(x, space, m, n, within(space, m, n), True)
@@ -100,9 +126,12 @@ def multi_margin_kernel(
             start, end = piece_of(piece, parts)
             lanes = within_lane(tl.zeros([config.BM, config.BN], C), config)
             for t in range(start, end):
-                m, n = tile_at(space, block, t, config)
-                v = fetch(x, space, m, n, within(space, m, n), True)
+                here, m, n, _ = summed_tile(space, block, t, config)
+                v = fetch(x, here, m, n, within(space, m, n), True)
                 lanes += sum_tile(v, dx, base, factor, place, exists, block, t, space, config)
+            if config.PEEL and dx is not None:  # from the cache
+                first, last = written_tiles(piece, piece + 1, parts)
+                write_peeled(first, last, x, dx, base, factor, exists, block, space, config)
             tl.store(partial + piece * rows + output, over_axis(lanes, config))
         finished = is_finished(counter + group, parts.splits)
     if finished:

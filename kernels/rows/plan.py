@@ -39,7 +39,6 @@ MAP, SUM, SUM_AND_WRITE, PICK, ALONE = range(5)
 UNSHARED = MAP, PICK, ALONE  # no row by several blocks, which would gather what they have
 FEWEST_TILES = 3  # of a piece of a row
 PIECES = 128  # of a row, until each has so many tiles as are added up in fp32
-PEELED_REGISTERS = 64  # at most, for four blocks to a multiprocessor
 BUNDLES = tl.constexpr(512)  # of blocks, at most, where all rows are reduced
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
@@ -153,7 +152,7 @@ def plan(
     kinds = sparse_kinds(kinds, outer, inner, per_row)
     if M == 1:  # as in a tile of several rows
         kinds = [ROW if kind is SCALAR else kind for kind in kinds]
-    reach = N + vec - 1 if peel else N  # columns of all tiles
+    reach = N + vec - 1 if peel else N  # columns of all tiles where rows are written
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec, dense)
     per_thread //= 1 if vec > 1 else 2
@@ -168,7 +167,7 @@ def plan(
         result = whole_across(M, N, vec, tile, per_thread, config.threads, itemsize)
     whole = not apart and result.rows * result.columns <= most * per_thread
     if not whole and axis is INNER:
-        result = part_along(reach, vec, tile, config.threads)
+        result = part_along(N, vec, tile, config.threads)
     elif not whole:
         result = part_across(M, N, vec, per_thread, config.threads, itemsize)
     BM, BN, vec, threads = result
@@ -179,8 +178,11 @@ def plan(
     threads = max(min(max(threads, BM * BN // per_thread), most, BM * BN), tiling.WARP)
     config = replace(config, threads=threads)
     LM, LN = tiling.lanes_of(axis, BM, BN, vec, threads)
-    down, across = -(-M // BM), -(-reach // BN)
+    down, across, written = -(-M // BM), -(-N // BN), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
+    written = max(tiles, written) if axis is INNER else tiles
+    if phases == MAP:
+        tiles = written
     groups = batch.numel * blocks
     reduces = (constants or {}).get("REDUCE")
     pieces, per_piece = (1, tiles) if phases in UNSHARED else pieces_of(tiles, axis)
@@ -193,6 +195,7 @@ def plan(
         "M": M,
         "N": N,
         "tiles": tiles,
+        "written": written,
         "across": blocks,
         "groups": groups,
         "splits": splits,
@@ -218,7 +221,9 @@ def plan(
     plan = Plan(kernel, tensors, tiling.scratch(leaves or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
-    most_registers = registers[axis is not INNER] or (PEELED_REGISTERS if peel and phases == SUM_AND_WRITE else None)
+    most_registers = registers[axis is not INNER]
+    if peel:  # what is selected from takes registers; 64 at most for four blocks to a multiprocessor
+        most_registers = max(most_registers, 112) if most_registers else 64 if phases == SUM_AND_WRITE else None
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
     plan.config, plan.workspace = config, workspace

@@ -254,6 +254,8 @@ def check(name, plan, facts):
     # (of rows across memory a thread takes fewer at once, and so more of each)
     least = min(plan.constants["VEC"] * narrow, 16)
     wide = {kind: sum(n for width, n in facts[kind].items() if width >= least) for kind in ("load", "store")}
+    if plan.constants.get("PEEL"):  # (where they are summed, in words)
+        wide["load"] = sum(n for width, n in facts["load"].items() if width >= 8)
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {facts}"
     if " odd " not in name:  # whose last tile is read element by element
         of_mask = plan.kinds.get("mask") == LINE.value or plan.dtypes.get("mask") and plan.constants["VEC"] == 2
