@@ -93,7 +93,8 @@ def load_of(plan):
     blocks, threads = prod(plan.grid), plan.config.threads
     rounds = each = 0
     parts, groups = values.get("pieces", values.get("splits", 1)), values.get("groups", 0)
-    if values["splits"] > 1 if groups else values.get("SPLIT"):  # a store with its fence, the count, and the gathering steps
+    if values["splits"] > 1 if groups else values.get("SPLIT"):
+        # a store with its fence, the count, and the gathering steps
         rounds = 2 + ceil(parts / values["BS"])
         if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # and the same of what was gathered, if many
             each = 1
