@@ -66,6 +66,8 @@ class Load(NamedTuple):
     rounds: int  # serial steps of the last block, which gathers what the others left
     each: int = 0  # and of each block that writes with what was gathered
     waits: float = 0  # of a block for memory, beside those of its loops
+    pieces: int = 0  # passes of loops around the loops over tiles
+    overlap: float = 1  # of what a loop that sums unaligned rows loads, in what it needs
 
 
 def load_of(plan):
@@ -91,15 +93,23 @@ def load_of(plan):
             read += count * size
             tile += size * BM * BN * (2 * count > prod(shape))
     tiles = prod(batch) * ceil(values["M"] / BM) * ceil(values["N"] / BN)
+    blocks, threads = prod(plan.grid), plan.config.threads
     rounds = each = 0
-    if values.get("SPLIT"):  # a store with its fence, the count, and the gathering steps
-        rounds = 2 + ceil(values["splits"] / values["BS"])
+    parts, groups = values.get("pieces", values.get("splits", 1)), values.get("groups", 0)
+    if values["splits"] > 1 if groups else values.get("SPLIT"):
+        # a store with its fence, the count, and the gathering steps
+        rounds = 2 + ceil(parts / values["BS"])
         if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # and the same of what was gathered, if many
             each = 1
-            rounds = rounds + 2 if values["splits"] > values["BS"] else 2
-    blocks, threads = prod(plan.grid), plan.config.threads
+            rounds = rounds + 2 if parts > values["BS"] else 2
+    elif groups and parts > 1 and plan.workspace:  # the last block, which gathers what it left
+        rounds = ceil(parts / values["BS"])
+    pieces = groups * parts or blocks
+    overlap = 1
+    if values.get("PEEL") and "pieces" in values and plan.workspace:  # (a thread needs a part of its neighbour's words)
+        overlap = {2: 1.5, 4: 1.25}.get(plan.dtypes["x"].itemsize, 1)
     waits = float("segments" in values)  # for the numbers of a sequence, which is looked for before
-    return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each, waits)
+    return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each, waits, pieces, overlap)
 
 
 class Prediction(NamedTuple):
@@ -137,18 +147,23 @@ def predict(code, load, gpu):
     resident = min(fit, ceil(load.blocks / used))
     work = load.blocks * warps * cycles(code.once, gpu)
     instructions = load.blocks * warps * code.once.instructions
-    for loop in code.loops:
-        passes = load.tiles / max(round(loop.load * load.threads / load.tile), 1) if load.tile else load.tiles
+    tiles, around = ([loop for loop in code.loops if loop.around is which] for which in (False, True))
+    for loop in around:
+        work += load.pieces * warps * cycles(loop, gpu)
+        instructions += load.pieces * warps * loop.instructions
+    for loop in tiles:
+        at_once = round(loop.load * load.threads / load.tile / load.overlap) if load.tile else 1
+        passes = load.tiles / max(at_once, 1)
         work += passes * warps * cycles(loop, gpu)
         instructions += passes * warps * loop.instructions
-    moved = load.read * max(len(code.loops), 1) + load.written
-    in_flight = resident * load.threads * max(w.load for w in code.loops or [code.once])
+    moved = load.read * max(len(tiles), 1) + load.written
+    in_flight = resident * load.threads * max(w.load for w in tiles or [code.once]) / load.overlap
     if load.waits:  # of kernels whose loops' passes are known: the mean over them
         in_flight = resident * load.read / load.blocks / (load.waits + code.once.waits)
     terms = {
         "bytes": moved / gpu.bandwidth / 1e6,
         "instructions": work / used / gpu.clock / 1e3,
-        "in flight": in_flight and LOADED * gpu.latency * load.read * max(len(code.loops), 1) / in_flight / used,
+        "in flight": in_flight and LOADED * gpu.latency * load.read * max(len(tiles), 1) / in_flight / used,
     }
     bound = max(terms, key=terms.get)
     rounds = 1 + load.rounds + load.each * ceil(load.blocks / 2 / (resident * used))

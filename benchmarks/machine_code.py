@@ -16,7 +16,10 @@ AVOIDED = -1  # passes of a loop that the path does not lead through, if there i
 
 class Work:
     """Instructions of one warp by pipe, and bytes that a thread loads and stores. Of loops whose passes are known all
-    instructions, the bytes of one pass, and how many passes wait for memory. marks: what was looked for and found."""
+    instructions, the bytes of one pass, and how many passes wait for memory. marks: what was looked for and found.
+    around: whether it is a loop's, beside the loops in it."""
+
+    around = False
 
     def __init__(self, counts=(), load=0, store=0, waits=0, marks=0):
         self.counts, self.load, self.store, self.waits, self.marks = Counter(counts), load, store, waits, marks
@@ -120,10 +123,10 @@ def components(nodes, follow):
 
 
 def longest(blocks, nodes, entry, passes=None, most=False):
-    """(Work outside of loops, [Work of one pass of each innermost loop that moves data]) of the path from `entry` that
-    moves most data by the fewest instructions: that of a tile inside the tensor. passes: {bytes that a pass of a loop
-    loads: how many passes there are}, else one; then no loop is left. most: by the most instructions, where a branch
-    depends on values."""
+    """(Work outside of loops, [Work of one pass of each innermost loop that moves data, and of each around one]) of the
+    path from `entry` that moves most data by the fewest instructions: that of a tile inside the tensor. passes: {bytes
+    that a pass of a loop loads: how many passes there are}, else one; then no loop is left. most: by the most
+    instructions, where a branch depends on values."""
 
     def moved(path):
         instructions = path[0].instructions if most else -path[0].instructions
@@ -140,7 +143,10 @@ def longest(blocks, nodes, entry, passes=None, most=False):
             if passes is not None:
                 once = once.repeated(passes)
             elif not loops and once.load + once.store:
-                once, loops = Work(), [once]  # else an outer loop: a few instructions for many tiles
+                once, loops = Work(), [once]
+            elif loops:
+                once.around = True
+                once, loops = Work(), [*loops, once]
             here[v] = once, loops
         after = [best[w] for v in part for w in blocks[v][1] if w in best and w not in part and w != entry]
         tail = max(after, key=moved, default=(Work(), []))
@@ -175,7 +181,7 @@ def text(cubin):
 
 class Code(NamedTuple):
     once: Work  # of a block, beside its tiles
-    loops: list  # Work of a pass over one tile, or a few; none where a block has one tile
+    loops: list  # Work of a pass over one tile, or a few; none where a block has one tile. And of the loops around
     registers: int
     shared: int
 

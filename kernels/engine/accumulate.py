@@ -27,7 +27,7 @@ from .state import (
     square,
     widened,
 )
-from .tile import both_by_lane, by_lane, corner, fetch, indices, is_whole, kept, offset_of, split_by_lane
+from .tile import at_column, both_by_lane, by_lane, corner, fetch, indices, is_whole, kept, offset_of, split_by_lane
 from .tiling import FLUSH
 
 
@@ -206,6 +206,7 @@ def add_tiles(
     for t in range(first, last):
         m0, n0 = corner(space, block, t, config)
         m, n = indices(m0, n0, config)
+        here = at_column(space, n0)
         if VEC == 1:
             in_bounds = False
         else:
@@ -216,9 +217,9 @@ def add_tiles(
             added = count_bytes(mask, space, m0, n0, config)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])
         elif in_bounds:  # needs no bounds
-            state, missing = add_tile(state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, False)
+            state, missing = add_tile(state, missing, x, mask, weight, here, m, n, config, MODE, ABS, NEGATE, False)
         else:
-            state, missing = add_tile(state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, True)
+            state, missing = add_tile(state, missing, x, mask, weight, here, m, n, config, MODE, ABS, NEGATE, True)
     count, weights, pivot, shift, top, total = state
     if MODE == EXTREME:  # what is not kept was -inf
         total = tl.where(top == float("-inf"), count.to(C), total)

@@ -34,6 +34,17 @@ def is_last(counter, splits):
 
 
 @triton.jit
+def is_finished(counter, splits):
+    """`is_last`, of a result that may have one block: what its threads stored is seen by all of them."""
+    last = splits == 1
+    if last:
+        tl.debug_barrier()
+    else:
+        last = is_last(counter, splits)
+    return last
+
+
+@triton.jit
 def draw_ticket(counter, splits, groups):
     """(group of rows, part, whether to sum it: otherwise to write it)."""
     ticket = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")

@@ -19,6 +19,7 @@ COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner:
 LINE = tl.constexpr(6)  # the same with the vector accesses of VECTOR
 # PEELED + VEC: unit stride along rows that begin anywhere; accesses of VEC elements, the first of them before the row
 PEELED = tl.constexpr(8)
+UNALIGNED = tl.constexpr(24)  # + VEC: the same of rows that begin elsewhere than the PEELED ones
 
 OUTER, INNER, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # AXIS: which group is reduced
 
@@ -124,14 +125,14 @@ def kind_of(outer, inner):
     return VECTOR if inner == (1,) else STRIDED
 
 
-def tile_kinds(tensors, outer, inner):
+def tile_kinds(tensors, outer, inner, alike=False):
     """(kind of each operand, VEC): the elements of one access, or 1 for the variant that assumes nothing of strides
-    and alignment."""
+    and alignment. alike: one row is read as many of its length are."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     vectors = [(t, o) for t, o, kind in zip(tensors, outer.strides, kinds) if kind is VECTOR]
     widths = [t.element_size() for t, _ in vectors if t.dtype.is_floating_point]
     vec = 16 // min(widths, default=1) if vectors else 1  # by default, masks alone: a count
-    whole_rows = outer.numel == 1 or inner.numel % vec == 0
+    whole_rows = outer.numel == 1 and not alike or inner.numel % vec == 0
     aligned = all(t.data_ptr() % 16 == 0 and not any(step % vec for step in steps) for t, steps in vectors)
     if vec > 1 and whole_rows and aligned and all(kind is not STRIDED for kind in kinds):
         return kinds, vec
@@ -140,7 +141,8 @@ def tile_kinds(tensors, outer, inner):
 
 def peeled_kinds(tensors, outer, inner, lead):
     """Kinds for rows that begin anywhere: (kind of each operand, VEC), VEC 1 where the operand at `lead` has no unit
-    stride. Those whose rows begin as far from a multiple of 16 bytes as its rows, in elements, are PEELED."""
+    stride. Those whose rows begin as far from a multiple of 16 bytes as its rows, in elements, are PEELED, others
+    UNALIGNED: rows are summed alike from either."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     along = [i for i, kind in enumerate(kinds) if kind is VECTOR and any(outer.strides[i]) == any(outer.strides[lead])]
     if lead not in along:
@@ -150,10 +152,11 @@ def peeled_kinds(tensors, outer, inner, lead):
     def begins(i):
         return [tensors[i].data_ptr() // tensors[i].element_size() % vec, *(step % vec for step in outer.strides[i])]
 
-    peeled, first = PEELED + vec, begins(lead)
+    first = begins(lead)
     for i, kind in enumerate(kinds):
         if kind is VECTOR:
-            kinds[i] = peeled if i in along and begins(i) == first else STRIDED
+            in_words = i in along and tensors[i].element_size() * vec >= 8
+            kinds[i] = (PEELED if begins(i) == first else UNALIGNED) + vec if in_words else STRIDED
     return kinds, vec
 
 

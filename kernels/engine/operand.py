@@ -31,8 +31,9 @@ class Operand(NamedTuple):
 class Space(NamedTuple):
     """(M, N): the two groups of dimensions that indexing.py makes; and the batch, of which a block has one index.
 
-    A kernel sets the last two. pointers: where its first operands begin in this batch (tile.in_batch). shift: how many
-    columns before column 0 its tiles begin, where rows begin at no multiple of 16 bytes (PEELED)."""
+    A kernel sets the last three. pointers: where its first operands begin in this batch (tile.in_batch). Of rows that
+    begin at no multiple of 16 bytes (PEELED), shift: how many columns before column 0 tiles begin that are written;
+    column: the first one of a tile that is summed."""
 
     M: tl.tensor
     N: tl.tensor
@@ -41,16 +42,20 @@ class Space(NamedTuple):
     batch_shape: tl.tuple
     pointers: tl.tuple = ()
     shift: tl.tuple = ()
+    column: tl.tuple = ()
 
 
 class Parts(NamedTuple):
     """How the tiles are spread over blocks. Reductions have `outputs` and their strides, rows have `groups`."""
 
     tiles: tl.tensor  # of an output block, or of a group of rows
+    written: tl.tensor  # tiles of a group of rows where they are written
     splits: tl.tensor  # blocks that share them
-    per_split: tl.tensor  # tiles of each
+    per_split: tl.tensor  # tiles of each; of rows, pieces
     outputs: tl.tensor
     out_strides: tl.tuple  # over the group that is not reduced
+    pieces: tl.tensor  # of a row, which are summed one by one
+    per_piece: tl.tensor  # tiles of each
     groups: tl.tensor  # of rows
     across: tl.tensor  # groups of one batch
 

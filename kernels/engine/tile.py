@@ -2,14 +2,17 @@
 
 A tile has BM rows and BN columns of the space (operand.py): `m` (BM,) are the indices of its rows, `n` (BN,) those of
 its columns. Rows that begin at no multiple of 16 bytes (PEELED) are read in the 16 bytes they begin in, and those they
-end in: what lies there beside the row is not used, and not written. Such a tile has one row.
+end in: what lies there beside the row is not used, and not written. Such a tile has one row. Where rows are summed its
+columns are those of any row (unaligned.py), so that lanes do not depend on where a row begins; where they are written
+it begins with the 16 bytes that the row begins in.
 """
 
 import triton
 import triton.language as tl
 
-from .indexing import ALL, COLUMN, INNER, LINE, OUTER, PEELED, ROW, SCALAR, STRIDED, VECTOR
+from .indexing import ALL, COLUMN, INNER, LINE, OUTER, PEELED, ROW, SCALAR, STRIDED, UNALIGNED, VECTOR
 from .operand import Space
+from .unaligned import fetch_unaligned
 
 
 @triton.jit
@@ -149,13 +152,31 @@ def in_batch(space, batch, operands):
     pointers = tl.tuple(
         [batch if o is None else o.pointer + offset_of(batch, space.batch_shape, o.batch) for o in operands]
     )
-    return Space(space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, pointers, space.shift)
+    return Space(
+        space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, pointers, space.shift, space.column
+    )
 
 
 @triton.jit
 def with_rows(space, M):
     """The space with another number of rows."""
-    return Space(M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, space.shift)
+    return Space(
+        M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, space.shift, space.column
+    )
+
+
+@triton.jit
+def at_shift(space, shift):
+    """The space of tiles that begin so many columns before column 0."""
+    return Space(
+        space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, (shift,), ()
+    )
+
+
+@triton.jit
+def at_column(space, n0):
+    """The space for a tile whose first column is n0."""
+    return Space(space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, (), (n0,))
 
 
 @triton.jit
@@ -178,14 +199,14 @@ def address(operand, space, m, n):
         pointer = base + offset_of(n, space.inner_shape, operand.inner)[None, :]
     elif operand.kind == LINE:
         pointer = base + n[None, :]
-    elif operand.kind > PEELED:
+    elif operand.kind > PEELED and operand.kind < UNALIGNED:
         VEC: tl.constexpr = operand.kind - PEELED
         bytes: tl.constexpr = VEC * ((base.dtype.element_ty.primitive_bitwidth + 7) // 8)
         start = tl.multiple_of(base + (offset_of(m, space.outer_shape, operand.outer) - space.shift[0]), bytes)
         pointer = start[:, None] + aligned_columns(space, n, VEC)[None, :]
     else:
         pointer = base + offset_of(m, space.outer_shape, operand.outer)[:, None]
-        if operand.kind == VECTOR:
+        if operand.kind == VECTOR or operand.kind > UNALIGNED:
             pointer += n[None, :]
         elif operand.kind == STRIDED:
             # Neighbours in a row are nearest in memory, which single strides do not say: Triton would lay lanes along
@@ -198,13 +219,9 @@ def address(operand, space, m, n):
 
 
 @triton.jit
-def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 0):
-    """One operand's elements of a tile, OTHER outside the tensor (EDGE: the tile reaches over it); of PEELED anything.
-
-    Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
-    inside a 16-byte access would break it up."""
+def load_tile(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr):
     pointer = address(operand, space, m, n)
-    if operand.kind == STRIDED:
+    if operand.kind == STRIDED or operand.kind > UNALIGNED:
         value = tl.load(pointer, mask=keep, other=OTHER)
     elif operand.kind == SCALAR or not EDGE:
         value = tl.load(pointer)
@@ -216,6 +233,21 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
         value = tl.load(pointer, mask=row_accesses(space, m, n, operand.kind - PEELED))
     else:
         value = tl.load(pointer, mask=within(space, m, n), other=OTHER)
+    return value
+
+
+@triton.jit
+def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 0):
+    """One operand's elements of a tile, OTHER outside the tensor (EDGE: the tile reaches over it); of PEELED anything.
+
+    Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
+    inside a 16-byte access would break it up."""
+    if operand.kind > PEELED and len(space.column) > 0:
+        start = base_of(operand, space) + offset_of(m, space.outer_shape, operand.outer)
+        VEC: tl.constexpr = (operand.kind - PEELED) % 16
+        value = fetch_unaligned(start, space.column[0], space.N, m.shape[0], n.shape[0], VEC, EDGE)
+    else:
+        value = load_tile(operand, space, m, n, keep, EDGE, OTHER)
     return value
 
 
@@ -245,7 +277,7 @@ def store(operand, space, m, n, value, inside, EDGE: tl.constexpr):
     exchange the parts of a sum add two rounded numbers, in either order (math.rounded_product)."""
     pointer = address(operand, space, m, n)
     value = value.to(operand.pointer.dtype.element_ty)
-    if EDGE and operand.kind > PEELED:
+    if EDGE and operand.kind > PEELED and operand.kind < UNALIGNED:
         wide = full_accesses(space, m, n, operand.kind - PEELED)
         tl.store(pointer, value, mask=wide)
         tl.store(pointer, value, mask=inside & ~wide)

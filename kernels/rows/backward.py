@@ -7,9 +7,20 @@ from ..engine.blocks import add_partials, await_sums, count_summed, count_writte
 from ..engine.indexing import INNER
 from ..engine.operand import Operand, Parts, Space
 from ..engine.tile import fetch, in_batch, kept, store, within
-from ..engine.tiling import FLUSH
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX, RowsConfig
-from .row import again, at_most, declare, inverse, peeled, store_tile, tile_at, tile_is_whole, times
+from .row import (
+    again,
+    at_most,
+    declare,
+    inverse,
+    peeled,
+    piece_of,
+    store_tile,
+    summed_tile,
+    tile_at,
+    times,
+    written_tiles,
+)
 
 
 @triton.jit
@@ -51,29 +62,27 @@ def tile_terms(x, grad, mask, a, b, by, space, m, n, config, EDGE: tl.constexpr)
 
 
 @triton.jit
-def dot_range(first_tile, last_tile, block, x, grad, mask, a, b, by, space, config):
-    """(BM,), or of rows across memory (BN,): the part of each row's dot product that lies in some tiles."""
+def dot_pieces(first, last, block, x, grad, mask, a, b, by, partial, output, rows, space, parts, config):
+    """Leaves what some pieces of a block's rows add to their dot products among the partials."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
-    sums = tl.zeros([config.BM if config.AXIS == INNER else config.BN], tl.float64)
-    for start in range(first_tile, last_tile, FLUSH):
+    for piece in range(first, last):
+        start, end = piece_of(piece, parts)
         lanes = tl.zeros([config.BM, config.BN], config.C)
-        for t in range(start, tl.minimum(start + FLUSH, last_tile)):
-            m, n = tile_at(space, block, t, config)
-            in_bounds = False
-            if config.PEEL:
-                in_bounds = tile_is_whole(space, block, t, config)
+        for t in range(start, end):
+            here, m, n, in_bounds = summed_tile(space, block, t, config)
             if in_bounds:
-                lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, False)[1]
+                lanes += tile_terms(x, grad, mask, a, b, by, here, m, n, config, False)[1]
             else:
-                lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)[1]
-        sums += tl.sum(lanes, ACROSS).to(tl.float64)
-    return sums
+                lanes += tile_terms(x, grad, mask, a, b, by, here, m, n, config, True)[1]
+        tl.store(partial + piece * rows + output, tl.sum(lanes, ACROSS).to(tl.float64))
 
 
 @triton.jit
 def write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, dot, space, config):
     OP: tl.constexpr = config.OP
     C: tl.constexpr = config.C
+    if config.PEEL:
+        space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
         # (beside a row nothing is stored: it needs no bounds here)
@@ -101,8 +110,6 @@ def rows_backward_kernel(
         group = tl.program_id(0).to(I)
     batch, block = group // parts.across, group % parts.across
     space = in_batch(space, batch, (x, grad, mask, out, first, second))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     m, n = tile_at(space, block, 0, config)
     nowhere = tl.zeros([1, 1], tl.int1)
     a = fetch(first, space, m, n, nowhere, True)  # one number a row: (BM, 1), or (1, BN)
@@ -126,38 +133,39 @@ def rows_backward_kernel(
             dot = tl.where(counts, dot, 0.0)
         edge = within(space, m, n)
         store(out, space, m, n, gradient_tile(y, g, keep, dot, by, OP, C), edge, True)
-    elif config.SPLIT:
+    else:
         BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
         BS: tl.constexpr = config.BS
-        splits = parts.splits
-        first_tile = split * parts.per_split
-        last_tile = tl.minimum(first_tile + parts.per_split, parts.tiles)
-        rows = parts.groups.to(I) * BO
+        splits, pieces, rows = parts.splits, parts.pieces, parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
-        many = splits > BS
-        if summing:
-            sums = dot_range(first_tile, last_tile, block, x, grad, mask, a, b, by, space, config)
-            tl.store(partial + split * rows + output, sums)
-            if (count_summed(counter, group) == splits - 1) & many:
-                sums = add_partials(partial, splits, output, rows, BS, BO)[0]
-                tl.debug_barrier()  # every thread has loaded what it overwrites
-                tl.store(partial + output, sums)
-                count_summed(counter, group)
+        if config.SPLIT:
+            many = pieces > BS
+            start = split * parts.per_split
+            end = tl.minimum(start + parts.per_split, pieces)
+            if summing:
+                dot_pieces(start, end, block, x, grad, mask, a, b, by, partial, output, rows, space, parts, config)
+                if (count_summed(counter, group) == splits - 1) & many:
+                    sums = add_partials(partial, pieces, output, rows, BS, BO)[0]
+                    tl.debug_barrier()  # every thread has loaded what it overwrites
+                    tl.store(partial + output, sums)
+                    count_summed(counter, group)
+            else:
+                await_sums(counter, group, splits + many.to(tl.int32))
+                summed = tl.where(many, 1, pieces)
+                dot = tl.expand_dims(add_partials(partial, summed, output, rows, BS, BO)[0], ACROSS).to(C)
+                if OP == NORMALIZE:
+                    dot = tl.where(counts, dot, 0.0)
+                first_tile, last_tile = written_tiles(start, end, parts)
+                write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, dot, space, config)
+                count_written(counter, group, splits)
         else:
-            await_sums(counter, group, splits + many.to(tl.int32))
-            summed = tl.where(many, 1, splits)
-            dot = tl.expand_dims(add_partials(partial, summed, output, rows, BS, BO)[0], ACROSS).to(C)
+            zero = parts.tiles * 0
+            dot_pieces(zero, pieces, block, x, grad, mask, a, b, by, partial, output, rows, space, parts, config)
+            tl.debug_barrier()  # every thread's part of them is stored
+            dot = tl.expand_dims(add_partials(partial, pieces, output, rows, BS, BO)[0], ACROSS).to(C)
             if OP == NORMALIZE:
                 dot = tl.where(counts, dot, 0.0)
-            write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, dot, space, config)
-            count_written(counter, group, splits)
-    else:
-        zero = parts.tiles * 0
-        sums = dot_range(zero, parts.tiles, block, x, grad, mask, a, b, by, space, config)
-        dot = tl.expand_dims(sums, ACROSS).to(C)
-        if OP == NORMALIZE:
-            dot = tl.where(counts, dot, 0.0)
-        write_gradient(zero, parts.tiles, block, x, grad, mask, out, a, b, by, dot, space, config)
+            write_gradient(zero, parts.written, block, x, grad, mask, out, a, b, by, dot, space, config)
 
 
 ROWS_BACKWARD = declare(rows_backward_kernel)

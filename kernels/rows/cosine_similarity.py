@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..engine.blocks import is_last, load_partials
+from ..engine.blocks import is_finished, load_partials
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
@@ -29,6 +29,7 @@ from .row import (
     is_ordinary,
     one_per_row,
     part_of,
+    piece_of,
     scaled_squares,
     tile_at,
     times,
@@ -97,23 +98,23 @@ def empty_state(BO: tl.constexpr, ACROSS: tl.constexpr):
 
 
 @triton.jit
-def merge_partials(partial, splits, output, rows, BS: tl.constexpr, BO: tl.constexpr, ACROSS: tl.constexpr):
-    """The state of all splits, in order of split whoever wrote last."""
-    size = splits * rows
+def merge_partials(partial, pieces, output, rows, BS: tl.constexpr, BO: tl.constexpr, ACROSS: tl.constexpr):
+    """The state of all pieces, in order of piece whoever wrote last."""
+    size = pieces * rows
     state = empty_state(BO, ACROSS)
-    for first in range(0, splits, BS):
-        unit1, inside = load_partials(partial, splits, first, output, rows, BS, ACROSS)
-        squares1 = load_partials(partial + size, splits, first, output, rows, BS, ACROSS)[0]
-        unit2 = load_partials(partial + size * 2, splits, first, output, rows, BS, ACROSS)[0]
-        squares2 = load_partials(partial + size * 3, splits, first, output, rows, BS, ACROSS)[0]
-        products = load_partials(partial + size * 4, splits, first, output, rows, BS, ACROSS)[0]
+    for first in range(0, pieces, BS):
+        unit1, inside = load_partials(partial, pieces, first, output, rows, BS, ACROSS)
+        squares1 = load_partials(partial + size, pieces, first, output, rows, BS, ACROSS)[0]
+        unit2 = load_partials(partial + size * 2, pieces, first, output, rows, BS, ACROSS)[0]
+        squares2 = load_partials(partial + size * 3, pieces, first, output, rows, BS, ACROSS)[0]
+        products = load_partials(partial + size * 4, pieces, first, output, rows, BS, ACROSS)[0]
         least = power_below(products * 0)
         unit1, unit2 = tl.where(inside, unit1, least), tl.where(inside, unit2, least)
         state = merge(state, merge_along((unit1, squares1, unit2, squares2, products), ACROSS))
     return state
 
 
-CosineConfig = constants("AXIS WHOLE SPLIT BM BN BS VEC C I")
+CosineConfig = constants("AXIS WHOLE BM BN BS VEC C I")
 
 
 @triton.jit
@@ -136,26 +137,26 @@ def cosine_kernel(
     I: tl.constexpr = config.I
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
-    splits = parts.splits
-    split, group, batch, block = part_of(splits, parts.across, I)
+    split, group, batch, block = part_of(parts.splits, parts.across, I)
     space = in_batch(space, batch, (x, y, target, keep, loss, out, first, second))
+    finished = True
     if config.WHOLE:
         state = cosine_tile(x, y, block, 0, space, config)
     else:
-        state = empty_state(BO, ACROSS)
-        for t in range(split * parts.per_split, tl.minimum(split * parts.per_split + parts.per_split, parts.tiles)):
-            state = merge(state, widened(cosine_tile(x, y, block, t, space, config)))
-    finished = True
-    if config.SPLIT:
-        rows = parts.groups.to(I) * BO
+        pieces, rows = parts.pieces, parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
-        pointer = partial + split * rows + tl.expand_dims(output, ACROSS)
-        for i in tl.static_range(5):
-            tl.store(pointer + splits * rows * i, state[i])
-        finished = is_last(counter + group, splits)
+        for piece in range(split * parts.per_split, tl.minimum((split + 1) * parts.per_split, pieces)):
+            state = empty_state(BO, ACROSS)
+            start, end = piece_of(piece, parts)
+            for t in range(start, end):
+                state = merge(state, widened(cosine_tile(x, y, block, t, space, config)))
+            pointer = partial + piece * rows + tl.expand_dims(output, ACROSS)
+            for i in tl.static_range(5):
+                tl.store(pointer + pieces * rows * i, state[i])
+        finished = is_finished(counter + group, parts.splits)
     if finished:
-        if config.SPLIT:
-            state = merge_partials(partial, splits, output, rows, config.BS, BO, ACROSS)
+        if not config.WHOLE:
+            state = merge_partials(partial, pieces, output, rows, config.BS, BO, ACROSS)
         unit1, squares1, unit2, squares2, products = state
         root1, root2 = rounded_root(squares1), rounded_root(squares2)
         norm1 = product_beyond(root1.to(tl.float64), unit1.to(tl.float64))
@@ -214,7 +215,7 @@ def cosine_backward_kernel(
         store(dy, space, m, n, times(u - c2 * v, (g * by2[0], by2[1])), edge, True)
 
 
-COSINE = declare(cosine_kernel)
+COSINE = declare(cosine_kernel, max_registers=(80, 128))
 COSINE_BACKWARD = declare(cosine_backward_kernel)
 PER_ROW, BACKWARD_PER_ROW = tuple(range(2, 8)), tuple(range(2, 7))
 

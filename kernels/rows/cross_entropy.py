@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..engine.blocks import is_last
+from ..engine.blocks import is_finished
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.math import log_any
@@ -29,10 +29,10 @@ from .classification import (
     row_results,
     store_stat,
 )
-from .cross_entropy_sums import BEST_CLASS, SUMS, merge_partials, store_state, sum_range, widened
+from .cross_entropy_sums import BEST_CLASS, SUMS, merge_partials, store_state, sum_tiles, widened
 from .logits import logits_kind, logits_numbers, shaped
 from .plan import SUM, launch
-from .row import declare, one_per_row, part_of, peeled, tile_at
+from .row import declare, one_per_row, part_of, piece_of, tile_at
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m,
 
 
 CrossEntropyConfig = constants(
-    "SMOOTH HAS_Q WEIGHT ENTROPY ARGMAX LOGITS REDUCE EMPTY_NAN PEEL AXIS WHOLE SPLIT LONG BM BN BS LM LN VEC C I"
+    "SMOOTH HAS_Q WEIGHT ENTROPY ARGMAX LOGITS REDUCE EMPTY_NAN PEEL AXIS PIECES BM BN BS LM LN VEC C I"
 )
 
 
@@ -102,32 +102,30 @@ def cross_entropy_kernel(
     AXIS: tl.constexpr = config.AXIS
     SMOOTH: tl.constexpr = config.SMOOTH
     BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
-    splits = parts.splits
-    split, group, batch, block = part_of(splits, parts.across, I)
+    split, group, batch, block = part_of(parts.splits, parts.across, I)
     space = in_batch(space, batch, (x, probabilities, target, mask, loss, keep, weights, row_stats))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     m, n = tile_at(space, block, 0, config)
 
-    first = split * parts.per_split
-    last = tl.minimum(first + parts.per_split, parts.tiles)
-    EARLY: tl.constexpr = AXIS == INNER and not config.SPLIT
-    if EARLY:  # ahead of the logits: two loads, of which the second waits for the first
+    if AXIS == INNER:  # ahead of the logits: two loads, of which the second waits for the first
         kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
-        if not config.WHOLE:  # a row that is not kept is not read, if it is long
-            last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, first)
-    state = sum_range(first, last, block, x, probabilities, weight, parameters, space, config)
     finished = True
-    if config.SPLIT:
-        rows = parts.groups.to(I) * BO
+    if config.PIECES:
+        pieces, rows = parts.pieces, parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
-        state = widened(state)
-        store_state(partial + split * rows + output, splits * rows, state, config)
-        finished = is_last(counter + group, splits)
+        last = tl.minimum((split + 1) * parts.per_split, pieces)
+        if AXIS == INNER:  # a row that is not kept is not read, if it is long
+            last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, 0)
+        for piece in range(split * parts.per_split, last):
+            start, end = piece_of(piece, parts)
+            state = sum_tiles(start, end, block, x, probabilities, weight, parameters, space, config)
+            store_state(partial + piece * rows + output, pieces * rows, widened(state), config)
+        finished = is_finished(counter + group, parts.splits)
+    else:
+        state = sum_tiles(0, parts.tiles, block, x, probabilities, weight, parameters, space, config)
     if finished:
-        if config.SPLIT:
-            state = merge_partials(partial, splits, output, rows, BO, config)
-        if not EARLY:
+        if config.PIECES:
+            state = merge_partials(partial, pieces, output, rows, BO, config)
+        if AXIS != INNER:
             kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
         # one number a row from here on: (BM, 1), or of rows across memory (1, BN)
         value, top, spread, factor, even = finish(state, kept, own_logit, w, smoothing, z_loss, config)
@@ -158,8 +156,8 @@ def cross_entropy_kernel(
             next_stat += count
             store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, even, 0.0), inside)
         if config.REDUCE:
-            if config.SPLIT:
-                partial += SUMS * splits * rows
+            if config.PIECES:
+                partial += SUMS * pieces * rows
                 counter += parts.groups
             add_up(
                 value, kept, w, loss, weights, partial, counter, group, parts.groups, config,
@@ -167,7 +165,8 @@ def cross_entropy_kernel(
             )  # fmt: skip
 
 
-CROSS_ENTROPY = declare(cross_entropy_kernel)
+CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # four accesses a thread in flight
+MANY_SUMS = declare(cross_entropy_kernel)  # which take the registers
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
@@ -204,7 +203,10 @@ def prepare(
     options = {"phases": SUM, "partials": SUMS.value, "per_row_math": True}
     if smooth and weighted:
         options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
-    plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
+    elif entropy and (temperature, softcap) != (1.0, 0.0):
+        options["registers"] = 128, None
+    kernel = MANY_SUMS if smooth or has_probabilities else CROSS_ENTROPY
+    plan = kernel, tensors, PER_ROW, input.shape, class_dim(input), compute
     constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy, "ARGMAX": argmax}
     constants |= logits_kind(temperature, softcap) | reduction(mean, empty_nan) | {"count": row_stats[0].numel()}
     return (*results, row_stats), plan, constants, options

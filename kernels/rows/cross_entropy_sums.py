@@ -23,9 +23,8 @@ from ..engine.indexing import INNER, PEELED, STRIDED, VECTOR
 from ..engine.math import exponential, rounded_product
 from ..engine.state import EXPONENTIALS, largest, less_top, lowest_top, same
 from ..engine.tile import by_lane, corner, fetch, within
-from ..engine.tiling import FLUSH
 from .logits import shaped
-from .row import tile_at, tile_is_whole
+from .row import summed_tile
 
 SUMS = tl.constexpr(7)
 BEST, BEST_CLASS = tl.constexpr(4), tl.constexpr(5)  # with ARGMAX: `count` and `every`
@@ -157,39 +156,22 @@ def merge(a, b, config):
 
 @triton.jit
 def sum_tiles(first, last, block, x, probabilities, weight, parameters, space, config):
-    """The state of each row in tiles [first, last), at most FLUSH of them: (BM,), or of rows across memory (BN,)."""
+    """The state of each row in tiles [first, last), a piece of it: (BM,), or of rows across memory (BN,)."""
     state = empty_state([config.LM, config.LN], config.C, config)
     for t in range(first, last):
-        m, n = tile_at(space, block, t, config)
+        here, m, n, in_bounds = summed_tile(space, block, t, config)
         m0, n0 = corner(space, block, t, config)
         first_class = n0 if config.AXIS == INNER else m0
-        in_bounds = False
-        if x.kind > PEELED:
-            in_bounds = tile_is_whole(space, block, t, config)
         if in_bounds:
-            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, first_class, config, False)
+            state = add_tile(state, x, probabilities, weight, parameters, here, m, n, first_class, config, False)
         else:
-            state = add_tile(state, x, probabilities, weight, parameters, space, m, n, first_class, config, True)
+            state = add_tile(state, x, probabilities, weight, parameters, here, m, n, first_class, config, True)
     return merge_along(state, 1 if config.AXIS == INNER else 0, config)
 
 
 @triton.jit
 def widened(state):
     return tl.tuple([s.to(tl.float64) for s in state])
-
-
-@triton.jit
-def sum_range(first, last, block, x, probabilities, weight, parameters, space, config):
-    """The state of each row in any number of tiles: in fp64 where there are many."""
-    if config.LONG:
-        state = empty_state([config.BM if config.AXIS == INNER else config.BN], tl.float64, config)
-        for start in range(first, last, FLUSH):
-            end = tl.minimum(start + FLUSH, last)
-            more = sum_tiles(start, end, block, x, probabilities, weight, parameters, space, config)
-            state = merge(state, widened(more), config)
-    else:
-        state = sum_tiles(first, last, block, x, probabilities, weight, parameters, space, config)
-    return state
 
 
 @triton.jit
@@ -201,37 +183,40 @@ def is_used(i: tl.constexpr, config):
 
 @triton.jit
 def store_state(pointer, size, state, config):
-    """A part's sums among the partials, in arrays of `size`."""
+    """A piece's sums among the partials, in arrays of `size`."""
     for i in tl.static_range(SUMS):
         if is_used(i, config):
             tl.store(pointer + size * i, state[i])
 
 
 @triton.jit
-def load_sum(i: tl.constexpr, partial, splits, first, output, rows, BO: tl.constexpr, config):
+def load_sum(i: tl.constexpr, partial, pieces, first, output, rows, BO: tl.constexpr, config):
     if is_used(i, config):
-        value = load_partials(partial + splits * rows * i, splits, first, output, rows, config.BS, 0)[0]
+        value = load_partials(partial + pieces * rows * i, pieces, first, output, rows, config.BS, 0)[0]
     else:
         value = tl.zeros([config.BS, BO], tl.float64)
     return value
 
 
 @triton.jit
-def merge_partials(partial, splits, output, rows, BO: tl.constexpr, config):
-    """The state of all parts, in order of part whoever wrote last."""
+def merge_partials(partial, pieces, output, rows, BO: tl.constexpr, config):
+    """The state of all pieces, in order of piece whoever wrote last."""
     C: tl.constexpr = config.C
     state = empty_state([BO], tl.float64, config)
-    for first in range(0, splits, config.BS):
-        top, inside = load_partials(partial, splits, first, output, rows, config.BS, 0)
+    for first in range(0, pieces, config.BS):
+        top, inside = load_partials(partial, pieces, first, output, rows, config.BS, 0)
         top = tl.where(inside, top, lowest_top([1, 1], EXPONENTIALS, C).to(tl.float64))
-        total = load_sum(1, partial, splits, first, output, rows, BO, config)
-        mass = load_sum(2, partial, splits, first, output, rows, BO, config)
-        cross = load_sum(3, partial, splits, first, output, rows, BO, config)
-        count = load_sum(4, partial, splits, first, output, rows, BO, config)
-        every = load_sum(5, partial, splits, first, output, rows, BO, config)
-        moment = load_sum(6, partial, splits, first, output, rows, BO, config)
+        count = load_sum(4, partial, pieces, first, output, rows, BO, config)
         if config.ARGMAX:
             count = tl.where(inside, count, float("-inf"))
-        part = top, total, mass, cross, count, every, moment
+        part = (
+            top,
+            load_sum(1, partial, pieces, first, output, rows, BO, config),
+            load_sum(2, partial, pieces, first, output, rows, BO, config),
+            load_sum(3, partial, pieces, first, output, rows, BO, config),
+            count,
+            load_sum(5, partial, pieces, first, output, rows, BO, config),
+            load_sum(6, partial, pieces, first, output, rows, BO, config),
+        )
         state = merge(state, merge_along(part, 0, config), config)
     return state

@@ -7,7 +7,7 @@ multiplying by log2(e), which adds |x - top| / 2 more; what is far below the top
 import triton
 import triton.language as tl
 
-from ..engine.accumulate import add_range
+from ..engine.accumulate import add_tiles
 from ..engine.blocks import await_sums, count_summed, count_written, draw_ticket
 from ..engine.indexing import INNER
 from ..engine.math import rounded_quotient, rounded_root
@@ -15,7 +15,18 @@ from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.scaling import product_beyond, reciprocal
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, in_batch, kept, store, within
-from .row import again, declare, divisor, one_per_row, peeled, scaled_squares, store_tile, tile_at
+from .row import (
+    again,
+    declare,
+    divisor,
+    one_per_row,
+    peeled,
+    piece_of,
+    scaled_squares,
+    store_tile,
+    tile_at,
+    written_tiles,
+)
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -51,6 +62,8 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         store(first, space, m, n, top, inside, True)
         store(second, space, m, n, total, inside, True)
         top, total = top.to(C), total.to(C)
+    if config.PEEL:
+        space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
         # (beside a row nothing is stored: it needs no bounds here)
@@ -63,7 +76,16 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         store_tile(out, space, block, t, m, n, value, config)
 
 
-RowsConfig = constants("OP PEEL AXIS WHOLE WIDE SPLIT LONG BM BN BS LM LN VEC C I")
+@triton.jit
+def sum_pieces(first, last, block, x, mask, partial, output, rows, space, parts, config, MODE: tl.constexpr):
+    """Leaves the states of some pieces of a block's rows among the partials."""
+    for piece in range(first, last):
+        start, end = piece_of(piece, parts)
+        state = add_tiles(start, end, block, x, mask, None, space, config, MODE, False, False)
+        store_state(partial + piece * rows + output, parts.pieces * rows, output < rows, state, MODE, False)
+
+
+RowsConfig = constants("OP PEEL AXIS WHOLE WIDE SPLIT BM BN BS LM LN VEC C I")
 
 
 @triton.jit
@@ -84,8 +106,6 @@ def rows_kernel(
         group = tl.program_id(0).to(I)
     batch, block = group // parts.across, group % parts.across
     space = in_batch(space, batch, (x, mask, out, first, second))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     if config.WHOLE:
         m, n = tile_at(space, block, 0, config)
         inside = one_per_row(space, m, n, config)
@@ -115,33 +135,34 @@ def rows_kernel(
         store(out, space, m, n, value, edge, True)
     else:
         MODE: tl.constexpr = SQUARES if OP == NORMALIZE else EXPONENTIALS
+        BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
+        BS: tl.constexpr = config.BS
+        splits, pieces, rows = parts.splits, parts.pieces, parts.groups.to(I) * BO
+        output = group * BO + tl.arange(0, BO).to(I)
         if config.SPLIT:
-            BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
-            BS: tl.constexpr = config.BS
-            splits = parts.splits
-            first_tile = split * parts.per_split
-            last_tile = tl.minimum(first_tile + parts.per_split, parts.tiles)
-            rows = parts.groups.to(I) * BO
-            output = group * BO + tl.arange(0, BO).to(I)
-            many = splits > BS
+            many = pieces > BS
+            first_piece = split * parts.per_split
+            last_piece = tl.minimum(first_piece + parts.per_split, pieces)
             if summing:
-                state = add_range(first_tile, last_tile, block, x, mask, None, space, config, MODE)
-                store_state(partial + split * rows + output, splits * rows, output < rows, state, MODE, False)
+                sum_pieces(first_piece, last_piece, block, x, mask, partial, output, rows, space, parts, config, MODE)
                 if (count_summed(counter, group) == splits - 1) & many:
-                    state = merge_partials(partial, splits, output, rows, splits, MODE, False, BS, BO, C)
+                    state = merge_partials(partial, pieces, output, rows, pieces, MODE, False, BS, BO, C)
                     tl.debug_barrier()  # every thread has loaded what it overwrites
-                    store_state(partial + output, splits * rows, output < rows, state, MODE, False)
+                    store_state(partial + output, pieces * rows, output < rows, state, MODE, False)
                     count_summed(counter, group)
             else:
                 await_sums(counter, group, splits + many.to(tl.int32))
-                summed = tl.where(many, 1, splits)
-                state = merge_partials(partial, splits, output, rows, summed, MODE, False, BS, BO, C)
+                summed = tl.where(many, 1, pieces)
+                state = merge_partials(partial, pieces, output, rows, summed, MODE, False, BS, BO, C)
+                first_tile, last_tile = written_tiles(first_piece, last_piece, parts)
                 write_rows(first_tile, last_tile, block, split, x, mask, out, first, second, state, eps, space, config)
                 count_written(counter, group, splits)
         else:
             zero = parts.tiles * 0
-            state = add_range(zero, parts.tiles, block, x, mask, None, space, config, MODE)
-            write_rows(zero, parts.tiles, block, zero, x, mask, out, first, second, state, eps, space, config)
+            sum_pieces(zero, pieces, block, x, mask, partial, output, rows, space, parts, config, MODE)
+            tl.debug_barrier()  # every thread's part of them is stored
+            state = merge_partials(partial, pieces, output, rows, pieces, MODE, False, BS, BO, C)
+            write_rows(zero, parts.written, block, zero, x, mask, out, first, second, state, eps, space, config)
 
 
 ROWS = declare(rows_kernel)

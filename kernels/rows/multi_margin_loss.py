@@ -9,12 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..engine.blocks import add_partials, is_last
+from ..engine.blocks import add_partials, is_finished
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.tile import fetch, in_batch, over_axis, store, within, within_lane
-from ..engine.tiling import FLUSH
 from .classification import (
     add_up,
     class_dim,
@@ -28,7 +27,18 @@ from .classification import (
     upstream,
 )
 from .plan import SUM, launch
-from .row import declare, one_per_row, peeled, split_of, store_tile, tile_at, tile_is_whole
+from .row import (
+    declare,
+    one_per_row,
+    peeled,
+    piece_of,
+    split_of,
+    store_tile,
+    summed_tile,
+    tile_at,
+    tile_is_whole,
+    written_tiles,
+)
 
 
 @triton.jit
@@ -43,13 +53,30 @@ def term_and_slope(d, SQUARE: tl.constexpr):
 
 
 @triton.jit
+def write_tile(v, dx, base, factor, exists, block, t, m, n, space, config):
+    d = base + v.to(config.C)  # margin - x_y + x_j
+    _, slope = term_and_slope(d, config.SQUARE)
+    store_tile(dx, space, block, t, m, n, tl.where((d <= 0) | ~exists, 0.0, factor * slope), config)
+
+
+@triton.jit
+def write_peeled(first, last, x, dx, base, factor, exists, block, space, config):
+    """`write_tile`, for tiles that begin with the 16 bytes that a row begins in."""
+    space = peeled(space, x, block, config)
+    for t in range(first, last):
+        m, n = tile_at(space, block, t, config)
+        v = fetch(x, space, m, n, within(space, m, n), True)
+        write_tile(v, dx, base, factor, exists, block, t, m, n, space, config)
+
+
+@triton.jit
 def sum_tile(v, dx, base, factor, place, exists, block, t, space, config):
     """The terms of a tile v (BM, BN), or for a dx their slopes, added up by lane: (LM, LN)."""
     m, n = tile_at(space, block, t, config)
-    d = base + v.to(config.C)  # margin - x_y + x_j
-    term, slope = term_and_slope(d, config.SQUARE)
+    term, slope = term_and_slope(base + v.to(config.C), config.SQUARE)
     if dx is not None:
-        store_tile(dx, space, block, t, m, n, tl.where((d <= 0) | ~exists, 0.0, factor * slope), config)
+        if not config.PEEL:
+            write_tile(v, dx, base, factor, exists, block, t, m, n, space, config)
         term = slope
     term = tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, 0.0, term)
     if not tile_is_whole(space, block, t, config):
@@ -57,7 +84,7 @@ def sum_tile(v, dx, base, factor, place, exists, block, t, space, config):
     return within_lane(term, config)
 
 
-MultiMarginConfig = constants("SQUARE REDUCE EMPTY_NAN PEEL AXIS WHOLE SPLIT BM BN BS LM LN VEC C I")
+MultiMarginConfig = constants("SQUARE REDUCE EMPTY_NAN PEEL AXIS WHOLE BM BN BS LM LN VEC C I")
 
 
 @triton.jit
@@ -75,8 +102,6 @@ def multi_margin_kernel(
     BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
     split, group, batch, block = split_of(parts, config)
     space = in_batch(space, batch, (x, target, mask, grad, loss, keep, used, dx))
-    if config.PEEL:
-        space = peeled(space, x, block, config)
     m, n = tile_at(space, block, 0, config)
     if config.WHOLE:  # ahead of the class, on which nothing but the arithmetic waits
         v = fetch(x, space, m, n, within(space, m, n), True)
@@ -89,31 +114,29 @@ def multi_margin_kernel(
         g *= upstream(grad, denominator, space, m, n)
         factor = g.to(C)
 
+    finished = True
     if config.WHOLE:
         total = over_axis(sum_tile(v, dx, base, factor, place, exists, block, 0, space, config), config)
+        if dx is not None:
+            tl.debug_barrier()  # another thread's dx comes before dx_y
     else:
-        first = split * parts.per_split
-        last = tl.minimum(first + parts.per_split, parts.tiles)
-        total = tl.zeros([BO], tl.float64)
-        for start in range(first, last, FLUSH):
-            lanes = within_lane(tl.zeros([config.BM, config.BN], C), config)
-            for t in range(start, tl.minimum(start + FLUSH, last)):
-                m, n = tile_at(space, block, t, config)
-                v = fetch(x, space, m, n, within(space, m, n), True)
-                lanes += sum_tile(v, dx, base, factor, place, exists, block, t, space, config)
-            total += over_axis(lanes, config)
-
-    finished = True
-    if config.SPLIT:
-        rows = parts.groups.to(I) * BO
+        pieces, rows = parts.pieces, parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
-        tl.store(partial + split * rows + output, total)
-        finished = is_last(counter + group, parts.splits)
-    elif dx is not None:
-        tl.debug_barrier()  # another thread's dx comes before dx_y
+        for piece in range(split * parts.per_split, tl.minimum((split + 1) * parts.per_split, pieces)):
+            start, end = piece_of(piece, parts)
+            lanes = within_lane(tl.zeros([config.BM, config.BN], C), config)
+            for t in range(start, end):
+                here, m, n, _ = summed_tile(space, block, t, config)
+                v = fetch(x, here, m, n, within(space, m, n), True)
+                lanes += sum_tile(v, dx, base, factor, place, exists, block, t, space, config)
+            if config.PEEL and dx is not None:  # from the cache
+                first, last = written_tiles(piece, piece + 1, parts)
+                write_peeled(first, last, x, dx, base, factor, exists, block, space, config)
+            tl.store(partial + piece * rows + output, over_axis(lanes, config))
+        finished = is_finished(counter + group, parts.splits)
     if finished:
-        if config.SPLIT:
-            total = add_partials(partial, parts.splits, output, rows, config.BS, BO)[0]
+        if not config.WHOLE:
+            total = add_partials(partial, pieces, output, rows, config.BS, BO)[0]
         of_row = tl.expand_dims(total, ACROSS)
         value = tl.where(exists, of_row * g, 0.0)
         m, n = tile_at(space, block, 0, config)
@@ -122,8 +145,8 @@ def multi_margin_kernel(
             pointer = own_class(place, dx, space, m, n, config)
             tl.store(pointer, value.to(C).to(dx.pointer.dtype.element_ty), mask=exists)
         elif config.REDUCE:
-            if config.SPLIT:
-                partial += parts.splits * rows
+            if not config.WHOLE:
+                partial += pieces * rows
                 counter += parts.groups
             add_up(value, place >= 0, w, loss, used, partial, counter, group, parts.groups, config, False)
         else:

@@ -11,6 +11,8 @@ from ..engine.buffers import COUNTERS
 from ..engine.indexing import (
     INNER,
     OUTER,
+    ROW,
+    SCALAR,
     Group,
     at_least,
     broadcast_strides,
@@ -26,7 +28,6 @@ from ..engine.tensors import check_operands, traits
 
 MOST_THREADS = 512
 WIDE = 1024  # those of a block that has one row, and a multiprocessor for itself
-WIDE_ROWS = 64  # fewer of such rows are better spread over several blocks
 WIDE_BYTES = 4  # that are read of an element, or registers do not hold the row
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses.
 PER_THREAD = 128
@@ -36,7 +37,8 @@ FEWEST = 16  # neighbours that make a group of their own
 # result a row, which depends on one element of it; one result a row, of which one block has the whole
 MAP, SUM, SUM_AND_WRITE, PICK, ALONE = range(5)
 UNSHARED = MAP, PICK, ALONE  # no row by several blocks, which would gather what they have
-PEELED_REGISTERS = 64  # at most, for four blocks to a multiprocessor
+FEWEST_TILES = 3  # of a piece of a row
+PIECES = 128  # of a row, until each has so many tiles as are added up in fp32
 BUNDLES = tl.constexpr(512)  # of blocks, at most, where all rows are reduced
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
@@ -48,14 +50,15 @@ class Tile(NamedTuple):
     threads: int
 
 
-def whole_along(M, N, vec, tile, per_thread, threads, most):
+def whole_along(N, vec, tile, per_thread, threads, most):
     """A tile of whole rows along memory. A row for which a warp needs more than one access gets as few warps as can
-    hold it: one warp sums its row without a barrier, in few steps."""
+    hold it: one warp sums its row without a barrier, in few steps. Few rows have the tile of many: a row's sum must not
+    depend on how many there are."""
     columns = max(at_least(N, 2 * most * per_thread), vec)
     if vec > 1 and columns > tiling.WARP * vec:
         threads = min(max(columns // per_thread, tiling.WARP), most)
         tile = threads * per_thread
-    return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
+    return Tile(max(tile // columns, 1), columns, vec, threads)
 
 
 def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
@@ -71,18 +74,18 @@ def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
     return Tile(rows, max(at_least(N, max(tile // rows, fewest)), vec), vec, threads)
 
 
-def is_wide(M, N, per_thread, x, dense):
-    """True if rows are read once that the registers of a multiprocessor just hold: where there are enough of them, and
-    they fill most of a tile. dense: what is read, and the result, which has the dtype of x."""
+def is_wide(N, per_thread, x, dense):
+    """True if rows are read once that the registers of a multiprocessor just hold, and that fill most of a tile.
+    dense: what is read, and the result, which has the dtype of x."""
     held = sum(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point) - x.element_size()
     fits = 3 * WIDE * per_thread < 4 * N <= 4 * WIDE * per_thread
-    return fits and M >= WIDE_ROWS and held <= WIDE_BYTES
+    return fits and held <= WIDE_BYTES
 
 
-def part_along(M, N, vec, tile, threads):
+def part_along(N, vec, tile, threads):
     """A tile for rows that are read in parts: few at a time, for blocks enough."""
     columns = max(at_least(N, tile), vec)
-    return Tile(at_least(M, max(tile // columns, 1)), columns, vec, threads)
+    return Tile(max(tile // columns, 1), columns, vec, threads)
 
 
 def part_across(M, N, vec, per_thread, threads, itemsize):
@@ -101,16 +104,24 @@ def grouped(shape, strides, dim):
     return axis, batch, outer, near
 
 
-def split_rows(tiles, groups, phases, per_row_math):
-    """(splits, tiles of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts.
+def pieces_of(tiles, axis):
+    """(pieces, tiles of each): a row that is read in parts is summed in pieces, and what they leave is merged in one
+    order, whether a block has one of them or all. Its length alone decides, so that its bits do not depend on how many
+    rows there are. Across memory a tile has few elements of a row."""
+    most = tiling.FLUSH.value
+    per_piece = most if axis is OUTER else min(FEWEST_TILES + tiles // PIECES, most)
+    return -(-tiles // per_piece), per_piece
+
+
+def split_rows(pieces, groups, phases, per_row_math):
+    """(splits, pieces of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts.
     per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
-    policy = tiling.POLICY
     counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
-    if phases in UNSHARED or counters + 3 > COUNTERS:  # (a reduction of all rows counts, too)
-        return 1, tiles
-    return tiling.split_tiles(
-        tiles, groups, policy._replace(blocks=policy.blocks // phases // (4 if per_row_math else 1))
-    )
+    if pieces <= 1 or counters + 3 > COUNTERS:  # (a reduction of all rows counts, too)
+        return 1, pieces
+    blocks = tiling.POLICY.blocks // phases // (4 if per_row_math else 1)
+    splits = -(-pieces // max(pieces * groups // blocks, 1))
+    return splits, -(-pieces // splits)
 
 
 def plan(
@@ -127,7 +138,7 @@ def plan(
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
     outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
-    kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row))
+    kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row), axis is INNER)
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // held
@@ -139,22 +150,24 @@ def plan(
         if width > 1:
             kinds, vec, peel = result, width, True
     kinds = sparse_kinds(kinds, outer, inner, per_row)
-    most_rows, reach = (1, N + vec - 1) if peel else (M, N)  # of a tile; columns of all tiles
+    if M == 1:  # as in a tile of several rows
+        kinds = [ROW if kind is SCALAR else kind for kind in kinds]
+    reach = N + vec - 1 if peel else N  # columns of all tiles where rows are written
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec, dense)
     per_thread //= 1 if vec > 1 else 2
     if per_row_math:
         tile = min(tile, config.threads * per_thread)
-    sizes, apart = (M, N, vec, tile), peel or phases == MAP or per_row_math and axis is OUTER
+    apart = peel or phases == MAP or per_row_math and axis is OUTER
     may_be_wide = "WIDE" in kernel.constants and axis is INNER and vec > 1 and compute == torch.float32
-    most = WIDE if may_be_wide and is_wide(M, N, per_thread, tensors[0], dense) else MOST_THREADS
+    most = WIDE if may_be_wide and is_wide(N, per_thread, tensors[0], dense) else MOST_THREADS
     if axis is INNER:
-        result = whole_along(*sizes, per_thread, config.threads, most)
+        result = whole_along(N, vec, tile, per_thread, config.threads, most)
     else:
-        result = whole_across(*sizes, per_thread, config.threads, itemsize)
+        result = whole_across(M, N, vec, tile, per_thread, config.threads, itemsize)
     whole = not apart and result.rows * result.columns <= most * per_thread
     if not whole and axis is INNER:
-        result = part_along(most_rows, reach, vec, tile, config.threads)
+        result = part_along(N, vec, tile, config.threads)
     elif not whole:
         result = part_across(M, N, vec, per_thread, config.threads, itemsize)
     BM, BN, vec, threads = result
@@ -165,28 +178,36 @@ def plan(
     threads = max(min(max(threads, BM * BN // per_thread), most, BM * BN), tiling.WARP)
     config = replace(config, threads=threads)
     LM, LN = tiling.lanes_of(axis, BM, BN, vec, threads)
-    down, across = -(-M // BM), -(-reach // BN)
+    down, across, written = -(-M // BM), -(-N // BN), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
+    written = max(tiles, written) if axis is INNER else tiles
+    if phases == MAP:
+        tiles = written
     groups = batch.numel * blocks
     reduces = (constants or {}).get("REDUCE")
-    splits, per_split = split_rows(tiles, groups, phases, per_row_math)
+    pieces, per_piece = (1, tiles) if phases in UNSHARED else pieces_of(tiles, axis)
+    splits, per_split = split_rows(pieces, groups, phases, per_row_math)
     outputs = groups * (BM if axis is INNER else BN)
-    workspace = (partials * splits * outputs if splits > 1 else 0) + (3 * (groups + BUNDLES.value) if reduces else 0)
+    leaves = phases not in UNSHARED and (pieces > 1 if "PIECES" in kernel.constants else not whole)
+    workspace = (partials * pieces * outputs if leaves else 0) + (3 * (groups + BUNDLES.value) if reduces else 0)
     wide = needs_int64(outside, inner, workspace)
     values = {
         "M": M,
         "N": N,
         "tiles": tiles,
+        "written": written,
         "across": blocks,
         "groups": groups,
         "splits": splits,
         "per_split": per_split,
+        "pieces": pieces,
+        "per_piece": per_piece,
         "PEEL": peel,
         "AXIS": axis.value,
         "WHOLE": whole,
         "WIDE": whole and most == WIDE,
         "SPLIT": splits > 1,
-        "LONG": per_split > tiling.FLUSH.value,
+        "PIECES": pieces > 1,
         "BM": BM,
         "BN": BN,
         "BS": max(tiling.POLICY.partials // AT_ONCE // (outputs // groups), 1),
@@ -197,10 +218,12 @@ def plan(
         "I": tl.int64 if wide else tl.int32,
     }
     values |= constants or {}
-    plan = Plan(kernel, tensors, tiling.scratch(splits > 1 or reduces), outer, inner, kinds, vec, values,
+    plan = Plan(kernel, tensors, tiling.scratch(leaves or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
-    most_registers = registers[axis is not INNER] or (PEELED_REGISTERS if peel and phases == SUM_AND_WRITE else None)
+    most_registers = registers[axis is not INNER]
+    if peel:  # what is selected from takes registers; 64 at most for four blocks to a multiprocessor
+        most_registers = max(most_registers, 112) if most_registers else 64 if phases == SUM_AND_WRITE else None
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
     plan.config, plan.workspace = config, workspace

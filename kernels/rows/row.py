@@ -12,9 +12,9 @@ import triton.language as tl
 from ..engine.indexing import INNER, PEELED
 from ..engine.kernel import Config, Kernel
 from ..engine.math import rounded_product, rounded_quotient
-from ..engine.operand import Space, constants
+from ..engine.operand import constants
 from ..engine.scaling import BEYOND, apart, power_below, reciprocal
-from ..engine.tile import base_of, corner, indices, is_whole, offset_of, store, within
+from ..engine.tile import at_column, at_shift, base_of, corner, indices, is_whole, offset_of, store, within
 
 # A kernel that sums no row: a block takes one tile.
 TileConfig = constants("AXIS BM BN VEC C I")
@@ -30,11 +30,24 @@ def part_of(parts, across, I: tl.constexpr):
 @triton.jit
 def split_of(parts, config):
     """`part_of`, of the splits of rows. There is no batch of rows along memory: two divisions less where neither is."""
-    part, group = part_of(parts.splits if config.SPLIT else 1, 1, config.I)[:2]
+    part, group = part_of(1 if config.WHOLE else parts.splits, 1, config.I)[:2]
     batch, block = group * 0, group
     if config.AXIS != INNER:
         batch, block = group // parts.across, group % parts.across
     return part, group, batch, block
+
+
+@triton.jit
+def piece_of(piece, parts):
+    """(first tile, end) of a piece of a row."""
+    start = piece * parts.per_piece
+    return start, tl.minimum(start + parts.per_piece, parts.tiles)
+
+
+@triton.jit
+def written_tiles(first, last, parts):
+    """(first tile, end) of the tiles that the block of these pieces writes."""
+    return first * parts.per_piece, tl.where(last == parts.pieces, parts.written, last * parts.per_piece)
 
 
 @triton.jit
@@ -43,7 +56,7 @@ def peeled(space, x, row, config):
     size: tl.constexpr = x.pointer.dtype.element_ty.primitive_bitwidth // 8
     start = (base_of(x, space) + offset_of(row, space.outer_shape, x.outer)).to(tl.int64, bitcast=True)
     shift = (start // size % config.VEC).to(config.I)
-    return Space(space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, (shift,))
+    return at_shift(space, shift)
 
 
 @triton.jit
@@ -51,6 +64,18 @@ def tile_at(space, block, t, config):
     """(rows, columns) of tile t of the rows of a block: (BM,), (BN,)."""
     m0, n0 = corner(space, block, t, config)
     return indices(m0, n0, config)
+
+
+@triton.jit
+def summed_tile(space, block, t, config):
+    """(the space of tile t of the rows of a block where they are summed, its rows, its columns, whether it needs no
+    bounds): of PEELED rows, too, whose column 0 is that of the first tile."""
+    m0, n0 = corner(space, block, t, config)
+    m, n = indices(m0, n0, config)
+    in_bounds = False
+    if config.PEEL:
+        in_bounds = is_whole(space, m0, n0, config)
+    return at_column(space, n0), m, n, in_bounds
 
 
 @triton.jit

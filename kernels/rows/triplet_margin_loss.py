@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..engine.blocks import is_last, load_partials
+from ..engine.blocks import is_finished, load_partials
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
@@ -18,7 +18,7 @@ from ..engine.scaling import power_below, reciprocal
 from ..engine.tile import fetch, in_batch, store, within, within_lane
 from .classification import add_up, reduction
 from .plan import SUM, launch
-from .row import declare, one_per_row, split_of, tile_at
+from .row import declare, one_per_row, piece_of, split_of, tile_at
 
 
 @triton.jit
@@ -68,13 +68,13 @@ def merge(a, b):
 
 
 @triton.jit
-def merge_partials(partial, size, splits, output, rows, BS: tl.constexpr, BO: tl.constexpr, ACROSS: tl.constexpr):
-    """The state of all splits, in order of split whoever wrote last."""
+def merge_partials(partial, size, pieces, output, rows, BS: tl.constexpr, BO: tl.constexpr, ACROSS: tl.constexpr):
+    """The state of all pieces, in order of piece whoever wrote last."""
     state = empty_state(BO, ACROSS)
-    for first in range(0, splits, BS):
-        unit, inside = load_partials(partial, splits, first, output, rows, BS, ACROSS)
-        squares = load_partials(partial + size, splits, first, output, rows, BS, ACROSS)[0]
-        differ = load_partials(partial + size * 2, splits, first, output, rows, BS, ACROSS)[0]
+    for first in range(0, pieces, BS):
+        unit, inside = load_partials(partial, pieces, first, output, rows, BS, ACROSS)
+        squares = load_partials(partial + size, pieces, first, output, rows, BS, ACROSS)[0]
+        differ = load_partials(partial + size * 2, pieces, first, output, rows, BS, ACROSS)[0]
         unit = tl.where(inside, unit, power_below(unit * 0))
         larger = tl.max(unit, ACROSS, keep_dims=True)
         by = unit * reciprocal(larger)
@@ -102,7 +102,7 @@ def excess(near, far, apart, margin, SWAP: tl.constexpr):
     return near - far + margin
 
 
-TripletConfig = constants("SWAP REDUCE EMPTY_NAN AXIS WHOLE SPLIT BM BN BS LM LN VEC C I")
+TripletConfig = constants("SWAP REDUCE EMPTY_NAN AXIS WHOLE BM BN BS LM LN VEC C I")
 
 
 @triton.jit
@@ -117,36 +117,37 @@ def triplet_kernel(
     SWAP: tl.constexpr = config.SWAP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
-    splits = parts.splits
     split, group, batch, block = split_of(parts, config)
     space = in_batch(space, batch, (x, y, z, keep, loss, used, near, far, apart))
     small = tl.full([1, 1], eps, config.C)
+    finished = True
     if config.WHOLE:
         state, other, third = tile_states(x, y, z, block, 0, small, space, config)
     else:
-        state, other, third = empty_state(BO, ACROSS), empty_state(BO, ACROSS), empty_state(BO, ACROSS)
-        for t in range(split * parts.per_split, tl.minimum(split * parts.per_split + parts.per_split, parts.tiles)):
-            a, b, c = tile_states(x, y, z, block, t, small, space, config)
-            state, other, third = merge(state, a), merge(other, b), merge(third, c)
-    finished = True
-    if config.SPLIT:
-        rows = parts.groups.to(I) * BO
-        size = splits * rows
+        pieces, rows = parts.pieces, parts.groups.to(I) * BO
+        size = pieces * rows
         output = group * BO + tl.arange(0, BO).to(I)
-        pointer = partial + split * rows + tl.expand_dims(output, ACROSS)
-        for i in tl.static_range(3):
-            tl.store(pointer + size * i, state[i])
-            tl.store(pointer + size * (i + 3), other[i])
-            if SWAP:
-                tl.store(pointer + size * (i + 6), third[i])
-        finished = is_last(counter + group, splits)
+        for piece in range(split * parts.per_split, tl.minimum((split + 1) * parts.per_split, pieces)):
+            state, other, third = empty_state(BO, ACROSS), empty_state(BO, ACROSS), empty_state(BO, ACROSS)
+            start, end = piece_of(piece, parts)
+            for t in range(start, end):
+                a, b, c = tile_states(x, y, z, block, t, small, space, config)
+                state, other, third = merge(state, a), merge(other, b), merge(third, c)
+            pointer = partial + piece * rows + tl.expand_dims(output, ACROSS)
+            for i in tl.static_range(3):
+                tl.store(pointer + size * i, state[i])
+                tl.store(pointer + size * (i + 3), other[i])
+                if SWAP:
+                    tl.store(pointer + size * (i + 6), third[i])
+        finished = is_finished(counter + group, parts.splits)
     if finished:
-        if config.SPLIT:
+        if not config.WHOLE:
             BS: tl.constexpr = config.BS * 2  # of fewer than it has threads, each would load several
-            state = merge_partials(partial, size, splits, output, rows, BS, BO, ACROSS)
-            other = merge_partials(partial + size * 3, size, splits, output, rows, BS, BO, ACROSS)
+            state = merge_partials(partial, size, pieces, output, rows, BS, BO, ACROSS)
+            other = merge_partials(partial + size * 3, size, pieces, output, rows, BS, BO, ACROSS)
+            third = other
             if SWAP:
-                third = merge_partials(partial + size * 6, size, splits, output, rows, BS, BO, ACROSS)
+                third = merge_partials(partial + size * 6, size, pieces, output, rows, BS, BO, ACROSS)
         to_positive, to_negative, between = distance(state), distance(other), distance(third)
         d = excess(to_positive, to_negative, between, margin, SWAP)
         value = tl.where(d <= 0, 0.0, d)  # max(|a - p| - |a - n| + margin, 0)
@@ -159,7 +160,7 @@ def triplet_kernel(
             to_negative, between = tl.where(kept, to_negative, 0.0), tl.where(kept, between, 0.0)
         if config.REDUCE:
             value = tl.where(inside, value, 0.0)
-            if config.SPLIT:
+            if not config.WHOLE:
                 partial += size * (9 if SWAP else 6)
                 counter += parts.groups
             add_up(value, kept, value, loss, used, partial, counter, group, parts.groups, config, False)

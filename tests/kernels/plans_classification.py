@@ -147,12 +147,10 @@ def covered(plans):
     for kernel in ("cross_entropy_kernel", "cross_entropy_backward_kernel"):
         assert {(kernel, *which) for which in every} <= seen
     cut = {
-        tuple(plan.constants[name] for name in ("WHOLE", "SPLIT", "LONG"))
-        for plan in plans
-        if plan.kernel is ce.CROSS_ENTROPY
+        (plan.constants["PIECES"], plan.values["splits"] > 1) for plan in plans if plan.kernel.fn is ce.CROSS_ENTROPY.fn
     }
-    assert {(True, False, False), (False, False, False), (False, True, False), (False, False, True)} <= cut
-    both = {(plan.constants["SQUARE"], plan.constants["SPLIT"], bool(plan.kinds["dx"])) for plan in plans
+    assert cut == {(False, False), (True, False), (True, True)}
+    both = {(plan.constants["SQUARE"], plan.constants["WHOLE"], bool(plan.kinds["dx"])) for plan in plans
             if plan.kernel.fn is margin.MULTI_MARGIN.fn}  # fmt: skip
     assert {(square, False, dx) for square in (False, True) for dx in (False, True)} <= both
     assert {(False, True, False), (False, True, True)} <= both

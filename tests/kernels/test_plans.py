@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.kernels import plans_classification as classes
+from tests.kernels import plans_divergence as divergences
 from tests.kernels import plans_rows as rows
 from tests.kernels import plans_statistics as statistics
 from tests.kernels.modelled import reduced
@@ -54,3 +55,38 @@ def test_no_warp_holds_what_another_does(dtype, shape):
     ):
         tile = plan.constants["BM"] * plan.constants["BN"]
         assert plan.config.threads <= max(tile, WARP)
+
+
+CUT = "WHOLE WIDE PIECES PEEL AXIS BM BN BS LM LN VEC C pieces per_piece tiles".split()
+
+
+@pytest.mark.parametrize("columns", [5, 128, 1001, 4096, 20000, 32768, 50257, 128256, 1 << 22])
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+def test_how_a_row_is_summed_depends_on_its_length_alone(dtype, columns):
+    """Tiles, threads, accesses and pieces are those of one row and of any number, and so are its bits."""
+
+    def cut(make, M):
+        plan = make(meta((M, columns), dtype))
+        kinds = tuple(plan.kinds[name] for name in ("x", "y", "z") if name in plan.kinds)
+        return plan.config, kinds, *map(plan.values.get, CUT)
+
+    for make in (
+        lambda x: rows.forward(rows.SOFTMAX, x),
+        lambda x: rows.backward(rows.SOFTMAX, x),
+        lambda x: rows.forward(rows.NORMALIZE, x),
+        lambda x: rows.cosines(x, x),
+        rows.triplets,
+        classes.forward,
+        lambda x: classes.forward(x, entropy=True),
+        classes.margins,
+        lambda x: divergences.forward(divergences.KINDS["js"], x, x),
+    ):
+        alone = cut(make, 1)
+        assert all(cut(make, M) == alone for M in (2, 3, 64, 300, 5000))
+
+
+def test_few_long_rows_are_shared_by_blocks():
+    for M, shared in ((1, True), (5000, False)):
+        x = meta((M, 128256), BF16)
+        for plan in (rows.forward(rows.SOFTMAX, x), classes.forward(x), classes.margins(x), rows.cosines(x, x)):
+            assert plan.values["pieces"] > 1 and (plan.values["splits"] > 1) == shared

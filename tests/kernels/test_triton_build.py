@@ -254,6 +254,8 @@ def check(name, plan, facts):
     # (of rows across memory a thread takes fewer at once, and so more of each)
     least = min(plan.constants["VEC"] * narrow, 16)
     wide = {kind: sum(n for width, n in facts[kind].items() if width >= least) for kind in ("load", "store")}
+    if plan.constants.get("PEEL"):  # (where they are summed, in words)
+        wide["load"] = sum(n for width, n in facts["load"].items() if width >= 8)
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {facts}"
     if " odd " not in name:  # whose last tile is read element by element
         of_mask = plan.kinds.get("mask") == LINE.value or plan.dtypes.get("mask") and plan.constants["VEC"] == 2
@@ -364,6 +366,23 @@ def test_products_are_asynchronous_and_of_whole_warpgroups(name, tmp_path):
     copies = re.findall(r"\bLDGSTS\.E\S*", code)
     assert "HGMMA" in code and sum("128" in copy for copy in copies) >= 16
     assert not re.search(r"\b(LDL|STL)\b", code)
+
+
+def lanes_of_sums(plan):
+    """The operand of each reduction over threads, with its layout."""
+    text = plan.compile(TARGETS["sm_90"]).asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", text, re.MULTILINE))
+    operands = re.findall(r"\}\) : \((tensor<.*?)\) -> ", text)
+    return {re.sub(r"#\w+", lambda name: layouts.get(name.group(), name.group()), operand) for operand in operands}
+
+
+@pytest.mark.parametrize("columns", [128256, 50257])
+@pytest.mark.parametrize("make", [plans_rows.forward, plans_rows.backward])
+def test_blocks_that_share_a_row_sum_it_in_the_same_lanes(make, columns):
+    """Else its bits would depend on how many rows there are: of few, whose blocks share them, the binary is another."""
+    few, many = (make(plans_rows.SOFTMAX, meta((M, columns), BF16)) for M in (1, 5000))
+    assert few.constants["SPLIT"] and not many.constants["SPLIT"]
+    assert lanes_of_sums(few) == lanes_of_sums(many) and lanes_of_sums(few)
 
 
 def test_class_indices_are_handed_on_as_they_are_read():

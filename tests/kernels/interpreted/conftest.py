@@ -144,7 +144,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(elementwise, "WIDEST", 32)
     monkeypatch.setattr(plan, "MOST_THREADS", 16)
     monkeypatch.setattr(plan, "WIDE", 32)
-    monkeypatch.setattr(plan, "WIDE_ROWS", 3)
+    monkeypatch.setattr(plan, "FEWEST_TILES", 1)
     monkeypatch.setattr(plan, "PER_THREAD", 64)  # rows of more than 256 fp32 elements are read in parts
     monkeypatch.setattr(
         tiling, "POLICY", tiling.Policy(blocks=8, most_splits=4, widest=32, widest_kept=16, partials=32)

@@ -50,15 +50,14 @@ def test_softmax_and_normalize(op, layout, dtype):
     mask = None if op == "normalize" else fill(x.shape, F32, 3) > -1
     rows.check(op, x, None, mask)
     every, peeled = plans()
-    assert len(peeled) == len(every) == 2 and any(plan.constants["SPLIT"] for plan in every)
+    assert len(peeled) == len(every) == 2 and any(plan.values["splits"] > 1 for plan in every)
 
 
 @pytest.mark.parametrize("op", rows.OPS[:3])
 def test_one_block_for_a_row(op, monkeypatch):
     monkeypatch.setattr(row, "COUNTERS", 0)
-    columns = 2303  # more tiles than are added up in fp32
-    rows.check(op, fill((2, columns), F32, 1))
-    assert all(plan.constants["LONG"] and not plan.constants["SPLIT"] for plan in plans()[1][:1])
+    rows.check(op, fill((2, 2303), F32, 1))
+    assert all(plan.values["pieces"] > 1 and plan.values["splits"] == 1 for plan in plans()[1])
     assert len(plans()[1]) == 2
 
 

@@ -105,9 +105,9 @@ def example(op, layout, dtype=F32):
 ])  # fmt: skip
 def test_layouts(op, layout):
     check(op, *example(op, layout))
-    constants = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
-    assert any(c["SPLIT"] for c in constants) == (layout in SPLIT)
-    assert all(c["WHOLE"] for c in constants) == (layout not in SPLIT)
+    plans = [plan.values for plan in launch._plans.values() if "WHOLE" in plan.constants]
+    assert any(v["splits"] > 1 for v in plans) == (layout in SPLIT)
+    assert all(v["WHOLE"] for v in plans) == (layout not in SPLIT)
 
 
 @pytest.mark.parametrize("layout, dtype", [("long rows", F16), ("rows", BF16), ("columns", F64)])
@@ -137,11 +137,11 @@ def test_without_a_mask_and_shifted(op):
 
 @pytest.mark.parametrize("op", OPS[1:])
 def test_long_rows_of_which_there_are_enough(op, monkeypatch):
-    """One block reads all of a row, and flushes its fp32 accumulators every 16 tiles."""
+    """One block reads all of a row, and leaves the sums of its pieces to itself."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     check(op, fill((2300,), F32, 1), fill((2300,), F32, 2))
-    constants = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
-    assert not any(c["SPLIT"] or c["WHOLE"] for c in constants) and all(c.get("LONG", True) for c in constants)
+    plans = [plan.values for plan in launch._plans.values() if "WHOLE" in plan.constants]
+    assert all(v["pieces"] > 1 and v["splits"] == 1 and not v["WHOLE"] for v in plans) and plans
 
 
 def test_an_expanded_operand():
