@@ -155,10 +155,12 @@ def multi_margin_kernel(
             store(keep, space, m, n, place >= 0, inside, True)
 
 
-MULTI_MARGIN_BACKWARD = declare(multi_margin_kernel)
-MULTI_MARGIN = declare(multi_margin_kernel, tile_bytes=16384)  # four accesses a thread in flight; it writes none
+MULTI_MARGIN_BACKWARD = declare(multi_margin_kernel, max_registers=(80, 128))
+MULTI_MARGIN = declare(  # four accesses a thread in flight; it writes none
+    multi_margin_kernel, tile_bytes=16384, max_registers=(96, 128)
+)
 PER_ROW = (1, 2, 3, 4, 5, 6, 9)
-OPTIONS = {"phases": SUM, "partials": 1, "per_row_math": True, "registers": (96, 128)}
+OPTIONS = {"phases": SUM, "partials": 1, "per_row_math": True, "registers": (None, 128)}
 
 
 def prepare(input, target, weight, mask, p, mean=None, empty_nan=False, grad=None, denominator=None):

@@ -221,7 +221,7 @@ def plan(
     plan = Plan(kernel, tensors, tiling.scratch(leaves or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
-    most_registers = registers[axis is not INNER]
+    most_registers = registers[axis is not INNER] or config.max_registers[0]
     if peel:  # what is selected from takes registers; 64 at most for four blocks to a multiprocessor
         most_registers = max(most_registers, 112) if most_registers else 64 if phases == SUM_AND_WRITE else None
     if most_registers:
