@@ -5,7 +5,7 @@ from torch.compiler import is_compiling
 
 from safeops.core import check
 from safeops.core.definitions import gathered, kept
-from safeops.core.dtypes import FLOATING, LARGEST
+from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype
 from safeops.core.loss_reduction import REDUCTION, validate_denominator, validate_options
 from safeops.core.private_torch import transforms_active
 from safeops.core.route import PLAIN
@@ -188,8 +188,9 @@ def without_weight_0(name, row_weight, mask, input, rows=None):
 
 
 def weighed(loss, keep, weights, row_weight):
-    """(losses, weights that a mean divides by), both by the rows' weights."""
-    factor = torch.where(keep, row_weight.to(loss.dtype), 0)
+    """(losses, weights that a mean divides by), both by the rows' weights: in fp64 if these are, which fp32 may not
+    hold."""
+    factor = torch.where(keep, row_weight.to(compute_dtype(loss.dtype, row_weight.dtype)), 0)
     return loss * factor, factor if weights is None else weights * factor
 
 

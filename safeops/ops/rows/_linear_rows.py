@@ -76,10 +76,11 @@ def forward(
     options = label_smoothing, z_loss, temperature, softcap
     if with_loss:
         g = keep.double() if row_weight is None else torch.where(keep, row_weight, 0).double()
+        of_class = weights
         weights = weights if row_weight is None else weighed(loss, keep, weights, row_weight)[1]
-        factor = _divisor(keep, weights, divisor, mean)
+        factor = _divisor(g, keep, weights, divisor, mean)
         g = g / factor
-        scale = _scale(g, input, linear_weight, linear_bias, weight, None, *options, size)
+        scale = _scale(g, keep, input, linear_weight, linear_bias, of_class, weight, None, *options, size)
         if scale is not None:
             g, factor = g * scale, factor / scale
         g, (d_input, d_weight, d_bias) = g.to(compute), gradients
@@ -123,27 +124,34 @@ def empty_gradients(input, linear_weight, needs, at_once=None):
     ]
 
 
-def _divisor(keep, weights, divisor, mean):
-    """A number that slopes are divided by: what a mean divides by, if it is fit for that; of a sum 1.
+def _divisor(g, keep, weights, divisor, mean):
+    """A number that the rows' weights g are divided by: what a mean divides by, of a sum 1; where the quotients would
+    not fit fp32, the largest of them.
 
     The gradients are multiplied by it again: the upstream one of a mean is then 1 as a rule, and nothing is rounded."""
+    one = torch.ones_like(g[:1].sum())
+    largest = g.abs().amax() if g.numel() else one
     if not mean:
-        return keep.new_ones((), dtype=torch.float64)
-    if divisor is None:
+        divisor = one
+    elif divisor is None:
         divisor = keep.sum() if weights is None else weights.sum()
     divisor = divisor.detach().double().abs()
-    return torch.where((divisor > 2.0**-60) & (divisor < 2.0**60), divisor, 1)
+    quotient = largest / divisor
+    fits = (divisor > 0) & (quotient > 2.0**-60) & (quotient < 2.0**60)
+    return torch.where(fits, divisor, torch.where((largest > 0) & largest.isfinite(), largest, 1))
 
 
 def _scale(
-    g, x, linear_weight, linear_bias, weight, log_sum, label_smoothing, z_loss, temperature, softcap, at_once=None
-):
-    """scale_of rows with the upstream gradients g. log_sum: None if it is not known."""
+    g, keep, x, linear_weight, linear_bias, weights, weight, log_sum, label_smoothing, z_loss, temperature, softcap,
+    at_once=None,
+):  # fmt: skip
+    """scale_of rows with the upstream gradients g, and weights of their classes. log_sum: None if it is not known."""
     if x.dtype != torch.float16 or not linear_weight.numel():
         return None
-    largest = g.double().abs() / temperature
-    if weight is not None:
-        largest = largest * weight.double().abs().amax()
+    x, largest = torch.where(keep.unsqueeze(1), x, 0), g.double().abs() / temperature
+    if weight is not None:  # what no row has, of classes, may be anything
+        heaviest = weights.double().abs()
+        largest = largest * (heaviest if label_smoothing == 0 else heaviest + weight.double().abs().amax())
     if z_loss:
         log_sum = _reach(x, linear_weight, linear_bias, temperature) if log_sum is None else log_sum.abs()
         largest = largest * (1 + 2 * z_loss * log_sum)
@@ -200,7 +208,7 @@ def gradients(
     rows; weight: of these classes. finish: as of `products`."""
     compute = compute_dtype(input.dtype, grad.dtype)
     x, g = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
-    scale = _scale(g, x, linear_weight, linear_bias, weight, numbers[0] + numbers[1], *options)
+    scale = _scale(g, keep, x, linear_weight, linear_bias, weights, weight, numbers[0] + numbers[1], *options)
     g = (g if scale is None else g.double() * scale).to(compute)
     label_smoothing, *others = options
     if weight is not None and label_smoothing == 0:

@@ -397,6 +397,7 @@ def cross_entropy(
         return of_rows.call(*operands, reduction == "mean", empty == "nan")
     loss, keep, weights = _cross_entropy.call(*operands)
     per_row = None if weight is None or target.is_floating_point() else weights
-    if row_weight is not None:
-        loss, per_row = weighed(loss, keep, per_row, row_weight)
-    return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)
+    if row_weight is None:
+        return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)
+    products, per_row = weighed(loss, keep, per_row, row_weight)
+    return reduce("cross_entropy", products, keep, per_row, reduction, denominator, empty).to(loss.dtype)

@@ -64,11 +64,12 @@ def _fake(
     rows, dtype, with_loss = input.shape[:1], compute_dtype(input.dtype), any(needs)
     wide = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     scalar = input.new_empty((), dtype=torch.float64)
-    of_rows = row_weight if with_loss and weight is None else weight
+    factor = row_weight if with_loss else None
+    of_rows = wide if factor is None else compute_dtype(wide, factor.dtype)
     return (
         scalar if with_loss else input.new_empty(rows, dtype=dtype),
         input.new_empty(rows, dtype=torch.bool),
-        input.new_empty(0 if of_rows is None else rows, dtype=wide),
+        input.new_empty(0 if weight is None and factor is None else rows, dtype=of_rows),
         input.new_empty((count_numbers(target, weight, label_smoothing), 0 if with_loss else rows[0]), dtype=wide),
         torch.empty_like(scalar) if with_loss else input.new_empty(0, dtype=dtype),
         *_linear_rows.empty_gradients(input, linear_weight, needs, at_once),
@@ -208,7 +209,8 @@ def linear_cross_entropy(
     rows = target.shape
     if row_weight is not None:
         mask = without_weight_0(NAME, row_weight, mask, input, rows)
-        row_weight = row_weight.expand(rows)
+        # (in a dtype in which the gradient of one that broadcasts is summed)
+        row_weight = row_weight.to(compute_dtype(input.dtype, row_weight.dtype)).expand(rows)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     mask = None if mask is None else mask.expand(rows)
@@ -229,9 +231,9 @@ def linear_cross_entropy(
     weights = None if weight is None and of_rows is None else weights
     if row_weight is not None:
         loss, weights = weighed(loss, keep, weights, row_weight)
+    dtype = compute_dtype(input.dtype)
     if reduction == "none":
-        return loss.reshape(rows)
+        return loss.reshape(rows).to(dtype)
     if any(needs):
-        dtype = compute_dtype(input.dtype)
         return reduce_sum(NAME, loss, keep, weights, reduction, denominator, empty, dtype)
-    return reduce(NAME, loss, keep, weights, reduction, denominator, empty)
+    return reduce(NAME, loss, keep, weights, reduction, denominator, empty).to(dtype)

@@ -435,3 +435,71 @@ def test_half_slopes_of_many_rows_do_not_vanish(scale):
         assert g.dtype == torch.float16
         rounded = float((true.half().double() - true).norm())
         assert float((g.double() - true).norm()) <= 1.5 * rounded + 1e-3 * float(true.norm())
+
+
+# ---- masked garbage and weights far from 1
+
+
+@pytest.mark.parametrize("by", ["mask", "ignore_index", "row_weight"])
+@pytest.mark.parametrize("options", [{}, {"z_loss": 0.01}, {"reduction": "sum"}, {"reduction": "none"}], ids=str)
+def test_garbage_of_a_masked_row_reaches_no_other_gradient_in_fp16(by, options):
+    """Nor the power of two that brings the slopes into the range of fp16."""
+    x, w, target, b = operands(8, 5, 4, torch.float16)
+    x = x.detach()
+    if by == "ignore_index":
+        target[7] = -100
+    else:
+        kept = torch.arange(8, device=DEVICE) < 7
+        options = options | {by: kept if by == "mask" else 1e5 * kept}
+    results = []
+    for garbage in (0.0, NAN, INF, 6e4):
+        x[7] = garbage
+        dirty = x.clone().requires_grad_()
+        upstream = torch.tensor(1e-3, device=DEVICE)
+        upstream = upstream.expand(8) if options.get("reduction") == "none" else upstream
+        results.append(outcome(safeops.linear_cross_entropy, dirty, w, target, b, upstream=upstream, **options))
+    assert all(t.isfinite().all() for t in results[0])
+    for other in results[1:]:
+        assert all(torch.equal(a, c) for a, c in zip(results[0], other))
+
+
+def test_a_class_weight_that_no_row_has_reaches_no_gradient_in_fp16():
+    x, w, target, b = operands(8, 5, 4, torch.float16)
+    target[:] = torch.arange(8, device=DEVICE) % 4
+    results = []
+    for unused in (1.0, NAN, 1e30):
+        weight = torch.tensor([1.0, 1e5, 2.0, 1.0, unused], device=DEVICE)
+        results.append(outcome(safeops.linear_cross_entropy, x, w, target, b, weight=weight, reduction="sum"))
+    for other in results[1:]:
+        assert all(torch.equal(a, c) for a, c in zip(results[0], other))
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", NAME])
+@pytest.mark.parametrize("size", [1e-50, 1e-44, 1e45, 1e200])
+@pytest.mark.parametrize("leaf", [False, True])
+def test_row_weights_that_fp32_does_not_hold(name, size, leaf):
+    x, w, target, b = operands(8, 5, 4, torch.float32)
+    logits = (x @ w.mT + b).detach().requires_grad_()
+    row_weight = (torch.linspace(0.5, 2, 8, dtype=torch.float64, device=DEVICE) * size).requires_grad_(leaf)
+
+    def step(function, *operands):
+        value = function(*operands, target, row_weight=row_weight)
+        return value, *torch.autograd.grad(value, operands)
+
+    leaves = (logits,) if name == "cross_entropy" else (x, w)
+    got = step(getattr(safeops, name), *leaves)
+    want = step(getattr(definitions, name), *(t.detach().double().requires_grad_() for t in leaves))
+    assert got[0].dtype == torch.float32
+    torch.testing.assert_close([t.double() for t in got], list(want), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", NAME])
+def test_the_gradient_of_one_weight_for_all_rows_is_rounded_once(name):
+    rows = 20_000
+    x, w, target, _ = operands(rows, 5, 4, torch.float32)
+    row_weight = torch.ones(1, dtype=torch.float16, device=DEVICE, requires_grad=True)
+    leaves = (x @ w.mT,) if name == "cross_entropy" else (x, w)
+    options = {"row_weight": row_weight, "denominator": 1e9}
+    (got,) = torch.autograd.grad(getattr(safeops, name)(*leaves, target, **options), row_weight)
+    want = definitions.cross_entropy((x @ w.mT).double(), target, reduction="sum") / 1e9
+    torch.testing.assert_close(got.double(), want.detach().expand(1), rtol=2**-10, atol=2**-24)
