@@ -103,7 +103,7 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
 }
 
 // The dispatcher hands over arguments alone, so each Front has a function of its own.
-constexpr size_t kFronts = 192;
+constexpr size_t kFronts = 256;
 std::deque<Front> fronts;
 
 template <size_t I>
