@@ -167,10 +167,11 @@ def linear_cross_entropy(
     sums over chunks in fp32; each gradient is rounded last.
 
     The gradients of a mean or sum are made with the loss and kept for backward: three products, as a linear layer and
-    its loss take. On a GPU the logits of 8,192 rows exist at a time, in one buffer, where a layer and its loss have all
-    of them, three times. With memory="low", on the CPU, and without gradients it is eight million logits, or an eighth
-    of all. Half weights need a buffer in fp32 for that, of 2 D rows of logits; where it does not fit an eighth of them,
-    with fewer than about 16 D rows, and with "none", backward computes the logits again: one product more.
+    its loss take. On a GPU the logits of 8,192 rows exist at a time, in one buffer (of 4,096 without the weight's
+    gradient), where a layer and its loss have all of them, three times. With memory="low", and on the CPU, it is eight
+    million logits, or an eighth of all. There half weights need a buffer in fp32, of 2 D rows of logits; where it does
+    not fit an eighth of them, with fewer than about 16 D rows, backward computes the logits again: one product more. So
+    it does with "none".
     Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32. Infinite logits are
     as in `cross_entropy`, and a class with a bias of -inf does not exist. Chunks: Wijmans et al., "Cut Your Losses in
     Large-Vocabulary Language Models", 2025; gradients with the loss: Hsu et al., "Liger Kernel", 2024.
@@ -187,8 +188,8 @@ def linear_cross_entropy(
             computes the logits again.
         temperature: divides the logits, above 0.
         softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
-        memory: "auto", or "low": at most an eighth of the logits exists at a time on a GPU, too. (Nothing depends on
-            what is free there: the gradients of equal calls have equal bits.)
+        memory: "auto", or "low": on a GPU, too, an eighth of the logits exists at a time, or 1,024 rows of them. (Nothing
+            depends on what is free there: the gradients of equal calls have equal bits.)
         {arguments}
 
     Example:

@@ -144,9 +144,9 @@ def linear_token_log_probs(
     """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
     What the losses of PPO, GRPO and DPO are made of, from the last hidden states: eight million logits, or an eighth of
-    all, exist at a time. Products are in the operands' dtype, what is made of the logits in fp32, and sums over chunks,
-    too; each gradient is rounded last. The backward computes the logits again: four products in all. Second
-    derivatives, functorch transforms and `torch.export` make all logits at once, in fp32.
+    all, exist at a time (on a GPU 1,024 rows at least). Products are in the operands' dtype, what is made of the logits
+    in fp32, and sums over chunks, too; each gradient is rounded last. The backward computes the logits again: four
+    products in all. Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32.
 
     Args:
         input: (..., D) floating tensor, a vector for each row.
