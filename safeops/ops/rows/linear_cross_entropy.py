@@ -188,8 +188,8 @@ def linear_cross_entropy(
             computes the logits again.
         temperature: divides the logits, above 0.
         softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
-        memory: "auto", or "low": on a GPU, too, an eighth of the logits exists at a time, or 1,024 rows of them. (Nothing
-            depends on what is free there: the gradients of equal calls have equal bits.)
+        memory: "auto", or "low": on a GPU, too, an eighth of the logits exists at a time, or 1,024 rows of them.
+            (Nothing depends on what is free there: the gradients of equal calls have equal bits.)
         {arguments}
 
     Example:
