@@ -74,7 +74,7 @@ def normalize(suffix):
             (_tensor(n, dtype, device, 0, shape),),
             forward_bytes=2 * s,  # read x; write y
             backward_bytes=3 * s,  # read dy, x; write dx
-            ours=lambda x: safeops.normalize(x, dim),
+            ours=lambda x: safeops.normalize(x, dim=dim),
             eager={"F.normalize(x)": lambda x: F.normalize(x, dim=dim)},
             compiled=lambda x: F.normalize(x, dim=dim),
             variant=bool(suffix),

@@ -55,7 +55,7 @@ row_loss(
     {},
     [
         *bad_calls(NAME, ("input", "target"), (), {}, of_rows=False),
-        Bad((_x, _y), {"weight": torch.ones(2)}, ValueError, (NAME, "weight", "(2,)", "(5,)")),
+        Bad((_x, _y), {"weight": torch.ones(2)}, ValueError, (NAME, "weight", "(2,)", "(2, 5)")),
         Bad((_x, _y), {"weight": torch.ones(5, device="meta")}, ValueError, (NAME, "weight", "meta")),
     ],
     by_class=weights(4, seed=7),
@@ -68,7 +68,7 @@ row_loss(
 
 def _info_nce(query, positive_key, temperature=0.1, keep=None):
     """The keys are those of the batch. With others: tests/contract/rows/test_label_losses.py."""
-    logits = normalize(query) @ normalize(positive_key).mT / temperature
+    logits = normalize(query, eps=None) @ normalize(positive_key, eps=None).mT / temperature
     is_positive = torch.eye(len(query), dtype=torch.bool, device=query.device)
     logits = torch.where(keep | is_positive, logits, -torch.inf)
     top = logits.detach().amax(-1, keepdim=True) if len(query) else logits

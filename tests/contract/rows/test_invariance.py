@@ -38,7 +38,7 @@ OPS = {
     "masked_softmax": of_elements(safeops.masked_softmax),
     "masked_log_softmax": of_elements(safeops.masked_log_softmax),
     "normalize": lambda x, y, keep: safeops.normalize(x, dim=-1),
-    "cosine_similarity": lambda x, y, keep: safeops.cosine_similarity(x, y),
+    "cosine_similarity": lambda x, y, keep: safeops.cosine_similarity(x, y, dim=-1),
     "cross_entropy": of_rows(safeops.cross_entropy),
     "cross_entropy, smoothing": of_rows(safeops.cross_entropy, label_smoothing=0.1, z_loss=0.01),
     "cross_entropy, probabilities": lambda x, y, keep: safeops.cross_entropy(x, y.abs(), mask=keep, reduction="none"),
