@@ -63,10 +63,10 @@ def gaussian_nll_loss(
         >>> safeops.gaussian_nll_loss(x, y, var, reduction="none")
         tensor([0.0000, 1.1931])
     """
-    if isinstance(input, torch.Tensor):
+    if isinstance(input, torch.Tensor) and not input.is_nested:
         if check.is_number(var):
             check.number("gaussian_nll_loss", "var", var, minimum=0)
             var = input.new_full((), var, dtype=compute_dtype(input.dtype))
-        elif isinstance(var, torch.Tensor) and var.dim() and var.shape == input.shape[:-1]:
+        elif isinstance(var, torch.Tensor) and not var.is_nested and var.dim() and var.shape == input.shape[:-1]:
             var = var.unsqueeze(-1)
     return _gaussian_nll_loss.call(input, target, var, mask, weight, reduction, denominator, empty, full, eps)
