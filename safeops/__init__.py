@@ -70,6 +70,7 @@ from safeops.ops.reductions.segment_sum import segment_sum
 from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.cross_entropy import cross_entropy
+from safeops.ops.rows.ctc_loss import ctc_loss
 from safeops.ops.rows.info_nce_loss import info_nce_loss
 from safeops.ops.rows.js_div_with_logits import js_div_with_logits
 from safeops.ops.rows.kl_div_with_logits import kl_div_with_logits
@@ -82,12 +83,14 @@ from safeops.ops.rows.linear_tv import linear_tv
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
 from safeops.ops.rows.multi_margin_loss import multi_margin_loss
+from safeops.ops.rows.multilabel_margin_loss import multilabel_margin_loss
 from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_loss
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
 from safeops.ops.rows.reverse_kl_div_with_logits import reverse_kl_div_with_logits
 from safeops.ops.rows.token_log_probs import token_log_probs
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
+from safeops.ops.rows.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss
 from safeops.ops.rows.tv_with_logits import tv_with_logits
 from safeops.ops.selection.masked_compact import masked_compact
 from safeops.ops.selection.masked_scatter import masked_scatter
@@ -109,6 +112,7 @@ __all__ = [
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
+    "ctc_loss",
     "debug",
     "dice_loss",
     "distributed",
@@ -152,6 +156,7 @@ __all__ = [
     "ms_ssim",
     "mse_loss",
     "multi_margin_loss",
+    "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
     "nn",
@@ -185,6 +190,7 @@ __all__ = [
     "token_log_probs",
     "total_variation",
     "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
     "tv_with_logits",
     "tversky_loss",
     "warmup",

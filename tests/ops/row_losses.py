@@ -191,7 +191,7 @@ def row_loss(
     name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, skip=(), gpu=NO_GPU, **fields
 ):
     """by_class: a weight for each class, where `weight` is that."""
-    vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1)
+    vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1 and x.is_floating_point())
     definition = _definition(element, by_class is not None)
     Record(
         name,

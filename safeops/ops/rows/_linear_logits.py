@@ -35,6 +35,8 @@ def loss_of_logits(name, input, linear_weight, target, linear_bias, mask, ignore
     if target.shape != (classes if target.is_floating_point() else rows):
         expected = f"{check.shown(input, rows)} of class indices, or {check.shown(input, classes)} of probabilities"
         raise ValueError(f"{name}: target {target.dtype} {check.shown(target)} must be {expected}")
+    if target.is_floating_point() and ignore_index != -100:
+        raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")
     check.mask(name, mask, "the rows", input, rows)
     input, layer, bias = in_one_dtype(input, layer, bias)
     compute = compute_dtype(input.dtype)

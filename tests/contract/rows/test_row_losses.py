@@ -33,6 +33,10 @@ def operands(name, *shape, dtype=torch.float32):
     rows = shape[:-1]
     if name in ("info_nce_loss", "multilabel_soft_margin_loss"):
         return vectors(*shape, dtype=dtype)
+    if name == "multilabel_margin_loss":
+        index = torch.randint(-1, max(shape[-1], 1), shape, generator=torch.Generator().manual_seed(1))
+        index[..., :1] = 0
+        return [*vectors(*shape, count=1, dtype=dtype), index.to(DEVICE)]
     if name == "multi_margin_loss":
         index = torch.randint(0, max(shape[-1], 1), rows, generator=torch.Generator().manual_seed(1))
         return [*vectors(*shape, count=1, dtype=dtype), index.to(DEVICE)]
