@@ -55,10 +55,6 @@ def triplet_margin_with_distance_loss(
     check.number(NAME, "margin", margin, above=0)
     check.boolean_flag(NAME, "swap", swap)
     options = {"mask": mask, "weight": weight, "reduction": reduction, "denominator": denominator, "empty": empty}
-    if distance_function is None:
-        return triplet_margin_loss(anchor, positive, negative, margin=margin, swap=swap, **options)
-    if not callable(distance_function):
-        raise TypeError(f"{NAME}: distance_function cannot be called, got {type(distance_function).__name__}")
     operands = {"anchor": anchor, "positive": positive, "negative": negative}
     for key, x in operands.items():
         check.floating(NAME, key, x)
@@ -67,6 +63,10 @@ def triplet_margin_with_distance_loss(
     check.same_device(NAME, "anchor", anchor, **operands)
     compute = compute_dtype(*(x.dtype for x in operands.values()))
     wide = [x.to(compute) for x in operands.values()]
+    if distance_function is None:
+        return triplet_margin_loss(anchor, positive, negative, margin=margin, swap=swap, **options)
+    if not callable(distance_function):
+        raise TypeError(f"{NAME}: distance_function cannot be called, got {type(distance_function).__name__}")
     if mask is not None:
         check.boolean(NAME, "mask", mask, "True = keep")
     if weight is not None:
