@@ -53,6 +53,10 @@ schema = operator.attrgetter("_schema")  # of an overload: what it reads, writes
 foreach_norm = torch._foreach_norm  # the norms of a list of tensors
 
 
+# Under torch.no_grad, what torch.nn.utils.clip_grad_norm_ calls, by whatever name that was imported: a cell.
+(clipping_function,) = torch.nn.utils.clip_grad_norm_.__closure__
+
+
 def direct_apply(function):
     """The `apply` of an autograd.Function without its Python layer, which only adds what functorch needs."""
     return super(torch.autograd.Function, function).apply
