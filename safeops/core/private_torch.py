@@ -55,6 +55,8 @@ foreach_norm = torch._foreach_norm  # the norms of a list of tensors
 
 # Under torch.no_grad, what torch.nn.utils.clip_grad_norm_ calls, by whatever name that was imported: a cell.
 (clipping_function,) = torch.nn.utils.clip_grad_norm_.__closure__
+disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports Dynamo only when it is called
+top_function_mode = torch.overrides._get_current_function_mode  # the innermost of this thread, or None
 
 
 def direct_apply(function):

@@ -9,40 +9,24 @@ import os
 import sys
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from safeops.safe import clipping, notes, origins
+from safeops.safe import notes, origins, presence, training
 from safeops.safe.report import Report
-from safeops.safe.rules import RULES
 
 VARIABLE = "SAFEOPS_SAFE"
 
 
-class _Mode(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        rule = RULES.get(func)
-        if rule is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return rule(func, args, kwargs or {})
+class SafeMode:
+    """One entry, with its report: what `with safe_mode()` enters."""
 
-
-# One for all, without a state: torch.compile takes a function under it for compiled, whichever safe mode it meets.
-_MODE = _Mode()
-
-
-class _Region:
     def __init__(self):
         self.report = Report()
 
     def __enter__(self):
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            raise RuntimeError(
-                "safe_mode: entered while torch.compile, torch.export or torch.jit traces: enter it around the "
-                "compiled function, where it works"
-            )
+        _refuse_tracing()
         if not notes.active():  # a thread is in the mode once: a twin's own calls must not meet it a second time
-            clipping.install()
-            _MODE.__enter__()
+            training.install()
+            presence.enter()
         notes.reports().append(self.report)
         return self.report
 
@@ -50,12 +34,20 @@ class _Region:
         reports = notes.reports()
         del reports[len(reports) - 1 - reports[::-1].index(self.report)]
         if not reports:
-            _MODE.__exit__(*error)
-            clipping.remove()
+            presence.leave()
+            training.remove()
             origins.forget()
 
     def __call__(self, function):
         return _wrapped(function, self)
+
+
+def _refuse_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        raise RuntimeError(
+            "safe_mode: entered while torch.compile, torch.export or torch.jit traces: enter it around the compiled "
+            "function, where it works"
+        )
 
 
 def safe_mode(function=None):
@@ -99,7 +91,7 @@ def safe_mode(function=None):
         >>> [(x.function, x.twin, x.count) for x in report.replacements]
         [('softmax', 'masked_softmax', 1)]
     """
-    return _Region() if function is None else _wrapped(function, _Region())
+    return SafeMode() if function is None else _wrapped(function, SafeMode())
 
 
 def _wrapped(function, region):
@@ -115,6 +107,7 @@ def _wrapped(function, region):
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
+        _refuse_tracing()  # in words, where Dynamo only knows that it cannot enter this context
         with region:
             return function(*args, **kwargs)
 
@@ -128,7 +121,7 @@ def _wrapped(function, region):
 @functools.cache
 def enter_process():
     """Enter the mode for good, in this thread; at the exit its report goes to stderr."""
-    report = _Region().__enter__()
+    report = SafeMode().__enter__()
 
     @atexit.register
     def tell():

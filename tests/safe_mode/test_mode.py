@@ -186,3 +186,47 @@ def test_transforms():
         rows = torch.func.vmap(lambda row: row.softmax(0))(x)
         slope = torch.func.grad(lambda x: F.mse_loss(x.softmax(1), torch.zeros(2, 2)))(x)
     assert rows[0].eq(0).all() and torch.allclose(rows[1], x[1].softmax(0)) and slope.isfinite().all()
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure=None):
+        raise MemoryError
+
+
+def test_an_optimizer_runs_out_of_the_mode():
+    """Its thousands of calls have nothing to replace; a closure, which computes the loss, has."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    seen = []
+
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append(is_safe())
+            if closure is not None:
+                closure()
+
+    zero_grad = torch.optim.Optimizer.zero_grad
+    optimizer = Optimizer([weight])
+    with safeops.safe_mode():
+        for closure in (None, lambda: seen.append(is_safe())):
+            optimizer.step(closure)
+            assert is_safe()
+        weight.grad = torch.ones(2)
+        optimizer.zero_grad()
+        assert weight.grad is None and is_safe()
+        with safeops.debug.audit():  # a mode above it
+            optimizer.step()
+        assert is_safe()
+    optimizer.step()
+    assert seen == [False, True, True, True, False] and torch.optim.Optimizer.zero_grad is zero_grad
+
+
+def test_a_step_that_raises_leaves_the_mode_as_it_was():
+    optimizer = Failing([torch.nn.Parameter(torch.zeros(2))])
+    with safeops.safe_mode():
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                optimizer.step()
+            assert is_safe()
+    with pytest.raises(MemoryError), safeops.safe_mode():
+        optimizer.step()
+    assert not is_safe() and torch.overrides._get_current_function_mode_stack() == []
