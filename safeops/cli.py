@@ -1,4 +1,4 @@
-"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `run`. Needs torch; who needs more says so."""
+"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `run`. Needs torch; others say so."""
 
 import argparse
 import importlib.metadata

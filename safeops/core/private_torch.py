@@ -53,12 +53,6 @@ schema = operator.attrgetter("_schema")  # of an overload: what it reads, writes
 foreach_norm = torch._foreach_norm  # the norms of a list of tensors
 
 
-# Under torch.no_grad, what torch.nn.utils.clip_grad_norm_ calls, by whatever name that was imported: a cell.
-(clipping_function,) = torch.nn.utils.clip_grad_norm_.__closure__
-disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports Dynamo only when it is called
-top_function_mode = torch.overrides._get_current_function_mode  # the innermost of this thread, or None
-
-
 def direct_apply(function):
     """The `apply` of an autograd.Function without its Python layer, which only adds what functorch needs."""
     return super(torch.autograd.Function, function).apply
@@ -73,6 +67,21 @@ def save_directly(ctx, tensors):
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # in a backward: whether another may follow
 is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.autograd.grad(is_grads_batched=True)
+
+# ---- safe mode
+
+top_function_mode = torch.overrides._get_current_function_mode  # the innermost of this thread, or None
+disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports Dynamo only when it is called
+# A cell with the function that torch.nn.utils.clip_grad_norm_ calls, by whatever name that was imported.
+(clipping_function,) = torch.nn.utils.clip_grad_norm_.__closure__
+
+
+def traced_frames():
+    """In Dynamo's trace, the frames of the traced code (filename, lineno), outermost first; otherwise None."""
+    from torch._guards import TracingContext
+
+    return None if TracingContext.try_get() is None else TracingContext.extract_stack()
+
 
 # ---- debugging: ops as they run
 

@@ -7,6 +7,7 @@ import threading
 import torch
 
 from safeops.core import PACKAGE
+from safeops.core.private_torch import traced_frames
 from safeops.debug._source import user_frames
 
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
@@ -41,7 +42,7 @@ def note(function, twin):
 
 
 def called_by_safeops():
-    """Whether a function of safeops makes this call: what it computes with is its own business."""
+    """True if a function of safeops makes this call: its arithmetic is its own business."""
     if torch.compiler.is_compiling():
         return _traced_by_safeops()
     frame = sys._getframe(1)
@@ -70,9 +71,5 @@ def _note_traced(function, twin):
 
 
 def _traced_place():
-    from torch._guards import TracingContext
-
-    if TracingContext.try_get() is None:
-        return None
-    frames = [x for x in TracingContext.extract_stack() if not x.filename.startswith(_BETWEEN)]
+    frames = [x for x in traced_frames() or () if not x.filename.startswith(_BETWEEN)]
     return (frames[-1].filename, frames[-1].lineno) if frames else None

@@ -1,10 +1,9 @@
-"""What safe mode replaced: which function, by which twin, at which line, how often."""
+"""The report of a safe mode: which function, by which twin, at which line, how often."""
 
 import threading
 from typing import NamedTuple
 
 from safeops.debug._source import line
-
 
 _LOCK = threading.Lock()  # one for all reports: it is held for a microsecond
 

@@ -1,7 +1,7 @@
-"""Three functions of a training step that are no calls for a mode: clip_grad_norm_, and an optimizer's two.
+"""Three functions of a training step that no mode sees: clip_grad_norm_, and the optimizer's `step` and `zero_grad`.
 
-torch's clip_grad_norm_ calls its twin in threads that are in safe mode. `step` and `zero_grad` run out of the mode: they
-have nothing to replace, and six calls or more for each parameter.
+torch's clip_grad_norm_ calls its twin in threads that are in safe mode. The optimizer runs out of the mode: it has
+nothing to replace, and six calls or more for each parameter.
 """
 
 import functools

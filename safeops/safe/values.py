@@ -69,9 +69,7 @@ def where(condition, input=None, other=None):
     for quotient, kept, rest in ((input, condition, other), (other, ~condition, input)):
         division = origin(quotient, Division)
         if division is not None:
-            a, b = (
-                x.to(quotient.dtype) if isinstance(x, torch.Tensor) else quotient.new_full((), x) for x in division
-            )
+            a, b = (x.to(quotient.dtype) if isinstance(x, torch.Tensor) else quotient.new_full((), x) for x in division)
             return apply_where(kept, (a, b), torch.div, fill_value=rest)
     return None
 
@@ -110,13 +108,13 @@ def _operands(x, dim, keepdim):
 
 
 def _is_wide(x, dim):
-    """Whether a reduction of x is to be fp32: half ones are, but outside autocast a row of results may meet half
+    """True if a reduction of x is to be fp32: half ones are, but outside autocast a row of results may meet half
     weights, which take nothing else; a single number changes no other tensor's dtype."""
     return x.dtype in HALF and (_is_whole(x, dim) or torch.is_autocast_enabled(x.device.type))
 
 
 def _is_whole(x, dim):
-    """Whether a reduction over `dim` leaves one number."""
+    """True if a reduction over `dim` leaves one number."""
     return dim is None or x.dim() <= 1
 
 

@@ -1,4 +1,4 @@
-"""What safe mode replaces beside the losses: twins' values where torch's break, torch's everywhere else."""
+"""The calls that safe mode replaces beside the losses: twins' values where torch's break, torch's everywhere else."""
 
 import pytest
 import torch
@@ -210,13 +210,17 @@ def test_a_half_count_is_exact():
 def test_a_boolean_read_that_is_reduced():
     x = torch.randn(4, 3, requires_grad=True)
     rows, elements = torch.tensor([True, False, True, False]), x.detach() > 0
-    for mask in (rows, elements):
-        for call in (lambda: x[mask].mean(), lambda: x[mask].sum(), lambda: x.masked_select(elements).sum(0)):
-            expected = call()
-            (wanted,) = torch.autograd.grad(expected, x)
-            result, replaced = in_mode(call)
-            torch.testing.assert_close(result, expected)
-            assert torch.equal(torch.autograd.grad(result, x)[0], wanted) and len(replaced) == 1
+    calls = [
+        *(lambda mask=mask: x[mask].mean() for mask in (rows, elements)),
+        *(lambda mask=mask: x[mask].sum() for mask in (rows, elements)),
+        lambda: x.masked_select(elements).sum(0),
+    ]
+    for call in calls:
+        expected = call()
+        (wanted,) = torch.autograd.grad(expected, x)
+        result, replaced = in_mode(call)
+        torch.testing.assert_close(result, expected)
+        assert torch.equal(torch.autograd.grad(result, x)[0], wanted) and len(replaced) == 1
     nothing = torch.zeros(4, dtype=torch.bool)
     assert x[nothing].mean().isnan() and in_mode(lambda: x[nothing].mean())[0] == 0
 
