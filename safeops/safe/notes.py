@@ -1,5 +1,6 @@
 """The reports of this thread's safe modes, and whose line is being replaced."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -31,6 +32,16 @@ def reports():
 
 def active():
     return bool(_reports.stack)
+
+
+@contextlib.contextmanager
+def silent():
+    """Nothing is noted, nor is this thread in a safe mode that could be."""
+    before, _reports.stack = _reports.stack, []
+    try:
+        yield
+    finally:
+        _reports.stack = before
 
 
 def note(function, twin):

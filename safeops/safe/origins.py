@@ -5,6 +5,7 @@ results are remembered, each thread its own, until they die or others take their
 place since, or whose operands were, has no origin any more.
 """
 
+import contextlib
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -45,13 +46,15 @@ class Cast(NamedTuple):
 
 class _Memory(threading.local):
     def __init__(self):
-        self.results, self.masks = {}, {}
+        self.results, self.masks, self.off = {}, {}, False
 
 
 _memory = _Memory()
 
 
 def remember(result, origin):
+    if _memory.off:
+        return
     entries, most = (_memory.masks, MASKS) if isinstance(origin, Cast) else (_memory.results, RECENT)
     key = id(result)
     entries.pop(key, None)
@@ -63,7 +66,7 @@ def remember(result, origin):
 def origin(x, kind):
     """The origin of a tensor if it is of this kind, else None."""
     entries = _memory.masks if kind is Cast else _memory.results
-    if not entries:
+    if not entries or _memory.off:
         return None
     reference, result, versions = entries.get(id(x), (None, None, None))
     known = result.__class__ is kind and reference() is x and versions == _versions(x, *result)
@@ -73,6 +76,16 @@ def origin(x, kind):
 def forget():
     _memory.results.clear()
     _memory.masks.clear()
+
+
+@contextlib.contextmanager
+def off():
+    """Nothing has an origin: in what is computed twice, the second time from other tensors."""
+    before, _memory.off = _memory.off, True
+    try:
+        yield
+    finally:
+        _memory.off = before
 
 
 def _versions(*tensors):

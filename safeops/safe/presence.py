@@ -2,10 +2,12 @@
 
 import contextlib
 import threading
+import types
 
+import torch
 from torch.overrides import TorchFunctionMode
 
-from safeops.core.private_torch import top_function_mode
+from safeops.core.private_torch import function_mode_stack, top_function_mode
 from safeops.safe.rules import RULES
 
 
@@ -32,6 +34,10 @@ def enter():
     _MODE.__enter__()
 
 
+def is_inside():
+    return _MODE in function_mode_stack()
+
+
 def leave():
     if not _thread.out:
         _MODE.__exit__(None, None, None)
@@ -53,6 +59,34 @@ def step_in():
     if _thread.out:
         _thread.out = False
         _MODE.__enter__()
+
+
+@contextlib.contextmanager
+def inside():
+    _MODE.__enter__()
+    try:
+        yield
+    finally:
+        _MODE.__exit__(None, None, None)
+
+
+def _opened(function):
+    """The rule of a function of torch whose own calls are replaced too. It begins by handing itself to the mode, out of
+    which it then runs: so a copy that does not."""
+    scope = function.__globals__ | {"has_torch_function": lambda tensors: False}
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+
+    def rule(func, args, kwargs):
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        with inside():
+            return copy(*args, **kwargs)
+
+    return rule
+
+
+# (its softmax is that of nn.MultiheadAttention, where the weights are asked for)
+RULES[torch.nn.functional.multi_head_attention_forward] = _opened(torch.nn.functional.multi_head_attention_forward)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the mode costs a training step of some 10 ms and 300 calls of torch, most of which it leaves alone."""
+"""The cost of the mode to a training step of some 10 ms and 300 calls of torch, most of which it leaves alone."""
 
 import statistics
 import time

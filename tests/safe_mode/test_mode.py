@@ -89,6 +89,41 @@ def test_a_mode_is_of_its_thread():
     assert [x.count for x in inside.report.replacements] == [400]
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_what_is_checkpointed_is_computed_alike_again(reentrant, in_a_thread):
+    from torch.utils.checkpoint import checkpoint  # as scripts import it
+
+    linear, mask = torch.nn.Linear(4, 4), torch.tensor([True, False, True, True])
+
+    def function(x, m):
+        y = linear(x).masked_fill(~mask, -torch.inf)
+        y = torch.cat([y, torch.full((1, 4), -torch.inf)]).softmax(1)  # with a row that is hidden whole
+        return (y * m).sum() + y.half().sum() + torch.where(mask, y / (y + 1), 0.0).sum() + y[:, mask].sum()
+
+    def run(wrap):
+        x = torch.arange(8.0).reshape(2, 4).requires_grad_()
+        loss = wrap(x, mask.float()) * 2
+        if in_a_thread:  # as on a GPU, whose backward has a thread of its own
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        else:
+            loss.backward()
+        return loss.detach(), x.grad
+
+    with safeops.safe_mode() as plain:
+        expected = run(function)
+    with safeops.safe_mode() as report:
+        result = run(lambda *args: checkpoint(function, *args, use_reentrant=reentrant))
+        assert is_safe()
+    assert expected[1].isfinite().all() and result[1] is not None
+    for a, b in zip(result, expected):
+        torch.testing.assert_close(a, b)
+    counts = [[x.count for x in r.replacements if x.function == "softmax"] for r in (plain, report)]
+    assert counts == [[1], [1, 1]] and not is_safe()  # (one is that of is_safe)
+
+
 def test_clipping_is_of_its_thread():
     weight = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
     norms = []

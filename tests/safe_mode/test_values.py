@@ -47,6 +47,25 @@ def test_rows_hidden_whole(name, dtype):
         torch.testing.assert_close(result[::3], expected[::3], **tolerance)
 
 
+def test_attention_modules_with_a_hidden_row():
+    attention, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 3, 8)
+    padding = torch.tensor([[False, False, True], [True, True, True]])
+
+    def call():
+        result, weights = attention(x, x, x, key_padding_mask=padding)
+        gradients = torch.autograd.grad(result.square().sum(), attention.parameters())
+        return result, weights, *gradients
+
+    expected = call()
+    result, replaced = in_mode(call)
+    assert expected[0][1].isnan().all() and replaced == [("softmax", "masked_softmax")]
+    for a, b in zip(result[:2], expected[:2]):
+        torch.testing.assert_close(a[0], b[0])
+    assert all(x.isfinite().all() for x in result) and torch.equal(result[1][1], torch.zeros(3, 3))
+    with safeops.safe_mode():
+        assert attention(x, x, x, key_padding_mask=padding, need_weights=False)[0].isfinite().all()
+
+
 def test_a_hidden_row_has_no_gradient():
     result, _ = in_mode(gradient, lambda x: x[:2].softmax(1).square().sum(), SCORES)
     assert result.isfinite().all() and torch.equal(result[1], torch.zeros(3))
