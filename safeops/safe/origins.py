@@ -14,7 +14,7 @@ import torch
 
 from safeops.core.private_torch import version
 
-RECENT = 32  # results whose operands are held: what is selected or reduced follows soon
+RECENT = 8  # results whose operands are held, which costs memory: where they are used follows soon
 MASKS = 256  # masks as numbers, which hold one byte an element
 
 

@@ -32,13 +32,18 @@ def _over_rows(twin, input, dim, dtype):
     x = input if dtype is None else input.to(dtype)
     if dim is None or not x.is_floating_point():
         return None
-    if x.dtype in HALF and x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
-        x = x.float()  # as torch's does there
+    x = _autocast(x)
     return twin(x, x != float("-inf"), dim)
 
 
+def _autocast(x):
+    """Half as torch's functions of rows take it under autocast: on a GPU as fp32."""
+    casts = x.dtype in HALF and x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type)
+    return x.float() if casts else x
+
+
 def unit_rows(input, p=2.0, dim=1, eps=1e-12, out=None):
-    return normalize(input, dim=dim, eps=eps) if p == 2 and out is None else None
+    return normalize(_autocast(input), dim=dim, eps=eps) if p == 2 and out is None else None
 
 
 def cosine(x1, x2, dim=1, eps=1e-8):
@@ -66,9 +71,10 @@ def _overflows(x, value):
 def where(condition, input=None, other=None):
     if torch.compiler.is_compiling() or input is None or other is None:
         return None
-    for quotient, kept, rest in ((input, condition, other), (other, ~condition, input)):
+    for quotient, rest in ((input, other), (other, input)):
         division = origin(quotient, Division)
         if division is not None:
+            kept = condition if quotient is input else ~condition
             a, b = (x.to(quotient.dtype) if isinstance(x, torch.Tensor) else quotient.new_full((), x) for x in division)
             return apply_where(kept, (a, b), torch.div, fill_value=rest)
     return None

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.core import private_torch
 
 inf, nan = float("inf"), float("nan")
 SCORES = torch.tensor([[1.0, 2.0, -inf], [-inf, -inf, -inf], [nan, 1.0, 0.0], [0.5, -3.0, 9.0]])
@@ -174,6 +175,41 @@ def test_the_division_that_where_selects_from(select):
     assert ("where", "apply_where") in replaced
     plain = gradient(lambda x: select(x, b).sum(), x)
     assert result.isfinite().all() and plain[1].isnan() and torch.allclose(result[::2], plain[::2])
+
+
+def test_pairs_of_calls_under_transforms():
+    x, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 0.0, 4.0])
+
+    def loss(x):
+        return torch.where(b != 0, x / b, 0.0).sum() + (x * (b > 0)).sum()
+
+    slope = torch.tensor([1.5, 0.0, 1.25])
+    assert torch.func.grad(loss)(x)[1].isnan()
+    result, replaced = in_mode(torch.func.grad(loss), x)
+    assert torch.equal(result, slope) and ("where", "apply_where") in replaced
+    assert torch.equal(in_mode(torch.func.vmap(torch.func.grad(loss)), torch.stack([x, x]))[0][1], slope)
+
+
+def test_no_work_is_added_where_nothing_is_replaced():
+    class Count(private_torch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.ops = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.ops.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def calls():
+        x = torch.ones(3, requires_grad=True)
+        mask = x > 0
+        return x.sum(), x.mean(), torch.where(mask, x, x), x / 2, x * mask, x[mask], mask.float()[:, None], x.norm()
+
+    with Count() as plain:
+        calls()
+    with safeops.safe_mode(), Count() as safe:
+        calls()
+    assert len(safe.ops) == len(plain.ops) + 1  # the mask's own view
 
 
 def test_a_division_that_was_written_to_is_not_redone():
