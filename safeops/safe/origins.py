@@ -104,7 +104,7 @@ def division(func, args, kwargs):
 
 def product(func, args, kwargs):
     result = func(*args, **kwargs)
-    if len(args) == 2:
+    if len(args) == 2 and isinstance(args[1], torch.Tensor):  # mostly it is not: most products cost no more than that
         for x, factor in (args, args[::-1]):
             mask = as_mask(factor)
             if mask is not None and isinstance(x, torch.Tensor) and x.is_floating_point():
