@@ -99,6 +99,7 @@ from safeops.ops.selection.safe_gather import safe_gather
 from safeops.ops.selection.safe_index_select import safe_index_select
 
 from safeops import debug, distributed, nn  # isort: skip  (they need the functions above)
+from safeops.safe.mode import enter_by_environment, safe_mode  # isort: skip
 
 __version__ = VERSION
 
@@ -173,6 +174,7 @@ __all__ = [
     "safe_gather",
     "safe_index_select",
     "safe_log",
+    "safe_mode",
     "safe_norm",
     "safe_pow",
     "safe_reciprocal",
@@ -196,3 +198,5 @@ __all__ = [
     "warmup",
     "xlogy",
 ]
+
+enter_by_environment()

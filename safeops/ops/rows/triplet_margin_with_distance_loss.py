@@ -61,8 +61,6 @@ def triplet_margin_with_distance_loss(
         if x.shape != anchor.shape:
             raise ValueError(f"{NAME}: {key} {check.shown(x)} must have the shape of anchor {check.shown(anchor)}")
     check.same_device(NAME, "anchor", anchor, **operands)
-    compute = compute_dtype(*(x.dtype for x in operands.values()))
-    wide = [x.to(compute) for x in operands.values()]
     if distance_function is None:
         return triplet_margin_loss(anchor, positive, negative, margin=margin, swap=swap, **options)
     if not callable(distance_function):
@@ -78,6 +76,8 @@ def triplet_margin_with_distance_loss(
                 raise ValueError(
                     f"{NAME}: {key} {check.shown(x)} must have the first dims of anchor {check.shown(anchor)}"
                 )
+    compute = compute_dtype(*(x.dtype for x in operands.values()))
+    wide = [x.to(compute) for x in operands.values()]
     keep = kept(mask, weight)
     if keep is not None:  # select before arithmetic: three points that differ stand for a triplet that is not kept
         rows = keep.reshape(*keep.shape, *[1] * (anchor.dim() - keep.dim()))
