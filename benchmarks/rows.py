@@ -228,6 +228,32 @@ def classification(name, suffix, **options):
         )
 
 
+def softmax_focal_loss(suffix):
+    """cross_entropy, and numbers of each row."""
+
+    @case("softmax_focal_loss" + suffix)
+    def build(n, dtype, device):
+        shape, s = LOGITS[suffix](n), dtype.itemsize
+        generator = torch.Generator(device).manual_seed(1)
+        target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator, device=device)
+
+        def theirs(x):
+            loss = F.cross_entropy(x, target, reduction="none")
+            return ((1 - torch.exp(-loss)) ** 2 * loss).mean()
+
+        return Case(
+            (_tensor(n, dtype, device, 0, shape),),
+            forward_bytes=s,  # read x
+            backward_bytes=2 * s,  # read x; write dx
+            ours=lambda x: safeops.softmax_focal_loss(x, target),
+            eager={'loss = F.cross_entropy(x, target, reduction="none"); ((1 - exp(-loss))^2 loss).mean()': theirs},
+            compiled=theirs,
+            variant=bool(suffix),
+            aten=theirs,
+            arithmetic=True,
+        )
+
+
 def token_log_probs(suffix, with_argmax):
     """The log probability of each row's class, and its entropy, as RL losses take them: added, for one upstream."""
 
@@ -319,3 +345,5 @@ for _suffix in LOGITS:
     classification("cross_entropy", _suffix)
 classification("cross_entropy", "_smoothing", label_smoothing=0.1)
 classification("nll_loss", "")
+for _suffix in ("", "_images"):
+    softmax_focal_loss(_suffix)

@@ -86,6 +86,7 @@ from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
 from safeops.ops.rows.reverse_kl_div_with_logits import reverse_kl_div_with_logits
+from safeops.ops.rows.softmax_focal_loss import softmax_focal_loss
 from safeops.ops.rows.token_log_probs import token_log_probs
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
 from safeops.ops.rows.tv_with_logits import tv_with_logits
@@ -179,6 +180,7 @@ __all__ = [
     "sigmoid_focal_loss",
     "smooth_l1_loss",
     "soft_margin_loss",
+    "softmax_focal_loss",
     "ssim",
     "ssim_loss",
     "to_device",
