@@ -87,6 +87,7 @@ from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
 from safeops.ops.rows.reverse_kl_div_with_logits import reverse_kl_div_with_logits
 from safeops.ops.rows.softmax_focal_loss import softmax_focal_loss
+from safeops.ops.rows.supervised_contrastive_loss import supervised_contrastive_loss
 from safeops.ops.rows.token_log_probs import token_log_probs
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
 from safeops.ops.rows.tv_with_logits import tv_with_logits
@@ -183,6 +184,7 @@ __all__ = [
     "softmax_focal_loss",
     "ssim",
     "ssim_loss",
+    "supervised_contrastive_loss",
     "to_device",
     "token_log_probs",
     "total_variation",
