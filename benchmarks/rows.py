@@ -184,6 +184,34 @@ def info_nce_loss(n, dtype, device):
     )
 
 
+@case("supervised_contrastive_loss")
+def supervised_contrastive_loss(n, dtype, device):
+    """As info_nce_loss; of two views a row, as its authors wrote it."""
+    rows, width, s = max(2, round(n**0.5)), 256, dtype.itemsize
+    x, labels = _tensor(n, dtype, device, 0, (rows, width)), torch.arange(rows, device=device) // 2
+
+    def theirs(x):
+        x = F.normalize(x)
+        logits = x @ x.T / 0.07
+        others = 1 - torch.eye(rows, dtype=x.dtype, device=device)
+        positive = (labels[:, None] == labels) * others
+        logits = logits - logits.amax(1, keepdim=True).detach()
+        log_p = logits - (logits.exp() * others).sum(1, keepdim=True).log()
+        return -((positive * log_p).sum(1) / positive.sum(1)).mean()
+
+    return Case(
+        (x,),
+        forward_bytes=s,  # read x
+        backward_bytes=2 * s,  # read x; write dx
+        ours=lambda x: safeops.supervised_contrastive_loss(x, labels),
+        eager={"SupConLoss of F.normalize(x)": theirs},
+        compiled=theirs,
+        variant=True,
+        arithmetic=True,
+        aten=theirs,
+    )
+
+
 def model(rows, classes):
     return lambda n: (rows, classes) if n >= ROW * ROW else (1, classes)
 
@@ -225,6 +253,32 @@ def classification(name, suffix, **options):
             variant=bool(suffix),
             aten=theirs,
             arithmetic=reads,
+        )
+
+
+def softmax_focal_loss(suffix):
+    """cross_entropy, and numbers of each row."""
+
+    @case("softmax_focal_loss" + suffix)
+    def build(n, dtype, device):
+        shape, s = LOGITS[suffix](n), dtype.itemsize
+        generator = torch.Generator(device).manual_seed(1)
+        target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator, device=device)
+
+        def theirs(x):
+            loss = F.cross_entropy(x, target, reduction="none")
+            return ((1 - torch.exp(-loss)) ** 2 * loss).mean()
+
+        return Case(
+            (_tensor(n, dtype, device, 0, shape),),
+            forward_bytes=s,  # read x
+            backward_bytes=2 * s,  # read x; write dx
+            ours=lambda x: safeops.softmax_focal_loss(x, target),
+            eager={'loss = F.cross_entropy(x, target, reduction="none"); ((1 - exp(-loss))^2 loss).mean()': theirs},
+            compiled=theirs,
+            variant=bool(suffix),
+            aten=theirs,
+            arithmetic=True,
         )
 
 
@@ -319,3 +373,5 @@ for _suffix in LOGITS:
     classification("cross_entropy", _suffix)
 classification("cross_entropy", "_smoothing", label_smoothing=0.1)
 classification("nll_loss", "")
+for _suffix in ("", "_images"):
+    softmax_focal_loss(_suffix)

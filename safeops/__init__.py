@@ -88,6 +88,8 @@ from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
 from safeops.ops.rows.reverse_kl_div_with_logits import reverse_kl_div_with_logits
+from safeops.ops.rows.softmax_focal_loss import softmax_focal_loss
+from safeops.ops.rows.supervised_contrastive_loss import supervised_contrastive_loss
 from safeops.ops.rows.token_log_probs import token_log_probs
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
 from safeops.ops.rows.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss
@@ -186,8 +188,10 @@ __all__ = [
     "sigmoid_focal_loss",
     "smooth_l1_loss",
     "soft_margin_loss",
+    "softmax_focal_loss",
     "ssim",
     "ssim_loss",
+    "supervised_contrastive_loss",
     "to_device",
     "token_log_probs",
     "total_variation",

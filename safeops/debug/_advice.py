@@ -59,7 +59,7 @@ CALLS = {
     "cosine_similarity": "safeops.cosine_similarity(a, b): 0 with gradient 0 where a vector is zero, computed in fp32",
     "normalize": "safeops.normalize(x, dim=...): a zero vector stays zero, its norm is computed in fp32",
     "pairwise_distance": "safeops.safe_norm(a - b, dim=-1): gradient 0 at distance 0",
-    **{name: f"safeops.{name}: {_FP32}" for name in TWINS},
+    **{name: f"safeops.{name}: {_FP32}" for name in (*TWINS, "ctc_loss")},
 }
 _PROBABILITIES = (
     "safeops.binary_cross_entropy_with_logits on what went into the sigmoid; or input.clamp(0, 1), where a rounding "
@@ -113,7 +113,12 @@ CAME_IN = "mask it before any arithmetic (mask= of the losses and reductions, sa
 INVERTED = "the mask may be inverted: True keeps (~mask); or it leaves out too little, or the source is to be mended"
 LATE = "safeops.apply_where(mask, args, f1, f2), which gives f1 the kept operands alone; or mask= of the losses"
 STALE = "optimizer.zero_grad() before backward: this gradient was left by an earlier one"
-OVERFLOW = "compute this in fp32 (safeops losses and reductions do), or scale the values down before"
+OVERFLOW = "safeops.fp32_region around it, which computes in fp32 (safeops losses and reductions do so by themselves)"
+RANGE = "scale the operands down before, or subtract their largest: float64 alone holds more"
+INFINITE = "the safe_* function for what made the infinite operand: inf - inf and 0 * inf are NaN"
+SUMS = "safeops.segment_sum, masked_sum: sums in fp32; or accumulate into a float32 tensor"
+_OVERFLOWS = {name: FORWARD[name] for name in "exp pow sum mean var std norm linalg_vector_norm".split()}
+_PRODUCTS = frozenset("mul multiply matmul mm bmm addmm linear einsum dot mv square".split())
 
 
 def advice(op, node):
@@ -129,12 +134,28 @@ def advice(op, node):
     return FORWARD.get(name)
 
 
-def of_call(line, op):
-    """For the call that a Line of the user's marks, or makes as the only one that is known here, and that ran `op`."""
-    if op.startswith("_") and op[1:] in CALLS:  # safeops' own: not what to write instead of itself
-        return OURS.get(op[1:], "operands inside the domain of this function: nothing else is defined for these")
+def of_overflow(name, in_half):
+    """For a call that made inf of finite operands: `exp`, `__mul__`."""
+    name = name.strip("_")
+    return CALLS.get(name) or _OVERFLOWS.get(name) or (OVERFLOW if in_half else RANGE)
+
+
+def of_nan(name):
+    """For a call that made NaN of operands that hold none; None where nothing is known."""
+    name = name.strip("_")
+    return INFINITE if name in ("add", "sub", *_PRODUCTS) else CALLS.get(name) or FORWARD.get(name)
+
+
+def of_call(line, facts, or_line=True):
+    """For the call that a Line of the user's marks, or makes as the only one that is known here, and that ran an op.
+
+    or_line: whether a call beside the marked text will do."""
+    if facts.ours and facts.name[1:] in CALLS:  # not what to write instead of itself
+        return OURS.get(
+            facts.name[1:], "operands inside the domain of this function: nothing else is defined for these"
+        )
     marked = re.match(r"[\w.]*?(\w+)\(", line.text[line.begin : line.end])
-    names = [marked[1]] if marked else re.findall(r"(\w+)\(", line.text)
+    names = [marked[1]] if marked else re.findall(r"(\w+)\(", line.text) if or_line else []
     calls = {name for name in names if name in CALLS}
     return CALLS[calls.pop()] if len(calls) == 1 else None
 

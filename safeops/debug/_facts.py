@@ -36,6 +36,7 @@ class Facts:
         "fused",
         "scaler",
         "unread",
+        "ours",
         "mask",
         "product",
         "selects",
@@ -56,8 +57,9 @@ class Facts:
             for i, argument in enumerate(schema.arguments)
             if argument.is_out or (overwrites and i == 0)
         )
-        ours = schema.name.startswith("safeops::")
-        self.mask = next((i for i, argument in enumerate(schema.arguments) if ours and argument.name == "mask"), None)
+        self.ours = schema.name.startswith("safeops::")
+        masks = (i for i, argument in enumerate(schema.arguments) if argument.name == "mask")
+        self.mask = next(masks, None) if self.ours else None
         self.returns_alias = not self.writes and any(
             result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
         )

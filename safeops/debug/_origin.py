@@ -163,8 +163,10 @@ class Step:
         output, values, (kind, why, instead) = self.explained(op)
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
-        if kind in ("undefined", "overflow") and lines:
-            instead = _advice.of_call(lines[0], source.facts.name) or instead
+        # or one of torch's losses that multiplies by a 0 inside
+        times_mask = instead == _advice.FORWARD["mul"] and source.facts.name.startswith("mul")
+        if (kind in ("undefined", "overflow") or times_mask) and lines:
+            instead = _advice.of_call(lines[0], source.facts, or_line=not times_mask) or instead
         return Report(
             step=number,
             kind=kind,

@@ -17,8 +17,10 @@ from safeops.debug._twins import OF_CLASSES
 PATTERNS = {
     "half-overflow": (
         "a result in half is inf where its operands are finite",
-        "safeops.masked_sum, masked_mean, masked_norm and the losses accumulate and return fp32",
+        _advice.OVERFLOW,
     ),
+    "overflow": ("a result is inf where its operands are finite, and the dtype is wide", _advice.RANGE),
+    "half-sum": ("sums in half have lost what was added: 2048 + 1 is 2048 in fp16", _advice.SUMS),
     "nan-born": ("NaN from operands that hold none", "select before the arithmetic (mask=), or the safe_* function"),
     "times-mask": ("multiplies NaN or inf by a mask's 0: that is NaN", _advice.FORWARD["mul"]),
     "small-divisor": (
@@ -31,7 +33,8 @@ PATTERNS = {
     ),
     "eps-is-zero": (
         "an eps that is 0 in the dtype of its operand",
-        "safe_div(a, b, eps=eps, fill_value=None) for a / (b + eps), safe_log(x, eps=eps), normalize: kept in fp32",
+        "safe_div(a, b, eps=eps, fill_value=None) for a / (b + eps), safe_log(x, eps=eps), safe_rsqrt(x, "
+        "eps=eps), normalize: kept in fp32",
     ),
     "sync-read": ("reads values: the host waits for the device", "keep the value on the device"),
     "boolean-index": (
@@ -73,7 +76,17 @@ _LOGS = frozenset("log log_ log2 log10 log1p xlogy".split())
 _ROOTS = frozenset("sqrt sqrt_".split())
 _POWERS = frozenset("pow pow_ __pow__ __ipow__".split())
 _ARCS = frozenset("acos acos_ asin asin_ arccos arcsin".split())
+_GROWING = frozenset("exp exp2 expm1 cosh sinh pow square mul matmul mm bmm linear sum cumsum prod ctc_loss".split())
+_ADD_AT = frozenset("index_add index_add_ scatter_add scatter_add_".split())
 _COPIES = frozenset("to cpu cuda copy_ type".split())
+
+
+def instead(code, detail):
+    """The replacement for what a check says, 'exp of float16 (2,) on cpu, largest 12'."""
+    name = detail.partition(" of ")[0]
+    if code in ("half-overflow", "overflow"):
+        return _advice.of_overflow(name, code == "half-overflow")
+    return (_advice.of_nan(name) if code == "nan-born" else None) or PATTERNS[code][1]
 
 
 def before(name, args, kwargs):
@@ -98,6 +111,8 @@ def before(name, args, kwargs):
         yield from _divisor(x, x)
     elif x.dtype.is_floating_point:
         yield from _domain(name, x, args)
+    if name in _ADD_AT and x.dtype in HALF:
+        yield from _sum_in_half(name, x, args, kwargs)
     if name in _ADDITIONS:
         for number in (*args[1:], *(v for k, v in kwargs.items() if k in ("min", "other"))):
             yield from _eps(number, x, "adds" if "add" in name else "floor")
@@ -125,9 +140,12 @@ def behind(name, args, kwargs, result):
         return
     if result.isnan().any() and not any(a.isnan().any() for a in operands):
         yield "nan-born", f"{name} of {', '.join(map(_of, operands))}: {int(result.isnan().sum())} NaN"
-    elif result.dtype in HALF and all(a.isfinite().all() for a in operands) and _finite_number_args(args, kwargs):
+    elif all(a.isfinite().all() for a in operands) and _finite_number_args(args, kwargs):
+        half = result.dtype in HALF
+        if not half and (name.strip("_") not in _GROWING or name.strip("_") == "pow" and (operands[0] == 0).any()):
+            return  # (a negative power of 0 is no overflow)
         top = max(float(a.abs().max()) for a in operands if a.numel())
-        yield "half-overflow", f"{name} of {', '.join(map(_of, operands))}, largest {top:g}"
+        yield "half-overflow" if half else "overflow", f"{name} of {', '.join(map(_of, operands))}, largest {top:g}"
 
 
 def is_in_place(name):
@@ -146,12 +164,29 @@ def _times_mask(*operands):
         if not all(isinstance(a, torch.Tensor) for a in operands) or not _readable(x) or mask.is_meta:
             continue
         hidden = mask == 0
-        if mask.dtype is not torch.bool and not ((mask == 1) | hidden).all():
-            continue
+        if mask.dtype is not torch.bool and not (((mask == 1) | hidden).all() and (mask == 1).any()):
+            continue  # (zeros alone are differences from a mean, say)
         kept = int((hidden & ~x.isfinite()).sum())
         if kept:
             yield "times-mask", f"{_of(x)} times {_of(mask)}: {kept} not finite where the mask is 0"
             return
+
+
+def _sum_in_half(name, x, args, kwargs):
+    """Before the call, which may write into x."""
+    function = getattr(torch.Tensor, name.rstrip("_"))
+
+    def total(to):
+        def read(a):
+            return to(a.detach()) if isinstance(a, torch.Tensor) and a.dtype == x.dtype else a
+
+        return function(*map(read, args), **{key: read(a) for key, a in kwargs.items()}).float()
+
+    with contextlib.suppress(TypeError, IndexError, RuntimeError):  # torch says what is wrong with the call
+        narrow, wide, size = total(torch.Tensor.detach), total(torch.Tensor.float), total(lambda a: a.float().abs())
+        if (lost := (narrow - wide).abs() > 0.05 * size).any():
+            got, want = (float(sums[lost][0]) for sums in (narrow, wide))
+            yield "half-sum", f"{name} of {_of(x)}: {int(lost.sum())} lost a part, the first is {got:g} of {want:g}"
 
 
 def _divisor(divisor, x):

@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def instead(self):
-        return _patterns.PATTERNS[self.code][1]
+        return _patterns.instead(self.code, self.detail)
 
     @property
     def waits(self):
@@ -58,10 +58,11 @@ class audit(TorchFunctionMode):
         train_step()
     print(audit)
 
-    Found are: results that overflow in half, NaN made of operands without one, NaN times a mask, divisors below the
-    smallest normal number, logarithms and roots outside their domain, an eps that is 0 in half, reads that wait for
-    the device, boolean indices, indices out of range, half scalar losses, copies between devices, and in-place
-    writes into what autograd saved. Every value is looked at, so an audited step is slow; nothing is changed.
+    Found are: results that overflow, sums in half that lose what is added, NaN made of operands without one, NaN times
+    a mask, divisors below the smallest normal number, logarithms and roots outside their domain, an eps that is 0 in
+    half, reads that wait for the device, boolean indices, indices out of range, half scalar losses, copies between
+    devices, and in-place writes into what autograd saved. Every value is looked at, so an audited step is slow; nothing
+    is changed.
     "sync-read" lists reads of CPU tensors too: what would wait on a GPU.
 
     Args:

@@ -29,6 +29,7 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     "multi_margin_loss": (2, 4),
     "multilabel_soft_margin_loss": (4, 6),
     "info_nce_loss": (4, 8),
+    "supervised_contrastive_loss": (2, 4),
     # of 2 rows: 32000 / 2 times as many weights
     **dict.fromkeys(("linear_cross_entropy", "linear_token_log_probs"), (2 + 32000, 4 + 64000)),
     # made of other ops, which are given what those before them made
@@ -38,7 +39,8 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
     "masked_count": (1, None),  # read mask
     "nll_loss": (10 / 32000, 2),  # of each row its class and one element; write dx
-    "cross_entropy_images": (2, 4),  # without what each row of 21 has
+    # without what each row of 21 has
+    **dict.fromkeys(("cross_entropy_images", "softmax_focal_loss_images"), (2, 4)),
     **{f"clip_grad_norm_{size}": (6, None) for size in ("small", "layers", "large")},  # twice read, written
     **{f"clip_grad_norm_unneeded_{size}": (2, None) for size in ("small", "layers", "large")},  # read
 }

@@ -36,6 +36,14 @@ def overflow_of_a_product():
     half(300.0) * half(300.0)  # HERE
 
 
+def overflow_of_fp32():
+    torch.full((2,), 100.0).exp()  # HERE
+
+
+def sum_that_stops():
+    torch.zeros(1, dtype=H).index_add_(0, torch.zeros(5000, dtype=torch.int64), torch.ones(5000, dtype=H))  # HERE
+
+
 def nan_by_a_difference():
     torch.tensor([float("inf"), 1.0]) - torch.tensor([float("inf"), 1.0])  # HERE
 
@@ -163,6 +171,8 @@ def saved_operand():
 CASES = {
     overflow: ("half-overflow", "float16 (2,) on cpu, largest 40000"),
     overflow_of_a_product: ("half-overflow", "largest 300"),
+    overflow_of_fp32: ("overflow", "exp of float32 (2,) on cpu, largest 100"),
+    sum_that_stops: ("half-sum", "index_add_ of float16 (1,) on cpu: 1 lost a part, the first is 2048 of 5000"),
     nan_by_a_difference: ("nan-born", "1 NaN"),
     nan_by_a_mask: ("times-mask", "1 not finite where the mask is 0"),
     divisor: ("small-divisor", "2 below 1.17549e-38, the smallest 0"),
@@ -217,6 +227,59 @@ def test_each_pattern_at_its_line(pattern):
     assert detail in findings[0].detail, findings[0].detail
     assert findings[0].line.text.rstrip().endswith("# HERE") and findings[0].line.file == __file__
     assert findings[0].instead in str(findings[0]) and findings[0].count == 1
+
+
+def standardized(dtype=H):
+    x = torch.full((4,), 3.0, dtype=dtype)
+    (x - x.mean()) * torch.rsqrt(x.var() + (1e-9 if dtype is H else 0))
+
+
+def all_ignored():
+    F.cross_entropy(torch.zeros(1, 2), torch.tensor([-100]))
+
+
+def padded_vocabulary():
+    logits = torch.tensor([[1.0, 2.0, -float("inf")]])
+    F.kl_div(logits.log_softmax(-1), logits.softmax(-1), reduction="batchmean")
+
+
+def ctc_without_room():
+    F.ctc_loss(torch.zeros(1, 1, 2).log_softmax(-1), torch.tensor([[1, 1]]), torch.tensor([1]), torch.tensor([2]))
+
+
+ADVICE = {  # what happens: (code, what the advice names)
+    overflow: ("half-overflow", "masked_sum"),
+    lambda: half(12.0).exp(): ("half-overflow", "safeops.safe_exp"),
+    overflow_of_a_product: ("half-overflow", "safeops.fp32_region"),
+    lambda: half(300.0, 300.0)[None] @ half(300.0, 300.0)[:, None]: ("half-overflow", "safeops.fp32_region"),
+    lambda: F.mse_loss(half(300.0), half(0.0)): ("half-overflow", "safeops.mse_loss"),
+    overflow_of_fp32: ("overflow", "safeops.safe_exp"),
+    lambda: torch.full((1,), 3e38) * 2: ("overflow", "scale the operands down"),
+    all_ignored: ("nan-born", "safeops.cross_entropy"),
+    padded_vocabulary: ("nan-born", "safeops.kl_div"),
+    ctc_without_room: ("overflow", "safeops.ctc_loss"),
+    standardized: ("nan-born", "infinite"),
+    lambda: standardized(torch.float32): ("nan-born", "infinite"),
+    sum_that_stops: ("half-sum", "safeops.segment_sum"),
+}
+
+
+@pytest.mark.parametrize("pattern", ADVICE)
+def test_the_advice_is_for_the_function(pattern):
+    code, instead = ADVICE[pattern]
+    findings = audited(pattern)
+    (finding,) = [finding for finding in findings if finding.code == code]
+    assert instead in finding.instead, finding.instead
+    assert code == "half-overflow" and "sum" in instead or "masked_sum," not in finding.instead
+    assert not any("mask" in finding.instead for finding in findings if pattern is standardized)
+
+
+def test_sums_in_half_that_keep_what_was_added():
+    """Rounded, and with terms that cancel."""
+    g = torch.Generator().manual_seed(0)
+    index, terms = torch.randint(0, 4, (400,), generator=g), torch.randn(400, generator=g).to(torch.bfloat16)
+    assert not audited(lambda: torch.zeros(4, dtype=torch.bfloat16).scatter_add_(0, index, terms))
+    assert not audited(lambda: torch.zeros(4, dtype=torch.bfloat16).index_add(dim=0, index=index, source=terms))
 
 
 def test_every_code_has_a_case():

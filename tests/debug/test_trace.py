@@ -34,6 +34,24 @@ def half_sum(x):
     return (x.half() + 60000).sum()  # HERE
 
 
+def half_exp(x):
+    return (x.half() * 6).exp().float().sum()  # HERE
+
+
+def half_matmul(x):
+    return ((x.half() * 200)[None] @ (x.half() * 200)[:, None]).float().sum()  # HERE
+
+
+def padded_vocabulary(x):
+    log_p = torch.cat([x, torch.tensor([-float("inf")])]).log_softmax(-1)
+    return F.kl_div(log_p, torch.tensor([0.5, 0.5, 0.0]), reduction="sum")  # HERE
+
+
+def ctc_without_room(x):
+    log_p = x.expand(1, 1, 2).log_softmax(-1)
+    return F.ctc_loss(log_p, torch.tensor([[1, 1]]), torch.tensor([1]), torch.tensor([2]))  # HERE
+
+
 def mask_by_multiplication(x):
     return ((x / torch.tensor([0.0, 1.0])) * torch.tensor([0.0, 1.0])).sum()  # HERE
 
@@ -85,14 +103,18 @@ CASES = [  # (what the step does, op, phase, kind, a part of why, a part of the 
     (where_after_division, "reciprocal", "forward", "undefined", "reciprocal(0) is inf", "safe_reciprocal"),
     (norm_by_hand, "div", "backward", "undefined", "div(1, 0) is inf", "safe_sqrt"),
     (zero_norm, "div", "forward", "undefined", "div(0, 0) is nan", "safe_div"),
-    (half_square, "mul", "forward", "overflow", "mul(400, 400) is 160000", "fp32"),
+    (half_square, "mul", "forward", "overflow", "mul(400, 400) is 160000", "safeops.fp32_region"),
+    (half_exp, "exp", "forward", "overflow", "exp(12) is 162755, too large for float16", "safeops.safe_exp"),
+    (half_matmul, "mm", "forward", "overflow", "does not fit float16", "safeops.fp32_region"),
+    (padded_vocabulary, "mul", "forward", "came in", "and inf * 0 is NaN", "safeops.kl_div"),
+    (ctc_without_room, "_ctc_loss", "forward", "undefined", "no finite value", "safeops.ctc_loss"),
     (half_sum, "sum", "forward", "overflow", "(at most 60000), and its result does not fit float16", "masked_sum"),
     (mask_by_multiplication, "div", "forward", "undefined", "div(0, 0) is nan", "safe_div"),
     (hidden_row, "_softmax", "forward", "undefined", "2 -inf of 2 elements, from masked_fill", "masked_softmax"),
     (one_deviation, "std", "forward", "undefined", "not more elements", "masked_std"),
     (acos_at_one, "rsqrt", "backward", "undefined", "rsqrt(0) is inf", "safe_acos"),
     (in_place, "log_", "forward", "undefined", "log_ has no finite value for these operands", "safe_log"),
-    (all_ignored, "nll_loss_forward", "forward", "undefined", "no finite value for these operands", ""),
+    (all_ignored, "nll_loss_forward", "forward", "undefined", "no finite value", "safeops.cross_entropy"),
     (of_a_slice, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),
     (row_by_row, "div", "forward", "undefined", "div(1, 0) is inf", "safe_div"),
     (no_probability, "_binary_cross_entropy", "forward", "undefined", "no finite value", "with_logits on what went in"),

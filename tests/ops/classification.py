@@ -92,6 +92,27 @@ def nll_loss(
     return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
 
 
+def softmax_focal_loss(
+    input, target, weight=None, *, gamma=2.0, mask=None, reduction="mean", ignore_index=-100, row_weight=None,
+    denominator=None, empty="zero",
+):  # fmt: skip
+    nll = cross_entropy(input, target, mask=mask, ignore_index=ignore_index, reduction="none")
+    if row_weight is not None:
+        mask = row_weight != 0 if mask is None else mask & (row_weight != 0)
+    _, keep, row_weights = _targets(target, _last(input).shape[-1], mask, weight, ignore_index)
+    nll = torch.where(keep, nll, 0)
+    moves = (nll > 0) & (nll < torch.inf)
+    missed = -torch.expm1(-torch.where(moves, nll, 1))
+    loss = torch.where(moves, nll * missed**gamma, nll if gamma == 0 else torch.where(nll == 0, 0, nll))
+    if row_weight is not None:
+        row_weight = torch.where(keep, row_weight, 0)
+        row_weights = row_weight if row_weights is None else row_weights * row_weight
+    loss = loss if row_weights is None else torch.where(keep, loss * row_weights, 0)
+    if reduction == "none":
+        return loss
+    return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
+
+
 # ---- the op as the harness calls it: operands of one broadcast shape
 
 
@@ -189,6 +210,13 @@ def row_terms(sample, outcome):
     return value, {key: torch.full_like(t.detach(), sizes[key]) for key, t in sample.leaves().items()}
 
 
+def focal_terms(sample, outcome):
+    """The factor's slope by the loss of a row is at most gamma."""
+    value, grads = row_terms(sample, outcome)
+    factor = 1 + sample.kwargs.get("gamma", 2.0)
+    return value * factor, {key: x * factor for key, x in grads.items()}
+
+
 def _some(t):
     return t is not None and t.numel() > 0
 
@@ -249,6 +277,13 @@ def _of_shaped_logits():
     yield _sample(data(4, 20, seed=9), indices(4, 1, classes=20), options, name="softcap, all options")
     four = data(2, 5, 3, 4, seed=9), probabilities(2, 5, 3, 4, seed=9)
     yield _sample(*four, {"reduction": "sum", "temperature": 1.5}, name="temperature of images, probabilities")
+
+
+def _by_gamma():
+    t, m = indices(4, 1, classes=5), mask(4, 1)
+    for gamma in (0.0, 0.5, 3.0):
+        options = {"mask": m, "gamma": gamma, "weight": weights(5), "reduction": "none"}
+        yield _sample(2 * data(4, 5, seed=4), t, options, name=f"gamma {gamma}, none, weighted")
 
 
 def _by_row_weight():
@@ -362,7 +397,7 @@ def _gpu_case(name, options, n, dtype, seed):
     return gpu.Case(call, (gpu.numbers(n, dtype, seed),))
 
 
-def _record(definition, twin, samples, bad_calls, call, skip, variants=None):
+def _record(definition, twin, samples, bad_calls, call, skip, variants=None, terms=row_terms, **fields):
     name = definition.__name__
     numbers = {key: value for key, value in call.items() if type(value) is float}
     Record(
@@ -373,16 +408,16 @@ def _record(definition, twin, samples, bad_calls, call, skip, variants=None):
         call=call,
         # the mean is other ops', and a row's weight a product
         kernel_call={"reduction": "none"} | dict.fromkeys(call.keys() & {"denominator", "row_weight"}),
-        gpu=functools.partial(_gpu_case, name, numbers),
         variants={
-            "gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": row_terms}),
+            "gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": terms}),
             **(variants or {}),
         },
         torch_equivalent=_twin(twin),
         skip=SKIP | skip,
         adapt=adapted,
-        row_terms=row_terms,
+        row_terms=terms,
         raw_ops=[_direct(name), _direct(name, reduction="none", **numbers)],
+        **{"gpu": functools.partial(_gpu_case, name, numbers), **fields},
     )
 
 
@@ -412,4 +447,34 @@ _record(
     _bad_calls("nll_loss"),
     CALL,
     ONE_OPERAND,
+)
+
+
+def _focal(input, target, gamma=2.0, **options):
+    """As users write it."""
+    nll = F.cross_entropy(input, target, **options)
+    weight = options.get("weight")
+    p = torch.exp(-nll if weight is None else -nll / weight[target.clamp(min=0)])
+    return (1 - p) ** gamma * nll
+
+
+NAME = "softmax_focal_loss"
+MADE_OF_OTHERS = dict.fromkeys(("saved_bytes", "peak_memory"), "numbers of each row, which here has five classes")
+_record(
+    softmax_focal_loss,
+    _focal,
+    [*_of_indices(), *_by_gamma()],
+    [
+        *_bad_calls(NAME),
+        Bad((X, X.softmax(1)), {}, TypeError, (NAME, "target", "class indices", "torch.float32")),
+        *(Bad((X, T), {"gamma": x}, ValueError, (NAME, "gamma", str(x))) for x in (-1.0, NAN)),
+        *(Bad((X, T), {"gamma": x}, TypeError, (NAME, "gamma")) for x in ("1", True, None)),
+        must(NAME, "gamma", (X, T), {"gamma": HUGE}, ValueError),
+    ],
+    {**CALL, "gamma": 1.5, "row_weight": torch.tensor([0.5, 1.0, 0.0, 1.0, 2.0])},
+    ONE_OPERAND | MADE_OF_OTHERS,
+    {"row weights": (_by_row_weight(), {"skip": SKIP | MADE_OF_OTHERS, "row_terms": focal_terms})},
+    terms=focal_terms,
+    gpu="made of other ops, whose kernels the GPU tests run",
+    no_route="made of other ops: tests/contract/rows/test_focal.py watches which",
 )

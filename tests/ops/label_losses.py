@@ -1,4 +1,5 @@
-"""Losses of rows that meet many classes or keys at once: multilabel_soft_margin_loss, info_nce_loss."""
+"""Losses of rows that meet many classes or keys at once: multilabel_soft_margin_loss, info_nce_loss,
+supervised_contrastive_loss."""
 
 import math
 
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from safeops.testing import Bad
 from tests.ops.bad_calls import NAN, BadIndex
 from tests.ops.operands import data, plain, weights
+from tests.ops.record import ONE_OPERAND
 from tests.ops.row_losses import bad_calls, row_loss, vectors
 from tests.ops.rows import normalize
 
@@ -161,3 +163,72 @@ row_loss(
     ],
     skip={"repeatable": SQUARE, "threads": SQUARE},
 )  # fmt: skip
+
+# ---- supervised_contrastive_loss
+
+
+def _positives(keep, labels):
+    others = keep & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return others, others & (labels[:, None] == labels)
+
+
+def _supervised(features, labels, temperature=0.07, keep=None):
+    others, positive = _positives(keep, labels)
+    z = normalize(features)
+    logits = torch.where(others, z @ z.mT / temperature, -torch.inf)
+    top = logits.detach().amax(-1, keepdim=True) if len(z) else logits
+    top = torch.where(top == -torch.inf, 0, top)
+    sums = (logits - top).exp().sum(-1)
+    log = torch.where(sums == 0, 1, sums).log() + top.sum(-1)
+    return log - torch.where(positive, logits, 0).sum(-1) / positive.sum(-1).clamp(min=1)
+
+
+_supervised.counted = lambda keep, features, labels: keep & _positives(keep, labels)[1].any(-1)
+
+
+def _supervised_sizes(features, labels, temperature=0.07, keep=None):
+    """As info_nce_loss's, and a row meets the others as their key, too."""
+    size, (slope, _) = _info_nce_sizes(features, features, temperature)
+    return size, (2 * slope,)
+
+
+def _eager_supervised(features, labels, reduction, temperature=0.07):
+    """As its authors wrote it, of one view a row."""
+    z = F.normalize(features, dim=-1)
+    logits = z @ z.mT / temperature
+    logits = logits - logits.amax(1, keepdim=True).detach()
+    others = 1 - torch.eye(len(z), dtype=z.dtype, device=z.device)
+    positive = (labels[:, None] == labels).to(z.dtype) * others
+    log_prob = logits - (logits.exp() * others).sum(1, keepdim=True).log()
+    return -(positive * log_prob).sum(1) / positive.sum(1).clamp(min=1)
+
+
+NAME = "supervised_contrastive_loss"
+LABELS = torch.tensor([1, 0, 1, 1, 0])
+_x, _two = torch.arange(10.0).reshape(2, 5), torch.tensor([1, 1])
+row_loss(
+    NAME,
+    _supervised,
+    _supervised_sizes,
+    _eager_supervised,
+    vectors(1, LABELS[:, None]),
+    {"features": plain().double(), "labels": LABELS, "temperature": torch.tensor(0.5)},
+    {"temperature": 0.5},
+    [
+        *bad_calls(NAME, ("features",), (_two,), {"temperature": [0.0, -1.0, NAN]}),
+        Bad((_x[0], _two), {}, ValueError, (NAME, "features", "(N, D)", "(5,)")),
+        Bad((_x, 1), {}, TypeError, (NAME, "labels", "tensor", "int")),
+        Bad((_x, _two.float()), {}, TypeError, (NAME, "labels", "int64", "torch.float32")),
+        Bad((_x, _two[:1]), {}, ValueError, (NAME, "labels", "(1,)", "(2,)", "(2, 5)")),
+        Bad((_x, _two.repeat(2)), {}, ValueError, (NAME, "labels", "(4,)", "(2,)")),
+        Bad((_x, _two.to("meta")), {}, ValueError, (NAME, "labels", "meta")),
+        Bad((_x, _two), {"temperature": torch.ones(2)}, ValueError, (NAME, "temperature", "(2,)")),
+        Bad((_x, _two), {"temperature": torch.tensor(1)}, TypeError, (NAME, "temperature", "torch.int64")),
+    ],
+    skip={
+        "repeatable": SQUARE,
+        "threads": SQUARE,
+        "compile": "tests/contract/rows/test_supervised_contrastive.py counts the graphs of plain labels",
+        **ONE_OPERAND,
+    },
+)

@@ -41,7 +41,8 @@ def _of_rows(op):
 
 def _definition(element, by_class=False):
     """element: (*operands, **options) -> the loss of each row, of vectors that are 0 where the row is not kept. Rows
-    that meet one another are told by `keep` which those are. by_class: `weight` is one of its options, and not of rows.
+    that meet one another are told by `keep` which those are; `element.counted` says which of them have a loss.
+    by_class: `weight` is one of its options, and not of rows.
     """
 
     def selected(operands, mask, weight, options):
@@ -49,7 +50,8 @@ def _definition(element, by_class=False):
         keep = kept(rows, mask, weight).to(operands[0].device).expand(rows)
         if accepts(element, "keep"):
             options["keep"] = keep
-        return keep, [torch.where(keep.unsqueeze(-1), x, 0) if x.dim() > len(rows) else x for x in operands]
+        counted = getattr(element, "counted", lambda keep, *operands: keep)(keep, *operands)
+        return counted, [torch.where(keep.unsqueeze(-1), x, 0) if x.dim() > len(rows) else x for x in operands]
 
     def reduced(terms, keep, weight, reduction, denominator, empty):
         terms = weighted(terms, keep, weight)
@@ -73,6 +75,7 @@ def _definition(element, by_class=False):
             return operands, terms, reduced(terms, keep, weight, reduction, denominator, empty)
 
     loss.__module__, loss.parts, loss.by_class = __name__, parts, by_class
+    loss.meet = hasattr(element, "counted")
     return loss
 
 
@@ -89,6 +92,8 @@ def _terms(definition, sizes):
             key: options[key] for key in options if key not in SHARED or key == "weight" and definition.by_class
         }
         size, slopes = sizes(*operands, **parameters)
+        if definition.meet:  # a row without a loss is in those of others
+            slope = slope.abs().amax().expand_as(slope) if len(slope) else slope
         grads = {i: (slope.abs().unsqueeze(-1) * s).expand(operands[i].shape) for i, s in enumerate(slopes)}
         weight = options.get("weight")
         if definition.by_class:

@@ -22,12 +22,17 @@ def factors(temperature, query, *keys):
     compute = compute_dtype(query.dtype, *(x.dtype for x in keys))
     half = query.dtype if takes_half(query, *keys) else None
     query, *keys = (normalize(x.to(compute), dim=-1, eps=None) for x in (query, *keys))
+    return *over_temperature(temperature, half, query, *keys), half
+
+
+def over_temperature(temperature, half, query, *keys):
+    """Unit vectors whose products are the logits. half: the dtype that they are multiplied in, or None."""
     temperature = as_operand(temperature, query)
     if half is None:
-        return query / temperature, *keys, None
+        return query / temperature, *keys
     # fp16 holds both factors down to temperatures of 1e-9, if both are divided by the root
-    root = (temperature.to(compute) if isinstance(temperature, torch.Tensor) else temperature) ** 0.5
-    return *(x / root for x in (query, *keys)), half
+    root = (temperature.to(query.dtype) if isinstance(temperature, torch.Tensor) else temperature) ** 0.5
+    return tuple(x / root for x in (query, *keys))
 
 
 def define(query, key, keep=None, temperature=None, number=1.0):

@@ -14,12 +14,23 @@ from safeops.ops.rows.normalize import _normalize
 NAME = "info_nce_loss"
 
 
-def validate_options(name, reduction, empty, temperature):
-    loss_reduction.validate_options(name, reduction, empty)
+def _validate_temperature(name, temperature):
     if not isinstance(temperature, torch.Tensor):
         return check.number(name, "temperature", temperature, above=0)
     check.floating(name, "temperature", temperature)
     check.real_scalar(name, "temperature", temperature)
+
+
+def validate_options(name, reduction, empty, temperature):
+    loss_reduction.validate_options(name, reduction, empty)
+    _validate_temperature(name, temperature)
+
+
+def temperature_for(name, temperature, x):
+    """A temperature, on x's device if the host has it."""
+    _validate_temperature(name, temperature)
+    # (torch divides by a 0-dim tensor of the host as by a number)
+    return temperature.to(x.device) if isinstance(temperature, torch.Tensor) and temperature.is_cpu else temperature
 
 
 in_batch = InfoNCE(NAME, forward, backward, define)
@@ -64,9 +75,11 @@ def info_nce_loss(
 ):  # fmt: skip
     """-log softmax(cos(query, keys) / temperature) at each query's own key; the mean over the kept rows.
 
-    The keys of a row are its `positive_key` and its negatives: by default the positive keys of all other kept rows. The
-    cosines are products in fp32 (of fp64 in fp64), also under autocast. Those of half vectors are as exact; but on CUDA
-    their gradient is rounded to half before it is multiplied, which fp32 vectors avoid. A zero vector has cosine 0 with
+    The keys of a row are its `positive_key` and its negatives: by default the positive keys of all other kept rows.
+    Queries are nobody's negatives, so that no row is its own; two rows with equal keys are negatives of each other.
+    (`supervised_contrastive_loss`, and NT-Xent as its case, compare each vector with all others.) The cosines are
+    products in fp32 (of fp64 in fp64), also under autocast. Those of half vectors are as exact; but on CUDA their
+    gradient is rounded to half before it is multiplied, which fp32 vectors avoid. A zero vector has cosine 0 with
     everything, and gradient 0. van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018.
 
     Args:
@@ -91,14 +104,14 @@ def info_nce_loss(
     if query.dim() != 2:
         raise ValueError(f"{NAME}: query must be (N, D), got {check.shown(query)}")
     _validate_negatives(query, negative_keys)
-    operands = {"query": query, "positive_key": positive_key, "negative_keys": negative_keys}
-    # (torch divides by a 0-dim tensor of the host as by a number)
-    scalar = isinstance(temperature, torch.Tensor) and temperature.dim() == 0 and temperature.is_cpu
-    beside = {} if scalar else {"temperature": temperature}
-    validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands, **beside)
-    validate_options(NAME, reduction, empty, temperature)
-    if scalar:
-        temperature = temperature.to(query.device)
+    temperature = temperature_for(NAME, temperature, query)
+    operands = {
+        "query": query,
+        "positive_key": positive_key,
+        "negative_keys": negative_keys,
+        "temperature": temperature,
+    }
+    validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands)
     keep = kept(mask, weight)
     keep = None if keep is None else keep.expand(rows)
     if negative_keys is None:

@@ -17,7 +17,8 @@ NAN, INF = math.nan, math.inf
 NAMES = [name for name, record in RECORDS.items() if record.family == "row_losses"]
 KERNELS = all(registry[name].runs_on(DEVICE) for name in NAMES)
 each_loss = pytest.mark.parametrize("name", NAMES)
-each_of_single_rows = pytest.mark.parametrize("name", [name for name in NAMES if name != "info_nce_loss"])
+OF_PAIRS = ("info_nce_loss", "supervised_contrastive_loss")  # whose rows meet one another
+each_of_single_rows = pytest.mark.parametrize("name", [name for name in NAMES if name not in OF_PAIRS])
 OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # whose weight is one of classes
 each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
@@ -37,6 +38,8 @@ def operands(name, *shape, dtype=torch.float32):
         index = torch.randint(-1, max(shape[-1], 1), shape, generator=torch.Generator().manual_seed(1))
         index[..., :1] = 0
         return [*vectors(*shape, count=1, dtype=dtype), index.to(DEVICE)]
+    if name == "supervised_contrastive_loss":
+        return [*vectors(*shape, count=1, dtype=dtype), torch.arange(math.prod(rows), device=DEVICE).reshape(rows) % 2]
     if name == "multi_margin_loss":
         index = torch.randint(0, max(shape[-1], 1), rows, generator=torch.Generator().manual_seed(1))
         return [*vectors(*shape, count=1, dtype=dtype), index.to(DEVICE)]
