@@ -45,6 +45,7 @@ WRITTEN = {
     "triplet_kernel": ("loss", "used", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "row_stats"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
+    "box_kernel": ("loss", "keep", "used", "dx", "dy"),
     "multi_margin_kernel": ("loss", "keep", "used", "dx"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")

@@ -85,7 +85,7 @@ def callable_of(op):
     if op in OF_LISTS:
         return OF_LISTS[op]
     names = inspect.signature(op.public_function).parameters.keys()
-    if {"anchor", "target_values"} & names:
+    if {"anchor", "kind", "target_values"} & names:
         return by_row(op.public_function)
     if "cu_seqlens" in names:
         return by_sequence(op.public_function)
