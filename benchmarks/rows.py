@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.core.domain import box
 
 from .case import ROW, Case, case, data, keep_mask
 

@@ -123,6 +123,7 @@ def loss_and_slopes(x, y, KIND: tl.constexpr):
         dy_apart, dy_hull = 2 * y_apart / c, -2 * distance * y_hull / c
         if KIND == CIOU:  # alpha v
             angle = turn((xb - xa) * ya - xa * (yb - ya), ya * yb + xa * xb)
+            angle = tl.where((xa == 0) & (ya == 0) | (xb == 0) & (yb == 0), 0.0, angle)  # a point has no shape
             v = angle * angle
             alpha = v / divisor(loss + v)
             slope = 2 * alpha * angle * 0.6366197723675814  # 2 / pi
@@ -205,7 +206,7 @@ OPTIONS = {"phases": PICK, "held": 16}
 
 
 def is_dense(x):
-    """Whether each box is one access."""
+    """True if each box is one access."""
     return x.stride(-1) == 1 and not any(step % 4 for step in x.stride()[:-1]) and x.data_ptr() % (4 * x.itemsize) == 0
 
 

@@ -1,4 +1,4 @@
-"""The plans of cross_entropy, nll_loss, multi_margin_loss and box_iou_loss, forward and backward, for test_triton_build.py."""
+"""The plans of cross_entropy, nll_loss, multi_margin_loss and box_iou_loss, both ways, for test_triton_build.py."""
 
 import re
 

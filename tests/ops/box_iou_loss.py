@@ -64,7 +64,9 @@ row_loss(
         Bad((_boxes[:, :3], _boxes[:, :3]), {}, ValueError, ("box_iou_loss", "input", "4 numbers", "(2, 3)")),
         Bad((_boxes, _boxes), {"kind": "IoU"}, ValueError, ("box_iou_loss", "kind", "IoU", "giou")),
         Bad((_boxes, _boxes), {"kind": 1}, (TypeError, ValueError), ("box_iou_loss", "kind", "1")),
-        BadIndex((_boxes.flip(1), _boxes), {}, ValueError, ("box_iou_loss", "input", "x2 < x1", "[3.0, 2.0, 1.0, 0.0]")),
+        BadIndex(
+            (_boxes.flip(1), _boxes), {}, ValueError, ("box_iou_loss", "input", "x2 < x1", "[3.0, 2.0, 1.0, 0.0]")
+        ),
         BadIndex((_boxes, -_boxes), {}, ValueError, ("box_iou_loss", "target", "x2 < x1")),
     ],
     gpu=_case,

@@ -93,7 +93,8 @@ SAFEOPS_INLINE C loss_and_slopes(Axis<C>& x, Axis<C>& y) {
     if constexpr (kKind == kCiou) {  // alpha v
       const C across = (x.b - x.a) * y.a - x.a * (y.b - y.a), along = y.a * y.b + x.a * x.b;
       constexpr C kTurn = C(0x1.45f306dc9c883p-1);  // 2 / pi
-      const C angle = select_or_zero((across != 0) | (along != 0), math::atan2(across, along)) * kTurn, v = angle * angle;
+      const bool point = ((x.a == 0) & (y.a == 0)) | ((x.b == 0) & (y.b == 0));  // it has no shape
+      const C angle = select_or_zero(!point, math::atan2(across, along)) * kTurn, v = angle * angle;
       const C alpha = v / divisor(loss + v), slope = 2 * alpha * angle * kTurn;
       const C of_a = slope / divisor(x.a * x.a + y.a * y.a), of_b = slope / divisor(x.b * x.b + y.b * y.b);
       dx.a -= of_a * y.a, dy.a += of_a * x.a;

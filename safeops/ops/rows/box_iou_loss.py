@@ -5,7 +5,7 @@ import math
 import torch
 
 from safeops.core import check, loss_reduction
-from safeops.core.definitions import kept
+from safeops.core.definitions import gathered, kept
 from safeops.core.dtypes import compute_dtype, to_one
 from safeops.core.library import declare_raw, only
 from safeops.ops.rows._classification import has_missing_class, is_watched, validate_reduction
@@ -18,9 +18,14 @@ KINDS = "iou", "giou", "diou", "ciou"  # the raw op's `kind` is a place among th
 # ---- definition
 
 
+def edges(boxes):
+    """x1, y1, x2, y2: (...) each."""
+    return gathered(boxes, (boxes.dim() - 1,)).unbind(-1)
+
+
 def extent(boxes):
     """(...): the lesser of width and height, negative of a box with x2 < x1 or y2 < y1; NaN of one that has any."""
-    x1, y1, x2, y2 = boxes.detach().unbind(-1)
+    x1, y1, x2, y2 = edges(boxes.detach())
     return torch.minimum(x2 - x1, y2 - y1)
 
 
@@ -41,7 +46,7 @@ def to_ordinary_size(a, b):
 def losses(a, b, kind):
     """(...): the loss of each pair of boxes (..., 4)."""
     a, b = to_ordinary_size(a, b)
-    (ax1, ay1, ax2, ay2), (bx1, by1, bx2, by2) = a.unbind(-1), b.unbind(-1)
+    (ax1, ay1, ax2, ay2), (bx1, by1, bx2, by2) = edges(a), edges(b)
     aw, ah, bw, bh = ax2 - ax1, ay2 - ay1, bx2 - bx1, by2 - by1
     w = hinge(torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1))
     h = hinge(torch.minimum(ay2, by2) - torch.maximum(ay1, by1))
@@ -61,7 +66,7 @@ def losses(a, b, kind):
         return loss + distance
     # + alpha v, of the difference of atan(w / h), and alpha a constant
     across, along = (bw - aw) * ah - aw * (bh - ah), ah * bh + aw * bw
-    point = (across == 0) & (along == 0)
+    point = (aw == 0) & (ah == 0) | (bw == 0) & (bh == 0)
     angle = torch.atan2(torch.where(point, 0, across), torch.where(point, 1, along)) * (2 / math.pi)
     v = angle * angle
     alpha = ratio(v, loss + v).detach()

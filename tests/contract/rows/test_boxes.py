@@ -74,6 +74,9 @@ def test_empty_boxes_have_finite_values(route, kind):
     assert (loss >= 1).all() and all(slope.isfinite().all() for slope in (loss, *slopes))
     assert loss[0] == loss[2] == 1 and not any(slope[0].any() for slope in slopes)
     torch.testing.assert_close(loss[:3], box_iou(x, y, kind)[:3])
+    points, y = boxes(300, 1)[:, [0, 1, 0, 1]], boxes(300, 2)
+    for a, b in ((points, y), (y, points)):  # whose shape no rounding makes
+        torch.testing.assert_close(outcome(route, a, b, kind)[0], box_iou(a.double(), b.double(), kind).float())
 
 
 def test_the_papers_numbers(route):
