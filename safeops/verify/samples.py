@@ -197,11 +197,12 @@ def _divergences():
 
 def _boxes():
     pair = tuple(box(numbers(33, 4, seed=i)) for i in range(2))
-    for kind, reduction in (("iou", "none"), ("giou", "sum"), ("diou", "mean"), ("ciou", "none")):
-        options = {"mask": flags(33, 1), "kind": kind, "reduction": reduction}
-        yield Sample(pair, options, dtypes=DTYPES if kind == "ciou" else None, name=kind)
-    across = tuple(x.mT.contiguous().mT for x in pair)
-    yield Call(across, {"kind": "ciou", "reduction": "none"}, turns=ALIGNED, name="ciou, across memory")
+    across, keep = tuple(x.mT.contiguous().mT for x in pair), {"mask": flags(33, 1)}
+    yield Call(pair, {"kind": "iou", "reduction": "none", **keep}, turns=(5, 7), name="iou, none")
+    yield Call(pair, {"kind": "giou", "reduction": "sum", **keep}, turns=(), name="giou, sum")
+    yield Call(pair, {"kind": "diou", **keep}, turns=(0,), name="diou, mean")
+    yield Call(pair, {"kind": "ciou", "reduction": "none"}, turns=(), dtypes=DTYPES, name="ciou, none")
+    yield Call(across, {"kind": "ciou", "reduction": "none", **keep}, turns=(), name="ciou, none, across memory")
 
 
 def elementwise(op):
