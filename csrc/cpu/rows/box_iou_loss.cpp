@@ -26,33 +26,39 @@ struct BoxChunk {
 
 // x / y is 0 for this y in the place of a y of 0.
 template <class C>
-inline C divisor(C y) { return select(y == 0, std::numeric_limits<C>::infinity(), y); }
+SAFEOPS_INLINE C divisor(C y) { return select(y == 0, std::numeric_limits<C>::infinity(), y); }
 
 // How much of the slope of min(x, y) is by x; of that of max(x, y) it is by y.
 template <class C>
-inline C share_of_lesser(C x, C y) { return select(x == y, C(0.5), select_or_zero(x < y, C(1))); }
+SAFEOPS_INLINE C share_of_lesser(C x, C y) { return select(x == y, C(0.5), select_or_zero(x < y, C(1))); }
 
 // The power of two that brings the largest edge near 1: no area overflows or vanishes.
 template <class C>
-inline C scale_of(C most) {
+SAFEOPS_INLINE C scale_of(C most) {
   using Bits = BitsOf<C>;
   constexpr int kShift = math::Traits<C>::kExponentBits;
   constexpr Bits kOne = Bits(1) << kShift, kMost = Bits(2 * math::Traits<C>::kBias - 1) << kShift;
   Bits power = bit_cast<Bits>(most) & ~(kOne - 1);
-  power = power < kOne ? kOne : power > kMost ? kMost : power;
+  power = select(power < kOne, kOne, select(power > kMost, kMost, power));
   return bit_cast<C>(static_cast<Bits>(kMost + kOne - power));
 }
 
-// The edges of two boxes along x or y.
+// The edges of two boxes along x or y. (All of these go by value: a reference keeps gcc from vectorising the loop.)
 template <class C>
 struct Edges {
   C a1, a2, b1, b2;
-
-  C largest() const {
-    return math::at_least(math::at_least(std::fabs(a1), std::fabs(a2)), math::at_least(std::fabs(b1), std::fabs(b2)));
-  }
-  Edges times(C scale) const { return {a1 * scale, a2 * scale, b1 * scale, b2 * scale}; }
 };
+
+template <class C>
+SAFEOPS_INLINE C largest(Edges<C> e) {
+  return math::at_least(math::at_least(std::fabs(e.a1), std::fabs(e.a2)),
+                        math::at_least(std::fabs(e.b1), std::fabs(e.b2)));
+}
+
+template <class C>
+SAFEOPS_INLINE Edges<C> times(Edges<C> e, C scale) {
+  return {e.a1 * scale, e.a2 * scale, e.b1 * scale, e.b2 * scale};
+}
 
 // The lengths of a, of b, of what both have and of what is around both, and the distance of the centres; or the slopes
 // of the loss by each.
@@ -62,16 +68,21 @@ struct Axis {
 };
 
 template <class C>
-inline Axis<C> axis_of(const Edges<C>& e) {
+SAFEOPS_INLINE Axis<C> axis_of(Edges<C> e) {
   const C a = e.a2 - e.a1, b = e.b2 - e.b1;
   const C both = select(e.a2 < e.b2, e.a2, e.b2) - select(e.a1 > e.b1, e.a1, e.b1);
   const C hull = select(e.a2 > e.b2, e.a2, e.b2) - select(e.a1 < e.b1, e.a1, e.b1);
   return {a, b, select_or_zero(both > 0, both) + (a - a) + (b - b), hull, ((e.a1 - e.b1) + (e.a2 - e.b2)) / 2};
 }
 
-// The loss; in `x` and `y` come its slopes by the lengths along each axis, in place of these.
+template <class C>
+struct LossAndSlopes {
+  C loss;
+  Axis<C> x, y;
+};
+
 template <int kKind, class C>
-SAFEOPS_INLINE C loss_and_slopes(Axis<C>& x, Axis<C>& y) {
+SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
   // what both have, and of each what the other has not: no sum cancels
   const C both = x.both * y.both;
   const C rest = ((x.a - x.both) * y.a + x.both * (y.a - y.both)) + ((x.b - x.both) * y.b + x.both * (y.b - y.both));
@@ -104,13 +115,12 @@ SAFEOPS_INLINE C loss_and_slopes(Axis<C>& x, Axis<C>& y) {
     loss += distance;
   }
   dx.both = select_or_zero(x.both != 0, dx.both), dy.both = select_or_zero(y.both != 0, dy.both);
-  x = dx, y = dy;
-  return loss;
+  return {loss, dx, dy};
 }
 
 // The slopes by the edges, from those by the lengths.
 template <class C>
-inline Edges<C> edge_slopes(const Axis<C>& d, const Edges<C>& e) {
+SAFEOPS_INLINE Edges<C> edge_slopes(Axis<C> d, Edges<C> e) {
   const C low = share_of_lesser(e.b1, e.a1), high = share_of_lesser(e.a2, e.b2), half = d.apart / 2;
   return {0 - d.a - low * d.both - (1 - low) * d.hull + half, d.a + high * d.both + (1 - high) * d.hull + half,
           0 - d.b - (1 - low) * d.both - low * d.hull - half, d.b + (1 - high) * d.both + high * d.hull - half};
@@ -118,42 +128,43 @@ inline Edges<C> edge_slopes(const Axis<C>& d, const Edges<C>& e) {
 
 // NaN is not.
 template <class C>
-inline bool is_upside_down(C width, C height) {
+SAFEOPS_INLINE bool is_upside_down(C width, C height) {
   return ((width < 0) & (height == height)) | ((height < 0) & (width == width));
 }
 
+// (A function of its own: gcc keeps structs that are declared in the loop in memory, and does not vectorise it.)
 template <class C, int kKind, bool kBackward>
-void box_loop(const BoxChunk<C>& chunk) {
-  const C *ax1 = chunk.edge[0], *ay1 = chunk.edge[1], *ax2 = chunk.edge[2], *ay2 = chunk.edge[3];
-  const C *bx1 = chunk.edge[4], *by1 = chunk.edge[5], *bx2 = chunk.edge[6], *by2 = chunk.edge[7];
-  const C* grad = chunk.grad;
-  const uint8_t* mask = chunk.mask;
-  SAFEOPS_SIMD
-  for (int64_t i = 0; i < chunk.n; ++i) {
-    const Edges<C> h{ax1[i], ax2[i], bx1[i], bx2[i]}, v{ay1[i], ay2[i], by1[i], by2[i]};
-    const bool upside_down = is_upside_down(h.a2 - h.a1, v.a2 - v.a1) | is_upside_down(h.b2 - h.b1, v.b2 - v.b1);
-    const bool masked = mask[i] == 0, kept = !masked & !upside_down;
-    const C scale = scale_of(math::at_least(h.largest(), v.largest()));
-    const Edges<C> x = h.times(scale), y = v.times(scale);
-    Axis<C> along_x = axis_of(x), along_y = axis_of(y);
-    const C loss = loss_and_slopes<kKind>(along_x, along_y);
-    if constexpr (kBackward) {
-      const Edges<C> dx = edge_slopes(along_x, x), dy = edge_slopes(along_y, y);
-      const C g = grad[i];
-      chunk.out[0][i] = select_or_zero(kept, dx.a1 * g * scale);
-      chunk.out[1][i] = select_or_zero(kept, dy.a1 * g * scale);
-      chunk.out[2][i] = select_or_zero(kept, dx.a2 * g * scale);
-      chunk.out[3][i] = select_or_zero(kept, dy.a2 * g * scale);
-      chunk.out[4][i] = select_or_zero(kept, dx.b1 * g * scale);
-      chunk.out[5][i] = select_or_zero(kept, dy.b1 * g * scale);
-      chunk.out[6][i] = select_or_zero(kept, dx.b2 * g * scale);
-      chunk.out[7][i] = select_or_zero(kept, dy.b2 * g * scale);
-    } else {
-      chunk.out[0][i] = select_or_zero(kept, loss);
-      chunk.keep[i] = kept;
-      chunk.refused[i] = !masked & upside_down;
-    }
+SAFEOPS_INLINE void pair_at(const BoxChunk<C>& chunk, int64_t i) {
+  const C* const* e = chunk.edge;
+  const Edges<C> h{e[0][i], e[2][i], e[4][i], e[6][i]}, v{e[1][i], e[3][i], e[5][i], e[7][i]};
+  const bool upside_down = is_upside_down(h.a2 - h.a1, v.a2 - v.a1) | is_upside_down(h.b2 - h.b1, v.b2 - v.b1);
+  const bool masked = chunk.mask[i] == 0, kept = !masked & !upside_down;
+  const C scale = scale_of(math::at_least(largest(h), largest(v)));
+  const Edges<C> x = times(h, scale), y = times(v, scale);
+  const LossAndSlopes<C> result = loss_and_slopes<kKind>(axis_of(x), axis_of(y));
+  if constexpr (kBackward) {
+    const Edges<C> dx = edge_slopes(result.x, x), dy = edge_slopes(result.y, y);
+    const C g = chunk.grad[i];
+    chunk.out[0][i] = select_or_zero(kept, dx.a1 * g * scale);
+    chunk.out[1][i] = select_or_zero(kept, dy.a1 * g * scale);
+    chunk.out[2][i] = select_or_zero(kept, dx.a2 * g * scale);
+    chunk.out[3][i] = select_or_zero(kept, dy.a2 * g * scale);
+    chunk.out[4][i] = select_or_zero(kept, dx.b1 * g * scale);
+    chunk.out[5][i] = select_or_zero(kept, dy.b1 * g * scale);
+    chunk.out[6][i] = select_or_zero(kept, dx.b2 * g * scale);
+    chunk.out[7][i] = select_or_zero(kept, dy.b2 * g * scale);
+  } else {
+    chunk.out[0][i] = select_or_zero(kept, result.loss);
+    chunk.keep[i] = kept;
+    chunk.refused[i] = !masked & upside_down;
   }
+}
+
+template <class C, int kKind, bool kBackward>
+void box_loop(const BoxChunk<C>& chunk_) {
+  const BoxChunk<C> chunk = chunk_;  // its pointers stay in registers
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) pair_at<C, kKind, kBackward>(chunk, i);
 }
 
 template <class C, bool kBackward>
