@@ -67,6 +67,7 @@ from safeops.ops.reductions.safe_norm import safe_norm
 from safeops.ops.reductions.segment_max import segment_max
 from safeops.ops.reductions.segment_mean import segment_mean
 from safeops.ops.reductions.segment_sum import segment_sum
+from safeops.ops.rows.box_iou_loss import box_iou_loss
 from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.cross_entropy import cross_entropy
@@ -109,6 +110,7 @@ __all__ = [
     "apply_where",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "box_iou_loss",
     "charbonnier_loss",
     "clip_grad_norm_",
     "combine_losses",

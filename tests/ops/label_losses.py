@@ -174,7 +174,7 @@ def _positives(keep, labels):
 
 def _supervised(features, labels, temperature=0.07, keep=None):
     others, positive = _positives(keep, labels)
-    z = normalize(features)
+    z = normalize(features, eps=None)
     logits = torch.where(others, z @ z.mT / temperature, -torch.inf)
     top = logits.detach().amax(-1, keepdim=True) if len(z) else logits
     top = torch.where(top == -torch.inf, 0, top)

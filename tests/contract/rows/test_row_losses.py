@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.core.domain import box
 from safeops.core.op import registry
 from tests.contract.common import DEVICE, each_route, equal, flags, on, t
 from tests.ops import RECORDS, definitions
@@ -32,6 +33,8 @@ def operands(name, *shape, dtype=torch.float32):
     if name == "triplet_margin_loss":
         return vectors(*shape, count=3, dtype=dtype)
     rows = shape[:-1]
+    if name == "box_iou_loss":
+        return [box(x.detach()).requires_grad_() for x in vectors(*rows, 4, dtype=dtype)]
     if name in ("info_nce_loss", "multilabel_soft_margin_loss"):
         return vectors(*shape, dtype=dtype)
     if name == "multilabel_margin_loss":
