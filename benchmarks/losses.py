@@ -92,6 +92,8 @@ pointwise("sigmoid_focal_loss", "torchvision's formula[m].mean()", focal, (same,
     ("monai.losses", "FocalLoss", {"alpha": 0.25, "gamma": 2.0}),
     ("kornia.losses", "BinaryFocalLossWithLogits", {"alpha": 0.25, "gamma": 2.0, "reduction": "mean"}),
 ])  # fmt: skip
+pointwise("gaussian_kl_div", "(-(1 + v - x ** 2 - v.exp()) / 2)[m].mean()",
+          lambda x, v: -(1 + v - x**2 - v.exp()) / 2)  # fmt: skip
 pointwise("js_div", "(p log(p / m) + q log(q / m))[m].mean()", jensen_shannon, (probability, probability))
 
 

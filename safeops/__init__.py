@@ -37,6 +37,7 @@ from safeops.ops.losses.binary_cross_entropy import binary_cross_entropy
 from safeops.ops.losses.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from safeops.ops.losses.charbonnier_loss import charbonnier_loss
 from safeops.ops.losses.dice_loss import dice_loss
+from safeops.ops.losses.gaussian_kl_div import gaussian_kl_div
 from safeops.ops.losses.gaussian_nll_loss import gaussian_nll_loss
 from safeops.ops.losses.hinge_embedding_loss import hinge_embedding_loss
 from safeops.ops.losses.huber_loss import huber_loss
@@ -113,6 +114,7 @@ __all__ = [
     "dice_loss",
     "distributed",
     "fp32_region",
+    "gaussian_kl_div",
     "gaussian_nll_loss",
     "grad_norm",
     "hinge_embedding_loss",
