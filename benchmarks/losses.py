@@ -97,7 +97,16 @@ pointwise("gaussian_kl_div", "(-(1 + v - x ** 2 - v.exp()) / 2)[m].mean()",
 pointwise("js_div", "(p log(p / m) + q log(q / m))[m].mean()", jensen_shannon, (probability, probability))
 
 
-def region(name, rival_name):
+def dice(both, prediction, ground):
+    return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky's own, of its defaults
+
+
+def generalized_dice(both, prediction, ground):
+    w = 1 / (ground * ground)
+    return (1 - (2 * (w * both).sum(1) + 1e-5) / ((w * (prediction + ground)).sum(1) + 1e-5)).mean()
+
+
+def region(name, rival_name, value=dice):
     @case(name)
     def build(n, dtype, device):
         size = max(1, n // CLASSES)
@@ -109,8 +118,7 @@ def region(name, rival_name):
 
         def one_hot(x):
             target = torch.zeros_like(x).scatter_(1, index.unsqueeze(1), 1)
-            both, prediction, ground = (target * x).sum(2), x.sum(2), target.sum(2)
-            return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky's own, of its defaults
+            return value((target * x).sum(2), x.sum(2), target.sum(2))
 
         return Case(
             (x,),
@@ -124,3 +132,4 @@ def region(name, rival_name):
 
 region("dice_loss", "DiceLoss")
 region("tversky_loss", "TverskyLoss")
+region("generalized_dice_loss", "GeneralizedDiceLoss", generalized_dice)

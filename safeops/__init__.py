@@ -39,6 +39,7 @@ from safeops.ops.losses.charbonnier_loss import charbonnier_loss
 from safeops.ops.losses.dice_loss import dice_loss
 from safeops.ops.losses.gaussian_kl_div import gaussian_kl_div
 from safeops.ops.losses.gaussian_nll_loss import gaussian_nll_loss
+from safeops.ops.losses.generalized_dice_loss import generalized_dice_loss
 from safeops.ops.losses.hinge_embedding_loss import hinge_embedding_loss
 from safeops.ops.losses.huber_loss import huber_loss
 from safeops.ops.losses.js_div import js_div
@@ -116,6 +117,7 @@ __all__ = [
     "fp32_region",
     "gaussian_kl_div",
     "gaussian_nll_loss",
+    "generalized_dice_loss",
     "grad_norm",
     "hinge_embedding_loss",
     "huber_loss",
