@@ -133,3 +133,29 @@ def region(name, rival_name, value=dice):
 region("dice_loss", "DiceLoss")
 region("tversky_loss", "TverskyLoss")
 region("generalized_dice_loss", "GeneralizedDiceLoss", generalized_dice)
+
+
+@case("silog_loss")
+def silog(n, dtype, device):
+    x, y = (data(n, dtype, device, seed, grad=False).abs() + 0.5 for seed in range(2))
+    y = torch.where(keep_mask(n, device), y, 0)  # 0 is no measurement
+
+    def composed(x):
+        keep = y > 0
+        g = x[keep].float().log() - y[keep].float().log()
+        return ((g**2).mean() - 0.85 * g.mean() ** 2).sqrt()
+
+    def masked(x):
+        keep = y > 0
+        g = torch.where(keep, x, 1).float().log() - torch.where(keep, y, 1).float().log()
+        mean = g.sum() / keep.sum()
+        return ((g * g).sum() / keep.sum() - 0.85 * mean * mean).sqrt()
+
+    return Case(
+        (x.requires_grad_(),),
+        forward_bytes=2 * dtype.itemsize,  # read x, y
+        backward_bytes=3 * dtype.itemsize,  # the same; write dx
+        ours=lambda x: safeops.silog_loss(x, y),
+        eager={"(g ** 2).mean() - 0.85 g.mean() ** 2, g of x[y > 0]": composed},
+        compiled=masked,
+    )

@@ -51,6 +51,7 @@ from safeops.ops.losses.mse_loss import mse_loss
 from safeops.ops.losses.poisson_nll_loss import poisson_nll_loss
 from safeops.ops.losses.quantile_loss import quantile_loss
 from safeops.ops.losses.sigmoid_focal_loss import sigmoid_focal_loss
+from safeops.ops.losses.silog_loss import silog_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.losses.soft_margin_loss import soft_margin_loss
 from safeops.ops.losses.tversky_loss import tversky_loss
@@ -181,6 +182,7 @@ __all__ = [
     "segment_mean",
     "segment_sum",
     "sigmoid_focal_loss",
+    "silog_loss",
     "smooth_l1_loss",
     "soft_margin_loss",
     "ssim",

@@ -33,7 +33,7 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     # of 2 rows: 32000 / 2 times as many weights
     **dict.fromkeys(("linear_cross_entropy", "linear_token_log_probs"), (2 + 32000, 4 + 64000)),
     # made of other ops, which are given what those before them made
-    **dict.fromkeys(("ms_ssim", "psnr", "lpips_distance"), (4, 6)),
+    **dict.fromkeys(("ms_ssim", "psnr", "lpips_distance", "silog_loss"), (4, 6)),
     "total_variation": (2, 4),
     "masked_select": (4, 4.5),
     "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
