@@ -37,7 +37,9 @@ from safeops.ops.losses.binary_cross_entropy import binary_cross_entropy
 from safeops.ops.losses.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from safeops.ops.losses.charbonnier_loss import charbonnier_loss
 from safeops.ops.losses.dice_loss import dice_loss
+from safeops.ops.losses.gaussian_kl_div import gaussian_kl_div
 from safeops.ops.losses.gaussian_nll_loss import gaussian_nll_loss
+from safeops.ops.losses.generalized_dice_loss import generalized_dice_loss
 from safeops.ops.losses.hinge_embedding_loss import hinge_embedding_loss
 from safeops.ops.losses.huber_loss import huber_loss
 from safeops.ops.losses.js_div import js_div
@@ -49,6 +51,7 @@ from safeops.ops.losses.mse_loss import mse_loss
 from safeops.ops.losses.poisson_nll_loss import poisson_nll_loss
 from safeops.ops.losses.quantile_loss import quantile_loss
 from safeops.ops.losses.sigmoid_focal_loss import sigmoid_focal_loss
+from safeops.ops.losses.silog_loss import silog_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.losses.soft_margin_loss import soft_margin_loss
 from safeops.ops.losses.tversky_loss import tversky_loss
@@ -122,7 +125,9 @@ __all__ = [
     "dice_loss",
     "distributed",
     "fp32_region",
+    "gaussian_kl_div",
     "gaussian_nll_loss",
+    "generalized_dice_loss",
     "grad_norm",
     "hinge_embedding_loss",
     "huber_loss",
@@ -188,6 +193,7 @@ __all__ = [
     "segment_mean",
     "segment_sum",
     "sigmoid_focal_loss",
+    "silog_loss",
     "smooth_l1_loss",
     "soft_margin_loss",
     "softmax_focal_loss",

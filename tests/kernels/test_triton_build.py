@@ -53,8 +53,8 @@ TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 # The losses' modules, each with `value`, and `slope` or `slopes`, or with FORMULAS for each choice of its flags; but
 # mse_loss, on which every variant is compiled.
-LOSSES = [importlib.import_module(f"safeops.kernels.losses.{name}") for name, op in registry.items()
-          if isinstance(op, PointwiseLoss) and name != "mse_loss"]  # fmt: skip
+LOSSES = [importlib.import_module(f"safeops.kernels.losses.{op.kernel}") for each in registry.values()
+          for op in (each, *each.parts) if isinstance(op, PointwiseLoss) and op.name != "mse_loss"]  # fmt: skip
 
 
 def formulas(module):

@@ -192,6 +192,8 @@ class PointwiseLoss(Op):
     optional = False  # whether the last of them may be None
     by_count = False  # whether a weighted mean divides by the count of elements, as torch's
     reductions = tuple(REDUCTION)
+    kernel = None  # the raw op's name, where it is not the loss's
+    warns = True  # where the second tensor broadcasts
 
     def __init__(self, name, module, value, *parameters, **fields):
         """fields: class attributes that are this loss's own."""
@@ -223,12 +225,13 @@ class PointwiseLoss(Op):
             "dtypes": ", ".join(f"ScalarType? {x}_dtype=None" for x in self.names),
             "results": ", ".join(["Tensor"] * count),
         }
-        triton = f"losses.{name}.{name}"
+        kernel = self.kernel = self.kernel or name
+        triton = f"losses.{kernel}.{kernel}"
         forward = declare_raw(
-            f"_{name}", _SCHEMA.format(**pieces), fake=_fake(count), composite=composite, triton=triton
+            f"_{kernel}", _SCHEMA.format(**pieces), fake=_fake(count), composite=composite, triton=triton
         )
         backward = declare_raw(
-            f"_{name}_backward",
+            f"_{kernel}_backward",
             _SCHEMA_BACKWARD.format(**pieces),
             fake=_fake_backward(count),
             triton=f"{triton}_backward",
@@ -269,7 +272,7 @@ class PointwiseLoss(Op):
         """Raise before any work: shapes that differ, nothing kept."""
         self.validate(*tensors, mask, weight, reduction, denominator, empty)
         (first, x), (second, y), *_ = zip(self.names, tensors)
-        if x.shape != y.shape and not is_compiling():  # a warning cannot be traced
+        if self.warns and x.shape != y.shape and not is_compiling():  # a warning cannot be traced
             warnings.warn(
                 f"{self.name}: {second} {check.shown(y)} is broadcast with {first} {check.shown(x)}; "
                 "make the shapes equal (expand copies nothing) if that is meant",
@@ -319,12 +322,13 @@ class PointwiseLoss(Op):
         kept = operands.mask, operands.weight
         return self.backward(grad, denominator, *tensors, *kept, *parameters, *needs, *dtypes)
 
-    def public(self, operands=OPERANDS):
-        """operands: what the docstring says of the tensors; "" where the function's own does."""
+    def public(self, operands=OPERANDS, *overloads):
+        """operands: what the docstring says of the tensors; "" where the function's own does. overloads: schemas."""
 
         def declare(function):
             text = operands + (ARGUMENTS_BY_COUNT if self.by_count else ARGUMENTS)
-            return super(PointwiseLoss, self).public(self._public_schema(function), arguments=text)(function)
+            schemas = self._public_schema(function), *overloads
+            return super(PointwiseLoss, self).public(*schemas, arguments=text)(function)
 
         return declare
 
