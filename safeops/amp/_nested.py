@@ -1,10 +1,11 @@
-"""Tensors inside lists, tuples, dicts, namedtuples and dataclasses, whatever their nesting."""
+"""Tensors inside lists, tuples, dicts, namedtuples, dataclasses and distributions, whatever their nesting."""
 
 import copy
 import dataclasses
 from collections.abc import Mapping, MutableMapping
 
 import torch
+from torch.distributions import Distribution, Transform
 from torch.nn.utils.rnn import PackedSequence
 
 
@@ -21,6 +22,8 @@ def _changed(function, value):
         return None if new is value else new
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass(function, value)
+    if isinstance(value, (Distribution, Transform)):
+        return _distribution(function, value)
     if isinstance(value, Mapping):
         return _mapping(function, value)
     if isinstance(value, (list, tuple)):
@@ -59,6 +62,15 @@ def _mapping(function, old):
     clone = copy.copy(old)  # keeps a default factory, an order, attributes
     for key, x in changed.items():
         clone[key] = x
+    return clone
+
+
+def _distribution(function, old):
+    changed = _changes(function, vars(old))
+    if not changed:
+        return None
+    clone = copy.copy(old)
+    vars(clone).update(changed)
     return clone
 
 

@@ -7,7 +7,9 @@ import inspect
 import torch
 
 from safeops.amp._nested import map_tensors
+from safeops.amp._products import Products
 from safeops.core.dtypes import HALF
+from safeops.core.private_torch import is_exporting
 
 _ACCELERATOR = torch.accelerator.current_accelerator(check_available=False)
 DEVICE_TYPES = tuple(dict.fromkeys(("cpu", "cuda", *([_ACCELERATOR.type] if _ACCELERATOR else []))))
@@ -18,8 +20,8 @@ def fp32_region(function=None):
 
     As a decorator (`@fp32_region` or `@fp32_region()`), autocast is off for every device type while the function runs,
     and fp16 and bf16 tensors among its arguments are passed as fp32, also those inside lists, tuples, dicts,
-    namedtuples and dataclasses. Their gradients come back in their own dtype, and the backward computes in fp32
-    too. A container that holds half tensors is passed as a copy, any other as it is. fp64, integers and everything else
+    namedtuples, dataclasses and `torch.distributions`. Their gradients come back in their own dtype, and the backward
+    computes in fp32 too, compiled as well. A container that holds half tensors is passed as a copy, any other as it is. fp64, integers and everything else
     are left alone. A module is wrapped in a module, `.module` of the result, and keeps its parameters as they are:
     their dtype is not changed.
 
@@ -52,7 +54,7 @@ def fp32_region(function=None):
 
 def _without_autocast():
     if torch.compiler.is_compiling():  # what is exported may run under another autocast
-        return _without(DEVICE_TYPES)
+        return _without(DEVICE_TYPES) if is_exporting() else _compiled()
     return _without(tuple(filter(torch.is_autocast_enabled, DEVICE_TYPES)))
 
 
@@ -62,6 +64,12 @@ def _without(types):
         yield
         return
     with torch.autocast(types[0], enabled=False), _without(types[1:]):
+        yield
+
+
+@contextlib.contextmanager
+def _compiled():
+    with Products(), _without(DEVICE_TYPES):
         yield
 
 

@@ -335,3 +335,54 @@ def test_compiles_whole():
     (grad,) = torch.autograd.grad(got, x)
     assert grad.dtype == torch.float16 and (grad == 600).all()
     assert inside.dtype == torch.float32 and outside.dtype == torch.bfloat16 and inside[0, 0] == 270000
+
+
+WEIGHT, KERNEL = torch.linspace(-2, 2, 64 * 32).reshape(64, 32), torch.linspace(-2, 2, 64 * 9).reshape(2, 32, 3, 3)
+PRODUCTS = {
+    "matmul": lambda x: x @ x.T,
+    "linear": lambda x: torch.nn.functional.linear(x, WEIGHT, bias=WEIGHT[:, 0]),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "addmm": lambda x: torch.addmm(x.sum(), x, x.mT, alpha=2),
+    "conv2d": lambda x: torch.nn.functional.conv2d(x.reshape(1, 32, 8, 8), KERNEL, padding=1),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
+        x[None], x[None], x[None], attn_mask=torch.ones(64, 64, dtype=torch.bool).tril()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("context", [False, True])
+def test_a_compiled_product_has_its_backward_in_fp32(name, context):
+    """Autocast is entered outside of the compiled function, under which the compiler traces the backward."""
+    product = PRODUCTS[name]
+
+    def inside(x):
+        with safeops.fp32_region():
+            return product(x)
+
+    region = inside if context else safeops.fp32_region(product)
+
+    def loss(x):
+        y = region(x)
+        return (y - 1).square().mean()
+
+    x = (torch.randn(64, 32, generator=torch.Generator().manual_seed(0)) * 10).requires_grad_()
+    (want,) = torch.autograd.grad(loss(x) * 65536, x)
+    torch._dynamo.reset()
+    with torch.autocast("cpu", dtype=torch.float16):
+        value = torch.compile(loss, fullgraph=True, backend="aot_eager")(x)
+    (got,) = torch.autograd.grad(value * 65536, x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=float(want.abs().max()) * 1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: torch.distributions.Independent(d, 1)])
+def test_distributions_are_upcast(wrap):
+    x = torch.tensor([300.0, 1e-3], dtype=torch.float16, requires_grad=True)
+    half = wrap(torch.distributions.Normal(x, torch.full_like(x, 1e-3)))
+    wide = wrap(torch.distributions.Normal(x.float(), torch.full_like(x, 1e-3).float()))
+    other = wrap(torch.distributions.Normal(torch.zeros(2), torch.ones(2)))
+    divergence = safeops.fp32_region(torch.distributions.kl_divergence)
+    got, want = divergence(half, other), torch.distributions.kl_divergence(wide, other)
+    assert got.dtype == torch.float32 and torch.equal(got, want)
+    assert torch.equal(*(torch.autograd.grad(d.sum(), x)[0] for d in (got, want)))
+    assert safeops.fp32_region(lambda d: d)(wide) is wide  # nothing in it is half
