@@ -21,9 +21,9 @@ def fp32_region(function=None):
     As a decorator (`@fp32_region` or `@fp32_region()`), autocast is off for every device type while the function runs,
     and fp16 and bf16 tensors among its arguments are passed as fp32, also those inside lists, tuples, dicts,
     namedtuples, dataclasses and `torch.distributions`. Their gradients come back in their own dtype, and the backward
-    computes in fp32 too, compiled as well. A container that holds half tensors is passed as a copy, any other as it is. fp64, integers and everything else
-    are left alone. A module is wrapped in a module, `.module` of the result, and keeps its parameters as they are:
-    their dtype is not changed.
+    computes in fp32 too, also where it is compiled. A container that holds half tensors is passed as a copy, any other
+    as it is. fp64, integers and everything else are left alone. A module is wrapped in a module, `.module` of the
+    result, and keeps its parameters as they are: their dtype is not changed.
 
     As a context (`with fp32_region():`), autocast is off inside: what is half already stays half until you upcast it,
     with `.float()`.

@@ -1,7 +1,6 @@
 """torch's losses as calls of their twins: torch's names, positions and defaults, and its divisor of a mean."""
 
 import inspect
-import math
 import sys
 
 import torch
@@ -14,7 +13,7 @@ NAMES = sorted(LOSSES & TWINS.keys())
 
 def loss(name):
     """The handler of F.<name>: the twin's result, or None where torch's own is to be called."""
-    twin, adapt = TWINS[name].public_function, _ADAPTED.get(name)
+    twin, takes = TWINS[name].public_function, _TAKEN.get(name)
     names = tuple(inspect.signature(getattr(F, name)).parameters)
 
     def handler(*args, **kwargs):
@@ -22,28 +21,19 @@ def loss(name):
         size_average, reduce = options.pop("size_average", None), options.pop("reduce", None)
         if size_average is not None or reduce is not None:  # deprecated, and said so by torch
             return None
-        if adapt is not None and not adapt(options):
+        if takes is not None and not takes(options):
             return None
         return twin(**options)
 
     return handler
 
 
-# Each changes the options to the twin's, and says whether there is such a call.
+# Calls that torch refuses and the twin takes: torch is to say so.
 
 
-def _mean_by_count(options):
-    """torch's mean divides by the count of elements, also with weights."""
-    weight = options.get("weight")
-    if weight is not None and options.get("reduction", "mean") == "mean":
-        shapes = (x.shape for x in (options["input"], options["target"], weight))
-        options["denominator"] = math.prod(torch.broadcast_shapes(*shapes))
-    return True
-
-
-def _of_one_shape(options):
+def _target_of_one_shape(options):
     """torch does not broadcast the target here."""
-    return options["input"].shape == options["target"].shape and _mean_by_count(options)
+    return options["input"].shape == options["target"].shape
 
 
 def _weight_of_one_shape(options):
@@ -52,16 +42,10 @@ def _weight_of_one_shape(options):
     return weight is None or weight.shape == options["input"].shape
 
 
-def _variance_of_each(options):
-    """torch's variance may be a number, or one for each row."""
-    return isinstance(options["var"], torch.Tensor) and options["var"].shape == options["input"].shape
-
-
-_ADAPTED = {
-    "binary_cross_entropy": _of_one_shape,
-    "binary_cross_entropy_with_logits": _of_one_shape,
-    "gaussian_nll_loss": _variance_of_each,
-    "huber_loss": lambda options: _weight_of_one_shape(options) and _mean_by_count(options),
+_TAKEN = {
+    "binary_cross_entropy": _target_of_one_shape,
+    "binary_cross_entropy_with_logits": _target_of_one_shape,
+    "huber_loss": _weight_of_one_shape,
     "l1_loss": _weight_of_one_shape,
     "mse_loss": _weight_of_one_shape,
 }

@@ -42,6 +42,8 @@ def samples():
         ("cross_entropy", (reals(4, 3, 5), classes(4, 5)), {"ignore_index": 1}),
         ("gaussian_nll_loss", (x, y, p), {"full": True, "eps": 0.2}),
         ("gaussian_nll_loss", (x, y, p), {}),
+        ("gaussian_nll_loss", (x, y, p[:, 0]), {}),
+        ("gaussian_nll_loss", (x, y, 0.5), {}),
         ("hinge_embedding_loss", (x, signs(4, 3)), {"margin": 0.7}),
         ("huber_loss", (x, y), {"delta": 0.7}),
         ("huber_loss", (x, y), {"weight": w}),
@@ -54,6 +56,7 @@ def samples():
         ("mse_loss", (x, y), {"weight": w}),
         ("multi_margin_loss", (x, classes(4)), {}),
         ("multi_margin_loss", (x, classes(4)), {"p": 2, "margin": 0.4, "weight": p[0]}),
+        ("multilabel_margin_loss", (x, classes(4, 3) - 1), {}),
         ("multilabel_soft_margin_loss", (x, hits), {}),
         ("multilabel_soft_margin_loss", (x, hits), {"weight": p[0]}),
         ("nll_loss", (x, classes(4)), {}),
@@ -131,8 +134,6 @@ def integers(name):
         lambda: F.mse_loss(torch.ones(3), torch.zeros(3), reduce=False),
         lambda: F.mse_loss(torch.ones(3), torch.zeros(3), size_average=False),
         lambda: F.l1_loss(torch.ones(3), torch.arange(3)),
-        lambda: F.gaussian_nll_loss(torch.ones(3), torch.zeros(3), 0.5),
-        lambda: F.gaussian_nll_loss(torch.ones(3, 2), torch.zeros(3, 2), torch.ones(3)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:size_average and reduce")
