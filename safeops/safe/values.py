@@ -43,7 +43,7 @@ def _autocast(x):
 
 
 def unit_rows(input, p=2.0, dim=1, eps=1e-12, out=None):
-    return normalize(_autocast(input), dim=dim, eps=eps) if p == 2 and out is None else None
+    return normalize(_autocast(input), p, dim, eps) if out is None else None
 
 
 def cosine(x1, x2, dim=1, eps=1e-8):
