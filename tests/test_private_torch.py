@@ -247,7 +247,7 @@ def test_top_function_mode():
 def test_disable_dynamo_and_traced_frames(disabled):
     seen = []
 
-    @torch.compiler.assume_constant_result
+    @private_torch.assume_constant_result
     def note():
         frames = private_torch.traced_frames()
         seen.append(frames and [x.name for x in frames])

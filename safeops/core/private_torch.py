@@ -76,6 +76,12 @@ disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports 
 function_mode_stack = torch.overrides._get_current_function_mode_stack  # all of them, as a list
 
 
+def assume_constant_result(function):
+    """torch.compiler.assume_constant_result, without the import of Dynamo."""
+    function._dynamo_marked_constant = True
+    return function
+
+
 def _inner_function(wrapper):
     """The cell with the function that a wrapper calls, by whatever name the wrapper was imported."""
     (cell,) = [x for x in wrapper.__closure__ if callable(x.cell_contents)]

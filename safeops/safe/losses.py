@@ -28,7 +28,7 @@ def loss(name):
     return handler
 
 
-# Calls that torch refuses and the twin takes: torch is to say so.
+# Calls whose twin would say something else: what torch refuses, torch is to refuse.
 
 
 def _target_of_one_shape(options):
@@ -42,9 +42,15 @@ def _weight_of_one_shape(options):
     return weight is None or weight.shape == options["input"].shape
 
 
+def _smoothed_without_weights(options):
+    """The twin masks a class of weight 0 out, of which torch's smoothed loss has the other classes' share."""
+    return options.get("weight") is None or not options.get("label_smoothing")
+
+
 _TAKEN = {
     "binary_cross_entropy": _target_of_one_shape,
     "binary_cross_entropy_with_logits": _target_of_one_shape,
+    "cross_entropy": _smoothed_without_weights,
     "huber_loss": _weight_of_one_shape,
     "l1_loss": _weight_of_one_shape,
     "mse_loss": _weight_of_one_shape,

@@ -8,7 +8,7 @@ import threading
 import torch
 
 from safeops.core import PACKAGE
-from safeops.core.private_torch import traced_frames
+from safeops.core.private_torch import assume_constant_result, traced_frames
 from safeops.debug._source import user_frames
 
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
@@ -69,13 +69,13 @@ def _is_ours(name):
 # In a trace there are no frames of the user's, but Dynamo knows their lines. These run while it traces.
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _traced_by_safeops():
     place = _traced_place()
     return place is not None and _is_ours(place[0])
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _note_traced(function, twin):
     for report in set(_reports.stack):
         report._note(function, twin, _traced_place(), traced=True)

@@ -1,6 +1,5 @@
 """The functions along one dim: softmax, its logarithm, normalize, cosine similarity."""
 
-import math
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ from safeops.testing import Bad, Sample
 from tests.ops.bad_calls import KEEP, NAN, X, bad_floors, bad_masks, must
 from tests.ops.gpu import Case, masked, numbers
 from tests.ops.operands import data, mask, plain, plain_mask
-from tests.ops.record import NO_MASK, NO_SUM, NO_WEIGHT, NOT_SAFE, ONE_OPERAND, Record
+from tests.ops.record import BY_COMPOSITE, NO_MASK, NO_SUM, NO_WEIGHT, NOT_SAFE, ONE_OPERAND, Record
 from tests.ops.truth import floor
 
 # ---- definitions
@@ -200,6 +199,8 @@ _record_softmax(masked_log_softmax, torch.log_softmax, 1, row_terms=log_softmax_
 
 SHORT, ZERO = data(3, 5) / 16, data(3, 5, seed=1)
 ZERO[1] = 0
+OF_SAFE_NORM = dict.fromkeys(("kept_nonfinite", "kept_upstream"), "the slopes of an infinite norm are safe_norm's")
+OF_SAFE_NORM["gradient_overflow"] = "the op's main subject checks it"
 
 
 def _cosine_case(n, dtype, seed):
@@ -211,20 +212,20 @@ Record(
     "normalize",
     normalize,
     [
-        Sample((data(3, 5),), name="rows", slow=True),
-        Sample((SHORT,), name="short vectors"),
-        Sample((ZERO,), name="a zero vector", smooth=False, slow=True),
+        Sample((data(3, 5),), {"dim": -1}, name="rows", slow=True),
+        Sample((SHORT,), {"dim": -1}, name="short vectors"),
+        Sample((ZERO,), {"dim": -1}, name="a zero vector", smooth=False, slow=True),
         Sample((data(4, 6),), {"dim": 0}, name="columns"),
-        Sample((data(3, 5),), {"eps": 3.0}, name="floor", smooth=False),
-        Sample((SHORT,), {"eps": 1.0}, name="all below the floor"),
+        Sample((data(3, 5),), {"dim": -1, "eps": 3.0}, name="floor", smooth=False),
+        Sample((SHORT,), {"dim": -1, "eps": 1.0}, name="all below the floor"),
         Sample((data(2, 3, 4, 5),), {"dim": 1}, name="channels of four"),
         Sample((data(2, 3, 4, 5),), {"dim": -2}, name="inner dim of four"),
-        Sample((SHORT,), {"eps": None}, name="no floor"),
-        *(Sample((data(3, 5),), {"p": p}, name=f"order {p}", smooth=False) for p in (1.0, 3.0, math.inf)),
+        Sample((SHORT,), {"dim": -1, "eps": None}, name="no floor"),
     ],
     bad_calls=[
         *_bad_inputs("normalize"),
-        *_bad_dims("normalize", X),
+        *(bad for bad in _bad_dims("normalize", X) if bad.kwargs["dim"] not in ((0, 1), None)),
+        Bad((X,), {"dim": (0, 2)}, IndexError, ("normalize", "dim", "2")),
         *bad_floors("normalize", X),
         Bad((X,), {"p": "2"}, TypeError, ("normalize", "p", "str")),
         Bad((X,), {"p": NAN}, ValueError, ("normalize", "p", "nan")),
@@ -235,17 +236,27 @@ Record(
     row_terms=normalize_terms,
     torch_equivalent=lambda x, p=2.0, dim=1, eps=1e-12: F.normalize(x, p, dim, eps or 1e-12),
     skip=NO_SUM | NOT_SAFE | NO_MASK | NO_WEIGHT | ONE_OPERAND,
+    variants={
+        "other orders": (
+            [Sample((data(3, 5),), {"p": p, "dim": -1}, name=f"order {p}") for p in (1.0, 3.0)],
+            {
+                "dtype_rule": "input",
+                "row_terms": normalize_terms,
+                "skip": NO_SUM | NOT_SAFE | NO_MASK | NO_WEIGHT | ONE_OPERAND | BY_COMPOSITE | OF_SAFE_NORM,
+            },
+        )
+    },
 )
 Record(
     "cosine_similarity",
     cosine_similarity,
     [
-        Sample((data(3, 5), data(3, 5, seed=2)), name="rows", slow=True),
-        Sample((ZERO, data(3, 5, seed=2)), name="a zero vector", smooth=False, slow=True),
+        Sample((data(3, 5), data(3, 5, seed=2)), {"dim": -1}, name="rows", slow=True),
+        Sample((ZERO, data(3, 5, seed=2)), {"dim": -1}, name="a zero vector", smooth=False, slow=True),
         Sample((data(4, 6), data(4, 6, seed=2)), {"dim": 0}, name="columns"),
-        Sample((data(3, 5), data(5, seed=2)), name="second broadcast"),
+        Sample((data(3, 5), data(5, seed=2)), {"dim": -1}, name="second broadcast"),
         Sample((data(3, 1, 5), data(4, 5, seed=2)), {"dim": -1}, name="both broadcast"),
-        Sample((SHORT, data(3, 5, seed=2)), {"eps": 1.0}, name="one below the floor"),
+        Sample((SHORT, data(3, 5, seed=2)), {"dim": -1, "eps": 1.0}, name="one below the floor"),
         Sample((data(2, 3, 4, 5), data(2, 3, 4, 5, seed=2)), {"dim": 1}, name="channels of four"),
     ],
     bad_calls=[

@@ -36,7 +36,8 @@ def samples():
         ("binary_cross_entropy_with_logits", (x, q), {"weight": w[:, :1], "pos_weight": p[0]}),
         ("cosine_embedding_loss", (x, y, signs(4)), {"margin": 0.1}),
         ("cross_entropy", (x, classes(4)), {}),
-        ("cross_entropy", (x, classes(4), p[0]), {"label_smoothing": 0.1}),
+        ("cross_entropy", (x, classes(4), p[0]), {}),
+        ("cross_entropy", (x, classes(4)), {"label_smoothing": 0.1}),
         ("cross_entropy", (x, q), {}),
         ("cross_entropy", (x, q), {"weight": p[0]}),
         ("cross_entropy", (reals(4, 3, 5), classes(4, 5)), {"ignore_index": 1}),
@@ -134,6 +135,9 @@ def integers(name):
         lambda: F.mse_loss(torch.ones(3), torch.zeros(3), reduce=False),
         lambda: F.mse_loss(torch.ones(3), torch.zeros(3), size_average=False),
         lambda: F.l1_loss(torch.ones(3), torch.arange(3)),
+        lambda: F.cross_entropy(
+            torch.ones(3, 2), torch.tensor([0, 1, 0]), torch.tensor([0.0, 1.0]), label_smoothing=0.1
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:size_average and reduce")

@@ -155,7 +155,7 @@ class BoxIouLoss(RowLoss):
             wrong = extent(x) < 0
             if has_missing_class(torch.where(wrong, -1, 0), mask, None, 1):
                 wrong = wrong if mask is None else wrong & mask
-                box = x.detach()[wrong][0].tolist()  # an error is on its way: it may wait
+                box = x.detach()[wrong][0].tolist()  # noqa: SO101  (an error is on its way)
                 raise ValueError(f"{self.name}: {key} has the box {box} with x2 < x1 or y2 < y1")
 
     def validate_operands(self, input, target, mask, kind):

@@ -146,7 +146,8 @@ _multi_margin_loss.example = "torch.eye(2), torch.tensor([0, 1])"
 def one_row(input, target):
     """Torch's other forms of one row: a score alone is a row of one class, its class a vector of one."""
     tensors = isinstance(input, torch.Tensor) and isinstance(target, torch.Tensor)
-    if not tensors or input.dim() > 1 or target.numel() != 1:
+    one = tensors and (input.dim() < 2 or input.dim() == 2 and len(input) == 1 and target.dim() == 0)
+    if not one or target.numel() != 1:
         return input
     return input.reshape(1, -1) if target.dim() else input.reshape(-1)
 
@@ -165,7 +166,7 @@ def multi_margin_loss(
 
     Args:
         input: floating tensor (..., C), a score for each class in each row. As in torch one of shape () is one class.
-        target: tensor (...) of class indices, integers from 0 to C - 1. Of one row (C,) it may be (1,).
+        target: tensor (...) of class indices, integers from 0 to C - 1. Of one row it may be () or (1,).
         p: 1 or 2.
         margin: number.
         weight: floating tensor (C,), a weight for each class; a row of a class of weight 0 has loss 0 and gradient 0,

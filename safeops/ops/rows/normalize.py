@@ -117,17 +117,20 @@ _normalize = Normalize("normalize", _forward, _backward, definition)
 
 
 def by_norm(input, p, dim, eps):
-    """The same of another norm, in plain torch beside the norm itself."""
+    """The same of another norm, or of several dims, in plain torch beside the norm itself."""
     check.floating("normalize", "input", input)
     check.number("normalize", "p", p, minimum=-math.inf, maximum=math.inf)
-    _normalize.validate(input, dim, eps)
-    length = safe_norm(input, dim, ord=p, keepdim=True)
-    floored = length.clamp(min=resolve_eps(eps, length.dtype))
-    zero = (input == 0).all(dim, keepdim=True)
-    return safe_div(input, torch.where(zero, 0, floored), dtype=input.dtype)
+    check.dims("normalize", dim, input.dim())
+    if eps is not None:
+        check.number("normalize", "eps", eps, minimum=0)
+    x = input.to(compute_dtype(input.dtype))  # once: the two parts of its gradient are added before they are rounded
+    length = safe_norm(x, dim, ord=p, keepdim=True)
+    floored = length.clamp(min=resolve_eps(eps, x.dtype))
+    zero = (x == 0).all(dim, keepdim=True)
+    return safe_div(x, torch.where(zero, 0, floored), dtype=x.dtype).to(input.dtype)
 
 
-@_normalize.public("(Tensor input, float p=2.0, int dim=1, float? eps=1e-12) -> Tensor")
+@_normalize.public("(Tensor input, float p=2.0, int[1] dim=1, float? eps=1e-12) -> Tensor")
 def normalize(input, p=2.0, dim=1, eps=1e-12):
     """`input / max(|input|_p, eps)` along `dim`: vectors of length 1.
 
@@ -139,7 +142,7 @@ def normalize(input, p=2.0, dim=1, eps=1e-12):
     Args:
         input: floating tensor of any shape and strides.
         p: order of the norm, any number, inf and -inf included. Orders other than 2 run as several operations.
-        dim: the dim along which the vectors lie.
+        dim: the dim along which the vectors lie; or several, as a tuple, which run as several operations.
         eps: smallest divisor, at least 0, in the compute dtype; a floor, never added. None: the smallest normal number
             of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
 
@@ -147,7 +150,7 @@ def normalize(input, p=2.0, dim=1, eps=1e-12):
         A tensor of `input`'s shape, dtype and memory order.
 
     Raises:
-        TypeError: `input` is not floating, `dim` is not an int, p or eps no number.
+        TypeError: `input` is not floating, `dim` is no int and no tuple of them, p or eps no number.
         ValueError: eps is negative.
         IndexError: dim out of range.
 
@@ -156,6 +159,8 @@ def normalize(input, p=2.0, dim=1, eps=1e-12):
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    if p.__class__ in (float, int) and p == 2:
+    if isinstance(dim, (list, tuple)) and len(dim) == 1:
+        (dim,) = dim
+    if not isinstance(p, torch.Tensor) and p == 2 and not isinstance(dim, (list, tuple)):
         return _normalize.call(input, dim, eps)
     return by_norm(input, p, dim, eps)

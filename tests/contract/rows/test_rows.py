@@ -290,3 +290,14 @@ def test_several_rows_of_any_length(name, length):
             cast = [t if t.dtype == torch.bool else t.to(dtype) for t in (x, *other)]
             got = getattr(safeops, name)(*(t.to(DEVICE) for t in cast))
             torch.testing.assert_close(got.cpu().double(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5, math.inf])
+@pytest.mark.parametrize("dim", [(0, 1), (1,), (0, -1)])
+def test_normalize_over_several_dims_and_of_any_order_is_torchs(p, dim):
+    x = torch.randn(3, 4, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    ours, theirs = safeops.normalize(x, p, dim), F.normalize(x, p, dim)
+    torch.testing.assert_close(ours, theirs)
+    up = torch.randn_like(x)
+    got, want = (torch.autograd.grad(y, x, up)[0] for y in (ours, theirs))
+    torch.testing.assert_close(got, want)

@@ -45,7 +45,7 @@ def _terms(sample, outcome):
     x, y = (t.detach().double() for t in sample.args)
     options = {**sample.kwargs, "reduction": "none", "denominator": None}
     weight, batch = options.get("weight"), options.get("batch", True)
-    keep = kept(x.shape, options.get("mask"), weight)
+    keep = kept(x.shape, options.get("mask"), weight).to(x.device)
     w = torch.where(keep, 1.0 if weight is None else weight.detach().double(), 0)
     value = _silog(x, y, **options).detach().double()
     value, total = (value, w.sum()) if batch else (value.reshape(-1, 1, 1), w.sum((1, 2), keepdim=True))

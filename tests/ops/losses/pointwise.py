@@ -62,6 +62,8 @@ def _tensors(op, operands, parameters):
 def _definition(op, element):
     def loss(*operands, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **parameters):
         tensors = _tensors(op, operands, parameters)
+        if op.name == "gaussian_nll_loss" and tensors[2].dim() and tensors[2].shape == tensors[0].shape[:-1]:
+            tensors = (*tensors[:2], tensors[2].unsqueeze(-1))  # a variance for each row
         broadcast = torch.broadcast_tensors(*(x for x in tensors if x is not None))
         keep = kept(broadcast[0].shape, mask, weight).to(broadcast[0].device)
         broadcast = iter([torch.where(keep, x, 0) for x in broadcast])
