@@ -33,7 +33,7 @@ def losses(x, s):
     sign = torch.where(c < 0, -1.0, 1.0).to(c.dtype)
     near = sums.total((u - sign.unsqueeze(-1) * v).square(), dim=-1) / 2  # 1 - |c|
     error, signal = near * (2 - near), c * sign
-    # What rounding cannot tell from an orthogonal or from a perfect estimate is one. (A NaN is neither.)
+    # An estimate is orthogonal, or perfect, if rounding cannot tell it from one that is. (A NaN is neither.)
     orthogonal, perfect = signal <= least, error <= least * least
     error, signal = (torch.where(orthogonal | perfect, 1, y) for y in (error, signal))
     loss = 10 * error.log10() - 20 * signal.log10()
