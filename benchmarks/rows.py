@@ -239,6 +239,29 @@ def supervised_contrastive_loss(n, dtype, device):
     )
 
 
+@case("si_sdr_loss")
+def si_sdr_loss(n, dtype, device):
+    """Made of normalize and sums, with steps between them, each a pass of its own: several times these bytes."""
+    shape, s = SHAPES["_32768"](n)[0], dtype.itemsize
+
+    def theirs(x, target, eps=1e-8):
+        """As torchmetrics and asteroid write it."""
+        alpha = ((x * target).sum(-1, keepdim=True) + eps) / (target.square().sum(-1, keepdim=True) + eps)
+        signal = alpha * target
+        ratio = (signal.square().sum(-1) + eps) / ((signal - x).square().sum(-1) + eps)
+        return -10 * torch.log10(ratio).mean()
+
+    return Case(
+        (_tensor(n, dtype, device, 0, shape), _tensor(n, dtype, device, 1, shape)),
+        forward_bytes=2 * s,  # read x, s
+        backward_bytes=4 * s,  # read x, s; write dx, ds
+        ours=safeops.si_sdr_loss,
+        eager={"scale_invariant_signal_distortion_ratio(x, s)": theirs},
+        compiled=theirs,
+        variant=True,
+    )
+
+
 def model(rows, classes):
     return lambda n: (rows, classes) if n >= ROW * ROW else (1, classes)
 

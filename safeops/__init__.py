@@ -92,6 +92,7 @@ from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
 from safeops.ops.rows.reverse_kl_div_with_logits import reverse_kl_div_with_logits
+from safeops.ops.rows.si_sdr_loss import si_sdr_loss
 from safeops.ops.rows.softmax_focal_loss import softmax_focal_loss
 from safeops.ops.rows.supervised_contrastive_loss import supervised_contrastive_loss
 from safeops.ops.rows.token_log_probs import token_log_probs
@@ -192,6 +193,7 @@ __all__ = [
     "segment_max",
     "segment_mean",
     "segment_sum",
+    "si_sdr_loss",
     "sigmoid_focal_loss",
     "silog_loss",
     "smooth_l1_loss",

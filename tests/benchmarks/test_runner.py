@@ -32,6 +32,7 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     "multilabel_soft_margin_loss": (4, 6),
     "info_nce_loss": (4, 8),
     "supervised_contrastive_loss": (2, 4),
+    "si_sdr_loss": (4, 8),
     # of 2 rows: 32000 / 2 times as many weights
     **dict.fromkeys(("linear_cross_entropy", "linear_token_log_probs"), (2 + 32000, 4 + 64000)),
     # made of other ops, which are given what those before them made

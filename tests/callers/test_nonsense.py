@@ -96,7 +96,7 @@ def of_dimensions(name, ndim):
 OF_ANY_DIMS = [
     name
     for name in CALLS
-    if RECORDS[name].family not in ("row_losses", "divergences", "images") and not name.startswith("linear_")
+    if RECORDS[name].family not in ("row_losses", "divergences", "images", "signals") and not name.startswith("linear_")
 ]
 
 

@@ -25,8 +25,10 @@ NO_GPU = "made of other ops, whose kernels the GPU tests run"
 NO_ROUTE = "made of other ops: tests/contract/rows/test_row_losses.py watches which"
 
 
-def _of_rows(op):
-    """The samples' target, mask and weight have the vectors' dim, of size 1, so that all broadcast; the op's do not."""
+def _of_rows(op, by_element=False):
+    """The samples' target, mask and weight have the vectors' dim, of size 1, so that all broadcast; the op's do not.
+    by_element: its mask does.
+    """
 
     def per_row(x):
         return x[..., 0] if isinstance(x, torch.Tensor) and x.dim() > 1 else x
@@ -34,19 +36,23 @@ def _of_rows(op):
     @functools.wraps(op)
     def call(*operands, mask=None, weight=None, **options):
         operands = [per_row(x) if isinstance(x, torch.Tensor) and x.shape[-1:] == (1,) else x for x in operands]
-        return op(*operands, mask=per_row(mask), weight=per_row(weight), **options)
+        return op(*operands, mask=mask if by_element else per_row(mask), weight=per_row(weight), **options)
 
     return call
 
 
-def _definition(element, by_class=False):
+def _definition(element, by_class=False, by_element=False):
     """element: (*operands, **options) -> the loss of each row, of vectors that are 0 where the row is not kept. Rows
     that meet one another are told by `keep` which those are; `element.counted` says which of them have a loss.
-    by_class: `weight` is one of its options, and not of rows.
+    by_class: `weight` is one of its options, and not of rows. by_element: `mask` is of elements, and so is `keep`.
     """
 
     def selected(operands, mask, weight, options):
         rows = operands[0].shape[:-1]
+        if by_element:
+            weight = None if weight is None else weight.unsqueeze(-1)
+            options["keep"] = each = kept(operands[0].shape, mask, weight).to(operands[0].device)
+            return each.any(-1), [torch.where(each, x, 0) for x in operands]
         keep = kept(rows, mask, weight).to(operands[0].device).expand(rows)
         if accepts(element, "keep"):
             options["keep"] = keep
@@ -74,7 +80,7 @@ def _definition(element, by_class=False):
             terms = element(*operands, **options).detach().requires_grad_()
             return operands, terms, reduced(terms, keep, weight, reduction, denominator, empty)
 
-    loss.__module__, loss.parts, loss.by_class = __name__, parts, by_class
+    loss.__module__, loss.parts, loss.by_class, loss.by_element = __name__, parts, by_class, by_element
     loss.meet = hasattr(element, "counted")
     return loss
 
@@ -83,7 +89,7 @@ def _terms(definition, sizes):
     """sizes: (*vectors, **options) -> (that of what a row's loss is summed from, those of each vector's slopes)."""
 
     def terms(sample, outcome):
-        split = _of_rows(lambda *operands, **options: (operands, options))
+        split = _of_rows(lambda *operands, **options: (operands, options), definition.by_element)
         operands, options = split(*sample.args, **sample.kwargs)
         operands, terms, value = definition.parts(*operands, **options)
         upstream = outcome.upstream[0] if outcome.upstream else torch.ones_like(value)
@@ -145,10 +151,11 @@ def _samples(operands, differentiable, options, by_class):
     yield sample("denominator", 5, mask=mask(5, 1), denominator=DENOMINATOR)
 
 
-def bad_calls(name, names, rest, numbers, flags=(), of_rows=True, width=5):
+def bad_calls(name, names, rest, numbers, flags=(), of_rows=True, width=5, by_element=False):
     """names: of the vectors. rest: the further operands of two rows. numbers: {option: numbers out of range}."""
     x = torch.arange(2.0 * width).reshape(2, width)
-    keep, count = torch.ones(2, dtype=torch.bool), len(names)
+    keep, count = torch.ones((2, 1) if by_element else 2, dtype=torch.bool), len(names)
+    mask_of = f"{names[0]} (2, {width})" if by_element else "rows (2,)"
     good = (*[x] * count, *rest)
 
     def with_one(i, y):
@@ -164,11 +171,11 @@ def bad_calls(name, names, rest, numbers, flags=(), of_rows=True, width=5):
     yield Bad((*[x[0, 0]] * count, *rest), {}, ValueError, (name, names[0], "last dim", "()"))
     yield Bad(good, {"mask": torch.ones(2)}, TypeError, (name, "mask", "bool", "torch.float32"))
     yield Bad(good, {"mask": [True]}, TypeError, (name, "mask", "tensor", "list"))
-    yield Bad(good, {"mask": torch.ones(5, dtype=torch.bool)}, ValueError, (name, "mask", "(5,)", "rows (2,)"))
+    yield Bad(good, {"mask": torch.ones(5, dtype=torch.bool)}, ValueError, (name, "mask", "(5,)", mask_of))
     yield Bad(good, {"mask": keep.to("meta")}, ValueError, (name, "mask", "meta"))
     if of_rows:
         yield Bad(good, {"weight": torch.ones(5)}, ValueError, (name, "weight", "(5,)", "(2,)"))
-    yield Bad(good, {"weight": keep.long()}, TypeError, (name, "weight", "floating", "torch.int64"))
+    yield Bad(good, {"weight": torch.ones(2).long()}, TypeError, (name, "weight", "floating", "torch.int64"))
     yield Bad(good, {"reduction": "average"}, ValueError, (name, "reduction", "average", "mean"))
     yield Bad(good, {"reduction": None}, (ValueError, TypeError), (name, "reduction", "None"))
     yield Bad(good, {"empty": "skip"}, ValueError, (name, "empty", "skip", "zero"))
@@ -193,11 +200,12 @@ PLAIN = {"mask": torch.arange(5) != 2, "weight": plain(2)[:, 0].clone(), "denomi
 
 
 def row_loss(
-    name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, skip=(), gpu=NO_GPU, **fields
-):
-    """by_class: a weight for each class, where `weight` is that."""
+    name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, by_element=False, skip=(),
+    gpu=NO_GPU, family="row_losses", **fields,
+):  # fmt: skip
+    """by_class: a weight for each class, where `weight` is that. by_element: whether `mask` is of elements."""
     vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1 and x.is_floating_point())
-    definition = _definition(element, by_class is not None)
+    definition = _definition(element, by_class is not None, by_element)
     Record(
         name,
         definition,
@@ -206,12 +214,12 @@ def row_loss(
         call={**PLAIN, **options, **call},
         gpu=gpu,
         no_route=NO_ROUTE,
-        adapt=_of_rows,
+        adapt=functools.partial(_of_rows, by_element=by_element),
         data=vectors,
         torch_equivalent=_of_rows(_twin(twin, by_class is not None)),
         terms=_terms(definition, sizes),
         skip=NOT_SAFE | ROWS | dict(skip),
-        family="row_losses",
+        family=family,
         **fields,
     )
 
