@@ -23,7 +23,8 @@ struct Magnitude : Plain {
     const bool steep = fabs(b) > fabs(a);
     const C u = steep ? b : a, v = steep ? a : b, t = ratio(u, v), unit = copysign(C(1), u) / sqrt(C(1) + t * t);
     const bool origin = a == C(0) && b == C(0);
-    const C longer = origin ? C(0) : g * unit, other = origin ? C(0) : g * (t * unit);
+    const bool small = fabs(t) < std::numeric_limits<C>::min();  // g brings it back
+    const C longer = origin ? C(0) : g * unit, other = origin ? C(0) : small ? g * unit * v / u : g * (t * unit);
     da = steep ? other : longer;
     db = steep ? longer : other;
   }
