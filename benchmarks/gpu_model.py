@@ -45,6 +45,7 @@ WRITTEN = {
     "triplet_kernel": ("loss", "used", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "row_stats"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
+    "box_kernel": ("loss", "keep", "used", "dx", "dy"),
     "multi_margin_kernel": ("loss", "keep", "used", "dx"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")
@@ -74,7 +75,7 @@ def load_of(plan):
     """That of a Triton kernel's plan."""
     kernel, values = plan.kernel, plan.values
     batch, outer, inner = plan.shapes
-    BM, BN = values["BM"], values["BN"]
+    BM, BN = values["BM"], values["N" if "DENSE" in values else "BN"]  # (of boxes a block has all edges)
     shape = (*batch, *outer, *inner)
     tile = read = written = extra = 0
     for name in (kernel.pointers[i] for i in plan.present):

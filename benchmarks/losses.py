@@ -92,10 +92,21 @@ pointwise("sigmoid_focal_loss", "torchvision's formula[m].mean()", focal, (same,
     ("monai.losses", "FocalLoss", {"alpha": 0.25, "gamma": 2.0}),
     ("kornia.losses", "BinaryFocalLossWithLogits", {"alpha": 0.25, "gamma": 2.0, "reduction": "mean"}),
 ])  # fmt: skip
+pointwise("gaussian_kl_div", "(-(1 + v - x ** 2 - v.exp()) / 2)[m].mean()",
+          lambda x, v: -(1 + v - x**2 - v.exp()) / 2)  # fmt: skip
 pointwise("js_div", "(p log(p / m) + q log(q / m))[m].mean()", jensen_shannon, (probability, probability))
 
 
-def region(name, rival_name):
+def dice(both, prediction, ground):
+    return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky's own, of its defaults
+
+
+def generalized_dice(both, prediction, ground):
+    w = 1 / (ground * ground)
+    return (1 - (2 * (w * both).sum(1) + 1e-5) / ((w * (prediction + ground)).sum(1) + 1e-5)).mean()
+
+
+def region(name, rival_name, value=dice):
     @case(name)
     def build(n, dtype, device):
         size = max(1, n // CLASSES)
@@ -107,8 +118,7 @@ def region(name, rival_name):
 
         def one_hot(x):
             target = torch.zeros_like(x).scatter_(1, index.unsqueeze(1), 1)
-            both, prediction, ground = (target * x).sum(2), x.sum(2), target.sum(2)
-            return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky's own, of its defaults
+            return value((target * x).sum(2), x.sum(2), target.sum(2))
 
         return Case(
             (x,),
@@ -122,3 +132,30 @@ def region(name, rival_name):
 
 region("dice_loss", "DiceLoss")
 region("tversky_loss", "TverskyLoss")
+region("generalized_dice_loss", "GeneralizedDiceLoss", generalized_dice)
+
+
+@case("silog_loss")
+def silog(n, dtype, device):
+    x, y = (data(n, dtype, device, seed, grad=False).abs() + 0.5 for seed in range(2))
+    y = torch.where(keep_mask(n, device), y, 0)  # 0 is no measurement
+
+    def composed(x):
+        keep = y > 0
+        g = x[keep].float().log() - y[keep].float().log()
+        return ((g**2).mean() - 0.85 * g.mean() ** 2).sqrt()
+
+    def masked(x):
+        keep = y > 0
+        g = torch.where(keep, x, 1).float().log() - torch.where(keep, y, 1).float().log()
+        mean = g.sum() / keep.sum()
+        return ((g * g).sum() / keep.sum() - 0.85 * mean * mean).sqrt()
+
+    return Case(
+        (x.requires_grad_(),),
+        forward_bytes=2 * dtype.itemsize,  # read x, y
+        backward_bytes=3 * dtype.itemsize,  # the same; write dx
+        ours=lambda x: safeops.silog_loss(x, y),
+        eager={"(g ** 2).mean() - 0.85 g.mean() ** 2, g of x[y > 0]": composed},
+        compiled=masked,
+    )

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.core.domain import box
 
 from .case import ROW, Case, case, data, keep_mask
 
@@ -74,7 +75,7 @@ def normalize(suffix):
             (_tensor(n, dtype, device, 0, shape),),
             forward_bytes=2 * s,  # read x; write y
             backward_bytes=3 * s,  # read dy, x; write dx
-            ours=lambda x: safeops.normalize(x, dim),
+            ours=lambda x: safeops.normalize(x, dim=dim),
             eager={"F.normalize(x)": lambda x: F.normalize(x, dim=dim)},
             compiled=lambda x: F.normalize(x, dim=dim),
             variant=bool(suffix),
@@ -125,6 +126,32 @@ def triplet_margin_loss(n, dtype, device):
         ours=lambda a, b, c: safeops.triplet_margin_loss(a, b, c),
         eager={"F.triplet_margin_loss(a, b, c)": F.triplet_margin_loss},
         compiled=F.triplet_margin_loss,
+        variant=True,
+    )
+
+
+@case("box_iou_loss")
+def box_iou_loss(n, dtype, device):
+    """An element is an edge."""
+    n, s = n - n % 4, dtype.itemsize
+    boxes = [box(_tensor(n, dtype, device, seed, (n // 4, 4)).detach()).requires_grad_() for seed in range(2)]
+
+    def usual(a, b):
+        """As torchvision writes generalized_box_iou_loss."""
+        a, b = a.float(), b.float()
+        (a1, a2), (b1, b2) = a.split(2, -1), b.split(2, -1)
+        both = (torch.minimum(a2, b2) - torch.maximum(a1, b1)).clamp(min=0).prod(-1)
+        union = (a2 - a1).prod(-1) + (b2 - b1).prod(-1) - both
+        hull = (torch.maximum(a2, b2) - torch.minimum(a1, b1)).prod(-1)
+        return (1 - both / (union + 1e-7) + (hull - union) / (hull + 1e-7)).mean()
+
+    return Case(
+        tuple(boxes),
+        forward_bytes=2 * s,  # read a, b
+        backward_bytes=4 * s,  # read a, b; write da, db
+        ours=lambda a, b: safeops.box_iou_loss(a, b, kind="giou"),
+        eager={"torchvision's formula": usual},
+        compiled=usual,
         variant=True,
     )
 

@@ -38,7 +38,9 @@ from safeops.ops.losses.binary_cross_entropy import binary_cross_entropy
 from safeops.ops.losses.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from safeops.ops.losses.charbonnier_loss import charbonnier_loss
 from safeops.ops.losses.dice_loss import dice_loss
+from safeops.ops.losses.gaussian_kl_div import gaussian_kl_div
 from safeops.ops.losses.gaussian_nll_loss import gaussian_nll_loss
+from safeops.ops.losses.generalized_dice_loss import generalized_dice_loss
 from safeops.ops.losses.hinge_embedding_loss import hinge_embedding_loss
 from safeops.ops.losses.huber_loss import huber_loss
 from safeops.ops.losses.js_div import js_div
@@ -50,6 +52,7 @@ from safeops.ops.losses.mse_loss import mse_loss
 from safeops.ops.losses.poisson_nll_loss import poisson_nll_loss
 from safeops.ops.losses.quantile_loss import quantile_loss
 from safeops.ops.losses.sigmoid_focal_loss import sigmoid_focal_loss
+from safeops.ops.losses.silog_loss import silog_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.losses.soft_margin_loss import soft_margin_loss
 from safeops.ops.losses.tversky_loss import tversky_loss
@@ -68,9 +71,11 @@ from safeops.ops.reductions.safe_norm import safe_norm
 from safeops.ops.reductions.segment_max import segment_max
 from safeops.ops.reductions.segment_mean import segment_mean
 from safeops.ops.reductions.segment_sum import segment_sum
+from safeops.ops.rows.box_iou_loss import box_iou_loss
 from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.cross_entropy import cross_entropy
+from safeops.ops.rows.ctc_loss import ctc_loss
 from safeops.ops.rows.info_nce_loss import info_nce_loss
 from safeops.ops.rows.js_div_with_logits import js_div_with_logits
 from safeops.ops.rows.kl_div_with_logits import kl_div_with_logits
@@ -83,6 +88,7 @@ from safeops.ops.rows.linear_tv import linear_tv
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
 from safeops.ops.rows.multi_margin_loss import multi_margin_loss
+from safeops.ops.rows.multilabel_margin_loss import multilabel_margin_loss
 from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_loss
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
@@ -91,6 +97,7 @@ from safeops.ops.rows.softmax_focal_loss import softmax_focal_loss
 from safeops.ops.rows.supervised_contrastive_loss import supervised_contrastive_loss
 from safeops.ops.rows.token_log_probs import token_log_probs
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
+from safeops.ops.rows.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss
 from safeops.ops.rows.tv_with_logits import tv_with_logits
 from safeops.ops.selection.masked_compact import masked_compact
 from safeops.ops.selection.masked_scatter import masked_scatter
@@ -99,6 +106,7 @@ from safeops.ops.selection.safe_gather import safe_gather
 from safeops.ops.selection.safe_index_select import safe_index_select
 
 from safeops import debug, distributed, nn  # isort: skip  (they need the functions above)
+from safeops.safe.mode import enter_by_environment, safe_mode  # isort: skip
 
 __version__ = VERSION
 
@@ -106,17 +114,21 @@ __all__ = [
     "apply_where",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "box_iou_loss",
     "charbonnier_loss",
     "clip_grad_norm_",
     "combine_losses",
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
+    "ctc_loss",
     "debug",
     "dice_loss",
     "distributed",
     "fp32_region",
+    "gaussian_kl_div",
     "gaussian_nll_loss",
+    "generalized_dice_loss",
     "grad_norm",
     "hinge_embedding_loss",
     "huber_loss",
@@ -156,6 +168,7 @@ __all__ = [
     "ms_ssim",
     "mse_loss",
     "multi_margin_loss",
+    "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
     "nn",
@@ -172,6 +185,7 @@ __all__ = [
     "safe_gather",
     "safe_index_select",
     "safe_log",
+    "safe_mode",
     "safe_norm",
     "safe_pow",
     "safe_reciprocal",
@@ -181,6 +195,7 @@ __all__ = [
     "segment_mean",
     "segment_sum",
     "sigmoid_focal_loss",
+    "silog_loss",
     "smooth_l1_loss",
     "soft_margin_loss",
     "softmax_focal_loss",
@@ -191,8 +206,11 @@ __all__ = [
     "token_log_probs",
     "total_variation",
     "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
     "tv_with_logits",
     "tversky_loss",
     "warmup",
     "xlogy",
 ]
+
+enter_by_environment()

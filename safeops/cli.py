@@ -1,4 +1,4 @@
-"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`. Needs torch; who needs more says so."""
+"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `run`. Needs torch; others say so."""
 
 import argparse
 import importlib.metadata
@@ -15,6 +15,7 @@ import safeops
 from safeops.core import availability, failures, library
 from safeops.core.op import registry
 from safeops.debug import script
+from safeops.safe import command as safe
 from safeops.verify import command as verify
 from safeops_lint import command as lint
 
@@ -44,6 +45,8 @@ def _run(argv):
         return doctor(arguments.json)
     if arguments.command in ("trace", "audit"):
         return script.run(arguments)
+    if arguments.command == "run":
+        return safe.run(arguments)
     if arguments.command == "verify":
         return verify.run(arguments)
     if arguments.command == "lint":
@@ -71,6 +74,7 @@ def _parser():
 
     verify.add_parser(commands)
     script.add_parser(commands)
+    safe.add_parser(commands)
     lint.add_parser(commands)
     for command in commands.choices.values():
         command.set_defaults(parser=command)

@@ -15,7 +15,8 @@ FAMILIES = "elementwise selection lists reductions", "losses", "rows", "images"
 ENGINE_AND_FAMILIES = "engine", *FAMILIES
 SAFEOPS = (
     *("core", *(" ".join(f"ops/{family}" for family in floor.split()) for floor in FAMILIES)),
-    *("distributed", "amp debug integrations nn testing", "__init__ ops/__init__", "verify demo", "cli", "__main__"),
+    *("distributed", "amp debug integrations nn testing", "safe", "__init__ ops/__init__", "verify demo"),
+    *("cli", "__main__"),
 )
 MODULES = {"safeops": SAFEOPS, "kernels": (*ENGINE_AND_FAMILIES, "__init__")}
 SOURCES = {"csrc/cpu": ENGINE_AND_FAMILIES, "csrc/cuda": (*ENGINE_AND_FAMILIES, "module")}

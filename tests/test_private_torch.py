@@ -219,6 +219,49 @@ def test_is_batched():
     assert seen == [True, False]
 
 
+# ---- safe mode
+
+
+def test_clipping_function():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad, (cell, torchs) = torch.ones(2), (private_torch.clipping_function, torch.nn.utils.clip_grad_norm_)
+    function = cell.cell_contents
+    try:
+        cell.cell_contents = lambda *args: (args, torch.is_grad_enabled())
+        assert torchs([weight], 1.0) == (([weight], 1.0), False)
+    finally:
+        cell.cell_contents = function
+    assert torch.allclose(torchs([weight], 1.0), torch.tensor(2.0).sqrt())
+
+
+def test_top_function_mode():
+    class Mode(torch.overrides.TorchFunctionMode):
+        pass
+
+    assert private_torch.top_function_mode() is None
+    with Mode(), Mode() as inner:
+        assert private_torch.top_function_mode() is inner
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_disable_dynamo_and_traced_frames(disabled):
+    seen = []
+
+    @torch.compiler.assume_constant_result
+    def note():
+        frames = private_torch.traced_frames()
+        seen.append(frames and [x.name for x in frames])
+
+    def inner(x):
+        note()
+        return x + 1
+
+    inner = private_torch.disable_dynamo(inner) if disabled else inner
+    torch.compiler.reset()
+    torch.compile(lambda x: inner(x * 2), backend="eager")(torch.ones(2))
+    assert seen == [None] if disabled else seen[0][-1] == "inner"
+
+
 # ---- debugging: ops as they run
 
 

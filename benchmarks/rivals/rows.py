@@ -59,10 +59,12 @@ def info_nce(o):
 
 
 contests(
-    of_rows(2, lambda a, b: safeops.cosine_similarity(a, b), cosine, "F.cosine_similarity", 2, 4),
+    of_rows(2, lambda a, b: safeops.cosine_similarity(a, b, dim=-1), cosine, "F.cosine_similarity", 2, 4),
     {"cosine_similarity/bf16": ("bf16",)},
 )
-contests(of_rows(1, lambda x: safeops.normalize(x), normalize, "F.normalize", 2, 3), {"normalize/bf16": ("bf16",)})
+contests(
+    of_rows(1, lambda x: safeops.normalize(x, dim=-1), normalize, "F.normalize", 2, 3), {"normalize/bf16": ("bf16",)}
+)
 contests(
     of_rows(3, lambda a, p, n: safeops.triplet_margin_loss(a, p, n), triplet, "F.triplet_margin_loss", 3, 6),
     {"triplet_margin_loss/bf16": ("bf16",)},

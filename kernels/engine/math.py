@@ -18,6 +18,24 @@ UNIT = tl.constexpr(
 NEAR = tl.constexpr((1.0, -0.50000322, 0.33334714, -0.24971227, 0.19906884, -0.17243245, 0.16180493, -0.10082294))
 CLOSE = tl.constexpr((0.99999999, -0.50000368, 0.33334038, -0.24953356, 0.19942384, -0.18127258, 0.15757424))
 
+# (atan(x) / x - 1) / x^2 by powers of x^2, of |x| <= tan(pi / 8): in fp32 and in fp64, those of csrc/cpu/engine/math.h
+ATAN = tl.constexpr((-0.333333325, 0.199999039, -0.142820065, 0.110446752, -0.0847617421, 0.0474384482))
+ATAN_64 = tl.constexpr(
+    (
+        -0.333333333333332,
+        0.19999999999953214,
+        -0.1428571428016296,
+        0.11111110781963236,
+        -0.09090897719429963,
+        0.0769205960888318,
+        -0.06663097917954133,
+        0.05847849568697479,
+        -0.05039145239178185,
+        0.038060957190197676,
+        -0.017903708669202895,
+    )
+)
+
 
 @triton.jit
 def polynomial(x, factors: tl.constexpr, DEGREE: tl.constexpr):
@@ -182,3 +200,16 @@ def log1p(x):
     u = 1 + x
     lost = x - (u - 1)
     return tl.log(u) + tl.where((u > 0) & (u < float("inf")), lost / u, 0.0)
+
+
+@triton.jit
+def atan_unit(x):
+    """atan(x) of 0 <= x <= 1: from tan(pi / 8) on pi / 4 + atan((x - 1) / (x + 1))."""
+    turned = x > 0.41421356237309503
+    t = tl.where(turned, (x - 1) / (x + 1), x)  # NaN stays
+    z = t * t
+    if x.dtype == tl.float64:
+        angle = t + t * z * polynomial(z, ATAN_64, 10)
+    else:
+        angle = t + t * z * polynomial(z, ATAN, 5)
+    return tl.where(turned, angle + 0.7853981633974483, angle)

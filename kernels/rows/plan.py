@@ -155,7 +155,7 @@ def plan(
     reach = N + vec - 1 if peel else N  # columns of all tiles where rows are written
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec, dense)
-    per_thread //= 1 if vec > 1 else 2
+    per_thread = max(per_thread // (1 if vec > 1 else 2), 1)
     if per_row_math:
         tile = min(tile, config.threads * per_thread)
     apart = peel or phases == MAP or per_row_math and axis is OUTER

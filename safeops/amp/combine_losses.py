@@ -30,9 +30,9 @@ def combine_losses(losses, *, nonfinite="propagate"):
     read wide before its weight is applied, and log values are read from `terms` when they are wanted, all at once.
 
     Args:
-        losses: dict {name: loss} or {name: (loss, weight)}. A loss is a 0-dim floating tensor, a weight a number or a
-            0-dim tensor, which is differentiable; 1 where there is none. With weight 0 the loss does not exist: its
-            term is 0 and finite, its gradient 0, whatever its value.
+        losses: dict {name: loss} or {name: (loss, weight)}. A loss is a floating tensor of shape () or (1,), a weight a
+            number or a 0-dim tensor, which is differentiable; 1 where there is none. With weight 0 the loss does not
+            exist: its term is 0 and finite, its gradient 0, whatever its value.
         nonfinite: what happens if a term, weight * loss, is inf or NaN. `"propagate"`: the total shows it. `"skip"`:
             the total is of the other terms, nobody waits, and the gradient that goes into the loss and its weight is
             exactly 0. (What the loss's own backward makes of an upstream gradient of 0 is its own affair: 0 / 0 in
@@ -104,6 +104,8 @@ def _read(losses, nonfinite):
                 f"combine_losses: {what} must be a 0-dim tensor or (tensor, weight), got {got} for the tensor"
             )
         check.floating("combine_losses", what, loss)
+        if loss.shape == (1,):
+            loss = loss.reshape(())
         if loss.dim():
             raise ValueError(f"combine_losses: {what} must be a 0-dim tensor, got shape {tuple(loss.shape)}: reduce it")
         if isinstance(weight, torch.Tensor):

@@ -39,3 +39,9 @@ def positive(x):
 def side(x):
     """-1 or 1."""
     return torch.where(x.isnan(), x, torch.where(x < 0, -1, 1)).to(x.dtype)
+
+
+def box(x):
+    """(x1, y1, x2, y2) along the last dim, with x1 <= x2 and y1 <= y2."""
+    first, size = x[..., :2], x[..., 2:].abs()
+    return torch.cat((first, first + size), -1)

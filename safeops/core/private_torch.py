@@ -6,6 +6,7 @@ Functions are bound here, at import: a small call must not pay for looking them 
 import operator
 
 import torch
+import torch.utils.checkpoint
 
 # `_current_level` of it is the depth of forward-mode AD, -1 outside: read where it is needed, a call costs 50 ns.
 from torch.autograd import forward_ad as forward_ad
@@ -67,6 +68,30 @@ def save_directly(ctx, tensors):
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # in a backward: whether another may follow
 is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.autograd.grad(is_grads_batched=True)
+
+# ---- safe mode
+
+top_function_mode = torch.overrides._get_current_function_mode  # the innermost of this thread, or None
+disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports Dynamo only when it is called
+function_mode_stack = torch.overrides._get_current_function_mode_stack  # all of them, as a list
+
+
+def _inner_function(wrapper):
+    """The cell with the function that a wrapper calls, by whatever name the wrapper was imported."""
+    (cell,) = [x for x in wrapper.__closure__ if callable(x.cell_contents)]
+    return cell
+
+
+clipping_function = _inner_function(torch.nn.utils.clip_grad_norm_)
+checkpoint_function = _inner_function(torch.utils.checkpoint.checkpoint)
+
+
+def traced_frames():
+    """In Dynamo's trace, the frames of the traced code (filename, lineno), outermost first; otherwise None."""
+    from torch._guards import TracingContext
+
+    return None if TracingContext.try_get() is None else TracingContext.extract_stack()
+
 
 # ---- debugging: ops as they run
 

@@ -16,6 +16,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
+from safeops.core import PACKAGE
 from safeops.debug._advice import SCALED, STUCK, of_error
 from safeops.debug._report import NonFiniteError
 from safeops.debug.audit import audit
@@ -29,6 +30,7 @@ _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 # Frames that ran and watched the script, with those that torch puts between its functions and a watching mode.
 _TOOLS = (
     _HERE,
+    os.path.join(PACKAGE, "safe", ""),
     "<frozen runpy",
     *(f"{_TORCH}{name}" for name in ("_compile.py", f"_dynamo{os.sep}", "_ops.py", "overrides.py")),
 )
@@ -74,30 +76,17 @@ def run(arguments):
     except (ValueError, OSError) as error:
         print(f"safeops {error}", file=sys.stderr)
         return CANNOT_RUN
-    problem = _problem(script)
+    problem = problem_of(script)
     if problem:
         print(f"safeops {tool}: {problem}", file=sys.stderr)
         return CANNOT_RUN
-    code, crashed = 0, False
-    with _as_main(script, arguments.arguments):
-        try:
-            with _before_the_end(watcher), watcher, _locating(arguments):
-                runpy.run_path(script, run_name="__main__")
-        except NonFiniteError:
-            pass  # the report says it
-        except SystemExit as end:
-            code = _exit_code(end)
-        except KeyboardInterrupt:
-            print(f"safeops {tool}: interrupted", file=sys.stderr)
-            code = 130
-        except BaseException as error:
-            crashed = True
-            _print_traceback(error)
-            located = isinstance(error, LocatedError) or not isinstance(error, RuntimeError)
-            hint = "" if located else "; safeops trace --locate tells more of it"
-            print(f"safeops {tool}: {script} ended with the exception above{hint}", file=sys.stderr)
-            if (instead := of_error(error)) and "\n  instead: " not in str(error):
-                print(f"safeops {tool}: instead: {instead}", file=sys.stderr)
+
+    def watched():
+        with _before_the_end(watcher), watcher, _locating(arguments):
+            runpy.run_path(script, run_name="__main__")
+
+    hint = "; safeops trace --locate tells more of it"
+    code, crashed = execute(tool, script, arguments.arguments, watched, hint)
     if tool == "trace":
         result = _print_trace(watcher, crashed)
         if arguments.html:
@@ -106,6 +95,30 @@ def run(arguments):
         result = _print_audit(watcher, crashed, arguments.strict)
     sys.stdout.flush()
     return FOUND if result else CRASHED if crashed else code
+
+
+def execute(tool, script, arguments, run, hint=""):
+    """Run a script, by `run`, as Python would: (its exit code, whether it ended by an exception, which is printed).
+
+    hint: what the line on an error that nobody has located adds."""
+    with _as_main(script, arguments):
+        try:
+            run()
+        except NonFiniteError:
+            pass  # the report says it
+        except SystemExit as end:
+            return _exit_code(end), False
+        except KeyboardInterrupt:
+            print(f"safeops {tool}: interrupted", file=sys.stderr)
+            return 130, False
+        except BaseException as error:
+            _print_traceback(error)
+            located = isinstance(error, LocatedError) or not isinstance(error, RuntimeError)
+            print(f"safeops {tool}: {script} ended with the exception above{'' if located else hint}", file=sys.stderr)
+            if (instead := of_error(error)) and "\n  instead: " not in str(error):
+                print(f"safeops {tool}: instead: {instead}", file=sys.stderr)
+            return 0, True
+    return 0, False
 
 
 @contextlib.contextmanager
@@ -145,7 +158,7 @@ def _locating(arguments):
     return locate_errors() if getattr(arguments, "locate", False) else contextlib.nullcontext()
 
 
-def _problem(script):
+def problem_of(script):
     """Why it cannot be run, or None."""
     if not os.path.exists(script):
         return f"no such file: {script}"

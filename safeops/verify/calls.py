@@ -39,6 +39,20 @@ def by_row(function):
     return call
 
 
+def by_box(function):
+    """A call takes numbers of any shape: each four neighbours are a box, and a number by itself is a point."""
+
+    def boxes(x):
+        n = x.shape[-1] // 4 * 4
+        return x[..., :n].unflatten(-1, (-1, 4)) if n else x[..., :1, None].expand(*x.shape[:-1], 1, 4)
+
+    @functools.wraps(function)
+    def call(input, target, **options):
+        return function(boxes(input), boxes(target), **options)
+
+    return call
+
+
 def by_sequence(function):
     """A call takes any number of rows, whose sequences end at `ends`, in tenths; shuffled: by ids in any order."""
 
@@ -87,6 +101,8 @@ def callable_of(op):
     names = inspect.signature(op.public_function).parameters.keys()
     if {"anchor", "target_values"} & names:
         return by_row(op.public_function)
+    if "kind" in names:
+        return by_box(op.public_function)
     if "cu_seqlens" in names:
         return by_sequence(op.public_function)
     return by_class(op.public_function) if has_classes(op) else op.public_function

@@ -207,6 +207,8 @@ def names(op, full=False):
         left |= {"nothing_kept", "accumulation"}  # counts and lists: whole numbers, and no policy
     if not op.returns:
         left |= {"mixed", "mixed_dtypes"}  # each tensor that it writes into has its own
+    if "kind" in op.Operands._fields:
+        left |= {"kept_nonfinite", "sizes", "uninitialized"}  # a box has four edges, in order
     if has_classes(op):
         left |= {"sizes", "uninitialized"}
     return [name for name in (KERNEL_RUNS, *QUICK, *(MORE if full else ())) if name not in left]

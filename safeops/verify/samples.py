@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from safeops.core.domain import any_number
+from safeops.core.domain import any_number, box
 from safeops.core.op import registry
 from safeops.testing import DTYPES, Sample
 
@@ -123,6 +123,9 @@ def rows(op):
     if "target_values" in names:
         yield from _divergences()
         return
+    if "kind" in names:
+        yield from _boxes()
+        return
     if "target" in names:
         yield from _log_probs() if "logits" in names else _classes(op, names)
         return
@@ -190,6 +193,16 @@ def _divergences():
     across = tuple(t.mT for t in pair(33, 16))
     yield Call(across, {"mask": flags(16, 1), "reduction": "none"}, turns=(), name="none, across memory")
     yield Call(pair(*LONG), {"reduction": "none"}, turns=(), name="long rows")
+
+
+def _boxes():
+    pair = tuple(box(numbers(33, 4, seed=i)) for i in range(2))
+    across, keep = tuple(x.mT.contiguous().mT for x in pair), {"mask": flags(33, 1)}
+    yield Call(pair, {"kind": "iou", "reduction": "none", **keep}, turns=(5, 7), name="iou, none")
+    yield Call(pair, {"kind": "giou", "reduction": "sum", **keep}, turns=(), name="giou, sum")
+    yield Call(pair, {"kind": "diou", **keep}, turns=(0,), name="diou, mean")
+    yield Call(pair, {"kind": "ciou", "reduction": "none"}, turns=(), dtypes=DTYPES, name="ciou, none")
+    yield Call(across, {"kind": "ciou", "reduction": "none", **keep}, turns=(), name="ciou, none, across memory")
 
 
 def elementwise(op):
@@ -295,5 +308,5 @@ def differentiable(op, sample):
 def has_classes(op):
     """True if a dim of the input holds classes, of which the target may be indices."""
     names = inspect.signature(op.public_function).parameters if op.family in ("rows", "losses") else ()
-    indices = op.family == "rows" and "target" in names and "target_values" not in names
+    indices = op.family == "rows" and "target" in names and not {"target_values", "kind"} & names.keys()
     return "ignore_index" in names or indices

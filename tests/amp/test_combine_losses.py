@@ -210,7 +210,7 @@ ONE = torch.tensor(1.0)
         (ONE, TypeError, ("dict", "Tensor")),
         ({1: ONE}, TypeError, ("name", "string", "1")),
         ({"a": 1.0}, TypeError, ("'a'", "tensor", "float")),
-        ({"a": torch.ones(1)}, ValueError, ("'a'", "0-dim", "(1,)")),
+        ({"a": torch.ones(2)}, ValueError, ("'a'", "0-dim", "(2,)")),
         ({"a": torch.tensor(1)}, TypeError, ("'a'", "floating", "torch.int64")),
         ({"a": torch.tensor(1j)}, TypeError, ("'a'", "floating", "complex")),
         ({"a": (ONE,)}, ValueError, ("'a'", "(tensor, weight)", "1 items")),
@@ -242,3 +242,10 @@ def test_a_weight_beyond_fp32_is_read_as_it_is():
         x = torch.tensor(1 / weight, dtype=torch.float64, requires_grad=True)
         total = safeops.combine_losses({"a": (x, weight), "b": (torch.tensor(1.0), 1e-50)}).total
         assert total == 1 and torch.autograd.grad(total, x)[0] == weight
+
+
+def test_a_loss_of_one_number_is_a_loss():
+    """As nn.DataParallel and `keepdim` return it."""
+    x = torch.tensor([3.0], dtype=torch.float16, device=DEVICE, requires_grad=True)
+    total = safeops.combine_losses({"a": (x * 2, 0.5), "b": x.sum()}).total
+    assert total.shape == () and total.item() == 6 and torch.autograd.grad(total, x)[0].item() == 2

@@ -24,8 +24,10 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     **{f"masked_compact_{p}": (1 + p / 100 * 12, 2 + p / 100 * 10) for p in (1, 10, 50, 90, 99)},
     # rows of 64: a 64th of the mask and of the index
     **{f"masked_compact_{p}_rows": ((1 + p / 100 * 264) / 64, 2 + p / 100 * 136 / 64) for p in (1, 10, 50, 90, 99)},
-    **dict.fromkeys(("dice_loss", "tversky_loss"), (2 + 8 / 4, 2 + 8 / 4)),  # x, a fourth of an index; write dx, not x
+    # x, a fourth of an index; write dx, not x
+    **dict.fromkeys(("dice_loss", "tversky_loss", "generalized_dice_loss"), (2 + 8 / 4, 2 + 8 / 4)),
     "triplet_margin_loss": (6, 12),  # read three vectors; read and write them
+    "box_iou_loss": (4, 8),  # read both boxes; read and write them
     "multi_margin_loss": (2, 4),
     "multilabel_soft_margin_loss": (4, 6),
     "info_nce_loss": (4, 8),
@@ -33,7 +35,7 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     # of 2 rows: 32000 / 2 times as many weights
     **dict.fromkeys(("linear_cross_entropy", "linear_token_log_probs"), (2 + 32000, 4 + 64000)),
     # made of other ops, which are given what those before them made
-    **dict.fromkeys(("ms_ssim", "psnr", "lpips_distance"), (4, 6)),
+    **dict.fromkeys(("ms_ssim", "psnr", "lpips_distance", "silog_loss"), (4, 6)),
     "total_variation": (2, 4),
     "masked_select": (4, 4.5),
     "safe_gather_one": (12 / 1024, 2 + 10 / 1024),

@@ -7,7 +7,9 @@ from tests.ops import RECORDS
 
 CALLS = {name: RECORDS[name].call for name in sorted(RECORDS) if not isinstance(RECORDS[name].call, str)}
 # what is no function of tensors, or of lists of them
-OTHERS = {"combine_losses", "debug", "distributed", "fp32_region", "nn", "to_device", "warmup", *RECORDS} - set(CALLS)
+OTHERS = {"combine_losses", "debug", "distributed", "fp32_region", "nn", "safe_mode", "to_device", "warmup"}
+# or takes lengths, or a function, with them: tests/contract/rows
+OTHERS = {*OTHERS, "ctc_loss", "triplet_margin_with_distance_loss", *RECORDS} - set(CALLS)
 
 
 def tensors(name):

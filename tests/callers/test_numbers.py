@@ -62,7 +62,8 @@ POSITIVE = ["n", "n/4", "1/n"]
 KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win_sigma": ["n", "n/4"]}
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "softcap", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2", "denominator"), POSITIVE)
-SHARES = ("alpha", "label_smoothing", "quantile", ("js_div_with_logits", "beta"), ("linear_js_div", "beta"))  # of 1
+SHARES = ("alpha", "label_smoothing", "quantile", "variance_focus")  # of 1
+SHARES += ("js_div_with_logits", "beta"), ("linear_js_div", "beta")
 KINDS |= dict.fromkeys(SHARES, ["1/n"])
 # of the first op of each family all such numbers are tried, of the others one
 SIZES = [

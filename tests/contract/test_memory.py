@@ -36,7 +36,7 @@ CALLS = {
     "sums": lambda x: safeops.masked_sum(x.unsqueeze(1), dim=1),
     "extremes": lambda x: safeops.masked_amax(x.unsqueeze(1), dim=1),
     "rows": lambda x: safeops.masked_softmax(x.view(2**25, 2**20)),
-    "a number of each row": lambda x: safeops.cosine_similarity(x.unsqueeze(1), x.detach().unsqueeze(1)),
+    "a number of each row": lambda x: safeops.cosine_similarity(x.unsqueeze(1), x.detach().unsqueeze(1), dim=-1),
     "picked": lambda x: safeops.safe_gather(x, 0, INDEX.expand(HUGE)),
     "packed": lambda x: safeops.masked_compact(x[:3], KEEP.expand(3), capacity=HUGE),
     "backward": lambda x: safeops.safe_gather(x.requires_grad_(), 0, INDEX.expand(3)).sum().backward(),

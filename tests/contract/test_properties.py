@@ -19,7 +19,8 @@ NUMBERS = [0.0, 0.25, 1.0, 100.0]  # of a loss's parameters, where they are in r
 # a margin: no difference of two of POOL, where rounding decides which side of the kink it is; no powers of 100, which
 # vanish
 OWN_NUMBERS = {"margin": [0.0, 0.7], "gamma": [0.0, 0.25, 1.0, 2.0]}
-EXPONENTIAL = ("poisson_nll_loss", "sigmoid_focal_loss")  # of what is so large that it is inf in fp32 alone
+# of what is so large that it is inf in fp32 alone
+EXPONENTIAL = ("gaussian_kl_div", "poisson_nll_loss", "sigmoid_focal_loss")
 
 
 def terms(name, kind):

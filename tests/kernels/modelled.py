@@ -74,6 +74,9 @@ def cases(n):
         results["cosine", "backward", "rows", name] = rows.cosines_backward(x, x)
         results["triplet_margin_loss", "forward", "rows", name] = rows.triplets(x)
         results["triplet_margin_loss", "backward", "rows", name] = rows.triplets_backward(x)
+        x = meta((n // 4, 4), dtype)
+        results["box_iou_loss", "forward", "boxes", name] = classes.boxes(x)
+        results["box_iou_loss", "backward", "boxes", name] = classes.boxes(x, gradient=True)
         for width in (128, 1024, CLASSES):
             x, layout = meta((n // width, width), dtype), f"rows of {width}"
             results["multi_margin_loss", "forward", layout, name] = classes.margins(x)

@@ -1,8 +1,9 @@
-"""The plans of cross_entropy, nll_loss and multi_margin_loss, forward and backward, for test_triton_build.py."""
+"""The plans of cross_entropy, nll_loss, multi_margin_loss and box_iou_loss, both ways, for test_triton_build.py."""
 
 import re
 
 import torch
+from safeops.kernels.rows import box_iou_loss as box
 from safeops.kernels.rows import cross_entropy as ce
 from safeops.kernels.rows import cross_entropy_backward as ce_backward
 from safeops.kernels.rows import multi_margin_loss as margin
@@ -15,7 +16,7 @@ OFTEN = re.compile(  # as in plans_statistics.py
     r"aligned cross_entropy( shares few long| smoothing images|_backward images)? bfloat16|"
     r"aligned multi_margin(_backward few long)? bfloat16|"
     r"aligned (cross_entropy|multi_margin)(_backward)? odd long( shares)? bfloat16|"
-    r"general (cross_entropy|multi_margin)(_backward)? odd bfloat16"
+    r"general (cross_entropy|multi_margin)(_backward)? odd bfloat16|general box(_backward)? bfloat16"
 )
 I64 = torch.int64
 
@@ -62,6 +63,14 @@ def margins(x, p=1, gradient=False, mean=None, weight=False):
     grad = meta((), F32).expand(rows) if gradient else None
     _, plan, constants = margin.prepare(x, target, w, mask if weight else None, p, mean, grad=grad)
     return row.plan(*plan, constants, **margin.OPTIONS)
+
+
+def boxes(x, kind=3, gradient=False, mean=None, masked=False):
+    """x: (..., 4)"""
+    rows = x.shape[:-1]
+    upstream = {"grad": meta((), F32).expand(rows), "needed": (True, True)} if gradient else {}
+    _, plan, constants = box.prepare(x, x, meta(rows, torch.bool) if masked else None, kind, mean, **upstream)
+    return row.plan(*plan, constants, **box.OPTIONS)
 
 
 def cases():
@@ -132,6 +141,13 @@ def cases():
         results[f"general {which} odd {name}"] = margins(odd, 2, gradient)
         results[f"aligned {which} odd long {name}"] = margins(words, 2, gradient)
         results[f"aligned {which} weight {name}"] = margins(short, 2, gradient, weight=True)
+    for gradient, which in ((False, "box"), (True, "box_backward")):
+        for dtype in (BF16, F32, F64):
+            results[f"general {which} {str(dtype)[6:]}"] = boxes(meta((1 << 20, 4), dtype), 3, gradient)
+        results[f"general {which} giou {name}"] = boxes(meta((1 << 20, 4), BF16), 1, gradient, masked=True)
+        results[f"general {which} across {name}"] = boxes(meta((4, 1 << 20), BF16).mT, 2, gradient)
+        results[f"general {which} odd {name}"] = boxes(meta((1 << 20, 5), BF16)[:, 1:], 0, gradient)
+    results[f"general box of rows {name}"] = boxes(meta((1 << 20, 4), BF16), 3, mean=True)
     results[f"aligned multi_margin of rows {name}"] = margins(short, 1, mean=True)
     results[f"aligned multi_margin of few long rows {name}"] = margins(few, 1, mean=True)
     return results

@@ -53,8 +53,8 @@ TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 # The losses' modules, each with `value`, and `slope` or `slopes`, or with FORMULAS for each choice of its flags; but
 # mse_loss, on which every variant is compiled.
-LOSSES = [importlib.import_module(f"safeops.kernels.losses.{name}") for name, op in registry.items()
-          if isinstance(op, PointwiseLoss) and name != "mse_loss"]  # fmt: skip
+LOSSES = [importlib.import_module(f"safeops.kernels.losses.{op.kernel}") for each in registry.values()
+          for op in (each, *each.parts) if isinstance(op, PointwiseLoss) and op.name != "mse_loss"]  # fmt: skip
 
 
 def formulas(module):
@@ -235,7 +235,8 @@ def vectors(plan, names):
 SPILLS = 8
 
 
-LAID_OUT = re.compile(r"info_nce_(\w+_)?kernel")  # they read rows that another launch has laid out
+# they read rows that another launch has laid out, or boxes: accesses are wider than the operands' kinds say
+LAID_OUT = re.compile(r"(info_nce_(\w+_)?|box_)kernel")
 
 
 def check(name, plan, facts):
@@ -307,7 +308,7 @@ def compiled_for(target):
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
-NARROW = {"nll_loss_kernel", "region_loss_kernel", "region_loss_backward_kernel"}
+NARROW = {"box_kernel", "nll_loss_kernel", "region_loss_kernel", "region_loss_backward_kernel"}
 NARROW |= {f"info_nce{part}_kernel" for part in ("", "_units", "_slopes", "_gradients")}
 
 

@@ -74,7 +74,7 @@ def calls():
         "broadcast losses": (dense, lambda x, y, m: safeops.mse_loss(x, y[:, :1].expand_as(x), reduction="none")),
         "softmax": (dense, lambda x, y, m: safeops.masked_softmax(x, m)),
         "softmax of columns": (dense, lambda x, y, m: safeops.masked_softmax(x, dim=0)),
-        "similarity": (dense, lambda x, y, m: safeops.cosine_similarity(x, y)),
+        "similarity": (dense, lambda x, y, m: safeops.cosine_similarity(x, y, dim=-1)),
         "classes": (dense, lambda x, y, m: safeops.cross_entropy(x, y[:, 0].long())),
         "weighted classes": (dense, lambda x, y, m: safeops.nll_loss(x, y[:, 0].long(), weight=y[0].relu() + 1)),
     }

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from safeops.testing import Bad
-from tests.ops.bad_calls import NAN
+from tests.ops.bad_calls import NAN, BadIndex
 from tests.ops.operands import data, plain, weights
 from tests.ops.record import ONE_OPERAND
 from tests.ops.row_losses import bad_calls, row_loss, vectors
@@ -57,7 +57,7 @@ row_loss(
     {},
     [
         *bad_calls(NAME, ("input", "target"), (), {}, of_rows=False),
-        Bad((_x, _y), {"weight": torch.ones(2)}, ValueError, (NAME, "weight", "(2,)", "(5,)")),
+        Bad((_x, _y), {"weight": torch.ones(2)}, ValueError, (NAME, "weight", "(2,)", "(2, 5)")),
         Bad((_x, _y), {"weight": torch.ones(5, device="meta")}, ValueError, (NAME, "weight", "meta")),
     ],
     by_class=weights(4, seed=7),
@@ -65,12 +65,54 @@ row_loss(
     skip={"weight_zero": "a weight is a class's: tests/contract/rows/test_label_losses.py has it"},
 )
 
+# ---- multilabel_margin_loss
+
+
+def _margins(x, target):
+    """All hinges of a row: its classes, up to the first negative number, against every other class."""
+    listed = (target >= 0).cumprod(-1) != 0
+    place = torch.where(listed, target, 0)
+    own = ((place.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)) & listed.unsqueeze(-1)).any(-2)
+    hinges = 1 - x.gather(-1, place).unsqueeze(-1) + x.unsqueeze(-2)  # (..., j, i)
+    counts = listed.unsqueeze(-1) & ~own.unsqueeze(-2)
+    loss = torch.where(counts & (hinges > 0), hinges, 0).sum((-1, -2)) / max(x.shape[-1], 1)
+    lost = (counts & hinges.isnan()).any(-1).any(-1)  # no element of such a row has a slope
+    return torch.where(lost, (torch.where(lost.unsqueeze(-1), x, 0) * torch.nan).sum(-1), loss)
+
+
+def _margins_sizes(x, target):
+    classes = x.shape[-1]
+    return (1 + 2 * x.abs().amax(-1)) * classes, (torch.full_like(x, classes),)
+
+
+NAME = "multilabel_margin_loss"
+_x, _two = torch.arange(10.0).reshape(2, 5), torch.tensor([[1, 4, -1, 0, 9], [-1, 0, 0, 0, 0]])
+_classes = torch.tensor([[0, 2, -1, 3], [-1, 0, 0, 0], [3, 2, 1, 0], [1, 1, -1, 0], [2, -1, 0, 0]])
+row_loss(
+    NAME,
+    _margins,
+    _margins_sizes,
+    F.multilabel_margin_loss,
+    vectors(1, _classes),
+    {"input": data(5, 4), "target": _classes},
+    {},
+    [
+        *bad_calls(NAME, ("input",), (_two,), {}),
+        Bad((_x, 1), {}, TypeError, (NAME, "target", "tensor", "int")),
+        Bad((_x, _two.float()), {}, TypeError, (NAME, "target", "class indices", "torch.float32")),
+        Bad((_x, _two[:1]), {}, ValueError, (NAME, "target", "(1, 5)", "(2, 5)")),
+        Bad((_x, _two.to("meta")), {}, ValueError, (NAME, "target", "meta")),
+        BadIndex((_x, torch.full((2, 5), 5)), {}, IndexError, (NAME, "target 5", "5 classes")),
+    ],
+    skip={"partial_gradients": "one operand, where there is no weight"},
+)
+
 # ---- info_nce_loss
 
 
 def _info_nce(query, positive_key, temperature=0.1, keep=None):
     """The keys are those of the batch. With others: tests/contract/rows/test_label_losses.py."""
-    logits = normalize(query) @ normalize(positive_key).mT / temperature
+    logits = normalize(query, eps=None) @ normalize(positive_key, eps=None).mT / temperature
     is_positive = torch.eye(len(query), dtype=torch.bool, device=query.device)
     logits = torch.where(keep | is_positive, logits, -torch.inf)
     top = logits.detach().amax(-1, keepdim=True) if len(query) else logits
@@ -132,7 +174,7 @@ def _positives(keep, labels):
 
 def _supervised(features, labels, temperature=0.07, keep=None):
     others, positive = _positives(keep, labels)
-    z = normalize(features)
+    z = normalize(features, eps=None)
     logits = torch.where(others, z @ z.mT / temperature, -torch.inf)
     top = logits.detach().amax(-1, keepdim=True) if len(z) else logits
     top = torch.where(top == -torch.inf, 0, top)

@@ -142,7 +142,11 @@ def _bad_calls():
     yield Bad(*call(_x, _w, _t, linear_bias=torch.ones(3, device="meta")), ValueError, (NAME, "linear_bias", "meta"))
     yield Bad(*call(_x, _w.to("meta"), _t), ValueError, (NAME, "linear_weight", "meta"))
     yield Bad(*call(_x, _w, 3), TypeError, (NAME, "target", "tensor", "int"))
-    yield Bad(*call(_x, _w, torch.ones(2, 3)), TypeError, (NAME, "target", "class indices", "torch.float32"))
+    yield Bad(*call(_x, _w, torch.ones(2)), TypeError, (NAME, "target", "class indices", "torch.float32"))
+    yield Bad(*call(_x, _w, torch.ones(2, 4)), ValueError, (NAME, "target", "(2, 4)", "(2, 3)", "probabilities"))
+    many = _w.unsqueeze(1).expand(3, 2, 5)
+    yield Bad(*call(_x, many, _t), ValueError, (NAME, "target", "(2,)", "(2, 2)", "(2, 3, 2)"))
+    yield Bad(*call(_x, many, _t, linear_bias=torch.ones(3)), ValueError, (NAME, "linear_bias", "(3,)", "(3, 2)"))
     yield Bad(*call(_x, _w, _t[:1]), ValueError, (NAME, "target", "(1,)", "(2,)"))
     yield Bad(*call(_x, _w, _t.to("meta")), ValueError, (NAME, "target", "meta"))
     for wrong in (3, -1, -101):

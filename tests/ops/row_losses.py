@@ -145,9 +145,9 @@ def _samples(operands, differentiable, options, by_class):
     yield sample("denominator", 5, mask=mask(5, 1), denominator=DENOMINATOR)
 
 
-def bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
+def bad_calls(name, names, rest, numbers, flags=(), of_rows=True, width=5):
     """names: of the vectors. rest: the further operands of two rows. numbers: {option: numbers out of range}."""
-    x = torch.arange(10.0).reshape(2, 5)
+    x = torch.arange(2.0 * width).reshape(2, width)
     keep, count = torch.ones(2, dtype=torch.bool), len(names)
     good = (*[x] * count, *rest)
 
@@ -158,8 +158,8 @@ def bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
         yield Bad(with_one(i, None), {}, TypeError, (name, key, "tensor", "NoneType"))
         yield Bad(with_one(i, x.long()), {}, TypeError, (name, key, "floating", "torch.int64"))
         if i:
-            yield Bad(with_one(i, x[:, :3]), {}, ValueError, (name, key, names[0], "(2, 3)", "(2, 5)"))
-            yield Bad(with_one(i, x[0]), {}, ValueError, (name, key, names[0], "(5,)", "(2, 5)"))
+            yield Bad(with_one(i, x[:, :3]), {}, ValueError, (name, key, names[0], "(2, 3)", str(tuple(x.shape))))
+            yield Bad(with_one(i, x[0]), {}, ValueError, (name, key, names[0], f"({width},)", str(tuple(x.shape))))
             yield Bad(with_one(i, x.to("meta")), {}, ValueError, (name, key, "meta"))
     yield Bad((*[x[0, 0]] * count, *rest), {}, ValueError, (name, names[0], "last dim", "()"))
     yield Bad(good, {"mask": torch.ones(2)}, TypeError, (name, "mask", "bool", "torch.float32"))
@@ -196,7 +196,7 @@ def row_loss(
     name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, skip=(), gpu=NO_GPU, **fields
 ):
     """by_class: a weight for each class, where `weight` is that."""
-    vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1)
+    vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1 and x.is_floating_point())
     definition = _definition(element, by_class is not None)
     Record(
         name,

@@ -1,11 +1,13 @@
 """The functions along one dim: softmax, its logarithm, normalize, cosine similarity."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 import safeops
 from safeops.testing import Bad, Sample
-from tests.ops.bad_calls import KEEP, X, bad_floors, bad_masks, must
+from tests.ops.bad_calls import KEEP, NAN, X, bad_floors, bad_masks, must
 from tests.ops.gpu import Case, masked, numbers
 from tests.ops.operands import data, mask, plain, plain_mask
 from tests.ops.record import NO_MASK, NO_SUM, NO_WEIGHT, NOT_SAFE, ONE_OPERAND, Record
@@ -48,11 +50,16 @@ def _unit(x, dim, eps):
     return torch.where(zero, 0, torch.where(zero, 0, x) / torch.where(zero, 1, divisor)), norm.detach()
 
 
-def normalize(input, dim=-1, *, eps=None, out_dtype=torch.float64):
-    return _unit(input, dim, floor(eps, out_dtype))[0]
+def normalize(input, p=2.0, dim=1, eps=1e-12, *, out_dtype=torch.float64):
+    eps = floor(eps, out_dtype)
+    if p == 2:
+        return _unit(input, dim, eps)[0]
+    zero = (input == 0).all(dim, keepdim=True)
+    norm = torch.linalg.vector_norm(torch.where(zero, 1, input), p, dim, keepdim=True)
+    return torch.where(zero, 0, input / torch.where(norm <= eps, eps, norm))
 
 
-def cosine_similarity(x1, x2, dim=-1, *, eps=None, out_dtype=torch.float64):
+def cosine_similarity(x1, x2, dim=1, eps=1e-8, *, out_dtype=torch.float64):
     x1, x2 = torch.broadcast_tensors(x1, x2)
     (y1, norm1), (y2, norm2) = (_unit(x, dim, floor(eps, out_dtype)) for x in (x1, x2))
     # A zero vector has no angle, unless there is a NaN or inf to show.
@@ -130,7 +137,7 @@ def _bad_dims(name, *operands):
     yield Bad(operands, {"dim": None}, TypeError, (name, "dim", "None"))
     yield Bad(operands, {"dim": (0, 1)}, TypeError, (name, "dim", "(0, 1)"))
     yield Bad(operands, {"dim": 1.0}, TypeError, (name, "dim", "1.0"))
-    yield must(name, "dim", (*operands, True), {}, TypeError)
+    yield must(name, "dim", operands, {"dim": True}, TypeError)
 
 
 # ---- softmax
@@ -197,7 +204,7 @@ ZERO[1] = 0
 
 def _cosine_case(n, dtype, seed):
     x, y = numbers(n, dtype, seed), numbers(n, dtype, seed + 1)
-    return Case(safeops.cosine_similarity, (x, (x + y) / 2))
+    return Case(lambda a, b: safeops.cosine_similarity(a, b, -1), (x, (x + y) / 2))
 
 
 Record(
@@ -212,13 +219,21 @@ Record(
         Sample((SHORT,), {"eps": 1.0}, name="all below the floor"),
         Sample((data(2, 3, 4, 5),), {"dim": 1}, name="channels of four"),
         Sample((data(2, 3, 4, 5),), {"dim": -2}, name="inner dim of four"),
+        Sample((SHORT,), {"eps": None}, name="no floor"),
+        *(Sample((data(3, 5),), {"p": p}, name=f"order {p}", smooth=False) for p in (1.0, 3.0, math.inf)),
     ],
-    bad_calls=[*_bad_inputs("normalize"), *_bad_dims("normalize", X), *bad_floors("normalize", X)],
-    call={"input": plain(), "dim": 1, "eps": 1e-3},
-    gpu=lambda n, dtype, seed: Case(safeops.normalize, (numbers(n, dtype, seed),)),
+    bad_calls=[
+        *_bad_inputs("normalize"),
+        *_bad_dims("normalize", X),
+        *bad_floors("normalize", X),
+        Bad((X,), {"p": "2"}, TypeError, ("normalize", "p", "str")),
+        Bad((X,), {"p": NAN}, ValueError, ("normalize", "p", "nan")),
+    ],
+    call={"input": plain(), "p": 2.0, "dim": 1, "eps": 1e-3},
+    gpu=lambda n, dtype, seed: Case(lambda x: safeops.normalize(x, dim=-1), (numbers(n, dtype, seed),)),
     dtype_rule="input",
     row_terms=normalize_terms,
-    torch_equivalent=lambda x, dim=-1, eps=None: F.normalize(x, dim=dim, eps=eps or 1e-12),
+    torch_equivalent=lambda x, p=2.0, dim=1, eps=1e-12: F.normalize(x, p, dim, eps or 1e-12),
     skip=NO_SUM | NOT_SAFE | NO_MASK | NO_WEIGHT | ONE_OPERAND,
 )
 Record(
@@ -229,7 +244,7 @@ Record(
         Sample((ZERO, data(3, 5, seed=2)), name="a zero vector", smooth=False, slow=True),
         Sample((data(4, 6), data(4, 6, seed=2)), {"dim": 0}, name="columns"),
         Sample((data(3, 5), data(5, seed=2)), name="second broadcast"),
-        Sample((data(3, 1, 5), data(4, 5, seed=2)), name="both broadcast"),
+        Sample((data(3, 1, 5), data(4, 5, seed=2)), {"dim": -1}, name="both broadcast"),
         Sample((SHORT, data(3, 5, seed=2)), {"eps": 1.0}, name="one below the floor"),
         Sample((data(2, 3, 4, 5), data(2, 3, 4, 5, seed=2)), {"dim": 1}, name="channels of four"),
     ],
@@ -245,6 +260,6 @@ Record(
     call={"x1": plain(), "x2": plain(1), "dim": 1, "eps": 1e-3},
     gpu=_cosine_case,
     row_terms=cosine_terms,
-    torch_equivalent=lambda a, b, dim=-1, eps=None: F.cosine_similarity(a, b, dim=dim, eps=eps or 1e-8),
+    torch_equivalent=lambda a, b, dim=1, eps=1e-8: F.cosine_similarity(a, b, dim, eps or 1e-8),
     skip=NOT_SAFE | NO_MASK | NO_WEIGHT,
 )

@@ -1,3 +1,4 @@
+#include "cpu/losses/logistic.h"
 #include "cpu/losses/pointwise_loss.h"
 
 namespace safeops::cpu {
@@ -20,5 +21,24 @@ struct Quantile {
 };
 
 SAFEOPS_POINTWISE_LOSS(quantile_loss, Quantile, double)
+
+// The quantile is an operand z, NaN outside of [0, 1].
+template <class C>
+struct QuantileOfEach {
+  C value(C x, C y, C z) const {
+    return product(select(x > y, 1 - bounded(z), bounded(z)), std::fabs(x - y));
+  }
+
+  Slopes<C> slopes(C x, C y, C z) const {
+    const C d = x - y, share = select(d > 0, 1 - bounded(z), bounded(z));
+    const C slope = select(d > 0, share, select(d < 0, -share, d + (share - share)));  // 0 stays 0, NaN stays NaN
+    return {slope, -slope, product_slope(share, -d) + (share - share)};
+  }
+
+ private:
+  static C bounded(C z) { return select(z >= 0 && z <= 1, z, std::numeric_limits<C>::quiet_NaN()); }
+};
+
+SAFEOPS_TERNARY_LOSS(quantiles_loss, QuantileOfEach)
 
 }  // namespace safeops::cpu

@@ -21,7 +21,7 @@ def definition(input, target, weight=None, keep=None):
     compute = compute_dtype(input.dtype, target.dtype)
     if keep is not None:
         input, target = torch.where(keep, input, 0), torch.where(keep, target, 0)
-    u, v = (normalize(f.to(compute), dim=1) for f in (input, target))
+    u, v = (normalize(f.to(compute), dim=1, eps=None) for f in (input, target))
     return masked_sum_of_squares(u - v, dim=1, keepdim=True, weight=weight)
 
 

@@ -4,6 +4,7 @@ A loss of the family is `PointwiseLoss(name, module, value, *parameters)`, where
 of one element in torch, and `module` the name of its class in safeops.nn. One of three tensors is a `TernaryLoss`.
 """
 
+import inspect
 import math
 import warnings
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from safeops.core import check
+from safeops.core import check, sums
 from safeops.core.definitions import accumulate, kept
 from safeops.core.domain import any_number
 from safeops.core.dtypes import LARGEST, compute_dtype
@@ -175,6 +176,12 @@ ARGUMENTS = """\
         ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, a number out of range.
 """
 
+# In this variant the mean divides by the count, whatever the weights: where torch's does.
+ARGUMENTS_BY_COUNT = ARGUMENTS.replace(
+    "the count of kept elements (by the sum of weights, with weights)",
+    "the count of elements the mask keeps, not by weights, as torch's",
+)
+
 
 class PointwiseLoss(Op):
     """A pointwise loss."""
@@ -183,7 +190,10 @@ class PointwiseLoss(Op):
     shards = "loss"
     names = "input", "target"  # of its tensors
     optional = False  # whether the last of them may be None
+    by_count = False  # whether a weighted mean divides by the count of elements, as torch's
     reductions = tuple(REDUCTION)
+    kernel = None  # the raw op's name, where it is not the loss's
+    warns = True  # where the second tensor broadcasts
 
     def __init__(self, name, module, value, *parameters, **fields):
         """fields: class attributes that are this loss's own."""
@@ -215,12 +225,13 @@ class PointwiseLoss(Op):
             "dtypes": ", ".join(f"ScalarType? {x}_dtype=None" for x in self.names),
             "results": ", ".join(["Tensor"] * count),
         }
-        triton = f"losses.{name}.{name}"
+        kernel = self.kernel = self.kernel or name
+        triton = f"losses.{kernel}.{kernel}"
         forward = declare_raw(
-            f"_{name}", _SCHEMA.format(**pieces), fake=_fake(count), composite=composite, triton=triton
+            f"_{kernel}", _SCHEMA.format(**pieces), fake=_fake(count), composite=composite, triton=triton
         )
         backward = declare_raw(
-            f"_{name}_backward",
+            f"_{kernel}_backward",
             _SCHEMA_BACKWARD.format(**pieces),
             fake=_fake_backward(count),
             triton=f"{triton}_backward",
@@ -236,6 +247,8 @@ class PointwiseLoss(Op):
             short = short and x.__class__ is kind and x == default
         if input.shape != target.shape or empty == "raise":
             self.validate_shapes((input, target), mask, weight, reduction, denominator, empty)
+        if self.by_count and weight is not None:
+            denominator = self.with_count((input, target), mask, reduction, denominator)
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
             return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
         tensor, divisor = split(denominator, input)
@@ -244,11 +257,22 @@ class PointwiseLoss(Op):
         takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
+    def with_count(self, tensors, mask, reduction, denominator):
+        """What a weighted mean divides by where that is the count of elements. With a mask as well, this is one more
+        launch: the kernels count those of a weight other than 0."""
+        if reduction != "mean" or denominator is not None:
+            return denominator
+        shape = _shape(tensors)
+        if mask is None:
+            return shape.numel()
+        check.mask(self.name, mask, " and ".join(self.names[:2]), tensors[0], shape)
+        return sums.count(mask.expand(shape))
+
     def validate_shapes(self, tensors, mask, weight, reduction, denominator, empty):
         """Raise before any work: shapes that differ, nothing kept."""
         self.validate(*tensors, mask, weight, reduction, denominator, empty)
         (first, x), (second, y), *_ = zip(self.names, tensors)
-        if x.shape != y.shape and not is_compiling():  # a warning cannot be traced
+        if self.warns and x.shape != y.shape and not is_compiling():  # a warning cannot be traced
             warnings.warn(
                 f"{self.name}: {second} {check.shown(y)} is broadcast with {first} {check.shown(x)}; "
                 "make the shapes equal (expand copies nothing) if that is meant",
@@ -256,7 +280,8 @@ class PointwiseLoss(Op):
             )
         if empty == "raise" and reduction != "none":
             shapes = ", ".join(f"{name} {check.shown(x)}" for name, x in zip(self.names, tensors) if x is not None)
-            raise_if_nothing_kept(self.name, kept(mask, weight), _shape(tensors), shapes, denominator)
+            keep = kept(mask, None if self.by_count and reduction == "mean" else weight)
+            raise_if_nothing_kept(self.name, keep, _shape(tensors), shapes, denominator)
 
     def validate(self, *arguments):
         tensors, (mask, weight, reduction, denominator, empty, *parameters) = _parted(arguments, self.count)
@@ -297,15 +322,27 @@ class PointwiseLoss(Op):
         kept = operands.mask, operands.weight
         return self.backward(grad, denominator, *tensors, *kept, *parameters, *needs, *dtypes)
 
-    def public(self, operands=OPERANDS):
-        """operands: what the docstring says of the tensors; "" where the function's own does."""
-        tensors = ", ".join(f"Tensor {x}" for x in self.names[: self.count - self.optional])
-        last = f", Tensor? {self.names[-1]}=None" * self.optional
-        return super().public(
-            f"({tensors}, *, Tensor? mask=None, Tensor? weight=None, "
-            f'str reduction="mean", Tensor? denominator=None, str empty="zero"{last}{self.schema}) -> Tensor',
-            arguments=operands + ARGUMENTS,
-        )
+    def public(self, operands=OPERANDS, *overloads):
+        """operands: what the docstring says of the tensors; "" where the function's own does. overloads: schemas."""
+
+        def declare(function):
+            text = operands + (ARGUMENTS_BY_COUNT if self.by_count else ARGUMENTS)
+            schemas = self._public_schema(function), *overloads
+            return super(PointwiseLoss, self).public(*schemas, arguments=text)(function)
+
+        return declare
+
+    def _public_schema(self, function):
+        """The public op's schema: the arguments of its function, whose order is torch's."""
+        kinds = {"reduction": "str", "empty": "str"} | {x.name: x.kind.__name__ for x in self.parameters}
+        arguments = []
+        for name, x in inspect.signature(function).parameters.items():
+            if x.kind is x.KEYWORD_ONLY and "*" not in arguments:
+                arguments.append("*")
+            kind = kinds.get(name) or ("Tensor" if x.default is x.empty else "Tensor?")
+            default = f'"{x.default}"' if kind == "str" else x.default
+            arguments.append(f"{kind} {name}" if x.default is x.empty else f"{kind} {name}={default}")
+        return f"({', '.join(arguments)}) -> Tensor"
 
 
 def _parted(x, count):
@@ -328,6 +365,9 @@ class TernaryLoss(PointwiseLoss):
         if input.shape != target.shape or empty == "raise" or (third is not None and third.shape != input.shape):
             self.validate_shapes((input, target, third), mask, weight, reduction, denominator, empty)
             empty = "zero" if empty == "raise" else empty
+        if self.by_count and weight is not None:
+            tensors = (input, target) if third is None else (input, target, third)
+            denominator = self.with_count(tensors, mask, reduction, denominator)
         # (input twice: their shapes have been seen to)
         takes, operands = super().prepare(input, input, mask, weight, reduction, denominator, empty, *parameters)
         return takes, (input, target, third, *operands[2:])

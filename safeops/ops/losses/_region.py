@@ -155,20 +155,29 @@ class OfSums(Op):
         return loss_reduction.reduce(self.name, loss, keep, weights, reduction, denominator, empty).to(dtype)
 
 
+BY_REGION = """\
+        reduction: "mean" divides the sum over the regions by the count of those with a kept pixel (by the sum of their
+            weights, with weights), "sum", or "none": (N, C), or (C,) with `batch`.
+"""
+
+
 class RegionLoss(Op):
     """A region loss. The op is its sums; `of_sums` makes the loss of them."""
 
     differentiable = (0, 1)
+    reduction_text = BY_REGION
     buffers = ("weight",)
     example = "torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 1]])"
 
     def __init__(self, name, module, value, **parameters):
-        """parameters: {name: default} of value's own."""
+        """parameters: {name: default} of value's own. value: None where `of_sums` is the loss's own."""
         self.module, self.parameters = module, parameters
-        self.of_sums = OfSums(name, value)
-        self.parts = (self.of_sums,)
+        if value is not None:
+            self.of_sums = OfSums(name, value)
+            self.parts = (self.of_sums,)
         super().__init__(name, _forward, _backward, define)
-        self.of_sums.cuda = self.cuda
+        if value is not None:
+            self.of_sums.cuda = self.cuda
         self.sums = self.call
 
     def prepare(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
@@ -261,15 +270,18 @@ class RegionLoss(Op):
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, *operands, *needs[:2])
 
-    def loss(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
-        """The public function."""
-        _, *smooth, ignore_index, batch = options
+    def checked_sums(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
         try:
-            sums = self.sums(input, target, mask, weight, reduction, denominator, empty, options, *parameters)
+            return self.sums(input, target, mask, weight, reduction, denominator, empty, options, *parameters)
         except (IndexError, RuntimeError):
             if target.dim() < input.dim() and not is_compiling():
-                self._refuse_indices(input, target, mask, ignore_index)
+                self._refuse_indices(input, target, mask, options[3])
             raise
+
+    def loss(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
+        """The public function."""
+        _, *smooth, _, batch = options
+        sums = self.checked_sums(input, target, mask, weight, reduction, denominator, empty, options, *parameters)
         if empty == "raise":
             self._raise_if_empty(input, sums[3].sum(0) if batch else sums[3], weight, reduction, denominator)
         denominator, divisor = (None, None) if denominator is None else loss_reduction.split(denominator, input)
@@ -293,7 +305,7 @@ class RegionLoss(Op):
             "(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
             'str reduction="mean", Tensor? denominator=None, str empty="zero", bool squared_pred=False, '
             f"float smooth_nr=1e-5, float smooth_dr=1e-5, int? ignore_index=None, bool batch=False{extra}) -> Tensor",
-            arguments=ARGUMENTS,
+            arguments=ARGUMENTS.replace(BY_REGION, self.reduction_text),
         )
 
 

@@ -27,12 +27,13 @@ _binary_cross_entropy = PointwiseLoss(
     "BCELoss",
     value,
     domain=(probability, probability),
+    by_count=True,
     example="torch.tensor([0.5, 0.9]), torch.tensor([1.0, 0.0])",
 )
 
 
 @_binary_cross_entropy.public(operands="")
-def binary_cross_entropy(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
+def binary_cross_entropy(input, target, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero"):
     """Binary cross entropy -(y log p + (1 - y) log(1 - p)) of probabilities; the mean over the kept elements.
 
     The arithmetic is fp32, under autocast too, where torch's raises on CUDA. As in torch the logarithms end at -100,

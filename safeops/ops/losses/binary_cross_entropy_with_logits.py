@@ -17,13 +17,14 @@ _binary_cross_entropy_with_logits = TernaryLoss(
     names=("input", "target", "pos_weight"),
     domain=(any_number, probability, factor),
     optional=True,
+    by_count=True,
     buffers=("pos_weight",),
 )
 
 
 @_binary_cross_entropy_with_logits.public(operands="")
 def binary_cross_entropy_with_logits(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", pos_weight=None
+    input, target, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero", pos_weight=None
 ):
     """Binary cross entropy of logits: w y log(1 + e^-x) + (1 - y) log(1 + e^x), w = pos_weight; the mean over the kept.
 

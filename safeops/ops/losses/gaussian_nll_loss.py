@@ -4,7 +4,9 @@ import math
 
 import torch
 
+from safeops.core import check
 from safeops.core.domain import any_number, positive
+from safeops.core.dtypes import compute_dtype
 from safeops.ops.losses._pointwise import Flag, Parameter, TernaryLoss
 
 
@@ -33,14 +35,14 @@ def gaussian_nll_loss(
     input,
     target,
     var,
+    full=False,
+    eps=1e-6,
+    reduction="mean",
     *,
     mask=None,
     weight=None,
-    reduction="mean",
     denominator=None,
     empty="zero",
-    full=False,
-    eps=1e-6,
 ):
     """Negative log likelihood of a normal law: (log v + (x - y)^2 / v) / 2, v = max(var, eps); the mean over the kept.
 
@@ -50,7 +52,8 @@ def gaussian_nll_loss(
     Args:
         input: floating tensor, the expected values x.
         target: floating tensor of `input`'s shape, y; broadcast with a warning. Differentiable.
-        var: floating tensor, broadcastable with `input`: the variances, not negative. Differentiable.
+        var: floating tensor, broadcastable with `input`: the variances, not negative. Differentiable. One of the shape
+            `input.shape[:-1]` is a variance for each row, also where it could be broadcast. Or a number.
         full: adds log(2 pi) / 2.
         eps: the least variance, greater than 0, in the compute dtype.
         {arguments}
@@ -60,4 +63,10 @@ def gaussian_nll_loss(
         >>> safeops.gaussian_nll_loss(x, y, var, reduction="none")
         tensor([0.0000, 1.1931])
     """
+    if isinstance(input, torch.Tensor) and not input.is_nested:
+        if check.is_number(var):
+            check.number("gaussian_nll_loss", "var", var, minimum=0)
+            var = input.new_full((), var, dtype=compute_dtype(input.dtype))
+        elif isinstance(var, torch.Tensor) and not var.is_nested and var.dim() and var.shape == input.shape[:-1]:
+            var = var.unsqueeze(-1)
     return _gaussian_nll_loss.call(input, target, var, mask, weight, reduction, denominator, empty, full, eps)

@@ -25,7 +25,7 @@ _hinge_embedding_loss = PointwiseLoss(
 
 @_hinge_embedding_loss.public(operands="")
 def hinge_embedding_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", margin=1.0
+    input, target, margin=1.0, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
 ):
     """x where the target is 1, max(margin - x, 0) where it is -1; the mean over the kept elements.
 

@@ -15,11 +15,13 @@ def value(x, y, delta):
     return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
 
 
-_huber_loss = PointwiseLoss("huber_loss", "HuberLoss", value, Parameter("delta", 1.0, above=0, sample=1.25))
+_huber_loss = PointwiseLoss(
+    "huber_loss", "HuberLoss", value, Parameter("delta", 1.0, above=0, sample=1.25), by_count=True
+)
 
 
 @_huber_loss.public()
-def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", delta=1.0):
+def huber_loss(input, target, reduction="mean", delta=1.0, weight=None, *, mask=None, denominator=None, empty="zero"):
     """Huber loss: d^2 / 2 where d = |input - target| < delta, else delta (d - delta / 2); the mean over kept elements.
 
     Huber, "Robust Estimation of a Location Parameter", 1964.

@@ -26,7 +26,7 @@ _margin_ranking_loss = TernaryLoss(
 
 @_margin_ranking_loss.public(operands="")
 def margin_ranking_loss(
-    input1, input2, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", margin=0.0
+    input1, input2, target, margin=0.0, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
 ):
     """max(margin - y (x1 - x2), 0): x1 is to be the larger where y = 1, x2 where y = -1; the mean over the kept.
 

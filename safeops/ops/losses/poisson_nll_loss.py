@@ -33,14 +33,14 @@ _poisson_nll_loss = PointwiseLoss(
 def poisson_nll_loss(
     input,
     target,
+    log_input=True,
+    full=False,
     *,
     mask=None,
     weight=None,
     reduction="mean",
     denominator=None,
     empty="zero",
-    log_input=True,
-    full=False,
     eps=1e-8,
 ):
     """Negative log likelihood of counts y by Poisson's law: e^x - y x, or x - y log(x + eps); the mean over the kept.

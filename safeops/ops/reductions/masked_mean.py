@@ -11,6 +11,9 @@ def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
     NaN, and overflows in half) and of `torch.masked.mean`. Counts are exact integers; half is accumulated in fp32 and
     returned in fp32.
 
+    Without `dim` the mean has no dimensions, and `x - masked_mean(x)` keeps x's dtype, half too, as torch promotes.
+    With `keepdim=True`, or a `dim`, the difference is fp32.
+
     Args:
         {arguments}
 

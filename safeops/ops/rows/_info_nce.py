@@ -21,7 +21,7 @@ def factors(temperature, query, *keys):
     """(the vectors whose products are the logits, the half dtype that they may be multiplied in)"""
     compute = compute_dtype(query.dtype, *(x.dtype for x in keys))
     half = query.dtype if takes_half(query, *keys) else None
-    query, *keys = (normalize(x.to(compute)) for x in (query, *keys))
+    query, *keys = (normalize(x.to(compute), dim=-1, eps=None) for x in (query, *keys))
     return *over_temperature(temperature, half, query, *keys), half
 
 

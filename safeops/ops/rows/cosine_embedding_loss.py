@@ -21,7 +21,7 @@ def definition(input1, input2, target, keep=None, margin=0.0):
     """The loss of each row. keep: bool, which rows exist; None: all."""
     if keep is not None:  # select before arithmetic
         input1, input2 = (torch.where(keep.unsqueeze(-1), x, 0) for x in (input1, input2))
-    cos = cosine_similarity(input1, input2)
+    cos = cosine_similarity(input1, input2, dim=-1, eps=None)
     apart = hinge(cos - margin)
     other = 0
     if target.is_floating_point():  # a target of NaN shows
@@ -89,12 +89,12 @@ _cosine_embedding_loss = Composed(
 
 
 @_cosine_embedding_loss.public(
-    "(Tensor input1, Tensor input2, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
-    'str reduction="mean", Tensor? denominator=None, str empty="zero", float margin=0.0) -> Tensor',
+    "(Tensor input1, Tensor input2, Tensor target, float margin=0.0, *, Tensor? mask=None, Tensor? weight=None, "
+    'str reduction="mean", Tensor? denominator=None, str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
 def cosine_embedding_loss(
-    input1, input2, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", margin=0.0
+    input1, input2, target, margin=0.0, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
 ):
     """1 - cos where target is 1, max(cos - margin, 0) where it is -1, of the cosine of each pair of vectors.
 

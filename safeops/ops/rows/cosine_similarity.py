@@ -5,7 +5,7 @@ import operator
 import torch
 
 from safeops.core import check
-from safeops.core.dtypes import compute_dtype
+from safeops.core.dtypes import LARGEST, compute_dtype
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
 from safeops.core.sums import sum_to
@@ -75,10 +75,10 @@ class CosineSimilarity(Op):
     saved, shards = slice(0, None), "cosine"
 
     def prepare(self, x1, x2, dim, eps):
-        if eps is not None or dim.__class__ is not int:
+        if dim.__class__ is not int or eps is not None and not (eps.__class__ is float and 0 <= eps <= LARGEST):
             self.validate(x1, x2, dim, eps)
             dim = operator.index(dim)
-        return True, (x1, x2) if eps is None and dim == -1 else (x1, x2, dim, eps)
+        return True, (x1, x2, dim, eps)
 
     def validate(self, x1, x2, dim, eps):
         check.floating("cosine_similarity", "x1", x1)
@@ -99,21 +99,20 @@ _cosine_similarity = CosineSimilarity("cosine_similarity", _forward, _backward, 
 # ---- public function
 
 
-@_cosine_similarity.public("(Tensor x1, Tensor x2, int dim=-1, *, float? eps=None) -> Tensor")
-def cosine_similarity(x1, x2, dim=-1, *, eps=None):
+@_cosine_similarity.public("(Tensor x1, Tensor x2, int dim=1, float? eps=1e-8) -> Tensor")
+def cosine_similarity(x1, x2, dim=1, eps=1e-8):
     """<x1, x2> / (max(|x1|, eps) max(|x2|, eps)) along `dim`, within [-1, 1].
 
     Where one of the vectors is zero the result is 0, with gradient 0 to both. Neither the norms nor the product
-    overflow or underflow (vectors of 1e30 or 1e-30 in fp32 are compared as any others), half is computed in fp32,
-    and an eps of 1e-8 is no 0 there. A NaN or inf shows in the results of its own vector alone.
+    overflow or underflow (with eps=None, vectors of 1e30 or 1e-30 in fp32 are compared as any others), half is computed
+    in fp32, and an eps of 1e-8 is no 0 there. A NaN or inf shows in the results of its own vector alone.
 
     Args:
         x1: floating tensor.
         x2: floating tensor, broadcastable with `x1`.
-        dim: the dim of the broadcast shape along which the vectors lie; by default the last, where
-            `F.cosine_similarity` has 1.
-        eps: smallest divisor for each vector, at least 0; a floor, never added. None: the smallest normal number of the
-            compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+        dim: the dim of the broadcast shape along which the vectors lie.
+        eps: smallest divisor for each vector, at least 0, in the compute dtype; a floor, never added. None: the
+            smallest normal number of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
 
     Returns:
         The cosines, of the broadcast shape without `dim`: fp32 for fp16, bf16 and fp32 operands, fp64 for fp64.
@@ -125,7 +124,7 @@ def cosine_similarity(x1, x2, dim=-1, *, eps=None):
 
     Example:
         >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-        >>> safeops.cosine_similarity(x, torch.tensor([4.0, 3.0]))
+        >>> safeops.cosine_similarity(x, torch.tensor([[4.0, 3.0]]))
         tensor([0.9600, 0.0000])
     """
     return _cosine_similarity.call(x1, x2, dim, eps)

@@ -347,13 +347,13 @@ _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([
 
 
 @_cross_entropy.public(
-    '(Tensor input, Tensor target, *, Tensor? weight=None, Tensor? mask=None, str reduction="mean", '
+    '(Tensor input, Tensor target, Tensor? weight=None, *, Tensor? mask=None, str reduction="mean", '
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, Tensor? row_weight=None, "
     'float temperature=1.0, float? softcap=None, Tensor? denominator=None, str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
 def cross_entropy(
-    input, target, *, weight=None, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
+    input, target, weight=None, *, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
     row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
 ):  # fmt: skip
     """-log softmax(input) at the class `target`, of each row; the mean over the kept rows.

@@ -21,6 +21,7 @@ from safeops.ops.rows._classification import (
     without_weight_0,
 )
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer, validate_per_class
+from safeops.ops.rows._linear_logits import is_whole, loss_of_logits
 from safeops.ops.rows._logits import as_floats
 from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows.cross_entropy import CrossEntropy, count_numbers
@@ -179,7 +180,9 @@ def linear_cross_entropy(
     Args:
         input: (..., D) floating tensor, a vector for each row.
         linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ, and both are read in its dtype.
-        target: class indices in [0, C), int64, int32 or uint8, of shape (...).
+        target: class indices in [0, C), int64, int32 or uint8, of shape (...). As torch's, but all logits exist, in
+            fp32: class probabilities (N, C) or (C,), floating; a `linear_weight` (C, d1, ..., D), with `linear_bias`
+            (C, d1, ...), and a target (N, d1, ...) or probabilities (N, C, d1, ...).
         linear_bias: (C,) tensor of `input`'s dtype.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
         z_loss: factor of the squared logsumexp, at least 0.
@@ -200,6 +203,12 @@ def linear_cross_entropy(
     """
     validate_reduction(NAME, input, reduction, denominator, empty)
     check.choice(NAME, "memory", memory, MEMORY)
+    if is_whole(input, linear_weight, target):
+        return loss_of_logits(
+            NAME, input, linear_weight, target, linear_bias, mask, ignore_index, weight=weight, reduction=reduction,
+            label_smoothing=label_smoothing, z_loss=z_loss, row_weight=row_weight, temperature=temperature,
+            softcap=softcap, denominator=denominator, empty=empty,
+        )  # fmt: skip
     validate_layer(NAME, input, linear_weight, linear_bias)
     validate_per_class(NAME, "weight", weight, linear_weight)
     validate_classes(NAME, input, target, mask)

@@ -143,21 +143,29 @@ _multi_margin_loss.example = "torch.eye(2), torch.tensor([0, 1])"
 # ---- public function
 
 
+def one_row(input, target):
+    """Torch's other forms of one row: a score alone is a row of one class, its class a vector of one."""
+    tensors = isinstance(input, torch.Tensor) and isinstance(target, torch.Tensor)
+    if not tensors or input.dim() > 1 or target.numel() != 1:
+        return input
+    return input.reshape(1, -1) if target.dim() else input.reshape(-1)
+
+
 @_multi_margin_loss.public(
-    "(Tensor input, Tensor target, *, int p=1, float margin=1.0, Tensor? weight=None, Tensor? mask=None, "
+    "(Tensor input, Tensor target, int p=1, float margin=1.0, Tensor? weight=None, *, Tensor? mask=None, "
     'str reduction="mean", Tensor? denominator=None, str empty="zero") -> Tensor',
     arguments=ARGUMENTS_BY_CLASS,
 )
 def multi_margin_loss(
-    input, target, *, p=1, margin=1.0, weight=None, mask=None, reduction="mean", denominator=None, empty="zero"
+    input, target, p=1, margin=1.0, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero"
 ):
     """The mean over the classes j of weight[y] max(margin - x_y + x_j, 0)^p, where y is the row's class and j is not.
 
     Then the mean over the kept rows. As `torch.nn.functional.multi_margin_loss`, which knows no half on the CPU.
 
     Args:
-        input: floating tensor (..., C), a score for each class in each row.
-        target: tensor (...) of class indices, integers from 0 to C - 1.
+        input: floating tensor (..., C), a score for each class in each row. As in torch one of shape () is one class.
+        target: tensor (...) of class indices, integers from 0 to C - 1. Of one row (C,) it may be (1,).
         p: 1 or 2.
         margin: number.
         weight: floating tensor (C,), a weight for each class; a row of a class of weight 0 has loss 0 and gradient 0,
@@ -176,6 +184,7 @@ def multi_margin_loss(
         >>> safeops.multi_margin_loss(input, torch.tensor([3]))
         tensor(0.3250)
     """
+    input = one_row(input, target)
     validate_reduction(NAME, input, reduction, denominator, empty)
     operands = input, target, weight, mask, margin, p
     if _multi_margin_loss.of_rows.serves(input, target, reduction, denominator, empty):

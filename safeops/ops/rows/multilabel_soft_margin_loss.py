@@ -6,7 +6,7 @@ from safeops.ops.losses.binary_cross_entropy_with_logits import (
     _binary_cross_entropy_with_logits,
     binary_cross_entropy_with_logits,
 )
-from safeops.ops.rows._row_loss import ARGUMENTS_BY_CLASS, finish, validate, validate_class_weight, vectors
+from safeops.ops.rows._row_loss import ARGUMENTS_BY_CLASS, finish, validate, vectors
 
 NAME = "multilabel_soft_margin_loss"
 
@@ -22,12 +22,12 @@ _multilabel_soft_margin_loss = Composed(
 
 
 @_multilabel_soft_margin_loss.public(
-    "(Tensor input, Tensor target, *, Tensor? weight=None, Tensor? mask=None, "
-    'str reduction="mean", Tensor? denominator=None, str empty="zero") -> Tensor',
+    '(Tensor input, Tensor target, Tensor? weight=None, *, Tensor? mask=None, str reduction="mean", '
+    'Tensor? denominator=None, str empty="zero") -> Tensor',
     arguments=ARGUMENTS_BY_CLASS,
 )
 def multilabel_soft_margin_loss(
-    input, target, *, weight=None, mask=None, reduction="mean", denominator=None, empty="zero"
+    input, target, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero"
 ):
     """The mean over the classes of weight (y log(1 + e^-x) + (1 - y) log(1 + e^x)), of logits x and labels y.
 
@@ -37,13 +37,13 @@ def multilabel_soft_margin_loss(
     Args:
         input: floating tensor (..., C), a logit for each class in each row.
         target: floating tensor of `input`'s shape, from 0 to 1. Differentiable.
-        weight: floating tensor (C,), a weight for each class; a class of weight 0 costs nothing, has gradient 0, and
-            counts among the C. Differentiable.
+        weight: floating tensor, broadcastable to `input`'s shape, as (C,), a weight for each class; what has weight 0
+            costs nothing, has gradient 0, and counts in the means. Differentiable.
         {arguments}
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
-        ValueError: shapes do not fit, `weight` is not of C numbers, devices differ, unknown `reduction` or `empty`.
+        ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`.
 
     Example:
         >>> input, target = torch.tensor([[0.0, torch.inf], [torch.nan, 0.0]]), torch.ones(2, 2)
@@ -51,7 +51,7 @@ def multilabel_soft_margin_loss(
         tensor(0.3466)
     """
     rows = vectors(NAME, input=input, target=target)
-    validate_class_weight(NAME, weight, input)
+    check.weight(NAME, weight, "input", input, input.shape)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
     check.same_device(NAME, "input", input, weight=weight)
     each, classes = None if mask is None else mask.unsqueeze(-1), input.shape[-1]  # (..., 1)
@@ -63,8 +63,6 @@ def multilabel_soft_margin_loss(
         losses = f"losses {check.shown(input, rows)}"
         loss_reduction.raise_if_nothing_kept(NAME, mask, rows, losses, denominator)
         empty = "zero"
-    if weight is not None and reduction == "mean" and denominator is None:  # not by the weights
-        denominator = rows.numel() if mask is None else sums.count(mask.expand(rows))
     total = binary_cross_entropy_with_logits(
         input, target, **options, reduction=reduction, denominator=denominator, empty=empty
     )

@@ -132,12 +132,12 @@ _nll_loss.example = "torch.tensor([[-0.5, -1.0], [-2.0, -0.25]]), torch.tensor([
 
 
 @_nll_loss.public(
-    '(Tensor input, Tensor target, *, Tensor? weight=None, Tensor? mask=None, str reduction="mean", '
+    '(Tensor input, Tensor target, Tensor? weight=None, *, Tensor? mask=None, str reduction="mean", '
     'int ignore_index=-100, Tensor? denominator=None, str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
 def nll_loss(
-    input, target, *, weight=None, mask=None, reduction="mean", ignore_index=-100, denominator=None, empty="zero"
+    input, target, weight=None, *, mask=None, reduction="mean", ignore_index=-100, denominator=None, empty="zero"
 ):
     """-w_y input_y of each row, y its class and w the class weights; the mean over the kept rows.
 

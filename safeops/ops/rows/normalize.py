@@ -1,13 +1,16 @@
 """normalize: x / |x| along a dim; a zero vector stays 0."""
 
+import math
 import operator
 
 import torch
 
 from safeops.core import check
-from safeops.core.dtypes import compute_dtype, filled, to_one
+from safeops.core.dtypes import LARGEST, compute_dtype, filled, to_one
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
+from safeops.ops.elementwise.safe_div import safe_div
+from safeops.ops.reductions.safe_norm import safe_norm
 
 # ---- definition
 
@@ -93,10 +96,10 @@ class Normalize(Op):
     shards = "normalize"
 
     def prepare(self, input, dim, eps):
-        if eps is not None or dim.__class__ is not int:
+        if dim.__class__ is not int or eps is not None and not (eps.__class__ is float and 0 <= eps <= LARGEST):
             self.validate(input, dim, eps)
             dim = operator.index(dim)
-        return True, (input,) if eps is None and dim == -1 else (input, dim, eps)
+        return True, (input, dim, eps)
 
     def validate(self, input, dim, eps):
         check.floating("normalize", "input", input)
@@ -113,26 +116,38 @@ _normalize = Normalize("normalize", _forward, _backward, definition)
 # ---- public function
 
 
-@_normalize.public("(Tensor input, int dim=-1, *, float? eps=None) -> Tensor")
-def normalize(input, dim=-1, *, eps=None):
-    """`input / max(|input|, eps)` along `dim`: vectors of length 1.
+def by_norm(input, p, dim, eps):
+    """The same of another norm, in plain torch beside the norm itself."""
+    check.floating("normalize", "input", input)
+    check.number("normalize", "p", p, minimum=-math.inf, maximum=math.inf)
+    _normalize.validate(input, dim, eps)
+    length = safe_norm(input, dim, ord=p, keepdim=True)
+    floored = length.clamp(min=resolve_eps(eps, length.dtype))
+    zero = (input == 0).all(dim, keepdim=True)
+    return safe_div(input, torch.where(zero, 0, floored), dtype=input.dtype)
 
-    A zero vector stays 0, with gradient 0; the Euclidean norm neither overflows nor underflows (vectors of 1e30 or
-    1e-30 in fp32 have length 1 afterwards), and half is computed in fp32 and rounded once: 64 channels of 40 give
-    0.125, and an eps of 1e-8 is no 0. Below `eps` the result is `input / eps`, with gradient `1 / eps`. A NaN turns its
-    vector into NaN; an inf is NaN, and the rest of its vector 0.
+
+@_normalize.public("(Tensor input, float p=2.0, int dim=1, float? eps=1e-12) -> Tensor")
+def normalize(input, p=2.0, dim=1, eps=1e-12):
+    """`input / max(|input|_p, eps)` along `dim`: vectors of length 1.
+
+    A zero vector stays 0, with gradient 0; the Euclidean norm neither overflows nor underflows (with eps=None, vectors
+    of 1e30 or 1e-30 in fp32 have length 1 afterwards), and half is computed in fp32 and rounded once: 64 channels of 40
+    give 0.125, and an eps of 1e-12 is no 0. Below `eps` the result is `input / eps`, with gradient `1 / eps`. A NaN
+    turns its vector into NaN; an inf is NaN, and the rest of its vector 0.
 
     Args:
         input: floating tensor of any shape and strides.
-        dim: the dim along which the vectors lie; by default the last, where `F.normalize` has 1.
-        eps: smallest divisor, at least 0; a floor, never added. None: the smallest normal number of the compute dtype
-            (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+        p: order of the norm, any number, inf and -inf included. Orders other than 2 run as several operations.
+        dim: the dim along which the vectors lie.
+        eps: smallest divisor, at least 0, in the compute dtype; a floor, never added. None: the smallest normal number
+            of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
 
     Returns:
         A tensor of `input`'s shape, dtype and memory order.
 
     Raises:
-        TypeError: `input` is not floating, `dim` is not an int, eps no number.
+        TypeError: `input` is not floating, `dim` is not an int, p or eps no number.
         ValueError: eps is negative.
         IndexError: dim out of range.
 
@@ -141,4 +156,6 @@ def normalize(input, dim=-1, *, eps=None):
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    return _normalize.call(input, dim, eps)
+    if p.__class__ in (float, int) and p == 2:
+        return _normalize.call(input, dim, eps)
+    return by_norm(input, p, dim, eps)

@@ -29,7 +29,8 @@ def define(features, labels, keep, temperature):
     count = positive.sum(1, keepdim=True)
     counted = count[:, 0] > 0 if keep is None else keep & (count[:, 0] > 0)
     compute, half = compute_dtype(features.dtype), features.dtype if takes_half(features) else None
-    z = normalize(features.to(compute))  # once: the parts of its gradient are added before they are rounded
+    # once: the parts of its gradient are added before they are rounded
+    z = normalize(features.to(compute), dim=-1, eps=None)
     logits = torch.where(
         other, matmul(*over_temperature(temperature, half, z, z), half), float("-inf")
     )  # else no class

@@ -142,14 +142,14 @@ _triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition, 
 
 
 @_triplet_margin_loss.public(
-    "(Tensor anchor, Tensor positive, Tensor negative, *, Tensor? mask=None, Tensor? weight=None, "
-    'str reduction="mean", Tensor? denominator=None, str empty="zero", float margin=1.0, float p=2.0, '
-    "float eps=1e-6, bool swap=False) -> Tensor",
+    "(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, float p=2.0, float eps=1e-6, "
+    'bool swap=False, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", Tensor? denominator=None, '
+    'str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
 def triplet_margin_loss(
-    anchor, positive, negative, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
-    margin=1.0, p=2.0, eps=1e-6, swap=False,
+    anchor, positive, negative, margin=1.0, p=2.0, eps=1e-6, swap=False, *, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero",
 ):  # fmt: skip
     """max(|anchor - positive| - |anchor - negative| + margin, 0) for each row; the mean over the kept rows.
 

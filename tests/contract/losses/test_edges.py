@@ -113,6 +113,39 @@ def test_js_div_of_nearly_equal_probabilities_keeps_its_digits(gap):
         torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=0)
 
 
+@pytest.mark.parametrize("gap", [0.3, 1e-2, 1e-4, 1e-6, 1e-20])
+def test_gaussian_kl_div_near_the_prior_keeps_its_digits(gap):
+    log_var = torch.linspace(-gap, gap, 50, device=DEVICE, requires_grad=True)
+    loss = safeops.gaussian_kl_div(torch.zeros_like(log_var), log_var, reduction="none")
+    d = log_var.detach().double()
+    truth = sum(d**k / math.factorial(k) for k in range(2, 16)) / 2
+    torch.testing.assert_close(loss.double(), truth, rtol=5e-7, atol=2e-45)
+    torch.testing.assert_close(grad_of(loss.sum(), log_var).double(), torch.expm1(d) / 2, rtol=5e-7, atol=0)
+
+
+@each_route
+def test_gaussian_kl_div_of_a_variance_that_overflows_is_inf_and_so_is_its_gradient(route):
+    mean, log_var = torch.zeros(10, device=DEVICE), t(88.8, 1000.0, INF, -INF, 0.0, NAN, -1e4, *[0.0] * 3, grad=True)
+    loss = on(route, "gaussian_kl_div")(mean, log_var, reduction="none")
+    assert loss[:4].tolist() == [INF] * 4 and loss[4] == 0 and loss[5].isnan() and loss[6] == 4999.5
+    grad = grad_of(loss.sum(), log_var)
+    assert grad[:3].tolist() == [INF] * 3 and grad[3] == grad[6] == -0.5 and grad[4] == 0 and grad[5].isnan()
+
+
+def test_gaussian_kl_div_of_a_prior_is_that_of_torch():
+    mean, log_var = torch.randn(4, 3, device=DEVICE), torch.randn(4, 3, device=DEVICE)
+    prior = 0.5, -1.25
+    scale = [(v / 2).exp() for v in (log_var, torch.tensor(prior[1]))]
+    laws = torch.distributions.Normal(mean, scale[0]), torch.distributions.Normal(prior[0], scale[1])
+    truth = torch.distributions.kl_divergence(*laws)
+    loss = safeops.gaussian_kl_div(mean, log_var, prior_mean=prior[0], prior_log_var=prior[1], reduction="batchmean")
+    torch.testing.assert_close(loss, truth.sum() / 4)
+    moved = (mean - prior[0]) * math.exp(-prior[1] / 2), log_var - prior[1]  # as the docstring says of tensors
+    torch.testing.assert_close(safeops.gaussian_kl_div(*moved, reduction="none"), truth)
+    with pytest.raises(TypeError, match="gaussian_kl_div: prior_mean must be a number, got Tensor"):
+        safeops.gaussian_kl_div(mean, log_var, prior_mean=torch.zeros(3))
+
+
 @each_route
 @pytest.mark.parametrize("name", ["kl_div", "js_div"])
 def test_what_does_not_happen_costs_nothing(name, route):

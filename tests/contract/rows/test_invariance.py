@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import safeops
+from safeops.core.domain import box
 from safeops.core.op import registry
 from tests.ops.record import DEVICE
 
@@ -38,7 +39,7 @@ OPS = {
     "masked_softmax": of_elements(safeops.masked_softmax),
     "masked_log_softmax": of_elements(safeops.masked_log_softmax),
     "normalize": lambda x, y, keep: safeops.normalize(x, dim=-1),
-    "cosine_similarity": lambda x, y, keep: safeops.cosine_similarity(x, y),
+    "cosine_similarity": lambda x, y, keep: safeops.cosine_similarity(x, y, dim=-1),
     "cross_entropy": of_rows(safeops.cross_entropy),
     "cross_entropy, smoothing": of_rows(safeops.cross_entropy, label_smoothing=0.1, z_loss=0.01),
     "cross_entropy, probabilities": lambda x, y, keep: safeops.cross_entropy(x, y.abs(), mask=keep, reduction="none"),
@@ -48,6 +49,9 @@ OPS = {
     "kl_div_with_logits": of_pairs(safeops.kl_div_with_logits),
     "js_div_with_logits": of_pairs(safeops.js_div_with_logits),
     "tv_with_logits": of_pairs(safeops.tv_with_logits),
+    "box_iou_loss": lambda x, y, keep: safeops.box_iou_loss(
+        box(x[..., :4]), box(y[..., :4]), kind="ciou", mask=keep, reduction="none"
+    ),
     "cosine_embedding_loss": lambda x, y, keep: safeops.cosine_embedding_loss(
         x, y, first(x), mask=keep, reduction="none"
     ),

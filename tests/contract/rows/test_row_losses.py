@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.core.domain import box
 from safeops.core.op import registry
 from tests.contract.common import DEVICE, each_route, equal, flags, on, t
 from tests.ops import RECORDS, definitions
@@ -32,8 +33,14 @@ def operands(name, *shape, dtype=torch.float32):
     if name == "triplet_margin_loss":
         return vectors(*shape, count=3, dtype=dtype)
     rows = shape[:-1]
+    if name == "box_iou_loss":
+        return [box(x.detach()).requires_grad_() for x in vectors(*rows, 4, dtype=dtype)]
     if name in ("info_nce_loss", "multilabel_soft_margin_loss"):
         return vectors(*shape, dtype=dtype)
+    if name == "multilabel_margin_loss":
+        index = torch.randint(-1, max(shape[-1], 1), shape, generator=torch.Generator().manual_seed(1))
+        index[..., :1] = 0
+        return [*vectors(*shape, count=1, dtype=dtype), index.to(DEVICE)]
     if name == "supervised_contrastive_loss":
         return [*vectors(*shape, count=1, dtype=dtype), torch.arange(math.prod(rows), device=DEVICE).reshape(rows) % 2]
     if name == "multi_margin_loss":

@@ -24,14 +24,14 @@ def test_perceptual_similarity_69_monai_8412_zero_feature_vector(route):
     half = features.half()
     assert (half / (half.pow(2).sum(1, keepdim=True).sqrt() + 1e-10))[..., 0].isnan().all()
 
-    ours = normalize(x, 1)
+    ours = normalize(x, dim=1)
     grad = torch.autograd.grad(ours[:, 0].sum(), x)[0]
     assert equal(ours[0, :, 0, 1], [2 / 7, 3 / 7, 6 / 7]) and equal(ours[0, :, 0, 0], [0, 0, 0])
     assert equal(grad[0, :, 0, 0], [0, 0, 0])
     torch.testing.assert_close(
         grad[0, :, 0, 1].cpu(), (torch.tensor([49.0, 0, 0]) - 2 * features[0, :, 0, 1].cpu()) / 343
     )
-    assert equal(normalize(half, 1)[0, :, 0, 0], [0, 0, 0])
+    assert equal(normalize(half, dim=1)[0, :, 0, 0], [0, 0, 0])
     value = cosine(x, torch.ones_like(x), 1)
     grad = torch.autograd.grad(value.sum(), x)[0]
     assert (
@@ -120,7 +120,7 @@ def test_norms_neither_overflow_nor_vanish(route, length, size):
     truth = x.detach().double()
     norm = truth.norm(dim=1, keepdim=True)
     for laid, dim in ((x, 1), (x.T.contiguous(), 0)):
-        ours = on(route, "normalize")(laid, dim, eps=0.0)
+        ours = on(route, "normalize")(laid, dim=dim, eps=0.0)
         want = (truth / norm) if dim else (truth / norm).T
         torch.testing.assert_close(ours.double(), want, rtol=1e-5, atol=1e-9)
         first, second = (laid[:1], laid[1:]) if dim else (laid[:, :1], laid[:, 1:])
@@ -153,7 +153,7 @@ def test_norms_beyond_the_largest_double(route, dim, copies):
     wide = torch.stack([unit, unit.flip(0)], 1 - dim).requires_grad_()
     for name, rest in (("normalize", ()), ("cosine_similarity", (y,))):
         leaf = x.clone().requires_grad_()
-        value = on(route, name)(leaf, *rest, dim)
+        value = on(route, name)(leaf, *rest, dim=dim, eps=None)
         truth = F.normalize(wide, dim=dim) if name == "normalize" else F.cosine_similarity(wide, y, dim)
         torch.testing.assert_close(value, truth, rtol=1e-13, atol=1e-15)
         up = torch.randn_like(value)
@@ -169,7 +169,7 @@ def test_cosines_stay_within_one(route):
     x = torch.randn(2000, 37, device=DEVICE)
     y = x * torch.rand(2000, 1, device=DEVICE)
     assert (F.cosine_similarity(x.double(), y.double()) - 1).abs().max() < 1e-12
-    value = on(route, "cosine_similarity")(x, torch.cat([y, -y]).reshape(2, 2000, 37))
+    value = on(route, "cosine_similarity")(x, torch.cat([y, -y]).reshape(2, 2000, 37), dim=-1)
     assert value.abs().max() <= 1 and equal(value[0], [1] * 2000) and equal(value[1], [-1] * 2000)
 
 
@@ -216,9 +216,9 @@ def test_a_norm_of_exactly_eps_is_divided_by_eps(route, dtype, create_graph):
     upstream = torch.tensor([1.0, 2.0], dtype=dtype, device=DEVICE).expand(17, 2)
     for laid, dim in ((x, 1), (x.t(), 0)):
         g = upstream if dim else upstream.t()
-        (dx,) = torch.autograd.grad(on(route, "normalize")(laid, dim, eps=5.0), x, g, create_graph=create_graph)
+        (dx,) = torch.autograd.grad(on(route, "normalize")(laid, dim=dim, eps=5.0), x, g, create_graph=create_graph)
         torch.testing.assert_close(dx, upstream / 5)
-        (dx,) = torch.autograd.grad(on(route, "normalize")(laid, dim, eps=4.99), x, g, create_graph=create_graph)
+        (dx,) = torch.autograd.grad(on(route, "normalize")(laid, dim=dim, eps=4.99), x, g, create_graph=create_graph)
         want = torch.tensor([[8.0, -6.0]], dtype=dtype, device=DEVICE).expand(17, 2) / 125 * -1
         torch.testing.assert_close(dx, want)
         unit = torch.full_like(laid, 1.0)

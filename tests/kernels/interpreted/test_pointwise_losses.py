@@ -5,6 +5,7 @@ import torch
 import triton
 import triton.language as tl
 from safeops.kernels.losses.pointwise_loss import pointwise_loss
+from safeops.kernels.losses.quantiles_loss import quantiles_loss, quantiles_loss_backward
 
 from safeops.core.op import registry
 from tests.kernels.interpreted.truth import (
@@ -201,6 +202,22 @@ def test_a_third_operand_that_is_broadcast_or_not_given():
             assert result[2].shape == (0,)
         else:  # of the full shape: the caller sums it to the operand's
             close(result[2].sum(0), wanted[2], wanted[2].abs() + 6)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+def test_several_quantiles_are_each_its_own(dtype):
+    x, y, q = fill((40, 5), dtype, 1), fill((40, 1), dtype, 2), torch.tensor([0.0, 0.1, 0.5, 0.75, 1.0])
+    x[0], x[1], x[2, 2], y[3] = INF, -INF, NAN, NAN
+    one, out = torch.tensor(1.0), F64 if dtype == F64 else F32
+    value, _ = quantiles_loss(x, y, q, None, None, None, 0, False, None)
+    dx, dy, dq = quantiles_loss_backward(one, None, x, y, q, None, None, True, True, True, out, out, F32)
+    record = registry["quantile_loss"].parts[0]
+    leaves = [t.double().requires_grad_() for t in (x, y.expand(40, 5), q.expand(40, 5))]
+    truth = record.definition(*leaves, None, None, None, 0, False, None)
+    for got, want in zip((value, dx, dy, dq), (truth.detach(), *torch.autograd.grad(truth.sum(), leaves))):
+        close(got, want, dtype=F32)
+    outside = torch.tensor([-0.5, 1.5, NAN, 1.0, 0.0])
+    assert quantiles_loss(x, y, outside, None, None, None, 0, False, None)[0][:, :3].isnan().all()
 
 
 def test_gradients_overflow_to_inf():

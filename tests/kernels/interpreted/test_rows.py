@@ -56,9 +56,9 @@ def backward(op, grad, saved, x, y=None, mask=None, dim=-1, eps=None, needs=(Tru
 
 def define(op, x, y=None, mask=None, dim=-1, eps=None, dtype=F32):
     if op == "cosine_similarity":
-        return definitions.cosine_similarity(x, y, dim, eps=eps, out_dtype=dtype)
+        return definitions.cosine_similarity(x, y, dim, eps, out_dtype=dtype)
     if op == "normalize":
-        return definitions.normalize(x, dim, eps=eps, out_dtype=dtype)
+        return definitions.normalize(x, 2.0, dim, eps, out_dtype=dtype)
     return getattr(definitions, "masked_" + op)(x, mask, dim)
 
 

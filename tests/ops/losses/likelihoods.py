@@ -120,6 +120,28 @@ def _gaussian_sizes(x, y, var, full=False, eps=1e-6):
     return v.log().abs() + d * d / v + 1, d / v, d / v, (1 + d * d / v) / v
 
 
+def _gaussian_kl(x, y, prior_mean=0.0, prior_log_var=0.0):
+    """In terms that do not cancel near the prior."""
+    d, u = y - prior_log_var, (x - prior_mean) * math.exp(-prior_log_var / 2)
+    near = d.abs() < 0.125
+    small, far = torch.where(near, d, 0), torch.where(near | (d == math.inf), 1, d)
+    series = sum(small**k / math.factorial(k) for k in range(2, 16))
+    excess = torch.where(near, series, torch.where(d == math.inf, d.exp(), torch.expm1(far) - far))
+    return (excess + u * u) / 2
+
+
+def _gaussian_kl_sizes(x, y, prior_mean=0.0, prior_log_var=0.0):
+    """The exponential multiplies the rounding of d by d: nothing near the prior."""
+    d, scale = y - prior_log_var, math.exp(-prior_log_var / 2)
+    u, more = (x - prior_mean) * scale, 1 + d.abs() / 8
+    return (_gaussian_kl(x, y, x, prior_log_var) * more + u * u).abs(), (u * scale).abs(), torch.expm1(d).abs() * more
+
+
+def _usual_gaussian_kl(x, y, reduction, prior_mean=0.0, prior_log_var=0.0):
+    d = y - prior_log_var
+    return -0.5 * (1 + d - (x - prior_mean) ** 2 / math.exp(prior_log_var) - d.exp())
+
+
 def _kl(x, y, log_target=False):
     if log_target:
         same = (x == y) & x.isinf()
@@ -201,6 +223,7 @@ pointwise(
     sizes=_gaussian_sizes,
     several_terms=True,
 )
+pointwise("gaussian_kl_div", _gaussian_kl, _usual_gaussian_kl, sizes=_gaussian_kl_sizes, several_terms=True)
 pointwise(
     "kl_div",
     _kl,

@@ -69,6 +69,8 @@ def _definition(op, element):
         terms = weighted(terms, keep, weight)
         if reduction == "none":
             return terms
+        if op.by_count and reduction == "mean" and denominator is None:
+            keep, weight = kept(terms.shape, mask, None).to(terms.device), None
         return reduce(reduction == "mean", terms, keep, weight, None, False, empty, denominator)
 
     loss.__module__ = __name__
@@ -114,7 +116,8 @@ def _twin(op, function):
         total = terms.sum()
         if reduction == "sum":
             return total
-        return total / (torch.where(keep, w, 0).sum() if denominator is None else denominator)
+        weights = keep if op.by_count else torch.where(keep, w, 0)
+        return total / (weights.sum() if denominator is None else denominator)
 
     return loss
 

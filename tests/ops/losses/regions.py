@@ -21,8 +21,9 @@ BY_CLASS = {
 }
 
 
-def _definition(formula):
-    """formula: (both, input_sum, target_sum, **options) -> the loss of each region."""
+def _definition(formula, of_images=False):
+    """formula: (both, input_sum, target_sum, **options) -> the loss of each region; or with the regions that exist and
+    the weight of each, of each image."""
 
     def loss(input, target, **options):
         return regions(input, input, target, target, **options)
@@ -50,8 +51,13 @@ def _definition(formula):
         def total(x):
             return x.sum(dims) if dims else x
 
-        value = formula(total(p * t), total(own_p**power), total(own_t**power), **options)
         exists = total(keep.to(torch.int64)) > 0
+        sums = total(p * t), total(own_p**power), total(own_t**power)
+        if of_images:
+            value = formula(*sums, exists=exists, weight=weight, **options)
+            exists, weight = exists.any(-1), None
+        else:
+            value = formula(*sums, **options)
         w = torch.where(exists, torch.ones((), dtype=p.dtype) if weight is None else weight, 0)
         value = torch.where(exists, torch.where(exists, value, 0) * w, 0)
         nothing = NAN if empty == "nan" else 0.0
@@ -94,6 +100,15 @@ def _dice(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5):
 
 def _tversky(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, alpha=0.5, beta=0.5):
     return 1 - (both + smooth_nr) / (both + alpha * (input - both) + beta * (target - both) + smooth_dr)
+
+
+def _generalized(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, exists=None, weight=None):
+    """A class without a pixel has the largest weight of those that have some."""
+    exists = torch.ones_like(both, dtype=torch.bool) if exists is None else exists
+    w = torch.where(exists & (target != 0), torch.where(target != 0, target, 1) ** -2, 0)
+    w = torch.where(exists & (target == 0), w.amax(-1, keepdim=True), w)
+    w = w if weight is None else w * torch.where(exists, weight, 0)
+    return 1 - (2 * (w * both).sum(-1) + smooth_nr) / ((w * (input + target)).sum(-1) + smooth_dr)
 
 
 def _monai(formula):
@@ -226,8 +241,8 @@ def _gpu(name):
     return make
 
 
-def region(name, formula, parameters=None):
-    parameters, definition = parameters or {}, _definition(formula)
+def region(name, formula, parameters=None, of_images=False):
+    parameters, definition = parameters or {}, _definition(formula, of_images)
     options = {"squared_pred": True, "smooth_nr": 0.5, "smooth_dr": 0.25, "ignore_index": None, "batch": False}
     tensors = {"mask": plain_mask(), "weight": plain(2)[0].clone(), "denominator": torch.tensor(5.0)}
     return Record(
@@ -247,3 +262,4 @@ def region(name, formula, parameters=None):
 
 region("dice_loss", _dice)
 region("tversky_loss", _tversky, {"alpha": 0.3, "beta": 0.7})
+region("generalized_dice_loss", _generalized, of_images=True)

@@ -1,0 +1,126 @@
+"""silog_loss: the scale-invariant error of logarithms, by which networks of depth are trained."""
+
+import torch
+
+from safeops.core import check, loss_reduction, sums
+from safeops.core.definitions import kept
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import Composed
+from safeops.ops.reductions.masked_mean import _masked_mean, masked_mean
+from safeops.ops.reductions.masked_var import _masked_var, masked_var
+
+NAME = "silog_loss"
+
+
+def validate_options(name, reduction, empty, variance_focus, batch):
+    loss_reduction.validate_options(name, reduction, empty)
+    check.number(name, "variance_focus", variance_focus, minimum=0, maximum=1)
+    check.boolean_flag(name, "batch", batch)
+
+
+def validate(input, target, mask, weight, reduction, denominator, batch):
+    check.floating(NAME, "input", input)
+    check.floating(NAME, "target", target)
+    if input.shape != target.shape:
+        raise ValueError(
+            f"{NAME}: target {check.shown(target)} must have the shape of input {check.shown(input)}; where an image "
+            "has a channel's dim in one alone, squeeze it"
+        )
+    if not batch and input.dim() < 2:
+        raise ValueError(f"{NAME}: input must be (N, d1, ...) with batch=False, got shape {check.shown(input)}")
+    check.mask(NAME, mask, "input", input, input.shape)
+    check.weight(NAME, weight, "input", input, input.shape)
+    loss_reduction.validate_denominator(NAME, reduction, denominator)
+    check.same_device(NAME, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
+
+
+_silog_loss = Composed(
+    NAME,
+    _masked_var,
+    _masked_mean,
+    *sums.ALL,
+    module="SILogLoss",
+    example="torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]])",
+    validate_options=validate_options,
+)
+
+
+def root(x):
+    """sqrt(x), with derivative 0 at 0."""
+    zero = x == 0
+    return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
+
+
+@_silog_loss.public(
+    '(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
+    'Tensor? denominator=None, str empty="zero", float variance_focus=0.85, bool batch=True) -> Tensor'
+)
+def silog_loss(
+    input,
+    target,
+    *,
+    mask=None,
+    weight=None,
+    reduction="mean",
+    denominator=None,
+    empty="zero",
+    variance_focus=0.85,
+    batch=True,
+):
+    """Scale-invariant error: sqrt(mean(g^2) - variance_focus mean(g)^2), g = log input - log target, over the pixels.
+
+    Eigen et al., "Depth Map Prediction from a Single Image using a Multi-Scale Deep Network", 2014; the root and 0.85
+    are of Lee et al., "From Big to Small" (BTS), 2019, who multiply the loss by 10. It is computed as var(g) +
+    (1 - variance_focus) mean(g)^2, of which nothing cancels. A perfect prediction has loss 0 and gradient 0, where the
+    root written out has NaN.
+
+    A pixel counts where its depth has been measured: a target of 0, below 0, inf or NaN is no measurement, and such a
+    pixel does not exist. A kept NaN of `input` shows, and so does a depth that is predicted as 0 or less, which has no
+    logarithm: clamp it where a network can give one.
+
+    Args:
+        input: floating tensor of depths, greater than 0, of any shape.
+        target: floating tensor of `input`'s shape, the depths measured. Differentiable.
+        mask: bool tensor, broadcastable to `input`; True = keep. Masked-out pixels do not exist: NaN, inf or garbage
+            there changes neither the loss nor a gradient, and their own gradient is exactly 0.
+        weight: floating tensor, broadcastable to `input`, the weight of each pixel in both means; 0 means the same as
+            masked out. Differentiable.
+        reduction: of the images' losses with batch=False: "mean" divides their sum by the count of images with a
+            measured pixel, "sum", or "none": (N,). With batch=True there is one loss, 0-dim.
+        denominator: number or 0-dim tensor that the mean divides by instead.
+        empty: value where no pixel is kept, and with "none" of an image without: "zero" (attached to the graph, zero
+            gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be compiled whole).
+        variance_focus: from 0, the root of the mean square, to 1, which does not see the scale.
+        batch: whether the pixels of all images are taken together, instead of those of each image (the first dim).
+
+    Returns:
+        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64.
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
+        ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, `variance_focus` out of range.
+
+    Example:
+        >>> depth = torch.tensor([1.0, 2.0, 4.0, 0.0])
+        >>> safeops.silog_loss(2 * depth + (depth == 0), depth, variance_focus=1.0) < 1e-6
+        tensor(True)
+        >>> safeops.silog_loss(depth + (depth == 0), depth)
+        tensor(0.)
+    """
+    validate_options(NAME, reduction, empty, variance_focus, batch)
+    validate(input, target, mask, weight, reduction, denominator, batch)
+    measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)
+    keep = measured if keep is None else measured & keep
+    dtype = compute_dtype(input.dtype, target.dtype)
+    weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # it has two gradients, which are added
+    # select before the logarithm; a depth of 1 has that of 0
+    x, y = (torch.where(keep, depth, 1).to(dtype).log() for depth in (input, target))
+    g, dims = x - y, None if batch else tuple(range(1, input.dim()))
+    spread = masked_var(g, keep, dims, correction=0, weight=weight)
+    shift = masked_mean(g, keep, dims, weight=weight)
+    exists = sums.count(g, keep, dim=dims) > 0
+    nothing = float("nan") if empty == "nan" and reduction == "none" else 0.0
+    if empty == "raise" and reduction == "none":
+        check.raise_if_empty(NAME, lambda: ~exists, input, "of the pixels")
+    loss = torch.where(exists, root(spread + (1 - variance_focus) * (shift * shift)), nothing)
+    return loss_reduction.reduce(NAME, loss, exists, None, reduction, denominator, empty)

@@ -1,0 +1,32 @@
+"""`safeops run SCRIPT`: run a script, unmodified, in safe mode, and print at its end what was replaced."""
+
+import argparse
+import functools
+import runpy
+import sys
+
+from safeops.debug.script import CANNOT_RUN, execute, problem_of
+from safeops.safe.mode import enter_process
+
+
+def add_parser(commands):
+    """The `run` subcommand."""
+    what = "run a script in safe mode: torch's losses, softmax, norms and half sums call their twins"
+    epilog = "Exit code: the script's own, 1 after an exception, 2 if it cannot be run."
+    parser = commands.add_parser("run", help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=epilog)
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file, run as it is")
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="for the script")
+
+
+def run(arguments):
+    """Run the script; return its exit code. The report follows when the process ends."""
+    script = arguments.script
+    if problem := problem_of(script):
+        print(f"safeops run: {problem}", file=sys.stderr)
+        return CANNOT_RUN
+    enter_process()
+    code, crashed = execute(
+        "run", script, arguments.arguments, functools.partial(runpy.run_path, script, run_name="__main__")
+    )
+    sys.stdout.flush()
+    return 1 if crashed else code

@@ -1,0 +1,86 @@
+"""The reports of this thread's safe modes, and whose line is being replaced."""
+
+import contextlib
+import os
+import sys
+import threading
+
+import torch
+
+from safeops.core import PACKAGE
+from safeops.core.private_torch import traced_frames
+from safeops.debug._source import user_frames
+
+_TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+# Frames between a line and its replacement: torch's, this folder's, those of a tool that watches.
+_BETWEEN = (_TORCH, os.path.join(PACKAGE, "safe", ""), os.path.join(PACKAGE, "debug", ""))
+_DEMO = os.path.join(PACKAGE, "demo", "")
+
+
+class _Reports(threading.local):
+    def __init__(self):
+        self.stack = []
+
+
+_reports = _Reports()
+
+
+def reports():
+    """Those of the safe modes that this thread is in, the outermost first."""
+    return _reports.stack
+
+
+def active():
+    return bool(_reports.stack)
+
+
+@contextlib.contextmanager
+def silent():
+    """Nothing is noted, nor is this thread in a safe mode that could be."""
+    before, _reports.stack = _reports.stack, []
+    try:
+        yield
+    finally:
+        _reports.stack = before
+
+
+def note(function, twin):
+    if torch.compiler.is_compiling():
+        return _note_traced(function, twin)
+    frames = user_frames(2, most=1)[0]
+    for report in set(_reports.stack):
+        report._note(function, twin, frames[0] if frames else None)
+
+
+def called_by_safeops():
+    """True if a function of safeops makes this call: its arithmetic is its own business."""
+    if torch.compiler.is_compiling():
+        return _traced_by_safeops()
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame is not None and _is_ours(frame.f_code.co_filename)
+
+
+def _is_ours(name):
+    return name.startswith(PACKAGE) and not name.startswith(_DEMO)
+
+
+# In a trace there are no frames of the user's, but Dynamo knows their lines. These run while it traces.
+
+
+@torch.compiler.assume_constant_result
+def _traced_by_safeops():
+    place = _traced_place()
+    return place is not None and _is_ours(place[0])
+
+
+@torch.compiler.assume_constant_result
+def _note_traced(function, twin):
+    for report in set(_reports.stack):
+        report._note(function, twin, _traced_place(), traced=True)
+
+
+def _traced_place():
+    frames = [x for x in traced_frames() or () if not x.filename.startswith(_BETWEEN)]
+    return (frames[-1].filename, frames[-1].lineno) if frames else None

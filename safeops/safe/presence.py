@@ -1,0 +1,99 @@
+"""The mode itself, and whether a thread is in it."""
+
+import contextlib
+import threading
+import types
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from safeops.core.private_torch import function_mode_stack, top_function_mode
+from safeops.safe.rules import RULES
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        rule = RULES.get(func)
+        if rule is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return rule(func, args, kwargs or {})
+
+
+# One for all, without a state: torch.compile takes a function under it for compiled, whichever safe mode it meets.
+_MODE = _Mode()
+
+
+class _Thread(threading.local):
+    out = False
+
+
+_thread = _Thread()
+
+
+def enter():
+    _MODE.__enter__()
+
+
+def is_inside():
+    return _MODE in function_mode_stack()
+
+
+def leave():
+    if not _thread.out:
+        _MODE.__exit__(None, None, None)
+    _thread.out = False
+
+
+def step_out():
+    """Out of the mode until `step_in`, where there is nothing to replace: each call of torch costs a microsecond in it.
+    False under a mode that was entered since: then this one stays."""
+    if _thread.out or top_function_mode() is not _MODE:
+        return False
+    _MODE.__exit__(None, None, None)
+    _thread.out = True
+    return True
+
+
+def step_in():
+    """Back, if this thread has not left the mode in the meantime."""
+    if _thread.out:
+        _thread.out = False
+        _MODE.__enter__()
+
+
+@contextlib.contextmanager
+def inside():
+    _MODE.__enter__()
+    try:
+        yield
+    finally:
+        _MODE.__exit__(None, None, None)
+
+
+def _opened(function):
+    """The rule of a function of torch whose own calls are replaced too. It begins by handing itself to the mode, out of
+    which it then runs: so a copy that does not."""
+    scope = function.__globals__ | {"has_torch_function": lambda tensors: False}
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+
+    def rule(func, args, kwargs):
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        with inside():
+            return copy(*args, **kwargs)
+
+    return rule
+
+
+# (its softmax is that of nn.MultiheadAttention, where the weights are asked for)
+RULES[torch.nn.functional.multi_head_attention_forward] = _opened(torch.nn.functional.multi_head_attention_forward)
+
+
+@contextlib.contextmanager
+def outside():
+    out = step_out()
+    try:
+        yield
+    finally:
+        if out:
+            step_in()

@@ -1,0 +1,73 @@
+"""The report of a safe mode: which function, by which twin, at which line, how often."""
+
+import threading
+from typing import NamedTuple
+
+from safeops.debug._source import line
+
+_LOCK = threading.Lock()  # one for all reports: it is held for a microsecond
+
+
+class Replacement(NamedTuple):
+    """One function of torch that called its twin at one line. In a compiled function the count is 1: it was traced."""
+
+    function: str
+    twin: str
+    file: str
+    line: int
+    count: int
+
+
+class Report:
+    """The replacements of a safe mode; printed, a table of them.
+
+    Attributes:
+        replacements: list of `Replacement` (function, twin, file, line, count), in the order of their first call.
+    """
+
+    def __init__(self):
+        # Keyed by bare code positions: a line is looked up where it is read, not at each call.
+        self._counts = {}
+
+    def _note(self, function, twin, place, traced=False):
+        """place: (code, offset) of the user's frame, or (file, line) in a trace, which may be made several times."""
+        key = function, twin, place
+        with _LOCK:
+            self._counts[key] = 1 if traced else self._counts.get(key, 0) + 1
+
+    @property
+    def replacements(self):
+        with _LOCK:
+            counts = list(self._counts.items())
+        result = {}
+        for (function, twin, place), count in counts:
+            key = function, twin, *_line(place)
+            result[key] = result.get(key, 0) + count
+        return [Replacement(*key, count) for key, count in result.items()]
+
+    def __str__(self):
+        rows = self.replacements
+        if not rows:
+            return "safe_mode: nothing was replaced"
+        cells = [("count", "torch", "safeops", "line")]
+        cells += [(str(x.count), x.function, x.twin, f"{x.file}:{x.line}") for x in rows]
+        widths = [max(len(row[i]) for row in cells) for i in range(3)]
+        calls, lines = sum(x.count for x in rows), len({x[2:4] for x in rows})
+        text = "\n".join(
+            f"  {count:>{widths[0]}}  {function:<{widths[1]}}  {twin:<{widths[2]}}  {place}"
+            for count, function, twin, place in cells
+        )
+        return f"safe_mode: {_plural(calls, 'call')} replaced in {_plural(lines, 'line')}\n{text}"
+
+
+def _line(place):
+    if place is None:
+        return "?", 0
+    if isinstance(place[0], str):
+        return place
+    where = line(place)
+    return where.file, where.number
+
+
+def _plural(count, name):
+    return f"{count} {name}{'s' * (count != 1)}"
