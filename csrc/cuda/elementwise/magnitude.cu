@@ -22,11 +22,13 @@ struct Magnitude : Plain {
   static __device__ void slopes(const Range<C>&, C g, C a, C b, C& da, C& db) {
     const bool steep = fabs(b) > fabs(a);
     const C u = steep ? b : a, v = steep ? a : b, t = ratio(u, v), unit = copysign(C(1), u) / sqrt(C(1) + t * t);
-    const bool origin = a == C(0) && b == C(0);
-    const bool small = fabs(t) < std::numeric_limits<C>::min();  // g brings it back
-    const C longer = origin ? C(0) : g * unit, other = origin ? C(0) : small ? g * unit * v / u : g * (t * unit);
-    da = steep ? other : longer;
-    db = steep ? longer : other;
+    const C slope = a == C(0) && b == C(0) ? C(0) : g * unit;
+    // A ratio that underflows may not with a large g: by powers of two, that then bring all factors into range.
+    constexpr C kMin = std::numeric_limits<C>::min(), kStep = std::numeric_limits<C>::epsilon() / 4;
+    const bool vanishes = fabs(t) < kMin && v != C(0) && finite(u);
+    const C other = vanishes ? slope * kStep * (v * (1 / kMin) / (u * kStep)) * kMin : slope * t;
+    da = steep ? other : slope;
+    db = steep ? slope : other;
   }
 };
 

@@ -15,12 +15,17 @@ def _define(a, b, eps, fill_value, dtype):
     origin, far = (a == 0) & (b == 0), (a.isinf() | b.isinf()) & ~unknown
     # An infinite part leaves a slope of its sign to itself, and none to the other.
     da, db = (torch.where(x.detach().isinf(), x.detach().sign(), 0) for x in (a, b))
-    both = torch.where(da * db != 0, math.sqrt(0.5), 1)
+    both = torch.where(da * db != 0, a.new_full((), math.sqrt(0.5)), 1)
     infinite = both * (da * torch.where(far, a, 0) + db * torch.where(far, b, 0))
     flat = origin | far | unknown
     x, y = wide(torch.where(flat, 1, a)), wide(torch.where(flat, 1, b))
-    # hypot of torch swallows a NaN beside an inf
-    value = torch.where(unknown, torch.where(unknown, a + b, 0) * float("nan"), torch.hypot(x, y).to(a.dtype))
+    # The backward of torch.hypot multiplies g by x before it divides. Here a power of two keeps the squares in range.
+    info, longer = torch.finfo(x.dtype), torch.maximum(x.abs(), y.abs()).detach()
+    root = info.tiny**-0.5
+    scale = torch.where(longer < 1 / (root * info.eps), longer.new_full((), root / info.eps), 1)
+    scale = torch.where(longer > root / 4, info.eps / root, scale)
+    value = (((x * scale).square() + (y * scale).square()).sqrt() / scale).to(a.dtype)
+    value = torch.where(unknown, torch.where(unknown, a + b, 0) * float("nan"), value)
     return torch.where(origin, 0, torch.where(far, infinite, value)).to(dtype)
 
 

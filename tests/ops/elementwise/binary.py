@@ -80,16 +80,13 @@ def magnitude(input, other=None, *, out_dtype=torch.float64):
         input, other = input.real, input.imag
     a, b = torch.broadcast_tensors(input, other)
     unknown = a.isnan() | b.isnan()
-    one, two = (torch.where(x.isinf(), x.sign(), 0.0).detach() for x in (a, b))
-    far, origin = ((one != 0) | (two != 0)) & ~unknown, (a == 0) & (b == 0)
-    x, y = (torch.where(origin | far, 1.0, x) for x in (a, b))
-    power = -torch.frexp(torch.maximum(x.abs(), y.abs()).detach())[1].to(torch.float64)
-    steps = power.div(2, rounding_mode="floor").exp2(), (power / 2).ceil().exp2()  # 2^1074 is no float64
-    x, y = (x * steps[0] * steps[1] for x in (x, y))
-    value = torch.where(origin, 0.0, (x * x + y * y).sqrt() / steps[0] / steps[1])
-    linear = one * torch.where(far, a, 0.0) + two * torch.where(far, b, 0.0)
-    linear = linear / (one.abs() + two.abs()).clamp(min=1).sqrt()
-    return torch.where(far, linear, value)
+    far, origin = (a.isinf() | b.isinf()) & ~unknown, (a == 0) & (b == 0)
+    # the direction, which is the gradient: that of the signs where a part is infinite
+    x, y = (torch.where(far, torch.where(x.isinf(), x.sign(), 0.0), x).detach() for x in (a, b))
+    longer = torch.where(origin, 1.0, torch.maximum(x.abs(), y.abs()))
+    x, y = x / longer, y / longer  # squares neither overflow nor vanish
+    r = torch.where(origin, 1.0, (x * x + y * y).sqrt())
+    return torch.where(origin, 0.0, a * (x / r) + b * (y / r))
 
 
 def xlogy(input, other):
