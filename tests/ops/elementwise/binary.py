@@ -81,12 +81,15 @@ def magnitude(input, other=None, *, out_dtype=torch.float64):
     a, b = torch.broadcast_tensors(input, other)
     unknown = a.isnan() | b.isnan()
     far, origin = (a.isinf() | b.isinf()) & ~unknown, (a == 0) & (b == 0)
-    # the direction, which is the gradient: that of the signs where a part is infinite
-    x, y = (torch.where(far, torch.where(x.isinf(), x.sign(), 0.0), x).detach() for x in (a, b))
-    longer = torch.where(origin, 1.0, torch.maximum(x.abs(), y.abs()))
-    x, y = x / longer, y / longer  # squares neither overflow nor vanish
-    r = torch.where(origin, 1.0, (x * x + y * y).sqrt())
-    return torch.where(origin, 0.0, a * (x / r) + b * (y / r))
+    x, y = (torch.where(origin | far, 1.0, x) for x in (a, b))
+    # squares that neither overflow nor vanish, and a backward that divides g before it multiplies
+    longer = torch.maximum(x.abs(), y.abs()).detach()
+    size = torch.where(longer < 1e-140, 1e170, torch.ones_like(longer))
+    size = torch.where(longer > 1e150, 1e-170, size)
+    value = torch.where(origin, 0.0, ((x * size) ** 2 + (y * size) ** 2).sqrt() / size)
+    one, two = (torch.where(far & x.isinf(), x.sign(), 0.0).detach() for x in (a, b))  # a slope of the signs
+    linear = one * torch.where(far, a, 0.0) + two * torch.where(far, b, 0.0)
+    return torch.where(far, linear / (one.abs() + two.abs()).clamp(min=1).sqrt(), value)
 
 
 def xlogy(input, other):
