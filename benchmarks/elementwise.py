@@ -142,6 +142,16 @@ binary(
     arithmetic=True,
 )
 binary(
+    "magnitude",
+    data,
+    {
+        "sqrt(x^2 + y^2 + eps)": lambda x, y: torch.sqrt(x * x + y * y + EPS),
+        "hypot(x, y)": torch.hypot,
+    },
+    torch.hypot,
+    arithmetic=True,
+)
+binary(
     "xlogy",
     _positive,
     {

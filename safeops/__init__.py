@@ -15,6 +15,7 @@ from safeops.amp.to_device import to_device
 from safeops.amp.warmup import warmup
 from safeops.core import VERSION
 from safeops.ops.elementwise.apply_where import apply_where
+from safeops.ops.elementwise.magnitude import magnitude
 from safeops.ops.elementwise.masked_fill import masked_fill
 from safeops.ops.elementwise.safe_acos import safe_acos
 from safeops.ops.elementwise.safe_asin import safe_asin
@@ -146,6 +147,7 @@ __all__ = [
     "linear_tv",
     "log_cosh_loss",
     "lpips_distance",
+    "magnitude",
     "margin_ranking_loss",
     "masked_amax",
     "masked_amin",

@@ -26,4 +26,4 @@ def test_the_recipe_runs(title, tmp_path):
 
 
 def test_every_recipe_is_found():
-    assert len(RECIPES) == TEXT.count("```python") == TEXT.count("\n## ") == 9
+    assert len(RECIPES) == TEXT.count("```python") == TEXT.count("\n## ") == 10

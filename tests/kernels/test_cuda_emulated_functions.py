@@ -298,6 +298,21 @@ BOUNDARIES = {  # op: (operands..., gradient of ones...) in fp32; eps where one 
             (INF, NAN, NAN, NAN, NAN),
         ]
     },
+    "magnitude": {
+        None: [
+            *((a, b, 0.0, 0.0, 0.0) for a in (0.0, -0.0) for b in (0.0, -0.0)),
+            (3.0, -4.0, 5.0, 0.6, -0.8),
+            (0.0, -2.0, 2.0, 0.0, -1.0),
+            (3e30, 4e30, 5e30, 0.6, 0.8),
+            (3e-30, 4e-30, 5e-30, 0.6, 0.8),
+            (-INF, 1.0, INF, -1.0, 0.0),
+            (INF, -INF, INF, math.sqrt(0.5), -math.sqrt(0.5)),
+            (NAN, 0.0, NAN, NAN, NAN),
+            (0.0, NAN, NAN, NAN, NAN),
+            (INF, NAN, NAN, NAN, NAN),
+            (NAN, INF, NAN, NAN, NAN),
+        ]
+    },
     "xlogy": {
         None: [
             *((zero, y, 0.0, 0.0, 0.0) for zero in (0.0, -0.0) for y in (0.0, -1.0, NAN, INF)),

@@ -1,6 +1,5 @@
 """The functions along one dim: softmax, its logarithm, normalize, cosine similarity."""
 
-
 import torch
 import torch.nn.functional as F
 

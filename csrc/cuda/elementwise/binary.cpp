@@ -91,6 +91,7 @@ std::tuple<Tensor, Tensor> binary_backward(const BinaryLaunch& launch, const cha
     m.impl("_" #name "_backward", TORCH_BOX(&name##_backward));                                                       \
   }
 
+SAFEOPS_BINARY(magnitude)
 SAFEOPS_BINARY(safe_atan2)
 SAFEOPS_BINARY(safe_div)
 SAFEOPS_BINARY(safe_pow)

@@ -75,6 +75,23 @@ def safe_atan2(input, other, *, out_dtype=torch.float64):
     return torch.where(origin | far, value, torch.atan2(y, x))
 
 
+def magnitude(input, other=None, *, out_dtype=torch.float64):
+    if other is None:
+        input, other = input.real, input.imag
+    a, b = torch.broadcast_tensors(input, other)
+    unknown = a.isnan() | b.isnan()
+    far, origin = (a.isinf() | b.isinf()) & ~unknown, (a == 0) & (b == 0)
+    x, y = (torch.where(origin | far, 1.0, x) for x in (a, b))
+    # squares that neither overflow nor vanish, and a backward that divides g before it multiplies
+    longer = torch.maximum(x.abs(), y.abs()).detach()
+    size = torch.where(longer < 1e-140, 1e170, torch.ones_like(longer))
+    size = torch.where(longer > 1e150, 1e-170, size)
+    value = torch.where(origin, 0.0, ((x * size) ** 2 + (y * size) ** 2).sqrt() / size)
+    one, two = (torch.where(far & x.isinf(), x.sign(), 0.0).detach() for x in (a, b))  # a slope of the signs
+    linear = one * torch.where(far, a, 0.0) + two * torch.where(far, b, 0.0)
+    return torch.where(far, linear / (one.abs() + two.abs()).clamp(min=1).sqrt(), value)
+
+
 def xlogy(input, other):
     other = _tensor(other, input)
     none = (input == 0) & ~((other > 0) & other.isfinite())
@@ -192,6 +209,21 @@ _binary(
     lambda x, y, keep: (x + x.sign() * 0.25, torch.where(keep, y, 0)),
     numbers_too=False,
     **SAFE,
+)
+_binary(
+    magnitude,
+    [
+        Sample((data(3, 5, seed=6), data(3, 5, seed=7)), name="plain", slow=True),
+        Sample(GRID, name="origin", smooth=False, slow=True),
+        Sample((data(3, 5, seed=8), data(3, 1, seed=9, low=0.5)), name="second broadcast"),
+        Sample((data(5, seed=8), data(3, 5, seed=9, low=0.5)), name="first broadcast"),
+        Sample((FOUR, data(2, 3, 4, 5, seed=4, low=0.5)), name="four dimensions"),
+    ],
+    torch.hypot,
+    lambda x, y, keep: (x + x.sign() * 0.25, torch.where(keep, y, 0)),
+    numbers_too=False,
+    dtype_rule="safe",
+    skip={"finite": "not a safe_ function: a magnitude that does not fit is inf"},
 )
 HOLES = torch.where(mask(3, 5, seed=3), data(3, 5, seed=1), 0.0)
 _binary(

@@ -1,0 +1,39 @@
+// magnitude: sqrt(a^2 + b^2), with slope 0 at the origin.
+#include "binary.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Magnitude : Plain {
+  // With u the longer part, v the other and t = v / u, r = |u| sqrt(1 + t^2): no square over- or underflows. t is 0 at
+  // the origin, and that of the limit where u is infinite.
+  template <class C>
+  static __device__ C ratio(C u, C v) {
+    const C t = v / u;
+    return u == C(0) ? v : !finite(u) && fabs(u) == fabs(v) ? copysign(C(1), u) * copysign(C(1), v) : t;
+  }
+  template <class C>
+  static __device__ C value(const Range<C>&, C a, C b) {
+    const bool steep = fabs(b) > fabs(a);
+    const C u = steep ? b : a, v = steep ? a : b, t = ratio(u, v);
+    return fabs(u) * sqrt(C(1) + t * t);
+  }
+  template <class C>  // du = g sign(u) / sqrt(1 + t^2),  dv = t du
+  static __device__ void slopes(const Range<C>&, C g, C a, C b, C& da, C& db) {
+    const bool steep = fabs(b) > fabs(a);
+    const C u = steep ? b : a, v = steep ? a : b, t = ratio(u, v), unit = copysign(C(1), u) / sqrt(C(1) + t * t);
+    const C slope = a == C(0) && b == C(0) ? C(0) : g * unit;
+    // A ratio that underflows may not with a large g: by powers of two, that then bring all factors into range.
+    constexpr C kMin = std::numeric_limits<C>::min(), kStep = std::numeric_limits<C>::epsilon() / 4;
+    const bool vanishes = fabs(t) < kMin && v != C(0) && finite(u);
+    const C other = vanishes ? slope * kStep * (v * (1 / kMin) / (u * kStep)) * kMin : slope * t;
+    da = steep ? other : slope;
+    db = steep ? slope : other;
+  }
+};
+
+}  // namespace
+
+SAFEOPS_BINARY(magnitude, Magnitude)
+
+}  // namespace safeops::cuda
