@@ -172,6 +172,25 @@ def multi_margin_loss(n, dtype, device):
     )
 
 
+@case("multilabel_margin_loss")
+def multilabel_margin_loss(n, dtype, device):
+    """Two sorts of each row, and no pairs of classes: its bytes are a floor far below it."""
+    shape, s = SHAPES[""](n)[0], dtype.itemsize
+    generator = torch.Generator(device).manual_seed(3)
+    index = torch.randint(shape[1], (shape[0], 8), generator=generator, device=device)
+    y = F.pad(index, (0, shape[1] - 8), value=-1)
+    wide = {"F.multilabel_margin_loss(x, y)": lambda x: F.multilabel_margin_loss(x.float(), y)}  # knows no half
+    return Case(
+        (_tensor(n, dtype, device, 0, shape),),
+        forward_bytes=s + 8,  # read x, y
+        backward_bytes=s + 8,  # read the classes; write dx
+        ours=lambda x: safeops.multilabel_margin_loss(x, y),
+        eager=wide,
+        compiled=lambda x: F.multilabel_margin_loss(x.float(), y),
+        variant=True,
+    )
+
+
 @case("multilabel_soft_margin_loss")
 def multilabel_soft_margin_loss(n, dtype, device):
     """Its mean is that of binary_cross_entropy_with_logits."""

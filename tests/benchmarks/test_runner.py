@@ -29,6 +29,7 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     "triplet_margin_loss": (6, 12),  # read three vectors; read and write them
     "box_iou_loss": (4, 8),  # read both boxes; read and write them
     "multi_margin_loss": (2, 4),
+    "multilabel_margin_loss": (10, 10),  # read x and y; the classes again, write dx
     "multilabel_soft_margin_loss": (4, 6),
     "info_nce_loss": (4, 8),
     "supervised_contrastive_loss": (2, 4),

@@ -15,18 +15,22 @@ def _quotient(x, y):
     return torch.where(y == 0, 0, x / torch.where(y == 0, 1, y))
 
 
+def _area(sides):
+    return sides[..., 0] * sides[..., 1]
+
+
 def box_iou(x, y, kind="iou"):
     """As the papers write it. A union of 0 has IoU 0, a hull of 0 adds nothing, nor does the shape of a point."""
-    (x1, x2), (y1, y2) = (t.unflatten(-1, (2, 2)).unbind(-2) for t in (x, y))
-    both = torch.relu(torch.minimum(x2, y2) - torch.maximum(x1, y1)).prod(-1)
-    union = (x2 - x1).prod(-1) + (y2 - y1).prod(-1) - both
+    x1, x2, y1, y2 = x[..., :2], x[..., 2:], y[..., :2], y[..., 2:]
+    both = _area(torch.relu(torch.minimum(x2, y2) - torch.maximum(x1, y1)))
+    union = _area(x2 - x1) + _area(y2 - y1) - both
     loss, hull = 1 - _quotient(both, union), torch.maximum(x2, y2) - torch.minimum(x1, y1)
     if kind == "giou":
-        return loss + _quotient(hull.prod(-1) - union, hull.prod(-1))
+        return loss + _quotient(_area(hull) - union, _area(hull))
     if kind in ("diou", "ciou"):
         added = _quotient(((x1 + x2 - y1 - y2) / 2).square().sum(-1), hull.square().sum(-1))
     if kind == "ciou":
-        angle, other = (torch.atan2(*t.unbind(-1)) for t in (x2 - x1, y2 - y1))
+        angle, other = (torch.atan2(t[..., 0], t[..., 1]) for t in (x2 - x1, y2 - y1))
         point = (x2 == x1).all(-1) | (y2 == y1).all(-1)
         v = (2 / torch.pi * torch.where(point, 0, other - angle)) ** 2
         added = added + _quotient(v, loss + v).detach() * v

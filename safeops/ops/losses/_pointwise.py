@@ -258,8 +258,8 @@ class PointwiseLoss(Op):
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
     def with_count(self, tensors, mask, reduction, denominator):
-        """What a weighted mean divides by where that is the count of elements. With a mask as well, this is one more
-        launch: the kernels count those of a weight other than 0."""
+        """The count of elements, for a weighted mean that divides by it. With a mask as well, this is one more launch:
+        the kernels count those of a weight other than 0."""
         if reduction != "mean" or denominator is not None:
             return denominator
         shape = _shape(tensors)

@@ -117,7 +117,7 @@ _normalize = Normalize("normalize", _forward, _backward, definition)
 
 
 def by_norm(input, p, dim, eps):
-    """The same of another norm, or of several dims, in plain torch beside the norm itself."""
+    """`normalize` by another norm, or over several dims: plain torch beside the norm itself."""
     check.floating("normalize", "input", input)
     check.number("normalize", "p", p, minimum=-math.inf, maximum=math.inf)
     check.dims("normalize", dim, input.dim())
