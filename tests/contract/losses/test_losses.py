@@ -189,3 +189,34 @@ def test_the_second_derivative_where_input_equals_target(name):
         (dx,) = torch.autograd.grad(function(x, torch.zeros_like(x), reduction="sum"), x, create_graph=True)
         (second,) = torch.autograd.grad(dx.sum(), x)
         assert second.tolist() == ([2, 2, 2] if name == "mse_loss" else [1, 1, 0]), function
+
+
+BY_COUNT = sorted(name for name in names("losses") if getattr(registry[name], "by_count", False))
+
+
+@each_route
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", BY_COUNT)
+def test_where_a_weighted_mean_divides_by_the_count_a_weight_of_zero_counts(name, masked, route):
+    """As torch's. What has weight 0 is not read for all that: NaN there reaches neither the loss nor a gradient."""
+    op = on(route, name)
+    x, y = torch.rand(3, 4, device=DEVICE), torch.rand(3, 4, device=DEVICE)
+    weight = torch.tensor([0.0, 2.0, 0.5, 1.0], device=DEVICE)
+    keep = torch.arange(12, device=DEVICE).reshape(3, 4) % 5 != 1 if masked else None
+    dirty = torch.where(weight == 0, math.nan, x).requires_grad_()
+    terms = op(x, y, weight=weight, mask=keep, reduction="none")
+    mean = op(dirty, y, weight=weight, mask=keep)
+    torch.testing.assert_close(mean, terms.sum() / (12 if keep is None else keep.sum()))
+    (grad,) = torch.autograd.grad(mean, dirty)
+    assert not grad[:, 0].any() and grad.isfinite().all() and grad[:, 1].any()
+    torch.testing.assert_close(op(dirty, y, weight=weight, mask=keep, denominator=3.0), terms.sum() / 3)
+    nothing = torch.zeros(3, 4, dtype=torch.bool, device=DEVICE)
+    assert op(dirty, y, weight=weight, mask=nothing) == 0
+    assert op(dirty, y, weight=weight, mask=nothing, empty="nan").isnan()
+    assert op(dirty, y, weight=torch.zeros_like(weight), mask=keep, empty="nan") == 0
+    with pytest.raises(ValueError, match=f"^{name}: .*nothing is kept"):
+        op(dirty, y, weight=weight, mask=nothing, empty="raise")
+
+
+def test_which_means_divide_by_the_count():
+    assert BY_COUNT == ["binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss"]

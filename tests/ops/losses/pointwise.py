@@ -32,11 +32,13 @@ def pointwise(name, element, twin, *, sizes=None, **fields):
     make, definition = _maker(op, domain, parameters), _definition(op, element)
     differentiable = tuple(range(op.count - op.optional))
     fields.setdefault("skip", NOT_SAFE)
+    counted = {"weight_zero": "as torch's, the mean counts it: tests/contract/losses"} if op.by_count else {}
+    fields["skip"] = fields["skip"] | counted
     if sizes is not None:
         fields["terms"] = _terms(op, definition, sizes)
     every = differentiable if not op.optional else (*differentiable, op.names[-1])
     shared = {key: fields[key] for key in ("terms", "several_terms") if key in fields}
-    by_weight = _weighted(make), {"data": every, "skip": NOT_SAFE | BY_COMPOSITE, **shared}
+    by_weight = _weighted(make), {"data": every, "skip": NOT_SAFE | BY_COMPOSITE | counted, **shared}
     return Record(
         name,
         definition,
