@@ -34,7 +34,7 @@ def accumulate(x, dim, keepdim=False):
     return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (of a DTensor, () is no dim and not all)
 
 
-def magnitude(d):
+def absolute(d):
     """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
     sign = torch.where(d.isnan(), d, d.sign()).detach()
     return d * sign

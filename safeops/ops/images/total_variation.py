@@ -3,7 +3,7 @@
 import torch
 
 from safeops.core import check, loss_reduction
-from safeops.core.definitions import accumulate, count_kept, magnitude
+from safeops.core.definitions import absolute, accumulate, count_kept
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw, like
 from safeops.core.loss_reduction import REDUCTION
@@ -27,7 +27,7 @@ def define(input, mask=None, reduction=1, empty_nan=False):
         n = max(x.shape[d] - 1, 0)
         (first, here), (second, there) = ([t.narrow(d, i if n else 0, n) for t in (x, keep)] for i in (0, 1))
         step = torch.where(here & there, second - first, 0)
-        total = total + accumulate(magnitude(step), dims).double()
+        total = total + accumulate(absolute(step), dims).double()
     exists = keep.sum(dims) > 0
     if reduction == 0:
         return torch.where(exists, total, nothing(empty_nan)).to(x.dtype), total.new_empty(0)

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops.core.definitions import magnitude
+from safeops.core.definitions import absolute
 from safeops.core.dtypes import SMALLEST, filled
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
@@ -10,7 +10,7 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 def value(x, y, eps):
     d = x - y
     far = d.isinf()  # there the derivative of hypot is inf / inf
-    return torch.where(far, magnitude(d), torch.hypot(torch.where(far, 0, d), filled(d, (), eps)))
+    return torch.where(far, absolute(d), torch.hypot(torch.where(far, 0, d), filled(d, (), eps)))
 
 
 _charbonnier_loss = PointwiseLoss(

@@ -2,13 +2,13 @@
 
 import torch
 
-from safeops.core.definitions import magnitude
+from safeops.core.definitions import absolute
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
 def value(x, y, delta):
     d = x - y
-    a = magnitude(d)
+    a = absolute(d)
     # Select before arithmetic: neither side may overflow in the other's place. d, not |d|, whose slope at 0 is 0: there
     # the second derivative is 1.
     inner, outer = torch.where(a < delta, d, 0), torch.where(a < delta, 0, a)

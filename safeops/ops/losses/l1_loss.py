@@ -1,11 +1,11 @@
 """l1_loss: absolute error, |input - target|."""
 
-from safeops.core.definitions import magnitude
+from safeops.core.definitions import absolute
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 
 def value(x, y):
-    return magnitude(x - y)
+    return absolute(x - y)
 
 
 _l1_loss = PointwiseLoss("l1_loss", "L1Loss", value)

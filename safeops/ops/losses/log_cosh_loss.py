@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from safeops.core.definitions import magnitude
+from safeops.core.definitions import absolute
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 
@@ -13,7 +13,7 @@ def value(x, y):
     near = d.abs() < 20  # further out e^(-2 |d|) is less than the rounding
     h = torch.where(near, d, 0) / 2
     s = torch.expm1(h) - torch.expm1(-h)  # 2 sinh(d / 2): torch.sinh on a CPU depends on the number of threads
-    return torch.where(near, torch.log1p(s * s / 2), magnitude(d) - math.log(2))
+    return torch.where(near, torch.log1p(s * s / 2), absolute(d) - math.log(2))
 
 
 _log_cosh_loss = PointwiseLoss("log_cosh_loss", "LogCoshLoss", value)

@@ -3,7 +3,7 @@
 import torch
 
 from safeops.core import check
-from safeops.core.definitions import magnitude
+from safeops.core.definitions import absolute
 from safeops.core.domain import any_number, probability
 from safeops.core.dtypes import compute_dtype
 from safeops.ops.losses._pointwise import OPERANDS, Parameter, PointwiseLoss, TernaryLoss
@@ -11,7 +11,7 @@ from safeops.ops.losses._pointwise import OPERANDS, Parameter, PointwiseLoss, Te
 
 def value(x, y, quantile):
     d = x - y
-    a = magnitude(d)
+    a = absolute(d)
     terms = (1 - quantile, torch.where(d > 0, a, 0)), (quantile, torch.where(d > 0, 0, a))
     # A factor of 0 counts nothing, not even an infinite difference.
     return sum(factor * torch.where(part.isinf() & (factor == 0), 0, part) for factor, part in terms)

@@ -2,14 +2,14 @@
 
 import torch
 
-from safeops.core.definitions import magnitude
+from safeops.core.definitions import absolute
 from safeops.core.dtypes import filled
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
 def value(x, y, beta):
     d = x - y
-    a = magnitude(d)
+    a = absolute(d)
     if not isinstance(beta, torch.Tensor) and beta < torch.finfo(a.dtype).tiny:
         return a
     # Select before arithmetic: neither side may overflow in the other's place. d, not |d|, whose slope at 0 is 0: there

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops.core.definitions import magnitude
+from safeops.core.definitions import absolute
 from safeops.core.symbolic import SYMBOLIC, scalar
 from safeops.ops.reductions._statistic import EXTREME, LINEAR, SIGN, Statistic, extreme, pick, reciprocal, root
 
@@ -18,7 +18,7 @@ def norm(k, ord, safe=False):
         x = k.x / binade
         value = binade * root(k.sum(x * k.weighted(x)))
         return value, torch.zeros_like(value), reciprocal(value)
-    a = magnitude(k.x)
+    a = absolute(k.x)
     if order == 1:
         value = k.sum(k.weighted(a))
         return value, torch.zeros_like(value), torch.ones_like(value)

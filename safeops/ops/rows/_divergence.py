@@ -5,7 +5,7 @@ import functools
 import torch
 
 from safeops.core import check, loss_reduction
-from safeops.core.definitions import kept, magnitude
+from safeops.core.definitions import absolute, kept
 from safeops.core.dtypes import LARGEST, compute_dtype, wide_on_cpu
 from safeops.core.library import declare_raw, only
 from safeops.core.op import Op
@@ -40,7 +40,7 @@ def js(u, v, p, q, beta):
 
 
 def tv(u, v, p, q, beta):
-    return magnitude(p - q) / 2
+    return absolute(p - q) / 2
 
 
 def _rows(terms):
