@@ -7,13 +7,19 @@ import torch
 import torch.nn.functional as F
 
 from safeops.debug._twins import LOSSES, TWINS
+from safeops.ops.rows.ctc_loss import ctc_loss
+from safeops.ops.rows.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss
 
-NAMES = sorted(LOSSES & TWINS.keys())
+FUNCTIONS = {name: TWINS[name].public_function for name in LOSSES & TWINS.keys()} | {
+    "ctc_loss": ctc_loss,
+    "triplet_margin_with_distance_loss": triplet_margin_with_distance_loss,
+}
+NAMES = sorted(FUNCTIONS)
 
 
 def loss(name):
     """The handler of F.<name>: the twin's result, or None where torch's own is to be called."""
-    twin, takes = TWINS[name].public_function, _TAKEN.get(name)
+    twin, takes = FUNCTIONS[name], _TAKEN.get(name)
     names = tuple(inspect.signature(getattr(F, name)).parameters)
 
     def handler(*args, **kwargs):

@@ -41,6 +41,7 @@ def samples():
         ("cross_entropy", (x, q), {}),
         ("cross_entropy", (x, q), {"weight": p[0]}),
         ("cross_entropy", (reals(4, 3, 5), classes(4, 5)), {"ignore_index": 1}),
+        ("ctc_loss", (reals(5, 2, 4).log_softmax(-1), torch.tensor([[1, 2], [3, 3]]), (5, 4), (2, 1)), {}),
         ("gaussian_nll_loss", (x, y, p), {"full": True, "eps": 0.2}),
         ("gaussian_nll_loss", (x, y, p), {}),
         ("gaussian_nll_loss", (x, y, p[:, 0]), {}),
@@ -67,6 +68,12 @@ def samples():
         ("smooth_l1_loss", (x, y), {"beta": 0.5}),
         ("soft_margin_loss", (x, signs(4, 3)), {}),
         ("triplet_margin_loss", (x, y, reals(4, 3)), {}),
+        ("triplet_margin_with_distance_loss", (x, y, reals(4, 3)), {"margin": 0.5}),
+        (
+            "triplet_margin_with_distance_loss",
+            (x, y, reals(4, 3)),
+            {"distance_function": lambda a, b: (a - b).abs().sum(-1)},
+        ),
         ("triplet_margin_loss", (x, y, reals(4, 3)), {"swap": True, "p": 1.0, "margin": 2.0}),
     ]
 
