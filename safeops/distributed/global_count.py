@@ -22,7 +22,8 @@ def global_count(masks, *, weight=None, group=None, mesh=None, dims=None, averag
         masks: bool tensor, True = keep, in the shape of the losses (expand one that only broadcasts to them), or a list
             of them, one a micro-batch. A rank that keeps nothing calls too, and adds 0.
         weight: floating tensor, or a list of them, as `masks`: the sum of the kept weights in place of the count, for
-            losses that are given this weight. It must broadcast with its mask, and has no gradient.
+            losses that are given this weight and divide by its sum (not `binary_cross_entropy` and `huber_loss`, whose
+            means are of the count: leave it out). It must broadcast with its mask, and has no gradient.
         group: the process group whose ranks hold different data. None: all ranks. Not initialised: this one alone.
         mesh: a DeviceMesh in place of `group`. dims: those of it, by name or number, along which the data differ: data
             parallel, and context parallel, where each rank holds a part of a sample. Along the others, tensor parallel,

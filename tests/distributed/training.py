@@ -36,7 +36,7 @@ def network(dtype):
 
 
 def loss_of(out, y, keep, weight, denominator):
-    return safeops.huber_loss(out, y, mask=keep, weight=weight, denominator=denominator)
+    return safeops.smooth_l1_loss(out, y, mask=keep, weight=weight, denominator=denominator)
 
 
 def train(net, steps, finish=lambda i: None, loss_of=loss_of):

@@ -72,7 +72,7 @@ def test_pairs_of_calls_are_torchs():
 
 def test_what_a_twin_refuses_is_torchs():
     def refused(x):
-        return F.l1_loss(x, torch.arange(4)) + F.mse_loss(x, x * 2, reduce=True) + F.gaussian_nll_loss(x, x, 0.5)
+        return F.l1_loss(x, torch.arange(4)) + F.mse_loss(x, x * 2, reduce=True)
 
     x = torch.randn(4)
     with safeops.safe_mode() as report:
