@@ -87,7 +87,8 @@ def silog_loss(
             masked out. Differentiable.
         reduction: of the images' losses with batch=False: "mean" divides their sum by the count of images with a
             measured pixel, "sum", or "none": (N,). With batch=True there is one loss, 0-dim.
-        denominator: number or 0-dim tensor that the mean divides by instead.
+        denominator: number or 0-dim tensor that the mean of the images' losses divides by instead; a root over all
+            pixels is not split by it.
         empty: value where no pixel is kept, and with "none" of an image without: "zero" (attached to the graph, zero
             gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be compiled whole).
         variance_focus: from 0, the root of the mean square, to 1, which does not see the scale.

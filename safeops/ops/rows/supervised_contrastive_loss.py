@@ -73,7 +73,7 @@ _SCHEMA = (
 @_supervised_contrastive_loss.public(
     ".Tensor" + _SCHEMA.format(temperature="Tensor temperature"),  # (first: else the tensor would be read as a number)
     _SCHEMA.format(temperature="float temperature=0.07"),
-    arguments=ARGUMENTS,
+    arguments=ARGUMENTS.replace("the count of kept rows", "the count of kept rows that have a positive"),
 )
 def supervised_contrastive_loss(
     features, labels, *, temperature=0.07, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
