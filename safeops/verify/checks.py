@@ -72,6 +72,13 @@ def subject(op, device, full=False):
         narrow = run(reference, wide.cast(torch.float32), truth.upstream, unused_ok=True, grad=bool(truth.grads))
         value, grads = cancellation(wide, truth)
         results = {key: grads[key] + _scale(narrow.grads[key], d) for key, d in truth.grads.items()}
+        if op.name == "cosine_similarity" and truth.grads:
+            # Of vectors of one number the gradient is 0: the difference of two unit vectors, over the length.
+            upstream = truth.upstream[0].double().nan_to_num(0, 0, 0).abs().amax() if narrow.values[0].numel() else 0.0
+            for i in {0, 1} & truth.grads.keys():
+                length = wide.args[i].detach().double().norm(dim=wide.kwargs["dim"])
+                length = length[(length > 0) & length.isfinite()]
+                results[i] = results[i] + upstream / (length.min() if length.numel() else 1.0)
         return max((value + _scale(a, b) for a, b in zip(narrow.values, truth.values)), default=0.0), results
 
     def dtype(sample, autocast):
