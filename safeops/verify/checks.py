@@ -77,8 +77,8 @@ def subject(op, device, full=False):
             upstream = truth.upstream[0].double().nan_to_num(0, 0, 0).abs().amax() if narrow.values[0].numel() else 0.0
             for i in {0, 1} & truth.grads.keys():
                 length = wide.args[i].detach().double().norm(dim=wide.kwargs["dim"])
-                length = length[(length > 0) & length.isfinite()]
-                results[i] = results[i] + upstream / (length.min() if length.numel() else 1.0)
+                least = torch.where((length > 0) & length.isfinite(), length, torch.inf)
+                results[i] = results[i] + (upstream / least.min() if least.numel() else 0.0)
         return max((value + _scale(a, b) for a, b in zip(narrow.values, truth.values)), default=0.0), results
 
     def dtype(sample, autocast):
