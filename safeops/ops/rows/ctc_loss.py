@@ -128,7 +128,7 @@ def ctc_loss(
         raise ValueError(f"{NAME}: blank must be one of the {classes} classes of log_probs, got {blank}")
     if targets.dim() not in (1, 2) or targets.dim() == 2 and (not batch or targets.shape[:1] != batch):
         raise ValueError(
-            f"{NAME}: targets {check.shown(targets)} must be (N, S) or (sum(target_lengths),), N = {batch}"
+            f"{NAME}: targets {check.shown(targets)} must be (N, S) or (sum(target_lengths),), N = {tuple(batch)}"
         )
     validate(NAME, batch, mask, weight, reduction, denominator, empty, log_probs=log_probs)
     frames = _lengths("input_lengths", input_lengths, batch, len(log_probs), "the frames")
@@ -144,15 +144,15 @@ def ctc_loss(
         used = listed(table, each)
         used = used if keep is None else used & keep.reshape(-1, 1).to(used.device)
         refuse_missing_class(NAME, table, used, None, classes, "log_probs", log_probs.shape, key="targets")
-        inside = (check.in_range(table, classes, used) | ~used).all(-1).to(x.device)
-        if not table.is_cpu:  # (there such a label is refused)
-            keep = inside.reshape(batch) if keep is None else keep & inside.reshape(batch)
+        inside = check.in_range(table, classes, used)  # else torch would read beyond the classes
+        exists = (inside | ~used).all(-1).to(x.device).reshape(batch)
+        keep = exists if keep is None else keep & exists
         loss = losses(
             x if batch else x.unsqueeze(1),
-            torch.where(used, table, 0).long(),
+            torch.where(used & inside, table, 0).long(),
             frames,
             each,
-            None if keep is None else keep.reshape(-1),
+            keep.reshape(-1),
             blank,
         ).reshape(batch)
     if zero_infinity:

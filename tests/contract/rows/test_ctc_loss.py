@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.ops.rows import _classification
 from safeops.testing import Bad
 from tests.contract.common import DEVICE
 from tests.ops.bad_calls import BadIndex
@@ -100,6 +101,22 @@ def test_weights_and_denominator_are_of_sequences(reduction):
     if reduction == "mean":
         got = safeops.ctc_loss(log_probs, labels, frames, lengths, weight=weight, denominator=4.0)
         torch.testing.assert_close(got, want * 6 / 4)
+
+
+def test_a_sequence_with_a_label_out_of_range_does_not_exist_where_nobody_looks(monkeypatch):
+    """As on CUDA. Its labels do not reach torch's function, which would read beyond the classes."""
+    monkeypatch.setattr(_classification, "has_missing_class", lambda *operands: False)
+    logits, labels, frames, lengths = batch(1, shortest=5)
+    lengths = torch.full_like(lengths, LABELS)
+    log_probs = logits.detach().log_softmax(-1).requires_grad_()
+    wrong = labels.clone()
+    wrong[1, 0] = 10**7
+    loss = safeops.ctc_loss(log_probs, wrong, frames, lengths, zero_infinity=True)
+    keep = torch.arange(BATCH, device=DEVICE) != 1
+    want = safeops.ctc_loss(log_probs, labels, frames, lengths, zero_infinity=True, mask=keep)
+    torch.testing.assert_close(loss, want)
+    (grad,) = torch.autograd.grad(loss, log_probs)
+    assert not grad[:, 1].any() and grad.any()
 
 
 NAME = "ctc_loss"
