@@ -1,4 +1,4 @@
-"""Clause 16: the bits of a row's results depend neither on the batch, nor on the row's place, nor on padding rows."""
+"""The bits of a row's results depend neither on the batch, nor on the row's place, nor on padding rows."""
 
 import pytest
 import torch

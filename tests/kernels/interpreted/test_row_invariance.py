@@ -1,4 +1,4 @@
-"""Clause 16 of the kernels: the bits of a row's results depend neither on how many rows there are, nor on its place
+"""The bits of a row's results depend neither on how many rows there are, nor on its place
 among them, nor on rows that are not kept, nor, if rows of its length cannot all begin at multiples of 16 bytes, on
 where it begins. (Lanes, which add up here as numpy does: test_plans.py.)"""
 
