@@ -14,6 +14,7 @@ def add_parser(commands):
     what = "run a script in safe mode: torch's losses, softmax, norms and half sums call their twins"
     epilog = "Exit code: the script's own, 1 after an exception, 2 if it cannot be run."
     parser = commands.add_parser("run", help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=epilog)
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as for python -m")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, run as it is")
     parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="for the script")
 
@@ -21,12 +22,11 @@ def add_parser(commands):
 def run(arguments):
     """Run the script; return its exit code. The report follows when the process ends."""
     script = arguments.script
-    if problem := problem_of(script):
+    if problem := None if arguments.module else problem_of(script):
         print(f"safeops run: {problem}", file=sys.stderr)
         return CANNOT_RUN
     enter_process()
-    code, crashed = execute(
-        "run", script, arguments.arguments, functools.partial(runpy.run_path, script, run_name="__main__")
-    )
+    main = functools.partial(runpy.run_module, alter_sys=True) if arguments.module else runpy.run_path
+    code, crashed = execute("run", script, arguments.arguments, lambda: main(script, run_name="__main__"))
     sys.stdout.flush()
     return 1 if crashed else code

@@ -48,6 +48,11 @@ def _weight_of_one_shape(options):
     return weight is None or weight.shape == options["input"].shape
 
 
+def _without_a_function(options):
+    """A function of the caller's is run inside the mode, by torch's own steps (presence.py)."""
+    return options.get("distance_function") is None
+
+
 def _smoothed_without_weights(options):
     """The twin masks a class of weight 0 out, of which torch's smoothed loss has the other classes' share."""
     return options.get("weight") is None or not options.get("label_smoothing")
@@ -60,6 +65,7 @@ _TAKEN = {
     "huber_loss": _weight_of_one_shape,
     "l1_loss": _weight_of_one_shape,
     "mse_loss": _weight_of_one_shape,
+    "triplet_margin_with_distance_loss": _without_a_function,
 }
 
 

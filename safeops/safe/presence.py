@@ -73,8 +73,9 @@ def inside():
 def _opened(function):
     """The rule of a function of torch whose own calls are replaced too. It begins by handing itself to the mode, out of
     which it then runs: so a copy that does not."""
-    scope = function.__globals__ | {"has_torch_function": lambda tensors: False}
-    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    unasked = {name: lambda *tensors: False for name in ("has_torch_function", "has_torch_function_variadic")}
+    copy = types.FunctionType(function.__code__, function.__globals__ | unasked, function.__name__)
+    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
     def rule(func, args, kwargs):
         if torch.compiler.is_compiling():
@@ -85,8 +86,16 @@ def _opened(function):
     return rule
 
 
+def _or_opened(rule, function):
+    """The rule's twin where it takes the call, else as `_opened`."""
+    opened = _opened(function)
+    return lambda func, args, kwargs: rule(lambda *args, **kwargs: opened(func, args, kwargs), args, kwargs)
+
+
 # (its softmax is that of nn.MultiheadAttention, where the weights are asked for)
 RULES[torch.nn.functional.multi_head_attention_forward] = _opened(torch.nn.functional.multi_head_attention_forward)
+_triplets = torch.nn.functional.triplet_margin_with_distance_loss
+RULES[_triplets] = _or_opened(RULES[_triplets], _triplets)
 
 
 @contextlib.contextmanager

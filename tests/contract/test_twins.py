@@ -77,7 +77,9 @@ def compare(what, got, want, tolerance):
 def samples(name, dtype):
     info = TWINS[name]
     for sample in info.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point):
-        if not DEPRECATED & sample.kwargs.keys():
+        bias = sample.kwargs.get("linear_bias")
+        rounded = bias is not None and dtype.itemsize == 2 and bias.abs().max() > 1 / TOLERANCE[dtype]
+        if not DEPRECATED & sample.kwargs.keys() and not rounded:  # a bias of 256 leaves logits in steps of 2 in bf16
             yield info.op, ((sample.input, *sample.args), sample.kwargs)
 
 

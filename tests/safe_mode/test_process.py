@@ -42,6 +42,17 @@ def test_run(tmp_path):
     assert code == 0 and out == [SAFE] * 3 and reported(err)
 
 
+def test_run_a_module(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/prices.py").write_text("EACH = 2")
+    (tmp_path / "package/train.py").write_text(SCRIPT.format(imports="from .prices import EACH", end="sys.exit(EACH)"))
+    command = [sys.executable, *RUN, "-m", "package.train", "a", "--b"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout.splitlines() == [SAFE] * 3 and reported(done.stderr)
+    done = subprocess.run([*command[:5], "no.where"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 1 and "No module named 'no'" in done.stderr
+
+
 def test_the_variable(tmp_path):
     code, out, err = python(tmp_path, imports="import safeops", safe="1")
     assert code == 0 and out == [SAFE] * 3 and reported(err)

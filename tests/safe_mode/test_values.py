@@ -321,3 +321,16 @@ def test_clipping_raises_as_torchs():
     weight.grad = torch.full((4,), nan)
     with safeops.safe_mode(), pytest.raises(RuntimeError, match="non-finite"):
         torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16,) * 2, (torch.float16, torch.float32), (torch.float32,) * 2])
+def test_a_cosine_has_torchs_dtype(dtypes):
+    """It is at most 1, and weights in half may wait for it."""
+    a, b = (torch.randn(4, 8).to(dtype) for dtype in dtypes)
+    for autocast in (False, True):
+        with torch.autocast("cpu", enabled=autocast):
+            theirs = torch.nn.functional.cosine_similarity(a, b)
+            with safeops.safe_mode() as report:
+                ours = torch.nn.functional.cosine_similarity(a, b)
+        assert ours.dtype == theirs.dtype and report.replacements
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)

@@ -79,6 +79,8 @@ def quantile_loss(
         tensor([[0.7500, 0.5000]])
     """
     if not isinstance(quantile, (list, tuple, torch.Tensor)):
+        if hasattr(quantile, "__len__"):  # an array of numpy, say
+            _quantile_loss.parameters[0].check("quantile_loss", quantile)
         return _quantile_loss.call(input, target, mask, weight, reduction, denominator, empty, quantile)
     quantile, target = _along_last_dim(input, target, quantile)
     return _of_each.call(input, target, quantile, mask, weight, reduction, denominator, empty)

@@ -156,7 +156,7 @@ class BoxIouLoss(RowLoss):
             if has_missing_class(torch.where(wrong, -1, 0), mask, None, 1):
                 wrong = wrong if mask is None else wrong & mask
                 box = x.detach()[wrong][0].tolist()  # noqa: SO101  (an error is on its way)
-                raise ValueError(f"{self.name}: {key} has the box {box} with x2 < x1 or y2 < y1")
+                raise ValueError(f"{self.name}: {key} has the box {box} with x2 < x1 or y2 < y1: boxes are corners")
 
     def validate_operands(self, input, target, mask, kind):
         if kind not in range(len(KINDS)):
@@ -198,9 +198,9 @@ def box_iou_loss(
     Halves are computed in fp32, where no area overflows (that of 256 pixels by 256 is inf in fp16), and boxes of any
     size in units of their own: 1e20 pixels and 1e-20 are as good as any. No eps is added: what has no area has a value
     of its own. Where the union is 0 the IoU is 0, and where C or c is 0 their term is 0, with gradient 0. The aspect
-    ratio of a box of no width and no height counts as the other's: v is 0. Equal boxes have loss 0 and gradient 0:
-    where two edges are equal, each has half of the slope of their minimum or maximum, as torch's. Boxes that touch have
-    an intersection of 0, with gradient 0.
+    ratio of a box of no width and no height counts as the other's: v is 0. Equal boxes with an area have loss 0 and
+    gradient 0: where two edges are equal, each has half of the slope of their minimum or maximum, as torch's. Boxes
+    that touch have an intersection of 0, with gradient 0.
 
     Args:
         input: floating tensor (..., 4), a box (x1, y1, x2, y2) for each row, x1 <= x2 and y1 <= y2.

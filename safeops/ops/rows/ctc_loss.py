@@ -127,9 +127,8 @@ def ctc_loss(
     if not 0 <= blank < classes:
         raise ValueError(f"{NAME}: blank must be one of the {classes} classes of log_probs, got {blank}")
     if targets.dim() not in (1, 2) or targets.dim() == 2 and (not batch or targets.shape[:1] != batch):
-        raise ValueError(
-            f"{NAME}: targets {check.shown(targets)} must be (N, S) or (sum(target_lengths),), N = {tuple(batch)}"
-        )
+        kinds = f"(N, S) or (sum(target_lengths),), N = {batch[0]} of log_probs (T, N, C)" if batch else "(S,)"
+        raise ValueError(f"{NAME}: targets {check.shown(targets)} must be {kinds}")
     validate(NAME, batch, mask, weight, reduction, denominator, empty, log_probs=log_probs)
     frames = _lengths("input_lengths", input_lengths, batch, len(log_probs), "the frames")
     labels = _lengths("target_lengths", target_lengths, batch, targets.shape[-1], "the labels")

@@ -5,8 +5,7 @@ import torch
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
-from safeops.ops.rows._matmul import without_autocast
-from safeops.ops.rows._row_loss import finish, hinge, validate
+from safeops.ops.rows._row_loss import finish, hinge, validate, vectors
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
 
 NAME = "triplet_margin_with_distance_loss"
@@ -18,16 +17,17 @@ def triplet_margin_with_distance_loss(
 ):  # fmt: skip
     """max(distance(anchor, positive) - distance(anchor, negative) + margin, 0) of each row; the mean over the kept.
 
-    As `torch.nn.functional.triplet_margin_with_distance_loss`, with the distance in fp32 and outside autocast. Rows
-    that are not kept reach it as constants, so that no gradient of theirs reaches its parameters. Balntas et al.,
+    As `torch.nn.functional.triplet_margin_with_distance_loss`. The distance function is the caller's, and is given the
+    operands as they are: `fp32_region(distance_function)` computes in fp32. What follows, margin and mean, is in fp32.
+    Rows that are not kept reach it as constants, so that no gradient of theirs reaches its parameters. Balntas et al.,
     "Learning local feature descriptors with triplets", 2016.
 
     Args:
-        anchor: floating tensor (B, ...), something to compare for each row.
-        positive: floating tensor of `anchor`'s shape.
-        negative: floating tensor of `anchor`'s shape.
-        distance_function: of two tensors, to the distances: (B,), or as many dims of the operands as it likes. None:
-            the Euclidean distance, `triplet_margin_loss`.
+        anchor: tensor (B, ...), something to compare for each row; floating where there is no `distance_function`.
+        positive: tensor of as many dims; of `anchor`'s shape where there is no `distance_function`.
+        negative: the same.
+        distance_function: of two tensors, to floating distances: (B,), or as many dims of the operands as it likes.
+            None: the Euclidean distance in fp32, `triplet_margin_loss`.
         margin: number greater than 0.
         swap: whether the distance of positive and negative counts, where it is less than that of the anchor and the
             negative.
@@ -39,10 +39,11 @@ def triplet_margin_with_distance_loss(
         empty: value of a mean or sum with nothing kept: "zero", "nan", or "raise".
 
     Returns:
-        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the distances' shape for "none".
+        fp32 for fp16, bf16 and fp32 distances, fp64 if one is fp64: 0-dim, or of the distances' shape for "none".
 
     Raises:
-        TypeError: an operand is not floating, `distance_function` cannot be called, an option is of another type.
+        TypeError: an operand or a distance is not floating, `distance_function` cannot be called, an option is of
+            another type.
         ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
 
     Example:
@@ -56,15 +57,16 @@ def triplet_margin_with_distance_loss(
     check.boolean_flag(NAME, "swap", swap)
     options = {"mask": mask, "weight": weight, "reduction": reduction, "denominator": denominator, "empty": empty}
     operands = {"anchor": anchor, "positive": positive, "negative": negative}
-    for key, x in operands.items():
-        check.floating(NAME, key, x)
-        if x.shape != anchor.shape:
-            raise ValueError(f"{NAME}: {key} {check.shown(x)} must have the shape of anchor {check.shown(anchor)}")
-    check.same_device(NAME, "anchor", anchor, **operands)
     if distance_function is None:
+        vectors(NAME, **operands)
         return triplet_margin_loss(anchor, positive, negative, margin=margin, swap=swap, **options)
     if not callable(distance_function):
         raise TypeError(f"{NAME}: distance_function cannot be called, got {type(distance_function).__name__}")
+    for key, x in operands.items():
+        check.tensor(NAME, key, x)
+        if x.dim() != anchor.dim():
+            raise ValueError(f"{NAME}: {key} {check.shown(x)} must have the dims of anchor {check.shown(anchor)}")
+    check.same_device(NAME, "anchor", anchor, **operands)
     if mask is not None:
         check.boolean(NAME, "mask", mask, "True = keep")
     if weight is not None:
@@ -76,17 +78,20 @@ def triplet_margin_with_distance_loss(
                 raise ValueError(
                     f"{NAME}: {key} {check.shown(x)} must have the first dims of anchor {check.shown(anchor)}"
                 )
-    compute = compute_dtype(*(x.dtype for x in operands.values()))
-    wide = [x.to(compute) for x in operands.values()]
-    keep = kept(mask, weight)
+    keep, rows = kept(mask, weight), operands.values()
     if keep is not None:  # select before arithmetic: three points that differ stand for a triplet that is not kept
-        rows = keep.reshape(*keep.shape, *[1] * (anchor.dim() - keep.dim()))
-        wide = [torch.where(rows, x, point) for point, x in enumerate(wide, 1)]
-    a, p, n = wide
-    with without_autocast(anchor):
-        near, far = distance_function(a, p), distance_function(a, n)
-        if swap:
-            far = torch.minimum(far, distance_function(p, n))
+        exists = keep.reshape(*keep.shape, *[1] * (anchor.dim() - keep.dim()))
+        rows = [torch.where(exists, x, point) for point, x in enumerate(rows, 1)]
+    a, p, n = rows
+    near, far = _distance(distance_function, a, p), _distance(distance_function, a, n)
+    if swap:
+        far = torch.minimum(far, _distance(distance_function, p, n))
     loss = hinge(near - far + margin)
     validate(NAME, loss.shape, mask, weight, reduction, denominator, empty, anchor=anchor)
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)
+
+
+def _distance(function, x, y):
+    distance = function(x, y)
+    check.floating(NAME, "distance_function's result", distance)
+    return distance.to(compute_dtype(distance.dtype))

@@ -142,3 +142,9 @@ def test_targets_that_are_refused(shape):
 
 def test_the_kernel_runs_unless_it_is_off():
     assert _of_each.cpu and _of_each.raw == ("_quantiles_loss", "_quantiles_loss_backward")
+
+
+def test_quantiles_go_where_the_module_goes():
+    module = safeops.nn.QuantileLoss(quantile=torch.tensor([0.25, 0.5])).to("meta")
+    x = torch.zeros(3, 2, device="meta")
+    assert module(x, x[:, 0]).device.type == "meta"

@@ -179,23 +179,43 @@ def test_any_distance_is_torchs(distance, swap, reduction):
 
 def test_a_triplet_that_is_not_kept_reaches_no_parameter_of_the_distance():
     scale = torch.ones(4, device=DEVICE, requires_grad=True)
-    x = torch.randn(3, 6, 4, dtype=torch.float16, device=DEVICE)
+    x = torch.randn(3, 6, 4, device=DEVICE)
     clean = x.clone().requires_grad_()
     x[:, 2] = math.nan
     x.requires_grad_()
     keep = torch.arange(6, device=DEVICE) != 2
 
     def distance(a, b):
-        assert a.dtype == torch.float32 and not torch.is_autocast_enabled(DEVICE)
         return ((a - b) * scale).norm(dim=-1)
 
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        loss = safeops.triplet_margin_with_distance_loss(*x, distance_function=distance, mask=keep)
-        want = safeops.triplet_margin_with_distance_loss(*clean[:, keep], distance_function=distance)
+    loss = safeops.triplet_margin_with_distance_loss(*x, distance_function=distance, mask=keep)
+    want = safeops.triplet_margin_with_distance_loss(*clean[:, keep], distance_function=distance)
     torch.testing.assert_close(loss, want)
     got, wants = torch.autograd.grad(loss, (x, scale)), torch.autograd.grad(want, (clean, scale))
     torch.testing.assert_close(got, wants)
     assert not got[0][:, 2].any() and got[1].any()
+
+
+def test_the_distance_gets_the_operands_as_they_are():
+    """Weights in half, autocast, numbers of things in a table, one anchor for all: as torch's. The rest is fp32."""
+    project = torch.nn.Linear(4, 4, device=DEVICE).bfloat16()
+    x = torch.randn(3, 6, 4, device=DEVICE).bfloat16()
+    table = torch.nn.Embedding(9, 4, device=DEVICE)
+    words = torch.randint(9, (3, 6), device=DEVICE)
+
+    def projected(a, b):
+        return (project(a) - project(b)).square().sum(-1)
+
+    def looked_up(a, b):
+        assert torch.is_autocast_enabled(DEVICE)
+        return taxicab(table(a), table(b))
+
+    for distance, operands in ((projected, x), (looked_up, words), (projected, (x[0][:1], x[1], x[2]))):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = safeops.triplet_margin_with_distance_loss(*operands, distance_function=distance)
+            want = F.triplet_margin_with_distance_loss(*operands, distance_function=distance)
+        assert loss.dtype == torch.float32
+        torch.testing.assert_close(loss, want.float(), rtol=2e-2, atol=2e-2)
 
 
 X = (torch.ones(2, 3),) * 3
@@ -205,7 +225,9 @@ X = (torch.ones(2, 3),) * 3
     "args, options, error, parts",
     [
         (X, {"distance_function": 1}, TypeError, ("distance_function", "int")),
-        ((X[0], torch.ones(2, 4), X[0]), {}, ValueError, ("positive", "(2, 4)", "(2, 3)")),
+        ((X[0], torch.ones(3), X[0]), {}, ValueError, ("positive", "(3,)", "(2, 3)")),
+        ((X[0], [1.0], X[0]), {}, TypeError, ("positive", "list")),
+        (X, {"distance_function": lambda a, b: a[:, 0] > 0}, TypeError, ("distance_function's result", "bool")),
         (X, {"margin": 0.0}, ValueError, ("margin", "0.0")),
         (X, {"mask": torch.ones(2)}, TypeError, ("mask", "bool")),
         (X, {"mask": torch.ones(3) > 0}, ValueError, ("mask", "(3,)", "(2, 3)")),
