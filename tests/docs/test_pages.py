@@ -11,7 +11,9 @@ import safeops
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # How many examples of a page run here, one after the other and after the README's, which is where a reader begins.
-RUN_HERE = {"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1, "safe-mode.md": 1}
+RUN_HERE = {
+    **{"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1, "safe-mode.md": 1, "index.md": 1},
+}
 # These pages have a test of their own.
 RUN_ELSEWHERE = {"distributed.md", "finding-it.md", "lint.md", "recipes.md", "what-really-happens.md"}
 
