@@ -37,10 +37,10 @@ NUMBERS = {
     "safe_atan2": ("safeops.safe_atan2(x, 0.01 / HUNDRED)", "x.atan2(0.01 / HUNDRED)", -1e-3, 1e-3),
     "safe_div": ("safeops.safe_div(HUNDRED, x, eps=0.05, fill_value=None)", "HUNDRED / (x + 1e-8)", 0, 0.4),
     "safe_exp": ("safeops.safe_exp(x)", "x.exp()", 8, 14),
-    "safe_log": ("safeops.safe_log(x, eps=1e-8)", "(x + 1e-8).log()", 0, 1e-4),
+    "safe_log": ("safeops.safe_log(x, eps=1e-8)", "(x + 1e-8).log()", -2e-5, 1e-4),
     "safe_pow": ("safeops.safe_pow(x, 0.5)", "x**0.5", -0.002, 0.01),
     "safe_reciprocal": ("safeops.safe_reciprocal(x, eps=0.01)", "where(x.abs() < 0.01, 0, 1 / x)", -0.05, 0.05),
-    "safe_rsqrt": ("safeops.safe_rsqrt(x, eps=1e-8)", "(x + 1e-8).rsqrt()", 0, 5e-3),
+    "safe_rsqrt": ("safeops.safe_rsqrt(x, eps=1e-8)", "(x + 1e-8).rsqrt()", -1e-3, 5e-3),
     "safe_sqrt": ("safeops.safe_sqrt(x)", "x.sqrt()", -2e-4, 1e-3),
     "xlogy": ("safeops.xlogy(x, x)", "x * x.log()", 0, 1e-3),
 }

@@ -119,7 +119,8 @@ class Docstrings(griffe.Extension):
     def _complete(self, thing):
         if thing.path in PATHS:
             name = PATHS[thing.path]
-            first, rest = inspect.getdoc(PUBLIC[name][0]).split("\n\n", 1)
+            # ("<x, y>" would be a tag)
+            first, rest = re.sub("<(?=[a-z])", "&lt;", inspect.getdoc(PUBLIC[name][0])).split("\n\n", 1)
             parts = [first]
             if name in FORMULAS:
                 parts.append(f'<div class="formula">{convert(FORMULAS[name], display="block")}</div>')

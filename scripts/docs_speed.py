@@ -13,16 +13,11 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 def rows(file, *columns):
     """The rows of a file's first table that has these columns, as dicts."""
-    lines = iter((RESULTS / file).read_text().splitlines())
-    for line in lines:
-        names = [cell.strip() for cell in line.strip("|").split("|")]
+    tables = re.findall(r"(?:^\|.*\n)+", (RESULTS / file).read_text(), re.MULTILINE)
+    for table in tables:
+        names, _, *cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
         if set(columns) <= set(names):
-            next(lines)
-            break
-    for line in lines:
-        if not line.startswith("|"):
-            return
-        yield dict(zip(names, (cell.strip() for cell in line.strip("|").split("|"))))
+            return [dict(zip(names, row)) for row in cells]
 
 
 def dots(title, label, points, limits, logarithmic=False):

@@ -1,5 +1,6 @@
 """The site that `make docs` has built: each function has its page, no link is dead, a phone shows it."""
 
+import html
 import inspect
 import re
 from html.parser import HTMLParser
@@ -56,7 +57,7 @@ class Page(HTMLParser):
 
     @property
     def text(self):
-        return re.sub(r"<[^>]*>", "", self.html)
+        return html.unescape(re.sub(r"<[^>]*>", "", self.html))
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,21 @@ def test_every_function_has_its_page(pages):
         module = getattr(registry.get(name), "module", None)
         assert not module or f"safeops.nn.{module}(" in page.text, f"{name}: {module}"
     assert set(NAMES) - pictured == NO_PICTURE
+
+
+@pytest.mark.slow
+def test_a_page_holds_every_line_of_the_docstring(pages):
+    """Nothing is taken for markup: `<x, y>` is no tag, and `*` and `_` stay."""
+
+    def letters(text):
+        return re.sub(r"[\s`]", "", text)
+
+    for name in NAMES:
+        text = letters(pages[SITE / "functions" / f"{name}.html"].text)
+        for line in inspect.getdoc(getattr(safeops, name)).splitlines():
+            if line not in ("Args:", "Example:"):  # which are called Parameters and Examples
+                line = re.sub(r"^    \w+: ", "", line)
+                assert letters(line) in text, f"{name}: {line}"
 
 
 @pytest.mark.slow
