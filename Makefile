@@ -1,6 +1,7 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
 # make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own
 # make test-all  those, the slow ones (make test-slow) and each clause of the contract on every op and variant
+# make docs    the documentation as a site, build/site/index.html
 # All first do the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc for
 # the CUDA kernels, which are built for this machine's GPUs). Nothing is done twice: the stamps in .venv remember.
 
@@ -92,7 +93,7 @@ $(VENV)/docs: $(VENV)/installed requirements-docs.txt
 	@$(PIP) install --no-compile -r requirements-docs.txt
 	@touch $@
 
-# The documentation as a site, build/site/index.html: it needs neither a server nor a network.
+# It needs neither a server nor a network.
 docs: build/site/index.html
 build/site/index.html: $(VENV)/built $(VENV)/docs mkdocs.yml $(shell find *.md docs scripts/docs_* safeops benchmarks \
     -name '*.py' -o -name '*.md' -o -path 'docs/*.*' -o -name '*.toml')

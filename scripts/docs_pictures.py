@@ -1,6 +1,7 @@
 """The pictures of the functions' pages: what an op and torch's usual expression make of fp16 on the CPU.
 
-A picture is two drawings, of the value and the gradient, as SVG in colours that the page's style sheet gives.
+A picture is two drawings, of the value and the gradient, as SVG in colours that the page's style sheet gives. Its exact
+line is the op's own, of fp64 operands: what the tests compare with definitions that are none of safeops.
 """
 
 import io
