@@ -161,7 +161,8 @@ def on_page_content(content, page, **_):
         name = match[2]
         if name not in PUBLIC or page.file.src_uri == f"functions/{name}.md":
             return match[0]
-        return f'<a class="function" href="{up}functions/{name}.html">{match[0]}</a>'
+        text = re.sub(r"([._(])(?=\w)", r"\1<wbr>", match[0])  # where a narrow column may break it
+        return f'<a class="function" href="{up}functions/{name}.html">{text}</a>'
 
     return re.sub(r"<!-- picture: ([\w.]+) -->", picture, CODE.sub(code, content))
 
