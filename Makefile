@@ -1,6 +1,7 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
 # make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own
 # make test-all  those, the slow ones (make test-slow) and each clause of the contract on every op and variant
+# make docs    the documentation as a site, build/site/index.html
 # All first do the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc for
 # the CUDA kernels, which are built for this machine's GPUs). Nothing is done twice: the stamps in .venv remember.
 
@@ -14,7 +15,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants lint bench gpu-model wheel gpu-check gpu-kernels clean
+.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants lint docs bench gpu-model wheel gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -70,7 +71,7 @@ architectures: setup
 	    || { cat $(VENV)/build.log; exit 1; }
 
 # What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
-test-slow: architectures $(VENV)/rivals $(VENV)/oldest-triton
+test-slow: architectures docs $(VENV)/rivals $(VENV)/oldest-triton
 	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
 # What the others ask of one op of a family, of all.
@@ -86,6 +87,19 @@ lint: $(VENV)/installed
 	    || { echo "lint: C++ lines of at most 120, no tabs, no trailing blanks"; exit 1; }
 	@$(BIN)/python scripts/lint_comments.py
 	@echo "lint: no complaints"
+
+$(VENV)/docs: $(VENV)/installed requirements-docs.txt
+	@echo "== environment: what builds the documentation (pinned in requirements-docs.txt)"
+	@$(PIP) install --no-compile -r requirements-docs.txt
+	@touch $@
+
+# It needs neither a server nor a network.
+docs: build/site/index.html
+build/site/index.html: $(VENV)/built $(VENV)/docs mkdocs.yml $(shell find *.md docs scripts/docs_* safeops benchmarks \
+    -name '*.py' -o -name '*.md' -o -path 'docs/*.*' -o -name '*.toml')
+	@echo "== documentation: build/site (a minute)"
+	@$(BIN)/mkdocs build --strict > $(VENV)/docs.log 2>&1 || { cat $(VENV)/docs.log; exit 1; }
+	@touch $@
 
 bench: setup $(VENV)/rivals
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -9,6 +9,7 @@ import safeops
 from .case import Case, case, data, keep_mask, rival
 
 CLASSES = 4
+ELEMENTS = {}  # name -> (text, one element's loss as users write it)
 
 
 def same(x):
@@ -28,6 +29,7 @@ def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals
 
     domain: what brings any number to where the loss is defined, for each operand; the third and more are not
     differentiated. rivals: libraries' functions of (x, y), all elements counted, (module, name, options)."""
+    ELEMENTS[name] = text.replace("[m].mean()", ""), element
 
     @case(name)
     def builder(n, dtype, device):

@@ -51,7 +51,8 @@ class trace:
 
     Attributes:
         report: the first finding (`Report`), or None.
-        reports, overflows: lists of all findings, and of the overflows that GradScaler handled; one a step at most.
+        reports: a list of all findings, one a step at most.
+        overflows: a list of the overflows that GradScaler handled, one a step at most.
         steps: how many steps were checked.
         modules: with html= or log=, the counts and the verdict of each module (`ModuleCounts`), the worst first; also
             of functions outside modules, optimizers and GradScaler.

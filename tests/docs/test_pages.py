@@ -1,17 +1,21 @@
 """The README and the pages of docs/: their Python examples run, and their links lead somewhere."""
 
 import inspect
+import operator
 import re
 from pathlib import Path
 
 import pytest
 
 import safeops
+import safeops.integrations.transformers
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # How many examples of a page run here, one after the other and after the README's, which is where a reader begins.
-RUN_HERE = {"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1, "safe-mode.md": 1}
+RUN_HERE = {
+    **{"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1, "safe-mode.md": 1, "index.md": 1},
+}
 # These pages have a test of their own.
 RUN_ELSEWHERE = {"distributed.md", "finding-it.md", "lint.md", "recipes.md", "what-really-happens.md"}
 
@@ -55,6 +59,12 @@ def test_the_speed_of_the_readme_is_that_of_its_page():
     rows = [[row for row in page.read_text().splitlines() if re.match(r"\| `.*(\d [|].*){5}", row)] for page in PAGES]
     readme, speed = rows[0], rows[PAGES.index(ROOT / "docs" / "speed.md")]
     assert len(readme) == 10 and set(readme) <= set(speed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_pages_name_exists(page):
+    for name in re.findall(r"`safeops\.(\w+(?:\.\w+)*)", page.read_text()):
+        operator.attrgetter(name)(safeops)
 
 
 def anchors(page):

@@ -327,6 +327,9 @@ class PointwiseLoss(Op):
 
         def declare(function):
             text = operands + (ARGUMENTS_BY_COUNT if self.by_count else ARGUMENTS)
+            if "batchmean" in self.reductions:
+                batchmean = '"batchmean", the sum divided by the size of the first dim, or "none".\n            '
+                text = text.replace('or "none". ', batchmean)
             schemas = self._public_schema(function), *overloads
             return super(PointwiseLoss, self).public(*schemas, arguments=text)(function)
 

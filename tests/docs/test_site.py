@@ -1,0 +1,147 @@
+"""The site that `make docs` has built: each function has its page, no link is dead, a phone shows it."""
+
+import html
+import inspect
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import tomllib
+
+import safeops
+from safeops.core.op import registry
+from tests.debug.pages import FLAGS, look, needs_browser
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "build" / "site"
+NAMES = [name for name in safeops.__all__ if not inspect.ismodule(getattr(safeops, name))]
+# These move, choose or switch: there is nothing to compute.
+NO_FORMULA = {
+    *("fp32_region", "masked_compact", "masked_scatter", "masked_select", "safe_gather", "safe_index_select"),
+    *("safe_mode", "to_device", "warmup"),
+}
+# Nor do these have a curve: what goes wrong with them is an error or a wait, or torch's usual code is as right in fp16.
+NO_PICTURE = NO_FORMULA | {
+    *("clip_grad_norm_", "combine_losses", "ctc_loss", "grad_norm", "info_nce_loss", "js_div_with_logits"),
+    *("kl_div_with_logits", "linear_cross_entropy", "linear_js_div", "linear_kl_div", "linear_reverse_kl_div"),
+    *("linear_token_log_probs", "linear_tv", "masked_amax", "masked_amin", "masked_count", "masked_fill"),
+    *("masked_logsumexp", "ms_ssim", "multi_margin_loss", "multilabel_margin_loss", "nll_loss"),
+    *("reverse_kl_div_with_logits", "segment_max", "segment_mean", "silog_loss", "softmax_focal_loss"),
+    *("supervised_contrastive_loss", "token_log_probs", "triplet_margin_with_distance_loss", "tv_with_logits"),
+}
+
+
+def test_every_function_has_its_formula():
+    formulas = tomllib.loads((ROOT / "scripts" / "docs_formulas.toml").read_text())
+    assert set(NAMES) - NO_FORMULA == set(formulas)
+
+
+class Page(HTMLParser):
+    """The ids of a page, what it links to, and what it loads."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.ids, self.links, self.loads = set(), [], []
+        self.html = file.read_text(encoding="utf-8")
+        self.feed(self.html)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids |= {attributes.get("id"), attributes.get("name")}
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        elif tag in ("img", "script", "link", "iframe"):
+            self.loads += filter(None, (attributes.get("src"), attributes.get("href")))
+
+    @property
+    def text(self):
+        return html.unescape(re.sub(r"<[^>]*>", "", self.html))
+
+
+@pytest.fixture(scope="module")
+def pages():
+    assert (SITE / "index.html").exists(), "`make docs` builds the site"
+    files = [file for file in SITE.rglob("*.html") if file.name != "404.html"]  # (whose links are a server's)
+    return {file: Page(file) for file in files}
+
+
+@pytest.mark.slow
+def test_every_function_has_its_page(pages):
+    pictured = set()
+    for name in NAMES:
+        page = pages[SITE / "functions" / f"{name}.html"]
+        assert f"safeops.{name}" in page.ids and "&gt;&gt;&gt;" in page.html, name
+        assert "Parameters:" in page.text and "Raises:" in page.text, name
+        assert ("<math" in page.html) == (name not in NO_FORMULA), name
+        drawings = page.html.count('role="img"')
+        assert drawings in (0, 2), name
+        pictured |= {name} if drawings else set()
+        module = getattr(registry.get(name), "module", None)
+        assert not module or f"safeops.nn.{module}(" in page.text, f"{name}: {module}"
+    assert set(NAMES) - pictured == NO_PICTURE
+
+
+@pytest.mark.slow
+def test_a_page_holds_every_line_of_the_docstring(pages):
+    """Nothing is taken for markup: `<x, y>` is no tag, and `*` and `_` stay."""
+
+    def letters(text):
+        return re.sub(r"[\s`]", "", text)
+
+    for name in NAMES:
+        text = letters(pages[SITE / "functions" / f"{name}.html"].text)
+        for line in inspect.getdoc(getattr(safeops, name)).splitlines():
+            if line not in ("Args:", "Example:"):  # which are called Parameters and Examples
+                line = re.sub(r"^    \w+: ", "", line)
+                assert letters(line) in text, f"{name}: {line}"
+
+
+@pytest.mark.slow
+def test_no_link_is_dead_and_nothing_is_loaded_from_elsewhere(pages):
+    for file, page in pages.items():
+        for link in (*page.links, *page.loads):
+            url = urlsplit(link)
+            if url.scheme:
+                assert url.scheme in ("http", "https") and link in page.links, f"{file.name} loads {link}"
+                continue
+            target = (file.parent / unquote(url.path)).resolve() if url.path else file
+            target = target / "index.html" if target.is_dir() else target
+            assert target.exists(), f"{file.name}: {link}"
+            if url.fragment and target.suffix == ".html":
+                assert unquote(url.fragment) in pages[target].ids, f"{file.name}: {link}"
+        assert not re.search(r"@import|url\((?!data:)[\"']?http", page.html), file.name
+
+
+@pytest.mark.slow
+@needs_browser
+def test_it_fits_a_phone_and_the_search_finds(tmp_path, monkeypatch):
+    """390 pixels wide, opened as files: nothing is said to the console, nothing hangs over the edge."""
+    names = ("index", "overview", "symptoms", "functions", "functions/cross_entropy", "functions/normalize", "speed",
+             "what-really-happens", "gpu-model", "distributed")  # fmt: skip
+    script = f"""
+    const open = async url => {{
+      const frame = document.body.appendChild(document.createElement("iframe"));
+      frame.width = 390; frame.height = 844; frame.src = url;
+      await new Promise(resolve => frame.onload = resolve);
+      await new Promise(resolve => setTimeout(resolve, 300));
+      return frame.contentDocument;
+    }};
+    for (const name of {list(names)}) {{
+      const root = (await open(`{SITE.as_uri()}/${{name}}.html`)).documentElement;
+      say(`${{name}} ${{root.scrollWidth}} ${{root.querySelector("h1").textContent.length > 0}}`);
+    }}
+    const page = await open("{SITE.as_uri()}/index.html");
+    const query = page.querySelector("[data-md-component=search-query]"), link = ".md-search-result__link";
+    query.focus(); query.value = "huber_loss"; query.dispatchEvent(new Event("keyup"));
+    for (let i = 0; i < 100 && !page.querySelector(link); i++) await new Promise(resolve => setTimeout(resolve, 50));
+    say(page.querySelector(link).href);
+    """
+    (wrapper := tmp_path / "wrapper.html").write_text('<html><body data-ready="yes"></body></html>')
+    monkeypatch.setattr("tests.debug.pages.FLAGS", f"{FLAGS} --allow-file-access-from-files")
+    dom, said = look(wrapper, tmp_path, script)
+    *widths, found = re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)[1].splitlines()
+    assert said == []
+    assert widths == [f"{name} 390 true" for name in names]
+    assert "functions/huber_loss.html" in found
