@@ -29,10 +29,20 @@ def unusable():
             return f"the interpreter of triton {triton.__version__} needs an older numpy than {numpy.__version__}"
 
 
+FILES = {path.name: path.read_text() for path in sorted(FOLDER.glob("test_*.py"))}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("file", [path.name for path in sorted(FOLDER.glob("test_*.py"))])
+@pytest.mark.parametrize("file", FILES)
 def test_in_the_interpreter(file):
-    run(file)
+    run(file, "-m", "not exhaustive")
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("file", [name for name, text in FILES.items() if "exhaustive" in text])
+def test_the_rest_in_the_interpreter(file):
+    run(file, "-m", "exhaustive")
 
 
 def test_a_sample_in_the_interpreter():

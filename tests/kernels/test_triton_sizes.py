@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable())),
 ]
-SIZES = 24  # of each call
+SIZES, CASES = 10, 24  # of each call, of each benchmark's
 WORKSPACE = "memory of the launch alone"
 
 
@@ -206,7 +206,7 @@ def run(by_triton, names, benchmarked):
                     comparison.of(f"{name}, {kind}, {a} x {b}", partial(both_ways, call, x.requires_grad_(), y, mask))
         for name in case.names() if benchmarked else ():
             chance = random.Random(name)  # its sizes are its own, whatever cases there are
-            for _ in range(SIZES):
+            for _ in range(CASES):
                 n = 4096 * chance.randrange(3, 64)
                 benchmark = case.build(name, n, torch.bfloat16, "cpu")
                 comparison.of(f"{name}, {n}", partial(both_ways, benchmark.ours, *benchmark.inputs))
