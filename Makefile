@@ -14,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants lint bench gpu-model wheel gpu-check gpu-kernels clean
+.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants lint bench gpu-model wheel release gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -94,10 +94,19 @@ bench: setup $(VENV)/rivals
 gpu-model: architectures
 	@$(BIN)/python -m tests.kernels.modelled
 
+# As it is published, for any Linux of manylinux_2_28, with the CUDA kernels for all architectures. ARCH=aarch64: the
+# CPU kernels alone, by the compiler of Debian's g++-aarch64-linux-gnu.
+MACHINE := $(shell uname -m)
+ARCH  ?= $(MACHINE)
+CROSS := $(if $(filter-out $(MACHINE),$(ARCH)),CXX=$(ARCH)-linux-gnu-g++ SAFEOPS_NO_CUDA=1)
 wheel: setup
-	@rm -f dist/*.whl
-	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	@rm -f dist/*$(ARCH).whl
+	@$(CROSS) SAFEOPS_PLATFORM=manylinux_2_28_$(ARCH) $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+# What would be published, built, checked and listed: ARGS="--arch x86_64 aarch64"
+release: setup $(VENV)/rivals
+	@$(BIN)/python scripts/release.py --dry-run $(ARGS)
 
 # How many broken kernels the tests notice: minutes for each, in a copy under build/mutants (ARGS="--count 100 --seed 13").
 mutants: setup
@@ -106,7 +115,7 @@ mutants: setup
 # On a machine with a GPU. That script needs no make: python3 scripts/gpu_check.py --wheel safeops-*.whl
 KERNELS := dist/gpu-kernels.tar.xz
 gpu-check: wheel
-	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
+	@$(BIN)/python scripts/gpu_check.py --wheel dist/*$(ARCH).whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
 
 # What that launches of Triton, compiled on any machine (ten minutes on two cores) into dist/gpu-kernels.tar.xz, by the
 # interpreter and the Triton of the one with the GPU: ARGS="--python python3.12"
