@@ -14,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants lint bench gpu-model wheel release gpu-check gpu-kernels clean
+.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants types lint bench gpu-model wheel release gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -78,6 +78,10 @@ test-exhaustive: setup $(VENV)/oldest-triton
 	@$(PYTEST) -m exhaustive $(ARGS)
 
 test-all: test test-slow test-exhaustive
+
+# The types that editors read, of the signatures as they are now.
+types: setup
+	@$(BIN)/python scripts/type_stubs.py
 
 lint: $(VENV)/installed
 	@$(BIN)/ruff check --quiet --output-format concise .
