@@ -14,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants types lint bench gpu-model wheel release gpu-check gpu-kernels clean
+.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants types lint bench gpu-model wheel release hub gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -45,6 +45,12 @@ $(VENV)/oldest-triton: $(VENV)/installed requirements-triton.txt
 	@$(PIP) install --no-compile --no-deps --target $@ -r requirements-triton.txt
 	@touch $@
 
+# The loader of the Hugging Face Hub, whose package is called `kernels`, as a folder here is.
+$(VENV)/hub-loader: $(VENV)/installed requirements-hub.txt
+	@rm -rf $@
+	@$(PIP) install --no-compile --no-deps --target $@ -r requirements-hub.txt
+	@touch $@
+
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
@@ -70,7 +76,7 @@ architectures: setup
 	    || { cat $(VENV)/build.log; exit 1; }
 
 # What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
-test-slow: architectures $(VENV)/rivals $(VENV)/oldest-triton
+test-slow: architectures $(VENV)/rivals $(VENV)/oldest-triton $(VENV)/hub-loader
 	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
 # What the others ask of one op of a family, of all.
@@ -111,6 +117,11 @@ wheel: setup
 # What would be published, built, checked and listed: ARGS="--arch x86_64 aarch64"
 release: setup $(VENV)/rivals
 	@$(BIN)/python scripts/release.py --dry-run $(ARGS)
+
+# The Python package and its Triton kernels as a kernel of the Hugging Face Hub: dist/hub
+hub: setup
+	@$(BIN)/python scripts/hub.py
+	@ls -d dist/hub/build/*
 
 # How many broken kernels the tests notice: minutes for each, in a copy under build/mutants (ARGS="--count 100 --seed 13").
 mutants: setup

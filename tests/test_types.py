@@ -1,4 +1,4 @@
-"""What type checkers see: each public function with its arguments and its result, behind the decorators too."""
+"""Type checkers see each public function with its arguments and its result, behind decorators too."""
 
 import importlib.util
 import inspect
