@@ -114,8 +114,12 @@ wheel: setup
 	@$(CROSS) SAFEOPS_PLATFORM=manylinux_2_28_$(ARCH) $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 
+$(VENV)/release: $(VENV)/installed requirements-release.txt
+	@$(PIP) install --no-compile -r requirements-release.txt
+	@touch $@
+
 # What would be published, built, checked and listed: ARGS="--arch x86_64 aarch64"
-release: setup $(VENV)/rivals
+release: setup $(VENV)/release
 	@$(BIN)/python scripts/release.py --dry-run $(ARGS)
 
 # The Python package and its Triton kernels as a kernel of the Hugging Face Hub: dist/hub
