@@ -31,7 +31,7 @@ def relative(text: str, depth: int) -> str:
 
 
 def foreign_imports(text: str) -> list[str]:
-    """What a source imports beside torch, Triton, the standard library and itself."""
+    """The modules that a source imports beside torch, Triton, the standard library and itself."""
     names = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
