@@ -15,7 +15,8 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants lint docs bench gpu-model wheel gpu-check gpu-kernels clean
+.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants types lint docs bench gpu-model wheel \
+    release hub gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -46,6 +47,12 @@ $(VENV)/oldest-triton: $(VENV)/installed requirements-triton.txt
 	@$(PIP) install --no-compile --no-deps --target $@ -r requirements-triton.txt
 	@touch $@
 
+# The loader of the Hugging Face Hub, whose package is called `kernels`, as a folder here is.
+$(VENV)/hub-loader: $(VENV)/installed requirements-hub.txt
+	@rm -rf $@
+	@$(PIP) install --no-compile --no-deps --target $@ -r requirements-hub.txt
+	@touch $@
+
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
@@ -71,7 +78,7 @@ architectures: setup
 	    || { cat $(VENV)/build.log; exit 1; }
 
 # What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
-test-slow: architectures docs $(VENV)/rivals $(VENV)/oldest-triton
+test-slow: architectures docs $(VENV)/rivals $(VENV)/oldest-triton $(VENV)/hub-loader
 	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
 # What the others ask of one op of a family, of all.
@@ -79,6 +86,10 @@ test-exhaustive: setup $(VENV)/oldest-triton
 	@$(PYTEST) -m exhaustive $(ARGS)
 
 test-all: test test-slow test-exhaustive
+
+# The types that editors read, of the signatures as they are now.
+types: setup
+	@$(BIN)/python scripts/type_stubs.py
 
 lint: $(VENV)/installed
 	@$(BIN)/ruff check --quiet --output-format concise .
@@ -108,10 +119,28 @@ bench: setup $(VENV)/rivals
 gpu-model: architectures
 	@$(BIN)/python -m tests.kernels.modelled
 
+# As it is published, for any Linux of manylinux_2_28, with the CUDA kernels for all architectures. ARCH=aarch64: the
+# CPU kernels alone, by the compiler of Debian's g++-aarch64-linux-gnu.
+MACHINE := $(shell uname -m)
+ARCH  ?= $(MACHINE)
+CROSS := $(if $(filter-out $(MACHINE),$(ARCH)),CXX=$(ARCH)-linux-gnu-g++ SAFEOPS_NO_CUDA=1)
 wheel: setup
-	@rm -f dist/*.whl
-	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	@rm -f dist/*$(ARCH).whl
+	@$(CROSS) SAFEOPS_PLATFORM=manylinux_2_28_$(ARCH) $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+$(VENV)/release: $(VENV)/installed requirements-release.txt
+	@$(PIP) install --no-compile -r requirements-release.txt
+	@touch $@
+
+# What would be published, built, checked and listed: ARGS="--arch x86_64 aarch64"
+release: setup $(VENV)/release
+	@$(BIN)/python scripts/release.py --dry-run $(ARGS)
+
+# The Python package and its Triton kernels as a kernel of the Hugging Face Hub: dist/hub
+hub: setup
+	@$(BIN)/python scripts/hub.py
+	@ls -d dist/hub/build/*
 
 # How many broken kernels the tests notice: minutes for each, in a copy under build/mutants (ARGS="--count 100 --seed 13").
 mutants: setup
@@ -120,7 +149,7 @@ mutants: setup
 # On a machine with a GPU. That script needs no make: python3 scripts/gpu_check.py --wheel safeops-*.whl
 KERNELS := dist/gpu-kernels.tar.xz
 gpu-check: wheel
-	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
+	@$(BIN)/python scripts/gpu_check.py --wheel dist/*$(ARCH).whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
 
 # What that launches of Triton, compiled on any machine (ten minutes on two cores) into dist/gpu-kernels.tar.xz, by the
 # interpreter and the Triton of the one with the GPU: ARGS="--python python3.12"

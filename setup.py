@@ -10,6 +10,8 @@ there is no GPU. A wheel (`pip wheel`, `pip install .`) is for all architectures
     SAFEOPS_NO_EXT=1         pure Python (every op runs its composite)
     SAFEOPS_NO_CUDA=1        no safeops._cuda
     SAFEOPS_CUDA_ARCH=9.0    `native`, `all`, or compute capabilities, separated by space, comma or semicolon
+    SAFEOPS_PLATFORM=...     manylinux_2_28_x86_64 or manylinux_2_28_aarch64: the binaries run with the glibc and the
+                             libstdc++ of that policy too, and the wheel has its tag (make wheel)
     MAX_JOBS=2               compilations at a time
     CXX, CUDA_HOME           the compilers
 
@@ -46,6 +48,8 @@ FLAGS += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0
 # nvcc forwards g++'s flags; on the device no fast-math, whose division and logarithm would break the contract.
 NVCC_FLAGS = ["--forward-unknown-to-host-compiler", "--expt-relaxed-constexpr"]
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
+PLATFORM = os.environ.get("SAFEOPS_PLATFORM")
+LOADERS = {"manylinux_2_28_x86_64": "ld-linux-x86-64.so.2", "manylinux_2_28_aarch64": "ld-linux-aarch64.so.1"}
 
 
 def flag(name: str) -> bool:
@@ -88,6 +92,8 @@ def prerequisites() -> tuple[Path, str]:
         missing = f"no {python}/Python.h: install Python's headers (Debian, Ubuntu: python3-dev)"
     elif find_spec("ninja") is None:
         missing = "no ninja: `pip install ninja`"
+    elif PLATFORM and PLATFORM not in LOADERS:
+        missing = f"SAFEOPS_PLATFORM must be one of {', '.join(LOADERS)}, got {PLATFORM!r}"
     if missing:
         raise SystemExit(f"safeops: {missing}, or set SAFEOPS_NO_EXT=1 for a pure-Python install")
     return Path(torch.origin).parent, python
@@ -131,6 +137,7 @@ class BuildExt(build_ext):
         self.cxx, self.edges = find_cxx(), f"builddir = {BUILD}\ninclude csrc/rules.ninja\n"
         headers = self.torch / "include"
         self.flags = [*FLAGS, f"-ffile-prefix-map={headers}/=", "-isystem", headers, "-isystem", python]
+        self.stubs = self.add_stubs()
         libraries = {"safeops._C": self.cpu_library, "safeops._cuda": self.cuda_library}
         built = {extension.name: libraries[extension.name](extension.sources) for extension in self.extensions}
         self.extensions = [extension for extension in self.extensions if built[extension.name]]
@@ -174,9 +181,22 @@ class BuildExt(build_ext):
 
     def link(self, name: str, objects: list[str], libraries=()) -> str:
         exports = "csrc/exports.map"
-        call = [*self.cxx, "-shared", *objects, f"-Wl,--version-script={exports}", f"-L{self.torch / 'lib'}"]
-        call += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", *libraries]
-        return self.add("link", f"{name}.so", objects, call, exports)
+        call = [*self.cxx, "-shared", *objects, f"-Wl,--version-script={exports}", "-Wl,--no-as-needed"]
+        call += [*self.stubs, *libraries]
+        if PLATFORM:  # the rest of what -nodefaultlibs leaves out
+            call += ["-nodefaultlibs", "-l:libc_nonshared.a", "-l:libpthread.so.0", "-lgcc_s", "-lgcc"]
+        return self.add("link", f"{name}.so", [*objects, *self.stubs], call, exports)
+
+    def add_stubs(self) -> list[str]:
+        """Libraries to link with, without code. torch's are names: their symbols are looked up by the loader. For a
+        platform, the system's are as its policy knows them, with what they lack then."""
+        empty = [*self.cxx, "-shared", "-nostdlib", "-xc", os.devnull]
+        stubs = [self.add("link", x, [], [*empty, f"-Wl,-soname={x}"]) for x in ("libtorch.so", "libtorch_cpu.so")]
+        if PLATFORM:
+            stubs.append(self.add("compile", "symbols.o", ["csrc/manylinux/symbols.cpp"], [*self.cxx, *FLAGS]))
+            script, names = "csrc/manylinux/stub.py", ["libc.so.6", "libm.so.6", "libstdc++.so.6", LOADERS[PLATFORM]]
+            stubs += [self.add("stub", x, [script], [sys.executable, script, *self.cxx, x]) for x in names]
+        return stubs
 
     def add(self, rule: str, output: str, inputs: list[str], call: list, needs: str = "") -> str:
         """Add a build edge. Its output lies in a folder that is named by the command, so that builds with other flags
@@ -223,10 +243,10 @@ kernels = ["safeops.kernels", *(f"safeops.kernels.{name}" for name in find_packa
 setup(
     packages=[*find_packages(include=["safeops", "safeops.*", "safeops_lint", "safeops_lint.*"]), *kernels],
     package_dir={"safeops": "safeops", "safeops.kernels": "kernels"},
-    package_data={"safeops": ["py.typed"], "safeops.debug": ["page*.html", "page*.js"]},
+    package_data={"safeops": ["py.typed", "*.pyi"], "safeops.debug": ["page*.html", "page*.js"]},
     include_package_data=False,
     ext_modules=ext_modules,
     cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
     # the wheel's tag: cp310-abi3-linux_… with extensions, py3-none-any without
-    options={"bdist_wheel": {"py_limited_api": "cp310"}} if ext_modules else {},
+    options={"bdist_wheel": {"py_limited_api": "cp310", "plat_name": PLATFORM}} if ext_modules else {},
 )

@@ -1,5 +1,7 @@
 """clip_grad_norm_: torch's, with the arithmetic in fp32, and a say in what happens to gradients that are not finite."""
 
+from collections.abc import Iterable
+
 import torch
 
 from safeops.amp._gradients import by_device, gradients, held, named, narrowed, order, total_norm
@@ -11,7 +13,13 @@ NONFINITE = ("propagate", "skip", "raise")
 
 
 @torch.no_grad()
-def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate"):
+def clip_grad_norm_(
+    parameters: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    nonfinite: str = "propagate",
+) -> torch.Tensor:
     """Scale the gradients in place so that their norm together is at most `max_norm`; return the norm before.
 
     As `torch.nn.utils.clip_grad_norm_`: each gradient is multiplied by `min(max_norm / (norm + 1e-6), 1)`. The norm is

@@ -19,10 +19,12 @@ class CombinedLosses(NamedTuple):
     total: torch.Tensor  # (): to call backward on
     terms: torch.Tensor  # (number of losses,): weight * loss, as it came, detached
     finite: torch.Tensor  # (number of losses,) bool: which terms are
-    names: tuple  # of the losses, in the same order
+    names: tuple[str, ...]  # of the losses, in the same order
 
 
-def combine_losses(losses, *, nonfinite="propagate"):
+def combine_losses(
+    losses: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]], *, nonfinite: str = "propagate"
+) -> CombinedLosses:
     """The sum of weight * loss over named losses, with what each of them contributes, all on the device.
 
     The replacement of `loss_a + 0.1 * loss_b + ...`, which in half overflows (an fp16 loss of 700 times a weight of

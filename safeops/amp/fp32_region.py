@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -11,11 +13,16 @@ from safeops.amp._products import Products
 from safeops.core.dtypes import HALF
 from safeops.core.private_torch import is_exporting
 
+Function = TypeVar("Function", bound=Callable)
 _ACCELERATOR = torch.accelerator.current_accelerator(check_available=False)
 DEVICE_TYPES = tuple(dict.fromkeys(("cpu", "cuda", *([_ACCELERATOR.type] if _ACCELERATOR else []))))
 
 
-def fp32_region(function=None):
+@overload
+def fp32_region(function: None = None) -> "_Region": ...
+@overload
+def fp32_region(function: Function) -> Function: ...
+def fp32_region(function: Callable | None = None) -> Any:
     """Run a loss, or a part of one, in fp32: autocast is off inside, and half inputs of a function arrive as fp32.
 
     As a decorator (`@fp32_region` or `@fp32_region()`), autocast is off for every device type while the function runs,
@@ -83,10 +90,10 @@ class _Region:
         self._context = _without_autocast()
         self._context.__enter__()
 
-    def __exit__(self, *error):
-        return self._context.__exit__(*error)
+    def __exit__(self, *error) -> None:
+        self._context.__exit__(*error)
 
-    def __call__(self, function):
+    def __call__(self, function: Function) -> Function:
         return _wrapped(function)
 
 

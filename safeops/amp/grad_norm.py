@@ -1,12 +1,16 @@
 """grad_norm: the norm of all gradients together, which does not overflow where they are half."""
 
+from collections.abc import Iterable
+
 import torch
 
 from safeops.amp._gradients import gradients, narrowed, order, total_norm
 
 
 @torch.no_grad()
-def grad_norm(parameters, norm_type=2.0):
+def grad_norm(
+    parameters: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor], norm_type: float = 2.0
+) -> torch.Tensor:
     """The norm of the gradients of all parameters, as if they were one vector.
 
     As `torch.nn.utils.get_total_norm` of the gradients, in fp32 at least, and in fp64 where squares would not fit: fp16

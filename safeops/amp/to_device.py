@@ -1,12 +1,18 @@
 """to_device: a batch to the GPU without waiting for it, and without the races of `non_blocking=True`."""
 
+from typing import TypeVar
+
 import torch
 
 from safeops.amp._nested import map_tensors
 from safeops.core import check
 
+Batch = TypeVar("Batch")
 
-def to_device(batch, device, *, stream=None, host_reused=True):
+
+def to_device(
+    batch: Batch, device: torch.device | str | int, *, stream: torch.cuda.Stream | None = None, host_reused: bool = True
+) -> Batch:
     """Move the tensors of a batch to a device: asynchronously from the host to a GPU, and yet safely.
 
     `x.to("cuda", non_blocking=True)` of pinned memory returns before the copy has read `x`: whoever then writes the

@@ -2,8 +2,10 @@
 
 import inspect
 import os
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 
@@ -11,7 +13,12 @@ from safeops.core import availability, check
 from safeops.core.op import registry
 
 
-def warmup(*ops, like, dtypes=None, **options):
+def warmup(
+    *ops: Callable | str,
+    like: torch.Tensor | Sequence[torch.Tensor],
+    dtypes: Iterable[torch.dtype] | None = None,
+    **options: Any,
+) -> dict[str, str]:
     """Compile and load what calls of these ops need on a GPU, forward and backward, several kernels at a time.
 
     A Triton kernel is compiled at its first call, which takes a second or so, and is refused while a CUDA graph is

@@ -17,4 +17,5 @@ The layers above hook in: `call_path.call_over_ranks` is safeops.distributed's, 
 import os
 
 VERSION = "0.1.0"
+NAME = __name__.partition(".")[0]  # of the package, and of the ops: another than safeops on the Hugging Face Hub
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")

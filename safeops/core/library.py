@@ -13,17 +13,17 @@ import threading
 
 import torch
 
-from safeops.core import private_torch
+from safeops.core import NAME, private_torch
 from safeops.core.check import undense
 
-lib = torch.library.Library("safeops", "DEF")
+lib = torch.library.Library(NAME, "DEF")
 
 
 def _load(name):
     """Import a built extension. Absent is a pure-Python install; present but broken is an error, never a fallback."""
-    if importlib.util.find_spec(f"safeops.{name}") is None:
+    if importlib.util.find_spec(f"{NAME}.{name}") is None:
         return None
-    return importlib.import_module(f"safeops.{name}")
+    return importlib.import_module(f"{NAME}.{name}")
 
 
 # Registers the C++ kernels under CPU and CUDA. An impl may precede the schema it belongs to.
@@ -34,7 +34,7 @@ launchers = {}  # of the raw ops that have one in Triton
 
 
 def has_kernel(name, key):
-    return private_torch.dispatcher_has(f"safeops::{name}", key)
+    return private_torch.dispatcher_has(f"{NAME}::{name}", key)
 
 
 def declare_raw(name, schema, *, fake, composite=None, triton=None):
@@ -45,9 +45,9 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     all of the schema's arguments, by position: the defaults stand in the schema alone.
     """
     lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    op = getattr(torch.ops.safeops, name).default
+    op = getattr(getattr(torch.ops, NAME), name).default
     complete = _completer(op)
-    torch.library.register_fake(f"safeops::{name}", _one_device(name, fake, complete), lib=lib)
+    torch.library.register_fake(f"{NAME}::{name}", _one_device(name, fake, complete), lib=lib)
     if composite is not None:
         lib.impl(name, _dense_only(name, composite, complete), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
@@ -64,7 +64,7 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
 def put_front(launcher, op, lib, key, **options):
     """Put the extension before a launcher: what was launched once is launched again without Python (csrc/launch)."""
     schema = private_torch.schema(op)
-    name = f"{schema.name.removeprefix('safeops::')}_launch"
+    name = f"{schema.name.partition('::')[2]}_launch"
     lib.impl(name, _held(launcher, len(schema.returns)), key, **options)
     cpu_extension.front(schema.name, "".join(_KINDS[str(x.type)] for x in schema.arguments), key)
 
@@ -202,7 +202,7 @@ class _Lazy:
 
     def __call__(self, *args):
         if self.launch is None:
-            self.launch = getattr(importlib.import_module(f"safeops.kernels.{self.module}"), self.name)
+            self.launch = getattr(importlib.import_module(f"{NAME}.kernels.{self.module}"), self.name)
         args = self.complete(args)
         self.validate(*args)
         return self.launch(*args)
@@ -212,5 +212,5 @@ class _Lazy:
 
     def trace(self, args):
         """Tell the extension how the launch of this call follows from sizes."""
-        trace = importlib.import_module("safeops.kernels.engine.trace").trace
+        trace = importlib.import_module(f"{NAME}.kernels.engine.trace").trace
         trace(self.launch, self.complete(args), cpu_extension)

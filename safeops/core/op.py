@@ -123,7 +123,7 @@ class Op(Public):
         self.name, self.forward, self.backward, self.definition = name, forward, backward, definition
         schema = private_torch.schema(forward)
         self.raw = tuple(
-            private_torch.schema(op).name.removeprefix("safeops::") for op in (forward, backward, *also) if op
+            private_torch.schema(op).name.partition("::")[2] for op in (forward, backward, *also) if op
         )
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from safeops.core import private_torch
+from safeops.core import NAME, private_torch
 from safeops.debug._products import PRODUCTS
 
 # Reads no values: its result depends on shapes alone, or holds what nobody has written yet.
@@ -57,7 +57,7 @@ class Facts:
             for i, argument in enumerate(schema.arguments)
             if argument.is_out or (overwrites and i == 0)
         )
-        self.ours = schema.name.startswith("safeops::")
+        self.ours = schema.name.startswith(f"{NAME}::")
         masks = (i for i, argument in enumerate(schema.arguments) if argument.name == "mask")
         self.mask = next(masks, None) if self.ours else None
         self.returns_alias = not self.writes and any(

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops.core import private_torch
+from safeops.core import NAME, private_torch
 from safeops.core.sums import masked_mean
 from safeops.debug._source import line, user_frames
 from safeops.debug._twins import LOSSES, OF_CLASSES
@@ -49,7 +49,7 @@ class Means:
 def _count(func, name, args, kwargs, values):
     """The divisor of a mean; None where the op is no mean of a rank's own elements."""
     x = args[0] if args else None
-    if str(func).startswith("safeops."):
+    if str(func).startswith(f"{NAME}."):
         return _of_raw(func, args, kwargs, values)
     if not isinstance(x, torch.Tensor):
         return None

@@ -4,6 +4,8 @@ import dataclasses
 import os
 import sys
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -93,7 +95,7 @@ class audit(TorchFunctionMode):
 
     CODES = tuple(_patterns.PATTERNS)
 
-    def __init__(self, select=None, *, group=None):
+    def __init__(self, select: Iterable[str] | None = None, *, group: Any = None):
         super().__init__()
         if isinstance(select, str):
             raise TypeError(f"audit: select must be a list of codes, got the str {select!r}")
@@ -108,17 +110,17 @@ class audit(TorchFunctionMode):
         self._rank = None  # this one's, once they have met
 
     @property
-    def findings(self):
+    def findings(self) -> list[Finding]:
         return list(self.by_place.values())
 
-    def __enter__(self):
+    def __enter__(self) -> "audit":
         # After a step its graph is gone: what it saved is nobody's any more.
         self.hook = register_optimizer_step_post_hook(lambda *_: self._forget())
         check.watchers.append(self._left_out)
         self.shown, warnings.showwarning = warnings.showwarning, self._show_warning
         return super().__enter__()
 
-    def __exit__(self, *error):
+    def __exit__(self, *error) -> None:
         super().__exit__(*error)
         check.watchers.remove(self._left_out)
         if warnings.showwarning == self._show_warning:  # not the user's, set in the meantime

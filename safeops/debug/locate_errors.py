@@ -57,7 +57,9 @@ class locate_errors(private_torch.TorchDispatchMode):
         safeops.debug.LocatedError: locate_errors: clamp_ modified a tensor that backward needs, ...
     """
 
-    def __init__(self, model=None, *, bisect=False, state=".safeops-bisect.json"):
+    def __init__(
+        self, model: torch.nn.Module | None = None, *, bisect: bool = False, state: str = ".safeops-bisect.json"
+    ):
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"locate_errors: model must be a torch.nn.Module or None, got {type(model).__name__}")
         super().__init__()
@@ -67,12 +69,12 @@ class locate_errors(private_torch.TorchDispatchMode):
         self.failed = None  # (the exception, where)
         self.ordinal, self.since = 0, []
 
-    def __enter__(self):
+    def __enter__(self) -> "locate_errors":
         self.modules.__enter__()
         self.hook = register_optimizer_step_post_hook(lambda *_: self.step())
         return super().__enter__()
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind, error, traceback) -> None:
         super().__exit__(kind, error, traceback)
         self.hook.remove()
         self.modules.__exit__()

@@ -64,11 +64,11 @@ class no_sync(TorchDispatchMode):
         safeops.debug.SynchronizationError: no_sync: the host waits for the device: a boolean index, ...
     """
 
-    def __init__(self, *, cpu=False, allow_scaler=True):
+    def __init__(self, *, cpu: bool = False, allow_scaler: bool = True):
         super().__init__()
         self.cpu, self.allow_scaler = cpu, allow_scaler
 
-    def __enter__(self):
+    def __enter__(self) -> "no_sync":
         if not self.cpu and not torch.accelerator.is_available():
             text = "there is no device here but the CPU, so nothing is checked; cpu=True lets the CPU stand for one"
             warnings.warn(f"no_sync: {text}", stacklevel=2)
@@ -80,7 +80,7 @@ class no_sync(TorchDispatchMode):
             torch.cuda.set_sync_debug_mode("error")
         return super().__enter__()
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind, error, traceback) -> None:
         super().__exit__(kind, error, traceback)
         self.stack.close()
         # Torch's own mode raises where no op of the dispatcher waits, too: in a `synchronize` imported by its name.

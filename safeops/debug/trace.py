@@ -6,7 +6,9 @@ device until the step ends. Then one transfer decides, and only a step that went
 
 import dataclasses
 import gc
+import os
 import warnings
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -78,7 +80,16 @@ class trace:
         ('log', 'undefined', 'log(0) is -inf: there is no finite value for it')
     """
 
-    def __init__(self, model=None, *, action="raise", last=12, html=None, log=None, group=None):
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        *,
+        action: str = "raise",
+        last: int = 12,
+        html: str | os.PathLike | None = None,
+        log: Any = None,
+        group: Any = None,
+    ):
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"trace: model must be a torch.nn.Module or None, got {type(model).__name__}")
         if action not in ACTIONS:
@@ -114,7 +125,7 @@ class trace:
         with private_torch.disable_modes():
             return self._history.modules(self._modules)
 
-    def __enter__(self):
+    def __enter__(self) -> "trace":
         if self._watching:
             raise RuntimeError("trace: this tracer is at work already; make another")
         self._modules.__enter__()
@@ -132,7 +143,7 @@ class trace:
         self._watching = True
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind, error, traceback) -> None:
         self._recorder.__exit__(kind, error, traceback)
         self._watching = False
         if self._froze:

@@ -1,5 +1,8 @@
 """global_count: how many elements are kept on all ranks and in all micro-batches together."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -10,7 +13,15 @@ from safeops.distributed._agreement import agree, is_asked
 
 
 @torch.no_grad()
-def global_count(masks, *, weight=None, group=None, mesh=None, dims=None, averaged=True):
+def global_count(
+    masks: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    weight: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    group: Any = None,
+    mesh: Any = None,
+    dims: str | int | Sequence[str | int] | None = None,
+    averaged: bool = True,
+) -> torch.Tensor:
     """The number of kept elements on all ranks and in all micro-batches of a step: the `denominator` of their losses.
 
     A mean over a rank's own elements, averaged over the ranks by DDP or FSDP, lets an element weigh more where fewer

@@ -7,12 +7,15 @@ import inspect
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 import torch
 
 from safeops.safe import notes, origins, presence, training
 from safeops.safe.report import Report
 
+Function = TypeVar("Function", bound=Callable)
 VARIABLE = "SAFEOPS_SAFE"
 
 
@@ -22,7 +25,7 @@ class SafeMode:
     def __init__(self):
         self.report = Report()
 
-    def __enter__(self):
+    def __enter__(self) -> Report:
         _refuse_tracing()
         if not notes.active():  # a thread is in the mode once: a twin's own calls must not meet it a second time
             training.install()
@@ -30,7 +33,7 @@ class SafeMode:
         notes.reports().append(self.report)
         return self.report
 
-    def __exit__(self, *error):
+    def __exit__(self, *error) -> None:
         reports = notes.reports()
         del reports[len(reports) - 1 - reports[::-1].index(self.report)]
         if not reports:
@@ -38,7 +41,7 @@ class SafeMode:
             training.remove()
             origins.forget()
 
-    def __call__(self, function):
+    def __call__(self, function: Function) -> Function:
         return _wrapped(function, self)
 
 
@@ -50,7 +53,11 @@ def _refuse_tracing():
         )
 
 
-def safe_mode(function=None):
+@overload
+def safe_mode(function: None = None) -> SafeMode: ...
+@overload
+def safe_mode(function: Function) -> Function: ...
+def safe_mode(function: Callable | None = None) -> Any:
     """Let torch's losses, softmax, norms, fills and half sums call their twins of safeops, in code nobody edits.
 
         with safeops.safe_mode() as report:        @safeops.safe_mode        SAFEOPS_SAFE=1 python train.py

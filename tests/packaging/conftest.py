@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
+PLATFORM = f"manylinux_2_28_{os.uname().machine}"
 
 
 def clean(**variables) -> dict:
@@ -28,9 +29,9 @@ def run(command, *, cwd, check=True, **variables):
 
 
 def build_wheel(folder: Path, **variables) -> Path:
-    """`pip wheel`, as `make wheel` does; ninja reuses the objects of the tree's build folder."""
+    """`make wheel` of some architectures; ninja reuses the objects of the tree's build folder."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-qq", "--no-deps"]
-    run([*pip, "--no-build-isolation", "--wheel-dir", folder, ROOT], cwd=folder, **variables)
+    run([*pip, "--no-build-isolation", "--wheel-dir", folder, ROOT], cwd=folder, SAFEOPS_PLATFORM=PLATFORM, **variables)
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -150,9 +150,9 @@ def test_source_distribution_is_complete(tmp_path):
     (archive,) = tmp_path.glob("*.tar.gz")
     packed = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
     folders = [ROOT / name for name in ("csrc", "kernels", "safeops")]
-    kinds = {".h", ".cuh", ".cpp", ".cu", ".map", ".ninja", ".py", ".json", ".html", ".js"}
+    kinds = {".h", ".cuh", ".cpp", ".cu", ".map", ".ninja", ".py", ".pyi", ".json", ".html", ".js"}
     needed = {str(p.relative_to(ROOT)) for folder in folders for p in folder.rglob("*") if p.suffix in kinds}
-    assert needed | {"setup.py", "pyproject.toml", "README.md"} <= packed, needed - packed
+    assert needed | {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= packed, needed - packed
 
 
 def test_a_failing_compiler_fails_the_build(tmp_path):

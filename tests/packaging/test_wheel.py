@@ -5,13 +5,20 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from email.parser import HeaderParser
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kernels.test_cuda_build import CUOBJDUMP
+from tests.packaging.conftest import PLATFORM, ROOT
+
+spec = spec_from_file_location("release", ROOT / "scripts" / "release.py")
+release = module_from_spec(spec)
+spec.loader.exec_module(release)
 pytestmark = pytest.mark.xdist_group("packaging")
 
 needs_compiler = pytest.mark.skipif(
@@ -30,7 +37,7 @@ def modules(contents):
 
 @needs_compiler
 def test_one_wheel_for_every_python(wheel):
-    assert re.fullmatch(r"safeops-[\d.]+-cp310-abi3-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(rf"safeops-[\d.]+-cp310-abi3-{PLATFORM}\.whl", wheel.name)
 
 
 @needs_compiler
@@ -57,6 +64,39 @@ def test_only_the_limited_python_api(wheel):
         [sys.executable, "-m", "abi3audit", "--strict", "--report", str(wheel)], capture_output=True, text=True
     )
     assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+@needs_compiler
+def test_the_platform_is_true(wheel, contents):
+    """auditwheel looks at versions; a symbol that the platform does not know at all has none."""
+    assert release.audit(wheel) == []
+    for module in modules(contents):
+        names = subprocess.check_output(["nm", "-D", "--undefined-only", "--format=posix", module], text=True)
+        plain = re.findall(r"^([^@\s]+) U", names, re.MULTILINE)
+        assert plain and not [name for name in plain if not re.match(r"_?Py|(aoti_)?torch_", name)]
+
+
+@needs_compiler
+def test_a_newer_library_is_noticed(tmp_path):
+    """This machine's libstdc++, which needs this machine's glibc."""
+    library = subprocess.check_output(["g++", "-print-file-name=libstdc++.so.6"], text=True).strip()
+    wheel = tmp_path / f"safeops-0-cp310-abi3-{PLATFORM}.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(library, "safeops/_C.abi3.so")
+        archive.writestr("safeops-0.dist-info/RECORD", "safeops/_C.abi3.so,,\n")
+    (problem,) = release.audit(wheel)
+    assert "has symbols of" in problem
+
+
+@pytest.mark.skipif(CUOBJDUMP is None, reason="no cuobjdump")
+def test_cuda_code_for_all_architectures(contents, architectures):
+    """Machine code for each, and PTX for those to come."""
+    if architectures != "all" or not (contents / "safeops/_cuda.abi3.so").exists():
+        pytest.skip("built for this machine")
+    library = contents / "safeops/_cuda.abi3.so"
+    for option, kinds in (("elf", {"80", "90", "100", "120"}), ("ptx", {"80", "120"})):
+        listing = subprocess.check_output([CUOBJDUMP, f"--list-{option}", library], text=True)
+        assert set(re.findall(r"\.sm_(\d+)\.", listing)) == kinds
 
 
 @needs_compiler
@@ -96,7 +136,7 @@ def test_contents(contents):
     expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == expected
     data = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops/debug").glob("page*.[hj]*")}  # trace's page
-    assert len(data) == 4 and {"safeops/py.typed"} | data <= files
+    assert len(data) == 4 and {"safeops/py.typed", "safeops/__init__.pyi", "safeops/nn.pyi"} | data <= files
     assert not [name for name in files if name.endswith((".o", ".d", ".cpp", ".cu", ".cuh", ".h"))]
 
 
@@ -106,8 +146,8 @@ def test_metadata(contents):
     required = [line for line in headers.get_all("Requires-Dist") if "extra ==" not in line]
     assert required == ["torch>=2.11"], "torch alone"
     assert headers["Requires-Python"] == ">=3.10"
-    source = (ROOT / "safeops" / "core" / "__init__.py").read_text()
-    assert f'VERSION = "{headers["Version"]}"' in source, "pyproject.toml and safeops/core/__init__.py disagree"
+    assert headers["License-Expression"] == "BSD-3-Clause" and headers["Project-URL"]
+    assert set(release.versions().values()) == {headers["Version"]}, "the changelog, or the citation, is of another"
     (scripts,) = contents.glob("*.dist-info/entry_points.txt")
     assert "safeops = safeops.cli:main" in scripts.read_text()
 

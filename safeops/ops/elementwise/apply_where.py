@@ -1,5 +1,7 @@
 """apply_where: a function of the elements that a condition keeps; the others never reach it, forward or backward."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from safeops.core import check
@@ -7,7 +9,14 @@ from safeops.core.dtypes import FLOATING, saturate
 from safeops.core.symbolic import scalar, symbolic
 
 
-def apply_where(condition, args, f1, f2=None, *, fill_value=None):
+def apply_where(
+    condition: torch.Tensor,
+    args: torch.Tensor | Sequence[torch.Tensor],
+    f1: Callable[..., torch.Tensor],
+    f2: Callable[..., torch.Tensor] | None = None,
+    *,
+    fill_value: torch.Tensor | complex | None = None,
+) -> torch.Tensor:
     """`f1(*args)` where `condition` is True, elsewhere `f2(*args)` or `fill_value`.
 
     `torch.where(condition, f1(x), f2(x))` runs both functions on every element, and the NaN or inf slope of the branch

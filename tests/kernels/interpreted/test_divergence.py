@@ -25,7 +25,7 @@ LAYOUTS = {
     "no classes": ((3, 0), None),
 }
 each_divergence = pytest.mark.parametrize("name", NAMES)
-# What is the row's business is asked of the one that computes most; of the others it is exhaustive.
+# One divergence, which computes most, is asked what the rows bring; of the others it is exhaustive.
 one_divergence = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name.startswith("js") else pytest.mark.exhaustive) for name in NAMES]
 )

@@ -1,0 +1,136 @@
+"""Writes the types of the public functions and modules, which type checkers and editors read:
+safeops/__init__.pyi and safeops/nn.pyi. `make types`, after a signature has changed; a test compares.
+
+Types come from the schemas of torch.ops.safeops; the few functions that are no ops have annotations in their source.
+"""
+
+import inspect
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import safeops  # noqa: E402
+from safeops.core.op import registry  # noqa: E402
+
+HEAD = '''"""Types of {module}, written by scripts/type_stubs.py."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+'''
+TYPES = {
+    **{"Tensor": "Tensor", "Optional[Tensor]": "Tensor | None", "List[Tensor]": "Sequence[Tensor]"},
+    **{"Optional[List[Tensor]]": "Sequence[Tensor] | None", "float": "float", "Optional[float]": "float | None"},
+    **{"List[float]": "Sequence[float]", "Optional[List[float]]": "Sequence[float] | None", "number": "float"},
+    **{"List[int]": "int | Sequence[int]", "Optional[List[int]]": "int | Sequence[int] | None", "bool": "bool"},
+    **{"int": "int", "SymInt": "int", "Optional[int]": "int | None", "Optional[SymInt]": "int | None", "str": "str"},
+    **{"ScalarType": "torch.dtype", "Optional[ScalarType]": "torch.dtype | None"},
+}
+# Arguments that take more than the schema says, or have none.
+NAMED = {
+    **{"denominator": "Tensor | float | None", "log_probs": "Tensor", "targets": "Tensor", "blank": "int"},
+    **dict.fromkeys(("input_lengths", "target_lengths"), "Tensor | Sequence[int]"),
+    **{"zero_infinity": "bool", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
+}
+
+
+def schemas(name: str) -> list:
+    packet = getattr(torch.ops.safeops, name, None)
+    return [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
+
+
+def types(name: str) -> dict[str, str]:
+    """The type of each argument: all that one of the op's overloads takes."""
+    results = {}
+    for x in (x for schema in schemas(name) for x in schema.arguments):
+        kinds = results.setdefault(x.name, [])
+        kinds += [kind for kind in TYPES[str(x.real_type)].split(" | ") if kind not in kinds]
+    return {key: " | ".join(sorted(kinds, key="None".__eq__)) for key, kinds in results.items()} | NAMED
+
+
+SHARED = {key: kind for name in registry for key, kind in types(name).items()}
+
+
+def parameters(name: str, function, **fixed) -> str:
+    """The parameters of a function as source. fixed: types that an overload has of its own."""
+    kinds, parts = SHARED | types(name) | fixed, []
+    for x in inspect.signature(function).parameters.values():
+        if x.kind is x.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        if x.name == "self":
+            parts.append("self")
+            continue
+        kind, default = kinds[x.name], json.dumps(x.default) if isinstance(x.default, str) else x.default
+        if x.default is None and not kind.endswith("None"):
+            kind += " | None"
+        optional = x.default is not x.empty and kind != "Literal[True]"
+        parts.append(f"{x.name}: {kind}" + (f" = {default}" if optional else ""))
+    return ", ".join(parts)
+
+
+def result(function, schema) -> tuple[str, str]:
+    """The type of an op's result, and its import where it is a named tuple."""
+    fields = tuple(x.name for x in schema.returns) if schema else ()
+    if len(fields) < 2:
+        return "Tensor", ""
+    for kind in vars(inspect.getmodule(function)).values():
+        if getattr(kind, "_fields", None) == fields:
+            return kind.__name__, f"from {kind.__module__} import {kind.__name__}"
+    return f"tuple[{', '.join(['Tensor'] * len(fields))}]", ""
+
+
+def definition(call: str, indent: str = "") -> str:
+    text = re.sub(r"(?<!,) ", "\0", f"def {call}: ...")  # lines end behind a comma
+    return textwrap.fill(text, 120, initial_indent=indent, subsequent_indent=f"{indent}    ").replace("\0", " ")
+
+
+def functions() -> str:
+    imports, defs = [], []
+    for name in safeops.__all__:
+        function = getattr(safeops, name)
+        if inspect.ismodule(function):
+            imports.append(f"from safeops import {name} as {name}")
+        elif function.__annotations__:
+            imports.append(f"from {function.__module__} import {name} as {name}")
+        else:
+            overloads = list({len(x.returns): x for x in schemas(name)}.values()) or [None]
+            first, last = overloads[0], overloads[-1]
+            flags = [x.name for x in last.arguments[len(first.arguments) :]] if first is not last else []
+            for schema in overloads:  # of which the last has a flag that the first has not
+                kind, source = result(function, schema)
+                imports += [source] if source else []
+                fixed = {flag: f"Literal[{schema is last}]" for flag in flags}
+                call = f"{name}({parameters(name, function, **fixed)}) -> {kind}"
+                defs.append("@overload\n" * len(overloads[1:]) + definition(call))
+    head = HEAD.format(module="safeops")
+    return "\n".join([head, *sorted(set(imports)), "", "__version__: str", "", *defs, ""])
+
+
+def modules() -> str:
+    lines = [HEAD.format(module="safeops.nn")]
+    for op in sorted(filter(lambda op: op.module, registry.values()), key=lambda op: op.module):
+        module = getattr(safeops.nn, op.module)
+        lines.append(f"class {op.module}(torch.nn.Module):")
+        lines.append(definition(f"__init__({parameters(op.name, module.__init__)}) -> None", "    "))
+        for method in ("forward", "__call__"):
+            lines.append(definition(f"{method}({parameters(op.name, module.forward)}) -> Tensor", "    "))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def texts() -> dict[Path, str]:
+    return {ROOT / "safeops" / "__init__.pyi": functions(), ROOT / "safeops" / "nn.pyi": modules()}
+
+
+if __name__ == "__main__":
+    for path, text in texts().items():
+        path.write_text(text)
