@@ -1,12 +1,14 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
-# make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own
+# make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own, and
+#              `make test TORCH=2.13.0 PYTHON=python3.13`: under that Python, too
 # make test-all  those, the slow ones (make test-slow) and each clause of the contract on every op and variant
 # make docs    the documentation as a site, build/site/index.html
 # All first do the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc for
 # the CUDA kernels, which are built for this machine's GPUs). Nothing is done twice: the stamps in .venv remember.
 
 PYTHON ?= python3
-VENV   := .venv$(TORCH:%=-torch-%)
+OTHER  := $(and $(TORCH),$(filter-out python3,$(notdir $(PYTHON))))
+VENV   := .venv$(TORCH:%=-torch-%)$(OTHER:%=-%)
 BIN    := $(VENV)/bin
 # -qq: what went wrong is still printed, and nothing else
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -22,7 +24,9 @@ PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
 ifdef TORCH
 # It brings its own Triton, and may refuse the setuptools that is pinned here; the binary is .venv's: one serves all.
-PINNED := <(grep -vE '^(setuptools|torch|triton)=' requirements-dev.txt) "setuptools>=77" torch==$(TORCH)
+# For another Python there may be no such versions.
+PINNED := <(sed -E '/^(setuptools|torch|triton)=/d; $(OTHER:%=/^pytest=/!s/==.*//)' requirements-dev.txt)
+PINNED += "setuptools>=77" torch==$(TORCH)
 BUILD  := $(MAKE) -s TORCH= setup && SAFEOPS_NO_EXT=1
 endif
 

@@ -1,9 +1,11 @@
-"""masked_var, masked_std: sum w (x - mean)^2 / (sum w - correction) over the kept, and its square root."""
+"""masked_var, masked_std: sum w (x - mean)^2 / (sum w - correction) over the kept, and its square root.
+
+silog_loss: sqrt(variance + (1 - focus) mean^2), whose derivative is w (x - focus mean) / (root sum w)."""
 
 import triton
 import triton.language as tl
 
-from ..engine.scaling import inverse_beyond
+from ..engine.scaling import inverse_beyond, power_below
 from ..engine.state import MOMENTS, square
 from .statistic import launcher
 
@@ -36,5 +38,15 @@ def deviation(state, by, correction):
     return root * top, mean, inverse_beyond(root * degrees, top), exists
 
 
+@triton.jit
+def silog(state, by, focus):
+    mean, squares, degrees, exists = deviations(state, by, 0.0)
+    top = state[4]
+    unit = tl.maximum(top, power_below(tl.abs(mean)))  # the deviations' top may be far below the mean
+    root = tl.sqrt(squares / degrees * square(top / unit) + (1 - focus) * square(mean / unit))
+    return root * unit, focus * mean, inverse_beyond(root * degrees, unit), exists
+
+
 masked_var = launcher("masked_var", MOMENTS, variance)
 masked_std = launcher("masked_std", MOMENTS, deviation)
+silog_loss = launcher("silog_loss", MOMENTS, silog)

@@ -8,7 +8,7 @@ from safeops.kernels.reductions import statistic, statistic_backward
 from safeops.kernels.reductions.masked_amax import largest, smallest
 from safeops.kernels.reductions.masked_logsumexp import logarithm
 from safeops.kernels.reductions.masked_norm import absolute_sum, norm, root_mean_square, square_sum
-from safeops.kernels.reductions.masked_var import deviation, variance
+from safeops.kernels.reductions.masked_var import deviation, silog, variance
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 FLAT = (1 << 26,)
@@ -38,6 +38,7 @@ STATISTICS = {
     "SMALLEST": (state.EXTREME, smallest),
     "VAR": (state.MOMENTS, variance),
     "STD": (state.MOMENTS, deviation),
+    "SILOG": (state.MOMENTS, silog),
 }
 
 
@@ -74,6 +75,7 @@ def cases():
     results["aligned safe_norm bf16"] = forward("NORM", x, mask, absolute=True, saturate=True)
     results["aligned sum of squares bf16"] = forward("SQUARE_SUM", x, mask)
     results["aligned std bf16"] = forward("STD", x)
+    results["aligned silog bf16"] = forward("SILOG", x, mask)
     results["aligned rms weight bf16"] = forward("RMS", x, mask, x)
     results["aligned var weight bf16+fp32"] = forward("VAR", x, mask, w)
     results["aligned logsumexp weight bf16"] = forward("LOGSUMEXP", x, mask, x)

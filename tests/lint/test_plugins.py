@@ -4,10 +4,10 @@ import pathlib
 import subprocess
 import sys
 
-import tomllib
 import yaml
 
 from safeops_lint import command
+from safeops_lint.config import _toml
 from safeops_lint.rules import RULES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -18,7 +18,7 @@ BAD += "def log_loss(x):\n    return torch.log(x)  # noqa: SO204\n"
 def test_entry_point():
     import importlib
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = _toml().loads((ROOT / "pyproject.toml").read_text())["project"]
     ((prefix, target),) = project["entry-points"]["flake8.extension"].items()
     module, _, name = target.partition(":")
     assert prefix == "SO" and getattr(importlib.import_module(module), name).name == "safeops"

@@ -1,5 +1,6 @@
-// Variance and standard deviation: (sum of weights, mean, sum of squared deviations m2) of the kept elements in one
-// read, by Welford's method for whole chunks (welford_loops.h).  I/O: forward reads x, mask, weight once.
+// Variance, standard deviation and the root of silog_loss: (sum of weights, mean, sum of squared deviations m2) of the
+// kept elements in one read, by Welford's method for whole chunks (welford_loops.h).
+// I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/statistic.h"
 #include "cpu/reductions/welford_loops.h"
 
@@ -162,6 +163,7 @@ struct Moments {
 };
 
 // var = sum w (x - mean)^2 / (sum w - correction);  d var/dx = 2 w (x - mean) / (sum w - correction)
+// root = sqrt(var + (1 - focus) mean^2);            d root/dx = w (x - focus mean) / (root sum w), with no correction
 void finish_moments(const void* op, int64_t, const States& states, int64_t n, const double* unscale,
                     double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
@@ -174,7 +176,8 @@ void finish_moments(const void* op, int64_t, const States& states, int64_t n, co
     const double by = unscale ? unscale[i] : 1;
     double value = m2 / divisor, mean = states.value[i], scale = m2 != m2 ? m2 : 2 / divisor;
     if (f.root) {
-      value = std::sqrt(value);
+      value = std::sqrt(value + (1 - f.focus) * mean * mean);
+      mean *= f.focus;
       scale = inverse_of(value * divisor, by);
     } else if (unscale) {
       value /= by;
@@ -188,8 +191,9 @@ void finish_moments(const void* op, int64_t, const States& states, int64_t n, co
 
 }  // namespace
 
-Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan) {
+Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan, double focus) {
   StatisticFinish finish;
+  finish.focus = focus;
   finish.empty_value = empty_value(empty_nan);
   finish.correction = correction;
   finish.root = root;
@@ -202,8 +206,9 @@ Statistics moments(const Statistic& s, bool root, double correction, bool empty_
   return to;
 }
 
-// `parameter` is the correction.
+// `parameter` is the correction, or the focus on the variance.
 SAFEOPS_STATISTIC(masked_var, return moments(s, false, parameter, empty_nan);)
 SAFEOPS_STATISTIC(masked_std, return moments(s, true, parameter, empty_nan);)
+SAFEOPS_STATISTIC(silog_loss, return moments(s, true, 0, empty_nan, parameter);)
 
 }  // namespace safeops::cpu

@@ -70,7 +70,7 @@ struct Statistic {
 // Options of the step from states to results.
 struct StatisticFinish {
   double empty_value = 0;     // the value where nothing is kept
-  double correction = 0;
+  double correction = 0, focus = 1;
   bool weighted = false, mean = false, root = false;
   bool negate = false;        // the result is minus the maximum
   double slope = 1;           // a factor of the derivative
@@ -91,7 +91,7 @@ inline double empty_value(bool empty_nan) { return empty_nan ? std::numeric_limi
 enum class Extremum : int { kMax, kMin, kMaxAbs, kMinAbs };
 
 Statistics extreme(const Statistic& s, Extremum which, bool empty_nan);
-Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan);
+Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan, double focus = 1);
 // sum w |x|, or sum w x^2, its root, or the root of its mean
 Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan);
 

@@ -64,7 +64,8 @@ def quantile_loss(
 
     Several quantiles are predicted at once along the last dim: `input` is (..., Q), and `target` (...), (..., 1) or
     (..., Q). The mean is over all of them, half of pytorch-forecasting's QuantileLoss, which doubles each term. `mask`
-    and `weight` broadcast to `input`: those of the points are (..., 1).
+    and `weight` broadcast to `input`, with a target of (...) too: those of the points are (..., 1), a mask of the
+    target's shape is `mask.unsqueeze(-1)` (of Q points, it could be one of the quantiles).
 
     Args:
         quantile: which quantile of the target to predict, from 0 to 1; or Q of them, a list or tuple of numbers or a
@@ -77,6 +78,9 @@ def quantile_loss(
         tensor([0.2500, 0.7500])
         >>> safeops.quantile_loss(torch.tensor([[1.0, -1.0]]), torch.zeros(1), quantile=[0.25, 0.5], reduction="none")
         tensor([[0.7500, 0.5000]])
+        >>> input, target = torch.tensor([[1.0, -1.0], [3.0, 3.0]]), torch.tensor([0.0, torch.nan])
+        >>> safeops.quantile_loss(input, target, quantile=[0.25, 0.5], mask=target.isfinite().unsqueeze(-1))
+        tensor(0.6250)
     """
     if not isinstance(quantile, (list, tuple, torch.Tensor)):
         if hasattr(quantile, "__len__"):  # an array of numpy, say

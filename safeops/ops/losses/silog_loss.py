@@ -1,13 +1,19 @@
-"""silog_loss: the scale-invariant error of logarithms, by which networks of depth are trained."""
+"""silog_loss: the scale-invariant error of logarithms, by which networks of depth are trained.
+
+I/O: `log_ratio` reads both depths and the mask and writes their difference g, `error` reads g and the mask. Backward
+does the same, and the gradient of g is between them.
+"""
 
 import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.definitions import kept
+from safeops.core.domain import positive
 from safeops.core.dtypes import compute_dtype
 from safeops.core.op import Composed
-from safeops.ops.reductions.masked_mean import _masked_mean, masked_mean
-from safeops.ops.reductions.masked_var import _masked_var, masked_var
+from safeops.ops.losses._pointwise import PointwiseLoss
+from safeops.ops.reductions._statistic import reciprocal, root
+from safeops.ops.reductions.masked_var import Spread, deviations
 
 NAME = "silog_loss"
 
@@ -34,21 +40,30 @@ def validate(input, target, mask, weight, reduction, denominator, batch):
     check.same_device(NAME, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
 
 
+def log_ratio(x, y):
+    return torch.log(x) - torch.log(y)
+
+
+def error(k, variance_focus):
+    """sqrt(variance + (1 - variance_focus) mean^2), whose derivative is w (g - variance_focus mean) / (error sum w)."""
+    binade = k.binade()
+    squares, mean, total, exists = deviations(k, k.x / binade, 0, binade)
+    value = binade * root(squares / total + (1 - variance_focus) * (mean * mean))
+    return value, variance_focus * (binade * mean), reciprocal(value * total), exists
+
+
+# Their name is the loss's, whose record takes their place in the registry: what fails is the loss.
+_log_ratio = PointwiseLoss(NAME, None, log_ratio, domain=(positive, positive), kernel="log_ratio")
+_error = Spread(NAME, error, file="masked_var")
 _silog_loss = Composed(
     NAME,
-    _masked_var,
-    _masked_mean,
+    _log_ratio,
+    _error,
     *sums.ALL,
     module="SILogLoss",
     example="torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]])",
     validate_options=validate_options,
 )
-
-
-def root(x):
-    """sqrt(x), with derivative 0 at 0."""
-    zero = x == 0
-    return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
 
 
 @_silog_loss.public(
@@ -112,16 +127,12 @@ def silog_loss(
     validate(input, target, mask, weight, reduction, denominator, batch)
     measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)
     keep = measured if keep is None else measured & keep
-    dtype = compute_dtype(input.dtype, target.dtype)
     weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # it has two gradients, which are added
-    # select before the logarithm; a depth of 1 has that of 0
-    x, y = (torch.where(keep, depth, 1).to(dtype).log() for depth in (input, target))
-    g, dims = x - y, None if batch else tuple(range(1, input.dim()))
-    spread = masked_var(g, keep, dims, correction=0, weight=weight)
-    shift = masked_mean(g, keep, dims, weight=weight)
+    g = _log_ratio.call(input, target, keep, None, "none", None, "zero")
+    dims = None if batch else tuple(range(1, input.dim()))
     exists = sums.count(g, keep, dim=dims) > 0
-    nothing = float("nan") if empty == "nan" and reduction == "none" else 0.0
     if empty == "raise" and reduction == "none":
         check.raise_if_empty(NAME, lambda: ~exists, input, "of the pixels")
-    loss = torch.where(exists, root(spread + (1 - variance_focus) * (shift * shift)), nothing)
+    nothing = "nan" if empty == "nan" and reduction == "none" else "zero"
+    loss = _error.call(g, keep, dims, False, weight, None, nothing, variance_focus)
     return loss_reduction.reduce(NAME, loss, exists, None, reduction, denominator, empty)

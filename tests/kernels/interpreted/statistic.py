@@ -5,6 +5,7 @@ import importlib
 import torch
 from safeops.kernels.reductions import statistic_backward
 
+from safeops.ops.reductions._statistic import root
 from tests.kernels.interpreted.truth import F32, F64, build, close, fill, kept
 from tests.ops import definitions
 
@@ -24,21 +25,30 @@ STATISTICS = {
     "norm 1": ("masked_norm", "ord", 1.0, 3),
     "sum of squares": ("masked_sum_of_squares", None, 0.0, 0),
     "rms": ("masked_rms", None, 0.0, 0),
+    "silog": ("silog_loss", "variance_focus", 0.85, 0),
 }
 FILES = {  # a launcher that lies in another op's file
     "masked_std": "masked_var",
     "masked_amin": "masked_amax",
     "masked_rms": "masked_norm",
     "masked_sum_of_squares": "masked_norm",
+    "silog_loss": "masked_var",
 }
 MODES = list(STATISTICS)[:4]
+
+
+def silog_loss(x, mask, dim, *, variance_focus, **options):
+    """The loss of differences x."""
+    mean = definitions.masked_mean(x, mask, dim, **options)
+    return root(definitions.masked_var(x, mask, dim, correction=0, **options) + (1 - variance_focus) * mean * mean)
 
 
 def define(name, x, mask=None, weight=None, dim=(), keepdim=False, **options):
     launcher, keyword, parameter, _ = STATISTICS[name]
     options = {keyword: parameter} | options if keyword else options
     weight = None if weight is None else weight.double()
-    return getattr(definitions, launcher)(x, mask, tuple(dim) or None, keepdim=keepdim, weight=weight, **options)
+    definition = silog_loss if name == "silog" else getattr(definitions, launcher)
+    return definition(x, mask, tuple(dim) or None, keepdim=keepdim, weight=weight, **options)
 
 
 def run(name, x, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=None):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from safeops.kernels.losses.log_ratio import log_ratio, log_ratio_backward
 from safeops.kernels.losses.pointwise_loss import pointwise_loss
 from safeops.kernels.losses.quantiles_loss import quantiles_loss, quantiles_loss_backward
 
@@ -218,6 +219,20 @@ def test_several_quantiles_are_each_its_own(dtype):
         close(got, want, dtype=F32)
     outside = torch.tensor([-0.5, 1.5, NAN, 1.0, 0.0])
     assert quantiles_loss(x, y, outside, None, None, None, 0, False, None)[0][:, :3].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+def test_the_difference_of_logarithms(dtype):
+    x, y, mask = fill((40, 5), dtype, 1).abs(), fill((40, 5), dtype, 2).abs(), fill((40, 1), F32, 3) > -1
+    x[0], x[1], x[2, 2], y[3], x[4] = INF, 0, NAN, NAN, y[4]
+    value, _ = log_ratio(x, y, mask, None, None, 0, False, None)
+    leaves = [t.double().requires_grad_() for t in (x, y)]
+    truth = registry["silog_loss"].parts[0].definition(*leaves, mask, None, None, 0, False, None)
+    close(value, truth.detach(), 1 + truth.detach().abs().nan_to_num(posinf=0))
+    assert not value[4].any()
+    gradients = log_ratio_backward(torch.tensor(2.0), None, x, y, mask, None, True, True, dtype, dtype)
+    for gradient, want in zip(gradients, torch.autograd.grad(2 * truth.sum(), leaves)):
+        close(gradient, torch.where(mask, want, 0), dtype=dtype)
 
 
 def test_gradients_overflow_to_inf():

@@ -100,6 +100,7 @@ def test_what_is_kept_shows(name):
     expected = {
         "var": [NAN] * 3,
         "std": [NAN] * 3,
+        "silog": [NAN] * 3,
         "amax": [NAN, INF, 1],
         "amin": [NAN, 1, -INF],
         "logsumexp": [NAN, INF, 1 + torch.tensor(69.0).log()],
@@ -110,7 +111,7 @@ def test_what_is_kept_shows(name):
     dx = backward(name, torch.ones(4), rows, origin, scale, mask, None, [1])
     assert dx[0, 60].isnan() or name in ("amax", "amin") and dx[0, 60] == 1  # to the NaN itself
     assert dx[3].isfinite().all()
-    if name in ("var", "std"):
+    if name in ("var", "std", "silog"):
         assert dx[:3].isnan().all()
     if name == "logsumexp":
         assert dx[1, 60] == 1 and dx[1].sum() == 1

@@ -1,4 +1,4 @@
-"""silog_loss, made of masked_var and masked_mean."""
+"""silog_loss, made of a difference of logarithms and its statistic."""
 
 import torch
 
