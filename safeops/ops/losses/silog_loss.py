@@ -86,12 +86,13 @@ def silog_loss(
 
     Eigen et al., "Depth Map Prediction from a Single Image using a Multi-Scale Deep Network", 2014; the root and 0.85
     are of Lee et al., "From Big to Small" (BTS), 2019, who multiply the loss by 10. It is computed as var(g) +
-    (1 - variance_focus) mean(g)^2, of which nothing cancels. A perfect prediction has loss 0 and gradient 0, where the
-    root written out has NaN.
+    (1 - variance_focus) mean(g)^2, of which nothing cancels but the logarithms: g is off by up to 1e-7 of them, which a
+    prediction that is all but perfect shows in its gradient. A perfect one has loss 0 and gradient 0, where the root
+    written out has NaN.
 
     A pixel counts where its depth has been measured: a target of 0, below 0, inf or NaN is no measurement, and such a
     pixel does not exist. A kept NaN of `input` shows, and so does a depth that is predicted as 0 or less, which has no
-    logarithm: clamp it where a network can give one.
+    logarithm: clamp it where a network can give one, at a depth that its dtype holds (1e-8 is 0 in fp16, 1e-3 is not).
 
     Args:
         input: floating tensor of depths, greater than 0, of any shape.
