@@ -122,9 +122,7 @@ class Op(Public):
         """forward, backward, also: the raw ops. definition: the composite, of the raw forward's operands."""
         self.name, self.forward, self.backward, self.definition = name, forward, backward, definition
         schema = private_torch.schema(forward)
-        self.raw = tuple(
-            private_torch.schema(op).name.partition("::")[2] for op in (forward, backward, *also) if op
-        )
+        self.raw = tuple(private_torch.schema(op).name.partition("::")[2] for op in (forward, backward, *also) if op)
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)
         self.Operands = namedtuple("Operands", [x.name for x in schema.arguments])
