@@ -72,7 +72,7 @@ def main():
     if problems := [problem for wheel in wheels for problem in audit(wheel)]:
         raise SystemExit("release: " + "\n".join(problems))
     run(sys.executable, "-m", "abi3audit", "--strict", *wheels)
-    print(run(sys.executable, "-m", "twine", "check", "--strict", *files), end="")
+    print(run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files), end="")
     for file in files:
         print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.stat().st_size / 2**20:6.1f} MiB  {file.name}")
     if not options.dry_run:
