@@ -1,7 +1,8 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
 # make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own, and
 #              `make test TORCH=2.13.0 PYTHON=python3.13`: under that Python, too
-# make test-all  those, the slow ones (make test-slow) and each clause of the contract on every op and variant
+# make test-all  those, the slow ones (make test-slow), each clause of the contract on every op and variant, and the
+#              CPU kernels under the sanitizers of addresses and undefined behaviour (make sanitize)
 # make docs    the documentation as a site, build/site/index.html
 # All first do the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc for
 # the CUDA kernels, which are built for this machine's GPUs). Nothing is done twice: the stamps in .venv remember.
@@ -17,8 +18,8 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants types lint docs bench gpu-model wheel \
-    release hub gpu-check gpu-kernels clean
+.PHONY: setup demo test architectures test-slow test-exhaustive sanitize test-all mutants types lint docs bench \
+    gpu-model wheel release hub gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -89,7 +90,20 @@ test-slow: architectures docs $(VENV)/rivals $(VENV)/oldest-triton $(VENV)/hub-l
 test-exhaustive: setup $(VENV)/oldest-triton
 	@$(PYTEST) -m exhaustive $(ARGS)
 
-test-all: test test-slow test-exhaustive
+# The CPU kernels where g++'s sanitizers watch each access, integer and conversion: the first report ends its process.
+# (-s: what they print would be lost with the process.)
+SANITIZED  := tests/test_sanitized.py tests/contract/test_contract.py tests/contract/test_properties.py \
+    tests/callers/test_nonsense.py tests/callers/test_numbers.py
+SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-omit-frame-pointer -g1
+sanitize: setup
+	@echo "== build: sanitized CPU kernels (some 10 minutes, the first time)"
+	@SAFEOPS_NO_CUDA=1 CXX="g++ $(SANITIZERS)" $(BIN)/python setup.py -q build --build-lib build/sanitized \
+	    > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    $(PYTEST) -s -m "not slow" -o pythonpath="build/sanitized ." $(SANITIZED) $(ARGS)
+
+test-all: test test-slow test-exhaustive sanitize
 
 # The types that editors read, of the signatures as they are now.
 types: setup
