@@ -119,7 +119,7 @@ Tensor nll_loss_backward(const Tensor& grad, const std::vector<int64_t>& size, S
   const int64_t bytes = shape.numel() * size_of(to.dtype);
   constexpr int64_t kPiece = 1 << 16;
   parallel((bytes + kPiece - 1) / kPiece, kPiece / 4, [&](int64_t begin, int64_t end) {
-    std::memset(to.data + begin * kPiece, 0, std::min(end * kPiece, bytes) - begin * kPiece);
+    std::fill_n(to.data + begin * kPiece, std::min(end * kPiece, bytes) - begin * kPiece, char{0});
   });
   std::unique_ptr<double[]> upstream(new double[std::max<int64_t>(1, rows.count)]);
   read_all(g, rows.shape, upstream.get());
