@@ -240,7 +240,14 @@ def extensions() -> list[Extension]:
 
 ext_modules = extensions()
 kernels = ["safeops.kernels", *(f"safeops.kernels.{name}" for name in find_packages("kernels"))]
+# On the page of an index the README's links lead to the repository.
+REPOSITORY = "https://github.com/safeops/safeops"
+README = re.sub(r"(!\[[^]]*\]\()(?!http)", rf"\1{REPOSITORY}/raw/main/", Path("README.md").read_text(encoding="utf-8"))
+README = re.sub(r"(?<=\]\()(?!http|#)", f"{REPOSITORY}/blob/main/", README)
+
 setup(
+    long_description=README,
+    long_description_content_type="text/markdown",
     packages=[*find_packages(include=["safeops", "safeops.*", "safeops_lint", "safeops_lint.*"]), *kernels],
     package_dir={"safeops": "safeops", "safeops.kernels": "kernels"},
     package_data={"safeops": ["py.typed", "*.pyi"], "safeops.debug": ["page*.html", "page*.js"]},

@@ -27,6 +27,11 @@ STYLE = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), COLOURS["text"]),
 }  # fmt: skip
 DTYPES = {"exact": torch.float64, "torch": torch.float16, "ours": torch.float16}
+# Options that the benchmarks' cases choose.
+OPTIONS = {
+    "box_iou_loss": 'safeops.box_iou_loss(x, y, kind="giou")',
+    "cosine_embedding_loss": "safeops.cosine_embedding_loss(a, b, y, margin=0.2)",
+}
 HUNDRED = torch.tensor(100, dtype=torch.float16)
 
 # ours, torch's, and the range of x
@@ -100,8 +105,9 @@ def lines_of(name):
     if name in LOSSES:
         (start, stop, *others), (text, element), loss = LOSSES[name], ELEMENTS[name], getattr(safeops, name)
         tensors = [torch.full((401,), y, dtype=torch.float16) for y in others]
-        label = ", ".join([registry[name].names[0], *map("{} {}".format, registry[name].names[1:], others)])
-        text = f"F.{name}(x, y)" if "'none'" in text else text
+        names = registry[name].names
+        label = ", ".join([names[0], *map("{} {}".format, names[1:], others)])
+        text = f"F.{name}({', '.join(['x', 'y', 'z'][: len(names)])})" if "'none'" in text else text
         return of_numbers(label, lambda x: loss(x, *tensors, reduction="none"), text, lambda x: element(x, *tensors),
                           torch.linspace(start, stop, 401))  # fmt: skip
     if name in ROWS:
@@ -118,7 +124,7 @@ def lines_of(name):
     if name in SCALED:
         scales = torch.logspace(-5, 4, 28).tolist()
         case = build("cross_entropy_images" if name == "cross_entropy" else name, 4096, torch.float16, "cpu")
-        return of_cases("operands, times", scales, [(case, [x * s for x in case.inputs]) for s in scales], 0)
+        return of_cases("factor on the operands", scales, [(case, [x * s for x in case.inputs]) for s in scales], 0)
     sizes = [2**i for i in range(6, 21)]
     cases = (build(name, n, torch.float16, "cpu") for n in sizes)
     # (magnitudes: a sum of numbers of both signs stays small)
@@ -136,8 +142,8 @@ def picture(name):
         label, x, lines, text = lines_of(name)
     drawings = (_draw(title, label, x, {who: line[i] for who, line in lines.items()})
                 for i, title in enumerate(("value", "gradient")))  # fmt: skip
-    ours = NUMBERS.get(name, ["safeops"])[0]
-    return ours.replace("HUNDRED", "100"), text.replace("HUNDRED", "100"), "".join(drawings)
+    ours = OPTIONS.get(name) or NUMBERS.get(name, ["safeops"])[0]
+    return ours.replace("HUNDRED", "torch.tensor(100)"), text.replace("HUNDRED", "100"), "".join(drawings)
 
 
 def _draw(title, label, x, lines):

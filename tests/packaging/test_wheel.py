@@ -143,6 +143,7 @@ def test_contents(contents):
 def test_metadata(contents):
     (path,) = contents.glob("*.dist-info/METADATA")
     headers = HeaderParser().parsestr(path.read_text())
+    assert not re.search(r"\]\((?!https://|#)", path.read_text()), "a link that is dead on an index's page"
     required = [line for line in headers.get_all("Requires-Dist") if "extra ==" not in line]
     assert required == ["torch>=2.11"], "torch alone"
     assert headers["Requires-Python"] == ">=3.10"
