@@ -101,7 +101,7 @@ sanitize: setup
 	    > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	    $(PYTEST) -s -m "not slow" -o pythonpath="build/sanitized ." $(SANITIZED) $(ARGS)
+	    $(PYTEST) -s --max-worker-restart=0 -m "not slow" -o pythonpath="build/sanitized ." $(SANITIZED) $(ARGS)
 
 test-all: test test-slow test-exhaustive sanitize
 
