@@ -57,7 +57,7 @@ def _init(self, **options):
         self.op.validate_buffer(name, key, value)
         self.register_buffer(key, value)
     for key, value in options.items():
-        if isinstance(value, torch.Tensor) and key not in buffers:  # goes where the module goes
+        if isinstance(value, torch.Tensor) and key not in buffers:  # a buffer goes where the module goes
             self.register_buffer(key, value, persistent=False)
         elif key not in buffers:
             setattr(self, key, value)

@@ -1,4 +1,4 @@
-"""`make sanitize` can fail: its sanitizers see what a kernel reads."""
+"""`make sanitize` can fail: its sanitizers report a kernel that reads beyond its operand."""
 
 import os
 import subprocess

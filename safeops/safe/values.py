@@ -48,7 +48,7 @@ def unit_rows(input, p=2.0, dim=1, eps=1e-12, out=None):
 
 def cosine(x1, x2, dim=1, eps=1e-8):
     x1, x2 = _autocast(x1), _autocast(x2)
-    # at most 1, and weights in half may wait for it
+    # The result is at most 1, which half holds, and weights in half may wait for it.
     return cosine_similarity(x1, x2, dim=dim, eps=eps).to(torch.promote_types(x1.dtype, x2.dtype))
 
 

@@ -110,7 +110,8 @@ inline float exp_(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);
   const int32_t n = bit_cast<int32_t>(shifted) - bit_cast<int32_t>(detail::kRound), half = n >> 1;
-  const uint32_t low = half + 127, high = n - half + 127;  // (unsigned: of a NaN, bits leave at the top)
+  // A NaN's n is any integer, whose bits a shift may lose: that is defined for unsigned ones alone.
+  const uint32_t low = half + 127, high = n - half + 127;
   const float first = bit_cast<float>(low << 23), second = bit_cast<float>(high << 23);
   return select(x > 89.0f, HUGE_VALF, select_or_zero(!(x < -104.0f), e * first * second));
 }

@@ -52,7 +52,7 @@ def error(k, variance_focus):
     return value, variance_focus * (binade * mean), reciprocal(value * total), exists
 
 
-# Their name is the loss's, whose record takes their place in the registry: what fails is the loss.
+# Both have the loss's name, which their errors then say. Its own record, made last, replaces them in the registry.
 _log_ratio = PointwiseLoss(NAME, None, log_ratio, domain=(positive, positive), kernel="log_ratio")
 _error = Spread(NAME, error, file="masked_var")
 _silog_loss = Composed(

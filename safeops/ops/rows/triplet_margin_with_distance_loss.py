@@ -25,7 +25,7 @@ def triplet_margin_with_distance_loss(
     Args:
         anchor: tensor (B, ...), something to compare for each row; floating where there is no `distance_function`.
         positive: tensor of as many dims; of `anchor`'s shape where there is no `distance_function`.
-        negative: the same.
+        negative: tensor like `positive`.
         distance_function: of two tensors, to floating distances: (B,), or as many dims of the operands as it likes.
             None: the Euclidean distance in fp32, `triplet_margin_loss`.
         margin: number greater than 0.

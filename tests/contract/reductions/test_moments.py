@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from safeops.ops.reductions._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, define, define_backward
+from safeops.core.op import registry
+from safeops.ops.reductions._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, Statistic, define, define_backward
 from safeops.ops.reductions.masked_norm import norm
 from safeops.testing import DTYPES
 from tests.contract.common import DEVICE, each_route, grad_of, on, tensor
@@ -238,6 +239,20 @@ def test_a_scale_of_zero_is_selected(kind, upstream):
     ours, plain = torch.ops.safeops._statistic_backward(*arguments), define_backward(*arguments)
     assert (ours[0] == 0).all() and ours[1].isfinite().all()
     torch.testing.assert_close(ours, plain)
+
+
+STATISTICS = {p.raw[0]: p for op in registry.values() for p in (op, *op.parts) if isinstance(p, Statistic)}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_kernel_and_definition_leave_backward_the_same(name):
+    op, x = STATISTICS[name], torch.randn(4, 7, device=DEVICE)
+    mask = torch.rand(4, 7, device=DEVICE) > 0.3
+    mask[2] = False
+    parameter = {None: 0.0, "ord": 2.0, "correction": 0.5}[op.keyword]
+    results = getattr(torch.ops.safeops, name)(x, mask, None, [1], False, False, None, parameter)
+    for got, want in zip(results, define(op.statistic, x, mask, None, (1,), False, False, torch.float32, parameter)):
+        torch.testing.assert_close(got.double(), want.double(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="of the CPU's kernel")
