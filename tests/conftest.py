@@ -4,6 +4,11 @@ import os
 import tempfile
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers fill the cores: threads of the processes that tests start must not spin while they wait for one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
@@ -11,7 +16,7 @@ if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{capability}")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the workers fill the cores; a test about threads sets its own number
+    torch.set_num_threads(1)  # a test about threads sets its own number
 
 
 @pytest.fixture(autouse=True)

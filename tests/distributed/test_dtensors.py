@@ -18,7 +18,7 @@ outcomes = processes.fixture(dtensors)
 
 
 @pytest.mark.parametrize("case", dtensors.CASES)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 def test_on_several_processes(outcomes, world, case):
     if wrong := processes.failure(outcomes(world), case):
         pytest.fail(wrong)

@@ -314,7 +314,9 @@ NARROW |= {f"info_nce{part}_kernel" for part in ("", "_units", "_slopes", "_grad
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(3))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target", [pytest.param(t, marks=pytest.mark.exhaustive if t == "gfx942" else ()) for t in TARGETS]
+)
 def test_resources(target, batch, tmp_path):
     for name in compiled_for(target)[batch::3]:
         plan = CASES[name]

@@ -30,30 +30,31 @@ def unusable():
 
 
 FILES = {path.name: path.read_text() for path in sorted(FOLDER.glob("test_*.py"))}
+BATCHES = 8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES)
-def test_in_the_interpreter(file):
-    run(file, "-m", "not exhaustive")
+@pytest.mark.parametrize("batch", range(BATCHES))  # a process takes two seconds to start
+def test_in_the_interpreter(batch):
+    run([*FILES][batch::BATCHES], "-m", "not exhaustive")
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("file", [name for name, text in FILES.items() if "exhaustive" in text])
 def test_the_rest_in_the_interpreter(file):
-    run(file, "-m", "exhaustive")
+    run([file], "-m", "exhaustive")
 
 
 def test_a_sample_in_the_interpreter():
-    run("test_contract_of_losses.py", "-k", "poisson_nll_loss or beta")
+    run(["test_contract_of_losses.py"], "-k", "poisson_nll_loss or beta")
 
 
-def run(file, *options):
+def run(files, *options):
     if reason := unusable():
         pytest.skip(reason)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
-    command.append(FOLDER / file)
+    command += [FOLDER / file for file in files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]

@@ -23,7 +23,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable())),
 ]
-SIZES, CASES = 10, 24  # of each call, of each benchmark's
+SIZES = 10  # of each call
+CASES = 6, 24  # of each benchmark's: where a launcher among them has followed no trace yet, up to so many
 WORKSPACE = "memory of the launch alone"
 
 
@@ -157,6 +158,10 @@ class Comparison:
             self.total[launcher] += 1
             self.derived[launcher] += derived
 
+    def never(self):
+        """The launchers that followed no trace yet."""
+        return [name for name in self.total if not self.derived[name]]
+
     def by_python(self, call, twice=False):
         """twice: with two launches, of which the extension learns nothing."""
         self.watch.append(None)
@@ -206,7 +211,10 @@ def run(by_triton, names, benchmarked):
                     comparison.of(f"{name}, {kind}, {a} x {b}", partial(both_ways, call, x.requires_grad_(), y, mask))
         for name in case.names() if benchmarked else ():
             chance = random.Random(name)  # its sizes are its own, whatever cases there are
-            for _ in range(CASES):
+            few, most = CASES
+            for place in range(most):
+                if place >= few and not comparison.never():
+                    break
                 n = 4096 * chance.randrange(3, 64)
                 benchmark = case.build(name, n, torch.bfloat16, "cpu")
                 comparison.of(f"{name}, {n}", partial(both_ways, benchmark.ours, *benchmark.inputs))
@@ -218,8 +226,7 @@ def run(by_triton, names, benchmarked):
 
 def as_planned():
     comparison = run(False, calls(), True)
-    never = [name for name in comparison.total if not comparison.derived[name]]
-    assert not never and comparison.apart, (never, comparison.apart)
+    assert not comparison.never() and comparison.apart, (comparison.never(), comparison.apart)
     assert len(comparison.total) > 40 and comparison.derived.total() > 0.4 * comparison.total.total()
 
 

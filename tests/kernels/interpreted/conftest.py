@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,50 @@ def patched_once():
     with pytest.MonkeyPatch.context() as patch:
         interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         patch.setattr(interpreter, "_patch_lang", lambda fn: SimpleNamespace(restore=lambda: None))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def made_once():
+    """The interpreter makes what depends on a type or a shape alone anew at each step, and it broadcasts blocks that
+    have one shape already: most of its time."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+    from triton.language.semantic import TritonSemantic
+
+    block, np_dtype, broadcast = tl.block_type.__init__, interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value
+    blocks, shapes, dtypes, constants = {}, {}, {}, {}
+
+    def init_block(self, element_ty, shape):
+        key = element_ty.name, *(n.value if isinstance(n, tl.constexpr) else n for n in shape)
+        if key not in blocks:
+            block(self, element_ty, shape)
+            self.shape = shapes.setdefault(key[1:], self.shape)
+            blocks[key] = self.__dict__
+        self.__dict__ = blocks[key]
+
+    def get_np_dtype(kind):
+        if kind.name not in dtypes:
+            dtypes[kind.name] = np_dtype(kind)
+        return dtypes[kind.name]
+
+    def broadcast_impl_value(self, lhs, rhs):
+        if lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    def init_tensor(self, handle, type):
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        shape = type.shape if type.is_block() else ()
+        if id(shape) not in constants:
+            constants[id(shape)] = shape, tl.tuple([tl.constexpr(n) for n in shape]), tl.constexpr(math.prod(shape))
+        _, self.shape, self.numel = constants[id(shape)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_get_np_dtype", get_np_dtype)
+        patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_impl_value)
+        patch.setattr(tl.tensor, "__init__", init_tensor)
+        patch.setattr(tl.block_type, "__init__", init_block)
         yield
 
 
