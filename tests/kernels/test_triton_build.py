@@ -297,7 +297,8 @@ CASES = FIRST | MORE
 
 def compiled_for(target):
     """For one architecture all, but fp16 and fp32 of the losses and sums alone: they differ from bf16 in no path. For
-    the others each path once, in bf16, and the aligned ones in fp64; the losses differ in a few lines."""
+    the others each path once, in bf16, and the aligned ones in fp64; the losses differ in a few lines. `make test-all`
+    compiles what the one has in other dtypes than bf16, and what is for AMD, where no kernel is used yet."""
     often = re.compile(r"(?!aligned loss ).*(bf16|bfloat16)|aligned (mse|mean|sum)\S* float64")
     if target == "sm_90":
         narrow = re.compile(r".*\bfloat(16|32)\b")
@@ -312,13 +313,22 @@ NARROW = {"box_kernel", "nll_loss_kernel", "region_loss_kernel", "region_loss_ba
 NARROW |= {f"info_nce{part}_kernel" for part in ("", "_units", "_slopes", "_gradients")}
 
 
+def batches():
+    """Names of plans for a target, a few seconds each."""
+    other = re.compile(r".*\b(float(16|32|64)|double)\b")
+    for target in TARGETS:
+        names = compiled_for(target)
+        rest = [name for name in names if target == "gfx942" or target == "sm_90" and other.match(name)]
+        sample = [name for name in names if name not in rest]
+        for kind, part, marks in (("sample", sample, ()), ("rest", rest, pytest.mark.exhaustive)):
+            for i in range(3 if part else 0):
+                yield pytest.param(target, part[i::3], marks=marks, id=f"{target}-{kind}-{i}")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", range(3))
-@pytest.mark.parametrize(
-    "target", [pytest.param(t, marks=pytest.mark.exhaustive if t == "gfx942" else ()) for t in TARGETS]
-)
-def test_resources(target, batch, tmp_path):
-    for name in compiled_for(target)[batch::3]:
+@pytest.mark.parametrize("target, names", [*batches()])
+def test_resources(target, names, tmp_path):
+    for name in names:
         plan = CASES[name]
         result = report(plan, TARGETS[target], tmp_path)
         print(line(target, name, plan, result))
