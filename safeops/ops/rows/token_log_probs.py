@@ -172,7 +172,7 @@ class TokenLogProbsOp(Op):
             operands += as_floats(NAME, temperature, softcap)
         if target.dtype is torch.uint8:
             operands = logits, target.to(torch.int32), *operands[2:]
-        elif target.dtype not in INDICES or type(ignore_index) is not int:  # (2.11's Dynamo mistakes __class__)
+        elif target.dtype not in INDICES or type(ignore_index) is not int:  # (before 2.13 Dynamo mistakes __class__)
             return False, operands
         return not is_watched(logits), operands
 
