@@ -18,8 +18,15 @@ def shaped(x, temperature, softcap, dtype=None):
         return x
     x = x.to(dtype or x.dtype)
     if not is_zero(softcap):
-        x = torch.where(x == float("-inf"), float("-inf"), softcap * torch.tanh(x / softcap))
+        x = torch.where(x == float("-inf"), float("-inf"), capped(x, softcap))
     return x if is_zero(temperature - 1) else x / temperature
+
+
+def capped(x, softcap):
+    if not isinstance(softcap, torch.Tensor):
+        return softcap * torch.tanh(x / softcap)
+    cap = torch.where(softcap == 0, 1, softcap)  # a symbol may be 0
+    return torch.where(softcap == 0, x, cap * torch.tanh(x / cap))
 
 
 def slope_of_shape(x, temperature, softcap):

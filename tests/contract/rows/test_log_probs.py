@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops.ops.rows._logits import shaped
 from tests.contract.common import DEVICE, each_route, grad_of, on, tensor
 
 INF, NAN = float("inf"), float("nan")
@@ -175,6 +176,13 @@ def test_a_named_tuple():
     compiled = torch.compile(safeops.token_log_probs, fullgraph=True, backend="aot_eager")
     for one, other in zip(compiled(x, targets(4, classes=5)), got):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+def test_a_softcap_that_is_known_when_it_runs(softcap):
+    """torch 2.14 traces the default of an option as a tensor: 0, for none, must not be divided by."""
+    x = logits(4, 5)
+    assert torch.equal(shaped(x, 1.0, torch.tensor(softcap).double()), shaped(x, 1.0, softcap))
 
 
 RAW = {  # options of the raw op, upstream gradients of a row, what its backward takes after the options
