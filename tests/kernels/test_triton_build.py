@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -362,7 +363,7 @@ def test_on_amd_a_block_counts_after_what_it_has_stored(name):
     assert CASES[name].constants["SPLIT"]
     text = CASES[name].compile(TARGETS["gfx942"]).asm["amdgcn"]
     steps = "global_store|s_barrier|buffer_wbl2 sc1|s_waitcnt vmcnt\\(0\\)|global_atomic_add|buffer_inv sc1"
-    result = re.findall(rf"^\s*({steps})", text, re.MULTILINE)
+    result = [step for step, _ in groupby(re.findall(rf"^\s*({steps})", text, re.MULTILINE))]
     count = result.index("global_atomic_add")
     assert result[count - 4 : count] == ["global_store", "s_barrier", "buffer_wbl2 sc1", "s_waitcnt vmcnt(0)"]
     assert result[count + 1 : count + 3] == ["s_waitcnt vmcnt(0)", "buffer_inv sc1"]
