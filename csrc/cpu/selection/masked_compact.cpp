@@ -94,7 +94,8 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
   const Rows rows(x, m.ndim);
   const int64_t n = lead.numel();
   const Shape slots(1, &capacity), scalar(0, nullptr);
-  const Tensor values = on_huge_pages(new_like(out, input), capacity * rows.bytes);
+  const Tensor fresh = new_like(out, input);  // first: it refuses a capacity whose bytes do not fit
+  const Tensor values = on_huge_pages(fresh, capacity * rows.bytes);
   const Tensor index = new_output(slots, DType::kLong, input), count = empty(scalar, DType::kLong, input);
   char* packed = View(values).data;
   int64_t* index_data = reinterpret_cast<int64_t*>(View(index).data);
