@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable())),
 ]
 SIZES = 10  # of each call
-CASES = 6, 24  # of each benchmark's: where a launcher among them has followed no trace yet, up to so many
+CASES = 6, 24  # of each benchmark's: at least so many, and at most while some launcher has followed no trace yet
 WORKSPACE = "memory of the launch alone"
 
 

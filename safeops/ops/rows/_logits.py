@@ -23,9 +23,10 @@ def shaped(x, temperature, softcap, dtype=None):
 
 
 def capped(x, softcap):
+    """softcap tanh(x / softcap). Of a tensor it is known only when the trace runs whether it is 0, which is no cap."""
     if not isinstance(softcap, torch.Tensor):
         return softcap * torch.tanh(x / softcap)
-    cap = torch.where(softcap == 0, 1, softcap)  # a symbol may be 0
+    cap = torch.where(softcap == 0, 1, softcap)
     return torch.where(softcap == 0, x, cap * torch.tanh(x / cap))
 
 
