@@ -14,7 +14,7 @@ BIN    := $(VENV)/bin
 # -qq: what went wrong is still printed, and nothing else
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 SOURCE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
-CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
+CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE)) $(wildcard tests/kernels/executed/*.h tests/kernels/executed/*.cpp)
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:

@@ -157,13 +157,13 @@ def gpu_kernels():
     return module
 
 
-def lowered(source, options, stages):
-    """The text of the last of these stages."""
+def lowered(source, options, stages, arch=ARCH):
+    """(the text of the last of these stages, what they say of it)"""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
-    target = GPUTarget("cuda", ARCH, 32)
+    target = GPUTarget("cuda", arch, 32)
     backend = make_backend(target)
     parsed = backend.parse_options(options | source.parse_options())
     context, steps = ir.context(), {}
@@ -172,9 +172,10 @@ def lowered(source, options, stages):
     functions = backend.get_codegen_implementation(parsed), backend.get_module_map()
     module = source.make_ir(target, parsed, *functions, context)
     backend.add_stages(steps, parsed, source.language)
+    metadata = {"hash": "", "target": target, **parsed.__dict__}
     for stage in stages:
-        module = steps[stage](module, {"hash": "", "target": target, **parsed.__dict__})
-    return str(module)
+        module = steps[stage](module, metadata)
+    return str(module), metadata
 
 
 def compiled(source, options):
@@ -218,7 +219,7 @@ def main(stage):
             if stage in ("cubin", "instructions"):
                 ttgir, codes[i] = compiled(source, options)
             else:
-                ttgir = lowered(source, options, ("ttir", "ttgir")[: 1 + (stage == "ttgir")])
+                ttgir, _ = lowered(source, options, ("ttir", "ttgir")[: 1 + (stage == "ttgir")])
         except triton.CompilationError as error:
             result[i].append(f"does not compile: {error}")
             continue

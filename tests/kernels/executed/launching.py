@@ -1,0 +1,131 @@
+"""Launchers run as on a GPU, and what their plans launch is executed.
+
+with executed(arch=90) as launches:
+    cross_entropy_of_rows(x, target)     # a launcher, on CPU tensors
+with executed() as launches, on_launchers():
+    safeops.cross_entropy(x, target)     # a public function, by its kernels of a GPU
+"""
+
+import contextlib
+import copy
+import dataclasses
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.kernels.executed import compiling, machine
+
+
+@dataclasses.dataclass
+class Launched:
+    """kernel: its name; steps: of all warps, in all orders."""
+
+    kernel: str
+    plan: object
+    grid: tuple
+    threads: int
+    shared: int
+    steps: int
+
+
+class Fresh(TorchDispatchMode):
+    """Which storages nobody has written: those of torch.empty and its kin, until torch or a kernel writes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages = {}  # address: a tensor, which keeps it from being another's
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        if function._schema.name.partition("::")[2].startswith(("empty", "new_empty")):
+            self.storages[result.untyped_storage().data_ptr()] = result
+        for argument, value in zip(function._schema.arguments, args):
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+                self.storages.pop(value.untyped_storage().data_ptr(), None)
+        return result
+
+
+class Executor:
+    def __init__(self, arch, version, orders, pick, bias):
+        self.arch, self.version, self.orders, self.pick, self.bias = arch, version, orders, pick, bias
+        self.fresh, self.launches = Fresh(), []
+
+    def launch(self, plan, tensors, addresses, *floats):
+        """In the place of Plan.__call__."""
+        from safeops.kernels.engine.operand import is_constant, leaves
+
+        names = plan.kernel.pointers
+        binary = compiling.compiled(plan, self.arch, self.version)
+        program = self.program(binary)
+        arguments = plan.arguments([0 if t is None else t.data_ptr() for t in tensors], floats)
+        kinds = [kind for _, kind in leaves(plan.template)]
+        values = [x for (_, x), kind in zip(leaves(arguments), kinds) if not is_constant(kind)]
+        kinds = [kind for kind in kinds if not is_constant(kind)]
+        values = [np.float64(x).view(np.uint64) if kind == "fp64" else x for x, kind in zip(values, kinds)]
+        # (two more are of scratch memory)
+        if len(program.parsed.params) - len(values) not in (0, 1, 2):
+            raise AssertionError(f"{program.parsed.name} takes {len(program.parsed.params)}, not {len(values)}")
+        operands = machine.Operands(zip(names, tensors), self.fresh.storages)
+        blocks = None if self.pick is None else self.pick(plan.grid[0] * plan.grid[1] * plan.grid[2])
+        steps = machine.run_in_orders(
+            program, operands, program.pack(map(int, values)), plan.grid, (binary.warps * 32, 1, 1), binary.shared,
+            blocks=blocks, orders=self.orders, bias=self.bias,
+        )  # fmt: skip
+        for start in operands.watched:
+            self.fresh.storages.pop(start, None)
+        for name, tensor in zip(names, tensors):
+            if name == "counter" and tensor is not None and blocks is None and tensor.any():
+                raise machine.Fault(f"{program.parsed.name}: its counters are not zero after the launch")
+        self.launches.append(
+            Launched(plan.kernel.fn.__name__, plan, plan.grid, binary.warps * 32, binary.shared, steps)
+        )
+
+    programs = {}  # by their text: what a process has read once
+
+    def program(self, binary):
+        if binary.ptx not in self.programs:
+            self.programs[binary.ptx] = machine.Program(binary.ptx)
+        return self.programs[binary.ptx]
+
+
+@contextlib.contextmanager
+def executed(arch=90, version=None, orders=machine.ORDERS, pick=None, bias=0):
+    """[what has been launched] while plans are executed in place of being launched.
+
+    version: of Triton, the pinned one if none. orders: of blocks and warps; their results must have the same bits.
+    pick(count): the linear numbers of the blocks that run, where not all do. bias: -1 or 1 moves what the ISA calls
+    approximations as far as it allows."""
+    from safeops.kernels.engine import launch
+
+    executor = Executor(arch, version or compiling.pinned(), orders, pick, bias)
+
+    def call(plan, tensors, addresses, *floats):
+        executor.launch(plan, tensors, addresses, *floats)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(launch.Plan, "__call__", call))
+        stack.enter_context(mock.patch.object(launch, "arch_of", lambda device: arch))
+        stack.enter_context(mock.patch.dict(launch._plans, clear=True))
+        stack.enter_context(executor.fresh)
+        yield executor.launches
+
+
+@contextlib.contextmanager
+def on_launchers():
+    """The public functions call the kernels of a GPU, where they would call those of the CPU."""
+    from safeops.core import library, private_torch
+    from safeops.core.call_path import autograd_function
+    from safeops.core.op import Op, registry
+
+    with contextlib.ExitStack() as stack:
+        for op in {id(op): op for each in registry.values() for op in (each, *each.parts)}.values():
+            if isinstance(op, Op) and op.forward in library.launchers:
+                routed = copy.copy(op)
+                routed.forward, routed.backward = map(library.launchers.get, (op.forward, op.backward))
+                routed.save = private_torch.save_directly
+                recorded = private_torch.direct_apply(autograd_function(routed))
+                stack.enter_context(mock.patch.object(op, "cpu", True))
+                stack.enter_context(mock.patch.object(op, "eager", [(routed.forward, False), (recorded, False)]))
+        yield

@@ -1,0 +1,201 @@
+// What executes: warps of 32 lanes that share a program and, within a block, shared memory.
+//
+// A register is 32 numbers side by side, so that g++ makes one vector loop of an instruction. A warp whose lanes have
+// parted runs the part that is furthest behind, which is how parts meet again; an instruction that wants lanes which
+// are elsewhere waits for them.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace executed {
+
+constexpr int LANES = 32;
+using Mask = uint32_t;
+constexpr Mask ALL = ~Mask(0);
+
+struct Warp;
+struct Instruction;
+using Handler = void (*)(Warp&, const Instruction&);
+
+// Where control does not simply go on: a branch, an end, a barrier of the block, a meeting of the lanes of a warp.
+enum class Kind { plain, branch, end, barrier, converged };
+
+enum class Space { global, shared, param, local };
+
+struct Instruction {
+    Handler run = nullptr;
+    Kind kind = Kind::plain;
+    std::string text;  // as it stands in the PTX, for events
+    int predicate = -1;
+    bool negated = false;
+    int arity = -1;               // how many operands it must have, if that does not depend on the opcode
+    std::vector<int> op;          // registers; below 0: constants
+    std::vector<int64_t> number;  // offsets of addresses, targets of branches
+    // of accesses
+    Space space = Space::global;
+    int count = 1, bytes = 0;  // elements, and the bytes of one
+    bool is_signed = false, strong = false, acquire = false, release = false, coherent = true;
+    int variant = 0;  // what else a handler wants to know of the opcode
+};
+
+struct alignas(64) Register {
+    uint8_t bytes[LANES * 8];
+};
+
+// A constant as operands of each width read it.
+struct alignas(64) Constant {
+    uint64_t wide[LANES];
+    uint32_t word[LANES];
+    uint16_t half[LANES];
+    uint8_t byte[LANES];
+};
+
+struct Program {
+    std::vector<Instruction> code;
+    std::vector<uint8_t> width;  // bytes of each register; 0: a predicate
+    std::vector<Constant> constants;
+    int shared_bytes = 0, local_bytes = 0, shared_grain = 8;
+};
+
+// Of the writes of a block, those that a warp may count on: all before a tick, and of some warps later ones.
+struct Seen {
+    uint32_t all = 0;
+    std::map<int, uint32_t> of_warp;
+};
+using View = std::map<int, Seen>;  // by block
+
+inline void join(View& view, const View& other) {
+    for (const auto& [block, seen] : other) {
+        Seen& mine = view[block];
+        mine.all = std::max(mine.all, seen.all);
+        for (auto [warp, tick] : seen.of_warp) mine.of_warp[warp] = std::max(mine.of_warp[warp], tick);
+    }
+}
+
+struct Launch {
+    int grid[3], threads[3];
+    int shared_bytes;
+    const uint8_t* params;
+    const int64_t* blocks;  // linear numbers, in the order in which they begin
+    int64_t block_count;
+    uint64_t seed;       // of the schedule; 0: one block after another, one warp after another
+    int bias;            // -1, 0, 1: how approximations are rounded
+    uint32_t garbage;    // what registers and shared memory hold before they are written
+    int64_t most_steps;  // of the whole launch
+};
+
+struct Memory;
+struct Block;
+
+// Lanes that are at one place of the program.
+struct Part {
+    Mask lanes;
+    int pc;
+    bool waiting = false;
+};
+
+// cp.async and wgmma take effect when they are waited for, the latest time that hardware may take.
+struct Deferred {
+    const Instruction* instruction;
+    Mask mask;
+    Register operand[3];
+};
+
+struct Warp {
+    Block* block = nullptr;
+    int number = 0;
+    Mask live = 0;
+    std::vector<Part> parts;  // the last one runs
+    bool at_barrier = false;
+    std::vector<Register> registers;
+    std::vector<uint8_t> local;
+    View view, acquired, released;  // acquired: what strong reads have met; released: as of the last fence
+    bool has_fenced = false;
+    uint32_t proxy_fence = 0;  // the tick of the last fence.proxy.async
+    std::vector<std::vector<Deferred>> groups;  // committed, the oldest first
+    std::vector<Deferred> open;                 // not committed yet
+    Mask mask = 0;  // of the lanes that run the present instruction
+
+    template <class T>
+    const T* in(int op) const {
+        if (op >= 0) return reinterpret_cast<const T*>(registers[op].bytes);
+        const Constant& c = program().constants[~op];
+        if constexpr (sizeof(T) == 8) return reinterpret_cast<const T*>(c.wide);
+        if constexpr (sizeof(T) == 4) return reinterpret_cast<const T*>(c.word);
+        if constexpr (sizeof(T) == 2) return reinterpret_cast<const T*>(c.half);
+        return reinterpret_cast<const T*>(c.byte);
+    }
+
+    // f(lane) into the lanes that run. (An operand may be the result: each lane is read before it is written.)
+    template <class T, class F>
+    void out(int op, F f) {
+        T* d = reinterpret_cast<T*>(registers[op].bytes);
+        if (mask == ALL) {
+#pragma GCC ivdep
+            for (int l = 0; l < LANES; ++l) d[l] = f(l);
+        } else {
+            for (int l = 0; l < LANES; ++l)
+                if (mask >> l & 1) d[l] = f(l);
+        }
+    }
+
+    Mask predicate(int op) const { return op >= 0 ? *in<Mask>(op) : *in<uint64_t>(op) ? ALL : 0; }
+    void set_predicate(int op, Mask value) {
+        Mask& p = *reinterpret_cast<Mask*>(registers[op].bytes);
+        p = (p & ~mask) | (value & mask);
+    }
+
+    // A register of any width as 64 bits, and back.
+    uint64_t wide(int op, int lane) const {
+        switch (op < 0 ? 8 : program().width[op]) {
+            case 8: return in<uint64_t>(op)[lane];
+            case 4: return in<uint32_t>(op)[lane];
+            case 2: return in<uint16_t>(op)[lane];
+            default: throw std::runtime_error("a predicate is no number");
+        }
+    }
+    void set_wide(int op, int lane, uint64_t value) {
+        uint8_t* d = registers[op].bytes;
+        switch (program().width[op]) {
+            case 8: std::memcpy(d + lane * 8, &value, 8); break;
+            case 4: std::memcpy(d + lane * 4, &value, 4); break;
+            case 2: std::memcpy(d + lane * 2, &value, 2); break;
+            default: throw std::runtime_error("a predicate is no number");
+        }
+    }
+
+    const Program& program() const;
+    void fault(const char* kind, const Instruction& i, const std::string& detail);
+    void meet(const View& published) { join(acquired, published); }
+    void fence();
+    View publication() const;
+};
+
+struct Block {
+    const Program* program;
+    Memory* memory;
+    const Launch* launch;
+    int number;        // linear, in the grid
+    uint32_t tick = 1;  // counts barriers and fences
+    uint32_t last_barrier = 0;
+    uint32_t voted = 0;  // of bar.red, by the warps that are there
+    std::vector<Warp> warps;
+    std::vector<uint8_t> shared;
+    std::vector<uint64_t> shared_writes, shared_reads;  // stamps, one for each grain
+
+    void begin(int linear);
+    bool run(Warp& warp, int64_t quantum, int64_t& steps);  // false: it could do nothing
+    bool done() const;
+
+   private:
+    void select(Warp& warp);
+    bool release_barrier();
+};
+
+inline const Program& Warp::program() const { return *block->program; }
+
+}  // namespace executed

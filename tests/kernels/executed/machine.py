@@ -1,0 +1,223 @@
+"""The executor as Python calls it: programs, memory with its checks, launches."""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tests.kernels.executed import ptx
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "build" / "executed"
+SOURCES = [
+    Path(__file__).with_name(name) for name in ("executor.cpp", "accesses.h", "arithmetic.h", "memory.h", "machine.h")
+]
+# -ffp-contract: a product that the PTX rounds must not be fused; on the machine that compiles it, it runs.
+COMMAND = "g++ -std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -shared -fPIC".split()
+GARBAGE = (0x7FC17FC1, 0xC2F1C2F1)  # of what nobody has written: NaN, and in the second order -120.6 in fp32
+MOST_STEPS = 1 << 32
+
+
+class Fault(AssertionError):
+    """What a launch did that it must not."""
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_int * 3), ("threads", ctypes.c_int * 3), ("shared_bytes", ctypes.c_int),
+        ("params", ctypes.c_char_p), ("blocks", ctypes.c_void_p), ("block_count", ctypes.c_int64),
+        ("seed", ctypes.c_uint64), ("bias", ctypes.c_int), ("garbage", ctypes.c_uint32),
+        ("most_steps", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+@cache
+def executor():
+    """The library, compiled once for its sources, the compiler and the CPU."""
+    import platform
+
+    cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), platform.machine())
+    text = "".join(path.read_text() for path in SOURCES) + " ".join(COMMAND) + cpu
+    target = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            half = target.with_suffix(f".{os.getpid()}")
+            subprocess.run([*COMMAND, SOURCES[0], "-o", half], check=True)
+            os.replace(half, target)
+    library = ctypes.CDLL(str(target))
+    library.executed_error.restype = library.executed_events.restype = ctypes.c_char_p
+    library.executed_program.restype = library.executed_memory.restype = ctypes.c_void_p
+    library.executed_run.restype = ctypes.c_int64
+    return library
+
+
+def available():
+    return shutil.which("g++") is not None
+
+
+class Program:
+    """A kernel of a PTX, ready to be launched."""
+
+    def __init__(self, text, entry=None):
+        self.parsed = ptx.program(text, entry)
+        self.handle = executor().executed_program(self.parsed.text.encode())
+        if not self.handle:
+            raise ValueError(f"{self.parsed.name}: {executor().executed_error().decode()}")
+
+    def pack(self, values):
+        """The parameters' bytes; values: integers, in order. What is left out is 0."""
+        data = bytearray(self.parsed.param_bytes)
+        for value, (offset, size) in zip(values, self.parsed.params.values()):
+            data[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        return bytes(data)
+
+
+def bytes_of(tensor):
+    """A tensor's whole storage, as bytes."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def elements(tensors):
+    """Of each byte of the storage that these tensors share, whether it belongs to one of them; None: all do."""
+    size = tensors[0].untyped_storage().nbytes()
+    if any(t.numel() * t.element_size() == size and t.is_contiguous() for t in tensors):
+        return None
+    inside = torch.zeros(size, dtype=torch.uint8)
+    for t in tensors:
+        width = t.element_size()
+        steps = [step * width for step in t.stride()]
+        inside.as_strided((*t.shape, width), (*steps, 1), t.storage_offset() * width).fill_(1)
+    return None if inside.all() else inside
+
+
+class Operands:
+    """The storages that a launch may touch, by name."""
+
+    def __init__(self, named, fresh=()):
+        """named: (name, tensor); fresh: addresses of storages that nobody has written."""
+        storages = {}
+        for name, tensor in named:
+            if tensor is not None and tensor.untyped_storage().nbytes():
+                storages.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+        self.storages = []
+        for start, tensors in storages.items():
+            grain = min(4, *(t.element_size() for _, t in tensors))
+            name = " and ".join(f"{n} {str(t.dtype)[6:]}{tuple(t.shape)}" for n, t in tensors)
+            # A launcher may pass the first part of what it allocates; in other storages the tensor alone is written.
+            inside = None if start in fresh else elements([t for _, t in tensors])
+            self.storages.append((start, bytes_of(tensors[0][1]), name, grain, start in fresh, inside))
+        self.watched = set()  # written by an earlier launch of another order
+
+    def memory(self):
+        """The executor's memory of these storages."""
+        library, memory = executor(), ctypes.c_void_p(executor().executed_memory())
+        for start, data, name, grain, fresh, inside in self.storages:
+            mask = None if inside is None else ctypes.c_void_p(inside.data_ptr())
+            library.executed_region(
+                memory, ctypes.c_uint64(start), ctypes.c_uint64(len(data)), name.encode(), grain, int(fresh), mask,
+                int(start in self.watched),
+            )  # fmt: skip
+        return memory
+
+    def fill_fresh(self, garbage):
+        for _, data, _, _, fresh, _ in self.storages:
+            if fresh:
+                whole = len(data) // 4 * 4
+                data[:whole].view(torch.int32).fill_(garbage - (garbage >> 31 << 32))
+                data[whole:] = garbage & 0xFF
+
+    def copies(self):
+        return [data.clone() for _, data, *_ in self.storages]
+
+    def restore(self, copies):
+        for (_, data, *_), copy in zip(self.storages, copies):
+            data.copy_(copy)
+
+
+def events(memory):
+    """[(what, how often, where in the PTX and the source, the first of them)]"""
+    lines = executor().executed_events(memory).decode().splitlines()
+    return [(what, int(n), where, detail) for what, n, where, detail in (line.split("\t") for line in lines)]
+
+
+def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed=0, bias=0, garbage=GARBAGE[0]):
+    """Execute a launch once: the number of its warps' steps. Raises Fault for what it must not do.
+
+    blocks: the linear numbers of those that run, in their order; None: all."""
+    library, memory = executor(), operands.memory()
+    order = torch.arange(grid[0] * grid[1] * grid[2]) if blocks is None else torch.as_tensor(blocks)
+    launch = Launch(
+        (ctypes.c_int * 3)(*grid), (ctypes.c_int * 3)(*threads), shared, params, order.data_ptr(), len(order), seed,
+        bias, garbage, MOST_STEPS,
+    )  # fmt: skip
+    try:
+        steps = library.executed_run(ctypes.c_void_p(program.handle), memory, ctypes.byref(launch))
+        error = library.executed_error().decode()
+        lines = [f"{what}, {n} times: {where}: {detail}" for what, n, where, detail in events(memory)]
+        for start, *_ in operands.storages:
+            if library.executed_written(memory, ctypes.c_uint64(start)):
+                operands.watched.add(start)
+    finally:
+        library.executed_free(memory)
+    if steps < 0:
+        lines.append(error)
+    if lines:
+        raise Fault(f"{program.parsed.name}, grid {tuple(grid)}:\n" + "\n".join(lines))
+    return steps
+
+
+ORDERS = 2
+
+
+def run_in_orders(program, operands, params, grid, threads, shared=0, *, blocks=None, orders=ORDERS, bias=0):
+    """Execute a launch in several orders of its blocks and warps, whose results must have the same bits."""
+    count = grid[0] * grid[1] * grid[2] if blocks is None else len(blocks)
+    first = torch.arange(count) if blocks is None else torch.as_tensor(blocks)
+    before = operands.copies() if orders > 1 else None
+    outcomes, steps = [], 0
+    for order in range(orders):
+        if order:
+            operands.restore(before)
+        garbage = GARBAGE[order % 2]
+        operands.fill_fresh(garbage)
+        generator = torch.Generator().manual_seed(order)
+        permuted = (
+            first if order == 0 else first.flip(0) if order == 1 else first[torch.randperm(count, generator=generator)]
+        )
+        steps += run(
+            program, operands, params, grid, threads, shared, blocks=permuted, seed=order, bias=bias, garbage=garbage
+        )  # fmt: skip
+        if orders > 1:
+            outcomes.append(operands.copies())
+    for order, outcome in enumerate(outcomes[1:], 1):
+        compare(program, operands, outcomes[0], outcome, GARBAGE[0], GARBAGE[order % 2])
+    return steps
+
+
+def words(data, at):
+    """The four bytes around, in hexadecimal."""
+    return bytes(data[at // 4 * 4 : at // 4 * 4 + 4].tolist())[::-1].hex()
+
+
+def compare(program, operands, one, other, garbage_of_one, garbage_of_other):
+    """The bits of two orders; what neither has written differs by its garbage."""
+    for (_, _, name, _, fresh, _), a, b in zip(operands.storages, one, other):
+        unequal = a != b
+        if fresh and unequal.any():
+            at = torch.arange(len(a)) % 4 * 8
+            unequal &= (a != (garbage_of_one >> at & 0xFF)) | (b != (garbage_of_other >> at & 0xFF))
+        if unequal.any():
+            where = unequal.nonzero()[0].item()
+            raise Fault(
+                f"{program.parsed.name}: {int(unequal.sum())} bytes of {name} depend on the order of blocks and warps, "
+                f"or on what nobody wrote, the first at {where}: {words(a, where)} or {words(b, where)}"
+            )

@@ -1,0 +1,222 @@
+// Global and shared memory, and who may touch it: bounds, alignment, and for each element the last write and read, so
+// that two accesses which nothing orders are seen whatever order they happened to run in.
+#pragma once
+#include <algorithm>
+#include <cstdio>
+#include <unordered_map>
+
+#include "machine.h"
+
+namespace executed {
+
+// Who accessed an element last: block + 1, warp and whether by an atomic or a volatile access, tick.
+struct Stamp {
+    uint64_t bits = 0;
+    static constexpr int MANY = 0x7f;  // several warps of the block have read it
+    static Stamp of(const Warp& w, bool strong) {
+        const uint64_t block = w.block->number + 1, warp = w.number;
+        return {block << 40 | uint64_t(strong) << 39 | warp << 32 | w.block->tick};
+    }
+    int block() const { return int(bits >> 40) - 1; }
+    int warp() const { return bits >> 32 & 0x7f; }
+    bool strong() const { return bits >> 39 & 1; }
+    uint32_t tick() const { return uint32_t(bits); }
+    void merge_warps() { bits |= uint64_t(MANY) << 32; }
+};
+
+// Whether a barrier, or a release that this warp has acquired, comes between.
+inline bool ordered(const Warp& w, Stamp s) {
+    if (s.bits == 0) return true;
+    if (s.block() == w.block->number && (s.warp() == w.number || s.tick() < w.block->last_barrier)) return true;
+    const auto seen = w.view.find(s.block());
+    if (seen == w.view.end()) return false;
+    if (s.tick() < seen->second.all) return true;
+    const auto of_warp = seen->second.of_warp.find(s.warp());
+    return of_warp != seen->second.of_warp.end() && s.tick() < of_warp->second;
+}
+
+inline std::string who(Stamp s) {
+    return "block " + std::to_string(s.block()) +
+           (s.warp() == Stamp::MANY ? ", several warps" : ", warp " + std::to_string(s.warp()));
+}
+
+struct Region {
+    uint64_t start, size;
+    std::string name;
+    int grain;              // bytes of an element
+    bool fresh;             // nothing in it has been written before the launch
+    const uint8_t* inside;  // of each byte, whether it is the tensor's; null: all are
+    bool watched;           // reads are noted, since an earlier launch in another order has written here
+    bool written = false;
+    std::vector<uint64_t> writes, reads;
+};
+
+struct Memory {
+    std::vector<Region> regions;
+    std::map<std::pair<std::string, std::string>, std::pair<int64_t, std::string>> events;
+    std::unordered_map<uint64_t, View> published;  // by address: what an acquire there makes visible
+
+    void fault(const std::string& kind, const std::string& text, const std::string& detail) {
+        auto& [count, first] = events[{kind, text}];
+        if (count++ == 0) first = detail;
+    }
+
+    Region* find(uint64_t address) {
+        auto next = std::upper_bound(regions.begin(), regions.end(), address,
+                                     [](uint64_t a, const Region& r) { return a < r.start; });
+        return next == regions.begin() ? nullptr : &*--next;
+    }
+
+    std::string nearest(uint64_t address, int bytes) {
+        std::string best = "no tensor";
+        uint64_t least = ~0ull;
+        for (const Region& r : regions) {
+            const int64_t from_start = address - r.start, from_end = address + bytes - (r.start + r.size);
+            const uint64_t distance = std::min<uint64_t>(std::abs(from_start), std::abs(from_end));
+            if (distance < least) {
+                least = distance;
+                char text[128];
+                std::snprintf(text, sizeof text, ": start%+lld, end%+lld bytes", (long long)from_start,
+                              (long long)from_end);
+                best = r.name + text;
+            }
+        }
+        return best;
+    }
+};
+
+inline std::string hex(uint64_t x) {
+    char text[24];
+    std::snprintf(text, sizeof text, "0x%llx", (unsigned long long)x);
+    return text;
+}
+
+// One lane's access of the elements [first, last) of a region or of shared memory, against those before it.
+// same: the bytes are those that are there, which warps of a block may write in any order.
+inline void check_write(Warp& w, const Instruction& i, uint64_t* writes, uint64_t* reads, int64_t first, int64_t last,
+                        bool same, const std::string& name) {
+    const Stamp mine = Stamp::of(w, i.strong);
+    for (int64_t k = first; k < last; ++k) {
+        const Stamp write{writes[k]}, read{reads ? reads[k] : 0};
+        if (!(write.strong() && i.strong) && !(same && write.block() == mine.block()) && !ordered(w, write))
+            w.fault("overwrites what another writes, unordered", i, name + " by " + who(write));
+        if (read.bits && !(read.strong() && i.strong) && !ordered(w, read))
+            w.fault("overwrites what another reads, unordered", i, name + " by " + who(read));
+        writes[k] = mine.bits;
+    }
+}
+
+inline void check_read(Warp& w, const Instruction& i, const uint64_t* writes, uint64_t* reads, int64_t first,
+                       int64_t last, const std::string& name) {
+    const Stamp mine = Stamp::of(w, i.strong);
+    for (int64_t k = first; k < last; ++k) {
+        const Stamp write{writes[k]};
+        if (write.bits && !(write.strong() && i.strong) && !ordered(w, write))
+            w.fault("reads what another writes, unordered", i, name + " by " + who(write));
+        if (write.bits && !i.coherent && write.block() >= 0)
+            w.fault("reads through the read-only cache what this launch wrote", i, name);
+        if (!reads) continue;
+        Stamp next = mine;
+        const Stamp read{reads[k]};
+        if (read.block() == next.block() && read.tick() >= w.block->last_barrier && read.warp() != next.warp())
+            next.merge_warps();
+        reads[k] = next.bits;
+    }
+}
+
+// What a read gives that begins before a tensor or ends behind it. Memory is handed out in pieces of 16 bytes and more:
+// where each piece has a byte of a tensor, the read is right, and the other bytes are anything.
+inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, int bytes) {
+    static thread_local uint8_t data[64];
+    Memory& memory = *w.block->memory;
+    for (int k = 0; k < bytes; ++k) data[k] = uint8_t(w.block->launch->garbage >> k % 4 * 8);
+    for (uint64_t piece = address / 16 * 16; piece < address + bytes; piece += 16) {
+        bool any = false;
+        for (uint64_t at = piece; at < piece + 16; ++at) {
+            const Region* r = memory.find(at);
+            if (!r || at >= r->start + r->size) continue;
+            any = true;
+            if (at >= address && at < address + bytes) data[at - address] = *reinterpret_cast<uint8_t*>(at);
+        }
+        if (!any) {
+            w.fault("reads out of bounds", i, memory.nearest(address, bytes));
+            return nullptr;
+        }
+    }
+    return data;
+}
+
+// The bytes of global memory at an address, or null if they are no tensor's.
+// data: what is written there; null for an atomic.
+inline uint8_t* global_bytes(Warp& w, const Instruction& i, uint64_t address, int bytes, bool reads, bool writes,
+                             const uint8_t* data = nullptr) {
+    Memory& memory = *w.block->memory;
+    if (address % bytes) w.fault("misaligned", i, hex(address));
+    Region* r = memory.find(address);
+    if (!r || address + bytes > r->start + r->size) {
+        if (!writes) return across_an_end(w, i, address, bytes);
+        w.fault("writes out of bounds", i, memory.nearest(address, bytes));
+        return nullptr;
+    }
+    const int64_t offset = address - r->start, first = offset / r->grain, last = (offset + bytes - 1) / r->grain + 1;
+    if (r->writes.empty()) {
+        r->writes.resize(r->size / r->grain + 1);
+        if (r->watched) r->reads.resize(r->writes.size());
+    }
+    if (reads) {
+        if (r->fresh && !writes)
+            for (int64_t k = first; k < last; ++k)
+                if (!r->writes[k] && (!r->inside || r->inside[k * r->grain])) {
+                    w.fault("reads what nobody wrote", i, r->name + " at byte " + std::to_string(offset));
+                    break;
+                }
+        check_read(w, i, r->writes.data(), r->watched ? r->reads.data() : nullptr, first, last, r->name);
+    }
+    if (writes) {
+        r->written = true;
+        if (r->inside)
+            for (int b = 0; b < bytes; ++b)
+                if (!r->inside[offset + b]) {
+                    w.fault("writes beside the elements", i, r->name + " at byte " + std::to_string(offset + b));
+                    break;
+                }
+        const bool same = data && !std::memcmp(reinterpret_cast<uint8_t*>(address), data, bytes);
+        check_write(w, i, r->writes.data(), r->watched ? r->reads.data() : nullptr, first, last, same, r->name);
+    }
+    return reinterpret_cast<uint8_t*>(address);
+}
+
+inline uint8_t* shared_bytes(Warp& w, const Instruction& i, uint64_t address, int bytes, bool reads, bool writes,
+                             const uint8_t* data = nullptr) {
+    Block& block = *w.block;
+    if (address % bytes) w.fault("misaligned in shared memory", i, hex(address));
+    if (address + bytes > block.shared.size()) {
+        w.fault("out of bounds of shared memory", i, hex(address) + " of " + std::to_string(block.shared.size()));
+        return nullptr;
+    }
+    const int grain = block.program->shared_grain;
+    const int64_t first = address / grain, last = (address + bytes - 1) / grain + 1;
+    uint64_t *write = block.shared_writes.data(), *read = block.shared_reads.data();
+    if (reads) check_read(w, i, write, read, first, last, "shared memory");
+    const bool same = data && !std::memcmp(block.shared.data() + address, data, bytes);
+    if (writes) check_write(w, i, write, read, first, last, same, "shared memory");
+    return block.shared.data() + address;
+}
+
+inline uint8_t* bytes_at(Warp& w, const Instruction& i, int lane, uint64_t address, int bytes, bool reads, bool writes,
+                         const uint8_t* data = nullptr) {
+    switch (i.space) {
+        case Space::global: return global_bytes(w, i, address, bytes, reads, writes, data);
+        case Space::shared: return shared_bytes(w, i, address, bytes, reads, writes, data);
+        case Space::param: return const_cast<uint8_t*>(w.block->launch->params) + address;
+        case Space::local:
+            if (address + bytes > uint64_t(w.program().local_bytes)) {
+                w.fault("out of bounds of local memory", i, hex(address));
+                return nullptr;
+            }
+            return w.local.data() + lane * w.program().local_bytes + address;
+    }
+    return nullptr;
+}
+
+}  // namespace executed
