@@ -112,7 +112,9 @@ def region_sums_kernel(
     tl.store(base + place, total, mask=output < classes)
     if config.SPLIT:
         if is_last(counter + tl.program_id(0), splits):
-            places, inside = tl.reshape(place, (BO * SUMS,)), tl.reshape(output + which * 0, (BO * SUMS,)) < classes
+            inside = tl.reshape(output + which * 0, (BO * SUMS,)) < classes
+            # (behind the last class lies the next image, whose blocks may be writing)
+            places = tl.where(inside, tl.reshape(place, (BO * SUMS,)), outputs * SUMS)
             totals = tl.zeros([BO * SUMS], tl.float64)
             for first in range(0, splits, config.BS):  # (added step by step: else it spills on sm_100 and sm_120)
                 loaded = load_partials(partial, splits, first, places, outputs * SUMS, config.BS, 0)[0]

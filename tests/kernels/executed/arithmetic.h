@@ -266,14 +266,19 @@ void approximate(Table& t, const std::string& name, F) {
 }
 
 inline void quotients(Table& t) {
-    t["div.full.f32"].run = t["div.approx.f32"].run = [](Warp& w, const Instruction& i) {
+    const Handler run = [](Warp& w, const Instruction& i) {
         const float *a = w.in<float>(i.op[1]), *b = w.in<float>(i.op[2]);
         const double most = w.block->launch->bias * std::ldexp(1.0, -22);  // two units in the last place
         w.out<float>(i.op[0], [&](int l) {
-            const float exact = a[l] / b[l];
-            return most == 0 || !std::isfinite(exact) ? exact : float(double(a[l]) / b[l] * (1 + most));
+            const float x = i.variant ? flush(a[l]) : a[l], y = i.variant ? flush(b[l]) : b[l], exact = x / y;
+            const float result = most == 0 || !std::isfinite(exact) ? exact : float(double(x) / y * (1 + most));
+            return i.variant ? flush(result) : result;
         });
     };
+    for (const char* name : {"div.full.f32", "div.full.ftz.f32", "div.approx.f32", "div.approx.ftz.f32"}) {
+        t[name].run = run, t[name].arity = 3;
+        t[name].variant = std::string(name).find("ftz") != std::string::npos;
+    }
 }
 
 // The upper halves of fp64 numbers: those of the operand are read, those of the result are right to 20 bits.
@@ -415,6 +420,8 @@ void halves(Table& t, const std::string& type) {
     convert_pair<H, half>(t, type + "x2");
     unary<H>(t, "neg." + type, [](H a) { return H{u16(a.bits ^ 0x8000)}; });
     unary<H>(t, "abs." + type, [](H a) { return H{u16(a.bits & 0x7fff)}; });
+    unary<u32>(t, "neg." + type + "x2", [](u32 a) { return a ^ 0x80008000; });
+    unary<u32>(t, "abs." + type + "x2", [](u32 a) { return a & 0x7fff7fff; });
     binary<H>(t, "min." + type, [](H a, H b) { return half(extreme<false, false>(number(a), number(b))); });
     binary<H>(t, "max." + type, [](H a, H b) { return half(extreme<true, false>(number(a), number(b))); });
     binary<H>(t, "min.NaN." + type, [](H a, H b) { return half(extreme<false, true>(number(a), number(b))); });

@@ -1,0 +1,40 @@
+"""The ops whose kernels of a GPU are Triton's, as subjects of the contract; what is compared, and on which calls."""
+
+import warnings
+
+import torch
+
+from safeops.core import library
+from safeops.core.op import registry
+from safeops.testing import NotApplicable, run
+from safeops.testing.compare import assert_right
+from tests.kernels.executed.launching import executed, on_launchers
+from tests.ops import RECORDS
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+def launched():
+    """{name: Subject}, of each op that has a Triton kernel."""
+    raw = {op.name().removeprefix("safeops::") for op in library.launchers}
+    names = [name for name, op in registry.items() if op.cpu and raw.intersection(op.raw)]
+    return {name: next(RECORDS[name].subjects()) for name in names}
+
+
+def assert_agrees(subject, sample, dtype, **options):
+    """Values and gradients of a call in this dtype, executed, are those of the definition in fp64: [Launched]."""
+    cast = sample.cast(dtype)
+    if any(not torch.equal(t.isfinite(), sample.get(key).isfinite()) for key, t in cast.floats().items()):
+        raise NotApplicable(f"values do not fit {dtype}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
+        with executed(**options) as launches, on_launchers():
+            result = run(subject.op, cast, grad=bool(sample.leaves()))
+        truth = subject.truth(cast, result.upstream or None)
+    if not launches:
+        raise AssertionError(f"{subject.name}: nothing was launched")
+    try:
+        assert_right(cast, result, truth, f"{sample.name} in {dtype}")
+    except AssertionError as error:
+        raise AssertionError(f"{subject.name}, {sample.name}, {[x.kernel for x in launches]}: {error}") from error
+    return launches
