@@ -1,0 +1,109 @@
+"""What Triton compiles of each op is executed: values and gradients against the definition in fp64, with the checks of
+the executor, in two orders of blocks and warps.
+
+`make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton and the pinned one;
+`make test-all` every dtype, and the contract's clauses of numbers and layouts."""
+
+import warnings
+
+import pytest
+
+pytest.importorskip("triton")
+
+from safeops.testing import NotApplicable, run_check
+from tests.kernels.executed import compiling, machine
+from tests.kernels.executed.launching import executed, on_launchers
+from tests.kernels.executed.subjects import BF16, F16, F32, F64, assert_agrees, launched, resized, rows_of
+from tests.ops.record import firsts
+
+pytestmark = pytest.mark.skipif(not machine.available(), reason="the executor needs g++")
+SUBJECTS = launched()
+FIRSTS = [name for name in SUBJECTS if name in firsts(lambda record: record.name in SUBJECTS)]
+BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject)]
+# Their launches need more than one tile a row, and begin at no multiple of 16 bytes.
+ODD, LONG = 1001, 9001
+
+
+@pytest.fixture(params=["pinned", "oldest"])
+def version(request):
+    result = getattr(compiling, request.param)()
+    folder = compiling.folder_of(result)
+    if folder and not folder.exists():
+        pytest.skip(f"there is no {folder} with Triton {result}: make test-slow installs it")
+    return result
+
+
+def run_all(calls, **options):
+    """calls: (subject, sample, dtype, what else); at least one must launch something."""
+    launches = []
+    for subject, sample, dtype, more in calls:
+        try:
+            launches += assert_agrees(subject, sample, dtype, **options, **more)
+        except NotApplicable:
+            continue
+    assert launches
+    return launches
+
+
+@pytest.mark.parametrize("name", FIRSTS)
+def test_the_first_of_a_family(name):
+    subject = SUBJECTS[name]
+    run_all([(subject, subject.samples[0], BF16, {})], version=compiling.pinned())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_every_op(name, version):
+    """What is bf16 for one Triton is fp32 for the other. Approximations are exact, or as far off as the ISA allows."""
+    subject, dtypes = SUBJECTS[name], (BF16, F32) if version == compiling.pinned() else (F32, BF16)
+    run_all(
+        ((subject, sample, dtypes[i % 2], {"bias": (0, 1, -1)[i % 3]}) for i, sample in enumerate(subject.samples)),
+        version=version,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_rows_of_several_tiles(name, version):
+    subject = SUBJECTS[name]
+    sample, dtypes = (
+        next(iter(rows_of(subject).values())),
+        (BF16, F32) if version == compiling.oldest() else (F32, BF16),
+    )
+    lengths = zip((ODD, LONG), dtypes)
+    run_all(((subject, resized(sample, 3, length), dtype, {}) for length, dtype in lengths), version=version)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 100, 120])
+@pytest.mark.parametrize("name", FIRSTS)
+def test_other_architectures(name, arch):
+    subject = SUBJECTS[name]
+    run_all([(subject, subject.samples[0], F32, {})], arch=arch)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_every_dtype(name, dtype, version):
+    subject = SUBJECTS[name]
+    run_all(((subject, sample, dtype, {}) for sample in subject.samples), version=version)
+
+
+CLAUSES = "mixed_dtypes partial_gradients masked_garbage masked_upstream weight_zero kept_nonfinite kept_upstream "
+CLAUSES += "nothing_kept layouts upstream_layouts sizes inputs_unchanged"
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("clause", CLAUSES.split())
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_the_contract(name, clause):
+    if reason := SUBJECTS[name].skip.get(clause):
+        pytest.skip(reason)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
+        with executed(orders=1) as launches, on_launchers():
+            run_check(SUBJECTS[name], clause)
+    assert launches
