@@ -3,7 +3,9 @@
 import ctypes
 import fcntl
 import hashlib
+import math
 import os
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -22,6 +24,7 @@ SOURCES = [
 COMMAND = "g++ -std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -shared -fPIC".split()
 GARBAGE = (0x7FC17FC1, 0xC2F1C2F1)  # of what nobody has written: NaN, and in the second order -120.6 in fp32
 MOST_STEPS = 1 << 32
+REGISTERS = 65_536  # of a multiprocessor, so of a block
 
 
 class Fault(AssertionError):
@@ -71,6 +74,8 @@ class Program:
         self.handle = executor().executed_program(self.parsed.text.encode())
         if not self.handle:
             raise ValueError(f"{self.parsed.name}: {executor().executed_error().decode()}")
+        most = re.search(r"\.maxnreg\s+(\d+)", text)
+        self.registers = int(most[1]) if most else 0
 
     def pack(self, values):
         """The parameters' bytes; values: integers, in order. What is left out is 0."""
@@ -153,6 +158,11 @@ def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed
     """Execute a launch once: the number of its warps' steps. Raises Fault for what it must not do.
 
     blocks: the linear numbers of those that run, in their order; None: all."""
+    count = math.prod(threads)
+    if count > 1024 or program.registers * count > REGISTERS:
+        raise Fault(
+            f"{program.parsed.name}: {count} threads of {program.registers} registers are more than a block has"
+        )
     library, memory = executor(), operands.memory()
     order = torch.arange(grid[0] * grid[1] * grid[2]) if blocks is None else torch.as_tensor(blocks)
     launch = Launch(
