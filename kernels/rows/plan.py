@@ -40,6 +40,7 @@ UNSHARED = MAP, PICK, ALONE  # no row by several blocks, which would gather what
 FEWEST_TILES = 3  # of a piece of a row
 PIECES = 128  # of a row, until each has so many tiles as are added up in fp32
 BUNDLES = tl.constexpr(512)  # of blocks, at most, where all rows are reduced
+BUNDLE = tl.constexpr(256)  # blocks of one, at least, whose parts are loaded together
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
 
@@ -113,11 +114,21 @@ def pieces_of(tiles, axis):
     return -(-tiles // per_piece), per_piece
 
 
-def split_rows(pieces, groups, phases, per_row_math):
+def counters_of(groups, split, phases, reduces):
+    """The counters of a launch: those of tickets or of the blocks that share a row, if rows are split; and behind them
+    those of each bundle's blocks and of the bundles, if all rows are reduced (classification.add_up)."""
+    counters = 0
+    if split:
+        counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
+    if reduces:
+        counters += 1 + -(-groups // max(BUNDLE.value, -(-groups // BUNDLES.value)))
+    return counters
+
+
+def split_rows(pieces, groups, phases, per_row_math, reduces):
     """(splits, pieces of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts.
     per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
-    counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
-    if pieces <= 1 or counters + 3 > COUNTERS:  # (a reduction of all rows counts, too)
+    if pieces <= 1 or counters_of(groups, True, phases, reduces) > COUNTERS:
         return 1, pieces
     blocks = tiling.POLICY.blocks // phases // (4 if per_row_math else 1)
     splits = -(-pieces // max(pieces * groups // blocks, 1))
@@ -186,7 +197,7 @@ def plan(
     groups = batch.numel * blocks
     reduces = (constants or {}).get("REDUCE")
     pieces, per_piece = (1, tiles) if phases in UNSHARED else pieces_of(tiles, axis)
-    splits, per_split = split_rows(pieces, groups, phases, per_row_math)
+    splits, per_split = split_rows(pieces, groups, phases, per_row_math, reduces)
     outputs = groups * (BM if axis is INNER else BN)
     leaves = phases not in UNSHARED and (pieces > 1 if "PIECES" in kernel.constants else not whole)
     workspace = (partials * pieces * outputs if leaves else 0) + (3 * (groups + BUNDLES.value) if reduces else 0)
@@ -227,6 +238,7 @@ def plan(
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
     plan.config, plan.workspace = config, workspace
+    plan.counters = counters_of(groups, splits > 1, phases, reduces)
     return plan
 
 

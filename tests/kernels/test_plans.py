@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from safeops.kernels.engine.buffers import COUNTERS
+
 from tests.kernels import plans_classification as classes
 from tests.kernels import plans_divergence as divergences
 from tests.kernels import plans_rows as rows
@@ -90,3 +92,37 @@ def test_few_long_rows_are_shared_by_blocks():
         x = meta((M, 128256), BF16)
         for plan in (rows.forward(rows.SOFTMAX, x), classes.forward(x), classes.margins(x), rows.cosines(x, x)):
             assert plan.values["pieces"] > 1 and (plan.values["splits"] > 1) == shared
+
+
+REDUCED = {
+    "cross_entropy": lambda x: classes.forward(x, mean=True),
+    "multi_margin_loss": lambda x: classes.margins(x, mean=True),
+    "triplet_margin_loss": lambda x: rows.triplets(x, mean=True),
+}
+COUNTING = REDUCED | {
+    "nll_loss": lambda x: classes.picked(x, mean=True),
+    "box_iou_loss": lambda x: classes.boxes(x[:, :4], mean=True),
+    "softmax": lambda x: rows.forward(rows.SOFTMAX, x),
+    "softmax_backward": lambda x: rows.backward(rows.SOFTMAX, x),
+    "cosine_similarity": lambda x: rows.cosines(x, x),
+    "masked_sum": lambda x: reduced(None, x, dims=[1]),
+    "masked_sum of columns": lambda x: reduced(None, x, dims=[0]),
+    "masked_var": lambda x: statistics.forward("VAR", x, None, dims=[1]),
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_no_launch_counts_in_more_counters_than_there_are(name):
+    """(That a launch counts in no more than its plan says: interpreted/test_workspaces.py.)"""
+    for M in (1, 255, 256, 257, 510, 511, 512, 767, 1018, 1019, 1020, 1021, 1022, 1023, 1024, 1100, 70_000):
+        for columns in (1000, 24_576, 32_000, 50_257, 1 << 20):
+            plan = COUNTING[name](meta((M, columns), BF16))
+            assert plan.counters <= COUNTERS, (M, columns)
+            if name in REDUCED and plan.values["splits"] == 1:  # those of the bundles, and of the blocks of each
+                assert plan.counters == 1 + -(-plan.values["groups"] // max(256, -(-plan.values["groups"] // 512)))
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_as_many_rows_are_split_as_counters_allow(name):
+    plans = [REDUCED[name](meta((M, 50_000), F32)) for M in (1019, 1020)]
+    assert [plan.values["splits"] > 1 for plan in plans] == [True, False] and plans[0].counters == COUNTERS
