@@ -53,6 +53,17 @@ def test_softmax_and_normalize(op, layout, dtype):
     assert len(peeled) == len(every) == 2 and any(plan.values["splits"] > 1 for plan in every)
 
 
+@pytest.mark.parametrize("cut", [slice(None, -1), slice(1, None)])
+@pytest.mark.parametrize("op", rows.OPS[:3])
+def test_a_gradient_that_lies_elsewhere(op, cut):
+    """Rows of logits[:, :-1] have gaps, those of a fresh gradient none: beyond its ends nothing is read."""
+    x = fill((3, 302), F32, 1)[:, cut]
+    value, row_stats = rows.run(op, x, None)
+    for grad in (fill((3, 301), F32, 2), fill((3, 301, 2), F32, 2)[..., 0]):
+        (got,), (wanted,) = (rows.backward(op, grad, row_stats, each, None) for each in (x, x.contiguous()))
+        torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("op", rows.OPS[:3])
 def test_one_block_for_a_row(op, monkeypatch):
     monkeypatch.setattr(row, "COUNTERS", 0)
