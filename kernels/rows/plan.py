@@ -201,7 +201,8 @@ def plan(
     outputs = groups * (BM if axis is INNER else BN)
     leaves = phases not in UNSHARED and (pieces > 1 if "PIECES" in kernel.constants else not whole)
     workspace = (partials * pieces * outputs if leaves else 0) + (3 * (groups + BUNDLES.value) if reduces else 0)
-    wide = needs_int64(outside, inner, workspace)
+    widest = max(t.element_size() for t in dense if t is not None)
+    wide = needs_int64(outside, inner, workspace, reach * widest // 4 if peel else 0)  # (unaligned.py counts words)
     values = {
         "M": M,
         "N": N,

@@ -87,6 +87,14 @@ def test_how_a_row_is_summed_depends_on_its_length_alone(dtype, columns):
         assert all(cut(make, M) == alone for M in (2, 3, 64, 300, 5000))
 
 
+def test_words_of_a_row_are_counted_in_as_many_bits_as_they_need():
+    """Rows that begin anywhere are read in words of 32 bits, of which a double has two (unaligned.py)."""
+    for dtype, wide in ((BF16, False), (F32, False), (F64, True)):
+        for make in (rows.forward, rows.backward):
+            plan = make(rows.SOFTMAX, meta((1, (1 << 30) + 1), dtype))
+            assert plan.constants["PEEL"] and plan.wide == wide
+
+
 def test_few_long_rows_are_shared_by_blocks():
     for M, shared in ((1, True), (5000, False)):
         x = meta((M, 128256), BF16)
