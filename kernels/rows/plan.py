@@ -18,6 +18,7 @@ from ..engine.indexing import (
     broadcast_strides,
     needs_int64,
     peeled_kinds,
+    power_of_2,
     sparse_kinds,
     split_inner,
     tile_kinds,
@@ -29,6 +30,7 @@ from ..engine.tensors import check_operands, traits
 MOST_THREADS = 512
 WIDE = 1024  # those of a block that has one row, and a multiprocessor for itself
 WIDE_BYTES = 4  # that are read of an element, or registers do not hold the row
+REGISTERS = 65536  # of a block, at most
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses.
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
@@ -171,7 +173,11 @@ def plan(
         tile = min(tile, config.threads * per_thread)
     apart = peel or phases == MAP or per_row_math and axis is OUTER
     may_be_wide = "WIDE" in kernel.constants and axis is INNER and vec > 1 and compute == torch.float32
-    most = WIDE if may_be_wide and is_wide(N, per_thread, tensors[0], dense) else MOST_THREADS
+    most_registers = registers[axis is not INNER] or config.max_registers[0]
+    limit = config.max_registers[1] if vec == 1 else most_registers
+    most = min(MOST_THREADS, power_of_2(REGISTERS // (limit or 1)))
+    if may_be_wide and is_wide(N, per_thread, tensors[0], dense):
+        most = WIDE
     if axis is INNER:
         result = whole_along(N, vec, tile, per_thread, config.threads, most)
     else:
@@ -233,7 +239,6 @@ def plan(
     plan = Plan(kernel, tensors, tiling.scratch(leaves or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
-    most_registers = registers[axis is not INNER] or config.max_registers[0]
     if peel:  # what is selected from takes registers; 64 at most for four blocks to a multiprocessor
         most_registers = max(most_registers, 112) if most_registers else 64 if phases == SUM_AND_WRITE else None
     if most_registers:

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 from safeops.kernels.engine.buffers import COUNTERS
+from triton.backends.compiler import GPUTarget
 
 from tests.kernels import plans_classification as classes
 from tests.kernels import plans_divergence as divergences
@@ -134,3 +135,44 @@ def test_no_launch_counts_in_more_counters_than_there_are(name):
 def test_as_many_rows_are_split_as_counters_allow(name):
     plans = [REDUCED[name](meta((M, 50_000), F32)) for M in (1019, 1020)]
     assert [plan.values["splits"] > 1 for plan in plans] == [True, False] and plans[0].counters == COUNTERS
+
+
+def registers_of_a_block(plan, arch):
+    options = plan.options(GPUTarget("cuda", arch, WARP))
+    return -(-options.get("maxnreg", 0) // 8) * 8 * WARP * options["num_warps"]
+
+
+CHOICES = {  # of the plans that ask for registers of their own
+    "softmax": lambda x, dim: rows.forward(rows.SOFTMAX, x, dim=dim),
+    "softmax_backward": lambda x, dim: rows.backward(rows.SOFTMAX, x, dim=dim),
+    "normalize_backward": lambda x, dim: rows.backward(rows.NORMALIZE, x, dim=dim),
+    "cosine_similarity": lambda x, dim: rows.cosines(x, x, dim),
+    "lpips_distance": lambda x, dim: rows.distances(x.movedim(dim, 1)[..., None]),
+    "triplet_margin_loss": lambda x, dim: rows.triplets(x.movedim(dim, -1), True),
+    "cross_entropy": lambda x, dim: classes.forward(x.movedim(dim, 1)),
+    "smoothing": lambda x, dim: classes.forward(x.movedim(dim, 1), weight=True, smooth=True),
+    "shares": lambda x, dim: classes.forward(x.movedim(dim, 1), True, True, True),
+    "token_log_probs": lambda x, dim: classes.forward(x.movedim(dim, 1), entropy=True, temperature=0.5),
+    "cross_entropy_backward": lambda x, dim: classes.backward(x.movedim(dim, 1), weight=True, smooth=True),
+    "multi_margin_loss": lambda x, dim: classes.margins(x.movedim(dim, -1)),
+    "multi_margin_loss_backward": lambda x, dim: classes.margins(x.movedim(dim, -1), gradient=True),
+    **{
+        f"{kind}_div": lambda x, dim, op=op: divergences.forward(op, x.movedim(dim, -1), x.movedim(dim, -1))
+        for kind, op in divergences.KINDS.items()
+    },
+    "js_div_backward": lambda x, dim: divergences.backward(
+        divergences.KINDS["js"], x.movedim(dim, -1), x.movedim(dim, -1)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
+    """A launch that asks for more than a multiprocessor has is refused. (Of each plan that is compiled:
+    test_triton_build.py.)"""
+    for columns in (1, 16, 100, 513, 1001, 1024, 2048, 2049, 3000, 4096, 8192, 9001, 16384, 20_000, 32_768, 50_257):
+        for x, dim in ((meta((3, columns), dtype), 1), (meta((3, columns, 256), dtype), 1)):
+            if x.dim() == 2 or name != "lpips_distance":
+                plan = CHOICES[name](x, dim)
+                assert all(registers_of_a_block(plan, arch) <= 65536 for arch in (80, 100)), x.shape
