@@ -241,9 +241,10 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
 
     Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
     inside a 16-byte access would break it up."""
-    if operand.kind > PEELED and len(space.column) > 0:
+    VEC: tl.constexpr = (operand.kind - PEELED) % 16
+    BYTES: tl.constexpr = VEC * ((operand.pointer.dtype.element_ty.primitive_bitwidth + 7) // 8)
+    if operand.kind > PEELED and len(space.column) > 0 and (BYTES == 8 or BYTES == 16):
         start = base_of(operand, space) + offset_of(m, space.outer_shape, operand.outer)
-        VEC: tl.constexpr = (operand.kind - PEELED) % 16
         value = fetch_unaligned(start, space.column[0], space.N, m.shape[0], n.shape[0], VEC, EDGE)
     else:
         value = load_tile(operand, space, m, n, keep, EDGE, OTHER)

@@ -151,7 +151,8 @@ def plan(
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
     outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
-    kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row), axis is INNER)
+    shared = [i for i, name in enumerate(kernel.operands) if name == "weight"]  # of the classes
+    kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row), True, shared)
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // held
@@ -159,14 +160,15 @@ def plan(
     # (of rows that fit a tile, half of it would lie beside them, and all their elements need bounds)
     if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:
         lead = kernel.operands.index("dx" if tensors[0] is None else "x")
-        result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead)
+        result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead, shared)
         if width > 1:
             kinds, vec, peel = result, width, True
     kinds = sparse_kinds(kinds, outer, inner, per_row)
     if M == 1:  # as in a tile of several rows
         kinds = [ROW if kind is SCALAR else kind for kind in kinds]
     reach = N + vec - 1 if peel else N  # columns of all tiles where rows are written
-    itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
+    numbers = [t for i, t in enumerate(dense) if t is not None and t.dtype.is_floating_point and i not in shared]
+    itemsize = min(t.element_size() for t in numbers)
     tile = config.tile(itemsize, vec, dense)
     per_thread = max(per_thread // (1 if vec > 1 else 2), 1)
     if per_row_math:

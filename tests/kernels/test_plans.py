@@ -1,6 +1,7 @@
 """Who holds a row: what plans say of threads and tiles, for which no result speaks."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -86,6 +87,42 @@ def test_how_a_row_is_summed_depends_on_its_length_alone(dtype, columns):
     ):
         alone = cut(make, 1)
         assert all(cut(make, M) == alone for M in (2, 3, 64, 300, 5000))
+
+
+def how_summed(plan, *operands):
+    return plan.config, *(plan.kinds[name] for name in operands), *map(plan.values.get, CUT)
+
+
+@pytest.mark.parametrize("columns", [128, 1000, 1004, 4096, 20_000, 50_257])
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+def test_where_a_mask_lies_decides_how_it_is_read_alone(dtype, columns):
+    """A mask's row begins at no multiple of 16 bytes where those of the elements do, and may be a view of anything."""
+    for make in (rows.forward, rows.backward):
+        x, shape = meta((1, columns), dtype), (3, columns + 1)
+        masks = torch.empty(shape, dtype=torch.bool), torch.empty(*shape, 2, dtype=torch.bool)[..., 0]
+        views = [mask[i : i + 1, j : columns + j] for mask in masks for i in range(3) for j in (0, 1)]
+        cuts = {how_summed(make(rows.LOG_SOFTMAX, x, mask), "x") for mask in (meta(x.shape, torch.bool), *views)}
+        assert len(cuts) == 1
+
+
+@pytest.mark.parametrize("columns", [1000, 4096, 9001, 20_000, 50_257])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_the_weights_of_classes_do_not_decide_how_a_row_is_summed(dtype, columns):
+    """Their dtype does not, unless it is fp64, nor does their place, of one row or of many."""
+    for probabilities in (False, True):
+        cuts = set()
+        for of_weights in (BF16, F32):
+            for weight in (
+                torch.empty(columns + 1, dtype=of_weights)[1:],
+                torch.empty(columns, 2, dtype=of_weights)[:, 0],
+            ):
+                for M in (1, 2, 300):
+                    x, target = meta((M, columns), dtype), meta((M,), torch.int64)
+                    target = x if probabilities else target
+                    _, plan, constants, options = classes.ce.prepare(x, target, weight, None, True)
+                    plan = classes.row.plan(*plan, constants, **options)
+                    cuts.add(how_summed(plan, "x", "probabilities"))
+        assert len(cuts) == 1
 
 
 def test_words_of_a_row_are_counted_in_as_many_bits_as_they_need():

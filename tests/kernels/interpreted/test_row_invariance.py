@@ -5,6 +5,7 @@ where it begins. (Lanes, which add up here as numpy does: test_plans.py.)"""
 import pytest
 import torch
 
+import safeops
 from tests.contract.rows.test_invariance import OPS, outcome
 from tests.kernels.interpreted.truth import BF16, F32
 
@@ -51,3 +52,38 @@ def test_a_row_does_not_see_its_neighbours(op, dtype, length, first, gap):
         for M, place in BATCHES:
             for got, wanted in zip(outcomes(op, length, dtype, M, place, first, gap, masked), alone):
                 assert torch.equal(got, wanted), (M, place, masked)
+
+
+def bits_of(function, x, *operands):
+    x = x.clone().requires_grad_()
+    result = function(x, *operands)
+    return result.detach(), *torch.autograd.grad(result, x, torch.full_like(result, 1.5))
+
+
+@pytest.mark.parametrize("dtype, length", [(F32, 40), (F32, 520), (BF16, 520), (F32, 521)])
+def test_a_row_does_not_see_where_its_mask_lies(dtype, length):
+    generator = torch.Generator().manual_seed(length)
+    x = (3 * torch.randn(1, length, generator=generator)).to(dtype)
+    mask = torch.rand(1, length, generator=generator) > 0.3
+    views = torch.empty(1, length + 1, dtype=torch.bool)[:, 1:], torch.empty(1, length, 2, dtype=torch.bool)[..., 0]
+    for function in (safeops.masked_softmax, safeops.masked_log_softmax):
+        wanted = bits_of(function, x, mask, -1)
+        for view in views:
+            assert all(map(torch.equal, bits_of(function, x, view.copy_(mask), -1), wanted))
+
+
+@pytest.mark.parametrize("dtype, length", [(F32, 40), (F32, 520), (BF16, 520), (BF16, 521)])
+def test_a_row_does_not_see_where_the_weights_of_classes_lie(dtype, length):
+    generator = torch.Generator().manual_seed(length)
+    x = (3 * torch.randn(2, length, generator=generator)).to(dtype)
+    weight, target = (torch.rand(length, generator=generator) + 0.5).bfloat16(), torch.tensor([5, 6])
+    views = weight.float(), torch.empty(length + 1)[1:], torch.empty(length, 2)[:, 0]
+
+    def loss(x, weight):
+        return safeops.cross_entropy(x, target[-len(x) :], weight, label_smoothing=0.1, reduction="none")
+
+    wanted = [t[-1:] for t in bits_of(loss, x, weight)]
+    for view in (weight, *(view.copy_(weight) for view in views)):
+        for rows in (x[1:], x):
+            got = bits_of(loss, rows, view)
+            assert all(torch.equal(a[-1:], b) for a, b in zip(got, wanted))
