@@ -213,3 +213,12 @@ def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
             if x.dim() == 2 or name != "lpips_distance":
                 plan = CHOICES[name](x, dim)
                 assert all(registers_of_a_block(plan, arch) <= 65536 for arch in (80, 100)), x.shape
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+def test_a_plan_depends_on_no_more_of_an_address_than_its_key_has(dtype):
+    """The key of a launch has addresses modulo 16."""
+    storage, step = torch.empty(4096, dtype=dtype), 16 // dtype.itemsize
+    dense = [classes.boxes(storage[i * step :][:1200].view(300, 4)).constants["DENSE"] for i in range(8)]
+    assert dense == [True] * 8
+    assert not classes.boxes(storage[1:1201].view(300, 4)).constants["DENSE"]
