@@ -210,9 +210,17 @@ def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
     test_triton_build.py.)"""
     for columns in (1, 16, 100, 513, 1001, 1024, 2048, 2049, 3000, 4096, 8192, 9001, 16384, 20_000, 32_768, 50_257):
         for x, dim in ((meta((3, columns), dtype), 1), (meta((3, columns, 256), dtype), 1)):
-            if x.dim() == 2 or name != "lpips_distance":
-                plan = CHOICES[name](x, dim)
-                assert all(registers_of_a_block(plan, arch) <= 65536 for arch in (80, 100)), x.shape
+            plan = CHOICES[name](x, dim)
+            assert all(registers_of_a_block(plan, arch) <= 65536 for arch in (80, 100)), x.shape
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+@pytest.mark.parametrize("name", CHOICES)
+def test_how_a_row_across_memory_is_summed(name, dtype):
+    """From 512 neighbours on, whose number is a multiple of 16 bytes, its length alone decides (docs/limits.md)."""
+    for channels in (3, 16, 21, 100, 1000, 5000):
+        shapes = ((batch, channels, N) for batch in (1, 3) for N in (512, 520, 1024, 12_544, 1 << 20))
+        assert len({how_summed(CHOICES[name](meta(shape, dtype), 1)) for shape in shapes}) == 1, channels
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
