@@ -125,29 +125,35 @@ def kind_of(outer, inner):
     return VECTOR if inner == (1,) else STRIDED
 
 
-def tile_kinds(tensors, outer, inner, alike=False):
+def tile_kinds(tensors, outer, inner, alike=False, shared=()):
     """(kind of each operand, VEC): the elements of one access, or 1 for the variant that assumes nothing of strides
-    and alignment. alike: one row is read as many of its length are."""
+    and alignment. alike: rows of one length are read alike, however many there are, and wherever their masks lie and
+    the operands at the places `shared`, which all rows share."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
-    vectors = [(t, o) for t, o, kind in zip(tensors, outer.strides, kinds) if kind is VECTOR]
-    widths = [t.element_size() for t, _ in vectors if t.dtype.is_floating_point]
-    vec = 16 // min(widths, default=1) if vectors else 1  # by default, masks alone: a count
+    vectors = [i for i, kind in enumerate(kinds) if kind is VECTOR]
+    numbers = [i for i in vectors if tensors[i].dtype.is_floating_point and i not in shared]
+    vec = 16 // min([tensors[i].element_size() for i in numbers], default=1) if vectors else 1  # masks alone: a count
     whole_rows = outer.numel == 1 and not alike or inner.numel % vec == 0
-    aligned = all(t.data_ptr() % 16 == 0 and not any(step % vec for step in steps) for t, steps in vectors)
-    if vec > 1 and whole_rows and aligned and all(kind is not STRIDED for kind in kinds):
+    for i in vectors:
+        if tensors[i].data_ptr() % 16 or any(step % vec for step in outer.strides[i]):
+            kinds[i] = UNALIGNED + vec
+    single = [i for i, kind in enumerate(kinds) if kind is STRIDED or kind > UNALIGNED]
+    free = [i for i in single if i in shared or not tensors[i].dtype.is_floating_point] if alike and numbers else []
+    if vec > 1 and whole_rows and len(single) == len(free):
         return kinds, vec
     return [kind if kind in (ABSENT, SCALAR) else STRIDED for kind in kinds], 1
 
 
-def peeled_kinds(tensors, outer, inner, lead):
+def peeled_kinds(tensors, outer, inner, lead, shared=()):
     """Kinds for rows that begin anywhere: (kind of each operand, VEC), VEC 1 where the operand at `lead` has no unit
     stride. Those whose rows begin as far from a multiple of 16 bytes as its rows, in elements, are PEELED, others
-    UNALIGNED: rows are summed alike from either."""
+    UNALIGNED: rows are summed alike from either. shared: as in tile_kinds."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
-    along = [i for i, kind in enumerate(kinds) if kind is VECTOR and any(outer.strides[i]) == any(outer.strides[lead])]
-    if lead not in along:
+    rows = [i for i, kind in enumerate(kinds) if kind is VECTOR and i not in shared]
+    if lead not in rows:
         return kinds, 1
-    vec = 16 // max(tensors[i].element_size() for i in along if tensors[i].dtype.is_floating_point)
+    vec = 16 // max(tensors[i].element_size() for i in rows if tensors[i].dtype.is_floating_point)
+    along = [i for i in rows if any(outer.strides[i]) == any(outer.strides[lead])]
 
     def begins(i):
         return [tensors[i].data_ptr() // tensors[i].element_size() % vec, *(step % vec for step in outer.strides[i])]

@@ -36,6 +36,7 @@ class Plan:
 
     index = None  # of the GPU; None: interpreted
     workspace = 0  # numbers in fp64 that blocks which share a result leave for the last of them
+    counters = 0  # in which these blocks count, at most buffers.COUNTERS
 
     def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch, batch=None):
         self.kernel, self.grid, self.config = kernel, (*grid, 1), kernel.config(arch)

@@ -32,8 +32,9 @@ class Space(NamedTuple):
     """(M, N): the two groups of dimensions that indexing.py makes; and the batch, of which a block has one index.
 
     A kernel sets the last three. pointers: where its first operands begin in this batch (tile.in_batch). Of rows that
-    begin at no multiple of 16 bytes (PEELED), shift: how many columns before column 0 tiles begin that are written;
-    column: the first one of a tile that is summed."""
+    begin at no multiple of 16 bytes (PEELED), span: where a row begins and ends, in columns from where its tiles begin
+    that are written; column: the first one of a tile that is summed. (They must differ in length: to Triton 3.6
+    ((n,), ()) and ((), (n,)) are the same arguments.)"""
 
     M: tl.tensor
     N: tl.tensor
@@ -41,7 +42,7 @@ class Space(NamedTuple):
     inner_shape: tl.tuple  # of the N columns
     batch_shape: tl.tuple
     pointers: tl.tuple = ()
-    shift: tl.tuple = ()
+    span: tl.tuple = ()
     column: tl.tuple = ()
 
 

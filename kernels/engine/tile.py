@@ -35,8 +35,8 @@ def corner(space, block, t, config):
     else:
         across = (space.N + config.BN - 1) // config.BN
         m0, n0 = t // across * config.BM, t % across * config.BN
-    if len(space.shift) > 0:
-        n0 -= space.shift[0]
+    if len(space.span) > 0:
+        n0 -= space.span[0]
     return m0, n0
 
 
@@ -44,7 +44,7 @@ def corner(space, block, t, config):
 def is_whole(space, m0, n0, config):
     """True if a tile lies in the tensor, and needs no bounds."""
     inside = (m0 + config.BM <= space.M) & (n0 + config.BN <= space.N)
-    if len(space.shift) > 0:
+    if len(space.span) > 0:
         inside &= n0 >= 0
     return inside
 
@@ -61,30 +61,30 @@ def indices(m0, n0, config):
 def within(space, m, n):
     """(BM, BN): which elements of a tile lie in the tensor."""
     columns = n < space.N
-    if len(space.shift) > 0:
-        u = n + space.shift[0]  # of which other accesses have the numbers: fewer registers
-        columns = (u >= space.shift[0]) & (u < space.N + space.shift[0])
+    if len(space.span) > 0:
+        u = n + space.span[0]  # of which other accesses have the numbers: fewer registers
+        columns = (u >= space.span[0]) & (u < space.span[1])
     return (m < space.M)[:, None] & columns[None, :]
 
 
 @triton.jit
 def aligned_columns(space, n, VEC: tl.constexpr):
     """PEELED: columns counted from where the tiles begin, a multiple of 16 bytes."""
-    return tl.multiple_of(tl.max_contiguous(n + space.shift[0], VEC), VEC)
+    return tl.multiple_of(tl.max_contiguous(n + space.span[0], VEC), VEC)
 
 
 @triton.jit
 def row_accesses(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have any element of the row."""
-    end = (space.N + space.shift[0] + VEC - 1) // VEC * VEC
+    end = (space.span[1] + VEC - 1) // VEC * VEC
     return (m < space.M)[:, None] & (aligned_columns(space, n, VEC) < end)[None, :]
 
 
 @triton.jit
 def full_accesses(space, m, n, VEC: tl.constexpr):
     """PEELED: the accesses that have nothing else."""
-    shift = space.shift[0]
-    u, first, end = aligned_columns(space, n, VEC), (shift + VEC - 1) // VEC * VEC, (space.N + shift) // VEC * VEC
+    first, end = (space.span[0] + VEC - 1) // VEC * VEC, space.span[1] // VEC * VEC
+    u = aligned_columns(space, n, VEC)
     return (m < space.M)[:, None] & ((u >= first) & (u < end))[None, :]
 
 
@@ -153,7 +153,7 @@ def in_batch(space, batch, operands):
         [batch if o is None else o.pointer + offset_of(batch, space.batch_shape, o.batch) for o in operands]
     )
     return Space(
-        space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, pointers, space.shift, space.column
+        space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, pointers, space.span, space.column
     )
 
 
@@ -161,16 +161,15 @@ def in_batch(space, batch, operands):
 def with_rows(space, M):
     """The space with another number of rows."""
     return Space(
-        M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, space.shift, space.column
+        M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, space.span, space.column
     )
 
 
 @triton.jit
 def at_shift(space, shift):
     """The space of tiles that begin so many columns before column 0."""
-    return Space(
-        space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, (shift,), ()
-    )
+    span = shift, shift + space.N
+    return Space(space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, span, ())
 
 
 @triton.jit
@@ -202,7 +201,7 @@ def address(operand, space, m, n):
     elif operand.kind > PEELED and operand.kind < UNALIGNED:
         VEC: tl.constexpr = operand.kind - PEELED
         bytes: tl.constexpr = VEC * ((base.dtype.element_ty.primitive_bitwidth + 7) // 8)
-        start = tl.multiple_of(base + (offset_of(m, space.outer_shape, operand.outer) - space.shift[0]), bytes)
+        start = tl.multiple_of(base + (offset_of(m, space.outer_shape, operand.outer) - space.span[0]), bytes)
         pointer = start[:, None] + aligned_columns(space, n, VEC)[None, :]
     else:
         pointer = base + offset_of(m, space.outer_shape, operand.outer)[:, None]
@@ -242,9 +241,10 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
 
     Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
     inside a 16-byte access would break it up."""
-    if operand.kind > PEELED and len(space.column) > 0:
+    VEC: tl.constexpr = (operand.kind - PEELED) % 16
+    BYTES: tl.constexpr = VEC * ((operand.pointer.dtype.element_ty.primitive_bitwidth + 7) // 8)
+    if operand.kind > PEELED and len(space.column) > 0 and (BYTES == 8 or BYTES == 16):
         start = base_of(operand, space) + offset_of(m, space.outer_shape, operand.outer)
-        VEC: tl.constexpr = (operand.kind - PEELED) % 16
         value = fetch_unaligned(start, space.column[0], space.N, m.shape[0], n.shape[0], VEC, EDGE)
     else:
         value = load_tile(operand, space, m, n, keep, EDGE, OTHER)

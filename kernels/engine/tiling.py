@@ -100,6 +100,7 @@ class Cut(NamedTuple):
         plan = Plan(kernel, tensors, dtypes, self.outer, self.inner, self.kinds, self.vec, self.values | values,
                     grid=self.grid, wide=self.wide, arch=arch, batch=self.batch)  # fmt: skip
         plan.config, plan.workspace = self.config, self.workspace
+        plan.counters = self.grid[0] if self.values["SPLIT"] else 0
         return plan
 
 

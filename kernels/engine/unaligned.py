@@ -58,12 +58,15 @@ def fetch_unaligned(start, n0, N, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.co
     PART: tl.constexpr = SIZE < 4
     W: tl.constexpr = VEC * SIZE // 4
     K: tl.constexpr = BN // VEC
+    PAIR: tl.constexpr = 8 // SIZE  # elements of two words
     shift = start.to(tl.int64, bitcast=True) % 8  # bytes
-    pointer = tl.multiple_of((start - shift // SIZE).to(tl.pointer_type(tl.uint32), bitcast=True), 8)[:, None]
+    skipped = shift // SIZE
+    pointer = tl.multiple_of((start - skipped).to(tl.pointer_type(tl.uint32), bitcast=True), 8)[:, None]
     i = tl.arange(0, 2 * K)
     w = tl.multiple_of(tl.max_contiguous((i // 2 + n0 // VEC) * W + i % 2, 2), 2)[None, :]
     shift = shift.to(tl.int32)[:, None]
-    end = ((N * SIZE + shift + 7) // 8 * 2).to(w.dtype)  # (BM, 1)
+    # (in elements, which 31 bits count where they do not count the bytes)
+    end = ((N + skipped.to(tl.int32)[:, None] + PAIR - 1) // PAIR * 2).to(w.dtype)  # (BM, 1)
     second, bits = shift >= 4, (shift % 4 * 8).to(tl.uint64)
     w0, w1 = load_two(pointer, w, end, EDGE, BM, K)
     w2, w3 = load_two(pointer, w + 2, end, EDGE or W == 2, BM, K)

@@ -228,6 +228,7 @@ def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_n
     if tensors[1] is tensors[2] is None and compute == torch.float32:  # three blocks to a multiprocessor, or two
         launch_plan.config = replace(launch_plan.config, max_registers=(80, 128))
     launch_plan.workspace = 3 * slots * N if M > rows else 0
+    launch_plan.counters = blocks if splits > 1 else 0
     return launch_plan
 
 

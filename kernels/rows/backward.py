@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ..engine.blocks import add_partials, await_sums, count_summed, count_written, draw_ticket
-from ..engine.indexing import INNER
+from ..engine.indexing import INNER, STRIDED, UNALIGNED
 from ..engine.operand import Operand, Parts, Space
 from ..engine.tile import fetch, in_batch, kept, store, within
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX, RowsConfig
@@ -85,8 +85,9 @@ def write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, d
         space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
-        # (beside a row nothing is stored: it needs no bounds here)
-        keep = kept(mask, None, space, m, n, config, mask is not None or not config.PEEL)[0]
+        # Beside a row nothing is stored: it needs no bounds here, unless elements of grad are loaded one by one.
+        ONE_BY_ONE: tl.constexpr = grad.kind == STRIDED or grad.kind > UNALIGNED
+        keep = kept(mask, None, space, m, n, config, mask is not None or not config.PEEL or ONE_BY_ONE)[0]
         v = fetch(x, space, m, n, keep, True).to(C)
         g = fetch(grad, space, m, n, keep, True).to(C)
         y, term = dot_term(v, g, keep, a, b, by, OP, C)

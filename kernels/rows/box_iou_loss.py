@@ -27,7 +27,7 @@ def edge_pointers(boxes, space, m, n, config):
     if config.AXIS == INNER and config.DENSE:
         size: tl.constexpr = boxes.pointer.dtype.element_ty.primitive_bitwidth // 8
         row = base_of(boxes, space) + offset_of(m, space.outer_shape, boxes.outer)
-        pointer = tl.multiple_of(row, 4 * size)[:, None] + edge[None, :]
+        pointer = tl.multiple_of(row, 4 * size if size < 4 else 16)[:, None] + edge[None, :]
     elif config.AXIS == INNER:
         pointer = own_class(edge[None, :], boxes, space, m, n, config)
     else:
@@ -206,8 +206,9 @@ OPTIONS = {"phases": PICK, "held": 16}
 
 
 def is_dense(x):
-    """True if each box is one access."""
-    return x.stride(-1) == 1 and not any(step % 4 for step in x.stride()[:-1]) and x.data_ptr() % (4 * x.itemsize) == 0
+    """True if each box is one access, or two of 16 bytes: of addresses a plan knows no more."""
+    begins = x.data_ptr() % min(4 * x.itemsize, 16)
+    return x.stride(-1) == 1 and not any(step % 4 for step in x.stride()[:-1]) and begins == 0
 
 
 def prepare(input, target, mask, kind, mean=None, empty_nan=False, grad=None, denominator=None, needed=(False, False)):

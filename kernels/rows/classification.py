@@ -9,7 +9,7 @@ from ..engine.buffers import empty
 from ..engine.indexing import INNER
 from ..engine.operand import Operand
 from ..engine.tile import base_of, fetch, offset_of, store
-from .plan import BUNDLES
+from .plan import BUNDLE, BUNDLES
 from .row import one_per_row
 
 
@@ -97,7 +97,6 @@ def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: t
 
 
 NONE, MEAN, SUM_OF_ROWS = (tl.constexpr(i) for i in range(3))  # REDUCE: what is made of the rows' losses
-AT_ONCE = tl.constexpr(256)  # blocks whose parts are loaded together
 
 
 @triton.jit
@@ -114,7 +113,7 @@ def add_up(value, kept, w, out, used, partial, counter, group, groups, config, W
     these the bundles', in order. used: what a mean divides by, the count of the kept rows or the sum of their weights.
     w: 0 where a row is not kept."""
     ARRAYS: tl.constexpr = 3 if WEIGHTED else 2
-    most = tl.maximum(AT_ONCE, (groups + BUNDLES - 1) // BUNDLES)  # blocks of a bundle
+    most = tl.maximum(BUNDLE, (groups + BUNDLES - 1) // BUNDLES)  # blocks of a bundle
     bundle, bundles = group // most, (groups + most - 1) // most
     size = tl.minimum(most, groups - bundle * most)
     of_bundle, of_all, first = partial + 3 * bundle * most, partial + 3 * groups, tl.zeros([1], tl.int32)
@@ -123,10 +122,10 @@ def add_up(value, kept, w, out, used, partial, counter, group, groups, config, W
     weights = tl.sum(tl.sum(w.to(tl.float64), 1), 0)
     store_part(of_bundle, group - bundle * most, size, total, count, weights, WEIGHTED)
     if is_last(counter + bundle, size):
-        totals, counts, sums = add_partials(of_bundle, size, first, 1, AT_ONCE, 1, ARRAYS)
+        totals, counts, sums = add_partials(of_bundle, size, first, 1, BUNDLE, 1, ARRAYS)
         store_part(of_all, bundle + first, bundles, totals, counts, sums, WEIGHTED)
         if is_last(counter + bundles, bundles):
-            totals, counts, sums = add_partials(of_all, bundles, first, 1, AT_ONCE, 1, ARRAYS)
+            totals, counts, sums = add_partials(of_all, bundles, first, 1, BUNDLE, 1, ARRAYS)
             by = sums if WEIGHTED else counts
             result = totals
             if config.REDUCE == MEAN:

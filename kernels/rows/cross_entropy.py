@@ -158,7 +158,7 @@ def cross_entropy_kernel(
         if config.REDUCE:
             if config.PIECES:
                 partial += SUMS * pieces * rows
-                counter += parts.groups
+                counter += tl.where(parts.splits > 1, parts.groups, 0)
             add_up(
                 value, kept, w, loss, weights, partial, counter, group, parts.groups, config,
                 config.WEIGHT and not config.HAS_Q,

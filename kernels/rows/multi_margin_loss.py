@@ -147,7 +147,7 @@ def multi_margin_kernel(
         elif config.REDUCE:
             if not config.WHOLE:
                 partial += pieces * rows
-                counter += parts.groups
+                counter += tl.where(parts.splits > 1, parts.groups, 0)
             add_up(value, place >= 0, w, loss, used, partial, counter, group, parts.groups, config, False)
         else:
             inside = one_per_row(space, m, n, config)

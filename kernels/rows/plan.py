@@ -18,6 +18,7 @@ from ..engine.indexing import (
     broadcast_strides,
     needs_int64,
     peeled_kinds,
+    power_of_2,
     sparse_kinds,
     split_inner,
     tile_kinds,
@@ -29,6 +30,7 @@ from ..engine.tensors import check_operands, traits
 MOST_THREADS = 512
 WIDE = 1024  # those of a block that has one row, and a multiprocessor for itself
 WIDE_BYTES = 4  # that are read of an element, or registers do not hold the row
+REGISTERS = 65536  # of a block, at most
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses.
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
@@ -40,6 +42,7 @@ UNSHARED = MAP, PICK, ALONE  # no row by several blocks, which would gather what
 FEWEST_TILES = 3  # of a piece of a row
 PIECES = 128  # of a row, until each has so many tiles as are added up in fp32
 BUNDLES = tl.constexpr(512)  # of blocks, at most, where all rows are reduced
+BUNDLE = tl.constexpr(256)  # blocks of one, at least, whose parts are loaded together
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
 
@@ -113,11 +116,21 @@ def pieces_of(tiles, axis):
     return -(-tiles // per_piece), per_piece
 
 
-def split_rows(pieces, groups, phases, per_row_math):
+def counters_of(groups, split, phases, reduces):
+    """The counters of a launch: those of tickets or of the blocks that share a row, if rows are split; and behind them
+    those of each bundle's blocks and of the bundles, if all rows are reduced (classification.add_up)."""
+    counters = 0
+    if split:
+        counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
+    if reduces:
+        counters += 1 + -(-groups // max(BUNDLE.value, -(-groups // BUNDLES.value)))
+    return counters
+
+
+def split_rows(pieces, groups, phases, per_row_math, reduces):
     """(splits, pieces of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts.
     per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
-    counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
-    if pieces <= 1 or counters + 3 > COUNTERS:  # (a reduction of all rows counts, too)
+    if pieces <= 1 or counters_of(groups, True, phases, reduces) > COUNTERS:
         return 1, pieces
     blocks = tiling.POLICY.blocks // phases // (4 if per_row_math else 1)
     splits = -(-pieces // max(pieces * groups // blocks, 1))
@@ -138,7 +151,8 @@ def plan(
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
     outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
-    kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row), axis is INNER)
+    shared = [i for i, name in enumerate(kernel.operands) if name == "weight"]  # of the classes
+    kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row), True, shared)
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // held
@@ -146,21 +160,26 @@ def plan(
     # (of rows that fit a tile, half of it would lie beside them, and all their elements need bounds)
     if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:
         lead = kernel.operands.index("dx" if tensors[0] is None else "x")
-        result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead)
+        result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead, shared)
         if width > 1:
             kinds, vec, peel = result, width, True
     kinds = sparse_kinds(kinds, outer, inner, per_row)
     if M == 1:  # as in a tile of several rows
         kinds = [ROW if kind is SCALAR else kind for kind in kinds]
     reach = N + vec - 1 if peel else N  # columns of all tiles where rows are written
-    itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
+    numbers = [t for i, t in enumerate(dense) if t is not None and t.dtype.is_floating_point and i not in shared]
+    itemsize = min(t.element_size() for t in numbers)
     tile = config.tile(itemsize, vec, dense)
     per_thread = max(per_thread // (1 if vec > 1 else 2), 1)
     if per_row_math:
         tile = min(tile, config.threads * per_thread)
     apart = peel or phases == MAP or per_row_math and axis is OUTER
     may_be_wide = "WIDE" in kernel.constants and axis is INNER and vec > 1 and compute == torch.float32
-    most = WIDE if may_be_wide and is_wide(N, per_thread, tensors[0], dense) else MOST_THREADS
+    most_registers = registers[axis is not INNER] or config.max_registers[0]
+    limit = config.max_registers[1] if vec == 1 else most_registers
+    most = min(MOST_THREADS, power_of_2(REGISTERS // (limit or 1)))
+    if may_be_wide and is_wide(N, per_thread, tensors[0], dense):
+        most = WIDE
     if axis is INNER:
         result = whole_along(N, vec, tile, per_thread, config.threads, most)
     else:
@@ -186,11 +205,12 @@ def plan(
     groups = batch.numel * blocks
     reduces = (constants or {}).get("REDUCE")
     pieces, per_piece = (1, tiles) if phases in UNSHARED else pieces_of(tiles, axis)
-    splits, per_split = split_rows(pieces, groups, phases, per_row_math)
+    splits, per_split = split_rows(pieces, groups, phases, per_row_math, reduces)
     outputs = groups * (BM if axis is INNER else BN)
     leaves = phases not in UNSHARED and (pieces > 1 if "PIECES" in kernel.constants else not whole)
     workspace = (partials * pieces * outputs if leaves else 0) + (3 * (groups + BUNDLES.value) if reduces else 0)
-    wide = needs_int64(outside, inner, workspace)
+    widest = max(t.element_size() for t in dense if t is not None)
+    wide = needs_int64(outside, inner, workspace, reach * widest // 4 if peel else 0)  # (unaligned.py counts words)
     values = {
         "M": M,
         "N": N,
@@ -221,12 +241,12 @@ def plan(
     plan = Plan(kernel, tensors, tiling.scratch(leaves or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
-    most_registers = registers[axis is not INNER] or config.max_registers[0]
     if peel:  # what is selected from takes registers; 64 at most for four blocks to a multiprocessor
         most_registers = max(most_registers, 112) if most_registers else 64 if phases == SUM_AND_WRITE else None
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
     plan.config, plan.workspace = config, workspace
+    plan.counters = counters_of(groups, splits > 1, phases, reduces)
     return plan
 
 

@@ -162,7 +162,7 @@ def triplet_kernel(
             value = tl.where(inside, value, 0.0)
             if not config.WHOLE:
                 partial += size * (9 if SWAP else 6)
-                counter += parts.groups
+                counter += tl.where(parts.splits > 1, parts.groups, 0)
             add_up(value, kept, value, loss, used, partial, counter, group, parts.groups, config, False)
         else:
             store(loss, space, m, n, value.to(config.C), inside, True)

@@ -4,6 +4,8 @@
 - `crosswise`: a tile whose neighbours in memory are held by lanes that are none. 32 lanes then read 32 lines of it.
 - `fused`: a fused multiply-add that adds what another lane has sent. Two lanes exchange two products to hold their sum;
   each then rounds the other one's alone, and the sums differ in the last bit. Both of them may be stored.
+- `alike`: a function called with arguments of two structures that have the same leaves, as ((n,), ()) and ((), (n,)).
+  Triton 3.6 names what it makes of a function by the leaves alone, and the second call runs the code of the first.
 
 `python -m tests.kernels.compiled STAGE` reads kernels from stdin, as scripts/gpu_kernels.py writes them, and writes the
 faults of each, or its instructions; it needs no torch. PYTHONPATH says whose Triton that is.
@@ -147,6 +149,42 @@ def instructions(listing):
     return results
 
 
+# ---- calls within a kernel
+
+
+def structures_by_leaves():
+    """{(function, types of the leaves, constants by path): the structures of such arguments}, which calls of a function
+    fill as Triton compiles them."""
+    from triton import language
+    from triton.compiler.code_generator import CodeGenerator
+
+    results, call = {}, CodeGenerator.call_JitFunction
+
+    def structure(x, path, types, constants):
+        if isinstance(x, (list, tuple, language.tuple)):
+            return tuple([structure(each, (*path, i), types, constants) for i, each in enumerate(x)])
+        kind = x.type.mangle() if isinstance(x, language.tensor) else repr(x)
+        (types if isinstance(x, language.tensor) else constants).append((path, kind))
+        return kind
+
+    def noted(generator, fn, args, kwargs, *context):
+        bound, types, constants = fn.signature.bind(*args, **kwargs), [], []
+        bound.apply_defaults()
+        whole = structure(bound.args, (), types, constants)
+        key = fn, tuple(kind for _, kind in types), tuple(constants)
+        results.setdefault(key, set()).add(whole)
+        return call(generator, fn, args, kwargs, *context)
+
+    CodeGenerator.call_JitFunction = noted
+    return results
+
+
+def alike(structures):
+    return [
+        f"alike: {len(those)} structures of {fn.__name__}" for (fn, *_), those in structures.items() if len(those) > 1
+    ]
+
+
 # ---- asking a Triton
 
 
@@ -212,8 +250,9 @@ def main(stage):
     import triton
 
     requests = json.load(sys.stdin)
-    result, codes = [[] for _ in requests], {}
+    result, codes, structures = [[] for _ in requests], {}, structures_by_leaves()
     for i, request in enumerate(requests):
+        structures.clear()
         try:
             source, options = kernels.decoded(request)
             if stage in ("cubin", "instructions"):
@@ -223,6 +262,7 @@ def main(stage):
         except triton.CompilationError as error:
             result[i].append(f"does not compile: {error}")
             continue
+        result[i] += alike(structures)
         if stage in ("ttgir", "cubin"):
             result[i] += gaps(ttgir) + crosswise(ttgir, tile(source))
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"

@@ -41,6 +41,27 @@ def rounded(x, out, stride, config: Tile):
     tl.store(out + tl.arange(0, config.BM), tl.sum(rounded_product(value, value), 1))
 
 
+class Pair(NamedTuple):
+    first: tl.tuple
+    second: tl.tuple
+
+
+@triton.jit
+def numbers_of_first(pair):
+    return len(pair.first)
+
+
+@triton.jit
+def alike(x, out, stride, config: Tile):
+    """Two structures whose leaves are the same."""
+    tl.store(out, numbers_of_first(Pair((stride,), ())) + 2 * numbers_of_first(Pair((), (stride,))))
+
+
+@triton.jit
+def unlike(x, out, stride, config: Tile):
+    tl.store(out, numbers_of_first(Pair((stride,), ())) + 2 * numbers_of_first(Pair((), (stride, stride))))
+
+
 @triton.jit
 def bits(x):
     if x.dtype == tl.float64:

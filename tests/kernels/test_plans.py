@@ -1,8 +1,12 @@
 """Who holds a row: what plans say of threads and tiles, for which no result speaks."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
+
+from safeops.kernels.engine.buffers import COUNTERS
+from triton.backends.compiler import GPUTarget
 
 from tests.kernels import plans_classification as classes
 from tests.kernels import plans_divergence as divergences
@@ -85,8 +89,144 @@ def test_how_a_row_is_summed_depends_on_its_length_alone(dtype, columns):
         assert all(cut(make, M) == alone for M in (2, 3, 64, 300, 5000))
 
 
+def how_summed(plan, *operands):
+    return plan.config, *(plan.kinds[name] for name in operands), *map(plan.values.get, CUT)
+
+
+@pytest.mark.parametrize("columns", [128, 1000, 1004, 4096, 20_000, 50_257])
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+def test_where_a_mask_lies_decides_how_it_is_read_alone(dtype, columns):
+    """A mask's row begins at no multiple of 16 bytes where those of the elements do, and may be a view of anything."""
+    for make in (rows.forward, rows.backward):
+        x, shape = meta((1, columns), dtype), (3, columns + 1)
+        masks = torch.empty(shape, dtype=torch.bool), torch.empty(*shape, 2, dtype=torch.bool)[..., 0]
+        views = [mask[i : i + 1, j : columns + j] for mask in masks for i in range(3) for j in (0, 1)]
+        cuts = {how_summed(make(rows.LOG_SOFTMAX, x, mask), "x") for mask in (meta(x.shape, torch.bool), *views)}
+        assert len(cuts) == 1
+
+
+@pytest.mark.parametrize("columns", [1000, 4096, 9001, 20_000, 50_257])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_the_weights_of_classes_do_not_decide_how_a_row_is_summed(dtype, columns):
+    """Their dtype does not, unless it is fp64, nor does their place, of one row or of many."""
+    for probabilities in (False, True):
+        cuts = set()
+        for of_weights in (BF16, F32):
+            for weight in (
+                torch.empty(columns + 1, dtype=of_weights)[1:],
+                torch.empty(columns, 2, dtype=of_weights)[:, 0],
+            ):
+                for M in (1, 2, 300):
+                    x, target = meta((M, columns), dtype), meta((M,), torch.int64)
+                    target = x if probabilities else target
+                    _, plan, constants, options = classes.ce.prepare(x, target, weight, None, True)
+                    plan = classes.row.plan(*plan, constants, **options)
+                    cuts.add(how_summed(plan, "x", "probabilities"))
+        assert len(cuts) == 1
+
+
+def test_words_of_a_row_are_counted_in_as_many_bits_as_they_need():
+    """Rows that begin anywhere are read in words of 32 bits, of which a double has two (unaligned.py)."""
+    for dtype, wide in ((BF16, False), (F32, False), (F64, True)):
+        for make in (rows.forward, rows.backward):
+            plan = make(rows.SOFTMAX, meta((1, (1 << 30) + 1), dtype))
+            assert plan.constants["PEEL"] and plan.wide == wide
+
+
 def test_few_long_rows_are_shared_by_blocks():
     for M, shared in ((1, True), (5000, False)):
         x = meta((M, 128256), BF16)
         for plan in (rows.forward(rows.SOFTMAX, x), classes.forward(x), classes.margins(x), rows.cosines(x, x)):
             assert plan.values["pieces"] > 1 and (plan.values["splits"] > 1) == shared
+
+
+REDUCED = {
+    "cross_entropy": lambda x: classes.forward(x, mean=True),
+    "multi_margin_loss": lambda x: classes.margins(x, mean=True),
+    "triplet_margin_loss": lambda x: rows.triplets(x, mean=True),
+}
+COUNTING = REDUCED | {
+    "nll_loss": lambda x: classes.picked(x, mean=True),
+    "box_iou_loss": lambda x: classes.boxes(x[:, :4], mean=True),
+    "softmax": lambda x: rows.forward(rows.SOFTMAX, x),
+    "softmax_backward": lambda x: rows.backward(rows.SOFTMAX, x),
+    "cosine_similarity": lambda x: rows.cosines(x, x),
+    "masked_sum": lambda x: reduced(None, x, dims=[1]),
+    "masked_sum of columns": lambda x: reduced(None, x, dims=[0]),
+    "masked_var": lambda x: statistics.forward("VAR", x, None, dims=[1]),
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_no_launch_counts_in_more_counters_than_there_are(name):
+    """(That a launch counts in no more than its plan says: interpreted/test_workspaces.py.)"""
+    for M in (1, 255, 256, 257, 510, 511, 512, 767, 1018, 1019, 1020, 1021, 1022, 1023, 1024, 1100, 70_000):
+        for columns in (1000, 24_576, 32_000, 50_257, 1 << 20):
+            plan = COUNTING[name](meta((M, columns), BF16))
+            assert plan.counters <= COUNTERS, (M, columns)
+            if name in REDUCED and plan.values["splits"] == 1:  # those of the bundles, and of the blocks of each
+                assert plan.counters == 1 + -(-plan.values["groups"] // max(256, -(-plan.values["groups"] // 512)))
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_as_many_rows_are_split_as_counters_allow(name):
+    plans = [REDUCED[name](meta((M, 50_000), F32)) for M in (1019, 1020)]
+    assert [plan.values["splits"] > 1 for plan in plans] == [True, False] and plans[0].counters == COUNTERS
+
+
+def registers_of_a_block(plan, arch):
+    options = plan.options(GPUTarget("cuda", arch, WARP))
+    return -(-options.get("maxnreg", 0) // 8) * 8 * WARP * options["num_warps"]
+
+
+CHOICES = {  # of the plans that ask for registers of their own
+    "softmax": lambda x, dim: rows.forward(rows.SOFTMAX, x, dim=dim),
+    "softmax_backward": lambda x, dim: rows.backward(rows.SOFTMAX, x, dim=dim),
+    "normalize_backward": lambda x, dim: rows.backward(rows.NORMALIZE, x, dim=dim),
+    "cosine_similarity": lambda x, dim: rows.cosines(x, x, dim),
+    "lpips_distance": lambda x, dim: rows.distances(x.movedim(dim, 1)[..., None]),
+    "triplet_margin_loss": lambda x, dim: rows.triplets(x.movedim(dim, -1), True),
+    "cross_entropy": lambda x, dim: classes.forward(x.movedim(dim, 1)),
+    "smoothing": lambda x, dim: classes.forward(x.movedim(dim, 1), weight=True, smooth=True),
+    "shares": lambda x, dim: classes.forward(x.movedim(dim, 1), True, True, True),
+    "token_log_probs": lambda x, dim: classes.forward(x.movedim(dim, 1), entropy=True, temperature=0.5),
+    "cross_entropy_backward": lambda x, dim: classes.backward(x.movedim(dim, 1), weight=True, smooth=True),
+    "multi_margin_loss": lambda x, dim: classes.margins(x.movedim(dim, -1)),
+    "multi_margin_loss_backward": lambda x, dim: classes.margins(x.movedim(dim, -1), gradient=True),
+    **{
+        f"{kind}_div": lambda x, dim, op=op: divergences.forward(op, x.movedim(dim, -1), x.movedim(dim, -1))
+        for kind, op in divergences.KINDS.items()
+    },
+    "js_div_backward": lambda x, dim: divergences.backward(
+        divergences.KINDS["js"], x.movedim(dim, -1), x.movedim(dim, -1)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
+    """A launch that asks for more than a multiprocessor has is refused. (Of each plan that is compiled:
+    test_triton_build.py.)"""
+    for columns in (1, 16, 100, 513, 1001, 1024, 2048, 2049, 3000, 4096, 8192, 9001, 16384, 20_000, 32_768, 50_257):
+        for x, dim in ((meta((3, columns), dtype), 1), (meta((3, columns, 256), dtype), 1)):
+            plan = CHOICES[name](x, dim)
+            assert all(registers_of_a_block(plan, arch) <= 65536 for arch in (80, 100)), x.shape
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+@pytest.mark.parametrize("name", CHOICES)
+def test_how_a_row_across_memory_is_summed(name, dtype):
+    """From 512 neighbours on, whose number is a multiple of 16 bytes, its length alone decides (docs/limits.md)."""
+    for channels in (3, 16, 21, 100, 1000, 5000):
+        shapes = ((batch, channels, N) for batch in (1, 3) for N in (512, 520, 1024, 12_544, 1 << 20))
+        assert len({how_summed(CHOICES[name](meta(shape, dtype), 1)) for shape in shapes}) == 1, channels
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+def test_a_plan_depends_on_no_more_of_an_address_than_its_key_has(dtype):
+    """The key of a launch has addresses modulo 16."""
+    storage, step = torch.empty(4096, dtype=dtype), 16 // dtype.itemsize
+    dense = [classes.boxes(storage[i * step :][:1200].view(300, 4)).constants["DENSE"] for i in range(8)]
+    assert dense == [True] * 8
+    assert not classes.boxes(storage[1:1201].view(300, 4)).constants["DENSE"]

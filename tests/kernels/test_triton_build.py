@@ -431,6 +431,14 @@ def test_indices_are_as_wide_as_they_must_be():
         assert plan.signature["space"].N == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 
+def test_blocks_have_the_registers_that_they_ask_for():
+    """A launch that asks for more than a multiprocessor has is refused. (Of more lengths of rows: test_plans.py.)"""
+    for name, plan in CASES.items():
+        for target in list(TARGETS.values())[:4]:
+            options = plan.options(target)
+            assert -(-options.get("maxnreg", 0) // 8) * 8 * 32 * options["num_warps"] <= 65536, name
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """The plans that are compiled, by a stand-in."""

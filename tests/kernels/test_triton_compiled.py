@@ -60,8 +60,8 @@ def planned():
 
 
 def sample():
-    """One of each kernel, axis, kind of access and operation; and of tiles that have no full access for each thread, or
-    one element; of triplets in fp32 and in fp64, which are summed otherwise."""
+    """One of each kernel, axis, kind of access and operation; of rows that begin anywhere; of tiles that have no full
+    access for each thread, or one element; and of triplets in fp32 and in fp64, which are summed otherwise."""
     results = {}
     for name, plan in planned().items():
         constants = plan.constants
@@ -70,7 +70,7 @@ def sample():
         small = "LM" in constants and constants["BM"] * constants["BN"] < plan.config.threads * constants["VEC"]
         lone = "BM" in constants and constants["BM"] * constants["BN"] == 1
         kind = small and not single, lone, plan.kernel.fn is TRIPLET and str(constants["C"])
-        results.setdefault((plan.kernel.fn, axis, single, which, *kind), (name, plan))
+        results.setdefault((plan.kernel.fn, axis, single, which, constants.get("PEEL"), *kind), (name, plan))
     return dict(results.values())
 
 
@@ -97,6 +97,7 @@ def test_planted_faults_are_found(version):
     assert planted("near", version, "ttgir") == set()
     assert planted("products", version, "cubin") == planted("products", version, "cubin", "fp64") == {"fused"}
     assert planted("rounded", version, "cubin") == planted("rounded", version, "cubin", "fp64") == set()
+    assert planted("alike", version, "ttir") == {"alike"} and planted("unlike", version, "ttir") == set()
 
 
 @pytest.mark.slow

@@ -129,6 +129,48 @@ def unread_is_garbage():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def accesses_are_in_bounds():
+    """The elements of an access lie in the storage of one of the launch's tensors; those that are read, in its words of
+    16 bytes, which rows that begin anywhere are read in."""
+    import triton.runtime.interpreter as interpreter
+    from safeops.kernels.engine import launch
+
+    builder, call, storages = interpreter.InterpreterBuilder, launch.Plan.__call__, []
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def noted(plan, tensors, *arguments):
+        tensors = list(tensors)
+        each = [t.untyped_storage() for t in tensors if t is not None]
+        storages[:] = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in each]
+        try:
+            return call(plan, tensors, *arguments)
+        finally:
+            storages.clear()  # (a test may launch a kernel of its own)
+
+    def check(pointers, mask, word):
+        places = pointers.data[np.broadcast_to(mask.data.astype(bool), pointers.data.shape)]
+        if places.size and storages:
+            size = (pointers.get_element_ty().primitive_bitwidth + 7) // 8
+            first, end = int(places.min()), int(places.max()) + size
+            inside = (start // word * word <= first and end <= -(-stop // word) * word for start, stop in storages)
+            assert any(inside), f"bytes {first} to {end} of {storages}"
+
+    def create_masked_load(self, ptrs, mask, *options):
+        check(ptrs, mask, 16)
+        return load(self, ptrs, mask, *options)
+
+    def create_masked_store(self, ptrs, value, mask, *options):
+        check(ptrs, mask, 1)
+        return store(self, ptrs, value, mask, *options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.Plan, "__call__", noted)
+        patch.setattr(builder, "create_masked_load", create_masked_load)
+        patch.setattr(builder, "create_masked_store", create_masked_store)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def fused_once():
     """tl.fma rounds the sum alone, as on a GPU; the interpreter's own rounds the product too. (This one in fp64.)"""
     import triton.runtime.interpreter as interpreter

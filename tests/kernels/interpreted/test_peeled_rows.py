@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from safeops.kernels.engine import launch
 from safeops.kernels.engine.indexing import PEELED
+from safeops.kernels.engine.unaligned import fetch_unaligned
 from safeops.kernels.rows import masked_softmax
 from safeops.kernels.rows import plan as row
 
@@ -53,6 +56,17 @@ def test_softmax_and_normalize(op, layout, dtype):
     assert len(peeled) == len(every) == 2 and any(plan.values["splits"] > 1 for plan in every)
 
 
+@pytest.mark.parametrize("cut", [slice(None, -1), slice(1, None)])
+@pytest.mark.parametrize("op", rows.OPS[:3])
+def test_a_gradient_that_lies_elsewhere(op, cut):
+    """Rows of logits[:, :-1] have gaps, those of a fresh gradient none: beyond its ends nothing is read."""
+    x = fill((3, 302), F32, 1)[:, cut]
+    value, row_stats = rows.run(op, x, None)
+    for grad in (fill((3, 301), F32, 2), fill((3, 301, 2), F32, 2)[..., 0]):
+        (got,), (wanted,) = (rows.backward(op, grad, row_stats, each, None) for each in (x, x.contiguous()))
+        torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("op", rows.OPS[:3])
 def test_one_block_for_a_row(op, monkeypatch):
     monkeypatch.setattr(row, "COUNTERS", 0)
@@ -82,6 +96,22 @@ def test_multi_margin_and_nll(layout, dtype):
     margins.check(x, place, p=2)
     assert len(plans()[1]) == 2
     classes.check_nll(x[0], place[0], {"mask": None})
+
+
+@triton.jit
+def first_columns(x, out, N, BN: tl.constexpr, VEC: tl.constexpr):
+    value = fetch_unaligned(x + tl.zeros([1], tl.int32), 0, N, 1, BN, VEC, True)
+    tl.store(out + tl.arange(0, BN)[None, :], value.to(tl.float32))
+
+
+@pytest.mark.parametrize("dtype, vec, most", [(F32, 4, 1 << 31), (BF16, 8, 1 << 31), (F64, 2, 1 << 30)])
+def test_the_longest_rows(dtype, vec, most):
+    """31 bits do not count the bytes of a row, but its words. Only its beginning is read."""
+    x = fill((65,), dtype, 1)[1:]
+    for columns in (60, (1 << 29) + 1, most - (1 << 17)):
+        out = torch.full((64,), 7.0)
+        first_columns[(1,)](x, out, columns, 64, vec)
+        assert torch.equal(out[:60], x[:60].float()), columns
 
 
 @pytest.mark.parametrize("op", ["softmax", "softmax_backward"])

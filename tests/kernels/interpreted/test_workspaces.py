@@ -1,0 +1,80 @@
+"""Blocks that share a result count, and leave numbers, in as much of the workspace as the plan says, and nowhere else:
+here it lies between numbers that must stay as they are, and the counters are few, so that some rows are split and more
+are not. (How many counters a plan has of the sizes of a GPU: test_plans.py.)"""
+
+import pytest
+import torch
+import triton.language as tl
+from safeops.kernels.engine import buffers, launch, tiling
+from safeops.kernels.reductions import segment_sum
+from safeops.kernels.rows import classification, plan
+
+import safeops
+from tests.kernels.interpreted.truth import F32, fill
+
+pytestmark = [pytest.mark.usefixtures("triton_route"), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+GUARD, COUNTERS = 40, 16
+
+
+@pytest.fixture
+def workspaces(monkeypatch):
+    """Those of all launches, and their plans."""
+    results = []
+
+    def between(size, dtype):
+        storage = torch.full((size + 2 * GUARD,), 77, dtype=dtype)
+        results[-1].append(storage)
+        return storage[GUARD : GUARD + size]
+
+    def workspace(plan, device):
+        if not plan.workspace:
+            return None, None
+        results.append([plan])
+        return between(plan.workspace, torch.float64), between(plan.counters, torch.int32).zero_()
+
+    monkeypatch.setattr(tiling, "workspace", workspace)
+    for module in (buffers, tiling, plan, segment_sum):
+        monkeypatch.setattr(module, "COUNTERS", COUNTERS)
+    for module in (classification, plan):
+        monkeypatch.setattr(module, "BUNDLE", tl.constexpr(4))
+        monkeypatch.setattr(module, "BUNDLES", tl.constexpr(8))
+    monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=1024))
+    launch._plans.clear()
+    yield results
+    launch._plans.clear()
+
+
+def first(x):
+    return torch.zeros(x.shape[0], dtype=torch.int64)
+
+
+CALLS = {
+    "cross_entropy": lambda x: safeops.cross_entropy(x, first(x)),
+    "smoothing": lambda x: safeops.cross_entropy(x, first(x), label_smoothing=0.1, reduction="none").sum(),
+    "nll_loss": lambda x: safeops.nll_loss(x, first(x)),
+    "multi_margin_loss": lambda x: safeops.multi_margin_loss(x, first(x)),
+    "triplet_margin_loss": lambda x: safeops.triplet_margin_loss(x, x.flip(1), x.roll(1, 1), swap=True),
+    "masked_softmax": lambda x: safeops.masked_softmax(x, None, -1).square().sum(),
+    "normalize": lambda x: safeops.normalize(x, dim=-1)[:, 0].sum(),
+    "cosine_similarity": lambda x: safeops.cosine_similarity(x, x.flip(1), dim=-1).sum(),
+    "masked_sum": lambda x: safeops.masked_sum(x, dim=1).sum(),
+    "masked_var": lambda x: safeops.masked_var(x, dim=1).sum(),
+    "segment_sum": lambda x: safeops.segment_sum(x.T, cu_seqlens=torch.tensor([0, 1, x.shape[1]])).sum(),
+    "dice_loss": lambda x: safeops.dice_loss(x[None].sigmoid(), x[None].round().clamp(0, 1)),
+}
+
+
+# 7 and 12 are the most rows that are split, of a softmax and of a loss that is reduced, and have as many counters.
+@pytest.mark.parametrize("rows", [7, 8, 12, 13, 40])
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_as_large_as_the_plan_says(name, rows, workspaces):
+    x = fill((rows, 602), F32, 1).requires_grad_()
+    value = CALLS[name](x)
+    value.backward()
+    assert value.isfinite() and x.grad.isfinite().all()
+    for planned, partial, counters in workspaces:
+        outside = [torch.cat((t[:GUARD], t[-GUARD:])) for t in (partial, counters)]
+        assert all((t == 77).all() for t in outside), planned.kernel.fn.__name__
+        assert not counters[GUARD:-GUARD].any() and planned.counters <= COUNTERS
+    assert workspaces or "masked" in name
