@@ -131,9 +131,8 @@ class Operands:
     def fill_fresh(self, garbage):
         for _, data, _, _, fresh, _ in self.storages:
             if fresh:
-                whole = len(data) // 4 * 4
-                data[:whole].view(torch.int32).fill_(garbage - (garbage >> 31 << 32))
-                data[whole:] = garbage & 0xFF
+                pattern = torch.tensor(list(garbage.to_bytes(4, "little")), dtype=torch.uint8)
+                data.copy_(pattern.repeat(len(data) // 4 + 1)[: len(data)])
 
     def copies(self):
         return [data.clone() for _, data, *_ in self.storages]
