@@ -9,7 +9,7 @@ inline uint64_t address(const Warp& w, const Instruction& i, int op, int lane, i
     return w.wide(i.op[op], lane) + i.number[k];
 }
 
-// What the address makes visible to whoever acquires there, and to whom.
+// The writes that this address shows to whoever acquires there.
 inline void publish(Warp& w, const Instruction& i, uint64_t at, bool replaces) {
     if (i.space != Space::global || !i.strong) return;
     View view;
@@ -147,7 +147,7 @@ inline void shuffle(Warp& w, const Instruction& i) {
         }
         if (!inside) from = l;
         valid |= Mask(inside) << l;
-        // What a lane sends that does not take part is anything.
+        // A lane that does not take part sends anything.
         result[l] = w.mask >> from & 1 ? of[from] : w.block->launch->garbage;
     }
     w.out<uint32_t>(i.op[0], [&](int l) { return result[l]; });

@@ -13,8 +13,8 @@ void Warp::fault(const char* kind, const Instruction& i, const std::string& deta
                                            ": " + detail);
 }
 
-// What a release now makes visible: all that is visible here, all that the block wrote before its last barrier, and all
-// that this warp wrote.
+// A release now makes visible all that is visible here, all that the block wrote before its last barrier, and all that
+// this warp wrote.
 View Warp::publication() const {
     View result = view;
     Seen& mine = result[block->number];
@@ -72,7 +72,7 @@ Instruction access(const std::string& opcode) {
     }
     if (!i.bytes || (is_atomic && (opcode.find(".f") != std::string::npos || i.bytes < 4))) unknown(opcode);
     i.run = is_atomic ? atomic : words[0] == "ld" ? load : store;
-    // What is read and written may lie in wider registers, which is for atomics those that nobody reads.
+    // A register may be wider than a number that is loaded or stored; the result of an atomic may be `_`.
     i.widths.assign(is_atomic ? 1 : i.count, -i.bytes);
     i.widths.insert(words[0] == "st" ? i.widths.begin() : i.widths.end(), i.space == Space::global ? 8 : -4);
     if (is_atomic) i.widths.insert(i.widths.end(), i.variant == int(Atomic::cas) ? 2 : 1, i.bytes);
@@ -114,9 +114,10 @@ Table instructions() {
     });
     for (const char* how : {"up", "down", "bfly", "idx"})
         add(std::string("shfl.sync.") + how + ".b32", Kind::converged, {4, 0, 4, 4, 4, 4}, shuffle, how[0]);
-    for (const char* name : {"vote.ballot.sync.b32", "vote.sync.ballot.b32"}) add(name, Kind::converged, {4, 0, 4}, vote, 'b');
-    for (const char* name : {"vote.any.sync.pred", "vote.sync.any.pred"}) add(name, Kind::converged, {0, 0, 4}, vote, 'o');
-    for (const char* name : {"vote.all.sync.pred", "vote.sync.all.pred"}) add(name, Kind::converged, {0, 0, 4}, vote, 'a');
+    for (const char* name : {"vote.ballot.sync.b32", "vote.sync.ballot.b32"})
+        add(name, Kind::converged, {4, 0, 4}, vote, 'b');
+    add("vote.sync.any.pred", Kind::converged, {0, 0, 4}, vote, 'o');
+    add("vote.sync.all.pred", Kind::converged, {0, 0, 4}, vote, 'a');
     redux<int32_t>(t, "add.s32", [](int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); });
     redux<uint32_t>(t, "add.u32", [](uint32_t a, uint32_t b) { return a + b; });
     redux<int32_t>(t, "min.s32", [](int32_t a, int32_t b) { return std::min(a, b); });
@@ -176,8 +177,9 @@ const Instruction& lookup(const std::string& opcode) {
 
 // Handlers read registers by the width that the opcode says: another one is refused.
 void require_widths(const Program& program, const Instruction& i, const std::string& opcode) {
-    if (i.op.size() != i.widths.size()) unknown(opcode + " with " + std::to_string(i.op.size()) + " operands: " + i.text);
-    for (size_t k = 0; k < i.op.size(); ++k) {
+    const size_t count = i.op.size();
+    if (count != i.widths.size()) unknown(opcode + " with " + std::to_string(count) + " operands: " + i.text);
+    for (size_t k = 0; k < count; ++k) {
         const int width = i.widths[k], actual = i.op[k] < 0 ? CONSTANT : program.width[i.op[k]];
         if (actual != CONSTANT && actual != width && !(width < 0 && actual >= -width))
             throw std::runtime_error("operand " + std::to_string(k) + " of " + i.text + " has " +
@@ -185,7 +187,7 @@ void require_widths(const Program& program, const Instruction& i, const std::str
     }
     if (i.predicate >= 0 && program.width[i.predicate]) throw std::runtime_error("no predicate guards " + i.text);
     // There is one barrier here, of all warps.
-    if (i.kind == Kind::barrier && program.constants[~i.op[i.op.size() / 2]].wide[0]) unknown(i.text);
+    if (i.kind == Kind::barrier && program.constants[~i.op[count / 2]].wide[0]) unknown(i.text);
 }
 
 // One instruction a line, tab-separated: opcode, predicate, whether it is negated, operands, numbers, its text.

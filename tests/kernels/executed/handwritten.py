@@ -55,7 +55,7 @@ def execute(body, tensors, *, grid=1, threads=32, orders=1, functions="", fresh=
 
 
 def lanes(body, *columns, dtype=torch.int32, **options):
-    """What each thread of a warp stores in %out, which is %r0; its numbers of each column are in %r1, %r2, ..."""
+    """The %r0 of each thread of a warp, which finds its numbers of the columns in %r1, %r2, ..."""
     names = [f"x{k}" for k in range(len(columns))]
     tensors = dict(zip(names, (torch.as_tensor(column, dtype=torch.int64).to(torch.int32) for column in columns)))
     tensors["out"] = torch.zeros(32, dtype=torch.int32)

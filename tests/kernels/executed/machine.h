@@ -1,4 +1,4 @@
-// What executes: warps of 32 lanes that share a program and, within a block, shared memory.
+// Warps of 32 lanes execute: they share a program and, within a block, shared memory.
 //
 // A register is 32 numbers side by side, so that g++ makes one vector loop of an instruction. A warp whose lanes have
 // parted runs the part that is furthest behind, which is how parts meet again; an instruction that wants lanes which
@@ -63,7 +63,7 @@ struct Program {
     int shared_bytes = 0, local_bytes = 0, shared_grain = 8;
 };
 
-// Of the writes of a block, those that a warp may count on: all before a tick, and of some warps later ones.
+// The writes of a block that a warp may count on are all before a tick, and later ones of some warps.
 struct Seen {
     uint32_t all = 0;
     std::map<int, uint32_t> of_warp;

@@ -25,7 +25,7 @@ MOST_STEPS = 1 << 32
 
 
 class Fault(AssertionError):
-    """What a launch did that it must not."""
+    """A launch did what it must not."""
 
 
 class Launch(ctypes.Structure):
@@ -87,7 +87,7 @@ def bytes_of(tensor):
 
 
 def elements(tensors):
-    """Of each byte of the storage that these tensors share, whether it belongs to one of them; None: all do."""
+    """A mask of the storage's bytes that belong to one of these tensors, which share it; None: all do."""
     size = tensors[0].untyped_storage().nbytes()
     if any(t.numel() * t.element_size() == size and t.is_contiguous() for t in tensors):
         return None

@@ -24,7 +24,7 @@ struct Stamp {
     void merge_warps() { bits |= uint64_t(MANY) << 24; }
 };
 
-// Whether a barrier, or a release that this warp has acquired, comes between.
+// True if a barrier, or a release that this warp has acquired, comes between.
 inline bool ordered(const Warp& w, Stamp s) {
     if (s.bits == 0) return true;
     if (s.block() == w.block->number && (s.warp() == w.number || s.tick() < w.block->last_barrier)) return true;
@@ -124,8 +124,8 @@ inline void check_read(Warp& w, const Instruction& i, const uint64_t* writes, ui
     }
 }
 
-// What a read gives that begins before a tensor or ends behind it. Memory is handed out in pieces of 16 bytes and more:
-// where each piece has a byte of a tensor, the read is right, and the other bytes are anything.
+// A read may begin before a tensor or end behind it. Memory is handed out in pieces of 16 bytes and more: where each
+// piece has a byte of a tensor, the read is right, and the other bytes are anything.
 inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, int bytes) {
     static thread_local uint8_t data[64];
     Memory& memory = *w.block->memory;

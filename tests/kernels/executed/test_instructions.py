@@ -478,13 +478,16 @@ def test_approximation(opcode, f, most, ftz):
 
 
 SPECIAL = [  # opcode, operand, result: bits
-    ("ex2.approx.ftz.f32", 0x00000001, 0x3F800000), ("ex2.approx.f32", 0xFF800000, 0), ("ex2.approx.f32", 0x7F800000, 0x7F800000),
-    ("ex2.approx.ftz.f32", 0xC2FE0000, 0), ("ex2.approx.f32", 0xC2FE0000, 0x00400000), ("ex2.approx.f32", 0x80000000, 0x3F800000),
-    ("lg2.approx.f32", 0, 0xFF800000), ("lg2.approx.f32", 0x80000000, 0xFF800000), ("lg2.approx.ftz.f32", 0x1, 0xFF800000),
-    ("lg2.approx.f32", 0x1, 0xC3150000), ("lg2.approx.f32", 0x7F800000, 0x7F800000),
-    ("rcp.approx.f32", 0x80000000, 0xFF800000), ("rcp.approx.ftz.f32", 0x80000001, 0xFF800000), ("rcp.approx.ftz.f32", 0x7F000001, 0),
-    ("rcp.approx.f32", 0xFF800000, 0x80000000), ("sqrt.approx.f32", 0x80000000, 0x80000000), ("rsqrt.approx.f32", 0x80000000, 0xFF800000),
-    ("rsqrt.approx.ftz.f32", 0x80000001, 0xFF800000), ("rsqrt.approx.f32", 0x7F800000, 0), ("tanh.approx.f32", 0xFF800000, 0xBF800000),
+    ("ex2.approx.ftz.f32", 0x00000001, 0x3F800000), ("ex2.approx.f32", 0xFF800000, 0),
+    ("ex2.approx.f32", 0x7F800000, 0x7F800000), ("ex2.approx.ftz.f32", 0xC2FE0000, 0),
+    ("ex2.approx.f32", 0xC2FE0000, 0x00400000), ("ex2.approx.f32", 0x80000000, 0x3F800000),
+    ("lg2.approx.f32", 0, 0xFF800000), ("lg2.approx.f32", 0x80000000, 0xFF800000),
+    ("lg2.approx.ftz.f32", 0x1, 0xFF800000), ("lg2.approx.f32", 0x1, 0xC3150000),
+    ("lg2.approx.f32", 0x7F800000, 0x7F800000), ("rcp.approx.f32", 0x80000000, 0xFF800000),
+    ("rcp.approx.ftz.f32", 0x80000001, 0xFF800000), ("rcp.approx.ftz.f32", 0x7F000001, 0),
+    ("rcp.approx.f32", 0xFF800000, 0x80000000), ("sqrt.approx.f32", 0x80000000, 0x80000000),
+    ("rsqrt.approx.f32", 0x80000000, 0xFF800000), ("rsqrt.approx.ftz.f32", 0x80000001, 0xFF800000),
+    ("rsqrt.approx.f32", 0x7F800000, 0), ("tanh.approx.f32", 0xFF800000, 0xBF800000),
 ]  # fmt: skip
 
 
@@ -735,7 +738,8 @@ def shuffled(mode, values, distance, c):
 def test_shuffle(mode):
     values = [3 * k + 1 for k in range(32)]
     for distance, c in itertools.product((0, 1, 3, 16, 31, 33), (0, 31, 0x1F1F, 0x1800, 0x181F, 0x1C07, 5)):
-        body = f"shfl.sync.{mode}.b32 %r2|%p1, %r1, {distance}, {c}, -1; selp.b32 %r0, 1000, 0, %p1; add.s32 %r0, %r0, %r2;"
+        body = f"shfl.sync.{mode}.b32 %r2|%p1, %r1, {distance}, {c}, -1;"
+        body += "selp.b32 %r0, 1000, 0, %p1; add.s32 %r0, %r0, %r2;"
         assert lanes(body, values) == [x + 1000 * inside for x, inside in shuffled(mode, values, distance, c)]
     # the distance of each lane is its own
     assert lanes("shfl.sync.idx.b32 %r0, %r1, %r2, 31, -1;", values, [31 - k for k in range(32)]) == values[::-1]
@@ -752,8 +756,9 @@ def test_votes_and_sums_of_lanes():
         assert [lanes(some.format(limit, name), values) for limit in limits] == [[0] * 32, [1] * 32]
     bits = [x & 0xFFFFFFFF for x in values]
     for name, result in {
-        "add.s32": sum(values), "min.s32": min(values), "max.s32": max(values), "min.u32": min(bits), "max.u32": max(bits),
-        "add.u32": sum(values), "or.b32": np.bitwise_or.reduce(values), "and.b32": np.bitwise_and.reduce(values),
+        "add.s32": sum(values), "min.s32": min(values), "max.s32": max(values), "min.u32": min(bits),
+        "max.u32": max(bits), "add.u32": sum(values), "or.b32": np.bitwise_or.reduce(values),
+        "and.b32": np.bitwise_and.reduce(values),
     }.items():  # fmt: skip
         assert [x & 0xFFFFFFFF for x in lanes(f"redux.sync.{name} %r0, %r1, -1;", values)] == [
             int(result) & 0xFFFFFFFF
@@ -805,8 +810,9 @@ def test_vectors_and_widths(space):
     ld.{space}.s32 %d5, [%d1+28];
     shr.s64 %d5, %d5, 32; cvt.u32.u64 %r11, %d5;
     mad.wide.u32 %d6, %thread, 40, %out;
-    st.global.v2.b32 [%d6], {{%r2, %r3}}; st.global.v2.b32 [%d6+8], {{%r4, %r5}}; st.global.v2.b32 [%d6+16], {{%r6, %r7}};
-    st.global.v2.b32 [%d6+24], {{%r8, %r9}}; st.global.v2.b32 [%d6+32], {{%r10, %r11}};
+    st.global.v2.b32 [%d6], {{%r2, %r3}}; st.global.v2.b32 [%d6+8], {{%r4, %r5}};
+    st.global.v2.b32 [%d6+16], {{%r6, %r7}}; st.global.v2.b32 [%d6+24], {{%r8, %r9}};
+    st.global.v2.b32 [%d6+32], {{%r10, %r11}};
     """
     x = np.array([edges("b32")[k % 13] if k < 13 else 0x01020384 * k & 0xFFFFFFFF for k in range(32)], np.uint32)
     tensors = {"x": torch.from_numpy(x.view(np.int32)), "out": torch.zeros(320, dtype=torch.int32)}
@@ -840,12 +846,14 @@ def test_parameters_of_each_width():
 
 
 ATOMICS = [  # opcode, what is there, operands: what is there then
-    ("add.u32", 32, 0xFFFFFFFF, [2], 1), ("add.u64", 64, (1 << 64) - 1, [3], 2), ("max.u32", 32, 7, [0x80000000], 0x80000000),
-    ("max.s32", 32, 7, [0x80000000], 7), ("min.s32", 32, 7, [0x80000000], 0x80000000), ("min.u32", 32, 7, [0x80000000], 7),
+    ("add.u32", 32, 0xFFFFFFFF, [2], 1), ("add.u64", 64, (1 << 64) - 1, [3], 2),
+    ("max.u32", 32, 7, [0x80000000], 0x80000000), ("max.s32", 32, 7, [0x80000000], 7),
+    ("min.s32", 32, 7, [0x80000000], 0x80000000), ("min.u32", 32, 7, [0x80000000], 7),
     ("max.u64", 64, 7, [1 << 63], 1 << 63), ("max.s64", 64, 7, [1 << 63], 7), ("min.s64", 64, 7, [1 << 63], 1 << 63),
-    ("min.u64", 64, 1 << 63, [1 << 32], 1 << 32), ("exch.b32", 32, 5, [9], 9), ("exch.b64", 64, 5, [1 << 40], 1 << 40),
-    ("cas.b32", 32, 5, [5, 9], 9), ("cas.b32", 32, 5, [6, 9], 5), ("cas.b64", 64, 1 << 40, [1 << 40, 9], 9),
-    ("and.b32", 32, 0xFF0F, [0x10FF], 0x100F), ("or.b32", 32, 0xF0, [0x0F], 0xFF),
+    ("min.u64", 64, 1 << 63, [1 << 32], 1 << 32), ("exch.b32", 32, 5, [9], 9),
+    ("exch.b64", 64, 5, [1 << 40], 1 << 40), ("cas.b32", 32, 5, [5, 9], 9), ("cas.b32", 32, 5, [6, 9], 5),
+    ("cas.b64", 64, 1 << 40, [1 << 40, 9], 9), ("and.b32", 32, 0xFF0F, [0x10FF], 0x100F),
+    ("or.b32", 32, 0xF0, [0x0F], 0xFF),
 ]  # fmt: skip
 
 
@@ -1030,7 +1038,8 @@ def test_product_of_four_warps(kind, a_in_registers, a_transposed, b_transposed)
     turned = f"{b_transposed}" if a_in_registers else f"{a_transposed}, {b_transposed}"
     body += f"""
     wgmma.fence.sync.aligned;
-    wgmma.mma_async.sync.aligned.m64n128k16.f32.{kind}.{kind} {{{", ".join(results)}}}, {source}, %d4, 1, -1, 1, {turned};
+    wgmma.mma_async.sync.aligned.m64n128k16.f32.{kind}.{kind}
+        {{{", ".join(results)}}}, {source}, %d4, 1, -1, 1, {turned};
     wgmma.commit_group.sync.aligned;
     wgmma.wait_group.sync.aligned 0;
     """
@@ -1050,19 +1059,24 @@ REFUSED = [
     ("add.s32 %r1, %r2;", "with 2 operands"), ("add.s32 %r1, %r2, %r3, %r4;", "with 4 operands"),
     ("add.q32 %r1, %r2, %r3;", "add.q32"), ("frobnicate;", "frobnicate"), ("add.s32 %r1, %r2, %nothing;", "%nothing"),
     ("add.s32 %r1, %r2, 1.5;", "1.5"), (".frobnicate 3;", "frobnicate"), ("add.s32 %r1, %r2, %d1;", "64 bits"),
-    ("add.s32 %r1, %r2, %h1;", "16 bits"), ("add.s64 %d1, %d2, %r1;", "32 bits"), ("add.s32 %d1, %r1, %r2;", "64 bits"),
-    ("add.f32 %r1, %r2, %p1;", "0 bits"), ("setp.eq.s32 %r1, %r2, %r3;", "32 bits"), ("selp.b32 %r1, %r2, %r3, %r4;", "32 bits"),
-    ("shl.b64 %d1, %d2, %d3;", "64 bits"), ("mul.wide.s32 %r1, %r2, %r3;", "32 bits"), ("mad.wide.s32 %d1, %r2, %r3, %r4;", "32 bits"),
-    ("cvt.u64.u32 %r1, %r2;", "32 bits"), ("cvt.u32.u64 %r1, %r2;", "32 bits"), ("cvt.f32.f16 %r1, %r2;", "32 bits"),
-    ("ld.global.b32 %h1, [%d1];", "16 bits"), ("ld.global.b32 %r1, [%r2];", "32 bits"), ("st.global.b64 [%d1], %r1;", "32 bits"),
-    ("ld.global.v2.b32 {%r1, %r2, %r3}, [%d1];", "with 4 operands"), ("atom.global.add.f32 %r1, [%d1], %r2;", "atom.global.add.f32"),
+    ("add.s32 %r1, %r2, %h1;", "16 bits"), ("add.s64 %d1, %d2, %r1;", "32 bits"),
+    ("add.s32 %d1, %r1, %r2;", "64 bits"), ("add.f32 %r1, %r2, %p1;", "0 bits"),
+    ("setp.eq.s32 %r1, %r2, %r3;", "32 bits"), ("selp.b32 %r1, %r2, %r3, %r4;", "32 bits"),
+    ("shl.b64 %d1, %d2, %d3;", "64 bits"), ("mul.wide.s32 %r1, %r2, %r3;", "32 bits"),
+    ("mad.wide.s32 %d1, %r2, %r3, %r4;", "32 bits"), ("cvt.u64.u32 %r1, %r2;", "32 bits"),
+    ("cvt.u32.u64 %r1, %r2;", "32 bits"), ("cvt.f32.f16 %r1, %r2;", "32 bits"),
+    ("ld.global.b32 %h1, [%d1];", "16 bits"), ("ld.global.b32 %r1, [%r2];", "32 bits"),
+    ("st.global.b64 [%d1], %r1;", "32 bits"), ("ld.global.v2.b32 {%r1, %r2, %r3}, [%d1];", "with 4 operands"),
+    ("atom.global.add.f32 %r1, [%d1], %r2;", "atom.global.add.f32"),
     ("atom.global.add.u32 %r1, [%d1], %d2;", "64 bits"), ("atom.global.cta.add.u32 %r1, [%d1], %r2;", "cta"),
-    ("mov.b64 %d1, {%h1, %h2};", "16 bits"), ("mov.b64 {%r1, %r2}, %r3;", "32 bits"), ("mov.b32 %r1, %d1;", "64 bits"),
-    ("popc.b64 %d1, %d2;", "64 bits"), ("prmt.b32 %r1, %r2, %r3;", "with 3 operands"), ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", "32 bits"),
+    ("mov.b64 %d1, {%h1, %h2};", "16 bits"), ("mov.b64 {%r1, %r2}, %r3;", "32 bits"),
+    ("mov.b32 %r1, %d1;", "64 bits"), ("popc.b64 %d1, %d2;", "64 bits"),
+    ("prmt.b32 %r1, %r2, %r3;", "with 3 operands"), ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", "32 bits"),
     ("@%r1 add.s32 %r1, %r2, %r3;", "no predicate"), ("bra NOWHERE;", "NOWHERE"), ("bar.sync 1;", "bar.sync 1"),
-    ("bar.sync 0, 64;", "with 2 operands"), ("bar.sync %r1;", "32 bits"), ("shfl.sync.idx.b32 %r1, %r2, 0, 31;", "with 5 operands"),
+    ("bar.sync 0, 64;", "with 2 operands"), ("bar.sync %r1;", "32 bits"),
+    ("shfl.sync.idx.b32 %r1, %r2, 0, 31;", "with 5 operands"),
     ("cp.async.ca.shared.global [%r1], [%d1], %r2;", "32 bits"), ("call.uni nothing, ();", "nothing"),
-    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1,%r2}, {%r1,%r2}, {%r1,%r2}, {%r1,%r2};", "with 8 operands"),
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1}, {%r1,%r2}, {%r1,%r2}, {%r1,%r2};", "with 7 operands"),
     ("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r2];", "with 2 operands"), ("!!;", "!!"),
 ]  # fmt: skip
 

@@ -140,7 +140,7 @@ def test_what_warps_may_do_without_a_barrier():
 
 
 def test_lanes_that_write_one_address():
-    body = f"mov.b64 %d1, %out; {{}} st.global.b32 [%d1], %thread;"
+    body = "mov.b64 %d1, %out; {} st.global.b32 [%d1], %thread;"
     execute(body.format("add.s64 %d1, %d1, %at;"), {"out": torch.zeros(32, dtype=torch.int32)}, orders=2)
     found("depend on the order", body.format(""), {"out": torch.zeros(32, dtype=torch.int32)}, orders=2)
 
@@ -220,7 +220,7 @@ def test_global_memory_that_nobody_wrote(access):
 
 
 def test_a_result_that_is_not_written_whole():
-    """What stays unwritten is no fault of its own: who reads it later is told."""
+    """To leave numbers unwritten is no fault of its own: who reads them later is told."""
     halves = torch.empty(7, dtype=torch.bfloat16)
     body = "mov.u16 %h1, 5; mad.wide.u32 %d1, %thread, 2, %out; st.global.b16 [%d1], %h1;"
     execute(body, {"out": halves}, threads=4, orders=2, fresh=["out"])
@@ -281,7 +281,8 @@ COUNTED:
     {{after}}
     setp.ne.u32 %p3, %r2, 3;
     @%p3 ret;
-    ld.global.b32 %r3, [%parts]; ld.global.b32 %r4, [%parts+4]; ld.global.b32 %r5, [%parts+8]; ld.global.b32 %r6, [%parts+12];
+    ld.global.b32 %r3, [%parts]; ld.global.b32 %r4, [%parts+4];
+    ld.global.b32 %r5, [%parts+8]; ld.global.b32 %r6, [%parts+12];
     add.s32 %r3, %r3, %r4; add.s32 %r5, %r5, %r6; add.s32 %r3, %r3, %r5;
     @%p2 st.global.b32 [%out], %r3;
     @%p2 st.global.b32 [%counter], 0;
@@ -421,14 +422,16 @@ PRODUCT = f"""
     {{barrier}}
     mov.b64 %d3, {1 << 62 | 64 << 32:#x}; mov.u32 %r4, 0; mov.u32 %r5, 0; mov.u32 %r6, 0; mov.u32 %r7, 0;
     wgmma.fence.sync.aligned;
-    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{{%r4, %r5, %r6, %r7}}}}, {{{{%r2, %r2, %r2, %r2}}}}, %d3, 0, 1, 1, 0;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{{%r4, %r5, %r6, %r7}}}},
+        {{{{%r2, %r2, %r2, %r2}}}}, %d3, 0, 1, 1, 0;
     wgmma.commit_group.sync.aligned;
     {{wait}}
     add.s64 %d2, %out, %at; st.global.b32 [%d2], %r4;
     {{late}}
 """
 RIGHT = {
-    "fence": "fence.proxy.async.shared::cta;", "barrier": "bar.sync 0;", "wait": "wgmma.wait_group.sync.aligned 0;", "late": ""
+    "fence": "fence.proxy.async.shared::cta;", "barrier": "bar.sync 0;", "wait": "wgmma.wait_group.sync.aligned 0;",
+    "late": "",
 }  # fmt: skip
 
 
@@ -486,7 +489,7 @@ JOIN:
 
 
 def launched(body, counter):
-    """What launching does with a plan whose kernel this is."""
+    """The launches that launching records of a plan whose kernel this is."""
     text = handwritten.TEXT.format(
         functions="", body=body, parameters=".param .u64 counter", pointers=", %counter",
         loads="ld.param.u64 %counter, [counter];",
