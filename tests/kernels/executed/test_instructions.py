@@ -14,7 +14,7 @@ from tests.kernels.executed.handwritten import execute, lanes, needs_compiler, p
 from tests.kernels.executed.numbers_of_ptx import FLOATS, decoded, edges, exact, float_of_bits, packed, single, width
 
 pytestmark = needs_compiler
-MOST_CASES = 600
+MOST_CASES = 400
 UNSPECIFIED = object()
 INTEGERS = "s16 u16 s32 u32 s64 u64".split()
 
@@ -824,6 +824,47 @@ def test_vectors_and_widths(space):
     assert (
         tensors["out"].numpy().reshape(32, 10) == np.stack([e.astype(np.uint32).view(np.int32) for e in expected], 1)
     ).all()
+
+
+TYPES = [f"{kind}{n}" for n in (8, 16, 32, 64) for kind in "busf" if (kind, n) not in (("f", 8), ("f", 16))]
+WEAK = {"ld": ["global", "global.cg", "global.cs", "global.nc", "shared"], "st": ["global", "global.wb", "shared"]}
+STRONG = {"ld": ["global.gpu.acquire", "relaxed.gpu.global", "acquire.gpu.global", "volatile.global"],
+          "st": ["relaxed.gpu.global", "release.gpu.global", "volatile.global"]}  # fmt: skip
+VECTORS = {"": 1, ".v2": 2, ".v4": 4}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("instruction", ("ld", "st"))
+def test_each_access(instruction, kind):
+    """Numbers go from a slot of 16 bytes to another one, of which the rest stays as it is."""
+    n, letter = width(kind), {8: "h", 16: "h", 32: "r", 64: "d"}[width(kind)]
+    accesses = [(where, v) for where in WEAK[instruction] for v in VECTORS if VECTORS[v] * n <= 128]
+    for where, vector in accesses + [(where, "") for where in STRONG[instruction]]:
+        count = VECTORS[vector]
+        registers = [f"%{letter}{k}" for k in range(4, 4 + count)]
+        listed = "{" + ", ".join(registers) + "}" if vector else registers[0]
+        shared, size = "shared" in where, n // 8
+        there, back = ("%r2", "%r2") if shared else ("%d1", "%d2")
+        body = "mad.wide.u32 %d1, %thread, 16, %x; mad.wide.u32 %d2, %thread, 16, %out;\n"
+        body += ".shared .align 16 .b8 room[512]; mov.u32 %r2, room; mad.lo.s32 %r2, %thread, 16, %r2;\n"
+        one_by_one = [(f"[%d1+{k * size}]", register, f"[%d2+{k * size}]") for k, register in enumerate(registers)]
+        if instruction == "ld":
+            if shared:
+                body += "ld.global.v2.b64 {%d20, %d21}, [%d1]; st.shared.v2.b64 [%r2], {%d20, %d21};\n"
+            body += f"ld.{where}{vector}.{kind} {listed}, [{there}];\n"
+            body += "".join(f"st.global.b{n} {target}, {register};\n" for _, register, target in one_by_one)
+        else:
+            if shared:
+                body += "ld.global.v2.b64 {%d20, %d21}, [%d2]; st.shared.v2.b64 [%r2], {%d20, %d21};\n"
+            body += "".join(f"ld.global.b{n} {register}, {source};\n" for source, register, _ in one_by_one)
+            body += f"st.{where}{vector}.{kind} [{back}], {listed};\n"
+            if shared:
+                body += "ld.shared.v2.b64 {%d20, %d21}, [%r2]; st.global.v2.b64 [%d2], {%d20, %d21};\n"
+        x = torch.randint(256, (32, 16), dtype=torch.uint8)
+        out = torch.full((32, 16), 0xEE, dtype=torch.uint8)
+        expected = torch.cat([x[:, : count * size], out[:, count * size :]], 1)
+        execute(body, {"x": x, "out": out})
+        assert torch.equal(out, expected), (where, vector)
 
 
 def test_parameters_of_each_width():

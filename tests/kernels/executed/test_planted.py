@@ -337,8 +337,9 @@ def test_last_block_without_order(before, count, after):
 def test_atomics_in_shared_memory_order_no_blocks():
     body = f"""
     {SHARED}
-    st.global.b32 [%out], %block; membar.gl;
     atom.shared.add.u32 %r1, [room], 1; membar.gl;
+    st.global.b32 [%out], %block; membar.gl;
+    atom.shared.add.u32 %r1, [room], 1;
     """
     found("overwrites what another writes", body, pair(), grid=2, threads=1)
 
@@ -347,7 +348,7 @@ def test_acquire_elsewhere():
     """An acquire on one address does not order what was released at another, though it was read there before."""
     body = """
     setp.eq.u32 %p1, %block, 1; @%p1 bra READ;
-    st.global.b32 [%x], 5; st.release.gpu.global.b32 [%flag], 1; ret;
+    st.release.gpu.global.b32 [%other], 1; st.global.b32 [%x], 5; st.release.gpu.global.b32 [%flag], 1; ret;
 READ: ld.{}.gpu.global.b32 %r1, [%flag]; ld.acquire.gpu.global.b32 %r2, [%other];
     setp.eq.u32 %p2, %r1, 0; @%p2 ret;
     ld.global.b32 %r3, [%x];
