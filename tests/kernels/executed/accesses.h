@@ -9,10 +9,9 @@ inline uint64_t address(const Warp& w, const Instruction& i, int op, int lane, i
     return w.wide(i.op[op], lane) + i.number[k];
 }
 
-// What the address makes visible to whoever acquires there, and to whom.
+// The writes that this address shows to whoever acquires there.
 inline void publish(Warp& w, const Instruction& i, uint64_t at, bool replaces) {
-    if (i.space != Space::global && i.space != Space::shared) return;
-    if (!i.strong) return;
+    if (i.space != Space::global || !i.strong) return;
     View view;
     if (i.release) view = w.publication();
     else if (w.has_fenced) view = w.released;
@@ -22,12 +21,12 @@ inline void publish(Warp& w, const Instruction& i, uint64_t at, bool replaces) {
 }
 
 inline void observe(Warp& w, const Instruction& i, uint64_t at) {
-    if (!i.strong) return;
+    if (i.space != Space::global || !i.strong) return;
     const auto& published = w.block->memory->published;
     const auto found = published.find(at);
     if (found == published.end()) return;
     w.meet(found->second);
-    if (i.acquire) join(w.view, w.acquired);
+    if (i.acquire) join(w.view, found->second);
 }
 
 // ops: registers, base
@@ -52,7 +51,8 @@ inline void load(Warp& w, const Instruction& i) {
 
 // ops: base, registers
 inline void store(Warp& w, const Instruction& i) {
-    for (int l = 0; l < LANES; ++l) {
+    for (int n = 0; n < LANES; ++n) {
+        const int l = w.turn(n);
         if (!(w.mask >> l & 1)) continue;
         const uint64_t at = address(w, i, 0, l);
         publish(w, i, at, true);
@@ -84,7 +84,8 @@ T combined(Atomic how, T old, T a, T b) {
 
 // ops: the old value, base, operands
 inline void atomic(Warp& w, const Instruction& i) {
-    for (int l = 0; l < LANES; ++l) {
+    for (int n = 0; n < LANES; ++n) {
+        const int l = w.turn(n);
         if (!(w.mask >> l & 1)) continue;
         const uint64_t at = address(w, i, 1, l);
         observe(w, i, at);
@@ -146,7 +147,7 @@ inline void shuffle(Warp& w, const Instruction& i) {
         }
         if (!inside) from = l;
         valid |= Mask(inside) << l;
-        // What a lane sends that does not take part is anything.
+        // A lane that does not take part sends anything.
         result[l] = w.mask >> from & 1 ? of[from] : w.block->launch->garbage;
     }
     w.out<uint32_t>(i.op[0], [&](int l) { return result[l]; });
@@ -164,9 +165,7 @@ inline void vote(Warp& w, const Instruction& i) {
 
 template <class T, class F>
 void redux(Table& t, const std::string& name, F) {
-    Instruction& i = t["redux.sync." + name];
-    i.kind = Kind::converged;
-    i.run = [](Warp& w, const Instruction& i) {
+    const Handler run = [](Warp& w, const Instruction& i) {
         const T* a = w.in<T>(i.op[1]);
         T result = 0;
         bool first = true;
@@ -174,6 +173,7 @@ void redux(Table& t, const std::string& name, F) {
             if (w.mask >> l & 1) result = first ? a[l] : F{}(result, a[l]), first = false;
         w.out<T>(i.op[0], [&](int) { return result; });
     };
+    define(t, "redux.sync." + name, {4, 4, 4}, run).kind = Kind::converged;
 }
 
 // ---- asynchronous copies, and matrices
@@ -188,7 +188,7 @@ inline void copy_now(Warp& w, const Deferred& d) {
         uint8_t data[16] = {};  // what is not read is 0
         const uint8_t* source = size[l] ? global_bytes(w, i, from[l], int(size[l]), true, false) : nullptr;
         if (source) std::memcpy(data, source, size[l]);
-        uint8_t* target = shared_bytes(w, i, to[l], i.bytes, false, true, data);
+        uint8_t* target = shared_bytes(w, i, to[l], i.bytes, true, data);
         if (target) std::memcpy(target, data, i.bytes);
     }
 }
@@ -200,26 +200,29 @@ inline void copy_later(Warp& w, const Instruction& i) {
     auto* from = reinterpret_cast<uint64_t*>(d.operand[1].bytes);
     auto* size = reinterpret_cast<uint64_t*>(d.operand[2].bytes);
     for (int l = 0; l < LANES; ++l) {
+        if (!(w.mask >> l & 1)) continue;
         to[l] = address(w, i, 0, l, 0), from[l] = address(w, i, 1, l, 1);
         size[l] = uint32_t(w.wide(i.op[i.op.size() > 3 ? 3 : 2], l));
+        shared_bytes(w, i, to[l], i.bytes, true);  // the earliest time that hardware may take is this one
     }
-    w.open.push_back(d);
+    w.groups[0].open.push_back(d);
 }
 
 inline void multiply_now(Warp& w, const Deferred& d);
 
 // All but the newest `left` groups have ended.
-inline void wait_for_groups(Warp& w, size_t left) {
-    while (w.groups.size() > left) {
-        for (const Deferred& d : w.groups.front())
+inline void wait_for_groups(Warp& w, Groups& groups, size_t left) {
+    while (groups.committed.size() > left) {
+        for (const Deferred& d : groups.committed.front())
             d.instruction->bytes ? copy_now(w, d) : multiply_now(w, d);
-        w.groups.erase(w.groups.begin());
+        groups.committed.erase(groups.committed.begin());
     }
 }
 
-inline void commit(Warp& w, const Instruction&) {
-    w.groups.push_back(std::move(w.open));
-    w.open.clear();
+inline void commit(Warp& w, const Instruction& i) {
+    Groups& groups = w.groups[i.variant];
+    groups.committed.push_back(std::move(groups.open));
+    groups.open.clear();
 }
 
 inline float half_number(uint16_t x, bool is_bf16) { return is_bf16 ? number(bf16{x}) : number(f16{x}); }
@@ -236,15 +239,16 @@ struct Described {
         const int pitch = mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 16;
         const int along = transposed ? row : k, across = transposed ? k : row, wide = pitch / 2;
         uint64_t at = start + uint64_t(along % wide * 2) + uint64_t(across % 8) * pitch;
-        at += transposed ? uint64_t(along / wide) * leading + uint64_t(across / 8) * stride
-                         : uint64_t(along / wide) * leading + uint64_t(across / 8) * stride;
+        // Without a swizzle the two strides of a transposed matrix change their places.
+        at += transposed && mode == 0 ? uint64_t(along / wide) * stride + uint64_t(across / 8) * leading
+                                      : uint64_t(along / wide) * leading + uint64_t(across / 8) * stride;
         return at ^ ((at >> 7 & (pitch / 16 - 1)) << 4);
     }
 };
 
 inline float described_number(Warp& w, const Instruction& i, const Described& m, int row, int k) {
     const uint64_t at = m.element(row, k);
-    const uint8_t* source = shared_bytes(w, i, at, 2, true, false);
+    const uint8_t* source = shared_bytes(w, i, at, 2, false);
     if (!source) return 0;
     const Stamp write{w.block->shared_writes[at / w.block->program->shared_grain]};
     if (write.bits && write.tick() >= w.block->warps[write.warp()].proxy_fence)
@@ -255,21 +259,19 @@ inline float described_number(Warp& w, const Instruction& i, const Described& m,
 }
 
 // ops: n / 2 registers of D, a descriptor or four registers of A, a descriptor of B, whether D is added to, the signs
-// of A and B, whether they are transposed. count: n
-inline void multiply_now(Warp& w, const Deferred& d) {
+// of A and B, whether they are transposed (of registers B alone). count: n
+struct Factors {
+    float x[16 * 16], y[16 * 256];
+};
+
+inline void read_factors(Warp& w, const Deferred& d, Factors& factors) {
     const Instruction& i = *d.instruction;
-    const int n = i.count, results = n / 2, first = int(i.op.size()) - results;
+    const int n = i.count, results = n / 2;
     const bool a_in_registers = i.variant & 2;
-    const auto immediate = [&](int k) { return int(w.wide(i.op[results + k], 0)); };
-    const int after_b = a_in_registers ? 5 : 2;
-    (void)first;
-    const int sign = immediate(after_b + 1) * immediate(after_b + 2);
-    const Described a{reinterpret_cast<const uint64_t*>(d.operand[0].bytes)[0],
-                      !a_in_registers && immediate(after_b + 3) != 0};
-    const Described b{reinterpret_cast<const uint64_t*>(d.operand[1].bytes)[0],
-                      immediate(after_b + (a_in_registers ? 3 : 4)) != 0};
-    const bool added = reinterpret_cast<const uint64_t*>(d.operand[2].bytes)[0];
-    std::vector<float> x(16 * 16), y(16 * n);
+    auto& [x, y] = factors;
+    const auto immediate = [&](int from_end) { return w.wide(i.op[i.op.size() - from_end], 0) != 0; };
+    const Described a{reinterpret_cast<const uint64_t*>(d.operand[0].bytes)[0], immediate(2)};
+    const Described b{reinterpret_cast<const uint64_t*>(d.operand[1].bytes)[0], immediate(1)};
     for (int r = 0; r < 16; ++r)
         for (int k = 0; k < 16; ++k) {
             if (a_in_registers) {
@@ -282,6 +284,16 @@ inline void multiply_now(Warp& w, const Deferred& d) {
         }
     for (int c = 0; c < n; ++c)
         for (int k = 0; k < 16; ++k) y[k * n + c] = described_number(w, i, b, c, k);
+}
+
+inline void multiply_now(Warp& w, const Deferred& d) {
+    const Instruction& i = *d.instruction;
+    const int n = i.count, signs = n / 2 + (i.variant & 2 ? 6 : 3);
+    const int sign = int(w.wide(i.op[signs], 0)) * int(w.wide(i.op[signs + 1], 0));
+    const bool added = reinterpret_cast<const uint64_t*>(d.operand[2].bytes)[0];
+    Factors factors;
+    read_factors(w, d, factors);
+    const auto& [x, y] = factors;
     for (int r = 0; r < 16; ++r)
         for (int c = 0; c < n; ++c) {
             double sum = 0;
@@ -298,10 +310,11 @@ inline void multiply_later(Warp& w, const Instruction& i) {
     const auto keep = [&](int k, uint64_t x) { reinterpret_cast<uint64_t*>(d.operand[k].bytes)[0] = x; };
     const bool a_in_registers = i.variant & 2;
     if (!a_in_registers) keep(0, w.wide(i.op[results], 0));
-    const int b = results + (a_in_registers ? 4 : 1), added = i.op[b + 1];
-    keep(1, w.wide(i.op[b], 0));
-    keep(2, added >= 0 && w.program().width[added] ? w.predicate(added) != 0 : w.predicate(added) != 0);
-    w.open.push_back(d);
+    const int b = results + (a_in_registers ? 4 : 1);
+    keep(1, w.wide(i.op[b], 0)), keep(2, w.predicate(i.op[b + 1]) != 0);
+    Factors factors;
+    read_factors(w, d, factors);  // as hardware may: each of them must be there now
+    w.groups[1].open.push_back(d);
 }
 
 // mma.m16n8k16: four registers of D, four of A, two of B, four of C
@@ -336,7 +349,7 @@ inline void matrix(Warp& w, const Instruction& i, bool stores) {
     for (int k = 0; k < i.count; ++k) registers[k] = w.registers[i.op[first + k]];
     for (int k = 0; k < i.count; ++k)
         for (int row = 0; row < 8; ++row) {
-            uint8_t* line = shared_bytes(w, i, address(w, i, base, 8 * k + row), 16, !stores, stores);
+            uint8_t* line = shared_bytes(w, i, address(w, i, base, 8 * k + row), 16, stores);
             for (int column = 0; line && column < 8; ++column) {
                 const int r = transposed ? column : row, c = transposed ? row : column;
                 uint8_t* half = registers[k].bytes + (r * 4 + c / 2) * 4 + c % 2 * 2;

@@ -56,37 +56,42 @@ T extreme(T a, T b) {
     return (a < b) == largest ? b : a;
 }
 
+inline Instruction& define(Table& t, const std::string& name, std::vector<int> widths, Handler run) {
+    t[name].run = run, t[name].widths = std::move(widths);
+    return t[name];
+}
+
 template <class T, class F>
 void unary(Table& t, const std::string& name, F) {
-    t[name].arity = 2;
-    t[name].run = [](Warp& w, const Instruction& i) {
+    using R = std::invoke_result_t<F, T>;
+    define(t, name, {sizeof(R), sizeof(T)}, [](Warp& w, const Instruction& i) {
         const T* a = w.in<T>(i.op[1]);
-        w.out<decltype(F{}(a[0]))>(i.op[0], [&](int l) { return F{}(a[l]); });
-    };
+        w.out<R>(i.op[0], [&](int l) { return F{}(a[l]); });
+    });
 }
 
 // B: of the second operand, if it is not T; R: of the result.
 template <class T, class B = T, class F>
 void binary(Table& t, const std::string& name, F) {
-    t[name].arity = 3;
-    t[name].run = [](Warp& w, const Instruction& i) {
+    using R = std::invoke_result_t<F, T, B>;
+    define(t, name, {sizeof(R), sizeof(T), sizeof(B)}, [](Warp& w, const Instruction& i) {
         const T* a = w.in<T>(i.op[1]);
         const B* b = w.in<B>(i.op[2]);
-        w.out<decltype(F{}(a[0], b[0]))>(i.op[0], [&](int l) { return F{}(a[l], b[l]); });
-    };
+        w.out<R>(i.op[0], [&](int l) { return F{}(a[l], b[l]); });
+    });
 }
 
 template <class T, class C = T, class F>
 void ternary(Table& t, const std::string& name, F) {
-    t[name].arity = 4;
-    t[name].run = [](Warp& w, const Instruction& i) {
+    using R = std::invoke_result_t<F, T, T, C>;
+    define(t, name, {sizeof(R), sizeof(T), sizeof(T), sizeof(C)}, [](Warp& w, const Instruction& i) {
         const T *a = w.in<T>(i.op[1]), *b = w.in<T>(i.op[2]);
         const C* c = w.in<C>(i.op[3]);
-        w.out<decltype(F{}(a[0], b[0], c[0]))>(i.op[0], [&](int l) { return F{}(a[l], b[l], c[l]); });
-    };
+        w.out<R>(i.op[0], [&](int l) { return F{}(a[l], b[l], c[l]); });
+    });
 }
 
-// setp: operands p, q, a, b, and a predicate to combine with. q is what p is not, or of packed halves the high ones.
+// setp: operands p, q, a, b, and a predicate to combine with. q is of the opposite, or of packed halves the high ones.
 template <class T, bool packed, class F>
 void compare(Table& t, const std::string& type, const std::string& name, F) {
     const auto result = [](Warp& w, const Instruction& i) {
@@ -97,18 +102,17 @@ void compare(Table& t, const std::string& type, const std::string& name, F) {
             p |= Mask(F{}(a[l << packed], b[l << packed])) << l;
             if (packed) q |= Mask(F{}(a[2 * l + 1], b[2 * l + 1])) << l;
         }
-        if (i.variant) {
-            const Mask c = w.predicate(i.op[4]);
-            p = i.variant == 1 ? p & c : i.variant == 2 ? p | c : p ^ c;
-        }
-        w.set_predicate(i.op[1], packed ? q : ~p);
-        w.set_predicate(i.op[0], p);
+        const auto combined = [&](Mask x) {
+            const Mask c = i.variant ? w.predicate(i.op[4]) : 0;
+            return i.variant == 1 ? x & c : i.variant == 2 ? x | c : x ^ c;
+        };
+        w.set_predicate(i.op[1], combined(packed ? q : ~p)), w.set_predicate(i.op[0], combined(p));
     };
+    std::vector<int> widths = {0, 0, sizeof(T) << packed, sizeof(T) << packed};
     int variant = 0;
     for (const char* combine : {"", ".and", ".or", ".xor"}) {
-        Instruction& i = t["setp." + name + combine + "." + type];
-        i.run = result;
-        i.variant = variant++;
+        define(t, "setp." + name + combine + "." + type, widths, result).variant = variant++;
+        if (variant == 1) widths.push_back(0);
     }
 }
 
@@ -172,7 +176,7 @@ void integers(Table& t, const std::string& type) {
         binary<T>(t, "mul.hi." + type, [](T a, T b) { return T(Wide(a) * Wide(b) >> BITS); });
     }
     if constexpr (sizeof(T) >= 4)
-        t["bfe." + type].run = [](Warp& w, const Instruction& i) {
+        define(t, "bfe." + type, {sizeof(T), sizeof(T), 4, 4}, [](Warp& w, const Instruction& i) {
             const T* a = w.in<T>(i.op[1]);
             const u32 *position = w.in<u32>(i.op[2]), *length = w.in<u32>(i.op[3]);
             w.out<T>(i.op[0], [&](int l) {
@@ -184,7 +188,7 @@ void integers(Table& t, const std::string& type) {
                 const U kept = top < pos ? U(0) : top - pos + 1 >= BITS ? U(-1) : (U(1) << (top - pos + 1)) - 1;
                 return T((field & kept) | (sign & ~kept));
             });
-        };
+        });
 }
 
 // Types that say nothing of a sign.
@@ -201,11 +205,11 @@ void bits(Table& t, const std::string& width) {
     binary<U, u32>(t, "shr." + b, [](U a, u32 n) { return n < BITS ? U(a >> n) : U(0); });
     for (const char* kind : {"b", "u", "s", "f"}) {
         unary<U>(t, "mov." + (kind + width), [](U a) { return a; });
-        t["selp." + (kind + width)].run = [](Warp& w, const Instruction& i) {
+        define(t, "selp." + (kind + width), {sizeof(U), sizeof(U), sizeof(U), 0}, [](Warp& w, const Instruction& i) {
             const U *a = w.in<U>(i.op[1]), *c = w.in<U>(i.op[2]);
             const Mask p = w.predicate(i.op[3]);
             w.out<U>(i.op[0], [&](int l) { return p >> l & 1 ? a[l] : c[l]; });
-        };
+        });
     }
     if constexpr (sizeof(U) >= 4) {
         unary<U>(t, "popc." + b, [](U a) { return u32(std::popcount(a)); });
@@ -215,7 +219,7 @@ void bits(Table& t, const std::string& width) {
             for (u32 k = 0; k < BITS; ++k) r |= U(a >> k & 1) << (BITS - 1 - k);
             return r;
         });
-        t["bfi." + b].run = [](Warp& w, const Instruction& i) {
+        define(t, "bfi." + b, {sizeof(U), sizeof(U), sizeof(U), 4, 4}, [](Warp& w, const Instruction& i) {
             const U *a = w.in<U>(i.op[1]), *c = w.in<U>(i.op[2]);
             const u32 *pos = w.in<u32>(i.op[3]), *len = w.in<u32>(i.op[4]);
             w.out<U>(i.op[0], [&](int l) {
@@ -223,7 +227,7 @@ void bits(Table& t, const std::string& width) {
                 const U kept = p >= BITS ? 0 : (n >= BITS ? U(-1) : (U(1) << n) - 1) << p;
                 return U((c[l] & ~kept) | ((p >= BITS ? 0 : a[l] << p) & kept));
             });
-        };
+        });
     }
 }
 
@@ -246,39 +250,50 @@ void floats(Table& t, const std::string& type) {
     binary<T>(t, "copysign." + type, [](T a, T b) { return std::copysign(b, a); });
 }
 
-// An approximation gives the exact value, moved by the part of it that the ISA allows.
-template <double most, class F>
+// The result that is farthest from the exact one, above or below, but not by more than the ISA allows.
+inline float moved(double exact, double most, int bias) {
+    const float rounded = float(exact);
+    if (bias == 0 || !std::isfinite(rounded) || rounded == exact) return rounded;
+    const double bound = exact + bias * most;
+    const float r = float(bound);
+    return (r > bound) == (bias > 0) && r != bound ? std::nextafter(r, bias > 0 ? -INFINITY : INFINITY) : r;
+}
+
+// An approximation gives the exact value, moved by the part of it that the ISA allows; of a logarithm of what is close
+// to 1, whose own value is close to 0, by that number itself.
+template <double most, bool logarithm = false, class F>
 void approximate(Table& t, const std::string& name, F) {
-    const auto moved = [](const Warp& w, float a) {
+    const auto result = [](const Warp& w, float a) {
         const double exact = F{}(double(a));
-        const float rounded = float(exact);
-        if (w.block->launch->bias == 0 || !std::isfinite(rounded) || rounded == exact) return rounded;
-        return float(exact * (1 + w.block->launch->bias * most));
+        return moved(exact, logarithm && a > 0.5f && a < 2 ? most : most * std::abs(exact), w.block->launch->bias);
     };
-    t[name + ".f32"].run = [](Warp& w, const Instruction& i) {
+    define(t, name + ".f32", {4, 4}, [](Warp& w, const Instruction& i) {
         const float* a = w.in<float>(i.op[1]);
-        w.out<float>(i.op[0], [&](int l) { return decltype(moved){}(w, a[l]); });
-    };
-    t[name + ".ftz.f32"].run = [](Warp& w, const Instruction& i) {
+        w.out<float>(i.op[0], [&](int l) { return decltype(result){}(w, a[l]); });
+    });
+    define(t, name + ".ftz.f32", {4, 4}, [](Warp& w, const Instruction& i) {
         const float* a = w.in<float>(i.op[1]);
-        w.out<float>(i.op[0], [&](int l) { return flush(decltype(moved){}(w, flush(a[l]))); });
-    };
+        w.out<float>(i.op[0], [&](int l) { return flush(decltype(result){}(w, flush(a[l]))); });
+    });
 }
 
 inline void quotients(Table& t) {
     const Handler run = [](Warp& w, const Instruction& i) {
         const float *a = w.in<float>(i.op[1]), *b = w.in<float>(i.op[2]);
-        const double most = w.block->launch->bias * std::ldexp(1.0, -22);  // two units in the last place
+        const int bias = w.block->launch->bias;
         w.out<float>(i.op[0], [&](int l) {
-            const float x = i.variant ? flush(a[l]) : a[l], y = i.variant ? flush(b[l]) : b[l], exact = x / y;
-            const float result = most == 0 || !std::isfinite(exact) ? exact : float(double(x) / y * (1 + most));
+            const float x = i.variant ? flush(a[l]) : a[l], y = i.variant ? flush(b[l]) : b[l];
+            const double exact = double(x) / y;
+            const int unit = exact == 0 || !std::isfinite(exact) ? 0 : std::max(std::ilogb(exact), -126) - 23;
+            const float result = bias == 0 ? x / y : moved(exact, std::ldexp(2.0, unit), bias);  // two units
             return i.variant ? flush(result) : result;
         });
     };
-    for (const char* name : {"div.full.f32", "div.full.ftz.f32", "div.approx.f32", "div.approx.ftz.f32"}) {
-        t[name].run = run, t[name].arity = 3;
-        t[name].variant = std::string(name).find("ftz") != std::string::npos;
-    }
+    for (const char* kind : {"full", "approx"})
+        for (const char* ftz : {"", ".ftz"}) {
+            const std::string name = std::string("div.") + kind + ftz + ".f32";
+            define(t, name, {4, 4, 4}, run), t[name].variant = *ftz != 0;
+        }
 }
 
 // The upper halves of fp64 numbers: those of the operand are read, those of the result are right to 20 bits.
@@ -286,7 +301,7 @@ template <class F>
 void upper_half(Table& t, const std::string& name, F) {
     unary<double>(t, name, [](double a) {
         const auto top = [](double x) { return std::bit_cast<double>(std::bit_cast<u64>(x) & 0xffffffff00000000); };
-        return top(F{}(flush(top(a))));
+        return top(flush(F{}(flush(top(a)))));
     });
 }
 
@@ -299,6 +314,13 @@ inline float to_odd(double x) {
     const u32 b = std::bit_cast<u32>(r);
     const bool above = std::abs(double(r)) > std::abs(x);
     return b & 1 ? r : std::bit_cast<float>(above ? b - 1 : b + 1);
+}
+
+// a + b rounded to odd in fp64: whatever is compared with it, or rounds it to fewer bits, sees the exact sum.
+inline double sum_to_odd(double a, double b) {
+    const double sum = a + b, part = sum - a, rest = (a - (sum - part)) + (b - part);
+    if (rest == 0 || !std::isfinite(sum) || std::bit_cast<u64>(sum) & 1) return sum;
+    return std::nextafter(sum, rest > 0 ? INFINITY : -INFINITY);
 }
 
 enum Rounding { nearest, to_zero, down, up };
@@ -335,7 +357,7 @@ D convert(S x, int variant) {
     } else if constexpr (!IS_FLOAT<D>) {
         const double r = rounded(number(x), variant & 3);
         using Limits = std::numeric_limits<D>;
-        if (r != r) return sizeof(D) == 8 ? Limits::min() + (std::is_signed_v<D> ? 0 : D(1) << 63) : D(0);
+        if (r != r) return sizeof(D) == 8 || std::is_same_v<S, double> ? D(u64(1) << (8 * sizeof(D) - 1)) : D(0);
         return r <= double(Limits::min()) ? Limits::min() : r >= double(Limits::max()) ? Limits::max() : D(r);
     } else {
         if constexpr (std::is_same_v<D, float> && std::is_integral_v<S>) return float(x);
@@ -362,9 +384,8 @@ void conversion(Table& t, const std::string& to, const std::string& from) {
         }
     };
     const auto add = [&](const std::string& how, int variant) {
-        Instruction& i = t["cvt." + how + to + "." + from];
-        i.run = run;
-        i.variant = variant;
+        const auto width = [](auto x) { return int(sizeof x) * (IS_FLOAT<decltype(x)> ? 1 : -1); };
+        define(t, "cvt." + how + to + "." + from, {width(D{}), width(S{})}, run).variant = variant;
     };
     if constexpr (IS_FLOAT<D>) {
         if (to == from) add("sat.", 12), add("", 8);
@@ -395,14 +416,15 @@ void convert_pair(Table& t, const std::string& to) {
 // Two numbers in a register, of which each is computed as if alone.
 template <class T, class R, class F>
 void packed(Table& t, const std::string& name, F) {
-    t[name].run = [](Warp& w, const Instruction& i) {
+    const bool three = name.rfind("fma", 0) == 0;
+    define(t, name, std::vector<int>(three ? 4 : 3, sizeof(R)), [](Warp& w, const Instruction& i) {
         const auto pair = [&](int op) { return reinterpret_cast<const T*>(w.in<R>(op)); };
-        const T *a = pair(i.op[1]), *b = pair(i.op[2]), *c = i.op.size() > 3 ? pair(i.op[3]) : b;
+        const T *a = pair(i.op[1]), *b = pair(i.op[2]), *c = pair(i.op.back());
         w.out<R>(i.op[0], [&](int l) {
             T r[2] = {F{}(a[2 * l], b[2 * l], c[2 * l]), F{}(a[2 * l + 1], b[2 * l + 1], c[2 * l + 1])};
             return std::bit_cast<R>(r);
         });
-    };
+    });
 }
 
 template <class T>
@@ -437,19 +459,23 @@ void halves(Table& t, const std::string& type) {
         binary<H>(t, "mul" + (rn + type), [](H a, H b) { return half(number(a) * number(b)); });
     }
     ternary<H>(t, "fma.rn." + type, [](H a, H b, H c) {
-        return half(to_odd(double(number(a)) * number(b) + number(c)));
+        return half(to_odd(sum_to_odd(double(number(a)) * number(b), number(c))));
     });
 }
 
 // Predicates are a bit for each lane.
 inline void predicates(Table& t) {
-    t["mov.pred"].run = [](Warp& w, const Instruction& i) { w.set_predicate(i.op[0], w.predicate(i.op[1])); };
-    t["not.pred"].run = [](Warp& w, const Instruction& i) { w.set_predicate(i.op[0], ~w.predicate(i.op[1])); };
-    const auto both = [&](const char* name, auto f) {
-        t[name].run = [](Warp& w, const Instruction& i) {
-            w.set_predicate(i.op[0], decltype(f){}(w.predicate(i.op[1]), w.predicate(i.op[2])));
-        };
+    const auto one = [&](const char* name, auto f) {
+        define(t, name, {0, 0}, [](Warp& w, const Instruction& i) {
+            w.set_predicate(i.op[0], decltype(f){}(w.predicate(i.op[1])));
+        });
     };
+    const auto both = [&](const char* name, auto f) {
+        define(t, name, {0, 0, 0}, [](Warp& w, const Instruction& i) {
+            w.set_predicate(i.op[0], decltype(f){}(w.predicate(i.op[1]), w.predicate(i.op[2])));
+        });
+    };
+    one("mov.pred", [](Mask a) { return a; }), one("not.pred", [](Mask a) { return ~a; });
     both("and.pred", [](Mask a, Mask b) { return a & b; });
     both("or.pred", [](Mask a, Mask b) { return a | b; });
     both("xor.pred", [](Mask a, Mask b) { return a ^ b; });
@@ -492,15 +518,14 @@ inline Table arithmetic() {
     });
     ternary<float>(t, "fma.rm.f32", [](float a, float b, float c) {  // rounded down
         const float r = std::fma(a, b, c);
-        // The product is exact in fp64; whether the sum lies above r, its error tells.
-        const double product = double(a) * b, sum = product + c, part = sum - product;
-        const double rest = (product - (sum - part)) + (c - part);
-        return double(r) > sum || (double(r) == sum && rest < 0) ? std::nextafterf(r, -INFINITY) : r;
+        const double product = double(a) * b, sum = sum_to_odd(product, c);
+        if (sum == 0) return std::signbit(product) || std::signbit(c) ? -0.0f : 0.0f;
+        return double(r) > sum ? std::nextafterf(r, -INFINITY) : r;
     });
 
     quotients(t);
     approximate<0x1p-22>(t, "ex2.approx", [](double a) { return std::exp2(a); });
-    approximate<0x1p-22>(t, "lg2.approx", [](double a) { return std::log2(a); });
+    approximate<0x1p-22, true>(t, "lg2.approx", [](double a) { return std::log2(a); });
     approximate<0x1p-23>(t, "rcp.approx", [](double a) { return 1 / a; });
     approximate<0x1p-23>(t, "sqrt.approx", [](double a) { return std::sqrt(a); });
     approximate<0x1p-22>(t, "rsqrt.approx", [](double a) { return 1 / std::sqrt(a); });
@@ -510,19 +535,16 @@ inline Table arithmetic() {
     unary<double>(t, "rsqrt.approx.f64", [](double a) { return 1 / std::sqrt(a); });
 
     predicates(t);
-    t["prmt.b32"].run = [](Warp& w, const Instruction& i) {  // bytes of a and b, chosen by four digits
-        const u32 *a = w.in<u32>(i.op[1]), *b = w.in<u32>(i.op[2]), *c = w.in<u32>(i.op[3]);
-        w.out<u32>(i.op[0], [&](int l) {
-            const u64 both = u64(b[l]) << 32 | a[l];
-            u32 r = 0;
-            for (int k = 0; k < 4; ++k) {
-                const u32 digit = c[l] >> 4 * k & 15, byte = u32(both >> 8 * (digit & 7) & 255);
-                r |= (digit & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * k;
-            }
-            return r;
-        });
-    };
-    t["lop3.b32"].run = [](Warp& w, const Instruction& i) {
+    ternary<u32>(t, "prmt.b32", [](u32 a, u32 b, u32 c) {  // bytes of a and b, chosen by four digits
+        const u64 both = u64(b) << 32 | a;
+        u32 r = 0;
+        for (int k = 0; k < 4; ++k) {
+            const u32 digit = c >> 4 * k & 15, byte = u32(both >> 8 * (digit & 7) & 255);
+            r |= (digit & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * k;
+        }
+        return r;
+    });
+    define(t, "lop3.b32", {4, 4, 4, 4, CONSTANT}, [](Warp& w, const Instruction& i) {
         const u32 *a = w.in<u32>(i.op[1]), *b = w.in<u32>(i.op[2]), *c = w.in<u32>(i.op[3]), *f = w.in<u32>(i.op[4]);
         w.out<u32>(i.op[0], [&](int l) {
             u32 r = 0;
@@ -530,7 +552,7 @@ inline Table arithmetic() {
                 if (f[l] >> k & 1) r |= (k & 4 ? a[l] : ~a[l]) & (k & 2 ? b[l] : ~b[l]) & (k & 1 ? c[l] : ~c[l]);
             return r;
         });
-    };
+    });
     ternary<u32>(t, "shf.l.wrap.b32", [](u32 a, u32 b, u32 n) { return u32((u64(b) << 32 | a) << (n & 31) >> 32); });
     ternary<u32>(t, "shf.r.wrap.b32", [](u32 a, u32 b, u32 n) { return u32((u64(b) << 32 | a) >> (n & 31)); });
     ternary<u32>(t, "shf.l.clamp.b32", [](u32 a, u32 b, u32 n) {

@@ -39,7 +39,7 @@ def folder_of(version):
 
 @cache
 def sources():
-    """What the kernels are made of, but those that a test declares."""
+    """The sources of the kernels, but for those that a test declares."""
     return "".join(path.read_text() for path in sorted((ROOT / "kernels").rglob("*.py")))
 
 

@@ -13,8 +13,8 @@ void Warp::fault(const char* kind, const Instruction& i, const std::string& deta
                                            ": " + detail);
 }
 
-// What a release now makes visible: all that is visible here, all that the block wrote before its last barrier, and all
-// that this warp wrote.
+// A release now makes visible all that is visible here, all that the block wrote before its last barrier, and all that
+// this warp wrote.
 View Warp::publication() const {
     View result = view;
     Seen& mine = result[block->number];
@@ -72,41 +72,52 @@ Instruction access(const std::string& opcode) {
     }
     if (!i.bytes || (is_atomic && (opcode.find(".f") != std::string::npos || i.bytes < 4))) unknown(opcode);
     i.run = is_atomic ? atomic : words[0] == "ld" ? load : store;
+    // A register may be wider than a number that is loaded or stored; the result of an atomic may be `_`.
+    i.widths.assign(is_atomic ? 1 : i.count, -i.bytes);
+    i.widths.insert(words[0] == "st" ? i.widths.begin() : i.widths.end(), i.space == Space::global ? 8 : -4);
+    if (is_atomic) i.widths.insert(i.widths.end(), i.variant == int(Atomic::cas) ? 2 : 1, i.bytes);
     return i;
 }
 
 Table instructions() {
     Table t = arithmetic();
-    const auto add = [&](const std::string& name, Kind kind, Handler run, int variant = 0) {
-        Instruction i;
-        i.kind = kind, i.run = run, i.variant = variant;
-        t[name] = i;
+    const auto add = [&](const std::string& name, Kind kind, std::vector<int> widths, Handler run, int variant = 0) {
+        Instruction& i = define(t, name, std::move(widths), run);
+        i.kind = kind, i.variant = variant;
+    };
+    const auto of = [](int count, int width, const std::vector<int>& more = {}) {
+        std::vector<int> widths(count, width);
+        for (const int x : more) widths.push_back(x);
+        return widths;
     };
     const Handler nothing = [](Warp&, const Instruction&) {};
     const Handler fence = [](Warp& w, const Instruction&) { w.fence(); };
-    add("bra", Kind::branch, nothing), add("bra.uni", Kind::branch, nothing);
-    add("ret", Kind::end, nothing), add("exit", Kind::end, nothing);
-    add("bar.sync", Kind::barrier, nothing), add("barrier.sync", Kind::barrier, nothing);
-    add("bar.red.or.pred", Kind::barrier, [](Warp& w, const Instruction& i) {
+    add("bra", Kind::branch, {}, nothing), add("bra.uni", Kind::branch, {}, nothing);
+    add("ret", Kind::end, {}, nothing), add("exit", Kind::end, {}, nothing);
+    add("bar.sync", Kind::barrier, {CONSTANT}, nothing), add("barrier.sync", Kind::barrier, {CONSTANT}, nothing);
+    add("bar.red.or.pred", Kind::barrier, {0, CONSTANT, 0}, [](Warp& w, const Instruction& i) {
         w.mask = ALL, w.set_predicate(i.op[0], w.block->voted ? ALL : 0);
     });
-    add("bar.warp.sync", Kind::converged, nothing);
-    for (int bytes : {2, 4, 8}) {
-        const std::string type = ".b" + std::to_string(8 * bytes);
-        add("pack" + type, Kind::plain, pack), add("unpack" + type, Kind::plain, unpack);
-        t["pack" + type].bytes = t["unpack" + type].bytes = bytes;
-    }
+    add("bar.warp.sync", Kind::converged, {4}, nothing);
+    for (int bytes : {4, 8})
+        for (int parts = 2; parts <= bytes / 2; parts *= 2) {
+            const std::string type = std::to_string(parts) + ".b" + std::to_string(8 * bytes);
+            add("pack" + type, Kind::plain, of(1, bytes, of(parts, bytes / parts)), pack);
+            add("unpack" + type, Kind::plain, of(parts, -bytes / parts, {bytes}), unpack);  // (into _ too)
+            t["pack" + type].bytes = t["unpack" + type].bytes = bytes;
+        }
     for (const char* name : {"membar.gl", "membar.sys", "fence.acq_rel.gpu", "fence.sc.gpu", "fence.acq_rel.sys"})
-        add(name, Kind::plain, fence);
-    add("membar.cta", Kind::plain, nothing), add("fence.acq_rel.cta", Kind::plain, nothing);
-    add("fence.proxy.async.shared::cta", Kind::plain, [](Warp& w, const Instruction&) {
+        add(name, Kind::plain, {}, fence);
+    add("membar.cta", Kind::plain, {}, nothing), add("fence.acq_rel.cta", Kind::plain, {}, nothing);
+    add("fence.proxy.async.shared::cta", Kind::plain, {}, [](Warp& w, const Instruction&) {
         w.proxy_fence = ++w.block->tick;
     });
     for (const char* how : {"up", "down", "bfly", "idx"})
-        add(std::string("shfl.sync.") + how + ".b32", Kind::converged, shuffle, how[0]);
-    for (const char* name : {"vote.ballot.sync.b32", "vote.sync.ballot.b32"}) add(name, Kind::converged, vote, 'b');
-    for (const char* name : {"vote.any.sync.pred", "vote.sync.any.pred"}) add(name, Kind::converged, vote, 'o');
-    for (const char* name : {"vote.all.sync.pred", "vote.sync.all.pred"}) add(name, Kind::converged, vote, 'a');
+        add(std::string("shfl.sync.") + how + ".b32", Kind::converged, {4, 0, 4, 4, 4, 4}, shuffle, how[0]);
+    for (const char* name : {"vote.ballot.sync.b32", "vote.sync.ballot.b32"})
+        add(name, Kind::converged, {4, 0, 4}, vote, 'b');
+    add("vote.sync.any.pred", Kind::converged, {0, 0, 4}, vote, 'o');
+    add("vote.sync.all.pred", Kind::converged, {0, 0, 4}, vote, 'a');
     redux<int32_t>(t, "add.s32", [](int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); });
     redux<uint32_t>(t, "add.u32", [](uint32_t a, uint32_t b) { return a + b; });
     redux<int32_t>(t, "min.s32", [](int32_t a, int32_t b) { return std::min(a, b); });
@@ -125,26 +136,30 @@ Table instructions() {
             for (bool stores : {false, true}) {
                 const Handler run = stores ? [](Warp& w, const Instruction& i) { matrix(w, i, true); }
                                            : Handler([](Warp& w, const Instruction& i) { matrix(w, i, false); });
-                add((stores ? "stmatrix" : "ldmatrix") + rest, Kind::converged, run, *transposed != 0);
+                add((stores ? "stmatrix" : "ldmatrix") + rest, Kind::converged,
+                    stores ? of(1, -4, of(count, 4)) : of(count, 4, {-4}), run, *transposed != 0);
                 t[(stores ? "stmatrix" : "ldmatrix") + rest].count = count;
             }
         }
     const Handler wait = [](Warp& w, const Instruction& i) {
-        wait_for_groups(w, i.op.empty() ? 0 : size_t(w.wide(i.op[0], 0)));
+        wait_for_groups(w, w.groups[i.variant], size_t(w.wide(i.op[0], 0)));
     };
     for (const char* name : {"cp.async.ca.shared.global", "cp.async.cg.shared.global"})
-        add(name, Kind::plain, copy_later);
-    add("cp.async.commit_group", Kind::plain, commit), add("cp.async.wait_group", Kind::plain, wait);
-    add("cp.async.wait_all", Kind::plain, [](Warp& w, const Instruction& i) { commit(w, i), wait_for_groups(w, 0); });
-    add("wgmma.fence.sync.aligned", Kind::converged, nothing);
-    add("wgmma.commit_group.sync.aligned", Kind::converged, commit);
-    add("wgmma.wait_group.sync.aligned", Kind::converged, wait);
+        add(name, Kind::plain, {-4, 8, CONSTANT, 4}, copy_later);
+    add("cp.async.commit_group", Kind::plain, {}, commit), add("cp.async.wait_group", Kind::plain, {CONSTANT}, wait);
+    add("cp.async.wait_all", Kind::plain, {}, [](Warp& w, const Instruction& i) {
+        commit(w, i), wait_for_groups(w, w.groups[0], 0);
+    });
+    add("wgmma.fence.sync.aligned", Kind::converged, {}, nothing);
+    add("wgmma.commit_group.sync.aligned", Kind::converged, {}, commit, 1);
+    add("wgmma.wait_group.sync.aligned", Kind::converged, {CONSTANT}, wait, 1);
     for (const char* half : {"f16", "bf16"}) {
         const std::string types = std::string(".f32.") + half + "." + half;
-        add("mma.sync.aligned.m16n8k16.row.col" + types + ".f32", Kind::converged, multiply, half[0] == 'b');
+        add("mma.sync.aligned.m16n8k16.row.col" + types + ".f32", Kind::converged, of(14, 4), multiply, half[0] == 'b');
         for (int n = 8; n <= 256; n += 8) {
             const std::string name = "wgmma.mma_async.sync.aligned.m64n" + std::to_string(n) + "k16" + types;
-            add(name, Kind::converged, multiply_later, half[0] == 'b');
+            const std::vector<int> numbers(4, CONSTANT);
+            add(name, Kind::converged, of(n / 2, 4, of(2, 8, of(1, 0, numbers))), multiply_later, half[0] == 'b');
             t[name].count = n;
         }
     }
@@ -158,6 +173,21 @@ const Instruction& lookup(const std::string& opcode) {
     const std::string family = opcode.substr(0, opcode.find('.'));
     if (family != "ld" && family != "st" && family != "atom") unknown(opcode);
     return table[opcode] = access(opcode);
+}
+
+// Handlers read registers by the width that the opcode says: another one is refused.
+void require_widths(const Program& program, const Instruction& i, const std::string& opcode) {
+    const size_t count = i.op.size();
+    if (count != i.widths.size()) unknown(opcode + " with " + std::to_string(count) + " operands: " + i.text);
+    for (size_t k = 0; k < count; ++k) {
+        const int width = i.widths[k], actual = i.op[k] < 0 ? CONSTANT : program.width[i.op[k]];
+        if (actual != CONSTANT && actual != width && !(width < 0 && actual >= -width))
+            throw std::runtime_error("operand " + std::to_string(k) + " of " + i.text + " has " +
+                                     std::to_string(8 * actual) + " bits");
+    }
+    if (i.predicate >= 0 && program.width[i.predicate]) throw std::runtime_error("no predicate guards " + i.text);
+    // There is one barrier here, of all warps.
+    if (i.kind == Kind::barrier && program.constants[~i.op[count / 2]].wide[0]) unknown(i.text);
 }
 
 // One instruction a line, tab-separated: opcode, predicate, whether it is negated, operands, numbers, its text.
@@ -188,12 +218,17 @@ std::unique_ptr<Program> load_program(const char* text) {
             Instruction i = lookup(field[0]);
             i.predicate = std::stoi(field[1]), i.negated = field[2] == "1";
             for (int64_t x : numbers(field[3])) i.op.push_back(int(x));
-            if (i.arity >= 0 && int(i.op.size()) != i.arity) unknown(field[0] + " with other operands: " + field[5]);
             i.number = numbers(field[4]), i.text = field[5];
-            if (field[0].rfind("cp.async.c", 0) == 0 && i.run == copy_later)
-                i.bytes = int(program->constants[~i.op[2]].wide[0]);
-            if (i.run == multiply_later && int(i.op.size()) >= i.count / 2 + 4 + 5) i.variant |= 2;
-            if (i.space == Space::shared && i.bytes) grain = std::min(grain, i.bytes);
+            i.aligned = field[0].find("aligned") != std::string::npos;
+            if (i.run == copy_later && i.op.size() == 3) i.widths.pop_back();
+            if (i.run == multiply_later && i.op.size() > i.widths.size()) {  // A in four registers
+                i.variant |= 2;
+                i.widths.erase(i.widths.begin() + i.count / 2), i.widths.pop_back();
+                i.widths.insert(i.widths.begin(), 4, 4);
+            }
+            require_widths(*program, i, field[0]);
+            if (i.run == copy_later) i.bytes = int(program->constants[~i.op[2]].wide[0]);
+            if ((i.space == Space::shared || i.run == copy_later) && i.bytes) grain = std::min(grain, i.bytes);
             program->code.push_back(std::move(i));
         }
     }
@@ -318,8 +353,7 @@ bool Block::run(Warp& w, int64_t quantum, int64_t& steps) {
                 break;
             case Kind::converged: {
                 // The last operand of shfl, vote, redux and bar.warp.sync says who takes part; of the others all do.
-                const bool says = i.text.find("aligned") == std::string::npos;
-                const Mask members = says ? Mask(w.wide(i.op.back(), __builtin_ctz(part.lanes))) : ALL;
+                const Mask members = i.aligned ? ALL : Mask(w.wide(i.op.back(), __builtin_ctz(part.lanes)));
                 if (members & w.live & ~part.lanes) {
                     part.waiting = true;
                     break;

@@ -1,4 +1,4 @@
-// What executes: warps of 32 lanes that share a program and, within a block, shared memory.
+// Warps of 32 lanes execute: they share a program and, within a block, shared memory.
 //
 // A register is 32 numbers side by side, so that g++ makes one vector loop of an instruction. A warp whose lanes have
 // parted runs the part that is furthest behind, which is how parts meet again; an instruction that wants lanes which
@@ -16,6 +16,7 @@ namespace executed {
 constexpr int LANES = 32;
 using Mask = uint32_t;
 constexpr Mask ALL = ~Mask(0);
+constexpr int CONSTANT = 99;  // in the place of a width
 
 struct Warp;
 struct Instruction;
@@ -32,9 +33,10 @@ struct Instruction {
     std::string text;  // as it stands in the PTX, for events
     int predicate = -1;
     bool negated = false;
-    int arity = -1;               // how many operands it must have, if that does not depend on the opcode
     std::vector<int> op;          // registers; below 0: constants
     std::vector<int64_t> number;  // offsets of addresses, targets of branches
+    std::vector<int> widths;      // bytes of the operands; 0: a predicate, -n: n or more, CONSTANT
+    bool aligned = false;         // all lanes take part, whatever the last operand says
     // of accesses
     Space space = Space::global;
     int count = 1, bytes = 0;  // elements, and the bytes of one
@@ -61,7 +63,7 @@ struct Program {
     int shared_bytes = 0, local_bytes = 0, shared_grain = 8;
 };
 
-// Of the writes of a block, those that a warp may count on: all before a tick, and of some warps later ones.
+// The writes of a block that a warp may count on are all before a tick, and later ones of some warps.
 struct Seen {
     uint32_t all = 0;
     std::map<int, uint32_t> of_warp;
@@ -105,6 +107,11 @@ struct Deferred {
     Register operand[3];
 };
 
+struct Groups {
+    std::vector<std::vector<Deferred>> committed;  // the oldest first
+    std::vector<Deferred> open;
+};
+
 struct Warp {
     Block* block = nullptr;
     int number = 0;
@@ -116,8 +123,7 @@ struct Warp {
     View view, acquired, released;  // acquired: what strong reads have met; released: as of the last fence
     bool has_fenced = false;
     uint32_t proxy_fence = 0;  // the tick of the last fence.proxy.async
-    std::vector<std::vector<Deferred>> groups;  // committed, the oldest first
-    std::vector<Deferred> open;                 // not committed yet
+    Groups groups[2];  // of cp.async and of wgmma, which are counted apart
     Mask mask = 0;  // of the lanes that run the present instruction
 
     template <class T>
@@ -148,6 +154,9 @@ struct Warp {
         Mask& p = *reinterpret_cast<Mask*>(registers[op].bytes);
         p = (p & ~mask) | (value & mask);
     }
+
+    // Lanes that reach one address do so in any order; with an odd seed it is the reverse one.
+    int turn(int lane) const;
 
     // A register of any width as 64 bits, and back.
     uint64_t wide(int op, int lane) const {
@@ -197,5 +206,6 @@ struct Block {
 };
 
 inline const Program& Warp::program() const { return *block->program; }
+inline int Warp::turn(int lane) const { return block->launch->seed & 1 ? LANES - 1 - lane : lane; }
 
 }  // namespace executed

@@ -28,7 +28,7 @@ REGISTERS = 65_536  # of a multiprocessor, so of a block
 
 
 class Fault(AssertionError):
-    """What a launch did that it must not."""
+    """A launch did what it must not."""
 
 
 class Launch(ctypes.Structure):
@@ -92,7 +92,7 @@ def bytes_of(tensor):
 
 
 def elements(tensors):
-    """Of each byte of the storage that these tensors share, whether it belongs to one of them; None: all do."""
+    """A mask of the storage's bytes that belong to one of these tensors, which share it; None: all do."""
     size = tensors[0].untyped_storage().nbytes()
     if any(t.numel() * t.element_size() == size and t.is_contiguous() for t in tensors):
         return None
@@ -136,9 +136,8 @@ class Operands:
     def fill_fresh(self, garbage):
         for _, data, _, _, fresh, _ in self.storages:
             if fresh:
-                whole = len(data) // 4 * 4
-                data[:whole].view(torch.int32).fill_(garbage - (garbage >> 31 << 32))
-                data[whole:] = garbage & 0xFF
+                pattern = torch.tensor(list(garbage.to_bytes(4, "little")), dtype=torch.uint8)
+                data.copy_(pattern.repeat(len(data) // 4 + 1)[: len(data)])
 
     def copies(self):
         return [data.clone() for _, data, *_ in self.storages]

@@ -15,16 +15,16 @@ struct Stamp {
     static constexpr int MANY = 0x7f;  // several warps of the block have read it
     static Stamp of(const Warp& w, bool strong) {
         const uint64_t block = w.block->number + 1, warp = w.number;
-        return {block << 40 | uint64_t(strong) << 39 | warp << 32 | w.block->tick};
+        return {block << 32 | uint64_t(strong) << 31 | warp << 24 | w.block->tick};
     }
-    int block() const { return int(bits >> 40) - 1; }
-    int warp() const { return bits >> 32 & 0x7f; }
-    bool strong() const { return bits >> 39 & 1; }
-    uint32_t tick() const { return uint32_t(bits); }
-    void merge_warps() { bits |= uint64_t(MANY) << 32; }
+    int block() const { return int(bits >> 32) - 1; }
+    int warp() const { return bits >> 24 & 0x7f; }
+    bool strong() const { return bits >> 31 & 1; }
+    uint32_t tick() const { return bits & 0xffffff; }
+    void merge_warps() { bits |= uint64_t(MANY) << 24; }
 };
 
-// Whether a barrier, or a release that this warp has acquired, comes between.
+// True if a barrier, or a release that this warp has acquired, comes between.
 inline bool ordered(const Warp& w, Stamp s) {
     if (s.bits == 0) return true;
     if (s.block() == w.block->number && (s.warp() == w.number || s.tick() < w.block->last_barrier)) return true;
@@ -124,13 +124,14 @@ inline void check_read(Warp& w, const Instruction& i, const uint64_t* writes, ui
     }
 }
 
-// What a read gives that begins before a tensor or ends behind it. Memory is handed out in pieces of 16 bytes and more:
-// where each piece has a byte of a tensor, the read is right, and the other bytes are anything.
+// A read may begin before a tensor or end behind it. Memory is handed out in pieces of 16 bytes and more: where each
+// piece has a byte of a tensor, the read is right, and the other bytes are anything.
 inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, int bytes) {
     static thread_local uint8_t data[64];
     Memory& memory = *w.block->memory;
     for (int k = 0; k < bytes; ++k) data[k] = uint8_t(w.block->launch->garbage >> k % 4 * 8);
-    for (uint64_t piece = address / 16 * 16; piece < address + bytes; piece += 16) {
+    uint64_t piece = address / 16 * 16;
+    for (int pieces = int(address % 16 + bytes + 15) / 16; pieces--; piece += 16) {
         bool any = false;
         for (uint64_t at = piece; at < piece + 16; ++at) {
             const Region* r = memory.find(at);
@@ -146,14 +147,16 @@ inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, i
     return data;
 }
 
+inline bool fits(uint64_t offset, uint64_t bytes, uint64_t size) { return offset <= size && bytes <= size - offset; }
+
 // The bytes of global memory at an address, or null if they are no tensor's.
 // data: what is written there; null for an atomic.
 inline uint8_t* global_bytes(Warp& w, const Instruction& i, uint64_t address, int bytes, bool reads, bool writes,
                              const uint8_t* data = nullptr) {
     Memory& memory = *w.block->memory;
-    if (address % bytes) w.fault("misaligned", i, hex(address));
+    if (address % (i.count * i.bytes)) w.fault("misaligned", i, hex(address));
     Region* r = memory.find(address);
-    if (!r || address + bytes > r->start + r->size) {
+    if (!r || !fits(address - r->start, bytes, r->size)) {
         if (!writes) return across_an_end(w, i, address, bytes);
         w.fault("writes out of bounds", i, memory.nearest(address, bytes));
         return nullptr;
@@ -163,16 +166,15 @@ inline uint8_t* global_bytes(Warp& w, const Instruction& i, uint64_t address, in
         r->writes.resize(r->size / r->grain + 1);
         if (r->watched) r->reads.resize(r->writes.size());
     }
-    if (reads) {
-        if (r->fresh && !writes)
-            for (int64_t k = first; k < last; ++k)
-                if (!r->writes[k] && (!r->inside || r->inside[k * r->grain])) {
-                    w.fault("reads what nobody wrote", i, r->name + " at byte " + std::to_string(offset));
-                    break;
-                }
+    if (reads && r->fresh)
+        for (int64_t k = first; k < last; ++k)
+            if (!r->writes[k] && (!r->inside || r->inside[k * r->grain])) {
+                w.fault("reads what nobody wrote", i, r->name + " at byte " + std::to_string(offset));
+                break;
+            }
+    if (!writes) {
         check_read(w, i, r->writes.data(), r->watched ? r->reads.data() : nullptr, first, last, r->name);
-    }
-    if (writes) {
+    } else {
         r->written = true;
         if (r->inside)
             for (int b = 0; b < bytes; ++b)
@@ -186,20 +188,20 @@ inline uint8_t* global_bytes(Warp& w, const Instruction& i, uint64_t address, in
     return reinterpret_cast<uint8_t*>(address);
 }
 
-inline uint8_t* shared_bytes(Warp& w, const Instruction& i, uint64_t address, int bytes, bool reads, bool writes,
+inline uint8_t* shared_bytes(Warp& w, const Instruction& i, uint64_t address, int bytes, bool writes,
                              const uint8_t* data = nullptr) {
     Block& block = *w.block;
     if (address % bytes) w.fault("misaligned in shared memory", i, hex(address));
-    if (address + bytes > block.shared.size()) {
+    if (!fits(address, bytes, block.shared.size())) {
         w.fault("out of bounds of shared memory", i, hex(address) + " of " + std::to_string(block.shared.size()));
         return nullptr;
     }
     const int grain = block.program->shared_grain;
     const int64_t first = address / grain, last = (address + bytes - 1) / grain + 1;
     uint64_t *write = block.shared_writes.data(), *read = block.shared_reads.data();
-    if (reads) check_read(w, i, write, read, first, last, "shared memory");
     const bool same = data && !std::memcmp(block.shared.data() + address, data, bytes);
-    if (writes) check_write(w, i, write, read, first, last, same, "shared memory");
+    if (!writes) check_read(w, i, write, read, first, last, "shared memory");
+    else check_write(w, i, write, read, first, last, same, "shared memory");
     return block.shared.data() + address;
 }
 
@@ -207,10 +209,10 @@ inline uint8_t* bytes_at(Warp& w, const Instruction& i, int lane, uint64_t addre
                          const uint8_t* data = nullptr) {
     switch (i.space) {
         case Space::global: return global_bytes(w, i, address, bytes, reads, writes, data);
-        case Space::shared: return shared_bytes(w, i, address, bytes, reads, writes, data);
+        case Space::shared: return shared_bytes(w, i, address, bytes, writes, data);
         case Space::param: return const_cast<uint8_t*>(w.block->launch->params) + address;
         case Space::local:
-            if (address + bytes > uint64_t(w.program().local_bytes)) {
+            if (!fits(address, bytes, w.program().local_bytes)) {
                 w.fault("out of bounds of local memory", i, hex(address));
                 return nullptr;
             }

@@ -6,7 +6,6 @@ or says that it does not.
 """
 
 import re
-import struct
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -94,6 +93,7 @@ class Translation:
         self.registers, self.widths, self.of_calls = {}, [], set()  # of_calls: registers that are their parameters
         self.constants, self.labels, self.symbols = {}, {}, {}
         self.fresh = count()
+        self.dynamic = False  # whether the size of shared memory is the launch's
         self.place = ""
         for name in SPECIAL:
             self.register(name, 4)
@@ -125,14 +125,17 @@ class Translation:
             width = int(kind[1:]) // 8
             bytes_ = width * (int(size or 0) if array else 1)
             if space == "param":
-                if bytes_ > 8:
-                    raise ValueError(f"a parameter of {bytes_} bytes of a call")
+                if array:
+                    raise ValueError(f"an array as parameter of a call: {name}")
                 scope[name] = f"{name} {next(self.fresh)}"
-                self.register(scope[name], 8)
+                self.register(scope[name], width)
                 self.of_calls.add(scope[name])
                 continue
             if space in ("global", "const"):
                 continue  # who reads one is told that there is no such operand
+            if space == "shared" and self.dynamic:
+                raise ValueError(f"{name} beside dynamic shared memory")
+            self.dynamic |= bytes_ == 0
             total = f"{space}_bytes"
             offset = aligned(getattr(self.program, total), int(alignment or width))
             self.symbols[name] = offset
@@ -165,8 +168,6 @@ class Translation:
             return self.constant(self.symbols[text])
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}", text):
             return self.constant(int(text[2:], 16))
-        if re.fullmatch(r"-?\d+\.\d+", text):
-            return self.constant(struct.unpack("<Q", struct.pack("<d", float(text)))[0])
         if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", text):
             return self.constant(int(text.rstrip("U"), 0))
         raise ValueError(f"operand {text!r}")
@@ -207,27 +208,30 @@ class Translation:
             raise ValueError(f"directive {statement!r}")
 
     def instruction(self, statement, scope, labels, end):
-        negated, predicate, opcode, rest = STATEMENT.fullmatch(statement).groups()
+        match = STATEMENT.fullmatch(statement)
+        if not match:
+            raise ValueError(f"statement {statement!r}")
+        negated, predicate, opcode, rest = match.groups()
         guard = {"text": statement}
         if predicate:
             guard |= {"predicate": self.operand(predicate, scope), "negated": bool(negated)}
         operands = split_list(rest)
         family = opcode.partition(".")[0]
         if family == "bra":
-            return self.emit(opcode, (), (labels.setdefault(operands[0], next(self.fresh)),), **guard)
+            return self.emit(opcode, (), (labels.setdefault(rest, next(self.fresh)),), **guard)
         if family == "ret" and end is not None:
             return self.emit("bra", (), (end,), **guard)
         if family == "call":
+            if predicate:
+                raise ValueError(f"a call that not all make: {statement}")
             return self.call(operands, scope)
-        if family in ("ld", "st") and ".param" in opcode:
-            name = ADDRESS.fullmatch(operands[family == "ld"])
-            if name and scope.get(name[1]) in self.of_calls:
-                to, source = (operands[0], name[1]) if family == "ld" else (name[1], operands[1])
-                wide = "64" if self.widths[self.operand(operands[family == "st"], scope)] == 8 else "32"
-                return self.emit(f"mov.b{wide}", [self.operand(x, scope) for x in (to, source)], (), **guard)
-        if family == "mov":
-            how = "unpack" if operands[0].startswith("{") else "pack" if operands[1].startswith("{") else "mov"
-            opcode = how + opcode[3:]
+        if ".param" in opcode and (name := ADDRESS.search(rest)) and scope.get(name[1]) in self.of_calls:
+            if int(name[2] or 0) or "{" in rest:
+                raise ValueError(f"a part of a parameter: {statement}")
+            to, source = (operands[0], name[1]) if family == "ld" else (name[1], operands[-1])
+            return self.move(to, source, scope, scope, **guard)
+        if family == "mov" and "{" in rest:
+            opcode = f"{'unpack' if rest.startswith('{') else 'pack'}{rest.count(',')}{opcode[3:]}"
         # `red` is an `atom` whose result nobody reads.
         opcode = re.sub(r"^red\.(?!async)", "atom.", opcode)
         self.emit(opcode, *self.encoded(family, operands, scope), **guard)
@@ -251,6 +255,10 @@ class Translation:
             results.insert(0, self.sink)
         return results, numbers
 
+    def move(self, to, source, scope, scope_of_source, **guard):
+        pair = [self.operand(*x) for x in ((to, scope), (source, scope_of_source))]
+        self.emit(f"mov.b{8 * self.widths[pair[0]]}", pair, **guard)
+
     def call(self, operands, scope):
         """Put the function in the place of the call."""
         results, name, arguments = operands if len(operands) == 3 else ("", *operands)
@@ -259,12 +267,12 @@ class Translation:
         self.variables(returned, inner), self.variables(parameters, inner)
         theirs = [x.split()[-1] for x in split_list(parameters)]
         for to, source in zip(theirs, split_list(arguments.strip("()"))):
-            self.emit("mov.b64", [self.operand(to, inner), self.operand(source, scope)])
+            self.move(to, source, inner, scope)
         end = next(self.fresh)
         self.function(body, inner, end)
         self.labels[end] = len(self.program.instructions)
         for to, source in zip(split_list(results.strip("()")), [x.split()[-1] for x in split_list(returned)]):
-            self.emit("mov.b64", [self.operand(to, scope), self.operand(source, inner)])
+            self.move(to, source, scope, inner)
 
     def link(self):
         lines = [
@@ -274,7 +282,9 @@ class Translation:
         ]
         for opcode, predicate, negated, operands, numbers, text in self.program.instructions:
             if opcode.startswith("bra"):
-                numbers = [self.labels[label] for label in numbers]
+                if numbers[0] not in self.labels:
+                    raise ValueError(f"no label: {text}")
+                numbers = [self.labels[numbers[0]]]
             row = opcode, predicate, negated, " ".join(map(str, operands)), " ".join(map(str, numbers)), text
             lines.append("\t".join(map(str, row)))
         self.program.text = "\n".join(lines) + "\n"
