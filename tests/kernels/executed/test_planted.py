@@ -444,6 +444,7 @@ def product(**parts):
 
 def test_product():
     product()
+    product(fence="", barrier="bar.sync 0; fence.proxy.async.shared::cta;")
     late = "wgmma.wait_group.sync.aligned 0;"
     with pytest.raises(AssertionError, match="not there yet"):
         product(wait="", late=late)
