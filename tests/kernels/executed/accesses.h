@@ -251,7 +251,8 @@ inline float described_number(Warp& w, const Instruction& i, const Described& m,
     const uint8_t* source = shared_bytes(w, i, at, 2, false);
     if (!source) return 0;
     const Stamp write{w.block->shared_writes[at / w.block->program->shared_grain]};
-    if (write.bits && write.tick() >= w.block->warps[write.warp()].proxy_fence)
+    // Who wrote has fenced since then, or this warp has, behind the barrier that follows the write.
+    if (write.bits && write.tick() >= w.block->warps[write.warp()].proxy_fence && write.tick() >= w.proxy_barrier)
         w.fault("reads what no fence.proxy.async has published", i, hex(at));
     uint16_t x;
     std::memcpy(&x, source, 2);

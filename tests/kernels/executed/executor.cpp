@@ -110,7 +110,7 @@ Table instructions() {
         add(name, Kind::plain, {}, fence);
     add("membar.cta", Kind::plain, {}, nothing), add("fence.acq_rel.cta", Kind::plain, {}, nothing);
     add("fence.proxy.async.shared::cta", Kind::plain, {}, [](Warp& w, const Instruction&) {
-        w.proxy_fence = ++w.block->tick;
+        w.proxy_fence = ++w.block->tick, w.proxy_barrier = w.block->last_barrier;
     });
     for (const char* how : {"up", "down", "bfly", "idx"})
         add(std::string("shfl.sync.") + how + ".b32", Kind::converged, {4, 0, 4, 4, 4, 4}, shuffle, how[0]);

@@ -122,7 +122,7 @@ struct Warp {
     std::vector<uint8_t> local;
     View view, acquired, released;  // acquired: what strong reads have met; released: as of the last fence
     bool has_fenced = false;
-    uint32_t proxy_fence = 0;  // the tick of the last fence.proxy.async
+    uint32_t proxy_fence = 0, proxy_barrier = 0;  // ticks of the last fence.proxy.async, and of the barrier before it
     Groups groups[2];  // of cp.async and of wgmma, which are counted apart
     Mask mask = 0;  // of the lanes that run the present instruction
 

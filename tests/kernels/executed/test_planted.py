@@ -444,6 +444,7 @@ def product(**parts):
 
 def test_product():
     product()
+    product(fence="", barrier="bar.sync 0; fence.proxy.async.shared::cta;")
     late = "wgmma.wait_group.sync.aligned 0;"
     with pytest.raises(AssertionError, match="not there yet"):
         product(wait="", late=late)
@@ -500,8 +501,8 @@ def launched(body, counter):
         arguments=lambda pointers, floats: pointers, template=["*i32"],
     )  # fmt: skip
     executor = launching.Executor(90, "none", 2, None, 0)
-    with mock.patch.object(compiling, "compiled", lambda *_: compiling.Binary(text, 1, 0)):
-        executor.launch(plan, [counter], None)
+    with mock.patch.object(compiling, "compiled", lambda *_: compiling.Binary(text, 1, 0)), executor.fresh:
+        executor.launch(plan, [counter()], None)
     return executor.launches
 
 
@@ -509,6 +510,16 @@ def test_counters_that_are_left():
     pytest.importorskip("triton")
     body = "setp.eq.u32 %p1, %thread, 0; @!%p1 ret; atom.global.gpu.acq_rel.add.u32 %r1, [%counter], 1; {}"
     reset = "setp.eq.u32 %p2, %r1, 1; @%p2 st.global.b32 [%counter], 0;"
-    assert [x.steps > 0 for x in launched(body.format(reset), torch.zeros(1, dtype=torch.int32))] == [True]
+    assert [x.steps > 0 for x in launched(body.format(reset), lambda: torch.zeros(1, dtype=torch.int32))] == [True]
     with pytest.raises(machine.Fault, match="counters are not zero"):
-        launched(body.format(""), torch.zeros(1, dtype=torch.int32))
+        launched(body.format(""), lambda: torch.zeros(1, dtype=torch.int32))
+
+
+def test_a_launch_that_reads_what_torch_left_empty():
+    pytest.importorskip("triton")
+    body = "{} mad.wide.u32 %d1, %thread, 4, %counter; atom.global.add.u32 %r1, [%d1], 0;"
+    write = "mad.wide.u32 %d1, %thread, 4, %counter; setp.eq.u32 %p1, %block, 0; st.global.b32 [%d1], 0;"
+    launched(body.format(""), lambda: torch.empty(32, dtype=torch.int32).zero_())
+    launched(write.replace("st.", "@%p1 st."), lambda: torch.empty(64, dtype=torch.int32))  # half is not used
+    with pytest.raises(machine.Fault, match="reads what nobody wrote"):
+        launched(body.format(""), lambda: torch.empty(32, dtype=torch.int32))
