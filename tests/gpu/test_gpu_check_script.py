@@ -247,6 +247,13 @@ def test_what_no_executor_has_seen_stays_in_its_order(monkeypatch):
         assert [item.nodeid for item in items] == wanted
 
 
+def test_each_call_has_a_name_of_its_own():
+    from tests.gpu.test_unseen import CASES
+
+    names = list(map(str, CASES))
+    assert len(set(names)) == len(names)
+
+
 WATCHED = """#!{python} -S
 import subprocess, sys
 print(subprocess.run(sys.argv[sys.argv.index({python!r}):], capture_output=True, text=True).stdout)
@@ -426,7 +433,7 @@ def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel)]
     assert gpu_processes.run_limited([*pip, str(ROOT)], 600, env=os.environ | {"SAFEOPS_NO_EXT": "1"})[0] == 0
     (built,) = wheel.glob("*.whl")
-    options = ["--device", "cpu", "--minutes", "1", "--out", str(tmp_path), "--kernels", str(kernels)]
+    options = ["--device", "cpu", "--minutes", "2", "--out", str(tmp_path), "--kernels", str(kernels)]
     gpu_check.main(["--wheel", str(built), *options])
     (log,) = tmp_path.glob("*.jsonl")
     results = gpu_verdicts.read(log)
