@@ -1,6 +1,6 @@
 """Everything that only a GPU can show, in a run with a time limit: correctness, or (--benchmarks) speed.
 
-    python scripts/gpu_check.py --wheel dist/safeops-*.whl [--kernels dist/gpu-kernels.tar.xz] [--minutes 10]
+    python scripts/gpu_check.py --wheel dist/safeops-*.whl [--kernels dist/gpu-kernels.tar.xz] [--minutes 6]
                                 [--out DIR] [--benchmarks]
 
 Needs a GPU, torch >= 2.11 and pytest; with pytest-xdist up to 16 processes share the GPU, and one that crashes or hangs
@@ -10,8 +10,11 @@ that copy with SAFEOPS_KERNELS=require, so that the kernels are the route. --ker
 share of the time and killed beyond it:
 
     install      the wheel, and what the machine is
+    unseen       tests/gpu/test_unseen.py: the calls that no executor of kernels without a GPU has seen, or found wrong
+    timing       linear_cross_entropy, forward and backward, beside the prediction: a line
     verify       `safeops verify`: every op, as on a user's GPU
-    gpu          tests/gpu: streams, graphs, synchronisation, launches, 2^31 elements, rounding, repeatability, memory
+    gpu          the rest of tests/gpu: streams, graphs, synchronisation, launches, 2^31 elements, rounding,
+                 repeatability, memory
     contract     tests/contract, but what does not depend on the device
     sanitizer    compute-sanitizer memcheck and racecheck of every op, each in a process of its own, where the tool is
                  present
@@ -19,7 +22,8 @@ share of the time and killed beyond it:
 
 What is found is written as lines of JSON as it comes, to gpu-check-<date>.jsonl in the folder --out (or $OUT, or
 benchmarks/results), and at the end a verdict on each op: passed, failed, or not judged, where something did not end.
-Exit status 1 if anything failed or was not judged. On --device cpu the GPU tests skip.
+Exit status 1 if anything failed or was not judged. On --device cpu `unseen` calls the CPU kernels, and the other GPU
+tests skip.
 """
 
 import argparse
@@ -37,22 +41,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_kernels  # noqa: E402
+import gpu_processes  # noqa: E402
 import gpu_verdicts  # noqa: E402
-from gpu_processes import run_all, run_limited, sanitized  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 # name: (share of --minutes, most it may use when earlier stages left some)
 CORRECTNESS = {
     "install": (0.06, 0.15),
-    "verify": (0.12, 0.25),
-    "gpu": (0.20, 0.40),
-    "contract": (0.42, 0.70),
-    "sanitizer": (0.20, 1.00),
+    "unseen": (0.25, 0.40),
+    "timing": (0.06, 0.10),
+    "verify": (0.18, 0.30),
+    "gpu": (0.15, 0.40),
+    "contract": (0.20, 0.70),
+    "sanitizer": (0.10, 1.00),
 }
 SPEED = {"install": (0.06, 0.15), "benchmarks": (0.94, 1.00)}
 PROCESSES = min(16, os.cpu_count() or 1)
 TEST_SECONDS = 60  # without a kernel compiled, after which a test hangs
-SANITIZER_SECONDS = 90  # of one op
 # Clauses of the contract that no device changes: traces, transforms, refusals, and derivatives of derivatives.
 SAME_EVERYWHERE = (
     "composite opcheck opcheck_traced compile inductor export errors direct threads gradcheck gradgradcheck forward_ad "
@@ -105,7 +110,8 @@ class Check:
         begin, limit = time.monotonic(), self.seconds_for(name)
         print(f"== {name} (at most {limit:.0f} s)", flush=True)
         self.environment["SAFEOPS_GPU_CHECK_STAGE"] = name
-        status, output = run_limited(command, limit, cwd=self.work, env=self.environment)
+        self.environment["SAFEOPS_GPU_CHECK_UNTIL"] = str(time.time() + limit)
+        status, output = gpu_processes.run_limited(command, limit, cwd=self.work, env=self.environment)
         self.ended(name, status, begin, output, failed(status))
         return status, output
 
@@ -146,6 +152,14 @@ class Check:
             print(output[-2000:], flush=True)
         return status == 0
 
+    def unseen(self):
+        # One test at a time goes to each process, in the order of the file: the first matter most.
+        self.pytest("unseen", "tests/gpu/test_unseen.py", spread=("--dist", "load", "--maxschedchunk", "1"))
+
+    def timing(self):
+        _, output = self.stage("timing", [sys.executable, "-m", "tests.gpu.linear_cross_entropy_time"])
+        print("   " + output.strip()[-500:], flush=True)
+
     def verify(self):
         log = self.environment["SAFEOPS_GPU_CHECK_LOG"]
         command = [sys.executable, "-m", "safeops", "verify", "--device", self.args.device]
@@ -159,16 +173,16 @@ class Check:
         _, output = self.stage("verify", command, failed)
         print("\n".join("   " + line for line in output.splitlines() if ": failed" in line or ": not judged" in line))
 
-    def pytest(self, name, folder, *options):
-        if not (self.work / folder).exists():
-            return self.skip(name, f"{folder} is not there")
+    def pytest(self, name, tests, *options, spread=("--dist", "worksteal")):
+        if not (self.work / tests).exists():
+            return self.skip(name, f"{tests} is not there")
         ini = self.work / "pytest.ini"
         ini.write_text("[pytest]\nmarkers =\n    gpu: needs a CUDA device\n    slow: more than ten seconds\n")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_plugin", "-p", "no:cacheprovider", "-c", str(ini)]
-        command += ["--rootdir", str(self.work), "--import-mode=importlib", "--tb=short", folder, *options]
+        command += ["--rootdir", str(self.work), "--import-mode=importlib", "--tb=short", tests, *options]
         if importlib.util.find_spec("xdist"):
-            # Neighbours, which are an op's, to one process; who has none left takes over half of another's.
-            command += ["-n", str(PROCESSES), "--dist", "worksteal", "--max-worker-restart", "1000"]
+            # worksteal: neighbours, which are an op's, to one process; who has none left takes half of another's.
+            command += ["-n", str(PROCESSES), *spread, "--max-worker-restart", "1000"]
 
         def outcomes():
             return gpu_verdicts.outcomes(gpu_verdicts.read(self.log), name)
@@ -187,7 +201,8 @@ class Check:
         print("   " + (", ".join(totals) or "no test was collected"), flush=True)
 
     def gpu(self):
-        self.pytest("gpu", "tests/gpu", f"--ignore={self.work}/tests/gpu/test_gpu_check_script.py")
+        elsewhere = ("test_gpu_check_script.py", "test_unseen.py")
+        self.pytest("gpu", "tests/gpu", *(f"--ignore={self.work}/tests/gpu/{name}" for name in elsewhere))
 
     def contract(self):
         chosen = "not (" + " or ".join(SAME_EVERYWHERE) + ")"
@@ -195,31 +210,25 @@ class Check:
         self.pytest("contract", "tests/contract", "-m", "not slow", "-k", chosen, *ignored)
 
     def sanitizer(self):
-        tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if self.args.device == "cpu":
             return self.skip("sanitizer", "no GPU asked for")
-        if not Path(tool).exists():
+        if not gpu_processes.sanitizer():
             return self.skip("sanitizer", "compute-sanitizer is not on this machine")
         ops = gpu_verdicts.machine(gpu_verdicts.read(self.log))["ops"]
         begin, limit = time.monotonic(), self.seconds_for("sanitizer")
         print(f"== sanitizer (at most {limit:.0f} s)", flush=True)
-        # The caching allocator would hide an access past a tensor's end inside its own larger block; calls of the
-        # driver that torch expects to fail are no errors of a kernel.
-        environment = self.environment | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        target = str(self.work / "tests/gpu/sanitizer_target.py")
-        kinds = {"racecheck": [], "memcheck": ["--report-api-errors", "no"]}
+        environment = self.environment | gpu_processes.FOR_SANITIZERS
+        target = self.work / "tests/gpu/sanitizer_target.py"
         commands = {
-            (kind, op): [tool, "--tool", kind, *options, sys.executable, "-u", target, op]
-            for kind, options in kinds.items()
-            for op in ops
+            (kind, op): gpu_processes.sanitizing(kind, target, op) for kind in gpu_processes.TOOLS for op in ops
         }
         verdicts = []
-        for (kind, op), _, output in run_all(
-            commands, PROCESSES, begin + limit, SANITIZER_SECONDS, cwd=self.work, env=environment
+        for (kind, op), _, output in gpu_processes.run_all(
+            commands, PROCESSES, begin + limit, gpu_processes.SANITIZER_SECONDS, cwd=self.work, env=environment
         ):
             if "Device not supported" in output:
                 return self.skip("sanitizer", "compute-sanitizer does not support this device or its virtualisation")
-            verdict, errors = sanitized(output)
+            verdict, errors = gpu_processes.sanitized(output)
             verdicts.append(verdict)
             self.write("sanitizer", op=op, tool=kind, verdict=verdict, errors=errors[:20], output=output[-1000:])
             if verdict != "passed":
@@ -259,7 +268,7 @@ def parser():
     add = result.add_argument
     add("--wheel", type=Path, metavar="FILE", help="the built wheel that is checked (`make wheel` makes it in dist)")
     add("--kernels", type=Path, metavar="FILE", help="Triton's kernels, compiled beforehand (`make gpu-kernels`)")
-    add("--minutes", type=float, default=10.0, metavar="N", help="the time for all of it (default: 10)")
+    add("--minutes", type=float, default=6.0, metavar="N", help="the time for all of it (default: 6)")
     out = os.environ.get("OUT") or ROOT / "benchmarks" / "results"
     add("--out", type=Path, default=out, metavar="DIR", help=f"where the results go as they come (default: {out})")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the machinery")

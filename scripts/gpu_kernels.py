@@ -2,9 +2,9 @@
 
     python scripts/gpu_kernels.py [--arch 90] [--ops ...] [--python PYTHON] [--out FILE]
 
-Needs no GPU. What `safeops verify` and the benchmarks call runs on the CPU, and for each call is planned what a GPU
-would launch. All that is then compiled into a cache of Triton's, which `gpu_check.py --kernels FILE` puts into that of
-the other machine. Triton finds a kernel there by a key of
+Needs no GPU. What `safeops verify`, tests/gpu/test_unseen.py and the benchmarks call runs on the CPU, and for each call
+is planned what a GPU would launch. All that is then compiled into a cache of Triton's, which `gpu_check.py --kernels
+FILE` puts into that of the other machine. Triton finds a kernel there by a key of
 
     Triton's own files, its extension module among them, which is another one for each version of Python
     the kernel's source, that of all functions it calls, its arguments' types and its constants
@@ -99,18 +99,20 @@ def planned(arch):
 
 
 def requests(ops, arch):
-    """({who calls: what is compiled for it, as JSON}) of these ops (none: all): by `safeops verify`, and the benchmarks
-    that the GPU check runs."""
+    """({who calls: what is compiled for it, as JSON}) of these ops (none: all): by the stages of the GPU check whose
+    calls are known."""
     from safeops.core import library
     from safeops.core.op import registry
 
     sys.path.insert(0, str(ROOT))
     from benchmarks import case
+    from tests.gpu.test_unseen import CASES
 
     if unknown := set(ops).difference(registry, case.names()):
         raise SystemExit(f"gpu_kernels: there is no op {min(unknown)!r}")
     launched = {op.name().removeprefix("safeops::") for op in library.launchers}
     names = {
+        "unseen": list(dict.fromkeys(case.op for case in CASES)),
         "verify": [name for name, op in registry.items() if op.cpu and launched.intersection(op.raw)],
         "benchmarks": case.names(),
     }
@@ -133,7 +135,7 @@ def prepare_planner():
 def request(who, name, arch):
     """All that the calls of one op, or one benchmark, compile."""
     with planned(arch) as result:
-        {"verify": call_checks, "benchmarks": call_benchmark}[who](name)
+        {"unseen": call_unseen, "verify": call_checks, "benchmarks": call_benchmark}[who](name)
     return list(result)
 
 
@@ -146,6 +148,16 @@ def call_checks(name):
             raise RuntimeError(f"{op}: {why}")
 
     worker.check_op(registry[name], "cpu", False, say)
+
+
+def call_unseen(name):
+    """With all rows: how many there are decides which blocks share one."""
+    from tests.gpu import test_unseen
+
+    with mock.patch.object(test_unseen, "ELEMENTS", None):
+        for case in test_unseen.CASES:
+            if case.op == name:
+                case.launch()
 
 
 def call_benchmark(name):

@@ -3,10 +3,19 @@
 import concurrent.futures
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+from pathlib import Path
+
+SANITIZER_SECONDS = 90  # for one process
+# Calls of the driver that torch expects to fail are no errors of a kernel.
+TOOLS = {"racecheck": (), "memcheck": ("--report-api-errors", "no")}
+# The caching allocator would hide an access past a tensor's end inside its own larger block.
+FOR_SANITIZERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
 def run_limited(command, seconds, **options):
@@ -40,6 +49,17 @@ def run_all(commands, jobs, until, seconds, **options):
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for future in concurrent.futures.as_completed([pool.submit(one, key) for key in commands]):
             yield future.result()
+
+
+def sanitizer():
+    """The path of compute-sanitizer; None where it is not on this machine."""
+    path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    return path if Path(path).exists() else None
+
+
+def sanitizing(tool, *program):
+    """The command that runs a Python program with its arguments under a tool of the sanitizer."""
+    return [sanitizer(), "--tool", tool, *TOOLS[tool], sys.executable, "-u", *map(str, program)]
 
 
 def sanitized(output):

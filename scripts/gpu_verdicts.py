@@ -47,14 +47,14 @@ def outcomes(lines, stage):
 
 def verdicts(lines):
     """{op: "passed" | "failed" | "not judged"} of the ops with kernels. Passed: by `safeops verify`, its own tests were
-    collected and ended, in both stages, and both sanitizers that there are ended and found nothing. A test of no op in
-    particular that fails, fails them all, unless it tests no kernel."""
+    collected and ended, in both stages, so did those it has in `unseen`, and both sanitizers that there are ended and
+    found nothing. A test of no op in particular that fails, fails them all, unless it tests no kernel."""
     ops = machine(lines)["ops"]
     judged = {op: {"passed": [], "failed": [], "not judged": []} for op in ops}
     verdict_lines = [line for line in lines if line.get("op") in judged]
     for line in verdict_lines:
         judged[line["op"]][line["verdict"]].append(line["stage"])
-    for stage in ("gpu", "contract"):
+    for stage in ("unseen", "gpu", "contract"):
         tests = {op: [] for op in ops}
         for test, outcome in outcomes(lines, stage).items():
             tested = None if any(name in test for name in OF_NO_KERNEL) else [op_of(test, ops)]
@@ -62,6 +62,8 @@ def verdicts(lines):
                 if op is not None:
                     tests[op].append(outcome)
         for op, ends in tests.items():
+            if stage == "unseen" and not ends:
+                continue  # it has none there
             ended = "passed" in ends and not set(ends).intersection(OPEN)
             judged[op]["failed" if set(ends).intersection(BAD) else "passed" if ended else "not judged"].append(stage)
     for op, stages in judged.items():

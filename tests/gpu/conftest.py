@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ON_CPU = {"test_gpu_check_script.py"}
+ON_CPU = {"test_gpu_check_script.py", "test_unseen.py"}
 
 
 def pytest_collection_modifyitems(items):

@@ -3,12 +3,17 @@
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+
+from tests.gpu import guards
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +30,7 @@ gpu_verdicts = load("gpu_verdicts")
 gpu_processes = load("gpu_processes")
 gpu_kernels = load("gpu_kernels")
 gpu_check = load("gpu_check")
+gpu_plugin = load("gpu_plugin")
 OPS = ("masked_fill", "masked_mean", "l1_loss", "smooth_l1_loss")
 
 
@@ -228,6 +234,100 @@ def test_each_op_has_a_sanitizer_of_its_own(tmp_path, monkeypatch):
     assert results == wanted | {("memcheck", "masked_mean"): "not judged"} and run.failed == ["sanitizer"]
 
 
+# ---- what no executor has seen
+
+
+def test_what_no_executor_has_seen_stays_in_its_order(monkeypatch):
+    """Elsewhere the tests of an op stand together."""
+    importlib.import_module("safeops")
+    names = [f"t.py::test[{name}]" for name in ("masked_mean 8", "l1_loss 8", "masked_mean 9")]
+    for stage, wanted in (("unseen", names), ("gpu", sorted(names))):
+        items = [SimpleNamespace(nodeid=name) for name in names]
+        monkeypatch.setenv(gpu_plugin.STAGE, stage)
+        gpu_plugin.pytest_collection_modifyitems(items)
+        assert [item.nodeid for item in items] == wanted
+
+
+def test_each_call_has_a_name_of_its_own():
+    from tests.gpu.test_unseen import CASES
+
+    names = list(map(str, CASES))
+    assert len(set(names)) == len(names)
+
+
+def test_a_time_is_a_line_beside_the_prediction():
+    command = [sys.executable, "-m", "tests.gpu.linear_cross_entropy_time"]
+    status, output = gpu_processes.run_limited(command, 120, cwd=ROOT)
+    assert status == 0 and re.search(r"bf16: [\d.]+ ms, .*\(predicted for an H100: 37.2 ms, 3.0 GiB\)", output), output
+
+
+WATCHED = """#!{python} -S
+import subprocess, sys
+print(subprocess.run(sys.argv[sys.argv.index({python!r}):], capture_output=True, text=True).stdout)
+print("=========", "RACECHECK SUMMARY: {races} hazards displayed")
+"""
+
+
+@pytest.mark.parametrize("races", [0, 1])
+def test_a_call_is_made_under_the_sanitizer(tmp_path, monkeypatch, races):
+    """The tool is a program that runs what it is told to, and finds so many races."""
+    from tests.gpu import test_unseen
+
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(WATCHED.format(python=sys.executable, races=races))
+    tool.chmod(0o755)
+    monkeypatch.setattr(gpu_processes.shutil, "which", lambda name: str(tool))
+    monkeypatch.setattr(test_unseen, "ON_GPU", True)
+    monkeypatch.setenv("SAFEOPS_GPU_CHECK_UNTIL", str(time.time() + 60))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    case = next(case for case in test_unseen.CASES if str(case) == "masked_mean 1000003 float32, racecheck")
+    if races:
+        with pytest.raises(AssertionError, match="SUMMARY: 1"):
+            case.check()
+    else:
+        case.check()
+
+
+class Arena:
+    """An allocator as torch's: the next place, or a block of the same size that has come back."""
+
+    def __init__(self):
+        self.memory, self.end, self.given = torch.zeros(2**24, dtype=torch.uint8), 0, []
+
+    def __call__(self, size):
+        for block, reference in self.given:
+            if reference() is None and len(block) == size:
+                break
+        else:
+            block = self.memory[self.end : self.end + size]
+            self.end += size
+        tensor = block[:]
+        self.given = [(b, r) for b, r in self.given if b is not block] + [(block, weakref.ref(tensor))]
+        return tensor.fill_(guards.PATTERN)
+
+
+@pytest.mark.parametrize("size", [1000, 2**21])
+@pytest.mark.parametrize("beside", [None, -1, 0])
+def test_a_byte_beside_a_result_is_seen(size, beside):
+    arena = Arena()
+
+    def run():
+        result = arena(size)
+        at = result.storage_offset()
+        result.fill_(1)
+        if beside is not None:
+            arena.memory[at + (size if beside == 0 else beside)] = 1
+        return [("value", result)]
+
+    expected = [torch.empty(size, dtype=torch.uint8)]
+    if beside is None:
+        assert guards.guarded(run, expected, arena, lambda: None)
+        assert not guards.guarded(lambda: [("value", torch.ones(1))], expected, arena, lambda: None)
+    else:
+        with pytest.raises(AssertionError, match="1 bytes beside"):
+            guards.guarded(run, expected, arena, lambda: None)
+
+
 # ---- verdicts
 
 
@@ -303,6 +403,14 @@ def test_what_did_not_end_has_not_passed(stage):
     assert gpu_verdicts.verdicts([]) == {}
 
 
+def test_an_op_has_calls_in_unseen_or_none():
+    test = line_of("unseen", "test_unseen[masked_mean 8x9 float32]", "passed")
+    assert set(verdicts(test).values()) == {"passed"}
+    for outcome, verdict in (("failed", "failed"), ("started", "not judged")):
+        result = verdicts(test | {"test": "t.py::test_unseen[masked_mean 8, graph]", "outcome": outcome}, test)
+        assert result.pop("masked_mean") == verdict and set(result.values()) == {"passed"}
+
+
 def test_the_help_says_what_each_option_is(capsys):
     with pytest.raises(SystemExit, match="0"):
         gpu_check.main(["--help"])
@@ -323,7 +431,8 @@ def test_the_stages_are_there():
 
 @pytest.mark.slow
 def test_a_run_on_the_cpu(tmp_path, monkeypatch):
-    """The wheel's own copy: installed, verified; the tests of GPUs skip. In the time that there is."""
+    """The wheel's own copy: installed, verified; the first tests call its ops, and those of GPUs skip. In the time that
+    there is."""
     kernels = tmp_path / "kernels.tar.xz"
     gpu_kernels.pack(one_kernel(tmp_path / "theirs"), kernels)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "ours"))
@@ -331,12 +440,14 @@ def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel)]
     assert gpu_processes.run_limited([*pip, str(ROOT)], 600, env=os.environ | {"SAFEOPS_NO_EXT": "1"})[0] == 0
     (built,) = wheel.glob("*.whl")
-    options = ["--device", "cpu", "--minutes", "1", "--out", str(tmp_path), "--kernels", str(kernels)]
+    options = ["--device", "cpu", "--minutes", "2", "--out", str(tmp_path), "--kernels", str(kernels)]
     gpu_check.main(["--wheel", str(built), *options])
     (log,) = tmp_path.glob("*.jsonl")
     results = gpu_verdicts.read(log)
     stages = [line["stage"] for line in results if "ended" in line or "skipped" in line]
     assert stages == list(gpu_check.CORRECTNESS)
+    unseen = list(gpu_verdicts.outcomes(results, "unseen").values())
+    assert "passed" in unseen and not set(unseen).intersection(gpu_verdicts.BAD)
     assert results[-1]["stage"] == "end" and "passed" not in results[-1]["verdicts"].values()
     (machine,) = [line["machine"] for line in results if "machine" in line]
     assert set(OPS) < set(machine["ops"]) and str(ROOT) not in machine["safeops_path"]

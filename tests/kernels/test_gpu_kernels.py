@@ -101,6 +101,17 @@ def test_a_name_that_is_no_op_is_refused():
         gpu_kernels.requests(["masked_sum", "nope"], standin.ARCH)
 
 
+@needs_extension
+def test_the_first_calls_of_the_gpu_check_are_among_them():
+    from tests.gpu import test_unseen
+
+    (case,) = [case for case in test_unseen.CASES if type(case) is test_unseen.Case and case.op == "masked_mean"]
+    with gpu_kernels.planned(standin.ARCH) as results:
+        x = torch.ones(case.shape, requires_grad=True)
+        safeops.masked_mean(x).backward()
+    assert set(results) == set(gpu_kernels.request("unseen", "masked_mean", standin.ARCH)) and len(results) == 2
+
+
 def test_a_check_that_fails_here_is_no_reason_to_go_on(monkeypatch):
     from safeops.verify import checks
 
