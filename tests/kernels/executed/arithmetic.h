@@ -277,18 +277,22 @@ void approximate(Table& t, const std::string& name, F) {
     });
 }
 
-inline void quotients(Table& t) {
-    for (const char* name : {"div.full.f32", "div.approx.f32"})
-        define(t, name, {4, 4, 4}, [](Warp& w, const Instruction& i) {
-            const float *a = w.in<float>(i.op[1]), *b = w.in<float>(i.op[2]);
-            const int bias = w.block->launch->bias;
-            w.out<float>(i.op[0], [&](int l) {
-                if (bias == 0) return a[l] / b[l];
-                const double exact = double(a[l]) / b[l];
-                const int unit = exact == 0 || !std::isfinite(exact) ? 0 : std::max(std::ilogb(exact), -126) - 23;
-                return moved(exact, std::ldexp(2.0, unit), bias);  // two units in the last place
-            });
+// div.approx makes zeros of divisors above 2^126.
+template <bool full, bool ftz>
+void quotient(Table& t, const std::string& name) {
+    define(t, name, {4, 4, 4}, [](Warp& w, const Instruction& i) {
+        const float *a = w.in<float>(i.op[1]), *b = w.in<float>(i.op[2]);
+        const auto flushed = [](float x) { return ftz ? flush(x) : x; };
+        const int bias = w.block->launch->bias;
+        w.out<float>(i.op[0], [&](int l) {
+            const float x = flushed(a[l]), y = flushed(b[l]);
+            if (!full && std::abs(y) > 0x1p126f && std::isfinite(y)) return x * std::copysign(0.0f, y);
+            if (bias == 0) return flushed(x / y);
+            const double exact = double(x) / y;
+            const int unit = exact == 0 || !std::isfinite(exact) ? 0 : std::max(std::ilogb(exact), -126) - 23;
+            return flushed(moved(exact, std::ldexp(2.0, unit), bias));  // two units in the last place
         });
+    });
 }
 
 // The upper halves of fp64 numbers: those of the operand are read, those of the result are right to 20 bits.
@@ -516,7 +520,8 @@ inline Table arithmetic() {
         return double(r) > sum ? std::nextafterf(r, -INFINITY) : r;
     });
 
-    quotients(t);
+    quotient<true, false>(t, "div.full.f32"), quotient<true, true>(t, "div.full.ftz.f32");
+    quotient<false, false>(t, "div.approx.f32"), quotient<false, true>(t, "div.approx.ftz.f32");
     approximate<0x1p-22>(t, "ex2.approx", [](double a) { return std::exp2(a); });
     approximate<0x1p-22, true>(t, "lg2.approx", [](double a) { return std::log2(a); });
     approximate<0x1p-23>(t, "rcp.approx", [](double a) { return 1 / a; });
