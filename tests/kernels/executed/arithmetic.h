@@ -277,23 +277,22 @@ void approximate(Table& t, const std::string& name, F) {
     });
 }
 
-inline void quotients(Table& t) {
-    const Handler run = [](Warp& w, const Instruction& i) {
+// div.approx makes zeros of divisors above 2^126.
+template <bool full, bool ftz>
+void quotient(Table& t, const std::string& name) {
+    define(t, name, {4, 4, 4}, [](Warp& w, const Instruction& i) {
         const float *a = w.in<float>(i.op[1]), *b = w.in<float>(i.op[2]);
+        const auto flushed = [](float x) { return ftz ? flush(x) : x; };
         const int bias = w.block->launch->bias;
         w.out<float>(i.op[0], [&](int l) {
-            const float x = i.variant ? flush(a[l]) : a[l], y = i.variant ? flush(b[l]) : b[l];
+            const float x = flushed(a[l]), y = flushed(b[l]);
+            if (!full && std::abs(y) > 0x1p126f && std::isfinite(y)) return x * std::copysign(0.0f, y);
+            if (bias == 0) return flushed(x / y);
             const double exact = double(x) / y;
             const int unit = exact == 0 || !std::isfinite(exact) ? 0 : std::max(std::ilogb(exact), -126) - 23;
-            const float result = bias == 0 ? x / y : moved(exact, std::ldexp(2.0, unit), bias);  // two units
-            return i.variant ? flush(result) : result;
+            return flushed(moved(exact, std::ldexp(2.0, unit), bias));  // two units in the last place
         });
-    };
-    for (const char* kind : {"full", "approx"})
-        for (const char* ftz : {"", ".ftz"}) {
-            const std::string name = std::string("div.") + kind + ftz + ".f32";
-            define(t, name, {4, 4, 4}, run), t[name].variant = *ftz != 0;
-        }
+    });
 }
 
 // The upper halves of fp64 numbers: those of the operand are read, those of the result are right to 20 bits.
@@ -523,7 +522,8 @@ inline Table arithmetic() {
         return double(r) > sum ? std::nextafterf(r, -INFINITY) : r;
     });
 
-    quotients(t);
+    quotient<true, false>(t, "div.full.f32"), quotient<true, true>(t, "div.full.ftz.f32");
+    quotient<false, false>(t, "div.approx.f32"), quotient<false, true>(t, "div.approx.ftz.f32");
     approximate<0x1p-22>(t, "ex2.approx", [](double a) { return std::exp2(a); });
     approximate<0x1p-22, true>(t, "lg2.approx", [](double a) { return std::log2(a); });
     approximate<0x1p-23>(t, "rcp.approx", [](double a) { return 1 / a; });

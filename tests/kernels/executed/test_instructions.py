@@ -503,14 +503,20 @@ def test_approximations_of_zeros_and_infinities(bias):
         assert math.isnan(float_of_bits(bits))
 
 
-@pytest.mark.parametrize("opcode", ("div.full.f32", "div.approx.f32"))
+@pytest.mark.parametrize("opcode", ("div.full.f32", "div.approx.f32", "div.full.ftz.f32", "div.approx.ftz.f32"))
 def test_quotient(opcode):
     rows = cases(["f32", "f32"])
     moves = [computed(opcode, ["f32"], ["f32", "f32"], rows, bias) for bias in (-1, 0, 1)]
     moved = 0
     for row, *results in zip(rows, *moves):
         a, b = (decoded("f32", x) for x in row)
+        if "ftz" in opcode:
+            a, b = (math.copysign(0.0, x) if abs(x) < 2**-126 else x for x in (a, b))
         expected = ratio(a, b)
+        if "approx" in opcode and 2**126 < abs(b) < math.inf:
+            expected = a * math.copysign(0.0, b)
+        if "ftz" in opcode and abs(expected) < 2**-126:
+            expected = math.copysign(0.0, a) * math.copysign(1, b)
         values = [decoded("f32", result[0]) for result in results]
         assert values[1] == FLOATS["f32"].value(FLOATS["f32"].encoded(expected)) or math.isnan(expected)
         if isinstance(expected, Fraction) and Fraction(2) ** -120 < abs(expected) < Fraction(2) ** 127:
