@@ -64,6 +64,9 @@ struct Inputs {
     return sizeof(C) <= 4 ? kChunk : kChunk / 2;
   }
 
+  // Elements that a row adds before the next double, which do not depend on where or how the operands are stored.
+  int64_t unit() const { return count >= 2 || sizeof(C) > 4 ? 2 * kFine : kChunk; }
+
   // True if nothing goes through a buffer.
   bool direct() const {
     bool all = !masked || mask.direct();

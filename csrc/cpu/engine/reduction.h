@@ -2,8 +2,7 @@
 //
 // A Reduction is the walk over the input, in three nested groups of dims, innermost last: (outer, reduced, inner),
 // where inner are the dims of the output that lie fastest in memory. A reduction of rows has inner = 1, one of columns
-// outer = 1, a full one neither. Rows are summed chunk by chunk, columns side by side: at most 16 fp32 additions one
-// after the other, then double. The partition depends on the sizes alone.
+// outer = 1, a full one neither. Rows are summed chunk by chunk, columns side by side (reduction_driver.h).
 #pragma once
 
 #include "cpu/engine/elementwise.h"

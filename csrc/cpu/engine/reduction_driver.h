@@ -1,28 +1,33 @@
-// The driver of every reduction: any dims of any layout, one read, a partition that depends on the sizes alone.
+// The driver of every reduction: any dims of any layout, one read, an order that depends on an output's elements alone.
 //
-// An Accumulator has three ways to turn elements into the state of an output (States); the driver decides which
-// elements, in which order, on which thread.
+// Where an output's elements lie one after the other it is a row, summed in registers. Elsewhere outputs lie side by
+// side, as columns. A column's elements go to its accumulators in turn (fold_of: one, or several where columns are
+// few); each adds kBlock elements one after the other, then their states are merged. So the bits of an output do not
+// depend on its place, and on the number of others only in so far as they are few.
+//
+// An Accumulator turns elements into the state of an output (States); the driver decides which elements, in which
+// order, on which thread.
 //
 //     struct Accumulator {
 //       bool has_weight, has_second, has_count;           the arrays of States that it uses besides value
 //       void merge(const States& into, const States& from, int64_t n) const;
-//       static constexpr int64_t kColumns;                columns at most that it takes in one go
+//       static constexpr int64_t kColumns, kBlock;        accumulators side by side at most; elements of each
 //       struct Worker {                                   one thread's buffers
 //         Worker(const Accumulator&, const Inputs<C>&);
 //         buffers, chunk;
 //         void prepare();                                 called when a chunk has been fetched
 //
-//         void groups(g, reduced, inner, States);         whole outputs: (g, reduced, inner) -> (g, inner), one chunk
+//         bool rows(g, reduced, States);                  whole rows (g, reduced) of the chunk; false: take columns
 //
-//         void start_row(); void row(m);                  one output, a chunk of m elements at a time
+//         void start_row(); void row(m);                  one row, a chunk of m elements at a time
 //         bool stored_row(inputs, begin, end);            or all of it as it is stored, where that is possible
 //         void finish_row(States);
 //
-//         void start_columns(period);                     outputs side by side: `period` accumulators, and
-//         void reserve(additions);                        before a chunk how often it will add to each,
-//         void add(m);                                    a chunk of whole periods, or
-//         void add_at(first, m);                          m elements for the accumulators from `first` on
-//         void finish_columns(n, States);                 accumulator p belongs to output p % n
+//         void start_columns(n);                          n accumulators side by side
+//         void transpose(g, n);                           the chunk: (g, n) -> (n, g)
+//         void add(at, m, first, period);                 m elements of the chunk from `at` on, of which element i
+//                                                         goes to accumulator first + i % period
+//         States finish_columns(m);                       after m elements; valid until the next start
 //       };
 //     };
 #pragma once
@@ -32,6 +37,8 @@
 #include "cpu/engine/column_sums.h"
 #include "cpu/engine/parallel.h"
 #include "cpu/engine/reduction.h"
+#include "cpu/engine/row_sums.h"
+#include "cpu/engine/transpose.h"
 
 namespace safeops::cpu {
 
@@ -49,6 +56,15 @@ struct States {
   States from(int64_t i) const {
     const auto at = [i](auto* all) { return all ? all + i : nullptr; };
     return {at(value), at(weight), at(second), at(count)};
+  }
+
+  // Calls body(source, target) for each array that both have.
+  template <class Body>
+  void for_pairs(const States& to, const Body& body) const {
+    body(value, to.value);
+    if (weight && to.weight) body(weight, to.weight);
+    if (second && to.second) body(second, to.second);
+    if (count && to.count) body(count, to.count);
   }
 };
 
@@ -127,14 +143,21 @@ constexpr bool has_stored_row<Worker, std::void_t<decltype(&Worker::stored_row)>
 
 template <class C, class Accumulator, class Writer = Outputs>
 struct ReductionDriver {
-  using Worker = typename Accumulator::Worker;
+  // Long rows and columns are cut into slices, which several threads take: at most kMaxSlices of at least so many.
+  static constexpr int64_t kSlice = 32768;  // elements of a row
+  static constexpr int64_t kMinRows = 256;  // of columns, whose partial states take up to 32 bytes a column
+  static constexpr int64_t kMaxSlices = 256;
+  static constexpr int64_t kColumns = Accumulator::kColumns, kBlock = Accumulator::kBlock;
+  static constexpr int64_t kFewColumns = 32;
+  static constexpr int64_t kNarrowTile = 512;  // columns; tiles are no narrower, however few tasks there are
+  static constexpr int64_t kEnoughTasks = 4;
 
-  // A long reduction with few outputs is cut into slices of at least kSlice elements, into about kMaxTasks tasks at
-  // most.
-  static constexpr int64_t kSlice = 32768;
-  static constexpr int64_t kMaxTasks = 256;
-  static constexpr int64_t kMinRows = 128;  // in a slice of columns, whose partial states take 16 bytes a column
-  static constexpr int64_t kColumns = Accumulator::kColumns;
+  struct Worker : Accumulator::Worker {
+    StateBuffer scratch;
+
+    Worker(const Accumulator& accumulator, const Inputs<C>& inputs)
+        : Accumulator::Worker(accumulator, inputs), scratch(accumulator, kChunk) {}
+  };
 
   const Reduction<C>& r;
   const Accumulator& accumulator;
@@ -153,7 +176,8 @@ struct ReductionDriver {
  protected:
   // All elements of an output fit in a chunk: a task is a chunk of as many outer indices as it holds.
   void run_short() const {
-    const int64_t each = r.reduced * r.inner, groups = std::max<int64_t>(1, r.inputs.step() / each);
+    const int64_t each = r.reduced * r.inner, most = r.inputs.step() / each;
+    const int64_t groups = most >= 4 ? most / 4 * 4 : std::max<int64_t>(1, most);  // they are transposed four by four
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
       Worker s(accumulator, r.inputs);
       const StateBuffer held_states(accumulator, std::min(kHeldStates, r.outer * r.inner));
@@ -162,7 +186,7 @@ struct ReductionDriver {
         const int64_t first = task * groups, g = std::min(groups, r.outer - first);
         r.inputs.fetch(first * each, g * each, first * each + kAhead, s.buffers, s.chunk);
         s.prepare();
-        s.groups(g, r.reduced, r.inner, held_states.from(held));
+        this->groups(s, g, r.reduced, r.inner, held_states.from(held));
         held += g * r.inner;
         if (task + 1 < end && held + kChunk <= kHeldStates) continue;
         outputs.write((first + g) * r.inner - held, held, held_states.from(0));
@@ -171,12 +195,13 @@ struct ReductionDriver {
     });
   }
 
-  // A task is one outer index, one tile of at most kColumns inner columns, and one slice of the reduced walk.
+  // A task is one outer index, one tile of the inner columns, and one slice of the reduced walk.
   void run_long() const {
-    const int64_t width = std::min(r.inner, kColumns), tiles = (r.inner + kColumns - 1) / kColumns;
-    const int64_t spare = std::max<int64_t>(1, kMaxTasks / (r.outer * tiles));
-    const int64_t slices = std::clamp<int64_t>(std::min(r.reduced * width / kSlice, r.reduced / kMinRows), 1, spare);
-    const int64_t step = (r.reduced + slices - 1) / slices, tasks = r.outer * tiles * slices;
+    const int64_t slices = std::clamp<int64_t>(r.reduced / (r.inner == 1 ? kSlice : kMinRows), 1, kMaxSlices);
+    const int64_t step = (r.reduced + slices - 1) / slices;
+    int64_t width = std::min(r.inner, kColumns);
+    while (width > kNarrowTile && r.outer * slices * (r.inner / width) < kEnoughTasks) width = (width + 1) / 2;
+    const int64_t tiles = (r.inner + width - 1) / width, tasks = r.outer * tiles * slices;
     const bool partial = slices > 1;
     const StateBuffer partials(accumulator, partial ? tasks * width : 0);
 
@@ -189,7 +214,7 @@ struct ReductionDriver {
         const int64_t slice = rows ? 0 : task % slices;
         const int64_t tile = rows ? 0 : task / slices % tiles;
         const int64_t outer = rows ? task : task / slices / tiles;
-        const int64_t column = tile * kColumns, n = std::min(kColumns, r.inner - column);
+        const int64_t column = tile * width, n = std::min(width, r.inner - column);
         const int64_t first = std::min(slice * step, r.reduced), last = std::min(first + step, r.reduced);
         reduce(s, outer, column, n, first, last, partial ? partials.from(task * width) : held_states.from(held));
         held += n;
@@ -199,28 +224,24 @@ struct ReductionDriver {
       }
     });
 
-    for (int64_t task = 0; partial && task < tasks; task += slices) {  // in this order, whatever the threads did
-      const int64_t tile = task / slices % tiles, outer = task / slices / tiles;
-      const int64_t column = tile * kColumns, n = std::min(kColumns, r.inner - column);
-      const States sum = partials.from(task * width);
-      for (int64_t k = 1; k < slices; ++k) accumulator.merge(sum, partials.from((task + k) * width), n);
-      outputs.write(outer * r.inner + column, n, sum);
-    }
+    if (!partial) return;
+    parallel(r.outer * tiles, slices * width, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t column = task % tiles * width, n = std::min(width, r.inner - column);
+        const States sum = partials.from(task * slices * width);
+        for (int64_t k = 1; k < slices; ++k) accumulator.merge(sum, partials.from((task * slices + k) * width), n);
+        outputs.write(task / tiles * r.inner + column, n, sum);
+      }
+    });
   }
 
   // Columns [column, column + n) of the reduced rows [first, last) -> states[0, n).
   void reduce(Worker& s, int64_t outer, int64_t column, int64_t n, int64_t first, int64_t last,
               const States& states) const {
-    const int64_t base = outer * r.reduced * r.inner + column;
-    if (r.inner == 1) {
-      row(s, base + first, base + last);
-      return s.finish_row(states);
-    }
-    if (n == r.inner && n <= r.inputs.step())
-      narrow(s, n, base + first * n, base + last * n);
-    else
-      wide(s, n, base + first * r.inner, base + last * r.inner);
-    s.finish_columns(n, states);
+    const int64_t begin = (outer * r.reduced + first) * r.inner + column, rows = last - first;
+    if (r.inner > 1) return tall(s, n, begin, rows, states);
+    row(s, begin, begin + rows);
+    s.finish_row(states);
   }
 
   // One row, all at once or a chunk at a time.
@@ -237,33 +258,81 @@ struct ReductionDriver {
     }
   }
 
-  // Rows of n columns without a gap between rows, a chunk at a time.
-  void narrow(Worker& s, int64_t n, int64_t begin, int64_t end) const {
-    const int64_t step = r.inputs.step(), period = period_for(n, step), rows = step / period, most = rows * period;
-    s.start_columns(period);
-    for (int64_t at = begin; at < end; at += most) {
-      const int64_t m = std::min(most, end - at);
-      s.reserve(rows);
-      r.inputs.fetch(at, m, at + kAhead, s.buffers, s.chunk);
-      s.prepare();
-      s.add(m);
+  // Rows of n columns, which start r.inner elements apart.
+  void tall(Worker& s, int64_t n, int64_t begin, int64_t rows, const States& states) const {
+    if (rows == 0) {  // a segment without rows
+      s.start_columns(n);
+      return collect(s, true, n, n, 0, states);
+    }
+    const int64_t fold = fold_of(rows, r.inner), period = n * fold, block = kBlock * fold;
+    const int64_t step = std::max(period <= kChunk ? period : 0, r.inputs.step());
+    if (n == r.inner && block * n <= step) {  // several blocks at a time
+      const int64_t most = step / (block * n) * block * n;
+      for (int64_t at = 0; at < rows * n; at += most) {
+        const int64_t m = std::min(most, rows * n - at);
+        r.inputs.fetch(begin + at, m, begin + at + kAhead, s.buffers, s.chunk);
+        s.prepare();
+        blocks(s, at == 0, 0, m, n, fold, states);
+      }
+      return;
+    }
+    const int64_t together = n == r.inner ? step / period * fold : 0;  // rows without a gap between them, in a chunk
+    for (int64_t top = 0; top < rows; top += block) {
+      const int64_t last = std::min(rows, top + block);
+      s.start_columns(period);
+      for (int64_t row = top; row < last; row += std::max<int64_t>(1, together)) {
+        const int64_t m = together ? std::min(together, last - row) * n : n, at = begin + row * r.inner;
+        for (int64_t c = 0; c < m; c += step) {
+          const int64_t ahead = c + kAhead, piece = std::min(step, m - c);
+          r.inputs.fetch(at + c, piece, at + ahead / n * r.inner + ahead % n, s.buffers, s.chunk);
+          s.prepare();
+          s.add(0, piece, c, together ? period : piece);
+        }
+      }
+      collect(s, top == 0, n, period, (last - top) * n, states);
     }
   }
 
-  // Rows of n columns, chunk by chunk; rows start r.inner elements apart.
-  void wide(Worker& s, int64_t n, int64_t begin, int64_t end) const {
-    const int64_t step = r.inputs.step();
-    s.start_columns(n);
-    for (int64_t row = begin; row < end; row += r.inner) {
-      s.reserve(1);
-      for (int64_t c = 0; c < n; c += step) {
-        const int64_t m = std::min(step, n - c);
-        const int64_t ahead = row + c + kAhead + (c + kAhead < n ? 0 : r.inner - n);
-        r.inputs.fetch(row + c, m, ahead, s.buffers, s.chunk);
-        s.prepare();
-        s.add_at(c, m);
-      }
+  // All of a chunk (g, reduced, inner) -> states (g, inner).
+  void groups(Worker& s, int64_t g, int64_t reduced, int64_t inner, const States& states) const {
+    if (inner == 1 && s.rows(g, reduced, states)) return;
+    // Short columns of many groups are transposed, so that they lie side by side: (g, reduced, inner) -> (reduced,
+    // inner, g).
+    const bool transposed = g >= 4 && reduced < kShortRow;
+    if (transposed) s.transpose(g, reduced * inner);
+    const int64_t n = transposed ? g * inner : inner, m = reduced * n;
+    const States out = transposed && inner > 1 ? s.scratch.from(0) : states;
+    for (int64_t k = 0; k * n < g * inner; ++k) blocks(s, true, k * m, m, n, fold_of(reduced, inner), out.from(k * n));
+    if (transposed && inner > 1)
+      out.for_pairs(states, [&](const auto* from, auto* to) { transpose(from, inner, g, to); });
+  }
+
+  // Elements [at, at + m) of the chunk, rows of n columns.
+  void blocks(Worker& s, bool first, int64_t at, int64_t m, int64_t n, int64_t fold, const States& states) const {
+    const int64_t period = fold * n, most = kBlock * period;
+    for (int64_t done = 0; done < m; done += most, first = false) {
+      const int64_t block = std::min(most, m - done);
+      s.start_columns(period);
+      s.add(at + done, block, 0, period);
+      collect(s, first, n, period, block, states);
     }
+  }
+
+  // Accumulators of an output: of a short row one for each 16 elements, so that those of a chunk fill the registers; of
+  // a long column several where columns are few.
+  static int64_t fold_of(int64_t reduced, int64_t inner) {
+    if (inner == 1) return (reduced + 15) / 16;
+    return inner >= kFewColumns || reduced < kShortRow ? 1 : reduced < 4 * kShortRow ? 4 : 16;
+  }
+
+  // Merges the accumulators of a block of m elements, and their states into those of the blocks before it.
+  void collect(Worker& s, bool first, int64_t n, int64_t period, int64_t m, const States& states) const {
+    const States block = s.finish_columns(m);
+    for (int64_t p = n; p < period; p += n) accumulator.merge(block, block.from(p), n);
+    if (first)
+      block.for_pairs(states, [&](const auto* from, auto* to) { std::copy_n(from, n, to); });
+    else
+      accumulator.merge(states, block, n);
   }
 
   // There is nothing to reduce, but there may be outputs to write.

@@ -127,29 +127,4 @@ void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
   }
 }
 
-// (groups, reduced, inner) -> (groups, inner), all of it in one chunk
-template <class T, class S>
-void group_loop(const T* values, int64_t groups, int64_t reduced, int64_t inner, S* out) {
-  for (int64_t g = 0; g < groups; ++g, values += reduced * inner, out += inner) {
-    for (int64_t i = 0; i < inner; ++i) out[i] = 0;
-    for (int64_t r = 0; r < reduced; ++r) {
-      SAFEOPS_SIMD
-      for (int64_t i = 0; i < inner; ++i) out[i] += static_cast<S>(values[r * inner + i]);
-    }
-  }
-}
-
-template <class T, class S>
-struct SumGroups {
-  decltype(pick<&rows_loop<T, S>>()) rows = pick<&rows_loop<T, S>>();
-  decltype(pick<&group_loop<T, S>>()) columns = pick<&group_loop<T, S>>();
-
-  void operator()(const T* values, int64_t groups, int64_t reduced, int64_t inner, S* out) const {
-    if (inner == 1)
-      rows(values, groups, reduced, out);
-    else
-      columns(values, groups, reduced, inner, out);
-  }
-};
-
 }  // namespace safeops::cpu

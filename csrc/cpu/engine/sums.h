@@ -11,7 +11,7 @@ namespace safeops::cpu {
 // Sums of the values that a loop computes, sums of the weights, and counts of the kept elements.
 template <class C>
 struct Sums {
-  static constexpr int64_t kColumns = cpu::kColumns;
+  static constexpr int64_t kColumns = cpu::kColumns, kBlock = cpu::kBlock;
   const Finish& finish;
   Loop<C> loop;
   const void* op;
@@ -30,33 +30,36 @@ struct Sums {
     typename Inputs<C>::Buffers buffers;
     Chunk<C> chunk;
     alignas(64) C values_buffer[kBuffer];
-    alignas(64) C weights[kBuffer];
-    alignas(64) uint8_t keep[kBuffer];
-    const C* values;
+    alignas(64) C weights_buffer[kBuffer];
+    alignas(64) uint8_t keep_buffer[kBuffer];
+    const C *values, *weights;
+    const uint8_t* keep;
+    bool computed;
 
     Worker(const Sums& sums_, const Inputs<C>& inputs)
-        : sums(sums_), weighted(sums.has_weight), counted(sums.has_count) {
+        : sums(sums_), weighted(sums.has_weight), counted(sums.has_count), unit(inputs.unit()) {
       inputs.prime(buffers);
       chunk.out[0] = values_buffer;
-      chunk.out[1] = weights;
-      chunk.keep = keep;
+      chunk.out[1] = weights_buffer;
+      chunk.keep = keep_buffer;
     }
 
-    void prepare() {}  // a row may not need the loop
+    void prepare() { computed = false; }  // a row may not need the loop
 
-    void groups(int64_t g, int64_t reduced, int64_t inner, const States& out) {
-      if (sums.finish.plain && inner == 1 && reduced >= kShortRow) {
+    bool rows(int64_t g, int64_t reduced, const States& out) {
+      if (sums.finish.plain && reduced >= kShortRow) {
         for (int64_t i = 0; i < g; ++i) {
           start_row();
           add_row(i * reduced, reduced);
           finish_row(out.from(i));
         }
-        return;
+        return true;
       }
       compute_values();
-      sum(values, g, reduced, inner, out.value);
-      if (weighted) sum(weights, g, reduced, inner, out.weight);
-      if (counted) count_kept(keep, g, reduced, inner, out.count);
+      sum(values, g, reduced, out.value);
+      if (weighted) sum(weights, g, reduced, out.weight);
+      if (counted) count_kept(keep, g, reduced, out.count);
+      return true;
     }
 
     void start_row() { value = weight = 0, count = 0; }
@@ -70,7 +73,7 @@ struct Sums {
 
     void row(int64_t m) {
       if (!sums.finish.plain) compute_values();
-      add_row(0, m);
+      for (int64_t at = 0; at < m; at += unit) add_row(at, std::min(unit, m - at));
     }
 
     void finish_row(const States& out) const {
@@ -79,51 +82,40 @@ struct Sums {
       if (counted) *out.count = count;
     }
 
-    void start_columns(int64_t period) {
-      filled = filled_counts = 0;
-      value_columns.start(period);
-      if (weighted) weight_columns.start(period);
-      if (counted) count_columns.start(period);
+    void start_columns(int64_t n) {
+      value_columns.start(n);
+      if (weighted) weight_columns.start(n);
+      if (counted) count_columns.start(n);
     }
 
-    void reserve(int64_t rows) {
-      const int64_t additions = rows / 4 + rows % 4;  // of trees of four
-      if (filled + additions > kBlock) {
-        filled = 0;
-        value_columns.flush();
-        if (weighted) weight_columns.flush();
-      }
-      if (filled_counts + rows > kMostCounts) {
-        filled_counts = 0;
-        if (counted) count_columns.flush();
-      }
-      filled += additions;
-      filled_counts += rows;
-    }
-
-    void add(int64_t m) {
+    void transpose(int64_t g, int64_t n) {
       compute_values();
-      value_columns.add(values, m);
-      if (weighted) weight_columns.add(weights, m);
-      if (counted) count_columns.add(keep, m);
+      transpose_values(values, g, n, transposed_values);
+      values = transposed_values;
+      if (weighted) transpose_values(weights, g, n, transposed_weights), weights = transposed_weights;
+      if (counted) transpose_keep(keep, g, n, transposed_keep), keep = transposed_keep;
     }
 
-    void add_at(int64_t first, int64_t m) {
+    void add(int64_t at, int64_t m, int64_t first, int64_t period) {
       compute_values();
-      value_columns.add_at(first, values, m);
-      if (weighted) weight_columns.add_at(first, weights, m);
-      if (counted) count_columns.add_at(first, keep, m);
+      const C* from = values + at;
+      if (m > period && period != padded<C>(period) && values == chunk.in[0])
+        from = std::copy_n(from, m, values_buffer) - m;
+      value_columns.add(from, m, first, period);
+      if (weighted) weight_columns.add(weights + at, m, first, period);
+      if (counted) count_columns.add(keep + at, m, first, period);
     }
 
-    void finish_columns(int64_t n, const States& out) {
-      value_columns.finish(n, out.value);
-      if (weighted) weight_columns.finish(n, out.weight);
-      if (counted) count_columns.finish(n, out.count);
+    States finish_columns(int64_t) {
+      return {value_columns.finish(), weighted ? weight_columns.finish() : nullptr, nullptr,
+              counted ? count_columns.finish() : nullptr};
     }
 
    private:
     void compute_values() {
-      values = values_buffer;
+      if (computed) return;
+      computed = true;
+      values = values_buffer, weights = weights_buffer, keep = keep_buffer;
       if (sums.finish.plain && !counted)
         values = chunk.in[0];
       else
@@ -133,23 +125,29 @@ struct Sums {
     // Adds elements [at, at + m) of the chunk to the row.
     void add_row(int64_t at, int64_t m) {
       double part;
-      if (sums.finish.plain && counted) normalize_mask(chunk.mask + at, m, keep + at);
+      if (sums.finish.plain && counted) normalize_mask(chunk.mask + at, m, keep_buffer + at);
       if (sums.finish.plain)
-        part = (counted ? sum_kept : sum_all)({chunk.in[0] + at, keep + at, nullptr}, m);
+        part = (counted ? sum_kept : sum_all)({chunk.in[0] + at, keep_buffer + at, nullptr}, m);
       else
-        sum.rows(values + at, 1, m, &part);
+        sum(values + at, 1, m, &part);
       value += part;
-      if (weighted) sum.rows(weights + at, 1, m, &part), weight += part;
+      if (weighted) sum(weights + at, 1, m, &part), weight += part;
       int64_t kept;
-      if (counted) count_kept.rows(keep + at, 1, m, &kept), count += kept;
+      if (counted) count_kept(keep_buffer + at, 1, m, &kept), count += kept;
     }
 
     double value, weight;
-    int64_t count, filled, filled_counts;
+    int64_t count;
+    const int64_t unit;
     ColumnSums<C, double> value_columns, weight_columns;
     ColumnSums<uint8_t, int64_t> count_columns;
-    SumGroups<C, double> sum;
-    SumGroups<uint8_t, int64_t> count_kept;
+    decltype(pick<&rows_loop<C, double>>()) sum = pick<&rows_loop<C, double>>();
+    decltype(pick<&rows_loop<uint8_t, int64_t>>()) count_kept = pick<&rows_loop<uint8_t, int64_t>>();
+    decltype(pick<&cpu::transpose<C>>()) transpose_values = pick<&cpu::transpose<C>>();
+    decltype(pick<&cpu::transpose<uint8_t>>()) transpose_keep = pick<&cpu::transpose<uint8_t>>();
+    alignas(64) C transposed_values[kBuffer];
+    alignas(64) C transposed_weights[kBuffer];
+    alignas(64) uint8_t transposed_keep[kBuffer];
     decltype(pick<&normalize_mask_loop>()) normalize_mask = pick<&normalize_mask_loop>();
     decltype(&sum_row<C, 16, true, false>) sum_kept =
         pick_width<&sum_row<C, 64, true, false>, &sum_row<C, 32, true, false>, &sum_row<C, 16, true, false>>();

@@ -6,15 +6,15 @@
 
 namespace safeops::cpu {
 
-// n contiguous elements of one output. keep: bytes of 0 and 1, null where all are kept. w: null without weights, and 0
-// where not kept.
+// n contiguous elements. x: null where they are only counted. keep: bytes of 0 and 1, null where all are kept. w: null
+// without weights, and 0 where not kept.
 template <class C>
 struct Elements {
   const C* x;
   const uint8_t* keep;
   const C* w;
 
-  Elements from(int64_t i) const { return {x + i, keep ? keep + i : nullptr, w ? w + i : nullptr}; }
+  Elements from(int64_t i) const { return {x ? x + i : nullptr, keep ? keep + i : nullptr, w ? w + i : nullptr}; }
 };
 
 template <class C, int kBytes>

@@ -7,10 +7,10 @@ namespace safeops::cpu {
 
 namespace {
 
-template <class C>
-void quotient_loop(const void*, const Chunk<C>& chunk) {
-  const C *g = chunk.in[0], *d = chunk.in[1];
-  C* out = chunk.out[0];
+// In double, as one number is divided: a row has the same factor alone and among others.
+void quotient_loop(const void*, const Chunk<double>& chunk) {
+  const double *g = chunk.in[0], *d = chunk.in[1];
+  double* out = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) out[i] = g[i] / d[i];
 }
@@ -62,11 +62,11 @@ GradientScale<C>::GradientScale(const Tensor& grad, const std::optional<Tensor>&
   const Shape shape = broadcast(g.shape(), d.shape());
   quotient.emplace(empty(shape, dtype_v<C>, grad));
   view = View(*quotient);
-  Elementwise<C> loop(shape, view);
+  Elementwise<double> loop(shape, view);
   loop.input(g);
   loop.input(d);
   loop.output(view);
-  loop.run(pick<&quotient_loop<C>>(), nullptr);
+  loop.run(pick<&quotient_loop>(), nullptr);
 }
 
 bool leaves_fp32(const Tensor& grad, const std::optional<Tensor>& denominator) {

@@ -42,7 +42,7 @@ struct Forward {
       all = pick<&similarity_loop<C, false, false>>(),
       kept = pick<&similarity_loop<C, true, true>>(), padded = pick<&similarity_loop<C, true, false>>();
   decltype(pick<&sum_loop<C>>()) add = pick<&sum_loop<C>>();
-  SumGroups<uint8_t, int64_t> count{};
+  decltype(pick<&rows_loop<uint8_t, int64_t>>()) count = pick<&rows_loop<uint8_t, int64_t>>();
 
   Forward(const Images<C>& images_, const Sink<C>* map_, bool similarity_, double* sums_, int64_t tile_rows,
           int64_t tile_columns)
@@ -66,7 +66,7 @@ struct Forward {
       add(loss.get(), tile.columns, total);
       add(contrast.get(), tile.columns, total + 1);
       int64_t counted = tile.columns;
-      if (images.masked) count.rows(moments.counted.get(), 1, tile.columns, &counted);
+      if (images.masked) count(moments.counted.get(), 1, tile.columns, &counted);
       total[2] += static_cast<double>(counted);
     }
     if (!map) std::copy_n(total, 3, sums + 3 * tile_index);

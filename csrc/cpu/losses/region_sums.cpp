@@ -47,7 +47,7 @@ struct Sum {
   decltype(pick_index_sums<C, true>()) add_indexed = squared ? pick_index_sums<C, true>() : pick_index_sums<C, false>();
   decltype(pick<&kept_loop<C>>()) select_kept = pick<&kept_loop<C>>();
   decltype(pick<&normalize_mask_loop>()) normalize = pick<&normalize_mask_loop>();
-  SumGroups<uint8_t, int64_t> count{};
+  decltype(pick<&rows_loop<uint8_t, int64_t>>()) count = pick<&rows_loop<uint8_t, int64_t>>();
   alignas(64) C input[kBuffer] = {}, target[kBuffer] = {};
   alignas(64) uint8_t keep[kBuffer] = {};
 
@@ -60,7 +60,7 @@ struct Sum {
       normalize(x.keep, x.n, keep);
       select_kept(x.p, keep, x.n, input);
       select_kept(x.t, keep, x.n, target);
-      count.rows(keep, 1, x.n, &kept);
+      count(keep, 1, x.n, &kept);
       add(input, target, x.n, sums);
     } else {
       add(x.p, x.t, x.n, sums);

@@ -167,19 +167,17 @@ struct Extreme {
     }
 
     void reset_columns() {
-      std::fill_n(best_, this->period_, -std::numeric_limits<C>::infinity());
-      std::fill_n(ties_, this->period_, 0);
-      std::fill_n(nans_, this->period_, 0);
+      std::fill_n(best_, this->width_, -std::numeric_limits<C>::infinity());
+      std::fill_n(ties_, this->width_, 0);
+      std::fill_n(nans_, this->width_, 0);
     }
 
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       columns_(e, n, period, {best_ + first, ties_ + first, nans_ + first});
     }
 
-    void flush_columns(double*) {}  // nothing to flush: a maximum never outgrows its type
-
     States column_states() {
-      for (int64_t p = 0; p < this->period_; ++p) {
+      for (int64_t p = 0; p < this->width_; ++p) {
         value_[p] = nans_[p] ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(best_[p]);
         this->column_counts_[p] = static_cast<int64_t>(nans_[p] ? nans_[p] : ties_[p]);
       }
@@ -191,10 +189,10 @@ struct Extreme {
     decltype(&best_row<C, 16, true, Extremum::kMax>) best_row_;
     decltype(&ties_row<C, 16, true, Extremum::kMax>) ties_row_;
     decltype(&extreme_columns<C, true, Extremum::kMax>) columns_;
-    alignas(64) C best_[kColumns];
-    alignas(64) BitsOf<C> ties_[kColumns];
-    alignas(64) BitsOf<C> nans_[kColumns];
-    double value_[kColumns];
+    alignas(64) C best_[kColumns + kPad];
+    alignas(64) BitsOf<C> ties_[kColumns + kPad];
+    alignas(64) BitsOf<C> nans_[kColumns + kPad];
+    double value_[kColumns + kPad];
   };
 };
 

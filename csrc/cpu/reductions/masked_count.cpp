@@ -28,12 +28,11 @@ struct Count {
     void reset_row() {}
     void accumulate_row(const Elements<C>&, int64_t, int64_t) {}
     void row_state(const States&) const {}
-    void reset_columns() { std::fill_n(value_, this->period_, 0.0); }
+    void reset_columns() { std::fill_n(value_, this->width_, 0.0); }
     void accumulate_columns(const Elements<C>&, int64_t, int64_t, int64_t) {}
-    void flush_columns(double*) {}
     States column_states() { return {value_, nullptr, nullptr, this->column_counts_}; }
 
-    double value_[kColumns];
+    double value_[kColumns + kPad];
   };
 };
 

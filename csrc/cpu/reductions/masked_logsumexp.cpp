@@ -125,40 +125,31 @@ struct LogSumExp {
     }
 
     void reset_columns() {
-      std::fill_n(value_, this->period_, kLowest);
-      std::fill_n(wide_sums_, this->period_, 0.0);
-      std::fill_n(max_, this->period_, std::numeric_limits<C>::lowest());
-      std::fill_n(sums_, this->period_, C(0));
+      std::fill_n(max_, this->width_, std::numeric_limits<C>::lowest());
+      std::fill_n(sums_, this->width_, C(0));
     }
 
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       columns_(e, n, period, {max_ + first, sums_ + first});
     }
 
-    void flush_columns(double*) {
-      const int64_t n = this->period_;
-      alignas(64) double maximum[kColumns], more[kColumns];
-      for (int64_t p = 0; p < n; ++p) {
-        maximum[p] = static_cast<double>(max_[p]);
-        more[p] = static_cast<double>(sums_[p]);
-        sums_[p] = 0;
-      }
-      join_(value_, wide_sums_, maximum, more, n);
+    States column_states() {
+      widen_(max_, this->width_, value_);
+      widen_(sums_, this->width_, wide_sums_);
+      return {value_, nullptr, wide_sums_, this->column_counts_};
     }
-
-    States column_states() { return {value_, nullptr, wide_sums_, this->column_counts_}; }
 
     double row_max_, row_sum_;
     decltype(&max_row<C, 16, true>) max_row_;
     decltype(&exponentials_loop<C, true, true>) exponentials_;
     decltype(&exponential_columns<C, true, true>) columns_;
     decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
-    decltype(pick<&join_loop>()) join_ = pick<&join_loop>();
+    decltype(pick<&widen_loop<C, double>>()) widen_ = pick<&widen_loop<C, double>>();
     alignas(64) C terms_[kBuffer];
-    alignas(64) C max_[kColumns];
-    alignas(64) C sums_[kColumns];
-    alignas(64) double value_[kColumns];
-    alignas(64) double wide_sums_[kColumns];
+    alignas(64) C max_[kColumns + kPad];
+    alignas(64) C sums_[kColumns + kPad];
+    alignas(64) double value_[kColumns + kPad];
+    alignas(64) double wide_sums_[kColumns + kPad];
   };
 };
 

@@ -1,6 +1,5 @@
 // Norms, root mean square and sum of squares: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor
-// underflow: a chunk with elements that float cannot square is summed in double.  I/O: forward reads x, mask, weight
-// once.
+// underflow: elements that float cannot square are summed in double.  I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
@@ -123,46 +122,52 @@ struct Powers {
     }
 
     void reset_columns() {
-      std::fill_n(value_, this->period_, 0.0);
-      std::fill_n(weight_, this->period_, 0.0);
-      std::fill_n(sums_, this->period_, C(0));
-      std::fill_n(sw_, this->period_, C(0));
+      any_rare_ = false;
+      std::fill_n(sums_, this->width_, C(0));
+      std::fill_n(sw_, this->width_, C(0));
     }
 
-    void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+    void accumulate_columns(Elements<C> e, int64_t first, int64_t n, int64_t period) {
       if constexpr (sizeof(C) == 4) {
         const SafeRange& range = this->accumulator_.square ? kSquares : kMagnitudes;
-        if (!this->accumulator_.half && rare_(e, n, range)) return accumulate_carefully(e, first, n, period);
+        if (!this->accumulator_.half && rare_(e, n, range)) e.x = add_rare(e, first, n, period, range);
       }
       columns_(e, n, period, {sums_ + first, sw_ + first});
     }
 
-    void accumulate_carefully(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+    // Adds the elements out of the range in double, one by one, and returns the others, with zeros in their place.
+    const C* add_rare(const Elements<C>& e, int64_t first, int64_t n, int64_t period, const SafeRange& range) {
+      if (!any_rare_) std::fill_n(value_, this->width_, 0.0);
+      any_rare_ = true;
       for (int64_t i = 0; i < n; ++i) {
-        const int64_t p = first + i % period;
-        value_[p] += careful_(e.from(i), 1);
-        if (e.w) weight_[p] += static_cast<double>(e.w[i]);
+        const bool rare = (!e.keep || e.keep[i]) && !range.holds(e.x[i]);
+        if (rare) value_[first + i % period] += careful_(e.from(i), 1);
+        others_[i] = rare ? C(0) : e.x[i];
       }
+      return others_;
     }
 
-    void flush_columns(double*) {
-      flush_(sums_, this->period_, value_);
-      if (this->weighted_) flush_(sw_, this->period_, weight_);
+    States column_states() {
+      widen_(sums_, this->width_, wide_sums_);
+      for (int64_t p = 0; any_rare_ && p < this->width_; ++p) wide_sums_[p] += value_[p];
+      widen_(sw_, this->width_, weight_);
+      return {wide_sums_, weight_, nullptr, this->column_counts_};
     }
-
-    States column_states() { return {value_, weight_, nullptr, this->column_counts_}; }
 
     double row_sum_, row_weight_;
+    bool any_rare_;
     decltype(&sum_row<C, 16, true, true>) row_;
     decltype(&careful_powers<C, true, true, true>) careful_;
     decltype(&power_columns<C, true, true, true>) columns_;
     decltype(&any_out_of_range<16, true>) rare_;
     decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
-    decltype(pick<&flush_loop<C, double>>()) flush_ = pick<&flush_loop<C, double>>();
-    alignas(64) C sums_[kColumns];
-    alignas(64) C sw_[kColumns];
-    alignas(64) double value_[kColumns];
-    alignas(64) double weight_[kColumns];
+    decltype(pick<&widen_loop<C, double>>()) widen_ = pick<&widen_loop<C, double>>();
+    alignas(64) C sums_[kColumns + kPad];
+    alignas(64) C sw_[kColumns + kPad];
+    alignas(64) double value_[kColumns + kPad];  // of rare elements
+    alignas(64) double wide_sums_[kColumns + kPad];
+    alignas(64) double weight_[kColumns + kPad];
+    alignas(64) C others_[kBuffer];
   };
 };
 

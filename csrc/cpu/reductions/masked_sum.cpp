@@ -102,8 +102,9 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
+  const bool all = dims.output(shape, false).ndim == 0;  // else a row alone would be computed as none among others is
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight) ||
-      (weight && leaves_fp32(grad, denominator)))
+      (weight && all && leaves_fp32(grad, denominator)))
     backward<double>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
   else
     backward<float>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));

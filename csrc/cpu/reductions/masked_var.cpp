@@ -29,8 +29,6 @@ struct Moments {
 
    public:
     Worker(const Moments& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
-      rare_pivot_ = pick_width<&any_out_of_range<64, false>, &any_out_of_range<32, false>,
-                               &any_out_of_range<16, false>>();
       this->pick_kind([this](auto keep, auto weight) {
         constexpr bool kKeep = keep, kWeight = weight;
         plain_ = pick_width<&sum_row<C, 64, kKeep, kWeight>, &sum_row<C, 32, kKeep, kWeight>,
@@ -40,7 +38,7 @@ struct Moments {
         careful_ = pick<&careful_row<C, kKeep, kWeight>>();
         seed_ = pick<&seed_columns<C, kKeep>>();
         columns_ = pick<&moment_columns<C, kKeep>>();
-        update_each_ = pick<&join_columns<C, kKeep, kWeight>>();
+        join_ = pick<&join_columns<C, kWeight>>();
         rare_ = pick_width<&any_out_of_range<64, kKeep>, &any_out_of_range<32, kKeep>,
                            &any_out_of_range<16, kKeep>>();
       });
@@ -91,74 +89,72 @@ struct Moments {
     // -- columns
 
     void reset_columns() {
-      for (auto* all : {mean_, weight_, m2_}) std::fill_n(all, this->period_, 0.0);
-      any_joined_ = false;
-      clear_columns();
+      const int64_t n = this->width_;
+      std::fill_n(pivot_, n, std::numeric_limits<C>::quiet_NaN());
+      for (auto* all : {s1_, s2_}) std::fill_n(all, n, C(0));
+      for (auto* all : {mean_, weight_, m2_, joined_}) std::fill_n(all, n, 0.0);
     }
 
-    void clear_columns() {
-      seeded_ = true;
-      one_by_one_ = this->weighted_;
-      for (int64_t p = 0; p < this->period_; ++p) {
-        const bool has_mean = weight_[p] != 0;
-        pivot_[p] = has_mean ? static_cast<C>(mean_[p]) : std::numeric_limits<C>::quiet_NaN();
-        seeded_ = seeded_ && has_mean;
-      }
-      // If float cannot square the mean, it cannot square the deviations from it either.
-      if constexpr (sizeof(C) == 4)
-        one_by_one_ = one_by_one_ || (any_joined_ && rare_pivot_({pivot_}, this->period_, kSquares));
-      for (auto* all : {s1_, s2_}) std::fill_n(all, this->period_, C(0));
-    }
-
+    // Elements with weights, and those that float cannot square, join their columns one by one.
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      bool one_by_one = one_by_one_;
-      if constexpr (sizeof(C) == 4) one_by_one = one_by_one || (!this->accumulator_.half && rare_(e, n, kSquares));
-      if (one_by_one) {
-        any_joined_ = true;
-        update_each_(e, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
-        return;
-      }
-      if (!seeded_) seed_(e, e.keep ? n : std::min(n, period), period, pivot_ + first);  // all kept: one row is enough
-      columns_(e, n, period, {pivot_ + first, s1_ + first, s2_ + first});
-    }
-
-    // `count` includes all elements; those that joined one by one are already in their columns' states.
-    void flush_columns(double* count) {
-      const int64_t n = this->period_;
-      if (!this->weighted_) {
-        alignas(64) double p[kColumns], s1[kColumns], s2[kColumns];
-        for (int64_t i = 0; i < n; ++i) {
-          count[i] -= joined_[i];
-          p[i] = static_cast<double>(pivot_[i]);
-          s1[i] = static_cast<double>(s1_[i]);
-          s2[i] = static_cast<double>(s2_[i]);
+      if (this->weighted_) return join_(e, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
+      if constexpr (sizeof(C) == 4) {
+        if (!this->accumulator_.half && rare_(e, n, kSquares)) {
+          for (int64_t i = 0; i < n; ++i) {
+            const bool keep = !e.keep || e.keep[i];
+            joins_[i] = keep && !kSquares.holds(e.x[i]);
+            others_[i] = keep && !joins_[i];
+          }
+          join_({e.x, joins_, nullptr}, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
+          return accumulate_in_float({e.x, others_, nullptr}, first, n, period, seed_others_, others_columns_);
         }
-        merge_({mean_, weight_, m2_, nullptr}, count, p, s1, s2, n);
       }
-      clear_columns();
-      if (any_joined_) std::fill_n(joined_, n, 0.0);
+      accumulate_in_float(e, first, n, period, seed_, columns_);
     }
 
-    States column_states() { return {mean_, weight_, m2_, this->column_counts_}; }
+    template <class Seed, class Columns>
+    void accumulate_in_float(const Elements<C>& e, int64_t first, int64_t n, int64_t period, Seed seed,
+                             Columns columns) {
+      const int64_t width = std::min(n, period);
+      if (any_nan_(pivot_ + first, width)) seed(e, e.keep ? n : width, period, pivot_ + first);
+      columns(e, n, period, {pivot_ + first, s1_ + first, s2_ + first});
+    }
+
+    States column_states() {
+      const int64_t n = this->width_;
+      if (this->weighted_) return {mean_, weight_, m2_, this->column_counts_};
+      alignas(64) double count[kColumns + kPad], p[kColumns + kPad], s1[kColumns + kPad], s2[kColumns + kPad];
+      for (int64_t i = 0; i < n; ++i) count[i] = static_cast<double>(this->column_counts_[i]) - joined_[i];
+      widen_(pivot_, n, p);
+      widen_(s1_, n, s1);
+      widen_(s2_, n, s2);
+      merge_({mean_, weight_, m2_, nullptr}, count, p, s1, s2, n);
+      return {mean_, weight_, m2_, this->column_counts_};
+    }
 
     double row_weight_, row_mean_, row_m2_;
-    bool seeded_, one_by_one_, any_joined_ = false;  // one_by_one_: elements join one at a time
     decltype(&sum_row<C, 16, true, true>) plain_;
     decltype(&deviations_row<C, 16, true, true>) deviations_;
     decltype(&careful_row<C, true, true>) careful_;
     decltype(&seed_columns<C, true>) seed_;
     decltype(&moment_columns<C, true>) columns_;
-    decltype(&join_columns<C, true, true>) update_each_;
-    decltype(&any_out_of_range<16, true>) rare_, rare_pivot_;
+    decltype(&join_columns<C, true>) join_;
+    decltype(&any_out_of_range<16, true>) rare_;
+    decltype(pick<&seed_columns<C, true>>()) seed_others_ = pick<&seed_columns<C, true>>();
+    decltype(pick<&moment_columns<C, true>>()) others_columns_ = pick<&moment_columns<C, true>>();
+    decltype(pick<&any_nan_loop<C>>()) any_nan_ = pick<&any_nan_loop<C>>();
+    decltype(pick<&widen_loop<C, double>>()) widen_ = pick<&widen_loop<C, double>>();
     decltype(pick<&weight_row<C>>()) weigh_ = pick<&weight_row<C>>();
     decltype(pick<&merge_moments_loop>()) merge_ = pick<&merge_moments_loop>();
-    alignas(64) C pivot_[kColumns];
-    alignas(64) C s1_[kColumns];
-    alignas(64) C s2_[kColumns];
-    alignas(64) double mean_[kColumns];
-    alignas(64) double weight_[kColumns];
-    alignas(64) double m2_[kColumns];
-    alignas(64) double joined_[kColumns] = {};  // elements that joined one by one
+    alignas(64) C pivot_[kColumns + kPad];
+    alignas(64) C s1_[kColumns + kPad];
+    alignas(64) C s2_[kColumns + kPad];
+    alignas(64) double mean_[kColumns + kPad];
+    alignas(64) double weight_[kColumns + kPad];
+    alignas(64) double m2_[kColumns + kPad];
+    alignas(64) double joined_[kColumns + kPad];  // elements that joined one by one
+    alignas(64) uint8_t joins_[kBuffer];
+    alignas(64) uint8_t others_[kBuffer];
   };
 };
 

@@ -34,11 +34,12 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
   using Base = ReductionDriver<C, Accumulator>;
   using Worker = typename Base::Worker;
   using Base::accumulator, Base::kColumns, Base::outputs, Base::r;
+  static constexpr int64_t kMinSegment = 128;  // rows in a slice
 
   const std::vector<int64_t>& bounds;
   const int64_t segments = static_cast<int64_t>(bounds.size()) - 1, columns = r.inner;
   const int64_t width = std::max<int64_t>(1, std::min(columns, kColumns));
-  const int64_t slice = std::max(Base::kMinRows, Base::kSlice / width);  // rows
+  const int64_t slice = std::max(kMinSegment, Base::kSlice / width);  // rows
 
   SegmentDriver(const Reduction<C>& reduction, const Accumulator& states, const Outputs& results,
                 const std::vector<int64_t>& bounds_)
@@ -105,7 +106,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
     const int64_t start = bounds[s] * columns, n = rows_of(s) * columns;
     r.inputs.fetch(start, n, start + kAhead, worker.buffers, worker.chunk);
     worker.prepare();
-    worker.groups(1, rows_of(s), columns, states);
+    this->groups(worker, 1, rows_of(s), columns, states);
   }
 
   template <class Body>

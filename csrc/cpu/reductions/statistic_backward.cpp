@@ -130,33 +130,43 @@ bool rest_loop(const double* origin, int64_t n, double* rest) {
   return lost != 0;
 }
 
-// exp(x - origin) = exp(x - float(origin)) exp(-rest)
-void scale_by_rest_loop(double* c, const double* rest, int64_t n) {
+// exp(x - origin) = exp(x - float(origin)) exp(-rest);  rest -> c exp(-rest)
+void scale_by_rest_loop(const double* c, double* rest, int64_t n) {
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) c[i] *= exp_(0 - rest[i]);
+  for (int64_t i = 0; i < n; ++i) rest[i] = c[i] * exp_(0 - rest[i]);
 }
 
-// True if all numbers of magnitudes up to `most` are 0 or from `low` to `high`.
-bool are_within(const double* c, int64_t n, double low, double high, double most) {
+// Numbers that a loop's type holds: 0, those from `low` to `high`, and those larger than `most`.
+struct Range {
+  double low, high, most;
+
+  bool holds(double c) const {
+    const double size = std::fabs(c);
+    const bool large = (size > high) & (size <= most), small = (size < low) & (size != 0);
+    return !(large | small);
+  }
+};
+
+// Float holds all normal numbers, inf and NaN with full precision; a product of double with a derivative, and then with
+// a weight, stays in the range of double.
+constexpr Range kFloatRange{std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
+                            std::numeric_limits<double>::max()};
+constexpr Range kDoubleRange{0x1p-500, 0x1p+500, std::numeric_limits<double>::infinity()};
+
+bool holds_all_loop(const Range* range, const double* c, int64_t n) {
   double lost = 0;
 #pragma omp simd reduction(+ : lost)
-  for (int64_t i = 0; i < n; ++i) {
-    const double size = std::fabs(c[i]);
-    const bool large = (size > high) & (size <= most), small = (size < low) & (size != 0);
-    lost += select_or_zero(large, 1.0) + select_or_zero(small, 1.0);
-  }
+  for (int64_t i = 0; i < n; ++i) lost += select_or_zero(!range->holds(c[i]), 1.0);
   return lost == 0;
 }
 
-// True if float holds all of them with full precision: 0, normal numbers, inf and NaN.
-bool fit_float(const double* c, int64_t n) {
-  using Float = std::numeric_limits<float>;
-  return are_within(c, n, Float::min(), Float::max(), std::numeric_limits<double>::max());
-}
-
-// True if a product with a derivative, and then with a weight, stays in the range of double.
-bool fit_double(const double* c, int64_t n) {
-  return are_within(c, n, 0x1p-500, 0x1p+500, std::numeric_limits<double>::infinity());
+// in: c, a gradient of a wider type, dx;  out: dx, the wider one where the range does not hold c
+void replace_loop(const void* op, const Chunk<double>& chunk) {
+  const Range range = *static_cast<const Range*>(op);
+  const double *c = chunk.in[0], *wider = chunk.in[1], *dx = chunk.in[2];
+  double* out = chunk.out[0];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) out[i] = select(range.holds(c[i]), dx[i], wider[i]);
 }
 
 // The inputs and the output of a slope loop, apart from the operands with one entry per output.
@@ -198,8 +208,10 @@ void run_in_float(const Walk& walk, const Tensor& c, const Tensor& origin, const
   const View rest_view(rest);
   double* to = reinterpret_cast<double*>(rest_view.data);
   const bool any = pick<&rest_loop>()(reinterpret_cast<const double*>(origin_view.data), n, to);
-  if (any && walk.kind == kExp) pick<&scale_by_rest_loop>()(reinterpret_cast<double*>(slopes.data), to, n);
-  walk.run_slopes<float>(slopes, o, any && walk.kind == kLinear ? &rest_view : nullptr);
+  if (!any) return walk.run_slopes<float>(slopes, o);
+  if (walk.kind == kLinear) return walk.run_slopes<float>(slopes, o, &rest_view);
+  pick<&scale_by_rest_loop>()(reinterpret_cast<const double*>(slopes.data), to, n);
+  walk.run_slopes<float>(rest_view, o);
 }
 
 Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor& origin, const Tensor& scale,
@@ -218,7 +230,6 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
   };
   const Unreduced grad_seen = seen(grad), scale_seen = seen(scale), origin_seen = seen(origin);
   const View &g = grad_seen.view, &by = scale_seen.view, &o = origin_seen.view, out(dx);
-  const Walk walk{x, out, mask, weight, kind};
 
   const Tensor c = empty(dims.output(shape, true), DType::kDouble, origin);
   const View slopes(c);
@@ -230,13 +241,34 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
 
   const double* c_values = reinterpret_cast<const double*>(slopes.data);
   const int64_t n = slopes.shape().numel();
-  const bool in_float = x.dtype != DType::kDouble && g.dtype != DType::kDouble && !in_double(weight);
-  if (in_float && fit_float(c_values, n))
-    run_in_float(walk, c, origin, o);
-  else if (compares(kind) || fit_double(c_values, n))
-    walk.run_slopes<double>(slopes, o);
+  // Runs with the range's type, and where that does not hold c with the next wider one: another output's c decides
+  // nothing.
+  const auto run = [&](const Range& range, const View& to, const auto& narrow, const auto& wider) {
+    const bool all = pick<&holds_all_loop>()(&range, c_values, n);
+    const std::optional<Tensor> other = all ? std::nullopt : std::optional(output_like(shape, x.dtype, input, x));
+    if (!all) wider(View(*other));
+    narrow(to);
+    if (all) return;
+    Elementwise<double> replace(shape, to);
+    replace.input(slopes);
+    replace.input(View(*other));
+    replace.input(to);
+    replace.output(to);
+    replace.run(pick<&replace_loop>(), &range);
+  };
+  const auto walk = [&](const View& to) { return Walk{x, to, mask, weight, kind}; };
+  const auto in_extremes = [&](const View& to) {
+    walk(to).run(extreme_slope_loop_of(kind, mask.has_value(), weight.has_value()), {&g, &by}, {&o});
+  };
+  const auto in_double = [&](const View& to) {
+    const auto narrow = [&](const View& to) { walk(to).run_slopes<double>(slopes, o); };
+    compares(kind) ? narrow(to) : run(kDoubleRange, to, narrow, in_extremes);
+  };
+  const auto in_float = [&](const View& to) { run_in_float(walk(to), c, origin, o); };
+  if (x.dtype == DType::kDouble || g.dtype == DType::kDouble || cpu::in_double(weight))
+    in_double(out);
   else
-    walk.run(extreme_slope_loop_of(kind, mask.has_value(), weight.has_value()), {&g, &by}, {&o});
+    run(kFloatRange, out, in_float, in_double);
   return dx;
 }
 

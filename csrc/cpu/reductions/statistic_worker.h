@@ -29,6 +29,8 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
 // Magnitudes that float can square, or add, kBlock times over without loss.
 struct SafeRange {
   float low, high;
+
+  bool holds(float x) const { return x == 0 || (std::fabs(x) >= low && std::fabs(x) < high); }
 };
 constexpr SafeRange kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
 
@@ -54,19 +56,22 @@ bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& rang
 // Calls one(row, p) for each of n elements that lie in rows of `period` columns: p is the column, row.x[p] the element.
 template <class C, class One>
 inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
-  for (int64_t at = 0; at < n; at += period) {
+  for_rows<C>(n, period, [&](int64_t at, int64_t m) __attribute__((always_inline)) {
     const Elements<C> row{e.x + at, e.keep + at, e.w + at};
-    const int64_t m = n - at < period ? n - at : period;
-    SAFEOPS_SIMD
-    for (int64_t p = 0; p < m; ++p) one(row, p);
-  }
+    if (m < kShortPeriod) {
+      SAFEOPS_SIMD_16
+      for (int64_t p = 0; p < m; ++p) one(row, p);
+    } else {
+      SAFEOPS_SIMD
+      for (int64_t p = 0; p < m; ++p) one(row, p);
+    }
+  });
 }
 
 // ---- one thread's part of a reduction
 
 // Accumulator::Worker derives from it and accumulates a row: reset_row(), accumulate_row(elements, n, kept),
-// row_state(out), and columns: reset_columns(), accumulate_columns(elements, first, n, period), flush_columns(counts),
-// column_states(). A column takes Accumulator::kBlock elements before it is flushed.
+// row_state(out), and columns: reset_columns(), accumulate_columns(elements, first, n, period), column_states(counts).
 template <class C, class Accumulator>
 class StatisticWorker {
  public:
@@ -79,6 +84,7 @@ class StatisticWorker {
         masked_(inputs.masked),
         scaled_(accumulator.scaled),
         valued_(inputs.count > weighted_),
+        unit_(inputs.unit()),
         weigh_(masked_ ? pick<&weigh_loop<C, true>>() : pick<&weigh_loop<C, false>>()) {
     inputs.prime(buffers);
   }
@@ -100,26 +106,14 @@ class StatisticWorker {
     }
   }
 
-  void groups(int64_t g, int64_t reduced, int64_t inner, const States& out) {
-    if (inner == 1 && reduced >= kShortRow) {
-      for (int64_t i = 0; i < g; ++i) {
-        start_row();
-        add_row(e_.from(i * reduced), reduced);
-        finish_row(out.from(i));
-      }
-      return;
+  bool rows(int64_t g, int64_t reduced, const States& out) {
+    if (reduced < kShortRow) return false;
+    for (int64_t i = 0; i < g; ++i) {
+      start_row();
+      add_row(e_.from(i * reduced), reduced);
+      finish_row(out.from(i));
     }
-    // Short rows are transposed, so that they lie side by side as columns.
-    const int64_t n = g * inner, total = n * reduced;
-    const Elements<C> e = g > 1 ? transposed(g, reduced, inner) : e_;
-    const int64_t period = total >= kMinPeriod ? period_for(n, total) : n;
-    start_columns(period);
-    const int64_t most = Accumulator::kBlock * period;
-    for (int64_t at = 0; at < total; at += most) {
-      reserve(Accumulator::kBlock);
-      add(e.from(at), std::min(most, total - at));
-    }
-    finish_columns(n, out);
+    return true;
   }
 
   void start_row() {
@@ -127,44 +121,39 @@ class StatisticWorker {
     self().reset_row();
   }
 
-  void row(int64_t m) { add_row(e_, m); }
+  void row(int64_t m) {
+    for (int64_t at = 0; at < m; at += unit_) add_row(e_.from(at), std::min(unit_, m - at));
+  }
 
   void finish_row(const States& out) {
     if (out.count) *out.count = count_;
     self().row_state(out);
   }
 
-  void start_columns(int64_t period) {
-    period_ = period;
-    filled_ = full_periods_ = remainder_ = 0;
-    std::fill_n(counts_, period, uint8_t{0});
-    std::fill_n(column_counts_, period, int64_t{0});
+  void start_columns(int64_t n) {
+    width_ = n;
+    std::fill_n(counts_, n, uint8_t{0});
     self().reset_columns();
   }
 
-  void reserve(int64_t additions) {
-    if (filled_ + additions > Accumulator::kBlock) flush();
-    filled_ += additions;
+  void transpose(int64_t g, int64_t n) {
+    transpose(e_.x, g, n, transposed_);
+    transpose(e_.keep, g, n, transposed_keep_);
+    transpose(e_.w, g, n, transposed_weights_);
   }
 
-  void add(int64_t m) { add(e_, m); }
-
-  void add_at(int64_t first, int64_t m) {
-    if (e_.keep)
-      add_counts_(e_.keep, m, m, counts_ + first);
-    else
-      full_periods_ += first == 0;
-    self().accumulate_columns(e_, first, m, m);
+  void add(int64_t at, int64_t m, int64_t first, int64_t period) {
+    Elements<C> e = e_.from(at);
+    if (e.x && m > period && period != padded<C>(period) && e_.x != transposed_)
+      e.x = std::copy_n(e.x, m, transposed_) - m;
+    if (e.keep) add_counts_(e.keep, m, period, counts_ + first);
+    self().accumulate_columns(e, first, m, period);
   }
 
-  void finish_columns(int64_t n, const States& out) {
-    flush();
-    const States columns = self().column_states();
-    for (int64_t p = n; p < period_; p += n) accumulator_.merge(columns, columns.from(p), n);
-    std::copy_n(columns.value, n, out.value);
-    if (columns.weight && out.weight) std::copy_n(columns.weight, n, out.weight);
-    if (columns.second && out.second) std::copy_n(columns.second, n, out.second);
-    if (columns.count && out.count) std::copy_n(columns.count, n, out.count);
+  States finish_columns(int64_t m) {
+    const int64_t all = m / width_, more = m % width_;  // elements of an accumulator, and how many have another one
+    for (int64_t p = 0; p < width_; ++p) column_counts_[p] = masked_ || weighted_ ? counts_[p] : all + (p < more);
+    return self().column_states();
   }
 
  protected:
@@ -178,8 +167,9 @@ class StatisticWorker {
 
   const Accumulator& accumulator_;
   const bool weighted_, masked_, scaled_, valued_;  // valued: there is an input; a count reads none
-  int64_t count_, period_;                          // kept elements of the row; accumulators of the columns
-  int64_t column_counts_[Accumulator::kColumns];    // kept elements of each column
+  const int64_t unit_;
+  int64_t count_, width_;                           // kept elements of the row; accumulators side by side
+  int64_t column_counts_[Accumulator::kColumns + kPad];  // kept elements of each column
 
  private:
   auto& self() { return static_cast<typename Accumulator::Worker&>(*this); }
@@ -191,50 +181,18 @@ class StatisticWorker {
     if (kept) self().accumulate_row(e, m, kept);
   }
 
-  void add(const Elements<C>& e, int64_t m) {
-    if (e.keep)
-      add_counts_(e.keep, m, period_, counts_);
-    else
-      full_periods_ += m / period_, remainder_ = m % period_;
-    self().accumulate_columns(e, 0, m, period_);
-  }
-
-  void flush() {
-    alignas(64) double count[Accumulator::kColumns];  // kept elements of each column since the last flush
-    for (int64_t p = 0; p < period_; ++p) {
-      const int64_t n = masked_ || weighted_ ? counts_[p] : full_periods_ + (p < remainder_);
-      column_counts_[p] += n;
-      count[p] = static_cast<double>(n);
-    }
-    self().flush_columns(count);
-    std::fill_n(counts_, period_, uint8_t{0});
-    filled_ = full_periods_ = remainder_ = 0;
-  }
-
-  // (g, reduced, inner) -> (reduced, g, inner)
-  Elements<C> transposed(int64_t g, int64_t reduced, int64_t inner) {
-    if (e_.x) transpose_groups(e_.x, g, reduced, inner, transposed_);
-    if (e_.keep) transpose_groups(e_.keep, g, reduced, inner, transposed_keep_);
-    if (e_.w) transpose_groups(e_.w, g, reduced, inner, transposed_weights_);
-    return {transposed_, e_.keep ? transposed_keep_ : nullptr, e_.w ? transposed_weights_ : nullptr};
-  }
-
   template <class T>
-  static void transpose_groups(const T* from, int64_t g, int64_t reduced, int64_t inner, T* to) {
-    if (inner == 1) return transpose(from, g, reduced, to);
-    for (int64_t r = 0; r < reduced; ++r)
-      for (int64_t i = 0; i < g; ++i, to += inner) std::copy_n(from + (i * reduced + r) * inner, inner, to);
+  static void transpose(const T*& elements, int64_t g, int64_t n, T* to) {
+    if (elements) pick<&cpu::transpose<T>>()(elements, g, n, to), elements = to;
   }
 
   Elements<C> e_;
-  int64_t filled_;                    // additions to each accumulator since the last flush
-  int64_t full_periods_, remainder_;  // where all elements are kept: full periods, and the elements after them
   decltype(pick<&normalize_mask_loop>()) normalize_mask_ = pick<&normalize_mask_loop>();
   decltype(pick<&weigh_loop<C, true>>()) weigh_;
   decltype(pick<&product_loop<C>>()) product_ = pick<&product_loop<C>>();
   decltype(pick<&add_loop<uint8_t>>()) add_counts_ = pick<&add_loop<uint8_t>>();
   decltype(pick<&rows_loop<uint8_t, int64_t>>()) count_kept_ = pick<&rows_loop<uint8_t, int64_t>>();
-  alignas(64) uint8_t counts_[Accumulator::kColumns];
+  alignas(64) uint8_t counts_[Accumulator::kColumns + kPad];
   alignas(64) uint8_t keep_[kBuffer];
   alignas(64) C weights_[kBuffer];
   alignas(64) C scaled_buffer_[kBuffer];

@@ -1,9 +1,9 @@
 // The inner loops of the variance, and the merge of two parts of it.
 //
-// Deviations are taken from a pivot near the mean, so that nothing cancels: the mean so far, and at first the mean of
-// the row's first chunk, or the column's first element. A pivot off the mean costs digits only in proportion to its
-// distance in standard deviations, which is small. Weights break that, since a distant pivot may have almost no weight:
-// rows with weights take each chunk's mean, and columns with weights add their elements one by one.
+// Deviations are taken from a pivot near the mean, so that nothing cancels: of a row the mean so far, and at first the
+// mean of its first chunk; of a column the first element of each block. A pivot off the mean costs digits only in
+// proportion to its distance in standard deviations, which is small. Weights break that, since a distant pivot may have
+// almost no weight: rows with weights take each chunk's mean, and columns with weights add their elements one by one.
 #pragma once
 
 #include "cpu/reductions/statistic_worker.h"
@@ -91,15 +91,23 @@ void moment_columns(const Elements<C>& e, int64_t n, int64_t period, const Momen
   });
 }
 
+template <class C>
+bool any_nan_loop(const C* x, int64_t n) {
+  int any = 0;
+#pragma omp simd reduction(| : any)
+  for (int64_t i = 0; i < n; ++i) any |= x[i] != x[i];
+  return any;
+}
+
 // Elements join their columns one by one, in double. It is West's weighted form of Welford's update, in which nothing
 // cancels, whatever the weights.
-template <class C, bool kKeep, bool kWeight>
+template <class C, bool kWeight>
 void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weight, double* mean, double* m2,
                 double* joined) {
   for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
-    double more = 1;
-    if constexpr (kWeight) more = frequency(static_cast<double>(row.w[p]));
-    if constexpr (kKeep) more = select_or_zero(row.keep[p] != 0, more);
+    const double one = select(row.keep[p] != 0, 1.0, 0.0);
+    double more = one;
+    if constexpr (kWeight) more = select_or_zero(row.keep[p] != 0, frequency(static_cast<double>(row.w[p])));
     const double old = weight[p], total = old + more;
     const double shift = select_or_zero(more != 0, static_cast<double>(row.x[p]) - mean[p]);
     // mean += shift w / (sum w),  m2 += shift^2 w (old sum w) / (sum w)
@@ -107,8 +115,7 @@ void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weigh
     weight[p] = total;
     mean[p] += step;
     m2[p] += old * shift * step + (shift - shift);  // an infinite element makes it NaN
-    if constexpr (kKeep && !kWeight) joined[p] += more;
-    if constexpr (!kKeep) joined[p] += 1;
+    joined[p] += one;
   });
 }
 

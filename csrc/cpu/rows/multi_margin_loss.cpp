@@ -108,7 +108,7 @@ struct Rows {
   template <class Loop, class Body>
   void for_pieces(int64_t row, int64_t count, Buffers& b, Loop loop, const Body& body) const {
     const auto spread = pick<&spread_loop<C>>();
-    const SumGroups<C, double> sum;
+    const auto sum = pick<&rows_loop<C, double>>();
     double sums[kChunk];
     for (int64_t first = 0; first < classes; first += kChunk) {
       const int64_t n = std::min(kChunk, classes - first), at = row * classes + first;
@@ -128,7 +128,7 @@ struct Rows {
         else if (place >= 0 && place < n)
           b.to[r * n + place] = 0;
       }
-      sum(b.to, count, n, 1, sums);
+      sum(b.to, count, n, sums);
       body(first, n, at, sums);
     }
   }

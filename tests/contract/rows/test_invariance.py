@@ -1,4 +1,5 @@
-"""The bits of a row's results depend neither on the batch, nor on the row's place, nor on padding rows."""
+"""The bits of a row's results depend neither on the batch, nor on the row's place, nor on padding, nor on the alignment
+of a mask."""
 
 import pytest
 import torch
@@ -6,6 +7,8 @@ import torch
 import safeops
 from safeops.core.domain import box
 from safeops.core.op import registry
+from tests.contract.common import case, names
+from tests.ops import RECORDS
 from tests.ops.record import DEVICE
 
 pytestmark = pytest.mark.skipif(
@@ -120,3 +123,84 @@ def test_nor_does_an_image(name, dtype):
             x[-1] = image
             for g, a in zip(outcome(lambda x, y, keep: IMAGES[name](x), x, None), alone):
                 assert torch.equal(g[-1], a[0]), (channels, pixels, batch)
+
+
+# ---- reductions of one dim
+
+KINDS = ("reductions.sums", "reductions.moments", "reductions.norms")
+# Around what decides how a row is summed: registers, short rows, chunks, the slices of a long row or column
+FEW = (5, 33, 257)
+MANY = (*range(1, 71), 127, 255, 256, 257, 511, 512, 513, 1000, 1024, 1025, 2049, 32769, 70001)
+
+
+def reduced(name, x, mask, weight, dim):
+    """The results of a reduction over a dim and, where there is one, the gradient."""
+    kwargs = {"mask": mask, "weight": weight}
+    kwargs = {key: value for key, value in kwargs.items() if value is not None and key in RECORDS[name].call}
+    x = x.detach().requires_grad_(x.is_floating_point())
+    result = getattr(safeops, name)(x, dim=dim, **kwargs)
+    if not result.requires_grad:
+        return [result]
+    return [result.detach(), torch.autograd.grad(result, x, torch.full_like(result, 1.5))[0]]
+
+
+def assert_bits(got, want):
+    for g, w in zip(got, want, strict=True):
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[w.element_size()]
+        same = (g.contiguous().view(bits) == w.contiguous().view(bits)) | (g.isnan() & w.isnan())
+        assert same.all(), f"{int((~same).sum())} of {same.numel()} differ"
+
+
+def part(tensors, dim, index):
+    return [None if t is None else t.movedim(dim, 0)[index].movedim(0, dim).clone() for t in tensors]
+
+
+def inside(t, margin):
+    """The values of t inside a larger tensor, where rows have gaps and begin at any byte."""
+    if t is None:
+        return None
+    larger = torch.ones(t.shape[0], t.shape[1] + 3, dtype=t.dtype)[:, margin : margin + t.shape[1]]
+    return larger.copy_(t)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on CUDA the layout decides, too (docs/limits.md)")
+@pytest.mark.parametrize("lengths", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", names(*KINDS))
+def test_a_reduced_row_does_not_see_its_neighbours(name, dtype, lengths):
+    generator = torch.Generator().manual_seed(0)
+    for length in lengths:
+        rows = 70 if length < 3000 else 40
+        x = 3 * torch.randn(rows, length, generator=generator, dtype=torch.float64)
+        # Neighbours that are summed with more care, lose their squares, or have no gradient in the narrower type.
+        x[1], x[2], x[35] = 0, 1e-25, 1e-170 if dtype == torch.float64 else 1e-40
+        x[3, 0], x[4] = 1e30, x[4] * 1e17
+        x = x.to(dtype)
+        mask = torch.rand(rows, length, generator=generator) < 0.8
+        weight = torch.rand(rows, length, generator=generator).to(dtype)
+        weight[5] = 0
+        for masked, weighted in ((0, 0), (1, 1)) if lengths is FEW else ((0, 0), (1, 0), (0, 1), (1, 1)):
+            operands = [x, mask if masked else None, weight if weighted else None]
+            want = reduced(name, *operands, -1)
+            with case(dtype, length, masked, weighted):
+                for index in (slice(3, 40), slice(5, 6), slice(7, 9), torch.arange(rows - 1, -1, -1)):
+                    assert_rows(name, operands, 0, index, want)
+                padded = [inside(t, margin) for t, margin in zip(operands, (1, 2, 0))]
+                assert_bits(reduced(name, *padded, -1), want)
+                # Rows across memory: 32 or more side by side, or fewer.
+                across = [None if t is None else t.t().contiguous() for t in operands]
+                want = reduced(name, *across, 0)
+                for index in (slice(3, 40), slice(2, 34)):
+                    assert_rows(name, across, 1, index, want)
+                few = part(across, 1, slice(2, 33))
+                want = reduced(name, *few, 0)
+                for index in (slice(1, 3), slice(3, 20)):
+                    assert_rows(name, few, 1, index, want)
+                images = [None if t is None else t.expand(3, *t.shape).contiguous() for t in few]
+                assert_bits([t[1] for t in reduced(name, *images, 1)], want)
+
+
+def assert_rows(name, operands, dim, index, want):
+    """Rows alone have the bits that they have among all."""
+    got = reduced(name, *part(operands, dim, index), 1 - dim)
+    assert_bits(got, part(want[:1], 0, index) + part(want[1:], dim, index))
