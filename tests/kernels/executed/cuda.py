@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+import safeops  # noqa: F401  (it declares the ops)
 from tests.kernels.executed import machine
 
 ROOT = Path(__file__).resolve().parents[3]
