@@ -11,7 +11,7 @@ INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
     "rows": ["rows"],
     "engine": ["math", "pointwise_losses", "reductions", "statistics", "statistics_range", "rows", "execution"],
 }
-EMULATED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_emulated*.py
+EXECUTED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_executed*.py
     "elementwise": ["", "_functions"],
     "selection": ["_indexed", "_selection"],
     "lists": ["_multi_tensor"],
@@ -77,10 +77,10 @@ def stages(path):
             [f"tests/kernels/interpreted/test_{part}.py" for part in INTERPRETED.get(folder, INTERPRETED["engine"])]
         ]
     if path.startswith("csrc/cuda/"):
-        return emulated(folder)
+        return executed(folder)
     tests = contract(folder if (ROOT / "tests/contract" / folder).is_dir() else None, path)
-    return tests + emulated(folder) if path.startswith("csrc/common/") else tests
+    return tests + executed(folder) if path.startswith("csrc/common/") else tests
 
 
-def emulated(family):
-    return [[f"tests/kernels/test_cuda_emulated{part}.py"] for part in EMULATED.get(family, EMULATED["engine"])]
+def executed(family):
+    return [[f"tests/kernels/test_cuda_executed{part}.py"] for part in EXECUTED.get(family, EXECUTED["engine"])]

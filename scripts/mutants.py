@@ -7,7 +7,7 @@
 A mutant is a comparison, sign, constant or operator changed, a mask dropped, a guard removed: in a kernel, a
 definition or a tool. It lives in a copy of the checkout under build/mutants, never in the checkout. There what changed
 is built, and the tests of that place run until one fails; a test kills only if it passes without the mutant. CUDA
-sources are run by their emulation, Triton's by its interpreter. What does not compile does not count.
+sources are executed from their PTX, Triton's by its interpreter. What does not compile does not count.
 
 Each result is a line of build/mutants/log.jsonl, by which a run that was cut off goes on; the table goes to
 build/mutants/table.md. A mutant takes half a minute of a core where a test kills it, and some minutes where none does.
@@ -99,7 +99,7 @@ class Tree:
             self.build_first()
         text = path.read_text()
         path.write_text(text[: mutant["start"]] + mutant["text"] + text[mutant["stop"] :])
-        return not compiled or self.build()  # Python always does; the emulation's tests compile CUDA
+        return not compiled or self.build()  # Python always does; the executor's tests compile CUDA
 
     def mend(self, mutant):
         shutil.copy2(ROOT / mutant["path"], self.folder / mutant["path"])

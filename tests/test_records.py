@@ -61,8 +61,8 @@ def test_every_declaration_names_a_function_of_the_kernels():
 
 
 def test_every_cuda_kernel_meets_its_bad_calls():
-    """Emulated; Triton's launchers meet them in the interpreter."""
-    files = Path(__file__).parent.glob("kernels/test_cuda_emulated*.py")
+    """Executed; Triton's launchers meet them in the interpreter."""
+    files = Path(__file__).parent.glob("kernels/test_cuda_executed*.py")
     tried = [getattr(importlib.import_module(f"tests.kernels.{file.stem}"), "REFUSED", ()) for file in files]
     owned = {name for name, op in registry.items() if op.owner == "C++/CUDA"}
     assert set(itertools.chain(*tried)) == {name for name in owned if not isinstance(RECORDS[name].bad_calls, str)}

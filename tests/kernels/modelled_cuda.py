@@ -1,23 +1,20 @@
 """Predictions of the GPU's model (benchmarks/gpu_model.py) for every CUDA kernel in C++.
 
-The launches are the launchers' own: the emulated sources note them (tests/kernels/emulate). The machine code is the
+The launches are the launchers' own, noted and not executed (tests/kernels/executed/cuda.py). The machine code is the
 library's. What neither says stands in plans_cuda.py: how often a loop runs, how often a block waits for memory.
 """
 
-import ctypes
 import re
-import subprocess
 import tempfile
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from benchmarks import machine_code
 from benchmarks.gpu_model import Load, predict_all
 from tests.kernels import plans_cuda
-from tests.kernels.emulated import HOST, ROOT, SOURCES, compiled
+from tests.kernels.cuda_sources import HOST, ROOT, SOURCES
+from tests.kernels.executed import cuda
 from tests.kernels.test_cuda_build import LIBRARY, NVDISASM, cuobjdump, demangled, resources, texts
 
 CUDA = ROOT / "csrc" / "cuda"
@@ -41,32 +38,20 @@ class Case(NamedTuple):
 class Plans:
     """The launches of raw ops."""
 
-    def __init__(self, folder):
-        self.library = torch.library.Library("safeops_plans", "FRAGMENT")
-        self.defined, self.built, self.names = set(), {}, {}
-        for family, sources in FAMILIES.items():
-            target = compiled(sources, folder / f"{family}.so", "-DSAFEOPS_PLANS", "-O0")
-            torch.ops.load_library(str(target))
-            self.built[family] = ctypes.CDLL(str(target)).emulated_plan
-            listing = subprocess.run(["nm", "-C", target], capture_output=True, text=True, check=True).stdout
-            rows = re.findall(r"^0*(\w+) \w (.*kernel.*)$", listing, re.M)
-            self.names[family] = {int(at, 16): short(name) for at, name in rows}
+    def __init__(self):
+        self.ops = {family: cuda.Ops(sources, whole=True) for family, sources in FAMILIES.items()}
+        self.defined, self.names = set(), {}
 
     def __call__(self, family, op, *operands, kept=0):
-        """(result, [(kernel, blocks, threads, shared)])"""
-        if op not in self.defined:
-            self.defined.add(op)
-            schema = getattr(torch.ops.safeops, op).default._schema
-            self.library.define(str(schema).removeprefix("safeops::"))
-        read, rows = self.built[family], (ctypes.c_int64 * 4 * 64)()
-        read(rows, ctypes.c_int64(kept))
-        result = getattr(torch.ops.safeops_plans, op)(*operands)
-        count = read(rows, ctypes.c_int64(0))
-        return result, [(self.names[family].get(row[0], ""), *row[1:]) for row in rows[:count]]
-
-
-def short(name):
-    return re.sub(r"safeops::cuda::|\(anonymous namespace\)::", "", name)
+        """(result, [(kernel, blocks, threads, shared)]); of memory that is set ("", bytes, 0, 0)."""
+        self.defined.add(op)
+        ops = self.ops[family]
+        ops.kept = kept
+        result = getattr(ops, op)(*operands)
+        new = {x.kernel: None for x in ops.launches if x.kernel and x.kernel not in self.names}
+        self.names |= zip(new, demangled(new))
+        rows = [(self.names.get(x.kernel, ""), x.grid[0], x.threads, x.shared) for x in ops.launches]
+        return result, [row if row[0] else ("", row[3], 0, 0) for row in rows]
 
 
 RAW = {"health": "_health_", "clip_grad_norm_": "_scale_"}  # where it is not the op's name

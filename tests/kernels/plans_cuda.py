@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.machine_code import NONE, STORES
-from tests.kernels.emulated import BINARY, UNARY
+from tests.kernels.cuda_sources import BINARY, UNARY
 
 SCALES = 5
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

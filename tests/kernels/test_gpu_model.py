@@ -12,7 +12,7 @@ from safeops.kernels.engine import tiling
 from benchmarks import gpu_model, machine_code
 from benchmarks.machine_code import Code, Work
 from tests.kernels import modelled_cuda
-from tests.kernels.emulated import BINARY, UNARY, needs_compiler
+from tests.kernels.cuda_sources import BINARY, UNARY, needs_compilers
 from tests.kernels.test_cuda_build import needs_library
 
 modelled = pytest.importorskip("tests.kernels.modelled")
@@ -91,12 +91,12 @@ def test_no_share_falls(triton_cache):
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory):
-    return modelled_cuda.Plans(tmp_path_factory.mktemp("plans"))
+def launches():
+    return modelled_cuda.Plans()
 
 
 @needs_library
-@needs_compiler
+@needs_compilers
 @pytest.mark.slow
 def test_no_share_of_a_cuda_kernel_falls(launches):
     recorded, fell = modelled.recorded(), {}

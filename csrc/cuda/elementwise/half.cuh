@@ -9,7 +9,6 @@ namespace safeops::cuda {
 
 // The GPU's approximate logarithm and power, which flush subnormal numbers. Volatile, or they would be put into
 // branches.
-#ifdef __CUDACC__  // tests/kernels/emulate has these for the host, with errors as large
 __device__ inline float approx_log2(float x) {  // error 2^-22, absolute in [1/2, 2], elsewhere relative; NaN below 0
   float y;
   asm volatile("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -20,7 +19,6 @@ __device__ inline float approx_exp2(float x) {  // relative error 2^-22
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-#endif
 
 // Both also for subnormal operands and results.
 __device__ inline float rough_log2(float x) {

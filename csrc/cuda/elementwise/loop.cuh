@@ -111,8 +111,9 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   // end: its last load would reach up to 15 bytes past the tensor.
   if (start + T::kElements + (shifted ? 16 : 0) > plan.numel) {
     op.prepare();
+    const int64_t end = start + T::kElements < plan.numel ? start + T::kElements : plan.numel;
 #pragma unroll 1
-    for (int64_t at = start + lane; at < plan.numel; at += 32) {
+    for (int64_t at = start + lane; at < end; at += 32) {
       Value in[kIn], out[kOut];
 #pragma unroll
       for (int i = 0; i < kIn; ++i) in[i] = Codec::decode(load<Raw>(plan.base[kOut + i] + at * sizeof(Raw)));

@@ -12,7 +12,6 @@ namespace safeops::cuda {
 constexpr int kThreads = 128;
 constexpr unsigned kWarp = 0xffffffffu;
 
-#ifdef __CUDACC__  // tests/kernels/emulate runs the threads on the host
 template <class Kernel, class... Arguments>
 void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&... arguments) {
   kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
@@ -31,7 +30,6 @@ __device__ inline char* shared_memory() {
   extern __shared__ uint4 memory[];
   return reinterpret_cast<char*>(memory);
 }
-#endif
 
 inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((numel + per_block - 1) / per_block); }
 

@@ -132,7 +132,7 @@ void set_dividers(Plan<N>& plan, int elements) {
 }
 
 // Launches parts of fewer than 2^31 elements: halves of the outermost dimension, recursively.
-#ifndef SAFEOPS_INDEX_LIMIT  // the emulation has a small one
+#ifndef SAFEOPS_INDEX_LIMIT  // tests have a small one
 #define SAFEOPS_INDEX_LIMIT (int64_t(1) << 31)
 #endif
 template <int N, class Launch>

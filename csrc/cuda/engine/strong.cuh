@@ -7,7 +7,6 @@ namespace safeops::cuda {
 
 // Strong accesses are seen by every SM. Relaxed ordering suffices, since one word is the whole message: no other write
 // must become visible with it, and a later value at an address is never followed by an earlier one.
-#ifdef __CUDACC__  // tests/kernels/emulate has these for the host
 __device__ inline uint64 load_relaxed(const uint64* p) {
   uint64 value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(p)) : "memory");
@@ -16,6 +15,5 @@ __device__ inline uint64 load_relaxed(const uint64* p) {
 __device__ inline void store_relaxed(uint64* p, uint64 value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(value) : "memory");
 }
-#endif
 
 }  // namespace safeops::cuda

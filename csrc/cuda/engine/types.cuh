@@ -10,7 +10,6 @@ namespace safeops::cuda {
 
 using uint64 = unsigned long long;  // uint64_t, as the load and store intrinsics name it
 
-#ifdef __CUDACC__  // tests/kernels/emulate has these for the host
 __device__ inline float f16_to_float(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -26,7 +25,6 @@ __device__ inline uint16_t float_to_bf16(float value) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
-#endif
 __device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 
 // For ops that only move data (masked_fill): the bits are the value, NaN payloads included.

@@ -62,11 +62,14 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = int64_t(blockIdx.x) * (kThreads * U) + threadIdx.x, used = int64_t(load<uint64>(take.count));
   int64_t row[U], column[U];
   T value[U];
+  // An unused slot reads any index, so that this need not wait for `used`. Another warp may write that index
+  // meanwhile: both accesses are strong, and do not go through the read-only cache.
+  uint64* index = reinterpret_cast<uint64*>(take.index);
 #pragma unroll
-  for (int u = 0; u < U; ++u) {  // an unused slot reads any index: this need not wait for `used`
+  for (int u = 0; u < U; ++u) {
     const int64_t i = first + u * kThreads, k = take.columns == 1 ? i : i / take.columns;
     column[u] = i - k * take.columns;
-    row[u] = i < take.numel ? int64_t(load<uint64>(take.index + k * sizeof(int64_t))) : -1;
+    row[u] = i < take.numel ? int64_t(load_relaxed(index + k)) : -1;
   }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
@@ -75,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i >= take.numel) continue;
     const int64_t k = take.columns == 1 ? i : i / take.columns;
     if (k >= used) row[u] = -1;
-    if (k >= used && column[u] == 0) store(take.index + k * sizeof(int64_t), ~uint64(0));
+    if (k >= used && column[u] == 0) store_relaxed(index + k, ~uint64(0));
     if (row[u] >= 0 && inner.numel)
       value[u] = load<T>(at(take.lead, 1, row[u]) + (at(inner, 1, column[u]) - inner.base[1]));
   }

@@ -8,7 +8,7 @@ namespace {
 
 // The first launch stores for the second: the mask as bits; for each tile the elements kept before it in its part (one
 // block counts a part, of several tiles); for each part its total. Parts are few, so each reader adds them up itself.
-#ifndef SAFEOPS_PARTS  // the emulation has fewer
+#ifndef SAFEOPS_PARTS  // tests have fewer
 #define SAFEOPS_PARTS 1024
 #endif
 constexpr int kParts = SAFEOPS_PARTS;

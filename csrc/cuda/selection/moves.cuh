@@ -14,14 +14,12 @@ constexpr int kPacket = 16 / sizeof(T);  // elements
 
 // A request brings 16 bytes to shared memory; a thread waits for its own. They share no scoreboard with loads to
 // registers: who waits for a load does not wait for what was requested before it.
-#ifdef __CUDACC__  // tests/kernels/emulate has these for the host
 __device__ inline void request(uint4* to, const uint4* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
 __device__ inline void await_requests() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-#endif
 
 // n elements lie in shared memory (`room`) from `skip` on, so that packets there coincide with packets of the array
 // that they come from or go to, where they begin at element `first`.

@@ -482,6 +482,8 @@ int executed_written(const Memory* memory, uint64_t start) {
                        [&](const Region& r) { return r.start == start && r.written; });
 }
 
+int64_t executed_wide(const Memory* memory) { return memory->wide; }
+
 // One event a line: what, how often, where, the first of them.
 const char* executed_events(const Memory* memory) {
     said.clear();

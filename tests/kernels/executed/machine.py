@@ -58,7 +58,7 @@ def executor():
     library = ctypes.CDLL(str(target))
     library.executed_error.restype = library.executed_events.restype = ctypes.c_char_p
     library.executed_program.restype = library.executed_memory.restype = ctypes.c_void_p
-    library.executed_run.restype = ctypes.c_int64
+    library.executed_run.restype = library.executed_wide.restype = ctypes.c_int64
     return library
 
 
@@ -121,6 +121,7 @@ class Operands:
             inside = None if start in fresh else elements([t for _, t in tensors])
             self.storages.append((start, bytes_of(tensors[0][1]), name, grain, start in fresh, inside))
         self.watched = set()  # written by an earlier launch of another order
+        self.wide = 0  # loads of 16 bytes by a lane, in the last order
 
     def memory(self):
         """The executor's memory of these storages."""
@@ -171,6 +172,7 @@ def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed
     try:
         steps = library.executed_run(ctypes.c_void_p(program.handle), memory, ctypes.byref(launch))
         error = library.executed_error().decode()
+        operands.wide = library.executed_wide(memory)
         lines = [f"{what}, {n} times: {where}: {detail}" for what, n, where, detail in events(memory)]
         for start, *_ in operands.storages:
             if library.executed_written(memory, ctypes.c_uint64(start)):

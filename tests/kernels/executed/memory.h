@@ -54,6 +54,7 @@ struct Region {
 struct Memory {
     std::vector<Region> regions;
     std::map<std::pair<std::string, std::string>, std::pair<int64_t, std::string>> events;
+    int64_t wide = 0;  // loads of 16 bytes, of single lanes
     std::unordered_map<uint64_t, View> published;  // by address: what an acquire there makes visible
 
     void fault(const std::string& kind, const std::string& text, const std::string& detail) {
@@ -155,6 +156,7 @@ inline uint8_t* global_bytes(Warp& w, const Instruction& i, uint64_t address, in
                              const uint8_t* data = nullptr) {
     Memory& memory = *w.block->memory;
     if (address % (i.count * i.bytes)) w.fault("misaligned", i, hex(address));
+    memory.wide += reads && bytes == 16;
     Region* r = memory.find(address);
     if (!r || !fits(address - r->start, bytes, r->size)) {
         if (!writes) return across_an_end(w, i, address, bytes);

@@ -1,4 +1,4 @@
-"""The CUDA sources of the unary and binary functions, emulated, against their definitions in fp64."""
+"""The unary and binary functions for CUDA, executed, against their definitions in fp64."""
 
 import math
 from itertools import product
@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from tests.kernels.emulated import (
+from tests.kernels.cuda_sources import (
     BINARY,
     BITS,
     FLOATS,
@@ -17,11 +17,11 @@ from tests.kernels.emulated import (
     identical,
     layouts,
     like,
-    needs_compiler,
+    needs_compilers,
 )
 from tests.ops import definitions
 
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed")]
 
 
 def close(got, truth, ulps, operands=()):
@@ -57,23 +57,18 @@ SOME = ("one", "tail", "padding", "expanded input", "transposed")  # a layout fo
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", UNARY)
-def test_unary(emulated, name, dtype):
-    ops, counts = emulated
+def test_unary(ops, name, dtype):
     function, backward = getattr(ops, f"_{name}"), getattr(ops, f"_{name}_backward")
     for layout, x, grad, variant in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         if torch.broadcast_shapes(x.shape, grad.shape) != x.shape or (name != "safe_exp" and layout not in SOME):
             continue
         grad = torch.where(grad.isinf(), 3, grad)  # fp64's own chain rule makes NaN of it
-        counts()
         out = function(x)
-        alone = counts()[0]
+        alone = ops.wide
         dx = backward(grad, x)
-        both = counts()[0]
+        both = check_variant(ops, variant, dtype != torch.float64)
         value, (slope,) = truth_of(name, [x], grad, dtype)
-        if variant == "flat" and x.numel() >= 2048:
-            assert alone > 0 and both > 0, layout
-        if variant == "general" or (variant == "rows" and dtype == torch.float64):
-            assert both == 0, layout
+        assert variant != "flat" or x.numel() < 2048 or alone > 0 and both > 0, layout
         for got, truth in ((out, value), (dx, slope)):
             assert got.stride() == torch.empty_like(x).stride() and got.dtype == dtype
             close(got, truth, half_ulps(dtype))
@@ -81,8 +76,7 @@ def test_unary(emulated, name, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", [name for name in BINARY if name != "safe_div"])
-def test_binary(emulated, name, dtype):
-    ops, counts = emulated
+def test_binary(ops, name, dtype):
     function, backward = getattr(ops, f"_{name}"), getattr(ops, f"_{name}_backward")
     values = garbage
     if name == "safe_pow":
@@ -100,9 +94,8 @@ def test_binary(emulated, name, dtype):
         shape = torch.broadcast_shapes(a.shape, b.shape)
         grad = garbage(shape, dtype, 2)
         grad = torch.where(grad.isinf(), 3, grad)  # fp64's own chain rule makes NaN of it
-        counts()
         out = function(a, b)
-        wide, _ = check_variant(counts, variant, dtype != torch.float64)
+        wide = check_variant(ops, variant, dtype != torch.float64)
         assert wide > 0 or variant != "flat" or out.numel() < 2048
         value, slopes = truth_of(name, [a.expand(shape), b.expand(shape)], grad, dtype)
         da, db = backward(grad, a, b)
@@ -123,10 +116,9 @@ def patterns(dtype):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
-def test_every_half(emulated, name, dtype):
+def test_every_half(ops, name, dtype):
     """All bit patterns, with gradients of all sizes; the other operand is of all sizes, or a number at which something
     ends. The GPU's rough logarithm and power are as wrong as they may be."""
-    ops, _ = emulated
     x, info = patterns(dtype), torch.finfo(dtype)
     torch.manual_seed(0)
     shuffles = [x[torch.randperm(len(x))] for _ in range(6)]
@@ -143,7 +135,7 @@ def test_every_half(emulated, name, dtype):
         value, slopes = truth_of(name, operands, grad, dtype)
         got = getattr(ops, f"_{name}_backward")(grad, *operands)
         close(getattr(ops, f"_{name}")(*operands), value, 0.55, operands)
-        if name == "safe_div":  # g / b times a / b, where both are normal numbers: test_cuda_emulated.py
+        if name == "safe_div":  # g / b times a / b, where both are normal numbers: test_cuda_executed.py
             continue
         for one, truth in zip([got] if other is None else got, slopes):
             close(one, truth, 0.55, [*operands, grad])
@@ -154,9 +146,8 @@ NUMBERS = [2, 0.5, 3, -1, 1, -0.5, 1.5, -1.5, 4, -4, 3.5, 1.7, -2.3, 7, 1e-30, -
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", BINARY)
-def test_by_number(emulated, name, dtype):
+def test_by_number(ops, name, dtype):
     """The second operand as a parameter of the kernel: of all halves, or garbage."""
-    ops, _ = emulated
     x = patterns(dtype) if dtype in HALVES else garbage((4173,), dtype)
     if name == "safe_pow":  # no a^(b-1) that underflows, whose product with a huge gradient does not
         x = torch.where(x.abs() < {torch.bfloat16: 1e-30, torch.float32: 1e-5}.get(dtype, 0), 0, x)
@@ -178,18 +169,15 @@ def test_by_number(emulated, name, dtype):
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
-def test_unary_dtypes(emulated, shape):
+def test_unary_dtypes(ops, shape):
     """Any output dtype and any gradient's; up to fp32 in packets of eight."""
-    ops, counts = emulated
     for first in FLOATS:
         for out_dtype in FLOATS:
             x, grad = garbage(shape, first, 3), garbage((shape[0], 1), out_dtype, 4)
             grad = torch.where(grad.isinf(), 3, grad)
-            counts()
             out = ops._safe_exp(x, None, 0.0, out_dtype)
-            wide, _ = counts()
             if first != out_dtype:
-                assert (wide > 0) == (shape == (4, 64) and torch.float64 not in (first, out_dtype))
+                assert (ops.wide > 0) == (shape == (4, 64) and torch.float64 not in (first, out_dtype))
             value, (slope,) = truth_of("safe_exp", [x], grad, out_dtype)
             close(out, value, half_ulps(out_dtype))
             close(ops._safe_exp_backward(grad, x), slope, half_ulps(first))
@@ -198,9 +186,8 @@ def test_unary_dtypes(emulated, shape):
 @pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", ["safe_reciprocal", "safe_sqrt", "safe_rsqrt", "safe_exp", "safe_pow"])
-def test_functions_saturate_where_rounding_overflows(emulated, name, dtype, compute):
+def test_functions_saturate_where_rounding_overflows(ops, name, dtype, compute):
     """Forward and backward agree with torch's rounding of the unrounded value, 400 neighbours around the edge."""
-    ops, _ = emulated
     limit = float(2 - torch.finfo(dtype).eps / 2) * 2.0 ** round(math.log2(torch.finfo(dtype).max) - 1)
     if name == "safe_sqrt" and compute == torch.float32 and dtype == torch.bfloat16:
         pytest.skip("no fp32 has so large a root")
@@ -328,9 +315,8 @@ BOUNDARIES = {  # op: (operands..., gradient of ones...) in fp32; eps where one 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", BOUNDARIES)
-def test_boundaries(emulated, name, compute):
+def test_boundaries(ops, name, compute):
     """fp32 operands and result, in fp32 and by way of an fp64 output's arithmetic where both have the same answer."""
-    ops, _ = emulated
     count = 2 if name in BINARY else 1
     for eps, rows in BOUNDARIES[name].items():
         if compute == torch.float64:

@@ -1,47 +1,46 @@
-"""The CUDA kernels' own sources, run on the CPU thread by thread (tests/kernels/emulate), against plain torch.
+"""The CUDA kernels on CPU tensors, by their own host code and nvcc's PTX (tests/kernels/executed), against plain torch.
 
 What this shows: indices, broadcasting, tails, mask shuffles, saturation and output layouts are right, in each of the
-three variants. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+three variants, and nothing is read or written out of bounds. What a GPU alone can show is in scripts/gpu_check.py.
 """
-
-import ctypes
 
 import pytest
 import torch
 
 from tests.contract.refusals import assert_all_refused
-from tests.kernels.emulated import (
+from tests.kernels.cuda_sources import (
     BINARY,
     BITS,
     FLOATS,
+    ROOT,
     UNARY,
     check_variant,
     garbage,
     identical,
     layouts,
     like,
-    needs_compiler,
+    needs_compilers,
 )
+from tests.kernels.executed import cuda, machine
 
 REFUSED = ("masked_fill", *UNARY, *BINARY)
 # compiled once, by one worker
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed")]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_masked_fill(emulated, dtype):
-    ops, counts = emulated
+def test_masked_fill(ops, dtype):
     masks = lambda shape, seed: torch.rand(shape) < 0.4  # noqa: E731
     for name, x, mask, variant in layouts(dtype, masks):
-        counts()
         out = ops._masked_fill(x, mask, None, -1e9)
-        wide, shuffles = check_variant(counts, variant, dtype != torch.float64)
+        variant = "general" if dtype == torch.float64 and "shifted" in name else variant  # not by shifted packets
+        wide = check_variant(ops, variant, dtype != torch.float64)
         fill = max(-1e9, torch.finfo(dtype).min)
         shape = torch.broadcast_shapes(x.shape, mask.shape)
         expected = like(x, shape, dtype).copy_(torch.where(mask, torch.tensor(fill, dtype=dtype), x))
         identical(out, expected)
         if name == "tile":
-            assert shuffles == 2048 * x.element_size() // 16 and wide == shuffles + 2048 // 16
+            assert wide == 2048 * x.element_size() // 16 + 2048 // 16
         if variant == "rows" and dtype != torch.float64:
             assert wide > 0 or 0 in x.stride(), name
         # a 0-dim value of every dtype, saturated
@@ -53,23 +52,20 @@ def test_masked_fill(emulated, dtype):
                     wanted = value.double().clamp(info.min, info.max) if value.isfinite() else value
                     expected = like(x, shape, dtype).copy_(torch.where(mask, wanted.to(dtype), x))
                     identical(ops._masked_fill(x, mask, value), expected)
-                    counts.in_host(ctypes.c_void_p(value.data_ptr()))
+                    ops.host = value
                     identical(ops._masked_fill(x, mask, value), expected)
-                    counts.in_host(None)
+                    ops.host = None
 
 
-def test_a_mask_that_is_aligned_at_its_first_row_alone(emulated):
-    ops, counts = emulated
+def test_a_mask_that_is_aligned_at_its_first_row_alone(ops):
     for dtype in FLOATS:
         for mask in ((torch.rand(9, 65) < 0.4)[:, :64], (torch.rand(9, 72) < 0.4)[:, 1:65]):
             x = garbage((9, 64), dtype)
-            counts()
             identical(ops._masked_fill(x, mask, None, 2.0), torch.where(mask, torch.tensor(2.0, dtype=dtype), x))
-            check_variant(counts, "general", True)
+            check_variant(ops, "general", True)
 
 
-def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(emulated):
-    ops, _ = emulated
+def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(ops):
     for dtype in FLOATS:
         bits = torch.full((1024 + 5,), -3, dtype=BITS[dtype.itemsize])  # a NaN with a payload
         mask = torch.zeros(1029, dtype=torch.uint8)
@@ -105,13 +101,11 @@ def reference(a, b, eps, fill, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_safe_div(emulated, dtype):
-    ops, counts = emulated
+def test_safe_div(ops, dtype):
     for name, x, y, variant in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         for eps, fill in ((0.0, 0.0), (0.01, -1e300)):
-            counts()
             out = ops._safe_div(x, y, eps, fill, dtype)
-            wide, _ = check_variant(counts, variant, dtype != torch.float64)
+            wide = check_variant(ops, variant, dtype != torch.float64)
             value = reference(x, y, eps, fill, dtype)[0]
             identical(out, like(x, value.shape, dtype).copy_(value))
             if variant == "rows" and dtype != torch.float64 and 0 not in x.stride():
@@ -119,8 +113,7 @@ def test_safe_div(emulated, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_safe_div_backward(emulated, dtype):
-    ops, _ = emulated
+def test_safe_div_backward(ops, dtype):
     for _, x, y, _ in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         shape = torch.broadcast_shapes(x.shape, y.shape)
         for grad in (garbage(shape, dtype, 2), torch.ones((), dtype=dtype).expand(shape)):
@@ -137,9 +130,8 @@ def test_safe_div_backward(emulated, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_safe_div_by_a_divisor_with_a_floor(emulated, dtype):
+def test_safe_div_by_a_divisor_with_a_floor(ops, dtype):
     """A negative eps is a floor: the quotient is that by +-floor, and the divisor has no slope below it."""
-    ops, _ = emulated
     for _, x, y, _ in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         compute = torch.promote_types(dtype, torch.float32)
         least = torch.tensor(0.01, dtype=compute)
@@ -156,17 +148,16 @@ def test_safe_div_by_a_divisor_with_a_floor(emulated, dtype):
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
-def test_mixed_dtypes(emulated, shape):
+def test_mixed_dtypes(ops, shape):
     """Any mix of the four dtypes, each read as it is; up to fp32 in packets of eight."""
-    ops, counts = emulated
     for i, first in enumerate(FLOATS):
         for second in FLOATS:
             for out_dtype in FLOATS:
                 x, y = garbage(shape, first, i), garbage((shape[0], 1), second, 7)
-                counts()
                 out = ops._safe_div(x, y, 0.0, 1.0, out_dtype)
-                wide, _ = counts()
-                assert (wide > 0) == (shape == (4, 64) and torch.float64 not in (first, second, out_dtype))
+                packets = shape == (4, 64) and torch.float64 not in (first, second, out_dtype)
+                check_variant(ops, "rows" if packets else "general")
+                assert (ops.wide > 0) == packets
                 value, live, a, b = reference(x, y, 0.0, 1.0, out_dtype)
                 identical(out, value)
                 grad = garbage(shape, out_dtype, 9)
@@ -179,8 +170,7 @@ def test_mixed_dtypes(emulated, shape):
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
-def test_saturation_begins_exactly_where_rounding_overflows(emulated, compute, dtype):
-    ops, _ = emulated
+def test_saturation_begins_exactly_where_rounding_overflows(ops, compute, dtype):
     largest = torch.tensor(torch.finfo(dtype).max, dtype=torch.float64)
     step = 2.0 ** {torch.float16: 5, torch.bfloat16: 120, torch.float32: 104}[dtype]
     narrow = 2.0 ** {torch.float16: -8, torch.bfloat16: 104, torch.float32: 104}[dtype]  # the fp32 step there
@@ -196,8 +186,7 @@ def test_saturation_begins_exactly_where_rounding_overflows(emulated, compute, d
     assert torch.equal(da != 0, live)
 
 
-def test_unusable_operands_are_refused(emulated):
-    ops, _ = emulated
+def test_unusable_operands_are_refused(ops):
     x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="fill_mask must be bool"):
         ops._masked_fill(x, mask.int(), None, 0.0)
@@ -209,5 +198,27 @@ def test_unusable_operands_are_refused(emulated):
         ops._safe_div_backward(torch.ones(2, 4, 3), x, x, 0.0, True, True, x.dtype, x.dtype)
 
 
-def test_bad_calls(emulated):
-    assert_all_refused(emulated[0], REFUSED)
+def test_bad_calls(ops):
+    assert_all_refused(ops, REFUSED)
+
+
+FAULTS = [  # a change of the flat kernel, and what is said of it
+    ("at < end; at", "at < plan.numel; at", "overwrites what another writes, unordered"),
+    ("at < end; at", "at <= end; at", "out of bounds"),
+    ("plan.base[kOut + i] - misalignment(i) + bytes", "plan.base[kOut + i] + bytes", "misaligned"),
+]
+
+
+@pytest.mark.parametrize("old, new, words", FAULTS, ids=[words for *_, words in FAULTS])
+def test_planted_faults_are_found(tmp_path, old, new, words):
+    folder = ROOT / "csrc/cuda/elementwise"
+    header = (folder / "loop.cuh").read_text()
+    assert header.count(old) == 1
+    (tmp_path / "loop.cuh").write_text(header.replace(old, new))
+    for name in ("masked_fill.cu", "floating.cuh"):  # a header is looked for beside the file that includes it
+        (tmp_path / name).write_text((folder / name).read_text())
+    ops = cuda.ops(tmp_path / "masked_fill.cu")
+    mask = torch.rand(5000) < 0.4
+    with pytest.raises(machine.Fault, match=words):
+        for n in (4096, 4100):
+            ops._masked_fill(torch.randn(n + 3)[3:], mask[:n], None, 0.0)

@@ -1,11 +1,9 @@
-"""The CUDA sources of the selection ops, run on the CPU warp by warp, against their definitions bit for bit.
+"""The CUDA kernels of the selection ops, executed on CPU tensors, against their definitions bit for bit.
 
 What this shows: ranks over tiles whose warps run in any order, strides, capacities below and above the count, and that
-nothing is written past an end. What it cannot show: anything about a GPU, such as the order in which writes are seen.
-That is scripts/gpu_check.py.
+nothing is read or written past an end. What a GPU alone can show is in scripts/gpu_check.py.
 """
 
-import ctypes
 import re
 
 import pytest
@@ -14,39 +12,20 @@ import torch
 from safeops.ops.selection import masked_compact, masked_scatter
 from safeops.testing.compare import assert_same_bits
 from tests.contract.refusals import assert_all_refused
-from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
+from tests.kernels.cuda_sources import ROOT, needs_compilers
+from tests.kernels.executed import cuda, machine
 from tests.ops import RECORDS
 
-SOURCES = [p for p in sorted((ROOT / "csrc/cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
-SCHEMAS = (
-    "_masked_compact(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
-    "_masked_compact_backward(Tensor grad, Tensor index, SymInt[] size) -> Tensor",
-    "_masked_select(Tensor input, Tensor mask) -> Tensor",
-    "_masked_scatter(Tensor input, Tensor source, Tensor mask) -> Tensor",
-    "_masked_scatter_backward(Tensor grad, Tensor mask, SymInt[] source_size) -> (Tensor, Tensor)",
-)
+SOURCES = sorted((ROOT / "csrc/cuda/selection").glob("*.cu"))
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
 
 REFUSED = ("masked_compact", "masked_scatter", "masked_select")
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_selection")]
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed_selection")]
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    """(ops, counts, the library): the raw ops, what counter() gives, and tests/kernels/emulate/look_back.cu."""
-    look_back = ROOT / "tests/kernels/emulate/look_back.cu"
-    target = compiled([*SOURCES, look_back], tmp_path_factory.mktemp("emulated") / "cuda_emulated_selection.so")
-    library = torch.library.Library("safeops_emulated", "FRAGMENT")
-    for schema in SCHEMAS:
-        library.define(schema)
-    torch.ops.load_library(str(target))
-    yield torch.ops.safeops_emulated, counter(target), ctypes.CDLL(str(target))
-    library._destroy()
-
-
-@pytest.fixture(scope="module")
-def ops(emulated):
-    return emulated[0]
+def ops():
+    return cuda.ops(*SOURCES, ROOT / "tests/kernels/executed/look_back.cu")
 
 
 def numbers(*shape, dtype=torch.float32, seed=0):
@@ -175,8 +154,7 @@ def test_many_tiles(ops, offset, share):
     check_ranks(numbers(n + offset, dtype=torch.int64)[offset:], mask, ops, n // 3)
 
 
-def test_masks_and_elements_are_read_once_by_16_bytes(emulated):
-    ops, counts, _ = emulated
+def test_masks_and_elements_are_read_once_by_16_bytes(ops):
     n = 5 * tile(torch.float32)
     x, mask = numbers(n + 100), kept(n + 100)
     strided = lambda t: t.repeat_interleave(2)[::2]  # noqa: E731
@@ -189,34 +167,30 @@ def test_masks_and_elements_are_read_once_by_16_bytes(emulated):
     ):
         wide = []
         for operands in ((x, mask), (x, strided(mask)), (strided(x), mask), (shifted(x), shifted(mask))):
-            counts()
             call(*operands)
-            wide.append(counts()[0])
+            wide.append(ops.wide)
         assert wide[0] - wide[1] == -(-len(mask) // 16)
         assert wide[0] - wide[2] == len(x) * 4 // 16
         assert 0 <= wide[3] - wide[0] <= 2 * 6  # of each tile one more
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.float32, torch.complex128], ids=str)
-def test_rows_move_in_packets_of_16_bytes(emulated, dtype):
-    ops, counts, _ = emulated
+def test_rows_move_in_packets_of_16_bytes(ops, dtype):
     mask = kept(100)  # seven packets itself
     for offset, packets in ((0, True), (1, dtype == torch.complex128)):
         x = numbers(100, 64 + offset, dtype=dtype)[:, offset:]
         size = 64 * x.element_size() // 16
-        counts()
         values, index, count = ops._masked_compact(x, mask, 80)
-        assert counts()[0] == 7 + (int(count) * size if packets else 0)
+        assert ops.wide == 7 + (int(count) * size if packets else 0)
         got = ops._masked_compact_backward(x[:80], index, x.shape)
-        assert counts()[0] >= int(count) * size if packets else counts()[0] == 0
+        assert ops.wide >= int(count) * size if packets else ops.wide == 0
         assert torch.equal(got[mask], x[: int(count)]) and not got[~mask].any()
 
 
 @pytest.mark.parametrize("n", [8, 40_000])  # one tile, and three
 @pytest.mark.parametrize("name", ["masked_compact", "masked_select", "masked_scatter"])
-def test_launches_are_as_many_as_the_record_says(emulated, name, n):
+def test_launches_are_as_many_as_the_record_says(ops, name, n):
     """(kernels, memory operations) per direction, of the calls that tests/gpu/test_kernels_are_the_route.py counts."""
-    ops, _, library = emulated
     x, mask = numbers(n, dtype=torch.bfloat16), kept(n)
     source = numbers(n // 2, dtype=torch.bfloat16, seed=2)
     calls = {
@@ -228,9 +202,8 @@ def test_launches_are_as_many_as_the_record_says(emulated, name, n):
     }  # fmt: skip
 
     def launches(call):
-        library.emulated_kernels(13000), library.emulated_memory_operations()
         out = call()
-        return out, (library.emulated_kernels(13000), library.emulated_memory_operations())
+        return out, (len(ops.launches), ops.memory_operations)
 
     forward, backward = calls[name]
     want, want_backward = RECORDS[name].launches
@@ -244,12 +217,19 @@ OF_TILE, UP_TO_TILE = 1, 2
 FAR = 2**41 + 12345  # counts beyond 32 bits
 
 
+def look_back(ops, status, tile, own, late, word, seed):
+    """tests/kernels/executed/look_back.cu"""
+    before, (program, _) = torch.zeros(1, dtype=torch.int64), ops.program("look_back")
+    operands = machine.Operands([("status", status), ("before", before)])
+    params = program.pack([status.data_ptr(), tile, own, late, word, before.data_ptr()])
+    machine.run(program, operands, params, (1, 1, 1), (64, 1, 1), seed=seed)
+    return before.item()
+
+
 @pytest.mark.parametrize("distance", [1, 2, 31, 32, 33, 255, 256, 257, 512, 513, 600])  # 256 are seen at once
-def test_look_back(emulated, distance):
+def test_look_back(ops, distance):
     """Only the tile `distance` back has counted what lies before it; those between have told what they keep. What lies
     further back does not matter: it is not there yet. Some of what matters comes late."""
-    look_back = emulated[2].emulated_look_back
-    look_back.restype = ctypes.c_int64
     count, random = 2048, torch.Generator().manual_seed(distance)
     for tile in (distance, 620):
         end = tile - distance
@@ -258,19 +238,19 @@ def test_look_back(emulated, distance):
         words = [0] * end + [FAR << 2 | UP_TO_TILE] + [c << 2 | OF_TILE for c in counts[end + 1 :]] + [0]
         before = FAR + sum(counts[end + 1 :])
         for late in sorted({-1, end, tile - 1, (end + tile) // 2}):
-            status = (ctypes.c_ulonglong * (tile + 1))(*words)
-            word = words[late] if late >= 0 else 0
-            if late >= 0:
-                status[late] = 0
-            got = look_back(status, ctypes.c_int64(tile), count, ctypes.c_int64(late), ctypes.c_ulonglong(word))
-            assert got == before, (tile, late)
-            assert list(status) == words[:-1] + [(before + count) << 2 | UP_TO_TILE]
+            for seed in range(1, 4):  # of the turns that two warps take
+                status = torch.tensor(words)
+                word = words[late] if late >= 0 else 0
+                if late >= 0:
+                    status[late] = 0
+                assert look_back(ops, status, tile, count, late, word, seed) == before, (tile, late)
+                assert status.tolist() == words[:-1] + [(before + count) << 2 | UP_TO_TILE]
 
 
-def test_look_back_from_the_first_tile(emulated):
-    status = (ctypes.c_ulonglong * 1)(0)
-    assert emulated[2].emulated_look_back(status, ctypes.c_int64(0), 7, ctypes.c_int64(-1), ctypes.c_ulonglong(0)) == 0
-    assert status[0] == 7 << 2 | UP_TO_TILE
+def test_look_back_from_the_first_tile(ops):
+    status = torch.zeros(1, dtype=torch.int64)
+    assert look_back(ops, status, 0, 7, -1, 0, 1) == 0
+    assert status.item() == 7 << 2 | UP_TO_TILE
 
 
 def test_unusable_operands_are_refused(ops):
@@ -293,8 +273,10 @@ def test_unusable_operands_are_refused(ops):
 
 
 def test_every_kernel_is_tested():
+    """Here, and in test_cuda_executed_indexed.py."""
     defined = {name for path in SOURCES for name in re.findall(r'm\.impl\("(\w+)"', path.read_text())}
-    assert defined == {schema.partition("(")[0] for schema in SCHEMAS}
+    moves = {"_masked_compact", "_masked_scatter", "_masked_select", "_safe_gather", "_safe_index_select"}
+    assert defined == moves | {f"{name}_backward" for name in moves - {"_masked_select"}}
 
 
 def test_bad_calls(ops):

@@ -1,15 +1,15 @@
-"""The CUDA sources of the SSIM of volumes, run on the CPU thread by thread, against the definition in fp64.
+"""The CUDA kernels of the SSIM of volumes, executed on CPU tensors, against the definition in fp64.
 
 What this shows: tiles, chunks of slices and their borders, sums and maps, masks, levels, layouts, both gradients. What
-it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+a GPU alone can show is in scripts/gpu_check.py.
 """
 
 import pytest
 import torch
 
 from safeops.ops.images import _ssim
-from tests.kernels.emulated import FLOATS, needs_compiler
-from tests.kernels.test_cuda_emulated_images import (
+from tests.kernels.cuda_sources import FLOATS, needs_compilers
+from tests.kernels.test_cuda_executed_images import (
     NAN,
     backward,
     both,
@@ -25,7 +25,7 @@ from tests.kernels.test_cuda_emulated_images import (
 )
 
 __all__ = ["ops"]
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed_images")]
 
 
 @both

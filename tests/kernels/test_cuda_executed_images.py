@@ -1,38 +1,26 @@
-"""The CUDA sources of images, run on the CPU thread by thread, against the definition in fp64.
+"""The CUDA kernels of images, executed on CPU tensors, against the definition in fp64.
 
 What this shows: tiles and their borders, sums and maps, masks, levels, layouts, both gradients, barriers, that shared
-memory suffices. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+memory suffices. What a GPU alone can show is in scripts/gpu_check.py.
 """
-
-import ctypes
 
 import pytest
 import torch
 
-from safeops.core.private_torch import schema
 from safeops.ops.images import _ssim
-from safeops.ops.images.ms_ssim import _scales
 from tests.contract.refusals import assert_all_refused
-from tests.kernels.emulated import FLOATS, ROOT, compiled, needs_compiler
+from tests.kernels.cuda_sources import FLOATS, ROOT, needs_compilers
+from tests.kernels.executed import cuda
 
-NAMES = "ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward", "ms_ssim"
-SOURCES = [ROOT / f"csrc/cuda/images/{name}.cu" for name in NAMES]
+SOURCES = sorted((ROOT / "csrc/cuda/images").glob("*.cu"))
 NAN = float("nan")
 REFUSED = ("ssim", "ssim_loss", "ms_ssim")
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed_images")]
 
 
 @pytest.fixture(scope="module")
-def ops(tmp_path_factory):
-    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_images.so")
-    library = torch.library.Library("safeops_emulated", "FRAGMENT")
-    for op in (_ssim._forward, _ssim._backward, _scales.forward, _scales.backward):
-        library.define(str(schema(op)).removeprefix("safeops::"))
-    torch.ops.load_library(str(target))
-    ops = torch.ops.safeops_emulated
-    ops.target = str(target)
-    yield ops
-    library._destroy()
+def ops():
+    return cuda.ops(*SOURCES)
 
 
 def images(*shape, dtype=torch.float32, seed=0, noise=0.2):
@@ -158,14 +146,12 @@ def test_more_tiles_than_threads_are_added_up(ops):
 
 
 def test_one_launch(ops):
-    started = ctypes.CDLL(ops.target).emulated_kernels
     x, y = images(2, 1, 12, 60)
-    started(0)
     for reduction in (NONE, MEAN, SUM, _ssim.PLANES):
         value, share = ops._ssim(x, y, None, reduction)
-        assert started(0) == 1
+        assert len(ops.launches) == 1
         ops._ssim_backward(torch.ones_like(value), share, x, y, None, reduction)
-        assert started(0) == 1
+        assert len(ops.launches) == 1
 
 
 def test_no_window_counts(ops):

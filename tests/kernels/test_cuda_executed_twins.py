@@ -1,4 +1,4 @@
-"""The elementwise functions for CUDA, emulated, beside their twins on the CPU: every pair of edges, with every upstream
+"""The elementwise functions for CUDA, executed, beside their twins on the CPU: every pair of edges, with every upstream
 gradient that a step may meet. What one device hides, the other must not show."""
 
 import math
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import safeops  # noqa: F401
-from tests.kernels.emulated import BINARY, FLOATS, UNARY, needs_compiler
+from tests.kernels.cuda_sources import BINARY, FLOATS, UNARY, needs_compilers
 
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed")]
 
 UPSTREAM = [1.0, -3.0, 0.0, -0.0, math.nan, math.inf, -math.inf]
 
@@ -40,8 +40,7 @@ def alike(got, twin, grad, operands, label):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
-def test_twins_agree_on_edges(emulated, name, dtype):
-    ops, _ = emulated
+def test_twins_agree_on_edges(ops, name, dtype):
     points = edges(dtype)
     count = 2 if name in BINARY else 1
     grid = [x.flatten() for x in torch.meshgrid(*[points] * count, indexing="ij")]

@@ -1,50 +1,24 @@
-"""The CUDA sources of the scans over lists, run on the CPU thread by thread, against their definitions.
+"""The CUDA kernels of the scans over lists, executed on CPU tensors, against their definitions.
 
 What this shows: which warp has which part of which tensor, heads and tails, places in every layout, sums of all warps,
-nothing written past an end. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+nothing read or written past an end. What a GPU alone can show is in scripts/gpu_check.py.
 """
-
-import re
-import subprocess
 
 import pytest
 import torch
 
 from safeops.testing.compare import assert_same_bits
 from tests.contract.lists.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
-from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
+from tests.kernels.cuda_sources import ROOT, needs_compilers
+from tests.kernels.executed import cuda
 
-SOURCES = [ROOT / f"csrc/cuda/lists/{name}.cu" for name in ("health", "grad_norm", "clip_grad_norm_")]
-SCHEMAS = (
-    "_health_(Tensor(a!) out, int row, Tensor[] inputs) -> ()",
-    "_pick_(Tensor(a!) out, int row, Tensor health, int health_row, Tensor[] inputs, SymInt[] shape) -> ()",
-    "_grad_norm(Tensor[] inputs, float ord) -> Tensor",
-    "_scale_(Tensor(a!)[] tensors, Tensor factor) -> ()",
-)
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_multi_tensor")]
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed_multi_tensor")]
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_multi_tensor.so")
-    library = torch.library.Library("safeops_emulated", "FRAGMENT")
-    for schema in SCHEMAS:
-        library.define(schema)
-    torch.ops.load_library(str(target))
-    yield torch.ops.safeops_emulated, counter(target)
-    library._destroy()
-
-
-@pytest.fixture(scope="module")
-def ops(emulated):
-    return emulated[0]
-
-
-@pytest.fixture(scope="module")
-def kernels_started(emulated):
-    """A function of the driver's version from now on, giving how many kernels were started since its last call."""
-    return emulated[1].library.emulated_kernels
+def ops():
+    return cuda.ops(*sorted((ROOT / "csrc/cuda/lists").glob("*.cu")))
 
 
 def health(function, inputs, row=1):
@@ -127,18 +101,19 @@ def test_norm(ops, dtype):
 
 
 @pytest.mark.parametrize("driver, kernels", [(12000, 12), (13000, 2)], ids=["a driver of before 12.1", "a recent one"])
-def test_launches_are_as_large_as_the_driver_takes(ops, kernels_started, driver, kernels):
+def test_launches_are_as_large_as_the_driver_takes(ops, request, driver, kernels):
     """1,100 tensors: each is written its own results."""
     inputs = [torch.full((1 + i % 3,), float(i)) for i in range(1100)]
-    kernels_started(driver)
+    request.addfinalizer(lambda: ops.runtime.executed_driver(13000))
+    ops.runtime.executed_driver(driver)
     got = health(ops._health_, inputs)
-    assert kernels_started(driver) == kernels
+    assert len(ops.launches) == kernels
     assert torch.equal(got, health(scans.health_definition, inputs))
     norm = ops._grad_norm(inputs, 2)
-    assert kernels_started(driver) == kernels
+    assert len(ops.launches) == kernels
     torch.testing.assert_close(norm, torch.cat(inputs).double().norm(), rtol=1e-14, atol=0)
     ops._scale_(inputs, torch.tensor(0.5))
-    assert kernels_started(13000) == kernels
+    assert len(ops.launches) == kernels
     assert all(x.eq(i / 2).all() for i, x in enumerate(inputs))
 
 
@@ -170,32 +145,29 @@ def test_scale(ops, dtype):
                 assert_same_bits("scale", a.nan_to_num(7), b.nan_to_num(7), "differs from the definition")
 
 
-def test_a_factor_of_one_writes_nothing(ops, emulated):
+def test_a_factor_of_one_writes_nothing(ops):
     payload = torch.full((600,), 0x7D01, dtype=torch.int16).view(torch.float16)  # a signalling NaN
     before = payload.view(torch.int16).clone()
-    emulated[1]()
     ops._scale_([payload], torch.ones((), dtype=torch.float16))
-    assert torch.equal(payload.view(torch.int16), before) and emulated[1]()[0] == 0
+    assert torch.equal(payload.view(torch.int16), before) and ops.wide == 0
 
 
 @each_dtype
-def test_tensors_are_read_in_packets(emulated, dtype):
+def test_tensors_are_read_in_packets(ops, dtype):
     """16 bytes at a time, whatever the alignment of the first element; a dense layout is as good as another."""
-    ops, counts = emulated
     size = dtype.itemsize
     aligned = torch.ones(16384 // size, dtype=dtype)
     shifted = torch.ones(16384 // size + 1, dtype=dtype)[1:]
     turned = torch.ones(64, 256 // size, dtype=dtype).t()
     for x, packets in ((aligned, 1024), (turned, 1024), (shifted, 1024 - 2 * 32)):
-        counts()
         health(ops._health_, [x])
-        assert counts()[0] >= packets
+        assert ops.wide >= packets
         ops._grad_norm([x], 2)
-        assert counts()[0] >= packets
+        assert ops.wide >= packets
         ops._scale_([x], torch.tensor(0.5))
-        assert counts()[0] >= packets
+        assert ops.wide >= packets
     health(ops._health_, [aligned[::2]])
-    assert counts()[0] == 0
+    assert ops.wide == 0
 
 
 def test_unusable_operands_are_refused(ops):
@@ -217,10 +189,3 @@ def test_unusable_operands_are_refused(ops):
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
-
-
-def test_libraries_of_one_process_share_nothing(emulated):
-    """grad_norm keeps a counter in a static variable: where two libraries share it, one of them finds none."""
-    name = emulated[1].library._name
-    listing = subprocess.run(["nm", "-D", name], capture_output=True, text=True, check=True).stdout
-    assert "zero_counter" in listing and not re.search(r"^\w* u ", listing, re.M)

@@ -1,15 +1,13 @@
-"""Helpers of the tests of emulated CUDA sources: the build (tests/kernels/emulate), operands in every layout."""
+"""Helpers of the tests of the CUDA sources: which they are, operands in every layout."""
 
-import ctypes
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kernels.executed import cuda
+from tests.kernels.executed.cuda import ROOT
+
 HALVES = [torch.float16, torch.bfloat16]
 FLOATS = [*HALVES, torch.float32, torch.float64]
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -23,35 +21,7 @@ UNARY = [path.stem for path in SOURCES if "SAFEOPS_UNARY(" in path.read_text()]
 BINARY = [path.stem for path in SOURCES if "SAFEOPS_BINARY(" in path.read_text()]
 HOST = [ROOT / "csrc/cuda/elementwise/unary.cpp", ROOT / "csrc/cuda/elementwise/binary.cpp"]
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
-
-
-def compiled(sources, target, *options):
-    """A library of the sources, made for the host. A process loads several, which must not share what is static."""
-    torch_dir = Path(torch.__file__).parent
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-shared", "-x", "c++"]
-    command += [f"-I{ROOT}/tests/kernels/emulate", f"-I{ROOT}/csrc"]
-    command += ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000", *options]
-    command += ["-isystem", f"{torch_dir}/include", "-include", f"{ROOT}/tests/kernels/emulate/cuda_runtime.h"]
-    command += ["-", f"-L{torch_dir}/lib", "-ltorch", "-ltorch_cpu"]  # one unit: torch's headers are read once
-    unit = "".join(f'#include "{path}"\n' for path in sources)
-    result = subprocess.run([*command, "-o", str(target)], input=unit, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return target
-
-
-def counter(target):
-    """A function giving (16-byte loads, shuffles) since its last call."""
-    library = ctypes.CDLL(str(target))
-
-    def counts():
-        wide, shuffles = ctypes.c_int64(), ctypes.c_int64()
-        library.emulated_counts(ctypes.byref(wide), ctypes.byref(shuffles))
-        return wide.value, shuffles.value
-
-    counts.library = library
-    counts.in_host = library.emulated_in_host  # the tensor of this data is a CPU's beside the others, which are CUDA's
-    return counts
+needs_compilers = pytest.mark.skipif(not cuda.available(), reason="needs nvcc and g++")
 
 
 def identical(a, b):
@@ -106,9 +76,11 @@ def layouts(dtype, make, values=garbage):
     yield "7 dims", x(2, 3, 2, 3, 2, 3, 2).permute(6, 0, 5, 1, 4, 2, 3), make((2, 1, 3, 1, 2, 1, 3), 1), "general"
 
 
-def check_variant(counts, variant, wide_rows):
-    wide, shuffles = counts()
-    if variant in ("flat", "rows") and (variant == "flat" or wide_rows):
-        return wide, shuffles
-    assert wide == 0 and shuffles == 0, f"expected the general kernel, saw {wide} wide loads"
-    return wide, shuffles
+def check_variant(ops, variant, wide_rows=True):
+    """How many lanes loaded 16 bytes in the last call, whose kernels are all of this variant; None: there is none."""
+    variant = "general" if variant == "rows" and not wide_rows else variant
+    kernels = [launch.kernel for launch in ops.launches]
+    assert bool(kernels) == bool(variant), kernels
+    assert all(f"{variant}_kernel" in kernel for kernel in kernels), (variant, kernels)
+    assert variant != "general" or ops.wide == 0, ops.wide
+    return ops.wide

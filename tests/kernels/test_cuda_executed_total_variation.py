@@ -1,40 +1,25 @@
-"""The CUDA sources of total_variation, run on the CPU thread by thread, against the definition in fp64.
+"""The CUDA kernels of total_variation, executed on CPU tensors, against the definition in fp64.
 
-Shown here are packets and rows and where they end, layouts, masks, sums of many blocks and both directions. What it
-cannot show: anything about a GPU. That is scripts/gpu_check.py.
+Shown here are packets and rows and where they end, layouts, masks, sums of many blocks and both directions. What a GPU
+alone can show is in scripts/gpu_check.py.
 """
-
-import ctypes
 
 import pytest
 import torch
 
-from safeops.core.private_torch import schema
 from safeops.ops.images import total_variation as op
 from tests.contract.refusals import assert_all_refused
-from tests.kernels.emulated import FLOATS, ROOT, compiled, counter, needs_compiler
+from tests.kernels.cuda_sources import FLOATS, ROOT, needs_compilers
+from tests.kernels.executed import cuda
+from tests.kernels.test_cuda_executed_images import ops
 
+__all__ = ["ops"]
 FOLDER = ROOT / "csrc/cuda/images"
 SOURCES = [FOLDER / "total_variation.cu", FOLDER / "total_variation_backward.cu"]
 NAN, INF = float("nan"), float("inf")
 NO_SHARE = torch.empty(0, dtype=torch.float64)
 REFUSED = ("total_variation",)
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_total_variation.so")
-
-
-@pytest.fixture(scope="module")
-def ops(built):
-    library = torch.library.Library("safeops_emulated", "FRAGMENT")
-    for raw in (op._forward, op._backward):
-        library.define(str(schema(raw)).removeprefix("safeops::"))
-    torch.ops.load_library(str(built))
-    yield torch.ops.safeops_emulated
-    library._destroy()
+pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed_images")]
 
 
 def image(*shape, dtype=torch.float32, seed=0):
@@ -130,11 +115,9 @@ def layouts():
 
 
 @pytest.mark.parametrize("name, x, mask, packets", list(layouts()), ids=lambda p: p if isinstance(p, str) else "")
-def test_layouts(ops, built, name, x, mask, packets):
-    wide = counter(built)
-    wide()
+def test_layouts(ops, name, x, mask, packets):
     check(ops, x, mask, garbage=x.is_contiguous())
-    assert (wide()[0] > 0) == packets
+    assert (ops.wide > 0) == packets
 
 
 def test_a_kept_nan_shows_and_inf(ops):
@@ -166,14 +149,12 @@ def test_an_image_of_which_nothing_is_kept_is_none(ops):
         assert ops._total_variation(x, mask & False, reduction, False)[0] == 0
 
 
-def test_one_launch(ops, built):
-    started = ctypes.CDLL(str(built)).emulated_kernels
-    started(0)
+def test_one_launch(ops):
     for images in (1, 3):
         _, share = ops._total_variation(image(images, 1, 100, 41), None, MEAN, False)
-        assert started(0) == 1
+        assert len(ops.launches) == 1
         ops._total_variation_backward(torch.tensor(1.0), share, image(images, 1, 100, 41), None)
-        assert started(0) == 1
+        assert len(ops.launches) == 1
 
 
 def test_units_beyond_a_blocks_threads(ops, tmp_path):
@@ -183,19 +164,13 @@ def test_units_beyond_a_blocks_threads(ops, tmp_path):
     (tmp_path / "neighbours.cuh").write_text(header.replace("kMostBlocks = 2048", "kMostBlocks = 3"))
     sources = [tmp_path / path.name for path in SOURCES]
     for source, path in zip(sources, SOURCES):
-        text = path.read_text().replace('"parts.cuh"', '"cuda/images/parts.cuh"')
-        source.write_text(text.replace('m.impl("_total', 'm.impl("_few_total'))
-    library = torch.library.Library("safeops_emulated", "FRAGMENT")
-    for raw in (op._forward, op._backward):
-        library.define(str(schema(raw)).removeprefix("safeops::").replace("_total", "_few_total", 1))
-    torch.ops.load_library(str(compiled(sources, tmp_path / "few_blocks.so")))
-    x, few = image(2, 1, 150, 88), torch.ops.safeops_emulated
+        source.write_text(path.read_text().replace('"parts.cuh"', '"cuda/images/parts.cuh"'))
+    x, few = image(2, 1, 150, 88), cuda.ops(*sources)
     operands = x, None, NONE, False
-    assert torch.allclose(few._few_total_variation(*operands)[0], ops._total_variation(*operands)[0], rtol=1e-6)
+    assert torch.allclose(few._total_variation(*operands)[0], ops._total_variation(*operands)[0], rtol=1e-6)
     operands = torch.ones(2), NO_SHARE, x, None
-    dx = few._few_total_variation_backward(*operands)
+    dx = few._total_variation_backward(*operands)
     assert torch.equal(dx, ops._total_variation_backward(*operands))
-    library._destroy()
 
 
 def test_a_gradient_of_half_overflows_to_infinity(ops):
