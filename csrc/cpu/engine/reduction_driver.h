@@ -145,7 +145,7 @@ template <class C, class Accumulator, class Writer = Outputs>
 struct ReductionDriver {
   // Long rows and columns are cut into slices, which several threads take: at most kMaxSlices of at least so many.
   static constexpr int64_t kSlice = 32768;  // elements of a row
-  static constexpr int64_t kMinRows = 256;  // of columns, whose partial states take up to 32 bytes a column
+  static constexpr int64_t kMinRows = kChunk / 4 + 1;  // of columns: two that fit in a chunk are not cut
   static constexpr int64_t kMaxSlices = 256;
   static constexpr int64_t kColumns = Accumulator::kColumns, kBlock = Accumulator::kBlock;
   static constexpr int64_t kFewColumns = 32;

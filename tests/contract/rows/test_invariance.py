@@ -7,7 +7,8 @@ import torch
 import safeops
 from safeops.core.domain import box
 from safeops.core.op import registry
-from tests.contract.common import case, names
+from safeops.testing import DTYPES
+from tests.contract.common import REPEATS, case, names
 from tests.ops import RECORDS
 from tests.ops.record import DEVICE
 
@@ -164,8 +165,14 @@ def inside(t, margin):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on CUDA the layout decides, too (docs/limits.md)")
-@pytest.mark.parametrize("lengths", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype, lengths",
+    [
+        *(pytest.param(dtype, FEW, id=f"{dtype}-few") for dtype in DTYPES),
+        *(pytest.param(dtype, MANY, id=f"{dtype}-many", marks=REPEATS) for dtype in DTYPES if dtype != torch.float32),
+        pytest.param(torch.float32, MANY, id="torch.float32-many", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", names(*KINDS))
 def test_a_reduced_row_does_not_see_its_neighbours(name, dtype, lengths):
     generator = torch.Generator().manual_seed(0)
