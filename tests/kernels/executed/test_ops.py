@@ -1,5 +1,5 @@
-"""What Triton compiles of each op is executed: values and gradients against the definition in fp64, with the checks of
-the executor, in two orders of blocks and warps.
+"""Each op is executed as Triton compiles it: values and gradients against the definition in fp64, with the checks of the
+executor, in two orders of blocks and warps.
 
 `make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton and the pinned one;
 `make test-all` every dtype, and the contract's clauses of numbers and layouts."""
@@ -54,7 +54,7 @@ def test_the_first_of_a_family(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_every_op(name, version):
-    """What is bf16 for one Triton is fp32 for the other. Approximations are exact, or as far off as the ISA allows."""
+    """A sample is bf16 for one Triton and fp32 for the other. Approximations are exact, or as far off as the ISA says."""
     subject, dtypes = SUBJECTS[name], (BF16, F32) if version == compiling.pinned() else (F32, BF16)
     run_all(
         ((subject, sample, dtypes[i % 2], {"bias": (0, 1, -1)[i % 3]}) for i, sample in enumerate(subject.samples)),
