@@ -350,12 +350,17 @@ inline void matrix(Warp& w, const Instruction& i, bool stores) {
     for (int k = 0; k < i.count; ++k) registers[k] = w.registers[i.op[first + k]];
     for (int k = 0; k < i.count; ++k)
         for (int row = 0; row < 8; ++row) {
-            uint8_t* line = shared_bytes(w, i, address(w, i, base, 8 * k + row), 16, stores);
-            for (int column = 0; line && column < 8; ++column) {
+            const auto half = [&](int column) {
                 const int r = transposed ? column : row, c = transposed ? row : column;
-                uint8_t* half = registers[k].bytes + (r * 4 + c / 2) * 4 + c % 2 * 2;
-                stores ? std::memcpy(line + 2 * column, half, 2) : std::memcpy(half, line + 2 * column, 2);
-            }
+                return registers[k].bytes + (r * 4 + c / 2) * 4 + c % 2 * 2;
+            };
+            uint8_t data[16];
+            for (int column = 0; column < 8; ++column) std::memcpy(data + 2 * column, half(column), 2);
+            const uint64_t at = address(w, i, base, 8 * k + row);
+            uint8_t* line = shared_bytes(w, i, at, 16, stores, stores ? data : nullptr);
+            if (line && stores) std::memcpy(line, data, 16);
+            for (int column = 0; line && !stores && column < 8; ++column)
+                std::memcpy(half(column), line + 2 * column, 2);
         }
     if (!stores)
         for (int k = 0; k < i.count; ++k) w.registers[i.op[k]] = registers[k];

@@ -502,6 +502,15 @@ inline Table arithmetic() {
     unary<u64>(t, "cvta.to.global.u64", [](u64 a) { return a; });
     unary<u64>(t, "cvta.global.u64", [](u64 a) { return a; });
 
+    const auto least = [](float a, float b, float c) { return extreme<false, false>(extreme<false, false>(a, b), c); };
+    const auto most = [](float a, float b, float c) { return extreme<true, false>(extreme<true, false>(a, b), c); };
+    ternary<float>(t, "min3.f32", least), ternary<float>(t, "max3.f32", most);  // as ptx.py calls those of three
+    ternary<float>(t, "min3.NaN.f32", [](float a, float b, float c) {
+        return extreme<false, true>(extreme<false, true>(a, b), c);
+    });
+    ternary<float>(t, "max3.NaN.f32", [](float a, float b, float c) {
+        return extreme<true, true>(extreme<true, true>(a, b), c);
+    });
     binary<float>(t, "min.NaN.f32", [](float a, float b) { return extreme<false, true>(a, b); });
     binary<float>(t, "max.NaN.f32", [](float a, float b) { return extreme<true, true>(a, b); });
     unary<float>(t, "abs.ftz.f32", [](float a) { return flush(std::abs(a)); });

@@ -232,6 +232,8 @@ class Translation:
             return self.move(to, source, scope, scope, **guard)
         if family == "mov" and "{" in rest:
             opcode = f"{'unpack' if rest.startswith('{') else 'pack'}{rest.count(',')}{opcode[3:]}"
+        if family in ("min", "max") and len(operands) == 4:  # of three operands, from sm_100 on
+            opcode = f"{family}3{opcode[3:]}"
         # `red` is an `atom` whose result nobody reads.
         opcode = re.sub(r"^red\.(?!async)", "atom.", opcode)
         self.emit(opcode, *self.encoded(family, operands, scope), **guard)

@@ -1,5 +1,5 @@
-"""Each op is executed as Triton compiles it: values and gradients against the definition in fp64, with the checks of the
-executor, in two orders of blocks and warps.
+"""Each op is executed as Triton compiles it: values and gradients against the definition in fp64, with the checks of
+the executor, in two orders of blocks and warps.
 
 `make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton and the pinned one;
 `make test-all` every dtype, and the contract's clauses of numbers and layouts."""
@@ -19,7 +19,7 @@ from tests.ops.record import firsts
 pytestmark = pytest.mark.skipif(not machine.available(), reason="the executor needs g++")
 SUBJECTS = launched()
 FIRSTS = [name for name in SUBJECTS if name in firsts(lambda record: record.name in SUBJECTS)]
-BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject)]
+BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]  # rows of four
 # Their launches need more than one tile a row, and begin at no multiple of 16 bytes.
 ODD, LONG = 1001, 9001
 
@@ -54,7 +54,7 @@ def test_the_first_of_a_family(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_every_op(name, version):
-    """A sample is bf16 for one Triton and fp32 for the other. Approximations are exact, or as far off as the ISA says."""
+    """A sample is bf16 for one Triton, fp32 for the other. Approximations are exact, or as far off as the ISA says."""
     subject, dtypes = SUBJECTS[name], (BF16, F32) if version == compiling.pinned() else (F32, BF16)
     run_all(
         ((subject, sample, dtypes[i % 2], {"bias": (0, 1, -1)[i % 3]}) for i, sample in enumerate(subject.samples)),
