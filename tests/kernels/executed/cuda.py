@@ -6,7 +6,6 @@ ops.launches                   # of the last call
 """
 
 import ctypes
-import dataclasses
 import fcntl
 import hashlib
 import os
@@ -22,9 +21,9 @@ import torch
 
 import safeops  # noqa: F401  (it declares the ops)
 from tests.kernels.executed import machine
+from tests.kernels.executed.machine import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / "build" / "executed" / "cuda"
+FOLDER = machine.FOLDER / "cuda"
 RUNTIME, LIMITS = (Path(__file__).with_name(name) for name in ("cudart.cpp", "limits.h"))
 # This kernel reads a number before it knows whether that counts: csrc/cuda/selection/masked_compact.cu.
 ANYTHING = re.compile(r"take_kernel")
@@ -113,21 +112,10 @@ def entries(ptx):
     return {name: f"{shared}\n{code}" for name, code in kernels.items()}
 
 
+@cache
 def demangled(name):
     result = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
     return re.sub(r"safeops::cuda::|\(anonymous namespace\)::", "", result)
-
-
-@dataclasses.dataclass
-class Launched:
-    """wide: how many lanes have loaded 16 bytes; steps: of all warps, in all orders."""
-
-    kernel: str
-    grid: tuple
-    threads: int
-    shared: int
-    wide: int = 0
-    steps: int = 0
 
 
 class Ops:
@@ -139,7 +127,7 @@ class Ops:
     def __init__(self, sources, arch=90, whole=False):
         self.target, self.texts = built(sources, arch, 1024 if whole else None)
         self.kept, self.bias, self.host, self.launches, self.fault, self.operands = None, 0, None, [], None, []
-        self.programs, self.names = {}, cache(demangled)
+        self.programs = {}
         torch.ops.load_library(str(self.target))
         self.runtime = ctypes.CDLL(str(self.target))
         self.fragment = torch.library.Library(self.target.stem, "FRAGMENT")
@@ -201,7 +189,7 @@ class Ops:
     def launch(self, kernel, grid, threads, shared, arguments):
         """Executes a launch of the host code; its error is raised by call()."""
         if self.kept is not None:
-            self.launches.append(Launched(kernel.decode(), (grid[0], 1, 1), threads[0], shared))
+            self.launches.append(machine.Launched(kernel.decode(), (grid[0], 1, 1), threads[0], shared))
             return 0
         try:
             grid, threads = tuple(grid[:3]), tuple(threads[:3])
@@ -210,7 +198,7 @@ class Ops:
             for at, (offset, size) in zip(arguments, program.parsed.params.values()):
                 params[offset : offset + size] = ctypes.string_at(at, size)
             operands = self.memory(not ANYTHING.search(kernel.decode()))
-            launched = Launched(self.names(kernel.decode()), grid, threads[0], shared)
+            launched = machine.Launched(demangled(kernel.decode()), grid, threads[0], shared)
             self.launches.append(launched)
             launched.steps = machine.run_in_orders(
                 program, operands, bytes(params), grid, threads, shared, orders=orders, bias=self.bias

@@ -8,7 +8,6 @@ with executed() as launches, on_launchers():
 
 import contextlib
 import copy
-import dataclasses
 from unittest import mock
 
 import numpy as np
@@ -18,18 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tests.kernels.executed import compiling, machine
 
 UNUSED = torch.tensor([0, *machine.GARBAGE], dtype=torch.int64).to(torch.int32)
-
-
-@dataclasses.dataclass
-class Launched:
-    """kernel: its name; steps: of all warps, in all orders."""
-
-    kernel: str
-    plan: object
-    grid: tuple
-    threads: int
-    shared: int
-    steps: int
 
 
 class Fresh(TorchDispatchMode):
@@ -50,8 +37,8 @@ class Fresh(TorchDispatchMode):
 
 
 class Executor:
-    def __init__(self, arch, version, orders, pick, bias):
-        self.arch, self.version, self.orders, self.pick, self.bias = arch, version, orders, pick, bias
+    def __init__(self, arch, version, orders, bias):
+        self.arch, self.version, self.orders, self.bias = arch, version, orders, bias
         self.fresh, self.launches = Fresh(), []
 
     @_disable_current_modes()  # else Fresh would take what is done here to tensors for writes
@@ -71,20 +58,18 @@ class Executor:
         if len(program.parsed.params) - len(values) not in (0, 1, 2):
             raise AssertionError(f"{program.parsed.name} takes {len(program.parsed.params)}, not {len(values)}")
         operands = machine.Operands(zip(names, tensors), self.fresh.storages)
-        blocks = None if self.pick is None else self.pick(plan.grid[0] * plan.grid[1] * plan.grid[2])
         steps = machine.run_in_orders(
             program, operands, program.pack(map(int, values)), plan.grid, (binary.warps * 32, 1, 1), binary.shared,
-            blocks=blocks, orders=self.orders, bias=self.bias,
+            orders=self.orders, bias=self.bias,
         )  # fmt: skip
         for start in operands.watched:
             self.fresh.storages.pop(start, None)
         for name, tensor in zip(names, tensors):
             # Counters that no block uses keep their garbage.
-            if name == "counter" and tensor is not None and blocks is None and not torch.isin(tensor, UNUSED).all():
+            if name == "counter" and tensor is not None and not torch.isin(tensor, UNUSED).all():
                 raise machine.Fault(f"{program.parsed.name}: its counters are not zero after the launch")
-        self.launches.append(
-            Launched(plan.kernel.fn.__name__, plan, plan.grid, binary.warps * 32, binary.shared, steps)
-        )
+        launched = plan.kernel.fn.__name__, plan.grid, binary.warps * 32, binary.shared, operands.wide, steps
+        self.launches.append(machine.Launched(*launched))
 
     programs = {}  # by their text: what a process has read once
 
@@ -95,18 +80,17 @@ class Executor:
 
 
 @contextlib.contextmanager
-def executed(arch=90, version=None, orders=machine.ORDERS, pick=None, bias=0):
+def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
     """[what has been launched] while plans are executed in place of being launched.
 
     version: of Triton, the pinned one if none. orders: of blocks and warps; their results must have the same bits.
-    pick(count): the linear numbers of the blocks that run, where not all do. bias: -1 or 1 moves what the ISA calls
-    approximations as far as it allows."""
+    bias: -1 or 1 moves what the ISA calls approximations as far as it allows."""
     from safeops.kernels.engine import launch
 
-    executor = Executor(arch, version or compiling.pinned(), orders, pick, bias)
+    executor = Executor(arch, version or compiling.pinned(), orders, bias)
 
-    def call(plan, tensors, addresses, *floats):
-        executor.launch(plan, tensors, addresses, *floats)
+    def call(plan, *arguments):
+        executor.launch(plan, *arguments)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(launch.Plan, "__call__", call))

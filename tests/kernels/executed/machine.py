@@ -5,9 +5,11 @@ import fcntl
 import hashlib
 import math
 import os
+import platform
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +27,7 @@ COMMAND = "g++ -std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -s
 GARBAGE = (0x7FC17FC1, 0xC2F1C2F1)  # of what nobody has written: NaN, and in the second order -120.6 in fp32
 MOST_STEPS = 1 << 32
 REGISTERS = 65_536  # of a multiprocessor, so of a block
+ORDERS = 2
 
 
 class Fault(AssertionError):
@@ -43,8 +46,6 @@ class Launch(ctypes.Structure):
 @cache
 def executor():
     """The library, compiled once for its sources, the compiler and the CPU."""
-    import platform
-
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), platform.machine())
     text = "".join(path.read_text() for path in SOURCES) + " ".join(COMMAND) + cpu
     target = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
@@ -64,6 +65,18 @@ def executor():
 
 def available():
     return shutil.which("g++") is not None
+
+
+@dataclass
+class Launched:
+    """wide: how many lanes have loaded 16 bytes; steps: of all warps, in all orders."""
+
+    kernel: str
+    grid: tuple
+    threads: int
+    shared: int
+    wide: int = 0
+    steps: int = 0
 
 
 class Program:
@@ -148,12 +161,6 @@ class Operands:
             data.copy_(copy)
 
 
-def events(memory):
-    """[(what, how often, where in the PTX and the source, the first of them)]"""
-    lines = executor().executed_events(memory).decode().splitlines()
-    return [(what, int(n), where, detail) for what, n, where, detail in (line.split("\t") for line in lines)]
-
-
 def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed=0, bias=0, garbage=GARBAGE[0]):
     """Execute a launch once: the number of its warps' steps. Raises Fault for what it must not do.
 
@@ -164,7 +171,7 @@ def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed
             f"{program.parsed.name}: {count} threads of {program.registers} registers are more than a block has"
         )
     library, memory = executor(), operands.memory()
-    order = torch.arange(grid[0] * grid[1] * grid[2]) if blocks is None else torch.as_tensor(blocks)
+    order = torch.arange(math.prod(grid)) if blocks is None else blocks
     launch = Launch(
         (ctypes.c_int * 3)(*grid), (ctypes.c_int * 3)(*threads), shared, params, order.data_ptr(), len(order), seed,
         bias, garbage, MOST_STEPS,
@@ -173,7 +180,10 @@ def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed
         steps = library.executed_run(ctypes.c_void_p(program.handle), memory, ctypes.byref(launch))
         error = library.executed_error().decode()
         operands.wide = library.executed_wide(memory)
-        lines = [f"{what}, {n} times: {where}: {detail}" for what, n, where, detail in events(memory)]
+        lines = []
+        for event in library.executed_events(memory).decode().splitlines():
+            what, count, where, detail = event.split("\t")
+            lines.append(f"{what}, {count} times: {where}: {detail}")
         for start, *_ in operands.storages:
             if library.executed_written(memory, ctypes.c_uint64(start)):
                 operands.watched.add(start)
@@ -186,13 +196,9 @@ def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed
     return steps
 
 
-ORDERS = 2
-
-
-def run_in_orders(program, operands, params, grid, threads, shared=0, *, blocks=None, orders=ORDERS, bias=0):
+def run_in_orders(program, operands, params, grid, threads, shared=0, *, orders=ORDERS, bias=0):
     """Execute a launch in several orders of its blocks and warps, whose results must have the same bits."""
-    count = grid[0] * grid[1] * grid[2] if blocks is None else len(blocks)
-    first = torch.arange(count) if blocks is None else torch.as_tensor(blocks)
+    first = torch.arange(math.prod(grid))
     before = operands.copies() if orders > 1 else None
     outcomes, steps = [], 0
     for order in range(orders):
@@ -200,13 +206,12 @@ def run_in_orders(program, operands, params, grid, threads, shared=0, *, blocks=
             operands.restore(before)
         garbage = GARBAGE[order % 2]
         operands.fill_fresh(garbage)
-        generator = torch.Generator().manual_seed(order)
-        permuted = (
-            first if order == 0 else first.flip(0) if order == 1 else first[torch.randperm(count, generator=generator)]
-        )
+        blocks = first.flip(0) if order else first
+        if order > 1:
+            blocks = torch.randperm(len(first), generator=torch.Generator().manual_seed(order))
         steps += run(
-            program, operands, params, grid, threads, shared, blocks=permuted, seed=order, bias=bias, garbage=garbage
-        )  # fmt: skip
+            program, operands, params, grid, threads, shared, blocks=blocks, seed=order, bias=bias, garbage=garbage
+        )
         if orders > 1:
             outcomes.append(operands.copies())
     for order, outcome in enumerate(outcomes[1:], 1):

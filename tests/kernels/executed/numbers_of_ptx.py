@@ -1,7 +1,6 @@
 """Types of the PTX ISA as Python's integers and fractions: what bits say, rounding, and values at the edges."""
 
 import math
-import struct
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -81,24 +80,13 @@ def edges(kind):
     if kind in FLOATS:
         _, precision, least = FLOATS[kind]
         fraction, infinity, one = 1 << precision - 1, FLOATS[kind].infinity, -least << precision - 1
-        positive = [
-            0,
-            1,
-            fraction - 1,
-            fraction,
-            fraction + 1,
-            one - 1,
-            one,
-            one + 1,
-            one + fraction // 2,
-            infinity - 1,
-        ]
-        positive += [infinity, infinity + 1, infinity + fraction // 2, one + 3 * fraction + fraction // 4]
+        positive = [0, 1, fraction - 1, fraction, fraction + 1, one - 1, one, one + 1, one + fraction // 2]
+        positive += [infinity - 1, infinity, infinity + 1, infinity + fraction // 2, one + 3 * fraction + fraction // 4]
         positive += [one + (precision - 1) * fraction + 1, one // 2 + 3, one - fraction // 3]
         return [bits | sign << n - 1 for bits in positive for sign in (0, 1)]
     top = 1 << n - 1
     some = [0, 1, 2, 3, 7, 10, top - 1, top, top + 1, 2 * top - 1, 2 * top - 2, 2 * top - 7, 0x5A3C96A5C396F00F % top]
-    # of a type of 8 bits, the register has 8 more
+    # The register of a type of 8 bits has 8 more.
     return [x | (0xA5 - x & 0xFF) << 8 for x in some] if n == 8 else some
 
 
@@ -121,7 +109,3 @@ def single(x):
 
 def packed(low, high, bits=16):
     return low | high << bits
-
-
-def float_of_bits(bits):
-    return struct.unpack("<f", struct.pack("<I", bits))[0]

@@ -44,7 +44,6 @@ class Program:
     name: str
     params: dict = field(default_factory=dict)  # name: (offset, bytes)
     param_bytes: int = 0
-    shared: dict = field(default_factory=dict)  # name: offset
     shared_bytes: int = 0
     local_bytes: int = 0
     instructions: list = field(default_factory=list)
@@ -294,7 +293,3 @@ class Translation:
 
 def program(ptx, entry=None):
     return Translation(ptx, entry).program
-
-
-def entries(ptx):
-    return re.findall(r"\.entry\s+([\w$]+)", ptx)

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 import safeops
-from tests.kernels.executed import machine
+from tests.kernels.executed.handwritten import needs_compiler
 from tests.kernels.executed.launching import executed, on_launchers
 from tests.kernels.executed.subjects import BF16, F32, F64
 from tests.kernels.executed.test_ops import version  # noqa: F401  (a fixture)
 
-pytestmark = [pytest.mark.skipif(not machine.available(), reason="the executor needs g++"), pytest.mark.slow]
+pytestmark = [needs_compiler, pytest.mark.slow]
 
 
 def first(x):

@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("triton")
 
 from safeops.testing import NotApplicable, run_check
-from tests.kernels.executed import compiling, machine
+from tests.kernels.executed import compiling
+from tests.kernels.executed.handwritten import needs_compiler
 from tests.kernels.executed.launching import executed, on_launchers
 from tests.kernels.executed.subjects import BF16, F16, F32, F64, assert_agrees, launched, resized, rows_of
 from tests.ops.record import firsts
 
-pytestmark = pytest.mark.skipif(not machine.available(), reason="the executor needs g++")
+pytestmark = needs_compiler
 SUBJECTS = launched()
 FIRSTS = [name for name in SUBJECTS if name in firsts(lambda record: record.name in SUBJECTS)]
 BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]  # rows of four

@@ -500,7 +500,7 @@ def launched(body, counter):
         kernel=SimpleNamespace(pointers=["counter"], fn=SimpleNamespace(__name__="kernel")), grid=(2, 1, 1),
         arguments=lambda pointers, floats: pointers, template=["*i32"],
     )  # fmt: skip
-    executor = launching.Executor(90, "none", 2, None, 0)
+    executor = launching.Executor(90, "none", 2, 0)
     with mock.patch.object(compiling, "compiled", lambda *_: compiling.Binary(text, 1, 0)), executor.fresh:
         executor.launch(plan, [counter()], None)
     return executor.launches

@@ -9,12 +9,12 @@ pytest.importorskip("triton")
 
 import safeops
 from tests.contract.rows.test_invariance import OPS, outcome
-from tests.kernels.executed import machine
+from tests.kernels.executed.handwritten import needs_compiler
 from tests.kernels.executed.launching import executed, on_launchers
 from tests.kernels.executed.subjects import BF16, F32
 
 pytestmark = [
-    pytest.mark.skipif(not machine.available(), reason="the executor needs g++"),
+    needs_compiler,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.* is broadcast with"),
 ]
