@@ -25,7 +25,7 @@ inline void observe(Warp& w, const Instruction& i, uint64_t at) {
     const auto& published = w.block->memory->published;
     const auto found = published.find(at);
     if (found == published.end()) return;
-    w.meet(found->second);
+    join(w.acquired, found->second);
     if (i.acquire) join(w.view, found->second);
 }
 
@@ -259,12 +259,12 @@ inline float described_number(Warp& w, const Instruction& i, const Described& m,
     return half_number(x, i.variant & 1);
 }
 
-// ops: n / 2 registers of D, a descriptor or four registers of A, a descriptor of B, whether D is added to, the signs
-// of A and B, whether they are transposed (of registers B alone). count: n
 struct Factors {
     float x[16 * 16], y[16 * 256];
 };
 
+// ops: n / 2 registers of D, a descriptor or four registers of A, a descriptor of B, whether D is added to, the signs
+// of A and B, whether they are transposed (of registers B alone). count: n
 inline void read_factors(Warp& w, const Deferred& d, Factors& factors) {
     const Instruction& i = *d.instruction;
     const int n = i.count, results = n / 2;
@@ -343,7 +343,8 @@ inline void multiply(Warp& w, const Instruction& i) {
 }
 
 // ldmatrix, stmatrix: of `count` 8 x 8 matrices of halves, whose rows begin where lanes 8 k to 8 k + 7 say
-inline void matrix(Warp& w, const Instruction& i, bool stores) {
+template <bool stores>
+void matrix(Warp& w, const Instruction& i) {
     const int base = stores ? 0 : i.count, first = stores ? 1 : 0;
     const bool transposed = i.variant & 1;
     Register registers[4];

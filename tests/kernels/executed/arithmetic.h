@@ -4,9 +4,7 @@
 // if the launch asks for it (`bias`).
 #pragma once
 #include <bit>
-#include <cfenv>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <type_traits>
 

@@ -1,5 +1,4 @@
 // Executes PTX that ptx.py has turned into numbers: programs, launches, and the functions that Python calls.
-#include <deque>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -64,7 +63,7 @@ Instruction access(const std::string& opcode) {
         else if (std::string("usbf").find(word[0]) != std::string::npos && word.size() > 1 &&
                  word.find_first_not_of("0123456789", 1) == std::string::npos)
             i.bytes = std::stoi(word.substr(1)) / 8, i.is_signed = word[0] == 's';
-        // of caches, and scopes that reach other blocks, as we need them to
+        // These are hints to caches, and scopes that reach other blocks, as we need them to.
         else if (word == "ca" || word == "cg" || word == "cs" || word == "lu" || word == "cv" || word == "wb" ||
                  word == "wt" || word == "gpu" || word == "sys" || word.rfind("L1::", 0) == 0 ||
                  word.rfind("L2::", 0) == 0) {}
@@ -133,13 +132,9 @@ Table instructions() {
     for (int count : {1, 2, 4})
         for (const char* transposed : {"", ".trans"}) {
             const std::string rest = ".sync.aligned.m8n8.x" + std::to_string(count) + transposed + ".shared.b16";
-            for (bool stores : {false, true}) {
-                const Handler run = stores ? [](Warp& w, const Instruction& i) { matrix(w, i, true); }
-                                           : Handler([](Warp& w, const Instruction& i) { matrix(w, i, false); });
-                add((stores ? "stmatrix" : "ldmatrix") + rest, Kind::converged,
-                    stores ? of(1, -4, of(count, 4)) : of(count, 4, {-4}), run, *transposed != 0);
-                t[(stores ? "stmatrix" : "ldmatrix") + rest].count = count;
-            }
+            add("ldmatrix" + rest, Kind::converged, of(count, 4, {-4}), matrix<false>, *transposed != 0);
+            add("stmatrix" + rest, Kind::converged, of(1, -4, of(count, 4)), matrix<true>, *transposed != 0);
+            t["ldmatrix" + rest].count = t["stmatrix" + rest].count = count;
         }
     const Handler wait = [](Warp& w, const Instruction& i) {
         wait_for_groups(w, w.groups[i.variant], size_t(w.wide(i.op[0], 0)));
@@ -408,7 +403,7 @@ bool Block::release_barrier() {
 int64_t execute(const Program& program, Memory& memory, const Launch& launch) {
     std::mt19937_64 random(launch.seed);
     const int64_t resident = launch.seed ? std::min<int64_t>(launch.block_count, 1 + random() % 4) : 1;
-    std::vector<Block> blocks(std::max<int64_t>(resident, 0));
+    std::vector<Block> blocks(resident);
     int64_t next = 0, steps = 0, running = 0;
     const auto begin = [&](Block& block) {
         block.program = &program, block.memory = &memory, block.launch = &launch;

@@ -1,9 +1,10 @@
-// Warps of 32 lanes execute: they share a program and, within a block, shared memory.
+// Warps of 32 lanes share a program and, within a block, shared memory.
 //
 // A register is 32 numbers side by side, so that g++ makes one vector loop of an instruction. A warp whose lanes have
 // parted runs the part that is furthest behind, which is how parts meet again; an instruction that wants lanes which
 // are elsewhere waits for them.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -37,7 +38,7 @@ struct Instruction {
     std::vector<int64_t> number;  // offsets of addresses, targets of branches
     std::vector<int> widths;      // bytes of the operands; 0: a predicate, -n: n or more, CONSTANT
     bool aligned = false;         // all lanes take part, whatever the last operand says
-    // of accesses
+    // These are fields of accesses.
     Space space = Space::global;
     int count = 1, bytes = 0;  // elements, and the bytes of one
     bool is_signed = false, strong = false, acquire = false, release = false, coherent = true;
@@ -179,7 +180,6 @@ struct Warp {
 
     const Program& program() const;
     void fault(const char* kind, const Instruction& i, const std::string& detail);
-    void meet(const View& published) { join(acquired, published); }
     void fence();
     View publication() const;
 };

@@ -1,7 +1,6 @@
 // Global and shared memory, and who may touch it: bounds, alignment, and for each element the last write and read, so
 // that two accesses which nothing orders are seen whatever order they happened to run in.
 #pragma once
-#include <algorithm>
 #include <cstdio>
 #include <unordered_map>
 
@@ -92,7 +91,7 @@ inline std::string hex(uint64_t x) {
     return text;
 }
 
-// One lane's access of the elements [first, last) of a region or of shared memory, against those before it.
+// Compares one lane's access of the elements [first, last) of a region or of shared memory with those before it.
 // same: the bytes are those that are there, which warps of a block may write in any order.
 inline void check_write(Warp& w, const Instruction& i, uint64_t* writes, uint64_t* reads, int64_t first, int64_t last,
                         bool same, const std::string& name) {
@@ -150,7 +149,7 @@ inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, i
 
 inline bool fits(uint64_t offset, uint64_t bytes, uint64_t size) { return offset <= size && bytes <= size - offset; }
 
-// The bytes of global memory at an address, or null if they are no tensor's.
+// Returns the bytes of global memory at an address, or null if they are no tensor's.
 // data: what is written there; null for an atomic.
 inline uint8_t* global_bytes(Warp& w, const Instruction& i, uint64_t address, int bytes, bool reads, bool writes,
                              const uint8_t* data = nullptr) {
