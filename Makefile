@@ -169,7 +169,7 @@ KERNELS := dist/gpu-kernels.tar.xz
 gpu-check: wheel
 	@$(BIN)/python scripts/gpu_check.py --wheel dist/*$(ARCH).whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
 
-# What that launches of Triton, compiled on any machine (ten minutes on two cores) into dist/gpu-kernels.tar.xz, by the
+# What that launches of Triton, compiled on any machine (some 8 minutes on two cores) into dist/gpu-kernels.tar.xz, by the
 # interpreter and the Triton of the one with the GPU: ARGS="--python python3.12"
 gpu-kernels: setup
 	@$(BIN)/python scripts/gpu_kernels.py $(ARGS)

@@ -318,8 +318,8 @@ struct ReductionDriver {
     }
   }
 
-  // Accumulators of an output: of a short row one for each 16 elements, so that those of a chunk fill the registers; of
-  // a long column several where columns are few.
+  // The number of an output's accumulators. A short row has one for each 16 elements, so that those of a chunk fill the
+  // registers; a long column has several where columns are few.
   static int64_t fold_of(int64_t reduced, int64_t inner) {
     if (inner == 1) return (reduced + 15) / 16;
     return inner >= kFewColumns || reduced < kShortRow ? 1 : reduced < 4 * kShortRow ? 4 : 16;

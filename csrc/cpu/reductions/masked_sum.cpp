@@ -102,7 +102,8 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
-  const bool all = dims.output(shape, false).ndim == 0;  // else a row alone would be computed as none among others is
+  // Only where all is reduced: else a row alone would be computed in double, as no row among others is.
+  const bool all = dims.output(shape, false).ndim == 0;
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight) ||
       (weight && all && leaves_fp32(grad, denominator)))
     backward<double>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));

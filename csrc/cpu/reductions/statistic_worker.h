@@ -71,7 +71,7 @@ inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const O
 // ---- one thread's part of a reduction
 
 // Accumulator::Worker derives from it and accumulates a row: reset_row(), accumulate_row(elements, n, kept),
-// row_state(out), and columns: reset_columns(), accumulate_columns(elements, first, n, period), column_states(counts).
+// row_state(out), and columns: reset_columns(), accumulate_columns(elements, first, n, period), column_states().
 template <class C, class Accumulator>
 class StatisticWorker {
  public:

@@ -445,7 +445,7 @@ void halves(Table& t, const std::string& type) {
     binary<H>(t, "max." + type, [](H a, H b) { return half(extreme<true, false>(number(a), number(b))); });
     binary<H>(t, "min.NaN." + type, [](H a, H b) { return half(extreme<false, true>(number(a), number(b))); });
     binary<H>(t, "max.NaN." + type, [](H a, H b) { return half(extreme<true, true>(number(a), number(b))); });
-    // of an fp32 and a half, from sm_100 on
+    // From sm_100 on one operand may be fp32 and the others halves.
     binary<H, float>(t, "add.rn.f32." + type, [](H a, float b) { return number(a) + b; });
     binary<H, float>(t, "add.f32." + type, [](H a, float b) { return number(a) + b; });
     binary<H, float>(t, "sub.f32." + type, [](H a, float b) { return number(a) - b; });

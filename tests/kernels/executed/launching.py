@@ -71,7 +71,7 @@ class Executor:
         launched = plan.kernel.fn.__name__, plan.grid, binary.warps * 32, binary.shared, operands.wide, steps
         self.launches.append(machine.Launched(*launched))
 
-    programs = {}  # by their text: what a process has read once
+    programs = {}  # {PTX: its Program}, of the whole process
 
     def program(self, binary):
         if binary.ptx not in self.programs:

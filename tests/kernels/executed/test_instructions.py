@@ -769,7 +769,7 @@ def test_votes_and_sums_of_lanes():
         assert [x & 0xFFFFFFFF for x in lanes(f"redux.sync.{name} %r0, %r1, -1;", values)] == [
             int(result) & 0xFFFFFFFF
         ] * 32
-    # of the lanes that are there, those alone
+    # Only those of the lanes that are there count.
     half = "setp.lt.u32 %p1, %thread, 16; mov.u32 %r0, 0; @%p1 redux.sync.add.s32 %r0, %r1, 0xFFFF;"
     assert lanes(half, range(32)) == [120] * 16 + [0] * 16
 
