@@ -102,7 +102,7 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
-  // Only where all is reduced: else a row alone would be computed in double, as no row among others is.
+  // Double is asked for only where all is reduced: else a row alone would have it, and no row among others.
   const bool all = dims.output(shape, false).ndim == 0;
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight) ||
       (weight && all && leaves_fp32(grad, denominator)))
