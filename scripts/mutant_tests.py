@@ -15,6 +15,7 @@ EXECUTED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_execut
     "elementwise": ["", "_functions"],
     "selection": ["_indexed", "_selection"],
     "lists": ["_multi_tensor"],
+    "images": ["_images", "_total_variation", "_ms_ssim", "_volumes"],
     "engine": ["", "_functions", "_selection", "_indexed", "_multi_tensor"],
 }
 TOOLS = {
