@@ -80,23 +80,29 @@ class Executor:
 
 
 @contextlib.contextmanager
-def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
-    """[what has been launched] while plans are executed in place of being launched.
-
-    version: of Triton, the pinned one if none. orders: of blocks and warps; their results must have the same bits.
-    bias: -1 or 1 moves what the ISA calls approximations as far as it allows."""
+def planned(call, arch=90):
+    """call(plan, tensors, addresses, *floats) in place of each launch that is planned for this architecture."""
     from safeops.kernels.engine import launch
-
-    executor = Executor(arch, version or compiling.pinned(), orders, bias)
-
-    def call(plan, *arguments):
-        executor.launch(plan, *arguments)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(launch.Plan, "__call__", call))
         stack.enter_context(mock.patch.object(launch, "arch_of", lambda device: arch))
         stack.enter_context(mock.patch.dict(launch._plans, clear=True))
-        stack.enter_context(executor.fresh)
+        yield
+
+
+@contextlib.contextmanager
+def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
+    """[what has been launched] while plans are executed in place of being launched.
+
+    version: of Triton, the pinned one if none. orders: of blocks and warps; their results must have the same bits.
+    bias: -1 or 1 moves what the ISA calls approximations as far as it allows."""
+    executor = Executor(arch, version or compiling.pinned(), orders, bias)
+
+    def call(plan, *arguments):
+        executor.launch(plan, *arguments)
+
+    with planned(call, arch), executor.fresh:
         yield executor.launches
 
 
