@@ -1,6 +1,5 @@
 """Run by test_triton_interpreter.py in a process that has TRITON_INTERPRET=1; collected nowhere else."""
 
-import copy
 import importlib
 import math
 import os
@@ -10,6 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+
+from tests.kernels.executed.launching import on_launchers
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if INTERPRETING else ["test_*.py"]
@@ -239,17 +240,7 @@ def small_tiles(monkeypatch):
 
 
 @pytest.fixture
-def triton_route(monkeypatch):
+def triton_route():
     """The public functions call the interpreted kernels, where they would call those of the CPU."""
-    from safeops.core import library, private_torch
-    from safeops.core.call_path import autograd_function
-    from safeops.core.op import Op, registry
-
-    for op in {id(op): op for each in registry.values() for op in (each, *each.parts)}.values():
-        if isinstance(op, Op) and op.forward in library.launchers:
-            routed = copy.copy(op)
-            routed.forward, routed.backward = map(library.launchers.get, (op.forward, op.backward))
-            routed.save = private_torch.save_directly
-            recorded = private_torch.direct_apply(autograd_function(routed))
-            monkeypatch.setattr(op, "cpu", True)
-            monkeypatch.setattr(op, "eager", [(routed.forward, False), (recorded, False)])
+    with on_launchers():
+        yield
