@@ -27,8 +27,6 @@ FOLDER = machine.FOLDER / "cuda"
 RUNTIME, LIMITS = (Path(__file__).with_name(name) for name in ("cudart.cpp", "limits.h"))
 # This kernel reads a number before it knows whether that counts: csrc/cuda/selection/masked_compact.cu.
 ANYTHING = re.compile(r"take_kernel")
-# Without races, only kernels with these instructions can have results that depend on the order of blocks and warps.
-ORDERED = re.compile(r"\b(atom|red|ld\.(relaxed|acquire|volatile))\b")
 
 
 @cache
@@ -152,8 +150,7 @@ class Ops:
             arguments = dict(zip((x.name for x in schema.arguments), values)) | named
             self.operands = [x for name, value in arguments.items() for x in tensors(name, value)]
             self.launches, self.fault = [], None
-            if self.kept is not None:
-                self.runtime.executed_plans(ctypes.c_int64(self.kept))
+            self.runtime.executed_plans(ctypes.c_int64(-1 if self.kept is None else self.kept))
             self.runtime.executed_in_host(ctypes.c_void_p(None if self.host is None else self.host.data_ptr()))
             try:
                 result = raw(*values, **named)
@@ -183,7 +180,7 @@ class Ops:
     def program(self, kernel):
         if kernel not in self.programs:
             text = self.kernels[kernel]
-            self.programs[kernel] = machine.Program(text, kernel), machine.ORDERS if ORDERED.search(text) else 1
+            self.programs[kernel] = machine.Program(text, kernel)
         return self.programs[kernel]
 
     def launch(self, kernel, grid, threads, shared, arguments):
@@ -193,7 +190,8 @@ class Ops:
             return 0
         try:
             grid, threads = tuple(grid[:3]), tuple(threads[:3])
-            program, orders = self.program(kernel.decode())
+            program = self.program(kernel.decode())
+            orders = machine.ORDERS if program.ordered else 1
             params = bytearray(program.parsed.param_bytes)
             for at, (offset, size) in zip(arguments, program.parsed.params.values()):
                 params[offset : offset + size] = ctypes.string_at(at, size)

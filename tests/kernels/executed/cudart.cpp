@@ -81,7 +81,7 @@ extern "C" {
 int64_t executed_index_limit = 3000;
 
 void executed_launches_go_to(Launch function) { launch = function; }
-void executed_plans(int64_t kept) { planning = true, kept_count = kept; }
+void executed_plans(int64_t kept) { planning = kept >= 0, kept_count = kept; }
 void executed_driver(int version) { driver = version; }
 void executed_in_host(const void* data) { in_host = data; }
 int64_t executed_memory_operations() { return std::exchange(memory_operations, 0); }

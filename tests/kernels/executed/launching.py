@@ -12,14 +12,14 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from safeops.core import private_torch
 from tests.kernels.executed import compiling, machine
 
 UNUSED = torch.tensor([0, *machine.GARBAGE], dtype=torch.int64).to(torch.int32)
 
 
-class Fresh(TorchDispatchMode):
+class Fresh(private_torch.TorchDispatchMode):
     """Which storages nobody has written: those of torch.empty and its kin, until torch or a kernel writes them."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ class Executor:
         self.arch, self.version, self.orders, self.bias = arch, version, orders, bias
         self.fresh, self.launches = Fresh(), []
 
-    @_disable_current_modes()  # else Fresh would take what is done here to tensors for writes
+    @private_torch.disable_modes()  # else Fresh would take what is done here to tensors for writes
     def launch(self, plan, tensors, addresses, *floats):
         """In the place of Plan.__call__."""
         from safeops.kernels.engine.operand import is_constant, leaves
@@ -109,7 +109,7 @@ def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
 @contextlib.contextmanager
 def on_launchers():
     """The public functions call the kernels of a GPU, where they would call those of the CPU."""
-    from safeops.core import library, private_torch
+    from safeops.core import library
     from safeops.core.call_path import autograd_function
     from safeops.core.op import Op, registry
 
