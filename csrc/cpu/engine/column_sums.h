@@ -5,43 +5,35 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kBlock = 32;      // additions to an accumulator
+constexpr int64_t kBlock = 64;      // additions to an accumulator
 constexpr int64_t kColumns = 4096;  // accumulators at most
 
-// The values that a loop takes of each of several rows of `period` accumulators: whole registers, since it takes what
-// is left value by value. Values beyond the row go to accumulators that nobody reads (kPad); rows that need them lie in
-// a buffer.
-constexpr int64_t kPad = 64;
-constexpr int64_t kShortPeriod = 64;
-template <class T>
-inline int64_t padded(int64_t period) {
-  const int64_t lanes = sizeof(T) > 1 && period < kShortPeriod ? 16 : kPad;
-  return (period + lanes - 1) / lanes * lanes;
-}
+// A loop takes whole registers of each of several rows of `period` accumulators, since it would take what is left value
+// by value. Values beyond the row, which are the next row's, go to accumulators that nobody reads (kPad).
+constexpr int64_t kPad = 64;    // values of a mask in the widest register, which gcc takes at once
+constexpr int64_t kLanes = 16;  // of floats alone
 
-// Where a mask is among the operands gcc takes as many values at once as a register has bytes: more than a short row.
-#define SAFEOPS_SIMD_16 _Pragma("omp simd simdlen(16)")
+inline int64_t padded(int64_t period, int64_t lanes) { return (period + lanes - 1) / lanes * lanes; }
 
 // Calls body(at, m) for the rows of n values: m of a row are to be taken from `at` on.
-template <class T, class Body>
-inline void for_rows(int64_t n, int64_t period, const Body& body) {
-  const int64_t width = n > period ? padded<T>(period) : period;
-  int64_t at = 0;
-  for (; n - at >= period; at += period) body(at, width);
-  if (at < n) body(at, n - at);
+template <class Body>
+inline void for_rows(int64_t n, int64_t period, int64_t lanes, const Body& body) {
+  const int64_t width = padded(period, lanes);
+  for (int64_t at = 0; at < n; at += period) body(at, n - at >= width ? width : std::min(period, n - at));
 }
 
 // sums[p] += values[t * period + p], one t after the other, for n values
 template <class T>
 void add_loop(const T* values, int64_t n, int64_t period, T* sums) {
-  const int64_t width = padded<T>(period);
-  for (; n >= 4 * period; n -= 4 * period, values += 4 * period) {
+  constexpr int64_t lanes = sizeof(T) > 1 ? kLanes : kPad;
+  const int64_t width = padded(period, lanes);
+  for (; n >= 3 * period + width; n -= 4 * period, values += 4 * period) {
     const T *v1 = values + period, *v2 = v1 + period, *v3 = v2 + period;
     SAFEOPS_SIMD
     for (int64_t p = 0; p < width; ++p)
       sums[p] = static_cast<T>((((sums[p] + values[p]) + v1[p]) + v2[p]) + v3[p]);
   }
-  for_rows<T>(n, period, [&](int64_t at, int64_t m) __attribute__((always_inline)) {
+  for_rows(n, period, lanes, [&](int64_t at, int64_t m) __attribute__((always_inline)) {
     SAFEOPS_SIMD
     for (int64_t p = 0; p < m; ++p) sums[p] = static_cast<T>(sums[p] + values[at + p]);
   });

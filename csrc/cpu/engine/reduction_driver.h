@@ -148,7 +148,7 @@ struct ReductionDriver {
   static constexpr int64_t kMinRows = kChunk / 4 + 1;  // of columns: two that fit in a chunk are not cut
   static constexpr int64_t kMaxSlices = 256;
   static constexpr int64_t kColumns = Accumulator::kColumns, kBlock = Accumulator::kBlock;
-  static constexpr int64_t kFewColumns = 32;
+  static constexpr int64_t kFewColumns = 64;
   static constexpr int64_t kNarrowTile = 512;  // columns; tiles are no narrower, however few tasks there are
   static constexpr int64_t kEnoughTasks = 4;
 

@@ -98,10 +98,7 @@ struct Sums {
 
     void add(int64_t at, int64_t m, int64_t first, int64_t period) {
       compute_values();
-      const C* from = values + at;
-      if (m > period && period != padded<C>(period) && values == chunk.in[0])
-        from = std::copy_n(from, m, values_buffer) - m;
-      value_columns.add(from, m, first, period);
+      value_columns.add(values + at, m, first, period);
       if (weighted) weight_columns.add(weights + at, m, first, period);
       if (counted) count_columns.add(keep + at, m, first, period);
     }

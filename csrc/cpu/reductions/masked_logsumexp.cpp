@@ -83,7 +83,7 @@ void join_loop(double* maximum, double* sum, const double* other, const double* 
 
 template <class C>
 struct LogSumExp {
-  static constexpr int64_t kColumns = 1024, kBlock = 32;
+  static constexpr int64_t kColumns = 1024, kBlock = cpu::kBlock;
   static constexpr bool has_weight = false, has_second = true, has_count = true;
   static constexpr double kLowest = std::numeric_limits<double>::lowest();
   bool weighted;

@@ -66,7 +66,7 @@ void power_columns(const Elements<C>& e, int64_t n, int64_t period, const PowerC
 
 template <class C>
 struct Powers {
-  static constexpr int64_t kColumns = 1024, kBlock = 32;
+  static constexpr int64_t kColumns = 1024, kBlock = cpu::kBlock;
   static constexpr bool has_second = false, has_count = true;
   bool weighted, scaled;
   bool half;  // the input is fp16: float squares it without loss of range

@@ -12,7 +12,7 @@ namespace {
 
 template <class C>
 struct Moments {
-  static constexpr int64_t kColumns = 1024, kBlock = 32;
+  static constexpr int64_t kColumns = 1024, kBlock = cpu::kBlock;
   static constexpr bool has_weight = true, has_second = true, has_count = true;
   bool weighted, scaled;
   bool half;  // the input is fp16: float squares it without loss of range
@@ -90,14 +90,14 @@ struct Moments {
 
     void reset_columns() {
       const int64_t n = this->width_;
+      seeded_ = any_joined_ = false;
       std::fill_n(pivot_, n, std::numeric_limits<C>::quiet_NaN());
       for (auto* all : {s1_, s2_}) std::fill_n(all, n, C(0));
-      for (auto* all : {mean_, weight_, m2_, joined_}) std::fill_n(all, n, 0.0);
     }
 
     // Elements with weights, and those that float cannot square, join their columns one by one.
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      if (this->weighted_) return join_(e, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
+      if (this->weighted_) return join(e, first, n, period);
       if constexpr (sizeof(C) == 4) {
         if (!this->accumulator_.half && rare_(e, n, kSquares)) {
           for (int64_t i = 0; i < n; ++i) {
@@ -105,24 +105,36 @@ struct Moments {
             joins_[i] = keep && !kSquares.holds(e.x[i]);
             others_[i] = keep && !joins_[i];
           }
-          join_({e.x, joins_, nullptr}, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
+          join({e.x, joins_, nullptr}, first, n, period);
           return accumulate_in_float({e.x, others_, nullptr}, first, n, period, seed_others_, others_columns_);
         }
       }
       accumulate_in_float(e, first, n, period, seed_, columns_);
     }
 
+    void join(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      for (auto* all : {mean_, weight_, m2_, joined_})
+        if (!any_joined_) std::fill_n(all, this->width_, 0.0);
+      any_joined_ = true;
+      join_(e, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
+    }
+
     template <class Seed, class Columns>
     void accumulate_in_float(const Elements<C>& e, int64_t first, int64_t n, int64_t period, Seed seed,
                              Columns columns) {
       const int64_t width = std::min(n, period);
-      if (any_nan_(pivot_ + first, width)) seed(e, e.keep ? n : width, period, pivot_ + first);
+      if (!seeded_ && any_nan_(pivot_ + first, width)) seed(e, e.keep ? n : width, period, pivot_ + first);
+      seeded_ = seeded_ || (width == this->width_ && !any_nan_(pivot_, width));
       columns(e, n, period, {pivot_ + first, s1_ + first, s2_ + first});
     }
 
     States column_states() {
       const int64_t n = this->width_;
       if (this->weighted_) return {mean_, weight_, m2_, this->column_counts_};
+      if (!any_joined_) {
+        moments_(this->column_counts_, pivot_, s1_, s2_, n, {mean_, weight_, m2_, nullptr});
+        return {mean_, weight_, m2_, this->column_counts_};
+      }
       alignas(64) double count[kColumns + kPad], p[kColumns + kPad], s1[kColumns + kPad], s2[kColumns + kPad];
       for (int64_t i = 0; i < n; ++i) count[i] = static_cast<double>(this->column_counts_[i]) - joined_[i];
       widen_(pivot_, n, p);
@@ -133,6 +145,7 @@ struct Moments {
     }
 
     double row_weight_, row_mean_, row_m2_;
+    bool seeded_, any_joined_;  // each column has its pivot; some elements have joined one by one
     decltype(&sum_row<C, 16, true, true>) plain_;
     decltype(&deviations_row<C, 16, true, true>) deviations_;
     decltype(&careful_row<C, true, true>) careful_;
@@ -145,6 +158,7 @@ struct Moments {
     decltype(pick<&any_nan_loop<C>>()) any_nan_ = pick<&any_nan_loop<C>>();
     decltype(pick<&widen_loop<C, double>>()) widen_ = pick<&widen_loop<C, double>>();
     decltype(pick<&weight_row<C>>()) weigh_ = pick<&weight_row<C>>();
+    decltype(pick<&moments_loop<C>>()) moments_ = pick<&moments_loop<C>>();
     decltype(pick<&merge_moments_loop>()) merge_ = pick<&merge_moments_loop>();
     alignas(64) C pivot_[kColumns + kPad];
     alignas(64) C s1_[kColumns + kPad];

@@ -54,12 +54,14 @@ bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& rang
 }
 
 // Calls one(row, p) for each of n elements that lie in rows of `period` columns: p is the column, row.x[p] the element.
+// Of a short row with a mask gcc must not take a register of the mask's bytes at once.
 template <class C, class One>
 inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
-  for_rows<C>(n, period, [&](int64_t at, int64_t m) __attribute__((always_inline)) {
+  const bool narrow = period < kPad;
+  for_rows(n, period, e.keep && !narrow ? kPad : kLanes, [&](int64_t at, int64_t m) __attribute__((always_inline)) {
     const Elements<C> row{e.x + at, e.keep + at, e.w + at};
-    if (m < kShortPeriod) {
-      SAFEOPS_SIMD_16
+    if (narrow) {
+#pragma omp simd simdlen(16)
       for (int64_t p = 0; p < m; ++p) one(row, p);
     } else {
       SAFEOPS_SIMD
@@ -143,9 +145,7 @@ class StatisticWorker {
   }
 
   void add(int64_t at, int64_t m, int64_t first, int64_t period) {
-    Elements<C> e = e_.from(at);
-    if (e.x && m > period && period != padded<C>(period) && e_.x != transposed_)
-      e.x = std::copy_n(e.x, m, transposed_) - m;
+    const Elements<C> e = e_.from(at);
     if (e.keep) add_counts_(e.keep, m, period, counts_ + first);
     self().accumulate_columns(e, first, m, period);
   }

@@ -133,6 +133,21 @@ inline void merge_moments(double& w, double& mean, double& m2, double n, double 
   w = total;
 }
 
+// The states (w, mean, m2) of columns by their sums of deviations: merge_moments into nothing.
+template <class C>
+void moments_loop(const int64_t* kept, const C* pivot, const C* s1, const C* s2, int64_t count, const States& state) {
+  double *w = state.weight, *mean = state.value, *m2 = state.second;
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < count; ++i) {
+    const double n = static_cast<double>(kept[i]), sum = static_cast<double>(s1[i]);
+    const bool any = n != 0;
+    const double offset = select_or_zero(any, sum / select(any, n, 1.0));
+    w[i] = n;
+    mean[i] = select_or_zero(any, static_cast<double>(pivot[i]) + offset);
+    m2[i] = static_cast<double>(s2[i]) - sum * offset;
+  }
+}
+
 inline void merge_moments_loop(const States& into, const double* n, const double* p, const double* s1,
                                const double* s2, int64_t count) {
   double *w = into.weight, *mean = into.value, *m2 = into.second;
