@@ -1,7 +1,7 @@
 """A sum that is finite, since it left out what the mask hid, over gradients that are NaN: worse than a loss of NaN.
 
-`exp` before the mask overflows where nothing is kept; its gradient there is 0 times inf. The nodes before such a sum are
-watched in backward, on the CPU alone: elsewhere the look at what was left out would wait for the device.
+`exp` before the mask overflows where nothing is kept; its gradient there is 0 times inf. The nodes before such a sum
+are watched in backward, on the CPU alone: elsewhere the look at what was left out would wait for the device.
 """
 
 import functools
@@ -10,8 +10,8 @@ import warnings
 
 import torch
 
-from safeops.core.private_torch import dispatch_modes, transforms_active
 from safeops.safe import notes
+from safeops.safe.readable import is_readable
 from safeops.safe.report import line_of
 
 NODES = 8  # this near to the sum
@@ -20,10 +20,8 @@ REMARK = "finite, but the gradient behind the mask is NaN: mask first"
 
 def watch(function, product, kept):
     """Call before `function` reduces what is kept of a product."""
-    if not product.requires_grad or not torch.is_grad_enabled() or product.device.type != "cpu":
+    if not torch.is_grad_enabled() or not product.requires_grad or not is_readable(product) or kept.all():
         return
-    if type(product) is not torch.Tensor or transforms_active() or dispatch_modes() or kept.all():
-        return  # (all is kept where nothing is NaN: most calls end here)
     tell = functools.partial(_tell, function, notes.place(), set(notes.reports()))
     for node in _before(product.grad_fn):
         node.register_hook(tell)

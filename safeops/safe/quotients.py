@@ -29,10 +29,11 @@ def _of_division(grad_inputs, grad_outputs):
     (g,), (grad_a, grad_b) = grad_outputs, grad_inputs
     if g is None:
         return None
+    silent = g == 0
     if not torch.is_grad_enabled() and all(x is None or x.shape == g.shape for x in grad_inputs):
-        return tuple(x if x is None else torch.where(g == 0, 0, x) for x in grad_inputs)
+        return tuple(x if x is None else torch.where(silent, 0, x) for x in grad_inputs)
     # An operand that was broadcast has its gradients summed already; a second derivative would meet 0 / 0 again.
-    node, silent = current_node(), g == 0
+    node = current_node()
     b = torch.where(silent, 1, saved_divisor(node))
     if grad_b is not None:  # d(loss)/db = -g (a / b) / b
         grad_b = (

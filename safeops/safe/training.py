@@ -1,4 +1,4 @@
-"""The functions that no mode sees: clip_grad_norm_, an optimizer's two, checkpoint, and a question of attention modules.
+"""The functions that no mode sees: clip_grad_norm_, an optimizer's two, checkpoint, a question of attention.
 
 torch's clip_grad_norm_ calls its twin in threads that are in safe mode. An optimizer's `step` and `zero_grad` run out
 of the mode: they have nothing to replace, and six calls or more for each parameter. What is checkpointed is computed a

@@ -14,6 +14,7 @@ from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
 from safeops.ops.rows.normalize import normalize
 from safeops.safe import gradients, origins, quotients
+from safeops.safe.readable import is_readable
 
 # ---- rows
 
@@ -27,9 +28,12 @@ def log_softmax(input, dim=None, dtype=None, _stacklevel=3):
 
 
 def _over_rows(twin, input, dim, dtype):
-    """A row of -inf is hidden whole; in any other, -inf is as good as masked out."""
+    """A row of -inf is hidden whole; in any other, -inf is as good as masked out. Without such a row torch's own is
+    right, and keeps its result for backward where the twin may keep the input; a GPU is not asked."""
     x = input if dtype is None else input.to(dtype)
     if dim is None or not x.is_floating_point():
+        return None
+    if is_readable(x) and x.numel() and not (x.detach().amax(dim) == float("-inf")).any():
         return None
     x = _autocast(x)
     return twin(x, x != float("-inf"), dim)
@@ -101,7 +105,10 @@ def mean(input, dim=None, keepdim=False):
 
 
 def _mask_of_product(x):
-    return None if torch.compiler.is_compiling() else origins.mask_of_product(x)
+    """The mask that x is a product with, if it may hide NaN: without, torch's own sum is right. A GPU is not asked."""
+    mask = None if torch.compiler.is_compiling() else origins.mask_of_product(x)
+    nothing_hidden = mask is not None and is_readable(x) and not x.detach().sum().isnan()
+    return None if nothing_hidden else mask
 
 
 def _kept(function, product, mask):

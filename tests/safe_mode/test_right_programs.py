@@ -1,4 +1,4 @@
-"""A program that is right in torch is the same in safe mode: its dtypes, graph, hooks, exceptions and what it writes."""
+"""A program that is right in torch is the same in safe mode: dtypes, graph, hooks, exceptions, and what it writes."""
 
 import pytest
 import torch
@@ -6,8 +6,17 @@ import torch.nn.functional as F
 
 import safeops
 from safeops.core.private_torch import tree_leaves
+from safeops.safe import gradients, values
 
 MASK = torch.tensor([True, False, True])
+
+
+@pytest.fixture(autouse=True, params=["cpu", "device that would be waited for"])
+def look(request, monkeypatch):
+    """On a GPU nobody asks whether a product has NaN: its sum is the twin's."""
+    if request.param != "cpu":
+        for module in (gradients, values):
+            monkeypatch.setattr(module, "is_readable", lambda x: False)
 
 
 def ones():
