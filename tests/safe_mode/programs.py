@@ -1,6 +1,6 @@
 """Random programs of torch, as source: of 10 to 30 statements, with all that a script does between its losses.
 
-A program is a list of lines. Its names are a, b (leaves, (4, 3)), v0, v1, ... ((4, 3)), m0, ... (masks), s0, ... (numbers).
+A program is a list of lines. It names tensors of (4, 3) a, b, v2, v3, ..., masks m, m1, ..., and numbers s0, s1, ...
 """
 
 import random
@@ -68,6 +68,7 @@ HOOKS = (
 )
 GUARDS = ("torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()", "torch.autocast('cpu', torch.bfloat16)")
 PURE = (VALUES,) * 3 + (PRODUCTS,) * 3 + (MASKS,) + (NUMBERS,) * 3
+COMPILED = tuple(tuple(x for x in kind if ".norm()" not in x) for kind in PURE)
 ALL = PURE * 2 + (WRITES,) * 3 + (HOOKS,) * 2
 # What torch makes NaN or inf, in the loss or in a gradient, and the mode does not: h has NaN behind m, z has zeros.
 PRELUDE = ("h = torch.where(m, a, torch.nan)", "z = (b.abs() + 0.5) * (a.detach() > 0)", "m0 = torch.zeros_like(m)")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import safeops
-from tests.safe_mode.programs import ALL, CURES, PRELUDE, PURE, Program
+from tests.safe_mode.programs import ALL, COMPILED, CURES, PRELUDE, PURE, Program
 
 
 def function(program):
@@ -18,8 +18,8 @@ def function(program):
 
 
 def run(call, dtype):
-    """All that can be seen of a run: its exception, which tensors need a gradient, values. These are the loss, the gradients
-    of the leaves, what was made and its gradients, what hooks saw."""
+    """All that can be seen of a run: its exception, which tensors need a gradient, values. These are the loss, the
+    gradients of the leaves, what was made and its gradients, what hooks saw."""
     torch.manual_seed(0)
     leaves = [torch.randn(4, 3, dtype=torch.float64).to(dtype).requires_grad_() for _ in "ab"]
     m, seen = torch.rand(4, 3) > 0.4, []
@@ -96,6 +96,7 @@ def checkpointed(call):
 
 
 def compiled(call):
+    """By a Dynamo that loses Tensor.norm in the lookups of any function mode (torch 2.13, docs/limits.md)."""
     torch.compiler.reset()
     return torch.compile(call, backend="aot_eager")
 
@@ -103,17 +104,17 @@ def compiled(call):
 @pytest.mark.filterwarnings("ignore")
 class TestPrograms:
     def test_some(self):
-        compare(range(250))
+        compare(range(200))
 
     def test_some_that_are_cured(self):
-        cured(range(60))
+        cured(range(40))
 
     def test_some_checkpointed(self):
-        compare(range(40), PURE, False, FP, checkpointed)
+        compare(range(25), PURE, False, FP, checkpointed)
 
     @pytest.mark.slow
     def test_some_compiled(self):
-        compare(range(15), PURE, False, FP, compiled)
+        compare(range(5), COMPILED, False, FP, compiled)
 
     @pytest.mark.exhaustive
     @pytest.mark.slow
@@ -133,4 +134,4 @@ class TestPrograms:
     @pytest.mark.exhaustive
     @pytest.mark.slow
     def test_many_compiled(self):
-        compare(range(100), PURE, False, FP, compiled)
+        compare(range(60), COMPILED, False, FP, compiled)
