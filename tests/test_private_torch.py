@@ -1,5 +1,6 @@
 """Private names of torch (safeops/core/private_torch.py): each exists in this torch, and means what we take it for."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -220,6 +221,43 @@ def test_is_batched():
 
 
 # ---- safe mode
+
+
+def test_step_function():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    cell = private_torch.step_function(optimizer)
+    function = cell.cell_contents
+    try:
+        cell.cell_contents = lambda *args: args
+        assert optimizer.step() == (optimizer,)
+    finally:
+        cell.cell_contents = function
+
+    class Wrapped(torch.optim.SGD):
+        pass
+
+    wrapped = Wrapped([torch.nn.Parameter(torch.zeros(1))])
+    Wrapped.step = functools.partialmethod(torch.optim.SGD.step)
+    assert private_torch.step_function(wrapped) is None
+
+
+def test_is_tracing():
+    seen = []
+    torch.jit.trace(lambda x: (seen.append(private_torch.is_tracing()), x + 1)[1], torch.ones(1), check_trace=False)
+    assert seen == [True] and not private_torch.is_tracing()
+
+
+def test_dispatch_modes():
+    assert private_torch.dispatch_modes() == 0
+    with private_torch.TorchDispatchMode():
+        assert private_torch.dispatch_modes() == 1
+
+
+def test_operands_of_a_division():
+    a, b = torch.ones(2, requires_grad=True), torch.full((2,), 2.0)
+    assert torch.equal(private_torch.saved_divisor((a / b).grad_fn), b)
+    assert torch.equal(private_torch.saved_dividend((a / (a + b)).grad_fn), a)
+    assert private_torch.saved_divisor((a / 3).grad_fn) == 3
 
 
 def test_clipping_function():

@@ -4,6 +4,7 @@ Functions are bound here, at import: a small call must not pay for looking them 
 """
 
 import operator
+import types
 
 import torch
 import torch.utils.checkpoint
@@ -71,9 +72,13 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.
 
 # ---- safe mode
 
+is_tracing = torch._C._is_tracing  # torch.jit.trace is; torch.jit.is_tracing() costs twice as much
 top_function_mode = torch.overrides._get_current_function_mode  # the innermost of this thread, or None
 disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports Dynamo only when it is called
 function_mode_stack = torch.overrides._get_current_function_mode_stack  # all of them, as a list
+
+dispatch_modes = torch._C._len_torch_dispatch_stack  # how many there are in this thread
+saved_dividend, saved_divisor = map(operator.attrgetter, ("_saved_self", "_saved_other"))  # of the node of a division
 
 
 def assume_constant_result(function):
@@ -86,6 +91,14 @@ def _inner_function(wrapper):
     """The cell with the function that a wrapper calls, by whatever name the wrapper was imported."""
     (cell,) = [x for x in wrapper.__closure__ if callable(x.cell_contents)]
     return cell
+
+
+def step_function(optimizer):
+    """The cell with the step of an optimizer's class, which torch's wrapper calls between the hooks. None where
+    somebody has wrapped that one."""
+    step = type(optimizer).step
+    wrapper = isinstance(step, types.FunctionType) and step.__code__.co_freevars == ("func",)
+    return step.__closure__[0] if wrapper else None
 
 
 clipping_function = _inner_function(torch.nn.utils.clip_grad_norm_)

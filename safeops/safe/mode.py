@@ -66,11 +66,11 @@ def safe_mode(function: Callable | None = None) -> Any:
 
     Replaced are the losses of `torch.nn.functional`, softmax and log_softmax (a row of -inf is 0, or -inf, in place of
     NaN), `normalize`, `cosine_similarity`, `masked_fill` with a number that the dtype does not hold, `clip_grad_norm_`,
-    sums, means and norms of half, which become fp32 (with `dim` under autocast alone: elsewhere half weights may wait
-    for the result), the division that `torch.where` selects from, and sums and means of `x[mask]` and `x * mask`, where
-    the mask is boolean, or made of such by a cast. Everything else is torch's own function, and so are these where a
-    twin does not take the arguments. A value that is finite in torch is the same beyond rounding; half losses and
-    reductions come back as fp32. Modules of torch.nn are covered by the functions that they call.
+    sums, means and norms of fp16 that are one number, which become fp32, the gradient of a division that `torch.where`
+    selects from, the mean of nothing, and sums and means of `x * mask`, where the mask is boolean, or made of such by a
+    cast. Everything else is torch's own function, and so are these where a twin does not take the arguments. A program
+    whose result is finite and right is the same: dtypes, graph, hooks, exceptions, values to rounding; half losses come
+    back as fp32. Modules of torch.nn are covered by the functions that they call.
 
     Works under torch.compile(fullgraph=True) around the compiled function; the pairs of calls (`where` and a division,
     a reduction and its mask) are then torch's. The mode is of one thread: another enters its own. Modes nest, each with
@@ -82,8 +82,9 @@ def safe_mode(function: Callable | None = None) -> Any:
 
     Returns:
         The function, with the same signature; without an argument, a context that is also a decorator. A report has
-        `replacements`, a list of (function, twin, file, line, count), and prints as a table; what runs compiled counts
-        once, when it is traced.
+        `replacements`, a list of (function, twin, file, line, count), and `remarks` (function, remark, file, line,
+        count) on what is not mended: a sum that is finite over NaN gradients, say. It prints as a table; what runs
+        compiled counts once, when it is traced.
 
     Raises:
         TypeError: `function` is not callable, is a class, a module, or a generator or coroutine function, whose body

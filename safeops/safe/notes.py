@@ -47,9 +47,20 @@ def silent():
 def note(function, twin):
     if torch.compiler.is_compiling():
         return _note_traced(function, twin)
-    frames = user_frames(2, most=1)[0]
+    where = place()
     for report in set(_reports.stack):
-        report._note(function, twin, frames[0] if frames else None)
+        report._note(function, twin, where)
+
+
+def place():
+    """(code, offset) of the user's frame, or None."""
+    frames = user_frames(2, most=1)[0]
+    return frames[0] if frames else None
+
+
+def remark(function, text, where, reports):
+    """True if one of the reports has not heard it of this place."""
+    return any([report._remark(function, text, where) for report in reports])
 
 
 def called_by_safeops():

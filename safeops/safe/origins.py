@@ -1,81 +1,61 @@
-"""Which operation made a tensor, for the patterns that show only when its result is used.
+"""Which tensors are products with a mask: `sum` and `mean` then tell what the mask hid from what it kept.
 
-`a / b` is unsafe where `torch.where` then selects from it, `x * mask` and `x[mask]` where they are then reduced. Such
-results are remembered, each thread its own, until they die or others take their place. A tensor that was written in
-place since, or whose operands were, has no origin any more.
+Products are remembered, and masks that were made numbers, each thread its own, until they die or others take their
+place. A tensor that was written in place since, or whose mask was, has no origin any more. Such a write may be missed
+(by `.data`, by numpy, in inference mode): all that an origin decides is which NaN are left out (values.py).
 """
 
 import contextlib
 import threading
 import weakref
-from typing import Any, NamedTuple
 
 import torch
 
-from safeops.core.private_torch import version
+from safeops.core.private_torch import is_tracing, version
 
-RECENT = 8  # results whose operands are held, which costs memory: where they are used follows soon
-MASKS = 256  # masks as numbers, which hold one byte an element
-
-
-class Division(NamedTuple):
-    input: Any
-    other: Any
-
-
-class Product(NamedTuple):
-    """x * mask, of shape `shape`."""
-
-    input: torch.Tensor
-    mask: torch.Tensor
-    shape: torch.Size
-
-
-class Read(NamedTuple):
-    """x[mask]"""
-
-    input: torch.Tensor
-    mask: torch.Tensor
-
-
-class Cast(NamedTuple):
-    """A mask as numbers."""
-
-    mask: torch.Tensor
+PRODUCTS = 8  # they are reduced soon after
+NUMBERS = 256  # one mask has many uses
 
 
 class _Memory(threading.local):
     def __init__(self):
-        self.results, self.masks, self.off = {}, {}, False
+        self.products, self.numbers, self.off = {}, {}, False
 
 
 _memory = _Memory()
 
 
-def remember(result, origin):
+def _remember(entries, most, result, mask):
     if _memory.off:
         return
-    entries, most = (_memory.masks, MASKS) if isinstance(origin, Cast) else (_memory.results, RECENT)
     key = id(result)
     entries.pop(key, None)
     if len(entries) == most:
         del entries[next(iter(entries))]
-    entries[key] = weakref.ref(result, lambda _: entries.pop(key, None)), origin, _versions(result, *origin)
+    entries[key] = weakref.ref(result, lambda _: entries.pop(key, None)), mask, version(result), version(mask)
 
 
-def origin(x, kind):
-    """The origin of a tensor if it is of this kind, else None."""
-    entries = _memory.masks if kind is Cast else _memory.results
+def _mask_of(entries, x):
+    """The mask that was remembered of x, or None."""
     if not entries or _memory.off:
         return None
-    reference, result, versions = entries.get(id(x), (None, None, None))
-    known = result.__class__ is kind and reference() is x and versions == _versions(x, *result)
-    return result if known else None
+    reference, mask, *versions = entries.get(id(x), (None, None))
+    known = reference is not None and reference() is x and versions == [version(x), version(mask)]
+    return mask if known else None
+
+
+def mask_of_product(x):
+    """The boolean mask that x is a product with, or None."""
+    return _mask_of(_memory.products, x)
 
 
 def forget():
-    _memory.results.clear()
-    _memory.masks.clear()
+    _memory.products.clear()
+    _memory.numbers.clear()
+
+
+def are_off():
+    return _memory.off
 
 
 @contextlib.contextmanager
@@ -88,72 +68,56 @@ def off():
         _memory.off = before
 
 
-def _versions(*tensors):
-    return [version(x) for x in tensors if isinstance(x, torch.Tensor)]
-
-
 # ---- what is remembered: rules that call torch's function, and never another
 
 
-def division(func, args, kwargs):
-    result = func(*args, **kwargs)
-    if len(args) == 2 and not kwargs and isinstance(result, torch.Tensor) and result.requires_grad:
-        remember(result, Division(*args[::-1]) if func is torch.Tensor.__rdiv__ else Division(*args))
-    return result
+def _watched(remember):
+    def rule(func, args, kwargs):
+        result = func(*args, **kwargs)
+        if not torch.compiler.is_compiling() and not is_tracing():
+            remember(result, func, args, kwargs)
+        return result
+
+    return rule
 
 
-def product(func, args, kwargs):
-    result = func(*args, **kwargs)
+@_watched
+def product(result, func, args, kwargs):
     if len(args) == 2 and isinstance(args[1], torch.Tensor):  # mostly it is not: most products cost no more than that
         for x, factor in (args, args[::-1]):
-            mask = as_mask(factor)
+            mask = _as_mask(factor)
             if mask is not None and isinstance(x, torch.Tensor) and x.is_floating_point():
-                remember(result, Product(x, mask, result.shape))
+                _remember(_memory.products, PRODUCTS, result, mask)
                 break
-    return result
 
 
-def as_mask(x):
+def _as_mask(x):
     """The boolean mask that x is, as such or as numbers, or None."""
     if not isinstance(x, torch.Tensor):
         return None
-    if x.dtype == torch.bool:
-        return x
-    cast = origin(x, Cast)
-    return cast and cast.mask
+    return x if x.dtype == torch.bool else _mask_of(_memory.numbers, x)
+
+
+@_watched
+def cast(result, func, args, kwargs):
+    x = args[0]
+    if result is x or not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return
+    mask = _as_mask(x)
+    if mask is not None and result.device == x.device:
+        _remember(_memory.numbers, NUMBERS, result, mask)
+
+
+@_watched
+def view(result, func, args, kwargs):
+    """A view of a mask as numbers is the view of the mask, as numbers."""
+    if _memory.numbers and isinstance(args[0], torch.Tensor):
+        mask = _mask_of(_memory.numbers, args[0])
+        if mask is not None:
+            _remember(_memory.numbers, NUMBERS, result, func(mask, *args[1:], **kwargs))
 
 
 def read(func, args, kwargs):
-    result = func(*args, **kwargs)
-    if len(args) == 2 and isinstance(args[1], torch.Tensor) and args[1].dtype == torch.bool:
-        x, mask = args
-        if x.is_floating_point() and mask.shape == x.shape[: mask.dim()] and mask.dim():
-            remember(result, Read(*args))
-        return result
-    return _view_of_mask(func, args, kwargs, result)
-
-
-def cast(func, args, kwargs):
-    result = func(*args, **kwargs)
-    x = args[0]
-    if x.dtype == torch.bool and isinstance(result, torch.Tensor) and result.is_floating_point():
-        if result.device == x.device:
-            remember(result, Cast(x))
-    elif _memory.masks and result is not x and result.is_floating_point():
-        mask = origin(x, Cast)
-        if mask is not None and result.device == x.device:
-            remember(result, mask)
-    return result
-
-
-def view(func, args, kwargs):
-    return _view_of_mask(func, args, kwargs, func(*args, **kwargs))
-
-
-def _view_of_mask(func, args, kwargs, result):
-    """A view of a mask as numbers is the view of the mask, as numbers."""
-    if _memory.masks and isinstance(args[0], torch.Tensor):
-        mask = origin(args[0], Cast)
-        if mask is not None:
-            remember(result, Cast(func(mask.mask, *args[1:], **kwargs)))
-    return result
+    """x[index]: a boolean index waits for a GPU, and is not asked for twice."""
+    waits = isinstance(args[1], torch.Tensor) and args[1].dtype == torch.bool
+    return func(*args) if waits else view(func, args, kwargs)

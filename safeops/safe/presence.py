@@ -1,13 +1,12 @@
 """The mode itself, and whether a thread is in it."""
 
 import contextlib
-import threading
 import types
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from safeops.core.private_torch import function_mode_stack, top_function_mode
+from safeops.core.private_torch import function_mode_stack, is_tracing, top_function_mode
 from safeops.safe.rules import RULES
 
 
@@ -23,13 +22,6 @@ class _Mode(TorchFunctionMode):
 _MODE = _Mode()
 
 
-class _Thread(threading.local):
-    out = False
-
-
-_thread = _Thread()
-
-
 def enter():
     _MODE.__enter__()
 
@@ -39,35 +31,30 @@ def is_inside():
 
 
 def leave():
-    if not _thread.out:
-        _MODE.__exit__(None, None, None)
-    _thread.out = False
-
-
-def step_out():
-    """Out of the mode until `step_in`, where there is nothing to replace: each call of torch costs a microsecond in it.
-    False under a mode that was entered since: then this one stays."""
-    if _thread.out or top_function_mode() is not _MODE:
-        return False
     _MODE.__exit__(None, None, None)
-    _thread.out = True
-    return True
 
 
-def step_in():
-    """Back, if this thread has not left the mode in the meantime."""
-    if _thread.out:
-        _thread.out = False
-        _MODE.__enter__()
+@contextlib.contextmanager
+def outside():
+    """Out of the mode, where there is nothing to replace: each call of torch costs a microsecond in it. Under a mode
+    that was entered since, this one stays."""
+    if top_function_mode() is not _MODE:
+        yield
+        return
+    leave()
+    try:
+        yield
+    finally:
+        enter()
 
 
 @contextlib.contextmanager
 def inside():
-    _MODE.__enter__()
+    enter()
     try:
         yield
     finally:
-        _MODE.__exit__(None, None, None)
+        leave()
 
 
 def _opened(function):
@@ -78,7 +65,7 @@ def _opened(function):
     copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
     def rule(func, args, kwargs):
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_tracing():
             return func(*args, **kwargs)
         with inside():
             return copy(*args, **kwargs)
@@ -96,13 +83,3 @@ def _or_opened(rule, function):
 RULES[torch.nn.functional.multi_head_attention_forward] = _opened(torch.nn.functional.multi_head_attention_forward)
 _triplets = torch.nn.functional.triplet_margin_with_distance_loss
 RULES[_triplets] = _or_opened(RULES[_triplets], _triplets)
-
-
-@contextlib.contextmanager
-def outside():
-    out = step_out()
-    try:
-        yield
-    finally:
-        if out:
-            step_in()

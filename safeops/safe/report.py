@@ -18,16 +18,27 @@ class Replacement(NamedTuple):
     count: int
 
 
+class Remark(NamedTuple):
+    """What is not mended at one line: a function of torch that was left alone, or a sum over gradients that are NaN."""
+
+    function: str
+    remark: str
+    file: str
+    line: int
+    count: int
+
+
 class Report:
-    """The replacements of a safe mode; printed, a table of them.
+    """The replacements of a safe mode, and what it did not mend; printed, a table of them.
 
     Attributes:
         replacements: list of `Replacement` (function, twin, file, line, count), in the order of their first call.
+        remarks: list of `Remark` (function, remark, file, line, count): what was left alone, or is not mended.
     """
 
     def __init__(self):
         # Keyed by bare code positions: a line is looked up where it is read, not at each call.
-        self._counts = {}
+        self._counts, self._remarks = {}, {}
 
     def _note(self, function, twin, place, traced=False):
         """place: (code, offset) of the user's frame, or (file, line) in a trace, which may be made several times."""
@@ -35,17 +46,26 @@ class Report:
         with _LOCK:
             self._counts[key] = 1 if traced else self._counts.get(key, 0) + 1
 
+    def _remark(self, function, remark, place):
+        """True if it is the first of its kind at this place."""
+        key = function, remark, place
+        with _LOCK:
+            self._remarks[key] = self._remarks.get(key, 0) + 1
+            return self._remarks[key] == 1
+
     @property
     def replacements(self):
-        with _LOCK:
-            counts = list(self._counts.items())
-        result = {}
-        for (function, twin, place), count in counts:
-            key = function, twin, *_line(place)
-            result[key] = result.get(key, 0) + count
-        return [Replacement(*key, count) for key, count in result.items()]
+        return [Replacement(*key, count) for key, count in _by_line(self._counts).items()]
+
+    @property
+    def remarks(self):
+        return [Remark(*key, count) for key, count in _by_line(self._remarks).items()]
 
     def __str__(self):
+        remarks = "".join(f"\n  {x.function} at {x.file}:{x.line} is {x.remark}" for x in self.remarks)
+        return self._table() + remarks
+
+    def _table(self):
         rows = self.replacements
         if not rows:
             return "safe_mode: nothing was replaced"
@@ -60,7 +80,19 @@ class Report:
         return f"safe_mode: {_plural(calls, 'call')} replaced in {_plural(lines, 'line')}\n{text}"
 
 
-def _line(place):
+def _by_line(entries):
+    """{(function, text, file, line): count}"""
+    with _LOCK:
+        counts = list(entries.items())
+    result = {}
+    for (function, text, place), count in counts:
+        key = function, text, *line_of(place)
+        result[key] = result.get(key, 0) + count
+    return result
+
+
+def line_of(place):
+    """(file, line) of a place."""
     if place is None:
         return "?", 0
     if isinstance(place[0], str):

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from safeops.core.private_torch import is_tracing
 from safeops.safe import notes, origins, values
 from safeops.safe.losses import NAMES, loss, with_weight
 
@@ -29,14 +30,12 @@ REPLACED = (
     ((torch.linalg.norm,), "safe_norm", values.linalg_norm),
     ((torch.linalg.vector_norm,), "safe_norm", values.vector_norm),
 )
-# (torch's functions, what is remembered of their results): `where`, `sum` and `mean` ask for it.
+# (torch's functions, what is remembered of their results): `sum` and `mean` ask for it.
 REMEMBERED = (
-    ((torch.div, torch.true_divide, Tensor.div, Tensor.true_divide, Tensor.__rdiv__), origins.division),
     ((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply), origins.product),
-    ((Tensor.__getitem__,), origins.read),
-    ((torch.masked_select, Tensor.masked_select), origins.read),
     ((Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double), origins.cast),
     ((torch.unsqueeze, Tensor.unsqueeze, Tensor.expand, Tensor.expand_as), origins.view),
+    ((Tensor.__getitem__,), origins.read),
 )
 REFUSALS = TypeError, ValueError, IndexError, NotImplementedError
 
@@ -46,6 +45,9 @@ def _replaced(name, twin, handler):
 
     def rule(func, args, kwargs):
         if notes.called_by_safeops():
+            return func(*args, **kwargs)
+        if not torch.compiler.is_compiling() and is_tracing():  # a twin's nodes are not those that torch checks against
+            notes.remark(name, "torch's own: torch.jit traces", notes.place(), notes.reports())
             return func(*args, **kwargs)
         try:
             result = handler(*args, **kwargs)
@@ -59,13 +61,6 @@ def _replaced(name, twin, handler):
     return rule
 
 
-def _remembered(remember):
-    def rule(func, args, kwargs):
-        return func(*args, **kwargs) if torch.compiler.is_compiling() else remember(func, args, kwargs)
-
-    return rule
-
-
 RULES = {f: _replaced(f.__name__, twin, handler) for functions, twin, handler in REPLACED for f in functions}
-RULES |= {f: _remembered(remember) for functions, remember in REMEMBERED for f in functions}
+RULES |= {f: rule for functions, rule in REMEMBERED for f in functions}
 RULES[F.l1_loss] = with_weight(RULES[F.l1_loss])

@@ -1,4 +1,4 @@
-"""The functions of a training step that no mode sees: clip_grad_norm_, the optimizer's two, checkpoint.
+"""The functions that no mode sees: clip_grad_norm_, an optimizer's two, checkpoint, a question of attention.
 
 torch's clip_grad_norm_ calls its twin in threads that are in safe mode. An optimizer's `step` and `zero_grad` run out
 of the mode: they have nothing to replace, and six calls or more for each parameter. What is checkpointed is computed a
@@ -6,6 +6,7 @@ second time by the backward pass, where no mode is on: without its own it would 
 """
 
 import functools
+import sys
 import threading
 
 import torch
@@ -13,12 +14,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from safeops.amp.clip_grad_norm_ import clip_grad_norm_
 from safeops.amp.grad_norm import grad_norm
-from safeops.core.private_torch import checkpoint_function, clipping_function, disable_dynamo
+from safeops.core.dtypes import HALF
+from safeops.core.private_torch import checkpoint_function, clipping_function, disable_dynamo, step_function
 from safeops.safe import notes, origins, presence
 
 _clip_grad_norm, _checkpoint = clipping_function.cell_contents, checkpoint_function.cell_contents
-_zero_grad = Optimizer.zero_grad
+_zero_grad, _has_torch_function = Optimizer.zero_grad, torch.overrides.has_torch_function
 _lock, _users, _hook = threading.Lock(), 0, None
+_steps = {}  # id of a cell -> the cell, and the step of an optimizer's class that was in it
 
 
 def install():
@@ -27,7 +30,7 @@ def install():
         _users += 1
         if _users == 1:
             clipping_function.cell_contents, checkpoint_function.cell_contents = _safe_clip, _safe_checkpoint
-            Optimizer.zero_grad = _zero_grad_outside
+            Optimizer.zero_grad, torch.overrides.has_torch_function = _zero_grad_outside, _is_overridden
             _hook = register_optimizer_step_pre_hook(_before_step)
 
 
@@ -37,8 +40,11 @@ def remove():
         _users -= 1
         if not _users:
             clipping_function.cell_contents, checkpoint_function.cell_contents = _clip_grad_norm, _checkpoint
-            Optimizer.zero_grad = _zero_grad
+            Optimizer.zero_grad, torch.overrides.has_torch_function = _zero_grad, _has_torch_function
             _hook.remove()
+            while _steps:
+                _, (cell, step) = _steps.popitem()
+                cell.cell_contents = step
 
 
 # ---- clip_grad_norm_
@@ -46,16 +52,23 @@ def remove():
 
 def _safe_clip(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
     if not torch.compiler.is_compiling() and notes.active() and not notes.called_by_safeops():
-        parameters = parameters if isinstance(parameters, torch.Tensor) else list(parameters)
+        every = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         try:
             with presence.outside():
-                if not error_if_nonfinite or grad_norm(parameters, norm_type).isfinite():
-                    norm = clip_grad_norm_(parameters, max_norm, norm_type)
+                if every and not (error_if_nonfinite and _raises(every, norm_type)):
+                    norm = clip_grad_norm_(every, max_norm, norm_type)
                     notes.note("clip_grad_norm_", "clip_grad_norm_")
                     return norm
         except (TypeError, ValueError):
             pass  # no gradient has been written: torch's, with its errors
+        parameters = every or parameters  # torch warns of a generator that is exhausted
     return _clip_grad_norm(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+
+def _raises(parameters, norm_type):
+    """True if torch may raise for a norm that is not finite. Where no gradient is half, it is asked."""
+    half = any(x.grad is not None and x.grad.dtype in HALF for x in parameters)
+    return not half or not grad_norm(parameters, norm_type).isfinite()
 
 
 # ---- an optimizer
@@ -68,18 +81,25 @@ def _zero_grad_outside(*args, **kwargs):
         return _zero_grad(*args, **kwargs)
 
 
-class _Arguments(tuple):
-    """Those of a step. The frame that runs it holds them, and ends after an exception too: then the mode is back."""
-
-    def __del__(self):
-        presence.step_in()
-
-
 def _before_step(optimizer, args, kwargs):
-    closures = [x for x in (*args[1:], kwargs.get("closure")) if x is not None]  # which compute the loss
-    if not torch.compiler.is_compiling() and notes.active() and not closures and presence.step_out():
-        return _Arguments(args), kwargs
-    return None
+    if not torch.compiler.is_compiling():
+        with _lock:
+            cell = step_function(optimizer)
+            if cell is not None and id(cell) not in _steps:
+                _steps[id(cell)] = cell, cell.cell_contents
+                cell.cell_contents = _outside(cell.cell_contents)
+
+
+def _outside(step):
+    @functools.wraps(step)
+    def stepped(optimizer, *args, **kwargs):
+        closures = [x for x in (*args, kwargs.get("closure")) if x is not None]  # which compute the loss
+        if closures or torch.compiler.is_compiling() or not notes.active():
+            return step(optimizer, *args, **kwargs)
+        with presence.outside():
+            return step(optimizer, *args, **kwargs)
+
+    return stepped
 
 
 # ---- checkpoint
@@ -97,3 +117,22 @@ def _twice(function, *args, **kwargs):
             return function(*args, **kwargs)
         with presence.inside(), notes.silent():  # the second time: in backward, maybe in another thread
             return function(*args, **kwargs)
+
+
+# ---- attention modules
+
+
+def _is_overridden(tensors):
+    """The modules ask whether a function mode is on, and then take no fast path, which alone knows nested tensors: an
+    encoder makes such of its padding. Dense attention stays out of it, where a row that is hidden whole is NaN."""
+    asked_by = sys._getframe(1).f_code
+    if not torch.compiler.is_compiling() and (
+        asked_by is _ENCODER or asked_by in _ATTENTION and any(x is not None and x.is_nested for x in tensors)
+    ):
+        with presence.outside():
+            return _has_torch_function(tensors)
+    return _has_torch_function(tensors)
+
+
+_ENCODER = torch.nn.TransformerEncoder.forward.__code__
+_ATTENTION = [x.forward.__code__ for x in (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)]

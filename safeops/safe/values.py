@@ -5,7 +5,6 @@ import math
 import torch
 
 from safeops.core.dtypes import HALF
-from safeops.ops.elementwise.apply_where import apply_where
 from safeops.ops.elementwise.masked_fill import masked_fill
 from safeops.ops.reductions.masked_mean import masked_mean
 from safeops.ops.reductions.masked_sum import masked_sum
@@ -14,7 +13,8 @@ from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
 from safeops.ops.rows.normalize import normalize
-from safeops.safe.origins import Division, Product, Read, origin
+from safeops.safe import gradients, origins, quotients
+from safeops.safe.readable import is_readable
 
 # ---- rows
 
@@ -28,9 +28,12 @@ def log_softmax(input, dim=None, dtype=None, _stacklevel=3):
 
 
 def _over_rows(twin, input, dim, dtype):
-    """A row of -inf is hidden whole; in any other, -inf is as good as masked out."""
+    """A row of -inf is hidden whole; in any other, -inf is as good as masked out. Without such a row torch's own is
+    right, and keeps its result for backward where the twin may keep the input; a GPU is not asked."""
     x = input if dtype is None else input.to(dtype)
     if dim is None or not x.is_floating_point():
+        return None
+    if is_readable(x) and x.numel() and not (x.detach().amax(dim) == float("-inf")).any():
         return None
     x = _autocast(x)
     return twin(x, x != float("-inf"), dim)
@@ -71,15 +74,10 @@ def _overflows(x, value):
 
 
 def where(condition, input=None, other=None):
-    if torch.compiler.is_compiling() or input is None or other is None:
+    if torch.compiler.is_compiling() or origins.are_off() or not torch.is_grad_enabled():
         return None
-    for quotient, rest in ((input, other), (other, input)):
-        division = origin(quotient, Division)
-        if division is not None:
-            kept = condition if quotient is input else ~condition
-            a, b = (x.to(quotient.dtype) if isinstance(x, torch.Tensor) else quotient.new_full((), x) for x in division)
-            return apply_where(kept, (a, b), torch.div, fill_value=rest)
-    return None
+    tensors = [x for x in (input, other) if isinstance(x, torch.Tensor)]
+    return torch.where(condition, input, other) if any([quotients.mend(x) for x in tensors]) else None
 
 
 def method_where(input, condition, other):
@@ -90,40 +88,43 @@ def method_where(input, condition, other):
 
 
 def sum(input, dim=None, keepdim=False):
-    operands = _operands(input, dim, keepdim)
-    return operands and masked_sum(*operands, keepdim=keepdim, dtype=_dtype(input, dim))
+    mask = _mask_of_product(input)
+    if mask is None and not _is_wide(input, dim):
+        return None
+    return masked_sum(input, _kept("sum", input, mask), dim, keepdim=keepdim, dtype=_dtype(input, dim))
 
 
 def mean(input, dim=None, keepdim=False):
-    operands = _operands(input, dim, keepdim)
-    if operands is None or operands[0] is input or origin(input, Product) is None:
-        return operands and masked_mean(*operands, keepdim=keepdim, dtype=_dtype(input, dim))
-    total = masked_sum(*operands, keepdim=keepdim)  # elements that the mask makes 0 count
-    return (total / (input.numel() // total.numel())).to(_dtype(input, dim) or total.dtype)
+    mask = _mask_of_product(input)
+    if mask is not None and input.numel():
+        total = masked_sum(input, _kept("mean", input, mask), dim, keepdim=keepdim)  # what the mask makes 0 is counted
+        return (total / (input.numel() // total.numel())).to(_dtype(input, dim) or total.dtype)
+    if _is_wide(input, dim) or not (torch.compiler.is_compiling() or input.numel()):  # the mean of nothing is 0
+        return masked_mean(input, None, dim, keepdim=keepdim, dtype=_dtype(input, dim))
+    return None
 
 
-def _operands(x, dim, keepdim):
-    """(tensor, mask, dim) of the twin's call: of what x was made from, or of x where that is half."""
-    if not torch.compiler.is_compiling():
-        product = origin(x, Product)
-        if product is not None and x.numel():
-            return product.input.expand(product.shape), product.mask, dim
-        read = None if keepdim or not _is_whole(x, dim) else origin(x, Read)
-        if read is not None:
-            missing = read.input.dim() - read.mask.dim()
-            return read.input, read.mask[(...,) + (None,) * missing], None
-    return (x, None, dim) if _is_wide(x, dim) else None
+def _mask_of_product(x):
+    """The mask that x is a product with, if it may hide NaN: without, torch's own sum is right. A GPU is not asked."""
+    mask = None if torch.compiler.is_compiling() else origins.mask_of_product(x)
+    nothing_hidden = mask is not None and is_readable(x) and not x.detach().sum().isnan()
+    return None if nothing_hidden else mask
+
+
+def _kept(function, product, mask):
+    """Where a product with a mask counts. All of it does but NaN at 0 of the mask, so that a sum without NaN is that of
+    the product, whatever was written to it, and each of its elements has its gradient."""
+    if mask is None:
+        return None
+    kept = mask | (product == product)
+    gradients.watch(function, product, kept)
+    return kept
 
 
 def _is_wide(x, dim):
-    """True if a reduction of x is to be fp32: half ones are, but outside autocast a row of results may meet half
-    weights, which take nothing else; a single number changes no other tensor's dtype."""
-    return x.dtype in HALF and (_is_whole(x, dim) or torch.is_autocast_enabled(x.device.type))
-
-
-def _is_whole(x, dim):
-    """True if a reduction over `dim` leaves one number."""
-    return dim is None or x.dim() <= 1
+    """True if a reduction of x is to be fp32. A row of results is not: it may meet half weights, which take nothing
+    else, where one number changes no other tensor's dtype. bf16 is not: it holds what fp32 holds, to fewer digits."""
+    return x.dtype == torch.float16 and (dim is None or x.dim() <= 1)
 
 
 def _dtype(x, dim):
@@ -133,13 +134,15 @@ def _dtype(x, dim):
 
 def norm(input, p="fro", dim=None, keepdim=False, dtype=None, out=None):
     order = 2 if p == "fro" or p is None else p
-    if isinstance(order, str) or dtype is not None or out is not None or not _is_wide(input, dim):
-        return None
-    return safe_norm(input, dim, ord=order, keepdim=keepdim)
+    return (
+        None
+        if isinstance(order, str) or dtype is not None or out is not None
+        else vector_norm(input, order, dim, keepdim)
+    )
 
 
 def vector_norm(x, ord=2, dim=None, keepdim=False):
-    return safe_norm(x, dim, ord=ord, keepdim=keepdim) if _is_wide(x, dim) else None
+    return safe_norm(x, dim, ord=ord, keepdim=keepdim) if ord and _is_wide(x, dim) else None  # order 0 is a count
 
 
 def linalg_norm(A, ord=None, dim=None, keepdim=False):

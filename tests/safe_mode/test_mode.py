@@ -262,6 +262,31 @@ def test_a_step_that_raises_leaves_the_mode_as_it_was():
             with pytest.raises(MemoryError):
                 optimizer.step()
             assert is_safe()
+    with safeops.safe_mode():
+        with pytest.raises(MemoryError) as kept:
+            try:
+                optimizer.step()
+            except MemoryError:
+                assert is_safe(), "in the except block"
+                raise
+        assert is_safe() and kept.value is not None, "while the exception lives"
     with pytest.raises(MemoryError), safeops.safe_mode():
         optimizer.step()
     assert not is_safe() and torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_hooks_of_a_step_are_in_the_mode():
+    """And may keep what they get."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer, kept = torch.optim.SGD([weight]), []
+    optimizer.register_step_pre_hook(lambda *args: kept.append((args, is_safe())))
+    optimizer.register_step_post_hook(lambda *args: kept.append((args, is_safe())))
+    step = torch.optim.SGD.step.__closure__[0].cell_contents
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)  # wraps the step of the instance
+    with safeops.safe_mode():
+        for _ in range(2):
+            optimizer.step()
+            scheduler.step()
+        assert is_safe() and torch.optim.SGD.step.__closure__[0].cell_contents is not step
+    assert [safe for _, safe in kept] == [True] * 4
+    assert torch.optim.SGD.step.__closure__[0].cell_contents is step
