@@ -27,6 +27,13 @@ EXPRESSIONS = [
     ("SO202", "x", "x / x.norm(dim=-1, keepdim=True)", "safeops.normalize(x, dim=-1)"),
     ("SO202", "x", "x / torch.linalg.vector_norm(x, 2, 0, True)", "safeops.normalize(x, dim=0)"),
     ("SO202", "x", "x / x.norm(p=1, dim=1, keepdim=True)", "safeops.safe_div(x, x.norm(p=1, dim=1, keepdim=True))"),
+    ("SO202", "x", "(x * (x > 0.5)).sum() / (x > 0.5).sum()", "safeops.masked_mean(x, x > 0.5, dtype=x.dtype)"),
+    (
+        "SO202",
+        "x",
+        "(x * (x > 0.1)).sum(1) / (x > 0.1).sum(1)",
+        "safeops.masked_mean(x, x > 0.1, dim=1, dtype=x.dtype)",
+    ),
     ("SO202", "x, y", "torch.div(x, y.norm())", "safeops.safe_div(x, y.norm())"),
     ("SO204", "x", "torch.log(x)", "safeops.safe_log(x)"),
     ("SO204", "x", "x.sqrt()", "safeops.safe_sqrt(x)"),
@@ -220,12 +227,17 @@ def F_with(source):
 
 
 def test_a_product_with_a_mask_is_not_hidden_by_the_division():
-    """safe_div heeds the count alone: NaN times the mask is NaN as before, and said."""
+    """safe_div heeds the count alone: NaN times the mask is NaN as before, and so it is not written."""
+    quotient = "(err.abs() * m).sum() / m.sum()"
+    for head in ("", "m = (y > 0).float()\n", "m = y > 0\n"):
+        source = in_loss("err, m, y", f"{head}return {quotient}")
+        new, count = fix_source(source)
+        assert (new, count) == (source, 0) and {f.code for f in lint_source(new)} == {"SO202"}
+    divided = in_loss("err, m", "total = (err.abs() * m).sum()\nreturn safeops.safe_div(total, m.sum())")
+    assert ["masked_mean" in f.message for f in lint_source(with_import(divided))] == [True]
+    bounded = in_loss("p, m", f"return {quotient.replace('err.abs()', 'p.sigmoid()')}")  # no NaN of its own
+    assert "safeops.safe_div((p.sigmoid() * m).sum(), m.sum())" in fix_source(bounded)[0]
     rules = [RULES["SO105"], RULES["SO202"]]
-    for head in ("", "m = (y > 0).float()\n"):
-        new, _ = fix_source(in_loss("err, m, y", head + "return (err / y * m).sum() / m.sum()"), rules=rules)
-        assert "safeops.safe_div((err / y * m).sum(), m.sum())" in new
-        assert [f.code for f in lint_source(new, rules=rules)] == ["SO105"]
     new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err / y * m).sum() / m.sum()"), rules=rules)
     assert "safeops.safe_div(safeops.masked_fill(err / y, ~m, 0).sum(), m.sum())" in new
     assert lint_source(new, rules=rules) == []
