@@ -1,0 +1,25 @@
+// log1mexp: log(1 - e^x), x < 0.
+#include "unary.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Log1mexp : Plain {
+  static double stand_in(double eps, double) { return std::log(eps); }
+
+  template <class C>  // near 0, 1 - e^x is small and log sees its digits; far below, e^x is small and log1p sees them
+  static __device__ C value(const Range<C>& range, C x) {
+    if (x > -range.eps) return range.stand_in;
+    return x > C(-0.6931471805599453) ? log(-expm1(x)) : log1p(-exp(x));
+  }
+  template <class C>
+  static __device__ C slope(const Range<C>& range, C g, C x) {
+    return x > -range.eps ? C(0) : g * (exp(x) / expm1(x));
+  }
+};
+
+}  // namespace
+
+SAFEOPS_UNARY(log1mexp, Log1mexp)
+
+}  // namespace safeops::cuda
