@@ -39,6 +39,16 @@ EXPRESSIONS = [
     ("SO204", "x", "x.sqrt()", "safeops.safe_sqrt(x)"),
     ("SO204", "x", "torch.rsqrt(input=x)", "safeops.safe_rsqrt(x)"),
     ("SO204", "x", "torch.acos(x)", "safeops.safe_acos(x)"),
+    ("SO204", "x", "torch.acosh(1 + x)", "safeops.safe_acosh(1 + x)"),
+    ("SO204", "x", "torch.log(1 - x.clamp(max=1 - 1e-6))", "safeops.safe_log(1 - x, eps=1e-6)"),
+    (
+        "SO204",
+        "x, y",
+        "torch.log(1 - torch.clamp(x * y, max=0.99999))",
+        "safeops.safe_log(1 - (x * y), eps=1 - 0.99999)",
+    ),
+    ("SO204", "x", "torch.log(1 - torch.exp(-x))", "safeops.log1mexp(-x)"),
+    ("SO204", "x", "torch.log1p(-(-x).exp())", "safeops.log1mexp(-x)"),
     ("SO204", "x", "x ** -1.5", "safeops.safe_pow(x, -1.5)"),
     ("SO205", "x", "torch.sqrt(torch.sum(x**2, dim=1))", "safeops.safe_norm(x, dim=1)"),
     ("SO205", "x", "x.pow(2).sum(-1, keepdim=True) ** 0.5", "safeops.safe_norm(x, dim=-1, keepdim=True)"),
@@ -241,6 +251,28 @@ def test_a_product_with_a_mask_is_not_hidden_by_the_division():
     new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err / y * m).sum() / m.sum()"), rules=rules)
     assert "safeops.safe_div(safeops.masked_fill(err / y, ~m, 0).sum(), m.sum())" in new
     assert lint_source(new, rules=rules) == []
+
+
+@pytest.mark.parametrize("p", ["torch.sigmoid(x)", "x.softmax(-1)", "x * y", "x.clamp(1e-6, 1 - 1e-6)"])
+@pytest.mark.parametrize("log", ["torch.log(1 - {})", "torch.log1p(-{})"])
+def test_what_half_rounds_to_0_gets_no_floor(p, log):
+    """Where 1 - p is 0 in half alone, the logarithm of the program in fp32 is finite, and none that a floor gives."""
+    source = in_loss("x, y", f"return {log.format(p)}.mean()")
+    assert fix_source(source, rules=EVERY) == (source, 0)
+
+
+@pytest.mark.parametrize("bad", [1.0, 1 - 2**-12])
+def test_a_rewritten_logarithm_of_1_minus_p_keeps_its_fp32_value_in_half(bad):
+    source = in_loss("p", "return torch.log(1 - p.clamp(max=1 - 1e-6))")
+    p = torch.tensor([bad, 0.25]).half()
+    torch.testing.assert_close(
+        evaluated(fix_source(source)[0], p).float(), evaluated(source, p.float()), rtol=1e-3, atol=0
+    )
+    source = in_loss("x", "return torch.log(1 - torch.exp(x))")
+    x = torch.tensor([-1e-3, -2e-3, -0.7]).bfloat16()
+    torch.testing.assert_close(
+        evaluated(fix_source(source)[0], x).float(), evaluated(source, x.double()).float(), rtol=8e-3, atol=0
+    )
 
 
 def evaluated(source, *arguments):
