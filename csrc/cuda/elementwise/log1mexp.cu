@@ -7,10 +7,11 @@ namespace {
 struct Log1mexp : Plain {
   static double stand_in(double eps, double) { return std::log(eps); }
 
-  template <class C>  // near 0, 1 - e^x is small and log sees its digits; far below, e^x is small and log1p sees them
+  // Near 0, 1 - e^x is small and log sees its digits; far below, e^x is small and log_of_1_plus sees them.
+  template <class C>
   static __device__ C value(const Range<C>& range, C x) {
     if (x > -range.eps) return range.stand_in;
-    return x > C(-0.6931471805599453) ? log(-expm1(x)) : log1p(-exp(x));
+    return x > C(-0.6931471805599453) ? log(-expm1(x)) : log_of_1_plus(-exp(x));
   }
   template <class C>
   static __device__ C slope(const Range<C>& range, C g, C x) {
