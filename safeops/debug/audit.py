@@ -132,6 +132,11 @@ class audit(TorchFunctionMode):
         if error[0] is None or error[0] is SystemExit and not error[1].code:
             self._put_together()  # (after an exception the other ranks may be elsewhere)
 
+    def _restart(self):
+        """Forget what was found: in a process that was forked."""
+        self.by_place = {}
+        self._forget()
+
     def _answering(self):
         """The group whose ranks answer as one, or None."""
         return _ranks.everyone() if self._everyone else self.group

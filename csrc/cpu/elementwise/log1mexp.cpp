@@ -18,7 +18,11 @@ struct Log1mexp {
     const C near = math::log(-math::expm1_nonpositive(x)), far = math::log1p(-math::exp(x));
     return select(x > C(-0x1.62e42fefa39efp-1), near, far);  // -log 2
   }
-  C slope(C g, C x, C) const { return g * (math::exp(x) / math::expm1_nonpositive(x)); }
+  // e^x as a square: itself it may be too small for its digits where g times it is not
+  C slope(C g, C x, C) const {
+    const C root = math::exp(x * C(0.5));
+    return g * root * (root / math::expm1_nonpositive(x));
+  }
 };
 
 SAFEOPS_UNARY(log1mexp, Log1mexp)

@@ -79,9 +79,11 @@ def safe_asin(input, *, out_dtype=torch.float64):
 
 def safe_acosh(input, *, out_dtype=torch.float64):
     outside = input <= 1
-    x = torch.where(outside | input.isinf(), 2.0, input)
+    infinite = input == math.inf
+    x = torch.where(outside | infinite, 2.0, input)
     # log(x + sqrt((x - 1)(x + 1))) with x taken out of the root, which does not overflow; nothing cancels
-    value = torch.where(input.isinf(), input.detach(), x.log() + ((x - 1) / x * (1 + 1 / x)).sqrt().log1p())
+    value = x.log() + ((x - 1) / x * (1 + 1 / x)).sqrt().log1p()
+    value = torch.where(infinite, torch.where(infinite, input, 1.0).log(), value)
     return torch.where(outside, torch.zeros_like(input), value)
 
 
