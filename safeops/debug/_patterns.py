@@ -26,7 +26,7 @@ PATTERNS = {
     "small-divisor": (
         "divides by less than the smallest normal number",
         "safeops.safe_div(a, b, eps=...), safe_reciprocal, safe_rsqrt; where 0 is a value like others (a place, a "
-        "time), a mask",
+        "time), leave those elements out",
     ),
     "domain": (
         "a logarithm, root or arc function where it has no value or no gradient",

@@ -225,6 +225,12 @@ class audit(TorchFunctionMode):
             return f"audit: {len(self.by_place)} findings of all ranks, told by rank {self.told_by}"
         if not self.by_place:
             return "audit: none of the patterns happened"
-        waits = [finding for finding in self.findings if finding.waits]
-        wrong = [finding for finding in self.findings if not finding.waits]
+        entries = {}  # one for each pattern and line, however many calls of it the line makes
+        for x in self.findings:
+            key = x.code, x.line and (x.line.file, x.line.number)
+            first = entries.setdefault(key, dataclasses.replace(x, count=0))
+            first.count += x.count
+            first.ranks = tuple(sorted({*first.ranks, *x.ranks}))
+        waits = [finding for finding in entries.values() if finding.waits]
+        wrong = [finding for finding in entries.values() if not finding.waits]
         return "\n".join(["audit:", *(f"  {finding}" for finding in (*wrong, *waits))])

@@ -282,6 +282,15 @@ def test_sums_in_half_that_keep_what_was_added():
     assert not audited(lambda: torch.zeros(4, dtype=torch.bfloat16).index_add(dim=0, index=index, source=terms))
 
 
+def test_a_line_is_one_entry_for_each_pattern():
+    with audit() as result:
+        x = torch.zeros(2)
+        x.log().sum().item(), x.log2().sum().item(), x.log10().sum().tolist()
+        x.log()
+    assert [finding.code for finding in result.findings].count("domain") == 4
+    assert str(result).count("domain:") == 2 and "(3 times)" in str(result) and str(result).count("sync-read:") == 1
+
+
 def test_every_code_has_a_case():
     several = {"rank-means"}  # of several processes: tests/distributed/watching.py
     assert {code for code, _ in CASES.values()} == set(audit.CODES) - several

@@ -21,7 +21,7 @@ struct Log1mexp {
   // e^x as a square: itself it may be too small for its digits where g times it is not
   C slope(C g, C x, C) const {
     const C root = math::exp(x * C(0.5));
-    return g * root * (root / math::expm1_nonpositive(x));
+    return g * (root / math::expm1_nonpositive(x)) * root;
   }
 };
 

@@ -16,7 +16,7 @@ struct Log1mexp : Plain {
   template <class C>
   static __device__ C slope(const Range<C>& range, C g, C x) {
     const C root = exp(x * C(0.5));  // e^x itself may be too small for its digits where g times it is not
-    return x > -range.eps ? C(0) : g * root * (root / expm1(x));
+    return x > -range.eps ? C(0) : g * (root / expm1(x)) * root;
   }
 };
 
