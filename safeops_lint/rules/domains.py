@@ -159,9 +159,10 @@ class UnguardedDomain(Rule):
             plain = source is made and inline
             return "safeops.log1mexp of what went into exp", f"safeops.log1mexp({walk.argument(source.input)})" * plain
         if source is not None and source.name in ("sigmoid", "softmax"):
-            return {"sigmoid": "F.logsigmoid(-x)", "softmax": "safeops.log1mexp(F.log_softmax(x, dim))"}[
-                source.name
-            ], None
+            return {
+                "sigmoid": "F.logsigmoid(-x)",
+                "softmax": "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float32))",
+            }[source.name], None
         if clamp:
             bound, alone = _upper(p, walk), len(made.args) + len(made.kwargs) == 1
             one = isinstance(bound, cst.BinaryOperation) and isinstance(bound.operator, cst.Subtract)

@@ -18,10 +18,10 @@ struct Log1mexp {
     const C near = math::log(-math::expm1_nonpositive(x)), far = math::log1p(-math::exp(x));
     return select(x > C(-0x1.62e42fefa39efp-1), near, far);  // -log 2
   }
-  // e^x as a square: itself it may be too small for its digits where g times it is not
+  // Far below, e^x itself may be too small for its digits where g times it is not; near 0 the slope is one factor.
   C slope(C g, C x, C) const {
-    const C root = math::exp(x * C(0.5));
-    return g * (root / math::expm1_nonpositive(x)) * root;
+    const C root = math::exp(x * C(0.5)), rest = root / math::expm1_nonpositive(x);
+    return select(x > C(-1), g * (root * rest), g * root * rest);
   }
 };
 

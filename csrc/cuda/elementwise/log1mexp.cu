@@ -15,8 +15,10 @@ struct Log1mexp : Plain {
   }
   template <class C>
   static __device__ C slope(const Range<C>& range, C g, C x) {
-    const C root = exp(x * C(0.5));  // e^x itself may be too small for its digits where g times it is not
-    return x > -range.eps ? C(0) : g * (root / expm1(x)) * root;
+    if (x > -range.eps) return C(0);
+    // Far below, e^x itself may be too small for its digits where g times it is not; near 0 the slope is one factor.
+    const C root = exp(x * C(0.5)), rest = root / expm1(x);
+    return x > C(-1) ? g * (root * rest) : g * root * rest;
   }
 };
 
