@@ -5,7 +5,7 @@ import libcst as cst
 from safeops_lint.rule import Rule
 from safeops_lint.rules.bounds import finite
 from safeops_lint.rules.masks import of_itself
-from safeops_lint.rules.squares import dims, extreme, in_half, normalized, squared, through
+from safeops_lint.rules.squares import dims, extreme, in_half, squared, through
 from safeops_lint.syntax import number
 from safeops_lint.tables import REDUCTIONS, SHAPING
 
@@ -81,8 +81,8 @@ class DivisionByReduction(Rule):
     beyond 65504 is inf too."""
     fix = """`safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
     `clamp(min=...)` on the divisor."""
-    rewrites = """`a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d,
-    keepdim=True)` to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0. `(x * mask).sum() / mask.sum()` to
+    rewrites = """`a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`; where b is 0 the
+    result is 0. `(x * mask).sum() / mask.sum()` to
     `safeops.masked_mean(x, mask, dtype=x.dtype)`, where the mask is a condition on x and so has its shape; else it is
     left alone"""
 
@@ -121,9 +121,6 @@ class DivisionByReduction(Rule):
             return [(op.node, f"safeops.safe_reciprocal({by})")]
         if not walk.value(op.input).tensor:
             return None
-        dim = normalized(op.input, op.args[0], walk)
-        if dim is not None:
-            return [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={dim})")]
         return [(op.node, f"safeops.safe_div({walk.argument(op.input)}, {by})")]
 
     def _mean(self, op, product, x, mask, walk):
