@@ -64,7 +64,7 @@ BACKWARD = {
 # Logarithms of p, and of 1 - p, which one of these made have exact forms, where a floor is finite and wrong.
 _OF_LOGARITHMS = {
     "sigmoid": ("F.logsigmoid(x)", "F.logsigmoid(-x)"),
-    "softmax": ("F.log_softmax(x, dim)", "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float32))"),
+    "softmax": ("F.log_softmax(x, dim)", "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float64))"),
     "exp": ("x itself", "safeops.log1mexp(x)"),
 }
 _BETWEEN = frozenset("to copy to_copy clone float clamp clamp_min clamp_max clip".split())

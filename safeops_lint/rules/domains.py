@@ -161,7 +161,7 @@ class UnguardedDomain(Rule):
         if source is not None and source.name in ("sigmoid", "softmax"):
             return {
                 "sigmoid": "F.logsigmoid(-x)",
-                "softmax": "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float32))",
+                "softmax": "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float64))",
             }[source.name], None
         if clamp:
             bound, alone = _upper(p, walk), len(made.args) + len(made.kwargs) == 1

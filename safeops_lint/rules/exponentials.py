@@ -32,7 +32,8 @@ def exponentials(node, walk, depth=0):
         yield from exponentials(n, walk, depth + 1)
 
 
-MASKED = "safeops.masked_logsumexp(x, mask, dim)"
+# Of a row that keeps nothing it is -inf, as the logarithm of the sum is, and its gradient 0.
+MASKED = "safeops.masked_logsumexp(x.masked_fill(~mask, -math.inf), dim=dim)"
 SHIFTED = "exp of x less the largest that is summed (x - x.amax())"  # the same quotient, whatever is summed
 
 
@@ -41,9 +42,9 @@ class LogExp(Rule):
     what = """`log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp
     overflows fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1."""
     why = "inf goes into the logarithm, and inf / inf is NaN; far below, exp is 0 and its logarithm -inf."
-    fix = """`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.masked_logsumexp(x, mask, dim)` where a mask
-    multiplies exp, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`, `F.log_softmax(x, dim)`; of other sums
-    (Sinkhorn) exp of x less its largest."""
+    fix = """`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.masked_logsumexp(x.masked_fill(~mask, -math.inf),
+    dim=dim)` where a mask multiplies exp, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`, `F.log_softmax(x,
+    dim)`; of other sums (Sinkhorn) exp of x less its largest."""
     ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
