@@ -38,6 +38,14 @@ def _inside(n, dtype, device, seed):
     return data(n, dtype, device, seed, grad=False).clamp_(-0.95, 0.95).requires_grad_()
 
 
+def _above_one(n, dtype, device, seed):
+    return data(n, dtype, device, seed, grad=False).abs_().add_(1.05).requires_grad_()
+
+
+def _below_zero(n, dtype, device, seed):
+    return data(n, dtype, device, seed, grad=False).abs_().add_(0.05).neg_().requires_grad_()
+
+
 def _function(operands, name, operand, eager, aten, arithmetic, options):
     def builder(n, dtype, device):
         s = dtype.itemsize
@@ -105,6 +113,20 @@ unary(
     _inside,
     {"acos(x.clamp(-1 + eps, 1 - eps))": lambda x: torch.acos(x.clamp(-1 + 1e-2, 1 - 1e-2))},
     torch.acos,
+    arithmetic=True,
+)
+unary(
+    "safe_acosh",
+    _above_one,
+    {"acosh(x.clamp(min=1 + eps))": lambda x: torch.acosh(x.clamp(min=1 + 1e-2))},
+    torch.acosh,
+    arithmetic=True,
+)
+unary(
+    "log1mexp",
+    _below_zero,
+    {"log(1 - exp(x))": lambda x: torch.log(1 - torch.exp(x)), "log1p(-exp(x))": lambda x: torch.log1p(-torch.exp(x))},
+    torch.log1p,
     arithmetic=True,
 )
 unary(

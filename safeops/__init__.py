@@ -15,9 +15,11 @@ from safeops.amp.to_device import to_device
 from safeops.amp.warmup import warmup
 from safeops.core import VERSION
 from safeops.ops.elementwise.apply_where import apply_where
+from safeops.ops.elementwise.log1mexp import log1mexp
 from safeops.ops.elementwise.magnitude import magnitude
 from safeops.ops.elementwise.masked_fill import masked_fill
 from safeops.ops.elementwise.safe_acos import safe_acos
+from safeops.ops.elementwise.safe_acosh import safe_acosh
 from safeops.ops.elementwise.safe_asin import safe_asin
 from safeops.ops.elementwise.safe_atan2 import safe_atan2
 from safeops.ops.elementwise.safe_div import safe_div
@@ -145,6 +147,7 @@ __all__ = [
     "linear_reverse_kl_div",
     "linear_token_log_probs",
     "linear_tv",
+    "log1mexp",
     "log_cosh_loss",
     "lpips_distance",
     "magnitude",
@@ -179,6 +182,7 @@ __all__ = [
     "quantile_loss",
     "reverse_kl_div_with_logits",
     "safe_acos",
+    "safe_acosh",
     "safe_asin",
     "safe_atan2",
     "safe_div",

@@ -4,9 +4,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
-import signal
 import sys
 
 import torch
@@ -24,13 +22,7 @@ ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
 
 def main(argv=None):
     """Run the command; return its exit code (argparse exits 2 by itself on an unknown command or option)."""
-    try:
-        code = _run(argv)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # `| head` has seen enough; what Python would still write at its exit goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    return lint.piped(_run, argv)
 
 
 def _run(argv):

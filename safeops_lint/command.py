@@ -2,6 +2,8 @@
 
 import argparse
 import importlib.util
+import os
+import signal
 import sys
 
 FORMATS = ("text", "json", "github", "sarif")
@@ -15,10 +17,21 @@ EPILOG = (
 )
 
 
-def main(argv=None):
-    """`safeops-lint` and `python -m safeops_lint`: what `safeops lint` is, without torch."""
-    parser = argparse.ArgumentParser(prog="safeops-lint", description=HELP, epilog=EPILOG)
-    return run(_options(parser).parse_args(argv))
+def main(argv=None, prog="safeops-lint"):
+    """`safeops lint`, `safeops-lint` and `python -m safeops_lint`: none of them loads torch."""
+    parser = argparse.ArgumentParser(prog=prog, description=HELP, epilog=EPILOG)
+    return piped(run, _options(parser).parse_args(argv))
+
+
+def piped(run, arguments):
+    """The exit code of a command whose reader may leave before its end."""
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has seen enough; what Python would still write at its exit goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def add_parser(commands):

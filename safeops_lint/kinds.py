@@ -29,6 +29,8 @@ PLUMBING = re.compile(
     r"|^__(?!call__)|config|lossless|^extra_repr$",
     re.I,
 )
+# Of these the verb may be a part of what the loss is called: load_balancing_loss, initial_condition_loss.
+VERB = re.compile(r"^_*(load|init|test|update|parse|convert|reset|register)", re.I)
 NOT_A_LOSS = re.compile(r"^((set|make|build|create)_|(log|get)_(?!(\w+_)?loss$))", re.I)
 
 
@@ -36,7 +38,7 @@ def kind(function, class_name, clue):
     """(is it a loss, by its form alone, for its values alone), as far as it shows itself. The second is "formula"
     of what only its words or its result tell: no wait is looked for there."""
     name = function.name.value
-    if class_name is None or clue.backward or PLUMBING.search(name):
+    if class_name is None or clue.backward or plumbing(name, clue):
         return False, False, False
     said = LOSS.search(name) and not NOT_A_LOSS.search(name) or LOSS_CLASS.search(class_name) and clue.returns
     if said or clue.returns_loss:
@@ -51,6 +53,12 @@ def kind(function, class_name, clue):
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name or name).lower()
     formula = own and not clue.computes and bool(FORMULA.search(words) or clue.reduces)
     return formula, formula and "formula", False
+
+
+def plumbing(name, clue):
+    """True if a function sets up, checks or shows something by its name, and does not compute the loss it may name."""
+    computes = VERB.search(name) and LOSS.search(name) and (clue.reduces or clue.computes)
+    return bool(PLUMBING.search(name)) and not computes
 
 
 def _compares(function):

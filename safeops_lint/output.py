@@ -29,10 +29,11 @@ def _place(problem):
 def summary(outcome, mode):
     """The closing line, for stderr."""
     parts = []
-    if outcome.fixed:
-        verb = "would be rewritten" if mode == "diff" else "rewritten"
-        parts.append(f"{outcome.fixed} {verb} in {_files(len(outcome.changed))}")
     left = len(outcome.findings)
+    if mode != "check":
+        verb = "would be rewritten" if mode == "diff" else "rewritten"
+        kept = left - outcome.fixed if mode == "diff" else left  # (diff: the findings are those of the file as it is)
+        parts.append(f"{outcome.fixed} {verb} in {_files(len(outcome.changed))}, {max(kept, 0)} left as they are")
     fixable = sum(f.fixable for f in outcome.findings)
     result = f"{left} finding{'s' * (left != 1)} in {_files(outcome.files)}"
     parts.append(result if left else f"{_files(outcome.files)}, no findings")

@@ -41,7 +41,7 @@ class Promotion:
     def allows(self, node, text):
         """True if `text`, which may return fp32, can take the place of the expression `node`: nor must anything be
         divided by it where it may be 0, since what reports that division looks at the root."""
-        zero = text.startswith(MAY_BE_ZERO) and "fill_value=None" not in text
+        zero = text.startswith(MAY_BE_ZERO)
         todo, seen = [node], set()
         while todo:
             node = todo.pop()

@@ -5,7 +5,7 @@ import re
 
 import libcst as cst
 
-from safeops_lint.kinds import PLUMBING, kind, total
+from safeops_lint.kinds import kind, plumbing, total
 from safeops_lint.syntax import NESTED, children, descendants, dotted, names_of, operation
 from safeops_lint.tables import ARRAY_METHODS, CONSTRUCTORS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
@@ -56,7 +56,7 @@ def _spread(todo, reach, clues, helpers, metrics):
         for owner, function in reach.called(node, class_name):
             clue, name = clues[id(function)], function.name.value
             helpers.add(name)
-            if clue.backward or owner in metrics or PLUMBING.search(name):
+            if clue.backward or owner in metrics or plumbing(name, clue):
                 continue
             if not clue.loss:
                 clue.loss, clue.helper, clue.metric = True, caller.helper or True, caller.metric

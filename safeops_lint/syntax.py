@@ -164,7 +164,8 @@ class Op:
 
 
 SYNONYMS = {
-    **dict(divide="div", true_divide="div", multiply="mul", subtract="sub", arccos="acos", arcsin="asin", clip="clamp"),
+    **dict(divide="div", true_divide="div", multiply="mul", subtract="sub", arccos="acos", arcsin="asin"),
+    **dict(arccosh="acosh", arctanh="atanh", clip="clamp"),
     **dict(absolute="abs", greater="gt", greater_equal="ge", less="lt", less_equal="le", not_equal="ne"),
     **dict(concat="cat", concatenate="cat", vector_norm="norm", matrix_norm="norm", float_power="pow"),
 }

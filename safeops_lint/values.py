@@ -8,7 +8,7 @@ import dataclasses
 import libcst as cst
 
 from safeops_lint import tables
-from safeops_lint.syntax import dotted
+from safeops_lint.syntax import dotted, moves
 
 CASTS = {"float", "half", "bfloat16", "to", "type", "type_as", "astype"}
 TENSORISH = tables.words("""x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets
@@ -128,8 +128,7 @@ def _mask(op, operands, dtype):
         kinds = {v.mask for v in operands if v.tensor}
         return "bool" if "bool" in kinds else "likely" if "likely" in kinds else None
     if op.name in ("to", "type", "type_as", "float", "double", "half", "int", "long", "bfloat16") and first.mask:
-        keeps = op.name == "to" and not op.kwargs.keys() - {"device", "non_blocking", "copy"} and dtype is None
-        return first.mask if keeps else "number"
+        return first.mask if moves(op) else "number"
     if op.name == "sub" and len(operands) == 2 and not first.tensor and operands[1].mask:
         return "number"  # 1 - mask
     if op.name in tables.SHAPING or op.name in ("any", "all"):

@@ -37,8 +37,10 @@ HUNDRED = torch.tensor(100, dtype=torch.float16)
 # ours, torch's, and the range of x
 NUMBERS = {
     "apply_where": ("safeops.apply_where(x > 0, x, torch.sqrt, fill_value=0)", "where(x > 0, x.sqrt(), 0)", -1, 2),
+    "log1mexp": ("safeops.log1mexp(x)", "(1 - x.exp()).log()", -0.01, 0.001),
     "magnitude": ("safeops.magnitude(x, HUNDRED)", "(x**2 + HUNDRED**2).sqrt()", 0, 500),
     "safe_acos": ("safeops.safe_acos(x)", "x.acos()", 0.97, 1.01),
+    "safe_acosh": ("safeops.safe_acosh(x)", "x.acosh()", 0.99, 1.03),
     "safe_asin": ("safeops.safe_asin(x)", "x.asin()", 0.97, 1.01),
     "safe_atan2": ("safeops.safe_atan2(x, 0.01 / HUNDRED)", "x.atan2(0.01 / HUNDRED)", -1e-3, 1e-3),
     "safe_div": ("safeops.safe_div(HUNDRED, x, eps=0.05, fill_value=None)", "HUNDRED / (x + 1e-8)", 0, 0.4),

@@ -6,15 +6,20 @@ from safeops.debug._source import traceback_lines
 from safeops.debug._twins import TWINS
 
 FORWARD = {
-    "div": "safeops.safe_div(a, b, eps=...): 0 where b is too small; a floor, as + eps: fill_value=None",
+    "div": "safeops.safe_div(a, b, eps=...): 0 where b is too small; a floor, as + eps: fill_value=None. Where 0 is a "
+    "value like others (a place, a time), mask what has none",
     "reciprocal": "safeops.safe_reciprocal(x, eps=...): 0 where x is too small; fill_value=None: a floor",
     "addcdiv": "weights in float32 under autocast, or eps=1e-4 for the optimizer: Adam's eps=1e-8 is 0 in half (0 / 0)",
     "log": "safeops.safe_log(x, eps=...): log of at least eps, gradient 0 below",
+    "log2": "safeops.safe_log(x, eps=...) / math.log(2)",
+    "log10": "safeops.safe_log(x, eps=...) / math.log(10)",
+    "log1p": "safeops.safe_log(1 + x.float(), eps=...)",
     "sqrt": "safeops.safe_sqrt(x): gradient 0 at 0; for a norm, safeops.safe_norm",
     "rsqrt": "safeops.safe_rsqrt(x, eps=...)",
     "pow": "safeops.safe_pow(x, p); for a sum of squares, safeops.masked_sum_of_squares",
     "exp": "safeops.safe_exp(x), which saturates; for log(sum(exp)), safeops.masked_logsumexp",
     "acos": "safeops.safe_acos(x)",
+    "acosh": "safeops.safe_acosh(x)",
     "asin": "safeops.safe_asin(x)",
     "atan2": "safeops.safe_atan2(y, x)",
     "xlogy": "safeops.xlogy(x, y)",
@@ -50,9 +55,19 @@ BACKWARD = {
     "MseLoss": FORWARD["mse_loss"],
     "SmoothL1Loss": FORWARD["smooth_l1_loss"],
     "HuberLoss": FORWARD["huber_loss"],
-    **{name.capitalize(): FORWARD[name] for name in "div reciprocal log sqrt rsqrt pow exp acos asin atan2".split()},
+    **{
+        name.capitalize(): FORWARD[name]
+        for name in "div reciprocal log log2 log10 log1p sqrt rsqrt pow exp acos acosh asin atan2".split()
+    },
     "Xlogy": FORWARD["xlogy"],
 }
+# Logarithms of p, and of 1 - p, which one of these made have exact forms, where a floor is finite and wrong.
+_OF_LOGARITHMS = {
+    "sigmoid": ("F.logsigmoid(x)", "F.logsigmoid(-x)"),
+    "softmax": ("F.log_softmax(x, dim)", "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float64))"),
+    "exp": ("x itself", "safeops.log1mexp(x)"),
+}
+_BETWEEN = frozenset("to copy to_copy clone float clamp clamp_min clamp_max clip".split())
 # Keyed by the function that the user's line calls: an op inside it (a division, a norm) is not the user's.
 _FP32 = "fp32 whatever its input's dtype, finite where that is not"
 CALLS = {
@@ -132,6 +147,17 @@ def advice(op, node):
         if stem and stem != "AccumulateGrad":
             return FORWARD.get(stem.lower())
     return FORWARD.get(name)
+
+
+def of_logarithm(name, makers):
+    """For a logarithm of what a chain of ops made, the last first: `log`, ["rsub", "sigmoid"]; None for another op."""
+    less = {"log": "rsub", "log1p": "neg"}.get(name.strip("_"))  # the op that makes 1 - p of p
+    chain = [maker for maker in (maker.strip("_") for maker in makers) if maker not in _BETWEEN]
+    complement = chain[:1] == [less]
+    maker = next(iter(chain[complement:]), None)
+    if less is None or maker not in _OF_LOGARITHMS or less == "neg" and not complement:
+        return None
+    return f"{_OF_LOGARITHMS[maker][complement]}, of the x that went into the {maker}"
 
 
 def of_overflow(name, in_half):

@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import NAME, private_torch
+from safeops.core.op import registry
 from safeops.core.sums import masked_mean
 from safeops.debug._source import line, user_frames
 from safeops.debug._twins import LOSSES, OF_CLASSES
@@ -19,9 +20,11 @@ class Means:
     def note(self, func, name, args, kwargs, result):
         """A call and its result, which may be a mean."""
         values = result if isinstance(result, tuple) else (result,)
-        if not values or not isinstance(values[0], torch.Tensor) or values[0].dim():
+        if not values or not isinstance(values[0], torch.Tensor):
             return
-        count = _count(func, name, args, kwargs, values)
+        count = _divisor(func, name, args)
+        if count is None and not values[0].dim():
+            count = _count(func, name, args, kwargs, values)
         if count is not None:
             frames = user_frames(3)[0]
             self.seen.append((values[0], frames[0] if frames else None, float(count)))
@@ -46,6 +49,15 @@ class Means:
         self.seen = []
 
 
+def _divisor(func, name, args):
+    """The number of elements in a division by a count, or by the counts of rows, whose means are averaged behind it."""
+    by = args[1] if len(args) > 1 else None
+    divides = name in _DIVISIONS or func is registry["safe_div"].forward
+    if not divides or not isinstance(by, torch.Tensor) or by.requires_grad or not isinstance(args[0], torch.Tensor):
+        return None
+    return by.sum() if not by.dim() or ((by >= 0) & (by == by.round())).all() else None  # (or it is a scale)
+
+
 def _count(func, name, args, kwargs, values):
     """The divisor of a mean; None where the op is no mean of a rank's own elements."""
     x = args[0] if args else None
@@ -60,9 +72,6 @@ def _count(func, name, args, kwargs, values):
         if name in OF_CLASSES and isinstance(target, torch.Tensor) and not target.is_floating_point():
             return (target != kwargs.get("ignore_index", -100)).sum()
         return x.numel()  # (of a sum, the same: it has no count to differ by)
-    by = args[1] if len(args) > 1 else None
-    if name in _DIVISIONS and isinstance(by, torch.Tensor) and by.dim() == 0 and not by.requires_grad:
-        return by
     return None
 
 

@@ -25,11 +25,12 @@ PATTERNS = {
     "times-mask": ("multiplies NaN or inf by a mask's 0: that is NaN", _advice.FORWARD["mul"]),
     "small-divisor": (
         "divides by less than the smallest normal number",
-        "safeops.safe_div(a, b, eps=...), safe_reciprocal, safe_rsqrt",
+        "safeops.safe_div(a, b, eps=...), safe_reciprocal, safe_rsqrt; where 0 is a value like others (a place, a "
+        "time), leave those elements out",
     ),
     "domain": (
         "a logarithm, root or arc function where it has no value or no gradient",
-        "safeops.safe_log, safe_sqrt, safe_pow, safe_acos, safe_asin",
+        "safeops.safe_log, safe_sqrt, safe_pow, safe_acos, safe_acosh, safe_asin",
     ),
     "eps-is-zero": (
         "an eps that is 0 in the dtype of its operand",
@@ -75,7 +76,9 @@ _ADDITIONS = frozenset("add add_ __add__ __radd__ __iadd__ clamp clamp_ clamp_mi
 _LOGS = frozenset("log log_ log2 log10 log1p xlogy".split())
 _ROOTS = frozenset("sqrt sqrt_".split())
 _POWERS = frozenset("pow pow_ __pow__ __ipow__".split())
-_ARCS = frozenset("acos acos_ asin asin_ arccos arcsin".split())
+_ARCS = frozenset("acos acos_ asin asin_ arccos arcsin atanh arctanh".split())
+_AREAS = frozenset("acosh acosh_ arccosh".split())
+_BY = ", made by "  # behind a logarithm's operand: the ops that made it
 _GROWING = frozenset("exp exp2 expm1 cosh sinh pow square mul matmul mm bmm linear sum cumsum prod ctc_loss".split())
 _ADD_AT = frozenset("index_add index_add_ scatter_add scatter_add_".split())
 _COPIES = frozenset("to cpu cuda copy_ type".split())
@@ -86,11 +89,16 @@ def instead(code, detail):
     name = detail.partition(" of ")[0]
     if code in ("half-overflow", "overflow"):
         return _advice.of_overflow(name, code == "half-overflow")
+    if code == "domain":
+        own = _advice.of_logarithm(name, detail.partition(_BY)[2].split(", "))
+        return (
+            own or _advice.FORWARD.get(name.partition(" ")[0].replace("power", "pow").strip("_")) or PATTERNS[code][1]
+        )
     return (_advice.of_nan(name) if code == "nan-born" else None) or PATTERNS[code][1]
 
 
-def before(name, args, kwargs):
-    """Patterns that show in the arguments."""
+def before(name, args, kwargs, makers):
+    """Patterns that show in the arguments. makers: {tensor: the names of the calls that made it, the last first}."""
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
@@ -110,7 +118,9 @@ def before(name, args, kwargs):
     elif name in ("__rtruediv__", "__rdiv__", "reciprocal", "rsqrt"):
         yield from _divisor(x, x)
     elif x.dtype.is_floating_point:
-        yield from _domain(name, x, args)
+        made_by = makers.get(x)
+        for code, detail in _domain(name, x, args):
+            yield code, detail + (f"{_BY}{', '.join(made_by)}" if made_by and name in _LOGS else "")
     if name in _ADD_AT and x.dtype in HALF:
         yield from _sum_in_half(name, x, args, kwargs)
     if name in _ADDITIONS:
@@ -213,10 +223,12 @@ def _domain(name, x, args):
             condition, where = lambda v: v < 1 / 65504, "below 1.5e-05, where the gradient does not fit half"
     elif name in _ARCS:
         condition, where = (lambda v: v.abs() >= 1) if learns else (lambda v: v.abs() > 1), "beyond 1"
+    elif name in _AREAS:
+        condition, where = (lambda v: v <= 1) if learns else (lambda v: v < 1), "below 1"
     else:
         return
     if count := _count(x, condition):
-        at = "at or " if learns and where in ("below 0", "beyond 1") else ""
+        at = "at or " if learns and where in ("below 0", "beyond 1", "below 1") else ""
         yield "domain", f"{name} of {_of(x)}, {count} {at}{where}"
 
 

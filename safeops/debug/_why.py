@@ -16,7 +16,9 @@ _LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split()
 def explain(step, op, output, came_in, values):
     """(kind, why, what to write instead)."""
     name = op.facts.name
-    instead = _advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
+    source = step.forward_of(op)
+    instead = _advice.of_logarithm(source.facts.name, _makers(step, source))
+    instead = instead or _advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
     if came_in and op.node and op.node.endswith("AccumulateGrad"):
         return "came in", "the parameter's .grad held it before this step", _advice.STALE
     if came_in:
@@ -84,6 +86,14 @@ def _may_overflow(step, op, counts, top):
     """Products and sums of as many operands of this size could leave the dtype's range."""
     terms = max((step.counts(row).numel for row in op.inputs.values()), default=1)
     return max(top, 1.0) ** 2 * terms > torch.finfo(counts.dtype).max
+
+
+def _makers(step, op):
+    """The names of the ops that made its operand, the last first."""
+    names = []
+    while len(names) < 4 and op.inputs and (op := step.writer(next(iter(op.inputs.values())))):
+        names.append(op.facts.name)
+    return names
 
 
 def _source(step, row):

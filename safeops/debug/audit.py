@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from safeops.core import PACKAGE, check, private_torch
 from safeops.debug import _patterns, _ranks
@@ -105,6 +106,7 @@ class audit(TorchFunctionMode):
         self.select = frozenset(self.CODES if select is None else select)
         _ranks.check("audit", group)
         self.by_place, self.saved, self.group, self.told_by = {}, SavedTensors(), group, None
+        self.makers = WeakTensorKeyDictionary()  # a result -> the names of the calls that made it, the last first
         self.means = Means() if "rank-means" in self.select else None
         self._everyone = False  # all ranks answer as one, where the script has a group of them
         self._rank = None  # this one's, once they have met
@@ -129,6 +131,11 @@ class audit(TorchFunctionMode):
         self._forget()
         if error[0] is None or error[0] is SystemExit and not error[1].code:
             self._put_together()  # (after an exception the other ranks may be elsewhere)
+
+    def _restart(self):
+        """Forget what was found: in a process that was forked."""
+        self.by_place = {}
+        self._forget()
 
     def _answering(self):
         """The group whose ranks answer as one, or None."""
@@ -167,7 +174,7 @@ class audit(TorchFunctionMode):
         if name == "__get__" or private_torch.transforms_active() or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
             return func(*args, **kwargs)
         with torch.no_grad(), private_torch.disable_modes():  # no_sync, say, which our own reads are no business of
-            seen = list(_patterns.before(name, args, kwargs))
+            seen = list(_patterns.before(name, args, kwargs, self.makers))
         caller = sys._getframe(1).f_code
         if caller.co_filename.startswith(_READERS) and caller.co_name != "get_scale":
             seen = [(code, detail) for code, detail in seen if code != "sync-read"]
@@ -187,6 +194,8 @@ class audit(TorchFunctionMode):
                 means.note(func, name, args, kwargs, result)
         self._note(results)
         self.saved.note(result)
+        if isinstance(result, torch.Tensor) and args and isinstance(args[0], torch.Tensor):
+            self.makers[result] = (name, *self.makers.get(args[0], ()))[:4]
         return result
 
     def _show_warning(self, message, category, file, number, *rest):
@@ -216,6 +225,12 @@ class audit(TorchFunctionMode):
             return f"audit: {len(self.by_place)} findings of all ranks, told by rank {self.told_by}"
         if not self.by_place:
             return "audit: none of the patterns happened"
-        waits = [finding for finding in self.findings if finding.waits]
-        wrong = [finding for finding in self.findings if not finding.waits]
+        entries = {}  # one for each pattern and line, however many calls of it the line makes
+        for x in self.findings:
+            key = x.code, x.line and (x.line.file, x.line.number)
+            first = entries.setdefault(key, dataclasses.replace(x, count=0))
+            first.count += x.count
+            first.ranks = tuple(sorted({*first.ranks, *x.ranks}))
+        waits = [finding for finding in entries.values() if finding.waits]
+        wrong = [finding for finding in entries.values() if not finding.waits]
         return "\n".join(["audit:", *(f"  {finding}" for finding in (*wrong, *waits))])

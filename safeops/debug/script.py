@@ -6,6 +6,7 @@ A script that ends by `sys.exit(n)` passes n on, unless something was found. Und
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import runpy
 import sys
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from safeops.core import PACKAGE
 from safeops.debug._advice import SCALED, STUCK, of_error
+from safeops.debug._children import follow, run_torchrun
 from safeops.debug._report import NonFiniteError
 from safeops.debug.audit import audit
 from safeops.debug.locate_errors import LocatedError, locate_errors
@@ -57,44 +59,80 @@ def add_parser(commands):
             parser.add_argument("--select", help=f"comma-separated codes, of: {', '.join(audit.CODES)}")
             what = "exit 1 also where nothing but waits for a device and copies were found"
             parser.add_argument("--strict", action="store_true", help=what)
+        what = "SCRIPT is a module's name, as for python -m"
+        parser.add_argument("-m", dest="module", action="store_true", help=what)
         parser.add_argument("script", metavar="SCRIPT", help="a Python file, run as it is")
         parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="for the script")
 
 
 def run(arguments):
     """Run the script under the tool; return the exit code."""
-    tool, script = arguments.command, arguments.script
+    tool, script, html = arguments.command, arguments.script, getattr(arguments, "html", None)
+    options = {"last": arguments.last} if tool == "trace" else {"select": arguments.select}
     try:
-        if tool == "trace":
-            watcher = trace(last=arguments.last, html=arguments.html)
-            watcher._announces = False  # the report is printed here
-            watcher._told = _progress() if arguments.html else None
-        else:
-            chosen = arguments.select
-            watcher = audit(chosen if chosen is None else [code.strip() for code in chosen.split(",")])
-        watcher._everyone = True  # under torchrun, one report of all ranks
+        watcher = _watcher(tool, **options, html=html)
+        watcher._told = _progress() if html else None
     except (ValueError, OSError) as error:
         print(f"safeops {error}", file=sys.stderr)
         return CANNOT_RUN
-    problem = problem_of(script)
-    if problem:
+    if problem := None if arguments.module else problem_of(script):
         print(f"safeops {tool}: {problem}", file=sys.stderr)
         return CANNOT_RUN
 
-    def watched():
-        with _before_the_end(watcher), watcher, _locating(arguments):
-            runpy.run_path(script, run_name="__main__")
+    make = functools.partial(_watcher, tool, **options)
+    show = functools.partial(_print_of_child, getattr(arguments, "strict", False))
+    children_found = False
 
+    def watched():
+        nonlocal children_found
+        with _before_the_end(watcher), follow(watcher, make, show) as found, watcher, _locating(arguments):
+            try:
+                run_main(arguments)
+            finally:
+                children_found = found()
+
+    if arguments.module and script in ("torch.distributed.run", "torch.distributed.launcher.run"):
+        chosen = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+        strict = ["--strict"] * getattr(arguments, "strict", False) + ["--locate"] * getattr(arguments, "locate", False)
+        code, crashed = execute(tool, script, [], lambda: run_torchrun([tool, *chosen, *strict], arguments.arguments))
+        return FOUND if crashed else code
     hint = "; safeops trace --locate tells more of it"
     code, crashed = execute(tool, script, arguments.arguments, watched, hint)
     if tool == "trace":
-        result = _print_trace(watcher, crashed)
-        if arguments.html:
-            print(f"safeops trace: {arguments.html} shows the range of the numbers, by module and step")
+        result = _print_trace(watcher, crashed or children_found)
+        if html:
+            print(f"safeops trace: {html} shows the range of the numbers, by module and step")
     else:
-        result = _print_audit(watcher, crashed, arguments.strict)
+        result = _print_audit(watcher, crashed or children_found, arguments.strict)
     sys.stdout.flush()
-    return FOUND if result else CRASHED if crashed else code
+    return FOUND if result or children_found else CRASHED if crashed else code
+
+
+def run_main(arguments):
+    """Run the script, or the module, as `__main__`."""
+    if arguments.module:
+        runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(arguments.script, run_name="__main__")
+
+
+def _watcher(tool, last=None, select=None, html=None):
+    """The tool, of this process or of one that the script starts."""
+    if tool == "trace":
+        watcher = trace(last=last, html=html)
+        watcher._announces = False  # the report is printed here
+    else:
+        watcher = audit(select if select is None else [code.strip() for code in select.split(",")])
+    watcher._everyone = True  # under torchrun, one report of all ranks
+    return watcher
+
+
+def _print_of_child(strict, watcher, name):
+    """What a process found that the script started."""
+    found = watcher.reports or watcher.overflows if isinstance(watcher, trace) else watcher.findings
+    if found:
+        print(f"in {name}:")
+    return _print_trace(watcher, True) if isinstance(watcher, trace) else _print_audit(watcher, True, strict)
 
 
 def execute(tool, script, arguments, run, hint=""):

@@ -166,6 +166,11 @@ class trace:
                 with private_torch.disable_modes():
                     _page.write(self._html, self)
 
+    def _restart(self):
+        """Forget what was found: in a process that was forked."""
+        self._recorder.clear()
+        self.reports, self.overflows, self.steps = [], [], 0
+
     def check(self):
         """End the step here: return its Report or None, and act on it as `action` says."""
         if not self._watching:

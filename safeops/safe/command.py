@@ -1,11 +1,9 @@
 """`safeops run SCRIPT`: run a script, unmodified, in safe mode, and print at its end what was replaced."""
 
 import argparse
-import functools
-import runpy
 import sys
 
-from safeops.debug.script import CANNOT_RUN, execute, problem_of
+from safeops.debug.script import CANNOT_RUN, execute, problem_of, run_main
 from safeops.safe.mode import enter_process
 
 
@@ -26,7 +24,6 @@ def run(arguments):
         print(f"safeops run: {problem}", file=sys.stderr)
         return CANNOT_RUN
     enter_process()
-    main = functools.partial(runpy.run_module, alter_sys=True) if arguments.module else runpy.run_path
-    code, crashed = execute("run", script, arguments.arguments, lambda: main(script, run_name="__main__"))
+    code, crashed = execute("run", script, arguments.arguments, lambda: run_main(arguments))
     sys.stdout.flush()
     return 1 if crashed else code

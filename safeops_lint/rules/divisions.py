@@ -3,13 +3,16 @@
 import libcst as cst
 
 from safeops_lint.rule import Rule
-from safeops_lint.rules.squares import extreme, in_half, normalized, squared, through
+from safeops_lint.rules.bounds import finite
+from safeops_lint.rules.masks import of_itself
+from safeops_lint.rules.squares import dims, extreme, in_half, squared, through
 from safeops_lint.syntax import number
 from safeops_lint.tables import REDUCTIONS, SHAPING
 
 # what made the divisor -> what to use
 USE = dict.fromkeys("sum mean nansum nanmean count_nonzero".split(), "safeops.masked_mean or safeops.safe_div")
 USE["norm"] = "safeops.normalize or safeops.safe_div"
+MASKED = "use safeops.masked_mean(x, mask), or mask= of the loss"
 KEEPS_ZERO = SHAPING | set("sqrt pow square neg abs index".split())
 
 
@@ -51,18 +54,37 @@ def often_zero(node, walk):
     return op.name in ("norm", "std", "var")
 
 
+def masked_factor(node, walk, depth=0):
+    """The Op `x * mask` in what is summed, x (which may hold NaN) and the mask: that sum keeps the NaN, whatever it is
+    divided by; else None."""
+    op = walk.op(node)
+    if op is None or depth > 8:
+        return None
+    if op.name == "mul" and len(op.args) == 1:
+        for x, mask in ((op.input, op.args[0]), (op.args[0], op.input)):
+            if walk.value(mask).mask and walk.value(x).tensor and not finite(x, walk, cleaned=True):
+                return op, x, mask
+    operands = (op.input, *op.args) if op.name in ("add", "sub", "mul", "div", "neg") else (op.input,)
+    followed = op.name in SHAPING | {"add", "sub", "mul", "div", "neg", "sum", "float"}
+    made = (masked_factor(n, walk, depth + 1) for n in operands if n is not None and followed)
+    return next((result for result in made if result), None)
+
+
 class DivisionByReduction(Rule):
     code, name = "SO202", "division-by-count-or-norm"
     widens = True
     ops = ("div", "reciprocal", "addcdiv")
+    events = ("Call",)
     what = """A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every
     weight's gradient."""
     why = """A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count
     beyond 65504 is inf too."""
     fix = """`safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
     `clamp(min=...)` on the divisor."""
-    rewrites = """`a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d,
-    keepdim=True)` to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0"""
+    rewrites = """`a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`; where b is 0 the
+    result is 0. `(x * mask).sum() / mask.sum()` to
+    `safeops.masked_mean(x, mask, dtype=x.dtype)`, where the mask is a condition on x and so has its shape; else it is
+    left alone"""
 
     def operation(self, op, walk):
         node = divisor(op)
@@ -74,23 +96,44 @@ class DivisionByReduction(Rule):
             return
         use = USE.get(made, "safeops.safe_div")
         message, fix = f"nothing keeps this count, norm or spread away from 0; use {use}", self._fix(op, walk)
+        if masked_factor(op.input, walk):
+            message = f"nothing keeps this divisor away from 0, and NaN times a mask is NaN; {MASKED}"
         if made == "sum" and in_half(walk.op(node) and walk.op(node).input, walk):
             message = "this count is inf in half beyond 65504, and 0 for an empty mask; use safeops.masked_mean"
             fix = None  # another division leaves the count what it is
         walk.report(self, op.node, message, fix, likely=often_zero(node, walk))
 
+    def visit(self, event, node, walk):
+        """The division of a masked sum by ours: the count is seen to, the NaN of what is masked out is not."""
+        if walk.imports.resolve(node.func) != "safeops.safe_div" or not node.args or not walk.computing:
+            return
+        factor = masked_factor(node.args[0].value, walk)
+        if factor and not walk.reported("SO105", factor[0].node):
+            walk.report(self, node, f"the sum keeps what it masks: NaN * 0 is NaN; {MASKED}")
+
     def _fix(self, op, walk):
         if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):
             return None
+        if factor := masked_factor(op.input, walk):
+            return self._mean(op, *factor, walk)
         by = walk.argument(op.args[0])
         if number(op.input) == 1:
             return [(op.node, f"safeops.safe_reciprocal({by})")]
         if not walk.value(op.input).tensor:
             return None
-        dim = normalized(op.input, op.args[0], walk)
-        if dim is not None:
-            return [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={dim})")]
         return [(op.node, f"safeops.safe_div({walk.argument(op.input)}, {by})")]
+
+    def _mean(self, op, product, x, mask, walk):
+        """The quotient as a masked mean, where the mask is one of x's own elements: one that broadcasts counts less."""
+        total, count = walk.op(op.input), walk.op(op.args[0])
+        inline = total.node is op.input and total.input is product.node and count.node is op.args[0]
+        if not inline or not total.name == count.name == "sum" or not of_itself(mask, x, walk):
+            return None
+        rest = dims(total, walk)
+        if rest is None or rest != dims(count, walk) or walk.argument(count.input) != walk.argument(mask):
+            return None
+        name, mask = walk.text(x), walk.argument(mask)
+        return [(op.node, f"safeops.masked_mean({name}, {mask}{rest[0]}, dtype={name}.dtype)")]
 
 
 RULES = (DivisionByReduction,)

@@ -9,9 +9,14 @@ from safeops_lint.rules.squares import through
 from safeops_lint.syntax import dotted, number
 from safeops_lint.tables import SHAPING
 
-SAFE = {name: f"safe_{name}" for name in ("log", "sqrt", "rsqrt", "acos", "asin", "pow")}
-ANGLES = {"acos", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
+SAFE = {name: f"safe_{name}" for name in ("log", "sqrt", "rsqrt", "acos", "acosh", "asin", "pow")}
+ANGLES = {"acos", "acosh", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
 OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "xlogy", *sorted(ANGLES))
+ELSE = {
+    "xlogy": "safeops.xlogy",
+    "log2": "safeops.safe_log over math.log(2)",
+    "log10": "safeops.safe_log over math.log(10)",
+}
 HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
 PROBABILITY = re.compile(
@@ -39,7 +44,8 @@ def leaves_domain(op, walk):
     if op.name == "logit" and (op.args or op.kwargs):  # eps=
         return False
     if op.name in ANGLES:
-        return inner not in BOUNDED or _below_one(node, walk) is False and not x.detached
+        beyond = _above_one if op.name == "acosh" else _below_one
+        return inner not in BOUNDED or beyond(node, walk) is False and not x.detached
     power = walk.number(op.arg(0, "exponent")) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
     if (power or 0) > 0 and (inner == "relu" or without_graph(node, walk)):
         return False  # 0 is no trouble without a slope, nor where relu's backward writes 0 over it
@@ -47,7 +53,7 @@ def leaves_domain(op, walk):
         return power is not None and power < 1 and power != 0 and not x.positive
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)
-        return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
+        return bool(probability) and (probability.name in ("sigmoid", "exp") or _below_one(x.op.input, walk) is False)
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
         return True
     if inner == "sub" and number(x.op.input) == 1 and x.op.args and _below_one(x.op.args[0], walk):
@@ -102,40 +108,92 @@ def unsafe(op, walk):
 class UnguardedDomain(Rule):
     code, name = "SO204", "unguarded-domain"
     widens = True
-    what = """log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, as atanh and logit are
-    there, and a negative argument is NaN."""
+    what = """log(0) is -inf, the derivative of sqrt at 0 and of acos, asin and acosh at 1 is infinite, as atanh and
+    logit are there, and a negative argument is NaN."""
     why = """Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The
     chain rule turns the infinite derivative into NaN as soon as it meets a 0."""
-    fix = """`safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_asin`, `safe_pow`: finite values,
-    gradient 0 beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and `F.logsigmoid(x)`."""
+    fix = """`safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_acosh`, `safe_asin`, `safe_pow`: finite
+    values, gradient 0 beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and
+    `F.logsigmoid(x)`; for log(1 - sigmoid(x)) and log(1 - exp(x)): `F.logsigmoid(-x)` and `safeops.log1mexp(x)`."""
     rewrites = """`torch.log(x)`, `x.log()` and the like to `safeops.safe_log(x)`: the same value and dtype inside the
-    domain"""
+    domain. `log(1 - exp(x))` to `safeops.log1mexp(x)`, `log(1 - p.clamp(max=1 - eps))` to `safeops.safe_log(1 - p,
+    eps=eps)`; other logarithms of `1 - p` are left alone: what half rounds to 0 has a finite one in fp32"""
     ops = OPS
 
     def operation(self, op, walk):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
             return
-        name = SAFE.get(op.name)
+        use, text = self._instead(op, walk)
+        plain = not op.inplace and not op.kwargs and isinstance(op.node, (cst.Call, cst.BinaryOperation))
         inner = walk.op(argument(op))
-        fix, hint = None, f"use safeops.{name}" if name else "clamp it first"
-        if inner is not None and inner.name in ("softmax", "sigmoid") and op.name.startswith("log"):
-            hint = "use F.log_softmax" if inner.name == "softmax" else "use F.logsigmoid"
-        elif name and not op.inplace and not op.kwargs and isinstance(op.node, (cst.Call, cst.BinaryOperation)):
-            if len(op.args) == (op.name == "pow"):
-                rest = "".join(f", {walk.argument(n)}" for n in op.args)
-                fix = [(op.node, f"safeops.{name}({walk.argument(op.input)}{rest})")]
         less = inner is not None and inner.name in ("sub", "neg")  # log(1 - p), log1p(-p)
         bounded = [op.input] if op.name in ANGLES else [inner.input, *inner.args] if less else []
-        clamped = any(_below_one(n, walk) is False for n in bounded)
+        clamped = any(f(n, walk) is False for n in bounded for f in (_below_one, _above_one))
         guard = "a clamp that is 1 in half" if clamped else "nothing"
-        problem = f"{guard} keeps the argument of {op.name} inside its domain"
-        walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(argument(op), op, walk))
+        message = f"{guard} keeps the argument of {op.name} inside its domain; use {use}"
+        fix = [(op.node, text)] if text and plain else None
+        walk.report(self, op.node, message, fix, likely=_meets_edge(argument(op), op, walk))
+
+    def _instead(self, op, walk):
+        """(what to use, the text of a rewrite or None)"""
+        made = walk.op(argument(op))
+        if op.name.startswith("log") and made is not None:
+            if made.name in ("softmax", "sigmoid"):
+                scale = "" if op.name == "log" else f", over math.log({op.name.removeprefix('log')})"
+                return f"F.log{'_' * (made.name == 'softmax')}{made.name}{scale}", None
+            p = _complement(op, made)
+            if p is not None and walk.value(p).tensor:
+                return self._of_complement(op, p, walk)
+        if name := SAFE.get(op.name):
+            rest = "".join(f", {walk.argument(n)}" for n in op.args)
+            complete = len(op.args) == (op.name == "pow")
+            return f"safeops.{name}", f"safeops.{name}({walk.argument(op.input)}{rest})" if complete else None
+        return ELSE.get(op.name, ".float() and then a clamp that keeps it below 1"), None
+
+    def _of_complement(self, op, p, walk):
+        """log(1 - p): where half has rounded p to 1, the logarithm of fp32 is finite, and no floor is its value."""
+        made, inline = walk.op(p), walk.op(p) is not None and walk.op(p).node is p
+        clamp = made is not None and _upper(p, walk) is not None
+        source = walk.op(made.input) if clamp else made
+        if source is not None and source.name == "exp":
+            plain = source is made and inline
+            return "safeops.log1mexp of what went into exp", f"safeops.log1mexp({walk.argument(source.input)})" * plain
+        if source is not None and source.name in ("sigmoid", "softmax"):
+            return {
+                "sigmoid": "F.logsigmoid(-x)",
+                "softmax": "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float64))",
+            }[source.name], None
+        if clamp:
+            bound, alone = _upper(p, walk), len(made.args) + len(made.kwargs) == 1
+            one = isinstance(bound, cst.BinaryOperation) and isinstance(bound.operator, cst.Subtract)
+            eps = walk.text(bound.right) if one and number(bound.left) == 1 else f"1 - {walk.text(bound)}"
+            if op.name == "log1p":  # which keeps what 1 - p loses of a small p
+                return "p.float() before the clamp", None
+            x = walk.text(made.input) if made.origin == "method" else f"({walk.argument(made.input)})"
+            text = f"safeops.safe_log(1 - {x}, eps={eps})" if alone and inline else None
+            return f"safeops.safe_log(1 - p, eps={eps})", text
+        text = f"safeops.safe_log({walk.argument(op.input)})" if op.name == "log" and made is None else None
+        return "safeops.safe_log of 1 - p.float()", text
+
+
+def _complement(op, made):
+    """p of log(1 - p), log1p(-p); else None."""
+    if op.name == "log1p":
+        return made.input if made.name == "neg" else None
+    return made.args[0] if made.name == "sub" and number(made.input) == 1 and len(made.args) == 1 else None
 
 
 def _upper(node, walk):
     """The upper bound of a clamp; None where there is none."""
     op = walk.op(node)
     return op.arg(op.name == "clamp", "max") if op is not None and op.name in ("clamp", "clamp_max") else None
+
+
+def _above_one(node, walk):
+    """True if a clamp keeps it above 1: False where it does so in fp32 alone, None where there is no telling."""
+    op = walk.op(node)
+    value = walk.number(op.arg(0, "min")) if op is not None and op.name in ("clamp", "clamp_min") else None
+    return None if value is None else value > (1 if walk.value(node).wide else 1 + 2 * HALF_STEP)
 
 
 def _below_one(node, walk):

@@ -6,7 +6,7 @@ import libcst as cst
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.domains import HALF_STEP, PROBABILITY, sources, without_graph
-from safeops_lint.rules.squares import normalized, through, wide
+from safeops_lint.rules.squares import through, wide
 from safeops_lint.syntax import number
 from safeops_lint.tables import HALVED, RAISED, SHAPING
 
@@ -70,9 +70,8 @@ class TinyEps(Rule):
     but not one over it: the slope of `log(p + 1e-6)` at 0, and 1 over it, are inf."""
     fix = """`safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8, fill_value=None)`: there eps is a floor
     that is resolved in fp32. Or `.float()` first."""
-    rewrites = """`log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` to `safe_log`, `safe_sqrt` with `eps=`, `a /
-    (b + eps)` to `safe_div(a, b, eps=eps, fill_value=None)`: equal to rounding where p and b are far above eps. `a /
-    (a.norm(...) + eps)` becomes `normalize`"""
+    rewrites = """`log(p.clamp(min=eps))` to `safeops.safe_log(p, eps=eps)`. An eps that is added is left alone: a floor
+    is another number where p is near it"""
     ops = (*GUARDS, *sorted(STEEP_OPS - {"pow"}))
 
     def operation(self, op, walk):
@@ -140,7 +139,8 @@ class TinyEps(Rule):
         return True
 
     def _outer(self, op, walk):
-        """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""
+        """log(p.clamp(min=eps)), a / (b + eps): what was found inside is told of the whole. A clamp is the floor of
+        safe_log; an eps that is added changes what is near it, and so is left to who knows."""
         inner = (op.args[0] if op.args else None) if op.name == "div" else op.input
         guard, report = walk.op(inner), walk.reports.get((self.code, id(inner)))
         if report is None or guard is None or guard.node is not inner or op.inplace or op.kwargs:
@@ -150,31 +150,14 @@ class TinyEps(Rule):
         eps = guard.arg(0, "min", "other")
         if number(eps) is None and not isinstance(eps, cst.Name) or not walk.value(guard.input).tensor:
             return
-        if set(guard.kwargs) - {"min"} or (guard.name == "add" and guard.kwargs):
+        if set(guard.kwargs) - {"min"}:
             return
-        text = self._rewritten(op, guard, walk.argument(guard.input), walk.text(eps), walk)
-        if text is not None:
-            name = text[: text.index("(")]
-            message = f"{walk.text(eps)} is 0 in fp16; use {name} with eps=, which is resolved in fp32"
-            fix = [(op.node, text)]
-            walk.report(self, op.node, message, fix, covers=[(self.code, inner)], likely=report.likely)
-
-    def _rewritten(self, op, guard, x, eps, walk):
-        if op.name in ("log", "sqrt"):
-            return f"safeops.safe_{op.name}({x}, eps={eps})"
-        if op.name == "reciprocal" or guard.name != "add":
-            return None  # -2 clamped at eps is eps, and would become -2
-        if number(op.input) == 1:
-            return f"safeops.safe_reciprocal({x}, eps={eps}, fill_value=None)"
-        numerator = walk.op(op.input)
-        smoothed = numerator is not None and numerator.name == "add"
-        smoothed = smoothed and any(tiny(n, walk) is not None for n in (numerator.input, *numerator.args))
-        if smoothed or not walk.value(op.input).tensor:  # (a + eps) / (b + eps) is 1 where a and b are 0
-            return None
-        dim = normalized(op.input, guard.input, walk)
-        if dim is not None:
-            return f"safeops.normalize({walk.argument(op.input)}, dim={dim}, eps={eps})"
-        return f"safeops.safe_div({walk.argument(op.input)}, {x}, eps={eps}, fill_value=None)"
+        name = f"safeops.safe_{op.name}"
+        use = f"{name} with eps=" + " and fill_value=None" * (op.name in ("div", "reciprocal"))
+        message = f"{walk.text(eps)} is 0 in fp16; use {use}, which is resolved in fp32"
+        floor = guard.name != "add" and op.name == "log"
+        fix = [(op.node, f"{name}({walk.argument(guard.input)}, eps={walk.text(eps)})")] if floor else None
+        walk.report(self, op.node, message, fix, covers=[(self.code, inner)], likely=report.likely)
 
 
 RULES = (TinyEps,)

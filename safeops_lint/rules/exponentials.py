@@ -32,19 +32,26 @@ def exponentials(node, walk, depth=0):
         yield from exponentials(n, walk, depth + 1)
 
 
+# Of a row that keeps nothing it is -inf, as the logarithm of the sum is, and its gradient 0.
+MASKED = "safeops.masked_logsumexp(x.masked_fill(~mask, -math.inf), dim=dim)"
+SHIFTED = "exp of x less the largest that is summed (x - x.amax())"  # the same quotient, whatever is summed
+
+
 class LogExp(Rule):
     code, name = "SO211", "exponential-in-logarithm"
     what = """`log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp
     overflows fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1."""
     why = "inf goes into the logarithm, and inf / inf is NaN; far below, exp is 0 and its logarithm -inf."
-    fix = """`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`,
-    `F.log_softmax(x, dim)`."""
+    fix = """`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.masked_logsumexp(x.masked_fill(~mask, -math.inf),
+    dim=dim)` where a mask multiplies exp, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`, `F.log_softmax(x,
+    dim)`; of other sums (Sinkhorn) exp of x less its largest."""
     ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
         if op.name == "div":
             if len(op.args) == 1 and not wide(op, walk) and self._normalized(op, walk):
-                message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
+                use = "torch.softmax" if self._plain(op, walk) else f"the softmax, or {SHIFTED}"
+                message = f"exp overflows fp16 at 11.1, and inf / inf is NaN; use {use}"
                 walk.report(self, op.node, message, covers=[("SO202", op.node)])
         elif walk.training or walk.scope.is_module and walk.scope.name == "forward":
             use = self._use(op, walk)
@@ -55,6 +62,11 @@ class LogExp(Rule):
                 walk.report(self, op.node, message, covers=covers, likely=likely)
 
     def _use(self, op, walk):
+        use = self._in_torch(op, walk)
+        base = op.name.removeprefix("log")
+        return f"{use}, over math.log({base})" if use and base in ("2", "10") else use
+
+    def _in_torch(self, op, walk):
         inner = through(op.input, walk)
         if inner is None:
             return None
@@ -63,11 +75,24 @@ class LogExp(Rule):
         if inner.name in ("cosh", "exp") and op.name != "log1p" and not bounded(inner, walk):
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
         if inner.name == "add":
-            return "F.softplus or torch.logsumexp" if self._grows(inner, walk) else None
+            products = any(through(n, walk).name == "mul" for n in tensors(inner, walk) if through(n, walk))
+            use = f"F.softplus of its logarithm, {MASKED} each" if products else "F.softplus or torch.logsumexp"
+            return use if self._grows(inner, walk) else None
         if inner.name in ("sum", "mean", "cumsum"):
-            use = "torch.logcumsumexp" if inner.name == "cumsum" else "torch.logsumexp"
-            return use if self._grows(through(inner.input, walk), walk) else None
-        return "F.log_softmax" if inner.name == "div" and self._normalized(inner, walk) else None
+            summed = through(inner.input, walk)
+            use = {"sum": "torch.logsumexp", "mean": "torch.logsumexp - log(n)", "cumsum": "torch.logcumsumexp"}
+            masked = summed is not None and summed.name == "mul"
+            return (MASKED if masked else use[inner.name]) if self._grows(summed, walk) else None
+        if inner.name != "div" or not self._normalized(inner, walk):
+            return None
+        return "F.log_softmax" if self._plain(inner, walk) else f"a difference of logarithms, {MASKED} each"
+
+    def _plain(self, op, walk):
+        """True if it is the softmax itself: every exponential over the sum of these same, along a dim, once."""
+        above, by = through(op.input, walk), through(op.args[0], walk)
+        once = by.name == "sum" and bool(by.args or by.kwargs) and not walk.scope.loops
+        summed = once and through(by.input, walk)
+        return bool(summed) and above.name == summed.name == "exp" and walk.text(above.node) == walk.text(summed.node)
 
     def _normalized(self, op, walk):
         """exp(x) / exp(x).sum(), or the part of a sum over it."""
@@ -81,7 +106,7 @@ class LogExp(Rule):
             return False
         if op.name == "exp":
             return not bounded(op, walk)
-        if op.name in ("add", "sub"):
+        if op.name in ("add", "sub", "mul"):
             return any(self._grows(through(n, walk), walk, depth + 1) for n in tensors(op, walk))
         return op.name in ("sum", "cumsum") and self._grows(through(op.input, walk), walk, depth + 1)
 

@@ -1,6 +1,7 @@
 """SO210: ratios of sums that overflow half."""
 
 from safeops_lint.rule import Rule
+from safeops_lint.rules.exponentials import exponentials
 from safeops_lint.rules.squares import squared, tensors, through, wide
 from safeops_lint.tables import SHAPING
 
@@ -50,7 +51,10 @@ class Overlap(Rule):
             return
         if op.name == "mul":
             norms = any(squared(getattr(through(n, walk), "input", None), walk) is not None for n in tensors(op, walk))
-            if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):
+            both = (op.input, op.args[0])
+            if any(exponential for n in both for exponential in exponentials(n, walk)):
+                return  # wider numbers do not hold these either: SO211
+            if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in both):
                 covers = [(self.code, n) for n in (op.input, op.args[0])]
                 message = "a product of two sums overflows half at 256 each; use .float() first"
                 walk.report(self, op.node, message, covers=covers, likely=not norms or walk.casts_to_half)

@@ -57,21 +57,6 @@ def powers(node, walk, depth=0):
     return [result for n in operands for result in powers(n, walk, depth + 1)]
 
 
-def normalized(x, norm, walk):
-    """The source of `dim` where `norm` is x's own norm along one dim, kept: x / norm is safeops.normalize(x, dim)."""
-    op = walk.op(norm)
-    if op is None or op.node is not norm or op.name != "norm" or len(op.args) > 3:
-        return None
-    if set(op.kwargs) - {"p", "ord", "dim", "keepdim"}:
-        return None
-    order, dim, keepdim = op.arg(0, "p", "ord"), op.arg(1, "dim"), op.arg(2, "keepdim")
-    plain = isinstance(dim, (cst.Integer, cst.Name, cst.UnaryOperation))
-    two = order is None or number(order) == 2
-    if not (two and plain and keepdim is not None and walk.text(keepdim) == "True"):
-        return None
-    return walk.text(dim) if walk.argument(x) == walk.argument(op.input) else None
-
-
 def in_half(node, walk):
     """True if a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
     op = through(node, walk, SHAPING - {"to"})

@@ -258,6 +258,9 @@ ADVICE = {  # what happens: (code, what the advice names)
     all_ignored: ("nan-born", "safeops.cross_entropy"),
     padded_vocabulary: ("nan-born", "safeops.kl_div"),
     ctc_without_room: ("overflow", "safeops.ctc_loss"),
+    lambda: half(0.5).acosh(): ("domain", "safeops.safe_acosh"),
+    lambda: torch.ones(1, requires_grad=True).acosh(): ("domain", "safeops.safe_acosh"),
+    lambda: torch.zeros(1).log2(): ("domain", "/ math.log(2)"),
     standardized: ("nan-born", "infinite"),
     lambda: standardized(torch.float32): ("nan-born", "infinite"),
     sum_that_stops: ("half-sum", "safeops.segment_sum"),
@@ -280,6 +283,15 @@ def test_sums_in_half_that_keep_what_was_added():
     index, terms = torch.randint(0, 4, (400,), generator=g), torch.randn(400, generator=g).to(torch.bfloat16)
     assert not audited(lambda: torch.zeros(4, dtype=torch.bfloat16).scatter_add_(0, index, terms))
     assert not audited(lambda: torch.zeros(4, dtype=torch.bfloat16).index_add(dim=0, index=index, source=terms))
+
+
+def test_a_line_is_one_entry_for_each_pattern():
+    with audit() as result:
+        x = torch.zeros(2)
+        x.log().sum().item(), x.log2().sum().item(), x.log10().sum().tolist()
+        x.log()
+    assert [finding.code for finding in result.findings].count("domain") == 4
+    assert str(result).count("domain:") == 2 and "(3 times)" in str(result) and str(result).count("sync-read:") == 1
 
 
 def test_every_code_has_a_case():

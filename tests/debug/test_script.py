@@ -322,3 +322,54 @@ def test_the_report_is_printed_once(run):
     assert code == 1 and out.count("safe_sqrt") == 1 and "safe_sqrt" not in err and "ValueError: mine" in err
     code, out, err = run("trace", NAN + "raise SystemExit(7)\n")
     assert code == 1 and out.count("safe_sqrt") == 1 and "Warning" not in err
+
+
+CHILD = """
+import torch
+import torch.multiprocessing as mp
+
+
+def train(rank, value):
+    x = torch.full((3,), float(value), requires_grad=True)
+    torch.sqrt(x).sum().backward()
+
+
+if __name__ == "__main__":
+    for value in (1, {value}):
+        mp.start_processes(train, (value,), 1, start_method="{method}")
+    print("the end")
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("tool", ["trace", "audit"])
+def test_processes_that_a_script_starts_are_watched(run, tool, method):
+    code, out, err = run(tool, CHILD.format(value=0, method=method))
+    assert code == 1 and "train.py:8 in train" in out and "safe_sqrt" in out, (out, err)
+    assert out.count("Process-") == 1, "it is told of the second process alone"
+    code, out, _ = run(tool, CHILD.format(value=2, method=method))
+    assert code == 0 and "the end" in out and "Process-" not in out
+
+
+def test_a_fork_does_not_tell_what_its_parent_found(run):
+    source = CHILD.format(value=1, method="fork")
+    before = "torch.sqrt(torch.zeros(1, requires_grad=True))"
+    code, out, _ = run("audit", source.replace("    for value", f"    {before}\n    for value"))
+    assert code == 1 and out.count("domain:") == 1 and "Process-" not in out
+
+
+@pytest.mark.parametrize("tool", ["trace", "audit"])
+def test_a_module_is_run_by_its_name(tmp_path, tool):
+    (tmp_path / "training.py").write_text(NAN + "import sys\nprint(__name__, sys.argv[1:])\n")
+    command = [sys.executable, "-m", "safeops", tool, "-m", "training", "--lr", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 1 and "__main__ ['--lr', '1']" in result.stdout and "training.py:5" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["trace", "audit"])
+def test_torchrun_starts_its_workers_under_the_tool(tmp_path, tool):
+    (tmp_path / "train.py").write_text(NAN)
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", str(tmp_path / "train.py")]
+    result = subprocess.run([sys.executable, "-m", "safeops", tool, "-m", *torchrun], capture_output=True, text=True)
+    assert result.returncode == 1 and "train.py:5" in result.stdout and "safe_sqrt" in result.stdout, result.stderr

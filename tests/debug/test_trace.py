@@ -68,6 +68,10 @@ def acos_at_one(x):
     return torch.acos((x - 2).clamp(-1, 1) + 1).sum()  # HERE
 
 
+def acosh_at_one(x):
+    return (torch.acosh(x * 0 + 1) * 0).sum()  # HERE
+
+
 def in_place(x):
     y = x * 1
     y.log_()  # HERE
@@ -113,6 +117,7 @@ CASES = [  # (what the step does, op, phase, kind, a part of why, a part of the 
     (hidden_row, "_softmax", "forward", "undefined", "2 -inf of 2 elements, from masked_fill", "masked_softmax"),
     (one_deviation, "std", "forward", "undefined", "not more elements", "masked_std"),
     (acos_at_one, "rsqrt", "backward", "undefined", "rsqrt(0) is inf", "safe_acos"),
+    (acosh_at_one, "rsqrt", "backward", "undefined", "rsqrt(0) is inf", "safe_acosh"),
     (in_place, "log_", "forward", "undefined", "log_ has no finite value for these operands", "safe_log"),
     (all_ignored, "nll_loss_forward", "forward", "undefined", "no finite value", "safeops.cross_entropy"),
     (of_a_slice, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),

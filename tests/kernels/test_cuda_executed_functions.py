@@ -71,7 +71,7 @@ def test_unary(ops, name, dtype):
         assert variant != "flat" or x.numel() < 2048 or alone > 0 and both > 0, layout
         for got, truth in ((out, value), (dx, slope)):
             assert got.stride() == torch.empty_like(x).stride() and got.dtype == dtype
-            close(got, truth, half_ulps(dtype))
+            close(got, truth, half_ulps(dtype), (x, grad.expand(x.shape)))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -242,6 +242,13 @@ BOUNDARIES = {  # op: (operands..., gradient of ones...) in fp32; eps where one 
     "safe_acos": {
         None: [(1.0, 0.0, 0.0), (-1.0, math.pi, 0.0), (2.0, 0.0, 0.0), (-INF, math.pi, 0.0), (NAN, NAN, NAN)],
     },
+    "safe_acosh": {
+        None: [(1.0, 0.0, 0.0), (0.5, 0.0, 0.0), (-INF, 0.0, 0.0), (INF, INF, 0.0), (NAN, NAN, NAN)],
+    },
+    "log1mexp": {
+        None: [(0.0, math.log(TINY), 0.0), (1.0, math.log(TINY), 0.0), (INF, math.log(TINY), 0.0), (NAN, NAN, NAN)]
+        + [(-INF, 0.0, 0.0), (-2 * TINY, math.log(2 * TINY), -0.5 / TINY)],
+    },
     "safe_asin": {
         None: [(1.0, math.pi / 2, 0.0), (-1.0, -math.pi / 2, 0.0), (INF, math.pi / 2, 0.0), (NAN, NAN, NAN)],
     },
@@ -320,7 +327,7 @@ def test_boundaries(ops, name, compute):
     count = 2 if name in BINARY else 1
     for eps, rows in BOUNDARIES[name].items():
         if compute == torch.float64:
-            if eps is None and count == 1 and name in ("safe_reciprocal", "safe_log", "safe_rsqrt"):
+            if eps is None and count == 1 and name in ("safe_reciprocal", "safe_log", "safe_rsqrt", "log1mexp"):
                 continue  # another floor
             rows = [row for row in rows if not any(abs(x) in (LARGEST, 1e-30) for x in row)]
         table = torch.tensor(rows, dtype=torch.float64)

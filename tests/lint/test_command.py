@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import sys
@@ -317,7 +318,10 @@ def test_fix_writes_and_leaves_nothing_else_behind(lint, tmp_path):
     clean.write_text(CLEAN)
     os.utime(clean, (1, 1))
     code, out, err = lint("link.py", "run", "clean.py", "--fix", a__py=BAD)
-    assert (code, out) == (0, "") and err == "safeops lint: 2 rewritten in 2 files; 3 files, no findings\n"
+    assert (code, out) == (
+        0,
+        "",
+    ) and err == "safeops lint: 2 rewritten in 2 files, 0 left as they are; 3 files, no findings\n"
     assert (tmp_path / "a.py").read_text() == FIXED and (tmp_path / "link.py").is_symlink()
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
     assert clean.stat().st_mtime == 1, "what does not change is not written"
@@ -385,6 +389,19 @@ LOADED = "import sys, safeops_lint.{0}; sys.exit(any(name in sys.modules for nam
 def test_it_loads_neither_torch_nor_safeops(module, others):
     code = LOADED.format(module, others)
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_safeops_lint_loads_no_torch(tmp_path):
+    """By the entry point that the package installs."""
+    (tmp_path / "a.py").write_text(BAD)
+    module, function = re.search(
+        r'^safeops = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    ).groups()
+    code = f"import sys, {module} as entry; sys.argv = ['safeops', 'lint', 'a.py']; code = entry.{function}()\n"
+    code += "sys.exit('torch loaded' if 'torch' in sys.modules or 'safeops' in sys.modules else code)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "SO204" in done.stdout and "torch loaded" not in done.stderr
 
 
 def test_it_is_a_command_of_its_own(tmp_path):

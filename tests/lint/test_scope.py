@@ -58,6 +58,16 @@ def test_a_loss_is_told_by_what_it_is():
     assert [f.code for f in lint_source(HEADER + step)] == ["SO204"]
 
 
+@pytest.mark.parametrize("verb", ["load", "init", "test", "update", "parse", "convert", "reset", "register"])
+def test_a_loss_may_be_called_by_a_word_that_begins_with_a_verb(verb):
+    """load_balancing_loss, initial_condition_loss; what is only about a loss stays none."""
+    body = "    return (torch.log(p) * mask).sum() / mask.sum()\n"
+    for name in (f"{verb}_balancing_loss", f"{verb}ial_condition_loss_func", f"{verb}_loss"):
+        assert {f.code for f in lint_source(f"{HEADER}def {name}(p, mask):\n{body}")} >= {"SO202"}, name
+    about = f"def {verb}_loss(self, loss):\n    if loss.isnan():\n        print(loss)\n    self.loss = loss.item()\n"
+    assert lint_source(HEADER + about) == [] == lint_source(HEADER + about + "    return loss\n")
+
+
 def test_a_batch_that_is_taken_apart_is_of_tensors():
     step = "def step({}):\n    x, y = {}\n    loss = torch.sqrt(x - y).mean()\n    loss.backward()\n"
     assert [f.code for f in lint_source(HEADER + step.format("batch", "batch"))] == ["SO204"]

@@ -6,12 +6,14 @@ Nothing was tuned for them: they are the measure. Each file runs in half, beside
 import contextlib
 import io
 import pathlib
+import re
 import runpy
 
 import pytest
 import torch
 
-from safeops_lint.check import lint_source
+from safeops_lint.check import fix_source, lint_source
+from tests.lint.programs import EVERY
 
 FILES = {path.stem: path for path in (pathlib.Path(__file__).parent / "corpus/unseen").glob("*.py")}
 # Where a reviewer would mend each: one of these lines.
@@ -73,3 +75,34 @@ def test_it_is_named(name):
 def test_these_are_all():
     assert FILES.keys() == NAMED.keys() | UNNAMED.keys() and not NAMED.keys() & UNNAMED.keys()
     assert [name for name in UNNAMED if lines_of(name) & UNNAMED[name]] == []
+
+
+WIDE = (".half()", ".bfloat16()", ".float()", "torch.float16", "torch.bfloat16", "torch.float32")
+
+
+def in_fp64(source, name):
+    """What the program prints where every cast in it is to fp64, and what is made without a dtype is, too."""
+    for cast in WIDE:
+        source = source.replace(cast, "torch.float64" if cast.startswith("torch") else ".double()")
+    out = io.StringIO()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(source, name, "exec"), {"__name__": "__main__"})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return out.getvalue()
+
+
+def numbers(text):
+    return [float(word) for word in re.findall(r"-?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)\b", text)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_rewrite_changes_no_value_in_fp64(name):
+    source = FILES[name].read_text()
+    fixed, count = fix_source(source, rules=EVERY)
+    if count:
+        before, after = numbers(in_fp64(source, name)), numbers(in_fp64(fixed, name))
+        assert len(before) == len(after) > 0
+        assert after == pytest.approx(before, rel=1e-6, abs=1e-9, nan_ok=True)

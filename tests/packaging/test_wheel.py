@@ -150,7 +150,7 @@ def test_metadata(contents):
     assert headers["License-Expression"] == "BSD-3-Clause" and headers["Project-URL"]
     assert set(release.versions().values()) == {headers["Version"]}, "the changelog, or the citation, is of another"
     (scripts,) = contents.glob("*.dist-info/entry_points.txt")
-    assert "safeops = safeops.cli:main" in scripts.read_text()
+    assert "safeops = safeops_lint.entry:main" in scripts.read_text()
 
 
 def test_pure_wheel_is_for_any_platform(pure_wheel):

@@ -59,7 +59,9 @@ Tensor unary_backward(const UnaryLaunch& launch, const char* op, const Tensor& g
     m.impl("_" #name "_backward", TORCH_BOX(&name##_backward));                                          \
   }
 
+SAFEOPS_UNARY(log1mexp)
 SAFEOPS_UNARY(safe_acos)
+SAFEOPS_UNARY(safe_acosh)
 SAFEOPS_UNARY(safe_asin)
 SAFEOPS_UNARY(safe_exp)
 SAFEOPS_UNARY(safe_log)

@@ -17,6 +17,13 @@
 
 namespace safeops::cuda {
 
+// log(1 + x) for a finite x above -1: log(u) with u = 1 + x rounded, corrected by the rounding error over u.
+template <class C>
+__device__ C log_of_1_plus(C x) {
+  const C u = C(1) + x;
+  return log(u) + (x - (u - C(1))) / u;
+}
+
 template <class Function, class R>
 struct Unary : Functor<Function, R, 1, 1> {
   using Value = typename R::Value;

@@ -77,6 +77,26 @@ def safe_asin(input, *, out_dtype=torch.float64):
     return torch.where(outside, torch.full_like(input, math.pi / 2).copysign(input).detach(), angle)
 
 
+def safe_acosh(input, *, out_dtype=torch.float64):
+    outside = input <= 1
+    infinite = input == math.inf
+    x = torch.where(outside | infinite, 2.0, input)
+    # log(x + sqrt((x - 1)(x + 1))) with x taken out of the root, which does not overflow; nothing cancels
+    value = x.log() + ((x - 1) / x * (1 + 1 / x)).sqrt().log1p()
+    value = torch.where(infinite, torch.where(infinite, input, 1.0).log(), value)
+    return torch.where(outside, torch.zeros_like(input), value)
+
+
+def log1mexp(input, *, out_dtype=torch.float64):
+    eps = floor(None, out_dtype)
+    none, near = input > -eps, input > -1
+    x = torch.where(none, -1.0, input)
+    # log(1 - e^x) = x / 2 + log(2 sinh(-x / 2)), which cancels nowhere near 0; far below, the series of log(1 - p)
+    half = torch.where(near, x / 2, -1.0)
+    value = torch.where(near, half + (-2 * half.sinh()).log(), torch.log1p(-torch.where(near, -1.0, x).exp()))
+    return torch.where(none, math.log(eps), value)
+
+
 # ---- records
 
 # Smooth samples have none of these: stand-ins of every op, and numbers that saturate some of them.
@@ -89,13 +109,14 @@ def bad_inputs(name, *rest):
     yield Bad((X.to(torch.complex64), *rest), {}, TypeError, (name, "input", "real", "torch.complex64"))
 
 
-def _gpu(name, floored):
+def _gpu(name, floored, low, high):
     """Magnitudes from 0.25, so that no gradient leaves fp16's range, and stand-ins between them: of one floor, as the
-    default floor of float64 is another."""
+    default floor of float64 is another. Without a floor, from below the smooth range to above it."""
 
     def make(n, dtype, seed):
         x = numbers(n, dtype, seed)
-        x = torch.where(keep(n, seed), x.abs() + 0.25, 0) if floored else x.clamp(-4, 4) / 4
+        centred = (low + high) / 2 + x.clamp(-4, 4) / 4 * 0.75 * (high - low)
+        x = torch.where(keep(n, seed), x.abs() + 0.25, 0) if floored else centred
         return Case(functools.partial(getattr(safeops, name), **({"eps": 2.0**-6} if floored else {})), (x,))
 
     return make
@@ -109,7 +130,8 @@ def _unary(definition, twin, low=-3.0, high=3.0, floored=None, positive=False, d
         Sample((hurts,), name="stand-ins", smooth=False, slow=True),
         Sample((data(2, 3, 4, 5, low=low, high=high),), name="four dimensions"),
     ]
-    bad, call = [*bad_inputs(name)], {"input": plain()}
+    operand = plain() if low <= 0.25 < high else data(5, 6, low=low, high=high).float()
+    bad, call = [*bad_inputs(name)], {"input": operand}
     if floored:
         samples.append(Sample((data(3, 5, low=-1.0, high=high),), floored, name="floor", smooth=False))
         bad += bad_floors(name, X, positive=positive)
@@ -126,7 +148,7 @@ def _unary(definition, twin, low=-3.0, high=3.0, floored=None, positive=False, d
         samples,
         bad_calls=bad,
         call=call,
-        gpu=_gpu(name, floored),
+        gpu=_gpu(name, floored, low, high),
         dtype_rule="safe",
         dtype_argument=dtype_argument,
         finite=True,
@@ -141,4 +163,6 @@ _unary(safe_sqrt, torch.sqrt, 0.0625, floored={"eps": 0.5})
 _unary(safe_rsqrt, torch.rsqrt, 0.25, floored={"eps": 0.5}, positive=True)
 _unary(safe_exp, torch.exp)
 _unary(safe_acos, torch.acos, -0.75, 0.75, dtype_argument=False)
+_unary(safe_acosh, torch.acosh, 1.0625, 4.0, dtype_argument=False)
+_unary(log1mexp, lambda x: torch.log(-torch.expm1(x)), -3.0, -0.25, dtype_argument=False)
 _unary(safe_asin, torch.asin, -0.75, 0.75, dtype_argument=False)

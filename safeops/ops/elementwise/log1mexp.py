@@ -1,0 +1,55 @@
+"""log1mexp: log(1 - e^x) of a negative x."""
+
+import math
+
+import torch
+
+from safeops.core.domain import log_probability
+from safeops.core.dtypes import filled
+from safeops.ops.elementwise._unary import Unary
+from safeops.ops.elementwise.safe_log import log
+
+
+def definition(x):
+    """Mächler's two forms: 1 - e^x loses the digits of a small x, log(1 - p) those of a small p = e^x."""
+    x = -x.abs()  # (it is also given BENIGN, which is positive)
+    near = x > -math.log(2)
+    # Select before the logarithms: each has an infinite slope where the other is meant.
+    return torch.where(near, log(-torch.expm1(torch.where(near, x, -1))), torch.log1p(-torch.where(near, -1, x).exp()))
+
+
+_log1mexp = Unary(
+    "log1mexp",
+    definition,
+    absent=lambda x, eps: x > -eps,
+    stand_in=lambda x, eps, fill_value: filled(x, (), eps).log(),
+    domain=(log_probability,),
+)
+
+# ---- public function
+
+
+@_log1mexp.public("(Tensor input) -> Tensor")
+def log1mexp(input):
+    """`log(1 - exp(input))` of a negative `input`: the logarithm of 1 - p, from the logarithm of p.
+
+    Exact on both sides: where p is nearly 1 (`log(-expm1(x))`), and where it is nearly 0 (`log1p(-exp(x))`). From the
+    smallest normal number of the compute dtype on (-1.2e-38 in fp32, which half inputs use) the result stays at its
+    logarithm, -87.3, with gradient 0, at 0 and above it too. A NaN shows in the result.
+
+    Args:
+        input: floating (or integer) tensor, at most 0: a logarithm of probabilities.
+
+    Returns:
+        A tensor of `input`'s shape and dtype (of integers: the default dtype), at least fp32 under autocast.
+
+    Raises:
+        TypeError: `input` is no (real) tensor.
+
+    The formulas are those of M. Mächler, "Accurately Computing log(1 - exp(-|a|))" (2012).
+
+    Example:
+        >>> safeops.log1mexp(torch.tensor([-1e-10, -1.0, -40.0]))
+        tensor([-2.3026e+01, -4.5868e-01, -4.2484e-18])
+    """
+    return _log1mexp.call(input)

@@ -1,0 +1,13 @@
+"""The `safeops` command. It is here, and not in safeops, whose import is torch's: `safeops lint` needs neither."""
+
+import sys
+
+
+def main():
+    if sys.argv[1:2] == ["lint"]:
+        from safeops_lint.command import main
+
+        return main(sys.argv[2:], "safeops lint")
+    from safeops.cli import main
+
+    return main()
