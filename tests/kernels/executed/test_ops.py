@@ -1,9 +1,10 @@
 """Each op is executed as Triton compiles it: values and gradients against the definition in fp64, with the checks of
-the executor, in two orders of blocks and warps.
+the executor, in several orders of blocks and warps.
 
 `make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton and the pinned one;
 `make test-all` every dtype, and the contract's clauses of numbers and layouts."""
 
+import itertools
 import warnings
 
 import pytest
@@ -76,8 +77,7 @@ def test_rows_of_several_tiles(name, version):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [80, 100, 120])
-@pytest.mark.parametrize("name", FIRSTS)
+@pytest.mark.parametrize("name, arch", list(zip(FIRSTS, itertools.cycle([80, 100, 120]))))
 def test_other_architectures(name, arch):
     subject = SUBJECTS[name]
     run_all([(subject, subject.samples[0], F32, {})], arch=arch)
