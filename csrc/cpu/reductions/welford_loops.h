@@ -142,8 +142,9 @@ void moments_loop(const int64_t* kept, const C* pivot, const C* s1, const C* s2,
     const double n = static_cast<double>(kept[i]), sum = static_cast<double>(s1[i]);
     const bool any = n != 0;
     const double offset = select_or_zero(any, sum / select(any, n, 1.0));
+    const double part_mean = static_cast<double>(pivot[i]) + offset;
     w[i] = n;
-    mean[i] = select_or_zero(any, static_cast<double>(pivot[i]) + offset);
+    mean[i] = select_or_zero(any, part_mean + (part_mean - part_mean));  // NaN if an element is infinite
     m2[i] = static_cast<double>(s2[i]) - sum * offset;
   }
 }
