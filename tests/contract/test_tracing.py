@@ -108,6 +108,28 @@ def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
         assert torch.equal(got, want)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if not isinstance(record.call, str)])
+def test_a_module_that_keeps_operands_compiles_for_dynamic_sizes(name):
+    """Dynamo knows the sizes of a module's own tensors by numbers, and those of the input by symbols."""
+    record = RECORDS[name]
+    (first, x), *rest = record.tensors().items()
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for key, value in rest:
+                self.register_buffer(key, value.to(DEVICE))
+
+        def forward(self, x):
+            return getattr(safeops, name)(**{**record.call, **dict(self.named_buffers()), first: x})
+
+    torch._dynamo.reset()
+    module, x = Module(), x.to(DEVICE)
+    got = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, module(x), equal_nan=True)
+
+
 def test_a_value_without_a_gradient_may_be_written_before_backward():
     x = torch.randn(6, device=DEVICE, requires_grad=True)
     value = torch.zeros((), device=DEVICE)
