@@ -342,6 +342,12 @@ PRODUCTS = {
     "matmul": lambda x: x @ x.T,
     "linear": lambda x: torch.nn.functional.linear(x, WEIGHT, bias=WEIGHT[:, 0]),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "einsum of a list": lambda x: torch.einsum("ij,kj->ik", [x, WEIGHT]),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x, WEIGHT.mT, x]),
+    "inner": lambda x: torch.inner(x, WEIGHT),
+    "linalg.matmul": lambda x: torch.linalg.matmul(x, WEIGHT.mT),
+    "linalg.vecdot": lambda x: torch.linalg.vecdot(x, WEIGHT),
+    "a region": lambda x: safeops.fp32_region(torch.matmul)(x, WEIGHT.mT),
     "addmm": lambda x: torch.addmm(x.sum(), x, x.mT, alpha=2),
     "conv2d": lambda x: torch.nn.functional.conv2d(x.reshape(1, 32, 8, 8), KERNEL, padding=1),
     "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
