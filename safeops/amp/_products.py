@@ -28,7 +28,7 @@ class Products(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func not in PRODUCTS:
+        if func not in PRODUCTS or func is F.scaled_dot_product_attention and _drops(*args, **kwargs):
             return func(*args, **kwargs)
         # (once each: Dynamo takes no tensor twice; those without a derivative last)
         tensors = []
@@ -43,6 +43,11 @@ class Products(TorchFunctionMode):
             return func(*new_args, **new_kwargs)
 
         return _Product.apply(product, sum(x.is_floating_point() for x in tensors), *tensors)
+
+
+def _drops(query, key, value, attn_mask=None, dropout_p=0.0, *options, **more):
+    """True for attention with dropout: backward computes a product once more, which would draw another dropout."""
+    return dropout_p != 0
 
 
 class _Product(torch.autograd.Function):

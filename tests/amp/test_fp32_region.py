@@ -381,6 +381,15 @@ def test_a_compiled_product_has_its_backward_in_fp32(name, context):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=float(want.abs().max()) * 1e-6)
 
 
+def test_a_compiled_attention_has_the_gradient_of_the_dropout_it_drew():
+    attention = safeops.fp32_region(lambda q, v: torch.nn.functional.scaled_dot_product_attention(q, q, v, None, 0.5))
+    q, v = torch.randn(1, 1, 8, 4), torch.randn(1, 1, 8, 4, requires_grad=True)
+    torch._dynamo.reset()
+    total = torch.compile(attention, fullgraph=True, backend="aot_eager")(q, v).sum()
+    (grad,) = torch.autograd.grad(total, v)
+    torch.testing.assert_close((grad * v).sum(), total)  # the total is linear in v
+
+
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: torch.distributions.Independent(d, 1)])
 def test_distributions_are_upcast(wrap):
     x = torch.tensor([300.0, 1e-3], dtype=torch.float16, requires_grad=True)
