@@ -51,22 +51,23 @@ def _init(self, **options):
             choices = ", ".join(self.defaults)
             raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}; the options are {choices}")
     options = self.defaults | options
-    buffers = {key: options[key] for key in self.op.buffers}
+    buffers = self.op.buffers
     self.op.validate_options(name, *(value for key, value in options.items() if key not in buffers))
-    for key, value in buffers.items():
-        self.op.validate_buffer(name, key, value)
-        self.register_buffer(key, value)
     for key, value in options.items():
-        if isinstance(value, torch.Tensor) and key not in buffers:  # a buffer goes where the module goes
-            self.register_buffer(key, value, persistent=False)
-        elif key not in buffers:
+        if key in buffers:
+            self.op.validate_buffer(name, key, value)
+        is_tensor = key in buffers or isinstance(value, torch.Tensor)
+        if is_tensor and not isinstance(value, torch.nn.Parameter):
+            self.register_buffer(key, value)
+        else:  # torch registers a Parameter by itself
             setattr(self, key, value)
 
 
 _DOC = """Module of `safeops.{function}`, which describes the arguments, shapes, dtypes and errors.
 
 Args:
-    {options}: the options, keyword-only.
+    {options}: the options, keyword-only. Where one may be a tensor, a
+        Parameter is trained with the module, and any other is a buffer of it.
 
 Called with ({call}).
 

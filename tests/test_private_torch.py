@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 import safeops
 from safeops.core import private_torch
+from safeops.ops.rows.token_log_probs import TokenLogProbs
 
 PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|(from|import) torch[\w.]*\._|\b\w+\._(version|base|cdata|schema)\b")
 
@@ -131,6 +132,12 @@ def test_value_at_trace():
 
 
 # ---- ops
+
+
+def test_named_tuples_are_saved_by_their_names():
+    spec = private_torch._pytree.tree_structure(TokenLogProbs(1, 2, 3))
+    text = private_torch._pytree.treespec_dumps(spec)
+    assert '"safeops.TokenLogProbs"' in text and private_torch._pytree.treespec_loads(text) == spec
 
 
 def test_kernels_that_the_dispatcher_has():

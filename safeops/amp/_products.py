@@ -9,16 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-_NAMES = "matmul mm bmm mv addmm addmv addr addbmm baddbmm"
+from safeops.amp._nested import map_tensors
+
+_NAMES = "matmul mm bmm mv addmm addmv addr addbmm baddbmm inner"
 _METHODS = f"{_NAMES} __matmul__ __rmatmul__"
 _FUNCTIONS = f"{_NAMES} einsum tensordot chain_matmul prelu conv1d conv2d conv3d conv_transpose1d conv_transpose2d"
 _NN = "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu"
 PRODUCTS = {
     *(getattr(torch.Tensor, name) for name in _METHODS.split()),
-    *(getattr(torch, name) for name in f"{_FUNCTIONS} conv_transpose3d".split()),
+    *(getattr(torch, name) for name in f"{_FUNCTIONS} conv_transpose3d conv_tbc".split()),
     *(getattr(F, name) for name in f"{_NN} scaled_dot_product_attention".split()),
-    torch.linalg.multi_dot,
-}  # those of autocast's list of half
+    *(torch.linalg.matmul, torch.linalg.multi_dot, torch.linalg.vecdot),
+}  # those of autocast's list of half, and functions made of them
 
 
 class Products(TorchFunctionMode):
@@ -26,20 +28,26 @@ class Products(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func not in PRODUCTS:
+        if func not in PRODUCTS or func is F.scaled_dot_product_attention and _drops(*args, **kwargs):
             return func(*args, **kwargs)
         # (once each: Dynamo takes no tensor twice; those without a derivative last)
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        tensors = []
+        map_tensors(lambda x: tensors.append(x) or x, (args, kwargs))  # (einsum and multi_dot take them in lists)
         tensors = [x for i, x in enumerate(tensors) if not any(x is y for y in tensors[:i])]
         tensors.sort(key=lambda x: not x.is_floating_point())
 
         def product(*values):
-            def value_of(x):
-                return next((v for t, v in zip(tensors, values) if t is x), x) if isinstance(x, torch.Tensor) else x
-
-            return func(*map(value_of, args), **{key: value_of(x) for key, x in kwargs.items()})
+            new_args, new_kwargs = map_tensors(
+                lambda x: next(v for t, v in zip(tensors, values) if t is x), (args, kwargs)
+            )
+            return func(*new_args, **new_kwargs)
 
         return _Product.apply(product, sum(x.is_floating_point() for x in tensors), *tensors)
+
+
+def _drops(query, key, value, attn_mask=None, dropout_p=0.0, *options, **more):
+    """True for attention with dropout: backward computes a product once more, which would draw another dropout."""
+    return dropout_p != 0
 
 
 class _Product(torch.autograd.Function):

@@ -1,5 +1,7 @@
 """clip_grad_norm_: torch's, with the arithmetic in fp32, and a say in what happens to gradients that are not finite."""
 
+import types
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -59,6 +61,10 @@ def clip_grad_norm_(
     ord = order("clip_grad_norm_", norm_type)
     check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
     check.choice("clip_grad_norm_", "nonfinite", nonfinite, NONFINITE)
+    if isinstance(parameters, types.GeneratorType):
+        parameters = list(parameters)
+        if not parameters:  # most often one that a loop has exhausted
+            warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
     keys, result = gradients("clip_grad_norm_", parameters)
     if not result:
         return torch.tensor(0.0)

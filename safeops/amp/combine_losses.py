@@ -8,11 +8,13 @@ import torch
 from safeops.core import check
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.private_torch import saved_by_name
 from safeops.core.symbolic import scalar
 
 NONFINITE = ("propagate", "skip", "raise")
 
 
+@saved_by_name
 class CombinedLosses(NamedTuple):
     """The result of `combine_losses`. It holds no number that the host would have to wait for."""
 

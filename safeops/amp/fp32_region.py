@@ -11,7 +11,7 @@ import torch
 from safeops.amp._nested import map_tensors
 from safeops.amp._products import Products
 from safeops.core.dtypes import HALF
-from safeops.core.private_torch import is_exporting
+from safeops.core.private_torch import function_mode_stack, is_exporting
 
 Function = TypeVar("Function", bound=Callable)
 _ACCELERATOR = torch.accelerator.current_accelerator(check_available=False)
@@ -76,7 +76,9 @@ def _without(types):
 
 @contextlib.contextmanager
 def _compiled():
-    with Products(), _without(DEVICE_TYPES):
+    # (one mode is enough: a region around this one would take the product inside of a Function for another product)
+    is_inside = any(isinstance(mode, Products) for mode in function_mode_stack())
+    with contextlib.nullcontext() if is_inside else Products(), _without(DEVICE_TYPES):
         yield
 
 

@@ -122,13 +122,18 @@ def no_dtensor(function, name, x):
         raise TypeError(f"{function}: {name} must be no DTensor: pass what this rank holds (to_local, full_tensor)")
 
 
+def stretches(size, other):
+    """True if a dim of `size` broadcasts to one of `other`."""
+    return size == 1 or size == other  # (to Dynamo, a number is `in` no tuple of sizes that it knows by a symbol)
+
+
 def broadcast(function, **operands):
     """The common shape of the named tensors."""
     # by hand: an exception of torch.broadcast_shapes cannot be caught inside a trace
     common = [1] * max(x.dim() for x in operands.values())
     for x in operands.values():
         for d, size in enumerate(reversed(x.shape), 1):
-            if size != 1 and common[-d] not in (1, size):
+            if size != 1 and not stretches(common[-d], size):
                 shapes = " and ".join(f"{name} {shown(x)}" for name, x in operands.items())
                 raise ValueError(f"{function}: {shapes} do not broadcast")
             common[-d] = size if common[-d] == 1 else common[-d]
@@ -138,7 +143,7 @@ def broadcast(function, **operands):
 def broadcasts_to(function, name, x, target_name, target, shape=None):
     """x must broadcast to the shape of `target`, or another that is made of it, without enlarging it."""
     shape = target.shape if shape is None else shape
-    fits = x.dim() <= len(shape) and all(s in (1, t) for s, t in zip(reversed(x.shape), reversed(shape)))
+    fits = x.dim() <= len(shape) and all(map(stretches, reversed(x.shape), reversed(shape)))
     if not fits:
         raise ValueError(f"{function}: {name} {shown(x)} does not broadcast to {target_name} {shown(target, shape)}")
 

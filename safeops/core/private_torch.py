@@ -46,6 +46,15 @@ def value_at_trace(x):
 # To set torch.backends.mkldnn.enabled, also where torch.testing has forbidden that; its context manager warns of TF32.
 enable_onednn = torch._C._set_mkldnn_enabled
 
+# ---- exported programs
+
+
+def saved_by_name(cls):
+    """Decorator of a NamedTuple of tensors: an exported program that returns one can be saved."""
+    _pytree._register_namedtuple(cls, serialized_type_name=f"safeops.{cls.__name__}")
+    return cls
+
+
 # ---- ops
 
 dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key

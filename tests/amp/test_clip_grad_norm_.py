@@ -216,6 +216,15 @@ def test_bad_arguments_are_named():
     assert (shared[0].grad == 1).all() and safeops.grad_norm(shared) == 3
 
 
+def test_an_exhausted_generator_is_told_as_by_torch():
+    for clip in (torch.nn.utils.clip_grad_norm_, safeops.clip_grad_norm_):
+        exhausted = (p for p in [])
+        with pytest.warns(UserWarning, match="is an empty generator, no gradient clipping will occur") as warned:
+            clip(exhausted, 1.0)
+        assert warned[0].filename == __file__
+        clip([], 1.0)  # an empty list is meant
+
+
 def test_no_synchronisation():
     """Nothing is read by the host, kernels or not, but where it is asked for."""
     p = parameters(clones(mixed()))

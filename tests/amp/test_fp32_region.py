@@ -342,6 +342,12 @@ PRODUCTS = {
     "matmul": lambda x: x @ x.T,
     "linear": lambda x: torch.nn.functional.linear(x, WEIGHT, bias=WEIGHT[:, 0]),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "einsum of a list": lambda x: torch.einsum("ij,kj->ik", [x, WEIGHT]),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x, WEIGHT.mT, x]),
+    "inner": lambda x: torch.inner(x, WEIGHT),
+    "linalg.matmul": lambda x: torch.linalg.matmul(x, WEIGHT.mT),
+    "linalg.vecdot": lambda x: torch.linalg.vecdot(x, WEIGHT),
+    "a region": lambda x: safeops.fp32_region(torch.matmul)(x, WEIGHT.mT),
     "addmm": lambda x: torch.addmm(x.sum(), x, x.mT, alpha=2),
     "conv2d": lambda x: torch.nn.functional.conv2d(x.reshape(1, 32, 8, 8), KERNEL, padding=1),
     "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
@@ -373,6 +379,15 @@ def test_a_compiled_product_has_its_backward_in_fp32(name, context):
         value = torch.compile(loss, fullgraph=True, backend="aot_eager")(x)
     (got,) = torch.autograd.grad(value * 65536, x)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=float(want.abs().max()) * 1e-6)
+
+
+def test_a_compiled_attention_has_the_gradient_of_the_dropout_it_drew():
+    attention = safeops.fp32_region(lambda q, v: torch.nn.functional.scaled_dot_product_attention(q, q, v, None, 0.5))
+    q, v = torch.randn(1, 1, 8, 4), torch.randn(1, 1, 8, 4, requires_grad=True)
+    torch._dynamo.reset()
+    total = torch.compile(attention, fullgraph=True, backend="aot_eager")(q, v).sum()
+    (grad,) = torch.autograd.grad(total, v)
+    torch.testing.assert_close((grad * v).sum(), total)  # the total is linear in v
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: torch.distributions.Independent(d, 1)])

@@ -1,5 +1,7 @@
 """Compiled functions and autograd around an op: derivatives inside, one tensor twice, no gradient that arrives."""
 
+import io
+
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -106,6 +108,28 @@ def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
         assert torch.equal(got, want)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if not isinstance(record.call, str)])
+def test_a_module_that_keeps_operands_compiles_for_dynamic_sizes(name):
+    """Dynamo knows the sizes of a module's own tensors by numbers, and those of the input by symbols."""
+    record = RECORDS[name]
+    (first, x), *rest = record.tensors().items()
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for key, value in rest:
+                self.register_buffer(key, value.to(DEVICE))
+
+        def forward(self, x):
+            return getattr(safeops, name)(**{**record.call, **dict(self.named_buffers()), first: x})
+
+    torch._dynamo.reset()
+    module, x = Module(), x.to(DEVICE)
+    got = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, module(x), equal_nan=True)
+
+
 def test_a_value_without_a_gradient_may_be_written_before_backward():
     x = torch.randn(6, device=DEVICE, requires_grad=True)
     value = torch.zeros((), device=DEVICE)
@@ -113,3 +137,33 @@ def test_a_value_without_a_gradient_may_be_written_before_backward():
     value.add_(1)
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(dx, (x <= 0).to(x.dtype))
+
+
+NAMED_TUPLES = {
+    "token_log_probs": lambda x, y: safeops.token_log_probs(x, y),
+    "token_log_probs(with_argmax)": lambda x, y: safeops.token_log_probs(x, y, with_argmax=True),
+    "linear_token_log_probs": lambda x, y: safeops.linear_token_log_probs(x, torch.ones_like(x), y),
+}
+
+
+@pytest.mark.parametrize("name", NAMED_TUPLES)
+def test_an_exported_program_that_returns_a_named_tuple_can_be_saved(name):
+    class Program(torch.nn.Module):
+        def forward(self, x, y):
+            return NAMED_TUPLES[name](x, y)
+
+    example, file = (torch.randn(2, 3), torch.tensor([0, 1])), io.BytesIO()
+    torch.export.save(torch.export.export(Program(), example), file)
+    file.seek(0)
+    got, want = torch.export.load(file).module()(*example), Program()(*example)
+    assert type(got) is type(want)
+    torch.testing.assert_close(tuple(got), tuple(want))
+
+
+def test_an_exported_program_that_returns_combined_losses_can_be_saved():
+    class Program(torch.nn.Module):
+        def forward(self, x):
+            return safeops.combine_losses({"a": x.sum(), "b": (x.mean(), 0.5)})
+
+    # (torch cannot load it: a string among the results is beyond its loader)
+    torch.export.save(torch.export.export(Program(), (torch.randn(2, 3),)), io.BytesIO())

@@ -103,7 +103,7 @@ def validate(features0, features1, weights, mask):
         check.same_device(NAME, "features0[0]", first, **operands)
     if mask is not None:
         check.boolean(NAME, "mask", mask, "True = keep")
-        fits = mask.dim() == 4 and mask.shape[0] in (1, first.shape[0]) and mask.shape[1] == 1
+        fits = mask.dim() == 4 and check.stretches(mask.shape[0], first.shape[0]) and mask.shape[1] == 1
         if not fits or 0 in mask.shape[2:] and any(f.shape[2:] != mask.shape[2:] for f in features0):
             wanted = f"(N, 1, H, W) for features0[0] {check.shown(first)}"
             raise ValueError(f"{NAME}: mask must be {wanted}, got shape {check.shown(mask)}")

@@ -83,7 +83,7 @@ def quantile_loss(
         tensor(0.6250)
     """
     if not isinstance(quantile, (list, tuple, torch.Tensor)):
-        if hasattr(quantile, "__len__"):  # an array of numpy, say
+        if not check.is_number(quantile) and hasattr(quantile, "__len__"):  # an array of numpy, say
             _quantile_loss.parameters[0].check("quantile_loss", quantile)
         return _quantile_loss.call(input, target, mask, weight, reduction, denominator, empty, quantile)
     quantile, target = _along_last_dim(input, target, quantile)
@@ -103,7 +103,7 @@ def _along_last_dim(input, target, quantile):
         )
     if target.dim() == input.dim() - 1 and target.shape == input.shape[:-1]:
         target = target.unsqueeze(-1)
-    elif target.shape[:-1] != input.shape[:-1] or target.dim() == 0 or target.shape[-1] not in (1, count):
+    elif target.shape[:-1] != input.shape[:-1] or target.dim() == 0 or not check.stretches(target.shape[-1], count):
         raise ValueError(
             f"{name}: target {check.shown(target)} must be {tuple(input.shape[:-1])}, {(*input.shape[:-1], 1)} or "
             f"input's {check.shown(input)}, of which the last dim are the {count} quantiles"

@@ -146,7 +146,7 @@ def _scale(
     at_once=None,
 ):  # fmt: skip
     """scale_of rows with the upstream gradients g, and weights of their classes. log_sum: None if it is not known."""
-    if x.dtype != torch.float16 or not linear_weight.numel():
+    if x.dtype != torch.float16 or not linear_weight.numel() or not x.numel():
         return None
     x, largest = torch.where(keep.unsqueeze(1), x, 0), g.double().abs() / temperature
     if weight is not None:  # what no row has, of classes, may be anything

@@ -103,6 +103,7 @@ class MultiMarginLoss(Classification):
         if is_watched(input):
             return False, (input, target, weight, mask, margin, p)
         plain = margin.__class__ is float and p.__class__ is int and p in (1, 2)
+        plain = plain and (is_compiling() or input.numel())  # a kernel does not look at rows of no classes
         if not plain or target.dtype not in INDICES[:2]:
             self.validate(input, target, weight, mask, margin, p)
             p, target = 2 if p == 2 else 1, target.long()
@@ -120,8 +121,7 @@ class MultiMarginLoss(Classification):
         check.mask(name, mask, "the rows", input, rows)
         check.same_device(name, "input", input, target=target, mask=mask, weight=weight)
         self.validate_numbers(name, p, margin)
-        if input.shape[-1]:
-            refuse_missing_class(name, target, mask, None, input.shape[-1], "input", input.shape)
+        refuse_missing_class(name, target, mask, None, input.shape[-1], "input", input.shape)
 
     def validate_numbers(self, name, p, margin):
         if not check.is_number(p) or p not in (1, 2):
@@ -146,7 +146,8 @@ _multi_margin_loss.example = "torch.eye(2), torch.tensor([0, 1])"
 def one_row(input, target):
     """Torch's other forms of one row: a score alone is a row of one class, its class a vector of one."""
     tensors = isinstance(input, torch.Tensor) and isinstance(target, torch.Tensor)
-    one = tensors and (input.dim() < 2 or input.dim() == 2 and len(input) == 1 and target.dim() == 0)
+    # (the size is asked last: a trace would be bound to it)
+    one = tensors and (input.dim() < 2 or target.dim() == 0 and input.dim() == 2 and len(input) == 1)
     if not one or target.numel() != 1:
         return input
     return input.reshape(1, -1) if target.dim() else input.reshape(-1)

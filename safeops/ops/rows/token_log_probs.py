@@ -8,6 +8,7 @@ from safeops.core import check
 from safeops.core.dtypes import compute_dtype, wide_on_cpu
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
+from safeops.core.private_torch import saved_by_name
 from safeops.core.route import PLAIN
 from safeops.ops.rows._classification import (
     INDICES,
@@ -26,12 +27,14 @@ NAME = "token_log_probs"
 INF = float("inf")
 
 
+@saved_by_name
 class TokenLogProbs(NamedTuple):
     log_prob: torch.Tensor
     entropy: torch.Tensor
     logsumexp: torch.Tensor
 
 
+@saved_by_name
 class TokenLogProbsAndArgmax(NamedTuple):
     log_prob: torch.Tensor
     entropy: torch.Tensor

@@ -73,8 +73,7 @@ def triplet_margin_with_distance_loss(
         check.floating(NAME, "weight", weight)
     for key, x in (("mask", mask), ("weight", weight)):
         if x is not None:
-            sizes = zip(x.shape, anchor.shape)
-            if x.dim() > anchor.dim() or any(size not in (1, n) for size, n in sizes):
+            if x.dim() > anchor.dim() or not all(map(check.stretches, x.shape, anchor.shape)):
                 raise ValueError(
                     f"{NAME}: {key} {check.shown(x)} must have the first dims of anchor {check.shown(anchor)}"
                 )

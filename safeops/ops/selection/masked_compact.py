@@ -79,7 +79,7 @@ class MaskedCompact(Op):
     def validate(self, input, mask, capacity, fill_value):
         check_movable("masked_compact", "input", input)
         check.boolean("masked_compact", "mask", mask, "True = keep")
-        if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
+        if mask.dim() > input.dim() or not all(map(check.stretches, mask.shape, input.shape)):
             raise ValueError(
                 f"masked_compact: mask {check.shown(mask)} does not broadcast to the first {mask.dim()} dims of input "
                 f"{check.shown(input)}"

@@ -90,7 +90,8 @@ def test_modules_copy_save_and_print(name):
     buffer.seek(0)
     for twin in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
         assert torch.equal(twin(*operands), module(*operands))
-    assert not list(module.parameters()) and module.state_dict().keys() == set(module.op.buffers)
+    tensors = {key for key, x in defaults.items() if isinstance(x, torch.Tensor)}
+    assert not list(module.parameters()) and module.state_dict().keys() == tensors | set(module.op.buffers)
     for option, value in {"reduction": "sum", **defaults}.items():
         assert option in module.op.buffers or f"{option}={value!r}" in repr(module)
 
@@ -110,6 +111,31 @@ def test_tensors_of_a_constructor_are_checked_and_move_with_the_module():
             safeops.nn.BCEWithLogitsLoss(pos_weight=wrong)
     module = safeops.nn.BCEWithLogitsLoss(pos_weight=torch.ones(2))
     assert module.to(torch.float64).pos_weight.dtype == torch.float64
+
+
+TENSOR_OPTIONS = [
+    *((name, key) for name in MODULES for key in getattr(safeops.nn, name).op.buffers),
+    ("QuantileLoss", "quantile"),
+    ("InfoNCELoss", "temperature"),
+    ("SupervisedContrastiveLoss", "temperature"),
+]
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.Tensor.detach])
+@pytest.mark.parametrize("name, key", TENSOR_OPTIONS)
+def test_a_tensor_option_is_trained_or_kept_and_always_saved(name, key, kind):
+    value = kind(torch.tensor(0.5 if key == "temperature" else [0.5, 0.5]))
+    module = getattr(safeops.nn, name)(**{key: value})
+    trained = {key: value} if kind is torch.nn.Parameter else {}
+    assert dict(module.named_parameters()).keys() == trained.keys()
+    assert torch.equal(module.state_dict()[key], value) and getattr(module, key) is value
+
+
+def test_a_learned_temperature_gets_a_gradient():
+    temperature = torch.nn.Parameter(torch.tensor(0.5))
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    safeops.nn.InfoNCELoss(temperature=temperature)(x, y).backward()
+    assert temperature.grad is not None and temperature.grad != 0
 
 
 @pytest.mark.parametrize(

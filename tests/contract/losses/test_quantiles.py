@@ -148,3 +148,13 @@ def test_quantiles_go_where_the_module_goes():
     module = safeops.nn.QuantileLoss(quantile=torch.tensor([0.25, 0.5])).to("meta")
     x = torch.zeros(3, 2, device="meta")
     assert module(x, x[:, 0]).device.type == "meta"
+
+
+def test_a_quantile_that_changes_compiles_whole():
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, y, q: safeops.quantile_loss(x, y, quantile=q), fullgraph=True, backend="aot_eager"
+    )
+    x, y = torch.randn(6, 5, device=DEVICE), torch.randn(6, 5, device=DEVICE)
+    for q in (0.5, 0.9, 0.1):
+        torch.testing.assert_close(compiled(x, y, q), safeops.quantile_loss(x, y, quantile=q))

@@ -400,3 +400,13 @@ def test_checkpointed(rows):
             t.grad = None
         loss.backward()
         torch.testing.assert_close((x.grad, w.grad, b.grad), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_no_rows_with_a_z_loss(dtype):
+    x = torch.randn(0, 3, dtype=dtype, device=DEVICE, requires_grad=True)
+    w = torch.randn(5, 3, dtype=dtype, device=DEVICE, requires_grad=True)
+    target = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    loss = safeops.linear_cross_entropy(x, w, target, z_loss=1e-4)
+    loss.backward()
+    assert loss == 0 and not w.grad.any() and x.grad.shape == x.shape
