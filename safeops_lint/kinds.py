@@ -29,7 +29,7 @@ PLUMBING = re.compile(
     r"|^__(?!call__)|config|lossless|^extra_repr$",
     re.I,
 )
-# Of these the verb may be a part of what the loss is called: load_balancing_loss, initial_condition_loss.
+# The verb of these may be a part of what the loss is called: load_balancing_loss, initial_condition_loss.
 VERB = re.compile(r"^_*(load|init|test|update|parse|convert|reset|register)", re.I)
 NOT_A_LOSS = re.compile(r"^((set|make|build|create)_|(log|get)_(?!(\w+_)?loss$))", re.I)
 

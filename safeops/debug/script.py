@@ -128,7 +128,7 @@ def _watcher(tool, last=None, select=None, html=None):
 
 
 def _print_of_child(strict, watcher, name):
-    """What a process found that the script started."""
+    """The findings of a process that the script started."""
     found = watcher.reports or watcher.overflows if isinstance(watcher, trace) else watcher.findings
     if found:
         print(f"in {name}:")

@@ -1,4 +1,4 @@
-"""Whether a value can be asked for: then torch's own function is called wherever its result is right."""
+"""Values that can be asked for: then torch's own function is called wherever its result is right."""
 
 import torch
 

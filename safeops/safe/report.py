@@ -19,7 +19,7 @@ class Replacement(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """What is not mended at one line: a function of torch that was left alone, or a sum over gradients that are NaN."""
+    """Remarks on a line: a function of torch that was left alone, or a sum over gradients that are NaN."""
 
     function: str
     remark: str

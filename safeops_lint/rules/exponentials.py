@@ -32,7 +32,7 @@ def exponentials(node, walk, depth=0):
         yield from exponentials(n, walk, depth + 1)
 
 
-# Of a row that keeps nothing it is -inf, as the logarithm of the sum is, and its gradient 0.
+# A row that keeps nothing gives -inf, the logarithm of its sum, with a gradient of 0.
 MASKED = "safeops.masked_logsumexp(x.masked_fill(~mask, -math.inf), dim=dim)"
 SHIFTED = "exp of x less the largest that is summed (x - x.amax())"  # the same quotient, whatever is summed
 

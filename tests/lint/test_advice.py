@@ -1,4 +1,4 @@
-"""What is advised is put in: on halves it gives the value and the gradient that the code has in fp64 on the same."""
+"""Advice is put in: on halves it gives the value and the gradient that the code has in fp64 on the same."""
 
 import math
 

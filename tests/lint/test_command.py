@@ -392,7 +392,7 @@ def test_it_loads_neither_torch_nor_safeops(module, others):
 
 
 def test_safeops_lint_loads_no_torch(tmp_path):
-    """By the entry point that the package installs."""
+    """The entry point is the one that the package installs."""
     (tmp_path / "a.py").write_text(BAD)
     module, function = re.search(
         r'^safeops = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE

@@ -81,7 +81,7 @@ WIDE = (".half()", ".bfloat16()", ".float()", "torch.float16", "torch.bfloat16",
 
 
 def in_fp64(source, name):
-    """What the program prints where every cast in it is to fp64, and what is made without a dtype is, too."""
+    """The program's output where every cast in it is to fp64, and what is made without a dtype is, too."""
     for cast in WIDE:
         source = source.replace(cast, "torch.float64" if cast.startswith("torch") else ".double()")
     out = io.StringIO()

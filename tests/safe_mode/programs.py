@@ -70,7 +70,7 @@ GUARDS = ("torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()", "t
 PURE = (VALUES,) * 3 + (PRODUCTS,) * 3 + (MASKS,) + (NUMBERS,) * 3
 COMPILED = tuple(tuple(x for x in kind if ".norm()" not in x) for kind in PURE)
 ALL = PURE * 2 + (WRITES,) * 3 + (HOOKS,) * 2
-# What torch makes NaN or inf, in the loss or in a gradient, and the mode does not: h has NaN behind m, z has zeros.
+# Losses or gradients that torch makes NaN or inf, and the mode does not: h has NaN behind m, z has zeros.
 PRELUDE = ("h = torch.where(m, a, torch.nan)", "z = (b.abs() + 0.5) * (a.detach() > 0)", "m0 = torch.zeros_like(m)")
 CURES = (
     "{s} = (h * m).sum() + {a}.mean()",

@@ -96,7 +96,7 @@ def checkpointed(call):
 
 
 def compiled(call):
-    """By a Dynamo that loses Tensor.norm in the lookups of any function mode (torch 2.13, docs/limits.md)."""
+    """Compiled by a Dynamo that loses Tensor.norm in the lookups of any function mode (torch 2.13, docs/limits.md)."""
     torch.compiler.reset()
     return torch.compile(call, backend="aot_eager")
 

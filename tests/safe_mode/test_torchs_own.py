@@ -19,7 +19,7 @@ methods = importlib.import_module("torch.testing._internal.common_methods_invoca
 DTYPES = torch.float64, torch.float32, torch.float16
 WIDE = "fp32 in place of fp16"
 
-# What differs: losses, and sums, means and norms that are one number, of half are fp32.
+# These differ: losses, and sums, means and norms that are one number, of half are fp32.
 LOSSES_OF_HALF = """binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy
     gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss
     multilabel_soft_margin_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
@@ -97,7 +97,7 @@ def of_modules(dtypes):
 
 
 def of_functions(dtypes):
-    """The same of each function that has a rule, or whose method has."""
+    """Each function that has a rule, or whose method has, is compared in the same way."""
     for info in methods.op_db:
         loss = info.name.startswith("nn.functional.") and info.name.endswith("loss")
         if not loss and info.op not in RULES and getattr(torch.Tensor, info.name, None) not in RULES:

@@ -13,7 +13,7 @@ struct Log1mexp {
 
   bool absent(C x) const { return x > -eps; }
   C stand_in(C, C) const { return lowest; }
-  // Of x near 0, 1 - e^x is small and log sees its digits; far below, e^x is small and log1p sees them.
+  // Near 0, 1 - e^x is small and log sees its digits; far below, e^x is small and log1p sees them.
   C value(C x) const {
     const C near = math::log(-math::expm1_nonpositive(x)), far = math::log1p(-math::exp(x));
     return select(x > C(-0x1.62e42fefa39efp-1), near, far);  // -log 2
