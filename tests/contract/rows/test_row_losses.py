@@ -308,7 +308,8 @@ def test_modules(name):
     options = {key: call[key] for key in ("margin", "p", "eps", "swap", "temperature") if key in call}
     module = getattr(safeops.nn, op.module)(reduction="sum", **options)
     want = getattr(safeops, name)(*tensors, reduction="sum", mask=keep, **options)
-    assert torch.equal(module(*tensors, mask=keep), want) and not module.state_dict()
+    assert torch.equal(module(*tensors, mask=keep), want)
+    assert module.state_dict().keys() == {key for key, value in options.items() if isinstance(value, torch.Tensor)}
     assert all(f"{key}={value!r}" in repr(module) for key, value in options.items())
     for key in {"margin", "temperature"} & options.keys():
         with pytest.raises(TypeError, match=rf"^{op.module}: {key} must be"):
