@@ -80,7 +80,7 @@ class Check:
             if (ROOT / name).exists():
                 ignore = shutil.ignore_patterns("__pycache__", "results")
                 shutil.copytree(ROOT / name, self.work / name, ignore=ignore)
-        # A worker of pytest-xdist may call this; its children are none.
+        # A worker of pytest-xdist may call this; the processes that it starts are no workers.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
         self.environment = inherited | {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(self.work / "scripts"), str(self.work)]),

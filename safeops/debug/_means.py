@@ -3,10 +3,10 @@
 import torch
 
 from safeops.core import NAME, private_torch
-from safeops.core.op import registry
 from safeops.core.sums import masked_mean
 from safeops.debug._source import line, user_frames
 from safeops.debug._twins import LOSSES, OF_CLASSES
+from safeops.ops.elementwise.safe_div import _safe_div
 
 _DIVISIONS = frozenset("div divide true_divide __truediv__".split())
 
@@ -52,7 +52,7 @@ class Means:
 def _divisor(func, name, args):
     """The number of elements in a division by a count, or by the counts of rows, whose means are averaged behind it."""
     by = args[1] if len(args) > 1 else None
-    divides = name in _DIVISIONS or func is registry["safe_div"].forward
+    divides = name in _DIVISIONS or func is _safe_div.forward
     if not divides or not isinstance(by, torch.Tensor) or by.requires_grad or not isinstance(args[0], torch.Tensor):
         return None
     return by.sum() if not by.dim() or ((by >= 0) & (by == by.round())).all() else None  # (or it is a scale)

@@ -113,8 +113,8 @@ struct Moments {
     }
 
     void join(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      for (auto* all : {mean_, weight_, m2_, joined_})
-        if (!any_joined_) std::fill_n(all, this->width_, 0.0);
+      if (!any_joined_)
+        for (auto* all : {mean_, weight_, m2_, joined_}) std::fill_n(all, this->width_, 0.0);
       any_joined_ = true;
       join_(e, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
     }

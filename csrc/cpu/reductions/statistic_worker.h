@@ -54,7 +54,7 @@ bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& rang
 }
 
 // Calls one(row, p) for each of n elements that lie in rows of `period` columns: p is the column, row.x[p] the element.
-// Of a short row with a mask gcc must not take a register of the mask's bytes at once.
+// By itself gcc takes as many elements at once as a register has bytes of a mask, which a short row has not.
 template <class C, class One>
 inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
   const bool narrow = period < kPad;

@@ -133,19 +133,15 @@ inline void merge_moments(double& w, double& mean, double& m2, double n, double 
   w = total;
 }
 
-// The states (w, mean, m2) of columns by their sums of deviations: merge_moments into nothing.
+// The states of columns by their sums of deviations alone.
 template <class C>
 void moments_loop(const int64_t* kept, const C* pivot, const C* s1, const C* s2, int64_t count, const States& state) {
-  double *w = state.weight, *mean = state.value, *m2 = state.second;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < count; ++i) {
-    const double n = static_cast<double>(kept[i]), sum = static_cast<double>(s1[i]);
-    const bool any = n != 0;
-    const double offset = select_or_zero(any, sum / select(any, n, 1.0));
-    const double part_mean = static_cast<double>(pivot[i]) + offset;
-    w[i] = n;
-    mean[i] = select_or_zero(any, part_mean + (part_mean - part_mean));  // NaN if an element is infinite
-    m2[i] = static_cast<double>(s2[i]) - sum * offset;
+    double w = 0, mean = 0, m2 = 0;
+    merge_moments(w, mean, m2, static_cast<double>(kept[i]), static_cast<double>(pivot[i]), static_cast<double>(s1[i]),
+                  static_cast<double>(s2[i]));
+    state.weight[i] = w, state.value[i] = mean, state.second[i] = m2;
   }
 }
 
