@@ -36,6 +36,7 @@ class Reduction(Op):
     """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
     constant = slice(2, 3)  # weight
+    empties = check.EMPTY
 
     def __init__(self, *record, keyword=None):
         self.keyword = keyword
@@ -60,7 +61,7 @@ class Reduction(Op):
         check.floating(self.name, "input", input)
         validate(self.name, input, mask, weight, dim, keepdim)
         check.output_dtype(self.name, dtype)
-        check.choice(self.name, "empty", empty, check.EMPTY)
+        check.choice(self.name, "empty", empty, self.empties)
         for value in parameter:
             check.number(self.name, self.keyword, value)
 
@@ -75,10 +76,10 @@ class Reduction(Op):
         dims = check.dims(self.name, dim, input.dim())
         weight = None if weight is None else weight.detach()
         check.raise_if_empty(
-            self.name, lambda: ~self._exists(input.detach(), mask, weight, dims, *parameter), input, dim
+            self.name, lambda: ~self.exists(input.detach(), mask, weight, dims, *parameter), input, dim
         )
 
-    def _exists(self, input, mask, weight, dims, *parameter):
+    def exists(self, input, mask, weight, dims, *parameter):
         """Which of the results have something to be made of."""
         return count_kept(kept(mask, weight), input, dims, False) > 0
 

@@ -69,15 +69,19 @@ def cross_entropy(
     if label_smoothing:
         even = (per_class * torch.where(exists, minus_log, 0)).sum(-1) / exists.sum(-1).clamp(min=1)
         loss = (1 - label_smoothing) * loss + label_smoothing * even
-    if z_loss and classes:
-        loss = loss + z_loss * x.logsumexp(-1) ** 2
-    loss = torch.where(keep, loss, 0)
+    z_losses = torch.where(keep, z_loss * x.logsumexp(-1) ** 2, 0) if z_loss and classes else torch.zeros_like(loss)
+    loss, only_rows = torch.where(keep, loss, 0), None
     if row_weight is not None:
-        loss = loss * torch.where(keep, row_weight, 0)
-        row_weights = row_weight.expand(loss.shape) * (1 if row_weights is None else row_weights)
+        loss, z_losses = (t * torch.where(keep, row_weight, 0) for t in (loss, z_losses))
+        only_rows = row_weight.expand(loss.shape)
+        row_weights = only_rows * (1 if row_weights is None else row_weights)
     if reduction == "none":
-        return loss
-    return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
+        return loss + z_losses
+
+    def reduced(loss, row_weights):
+        return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
+
+    return reduced(loss, row_weights) + (reduced(z_losses, only_rows) if z_loss else 0)
 
 
 def nll_loss(
@@ -257,6 +261,7 @@ def _of_logits():
     options = {**smooth, "weight": weights(20), "reduction": "none"}
     yield _sample(data(4, 20, seed=3), indices(4, 1, classes=20), options, name="smoothing, weighted")
     yield _sample(x, t, {"mask": m, "z_loss": 0.125, "reduction": "none"}, name="z-loss")
+    yield _sample(x, t, {"mask": m, "z_loss": 0.125, "weight": weights(5) / 64}, name="z-loss, weighted")
     long = data(3, 40, seed=4), indices(3, 1, classes=40, seed=3)
     options = {"weight": weights(40), "label_smoothing": 0.25, "z_loss": 0.125, "reduction": "none"}
     yield _sample(*long, {**options, "mask": mask(3, 1)}, name="long rows, all options")

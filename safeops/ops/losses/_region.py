@@ -112,6 +112,7 @@ _loss_backward = declare_raw(
 # ---- records
 
 REGIONS = 4096  # of which one block makes the loss in a few microseconds
+IN_KERNEL = 12  # operands that its schema has
 
 
 class OfSums(Op):
@@ -130,7 +131,7 @@ class OfSums(Op):
         if is_compiling():  # no kernel is kept there; and a comparison would bound the sizes that a program takes
             return False, operands
         _, images, classes = operands[0].shape
-        return images * classes <= REGIONS, operands
+        return images * classes <= REGIONS and len(operands) <= IN_KERNEL, operands
 
     def validate(self, *operands):
         """The sums and the options are the region loss's own."""

@@ -18,10 +18,11 @@ from safeops.ops.reductions.masked_var import Spread, deviations
 NAME = "silog_loss"
 
 
-def validate_options(name, reduction, empty, variance_focus, batch):
+def validate_options(name, reduction, empty, variance_focus, batch, eps):
     loss_reduction.validate_options(name, reduction, empty)
     check.number(name, "variance_focus", variance_focus, minimum=0, maximum=1)
     check.boolean_flag(name, "batch", batch)
+    check.number(name, "eps", eps, minimum=0)
 
 
 def validate(input, target, mask, weight, reduction, denominator, batch):
@@ -68,7 +69,7 @@ _silog_loss = Composed(
 
 @_silog_loss.public(
     '(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
-    'Tensor? denominator=None, str empty="zero", float variance_focus=0.85, bool batch=True) -> Tensor'
+    'Tensor? denominator=None, str empty="zero", float variance_focus=0.85, bool batch=True, float eps=0.0) -> Tensor'
 )
 def silog_loss(
     input,
@@ -81,6 +82,7 @@ def silog_loss(
     empty="zero",
     variance_focus=0.85,
     batch=True,
+    eps=0.0,
 ):
     """Scale-invariant error: sqrt(mean(g^2) - variance_focus mean(g)^2), g = log input - log target, over the pixels.
 
@@ -92,7 +94,7 @@ def silog_loss(
 
     A pixel counts where its depth has been measured: a target of 0, below 0, inf or NaN is no measurement, and such a
     pixel does not exist. A kept NaN of `input` shows, and so does a depth that is predicted as 0 or less, which has no
-    logarithm: clamp it where a network can give one, at a depth that its dtype holds (1e-8 is 0 in fp16, 1e-3 is not).
+    logarithm: `eps` is for a network that can give a 0.
 
     Args:
         input: floating tensor of depths, greater than 0, of any shape.
@@ -109,6 +111,8 @@ def silog_loss(
             gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be compiled whole).
         variance_focus: from 0, the root of the mean square, to 1, which does not see the scale.
         batch: whether the pixels of all images are taken together, instead of those of each image (the first dim).
+        eps: added to both depths, in fp32 (in fp16 1e-8 would be 0), at least 0. A predicted 0 then has a gradient, of
+            up to 1 / eps, which must fit `input`'s dtype. It costs a copy of both in fp32.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64.
@@ -124,11 +128,13 @@ def silog_loss(
         >>> safeops.silog_loss(depth + (depth == 0), depth)
         tensor(0.)
     """
-    validate_options(NAME, reduction, empty, variance_focus, batch)
+    validate_options(NAME, reduction, empty, variance_focus, batch, eps)
     validate(input, target, mask, weight, reduction, denominator, batch)
     measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)
     keep = measured if keep is None else measured & keep
     weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # it has two gradients, which are added
+    if eps != 0:
+        input, target = (x.to(compute_dtype(x.dtype)) + eps for x in (input, target))
     g = _log_ratio.call(input, target, keep, None, "none", None, "zero")
     dims = None if batch else tuple(range(1, input.dim()))
     exists = sums.count(g, keep, dim=dims) > 0

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core import check, sums
 from safeops.ops.reductions._statistic import EXP, Statistic, reciprocal
 
 
@@ -25,7 +26,17 @@ def _part(value, origin, scale, parameter):
     return {"x": torch.where(value == -float("inf"), value, origin), "weight": reciprocal(scale)}
 
 
-_masked_logsumexp = Statistic("masked_logsumexp", _define, EXP, part=_part)
+class LogSumExp(Statistic):
+    empties = (*check.EMPTY, "-inf")
+
+    def with_empty_sums(self, input, mask, dim, keepdim, weight, dtype):
+        """-inf, with gradient 0, where nothing is kept."""
+        value = self.call(input, mask, dim, keepdim, weight, dtype, "zero")
+        exists = sums.count(input, mask, dim, keepdim=keepdim, weight=weight) > 0
+        return torch.where(exists, value, float("-inf"))
+
+
+_masked_logsumexp = LogSumExp("masked_logsumexp", _define, EXP, part=_part)
 
 
 @_masked_logsumexp.public()
@@ -35,7 +46,8 @@ def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, 
     The replacement of `torch.logsumexp(x.masked_fill(~mask, -inf), dim)`, which is -inf, with a NaN gradient, where
     nothing is kept. No exponential overflows: they are taken of the distance to the largest kept element. Where every
     kept element is -inf the result is -inf, with gradient 0. Where nothing is kept it is what `empty` says: by default
-    0, not -inf, and a mean over the rows stays finite. Beside other terms, mask those rows out of the loss too.
+    0, not -inf, and a mean over the rows stays finite. Beside other terms, mask those rows out of the loss too, or take
+    the sum of nothing for what it is: with `empty="-inf"` its exponential is 0, and its gradient is.
 
     Args:
         {arguments}
@@ -45,4 +57,6 @@ def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, 
         >>> safeops.masked_logsumexp(x, x.isfinite())
         tensor(200.6931)
     """
+    if isinstance(empty, str) and empty == "-inf":
+        return _masked_logsumexp.with_empty_sums(input, mask, dim, keepdim, weight, dtype)
     return _masked_logsumexp.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -194,6 +194,20 @@ def weighed(loss, keep, weights, row_weight):
     return loss * factor, factor if weights is None else weights * factor
 
 
+def with_mean_1(weight, classes, target, mask, ignore_index, row_weight):
+    """Class weights w' whose mean over the rows is 1: a mean that divides by their sum divides by the rows' number.
+
+    So the z-loss z_i has a mean of its own, beside that of the cross entropy c_i with the class weights w:
+    sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i, for
+    row weights r and w' = w sum_i r_i / sum_i r_i w_i.
+    """
+    _, keep, weights = rows_of(classes, target, weight, mask, ignore_index, torch.float64)
+    rows = keep.double() if row_weight is None else torch.where(keep, row_weight, 0).double()
+    total = (rows * weights).sum()  # noqa: SO105
+    scale = torch.where(total == 0, 1, rows.sum() / torch.where(total == 0, 1, total))
+    return (weight.double() * scale).to(compute_dtype(weight.dtype))
+
+
 # Both docstrings' text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         weight: (C,) floating tensor, a weight for each class. A row whose class has weight 0 is masked out.

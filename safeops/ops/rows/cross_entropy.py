@@ -19,6 +19,7 @@ from safeops.ops.rows._classification import (
     validate_numbers,
     validate_reduction,
     weighed,
+    with_mean_1,
     without_weight_0,
 )
 from safeops.ops.rows._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
@@ -363,7 +364,8 @@ def cross_entropy(
     for class y, class weights w and label smoothing s over the A classes. Of class probabilities q in place of y the
     first term is (1 - s) sum_c w_c q_c (-log p_c). Smoothing: Szegedy et al., "Rethinking the Inception Architecture",
     2016. z-loss: Chowdhery et al., "PaLM", 2022, section 5, and Zoph et al., "ST-MoE", 2022; it keeps the logsumexp
-    near 0, is not multiplied by class weights, and 1e-4 is usual.
+    near 0, is not multiplied by class weights, nor divided by their sum: it has its own mean, over the kept rows. 1e-4
+    is usual.
 
     Any layout is read in place, logits in half without a copy in fp32, and nothing as large as them is allocated but
     their gradient. Like torch.nn.functional.cross_entropy, but that a mean of nothing is `empty` and not NaN, that
@@ -390,6 +392,11 @@ def cross_entropy(
     """
     validate_reduction("cross_entropy", input, reduction, denominator, empty)
     operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
+    if weight is not None and z_loss != 0 and reduction == "mean" and denominator is None:
+        _cross_entropy.validate(*operands)
+        if not target.is_floating_point():
+            weight = with_mean_1(weight, input.shape[class_dim(input)], target, mask, ignore_index, row_weight)
+            operands = *operands[:2], weight, *operands[3:]
     of_rows = _cross_entropy.of_rows
     if row_weight is not None:
         operands = *operands[:3], without_weight_0("cross_entropy", row_weight, mask, input), *operands[4:]

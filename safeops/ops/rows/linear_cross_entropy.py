@@ -18,6 +18,7 @@ from safeops.ops.rows._classification import (
     validate_numbers,
     validate_reduction,
     weighed,
+    with_mean_1,
     without_weight_0,
 )
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer, validate_per_class
@@ -227,6 +228,8 @@ def linear_cross_entropy(
     if check.mesh(input) is None:  # (rows of several dims may be sharded along each)
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
         mask, row_weight = (t if t is None else t.reshape(-1) for t in (mask, row_weight))
+    if weight is not None and z_loss != 0 and reduction == "mean" and denominator is None:
+        weight = with_mean_1(weight, len(linear_weight), target, mask, ignore_index, row_weight)
     takes = reduction != "none" and (row_weight is None or type(row_weight) in PLAIN and not row_weight.requires_grad)
     at_once, needs = _linear_rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes)
     mean, divisor, of_rows = reduction == "mean", None, None

@@ -1,11 +1,22 @@
 """masked_compact: x[mask] of a fixed capacity, so that nobody has to wait for the count."""
 
+from typing import NamedTuple
+
 import torch
 
 from safeops.core import check, route
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
+from safeops.core.private_torch import saved_by_name
 from safeops.ops.selection._selection import MOVABLE, as_double, check_fill, check_movable, select_rows
+
+
+@saved_by_name
+class MaskedCompact(NamedTuple):
+    values: torch.Tensor
+    index: torch.Tensor
+    count: torch.Tensor
+
 
 # ---- definition
 
@@ -57,7 +68,7 @@ _backward = declare_raw(
 # ---- record
 
 
-class MaskedCompact(Op):
+class Compaction(Op):
     owner = "C++/CUDA"
     linear = 1
     visible = 3
@@ -110,7 +121,7 @@ class MaskedCompact(Op):
         return route.differentiable_backward(_take, (origin, results.index, lead), grad)[:1]
 
 
-_masked_compact = MaskedCompact("masked_compact", _forward, _backward, definition)
+_masked_compact = Compaction("masked_compact", _forward, _backward, definition)
 
 # ---- public function
 
@@ -141,6 +152,7 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         fill_value: what unused slots hold; a finite one saturates to the dtype.
 
     Returns:
+        A named tuple of
         values: (capacity, *rest) in `input`'s dtype, `rest` the dims behind those of the mask.
         index: (capacity,) int64; the flat position in the mask (broadcast) of each slot, -1 in unused ones.
         count: 0-dim int64, the number of True in the mask; may exceed `capacity`.
@@ -155,4 +167,4 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         >>> values, index, int(count)
         (tensor([3., 5., 7., 0.]), tensor([ 0,  2,  3, -1]), 3)
     """
-    return _masked_compact.call(input, mask, capacity, fill_value)
+    return MaskedCompact(*_masked_compact.call(input, mask, capacity, fill_value))

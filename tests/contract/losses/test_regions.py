@@ -437,3 +437,17 @@ def test_modules(name):
             getattr(safeops.nn, op.module)(**options)
     with pytest.raises(TypeError, match="unexpected keyword argument 'smooth'"):
         getattr(safeops.nn, op.module)(smooth=1.0)
+
+
+@each_route
+def test_a_perfect_region_has_no_power(route):
+    """Its loss may be -1e-17 by rounding, and the slope of a root at 0 is infinite."""
+    x = torch.eye(3, device=DEVICE)[:, :, None].clone().requires_grad_()
+    for gamma in (0.5, 0.75, 3.0):
+        loss = on(route, "tversky_loss")(x, x.detach(), alpha=0.3, beta=0.7, gamma=gamma)
+        (grad,) = torch.autograd.grad(loss, x)
+        assert loss == 0 and (grad == 0).all()
+    half = on(route, "tversky_loss")(x / 2, x.detach(), reduction="none", smooth_nr=0.0, smooth_dr=0.0)
+    torch.testing.assert_close(
+        on(route, "tversky_loss")(x / 2, x.detach(), reduction="none", smooth_nr=0.0, smooth_dr=0.0, gamma=2.0), half**2
+    )

@@ -124,3 +124,13 @@ def test_it_is_made_of_kernels_waits_for_nothing_and_compiles():
     assert torch.equal(torch.ops.safeops.silog_loss(x, y), want)
     assert torch.equal(safeops.nn.SILogLoss()(x, y), want)
     assert torch.equal(safeops.silog_loss(x, y, weight=t(1.0)), want)
+
+
+def test_a_depth_of_0_is_predicted():
+    depth = depths(2, 3).requires_grad_()
+    x = (depth.detach() * t(0.0, 1.0, 2.0)).half().requires_grad_()
+    assert safeops.silog_loss(x, depth).isinf() or safeops.silog_loss(x, depth).isnan()
+    loss = safeops.silog_loss(x, depth, eps=1e-4)
+    (grad,) = torch.autograd.grad(loss, x)
+    assert loss.isfinite() and grad.isfinite().all() and (grad[:, 0] < 0).all()
+    assert safeops.silog_loss(depth, depth, eps=1e-3) == 0

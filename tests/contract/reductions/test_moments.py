@@ -268,3 +268,18 @@ def test_a_norm_of_zero_has_no_slope_where_there_is_no_kernel():
     assert value.tolist() == [0, 5] and scale.tolist() == pytest.approx([0, 0.2])
     dx = define_backward(tensor([NAN, 1.0]), x, origin, scale, None, None, LINEAR, [1])
     assert dx.tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
+
+
+@each_route
+def test_the_logsumexp_of_nothing_vanishes_from_a_sum(route):
+    """A circle loss: a class that comes once has no positive, and its term is log(1 + 0)."""
+    x = tensor([[0.5, -1.0, NAN], [2.0, 3.0, 300.0], [NAN, NAN, NAN]]).requires_grad_()
+    mask = torch.tensor([[True, True, False], [False, False, False], [False, False, False]], device=DEVICE)
+    for options in ({}, {"weight": torch.ones(3, device=DEVICE), "keepdim": True}):
+        rows = on(route, "masked_logsumexp")(x, mask, 1, empty="-inf", **options)
+        assert rows.flatten()[1:].tolist() == [-math.inf] * 2
+        value = torch.nn.functional.softplus(rows + 80).mean()
+        (grad,) = torch.autograd.grad(value, x)
+        assert grad.count_nonzero() == 2 and value.item() == pytest.approx((80 + math.log(2.0166)) / 3, abs=0.2)
+    with pytest.raises(ValueError, match="masked_logsumexp: empty must be .*-inf.*, got 'inf'"):
+        on(route, "masked_logsumexp")(x, mask, 1, empty="inf")

@@ -401,3 +401,21 @@ def test_the_gradient_of_class_weights_is_the_same_on_any_threads(name, route):
 def test_ignore_index_has_64_bits(name, value):
     with pytest.raises(ValueError, match=f"^{name}: ignore_index must be an integer of 64 bits, got {value}"):
         getattr(safeops, name)(torch.zeros(2, 3, device=DEVICE), t(0, 1, dtype=torch.int64), ignore_index=value)
+
+
+@each_route
+@pytest.mark.parametrize("row_weight", [False, True])
+def test_the_z_loss_has_its_own_mean(route, row_weight):
+    """However small the class weights are: they cancel in the cross entropy's mean, and the z-loss has none."""
+    x, w = torch.randn(64, 50, dtype=torch.float64, device=DEVICE), torch.rand(50, device=DEVICE) + 0.1
+    target, mask = torch.randint(0, 50, (64,), device=DEVICE), torch.rand(64, device=DEVICE) > 0.3
+    r = torch.rand(64, device=DEVICE) if row_weight else None
+    cross_entropy, options = on(route, "cross_entropy"), {"mask": mask, "row_weight": r}
+    z = 0.5 * safeops.masked_mean(x.logsumexp(1).square(), mask, weight=r)
+    for scale in (1.0, 1e-30, 1e30):
+        got, grad = both(cross_entropy, x, target, weight=w * scale, z_loss=0.5, **options)
+        want = cross_entropy(x, target, w * scale, **options) + z
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+        assert grad.isfinite().all()
+    nothing = cross_entropy(x, target, w, mask=mask & False, z_loss=0.5)
+    assert nothing == 0

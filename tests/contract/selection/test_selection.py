@@ -119,7 +119,8 @@ def test_pytorch_51871_60267_compact_more_than_int_max():
     shape = (3, 2**30)
     keep = flags(False, False, True)[:, None].expand(shape)
     x = torch.tensor([[2.0], [4.0], [6.0]], dtype=torch.bfloat16, device=DEVICE).expand(shape)
-    values, index, count = safeops.masked_compact(x, keep, capacity=3)
+    result = safeops.masked_compact(x, keep, capacity=3)
+    values, index, count = result.values, result.index, result.count
     assert count == 2**30 and equal(values, [6, 6, 6]) and torch.equal(index, integers(2**31, 2**31 + 1, 2**31 + 2))
     assert packed(x, flags(True, True, True)[:, None].expand(shape))[2] == 3 * 2**30
 

@@ -20,9 +20,9 @@ SKIP = NOT_SAFE | {
 
 
 def _silog(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
-           variance_focus=0.85, batch=True):  # fmt: skip
+           variance_focus=0.85, batch=True, eps=0.0):  # fmt: skip
     keep = kept(input.shape, mask, weight).to(input.device) & (target > 0) & target.isfinite()
-    g = torch.where(keep, input, 1).log() - torch.where(keep, target, 1).log()
+    g = (torch.where(keep, input, 1) + eps).log() - (torch.where(keep, target, 1) + eps).log()
     w = torch.where(keep, torch.ones((), dtype=g.dtype) if weight is None else weight, 0).expand(g.shape)
     dims = list(range(0 if batch else 1, g.dim()))
     total = w.sum(dims, keepdim=True)
@@ -49,6 +49,7 @@ def _terms(sample, outcome):
     w = torch.where(keep, 1.0 if weight is None else weight.detach().double(), 0)
     value = _silog(x, y, **options).detach().double()
     value, total = (value, w.sum()) if batch else (value.reshape(-1, 1, 1), w.sum((1, 2), keepdim=True))
+    x, y = x + options.get("eps", 0.0), y + options.get("eps", 0.0)
     size = 1 + torch.where(keep, x, 1).log().abs() + torch.where(keep, y, 1).log().abs()
     upstream = outcome.upstream[0].abs().max() if outcome.upstream and x.numel() else 1.0
     by = upstream * size / (total * value).clamp(min=1e-30)
@@ -75,6 +76,7 @@ def _samples():
     yield sample(x, "of images", mask=mask(*x), batch=False)
     yield sample(x, "of images, weighted, none", (0, 1, "weight"), weight=weights(4, 5), batch=False, reduction="none")
     yield sample(x, "sum", batch=False, reduction="sum", variance_focus=0.0)
+    yield sample(x, "eps", mask=mask(*x), eps=0.25)
     yield sample(x, "denominator", batch=False, denominator=torch.tensor(4.5, dtype=torch.float64))
 
 
@@ -100,6 +102,10 @@ def _bad_calls():
     for value in (-0.5, 1.5, NAN):
         yield Bad((x, x), {"variance_focus": value}, ValueError, (name, "variance_focus", str(value)))
     yield Bad((x, x), {"variance_focus": "1"}, TypeError, (name, "variance_focus", "str"))
+    for value in (-1.0, NAN):
+        yield Bad((x, x), {"eps": value}, ValueError, (name, "eps", str(value)))
+    yield Bad((x, x), {"eps": None}, TypeError, (name, "eps", "NoneType"))
+    yield must(name, "eps", (x, x), {"eps": HUGE}, ValueError)
     yield Bad((x, x), {"batch": 1}, TypeError, (name, "batch", "True or False", "1"))
     yield Bad((x, x), {"mask": ~KEEP, "empty": "raise"}, ValueError, (name, "empty", "raise"))
 
@@ -125,6 +131,7 @@ Record(
         "weight": plain(2).abs() + 0.5,
         "denominator": torch.tensor(5.0),
         "variance_focus": 0.5,
+        "eps": 0.25,
         "batch": False,
     },
     gpu="made of other ops, whose kernels the GPU tests run",

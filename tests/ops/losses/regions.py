@@ -98,8 +98,8 @@ def _dice(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5):
     return 1 - (2 * both + smooth_nr) / (input + target + smooth_dr)
 
 
-def _tversky(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, alpha=0.5, beta=0.5):
-    return 1 - (both + smooth_nr) / (both + alpha * (input - both) + beta * (target - both) + smooth_dr)
+def _tversky(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, alpha=0.5, beta=0.5, gamma=1.0):
+    return (1 - (both + smooth_nr) / (both + alpha * (input - both) + beta * (target - both) + smooth_dr)) ** gamma
 
 
 def _generalized(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, exists=None, weight=None):
@@ -168,6 +168,8 @@ def _samples(parameters):
     yield sample(x, ignored, "ignored, and masked", ignore_index=255, mask=mask(2, 4, 5, seed=2), **only)
     yield sample(x, ignored, "ignored, weighted, all images", ignore_index=255, weight=weights(3), batch=True, **only)
     yield sample(x, y > 0.5, "several classes a pixel", mask=pixels, **only)
+    if "alpha" in parameters:
+        yield sample(x, y, "focal", mask=pixels, gamma=0.75)
 
 
 def _bad_calls(name, parameters):
@@ -216,7 +218,7 @@ def _bad_calls(name, parameters):
     yield Bad((x, index), {"ignore_index": 1.0}, TypeError, (name, "ignore_index", "int", "float"))
     yield Bad((x, index), {"ignore_index": True}, TypeError, (name, "ignore_index", "int", "bool"))
     yield Bad((x, index), {"ignore_index": 2**31}, ValueError, (name, "ignore_index", "32 bits", str(2**31)))
-    for key in ("smooth_nr", "smooth_dr", *parameters):
+    for key in ("smooth_nr", "smooth_dr", *parameters, *(["gamma"] if "alpha" in parameters else [])):
         yield Bad((x, x), {key: NAN}, ValueError, (name, key, "nan"))
         yield Bad((x, x), {key: -1.0}, ValueError, (name, key, "-1.0"))
         yield Bad((x, x), {key: "1"}, TypeError, (name, key, "str"))
