@@ -122,7 +122,9 @@ def loss_and_slopes(x, y, KIND: tl.constexpr):
         dx_apart, dx_hull = 2 * x_apart / c, -2 * distance * x_hull / c
         dy_apart, dy_hull = 2 * y_apart / c, -2 * distance * y_hull / c
         if KIND == CIOU:  # alpha v
-            angle = turn((xb - xa) * ya - xa * (yb - ya), ya * yb + xa * xb)
+            lesser = xa + ya <= xb + yb  # of two boxes, whose sides times the differences do not cancel
+            w, h = tl.where(lesser, xa, xb), tl.where(lesser, ya, yb)
+            angle = turn((xb - xa) * h - w * (yb - ya), ya * yb + xa * xb)
             angle = tl.where((xa == 0) & (ya == 0) | (xb == 0) & (yb == 0), 0.0, angle)  # a point has no shape
             v = angle * angle
             alpha = v / divisor(loss + v)

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -10,6 +9,7 @@ import torch
 
 from safeops.amp._nested import map_tensors
 from safeops.amp._products import Products
+from safeops.core import check
 from safeops.core.dtypes import HALF
 from safeops.core.private_torch import function_mode_stack, is_exporting
 
@@ -125,12 +125,7 @@ def _wrapped(function):
     if isinstance(function, type) or not callable(function):
         kind = f"the class {function.__name__}" if isinstance(function, type) else type(function).__name__
         raise TypeError(f"fp32_region: function must be a function, a method or a module, got {kind}")
-    for kind in ("generator", "coroutine", "asyncgen"):
-        if getattr(inspect, f"is{kind}function")(function):
-            raise TypeError(
-                f"fp32_region: function must not be a {kind} function, got {function!r}: its body runs when the "
-                "region has been left; use `with fp32_region():` inside it, around no yield and no await"
-            )
+    check.runs_when_called("fp32_region", "region", function)
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):

@@ -4,6 +4,7 @@ They run before any work on the composite route; on the kernel route once a kern
 and in a Triton launcher, which itself takes nearly anything, before a call of a new kind.
 """
 
+import inspect
 import operator
 
 import torch
@@ -25,6 +26,17 @@ def explain(validate, *arguments):
         validate(*arguments)
     except (TypeError, ValueError, IndexError) as error:
         raise error from None
+
+
+def runs_when_called(function, region, called):
+    """called: what a region wraps. A generator's or coroutine's body would run when the region has been left."""
+    for kind in ("generator", "coroutine", "asyncgen"):
+        is_kind = getattr(inspect, f"is{kind}function")
+        if is_kind(called) or is_kind(type(called).__call__):
+            raise TypeError(
+                f"{function}: function must not be a {kind} function, got {called!r}: its body runs when the {region} "
+                f"has been left; use `with {function}():` inside it, around no yield and no await"
+            )
 
 
 def tensor(function, name, x):

@@ -31,6 +31,8 @@ def sum_over(x, input, dim, keepdim):
 def accumulate(x, dim, keepdim=False):
     """x.sum(dim), its error growing like log n: aten's CPU sum over outer dims adds fp32 one after the other."""
     wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
+    if x.dim() == 0:  # (torch cannot sum a batch of numbers in forward mode)
+        return x.unsqueeze(0).sum(0, dtype=wide)
     return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (of a DTensor, () is no dim and not all)
 
 

@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import functools
-import inspect
 import multiprocessing
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from safeops.core import check
 from safeops.safe import notes, origins, presence, training
 from safeops.safe.report import Report
 
@@ -106,12 +106,7 @@ def _wrapped(function, region):
     if isinstance(function, (type, torch.nn.Module)) or not callable(function):
         kind = f"the class {function.__name__}" if isinstance(function, type) else type(function).__name__
         raise TypeError(f"safe_mode: function must be a function or a method, got {kind}")
-    for kind in ("generator", "coroutine", "asyncgen"):
-        if getattr(inspect, f"is{kind}function")(function):
-            raise TypeError(
-                f"safe_mode: function must not be a {kind} function, got {function!r}: its body runs when the mode has "
-                "been left; use `with safe_mode():` inside it, around no yield and no await"
-            )
+    check.runs_when_called("safe_mode", "mode", function)
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):

@@ -289,8 +289,13 @@ def test_what_cannot_be_wrapped_is_named():
     async def both():
         yield
 
+    class Stream:
+        def __call__(self):
+            yield
+
     for function, words in (
         (generator, "generator function"),
+        (Stream(), "generator function"),
         (functools.partial(generator), "generator function"),
         (coroutine, "coroutine function"),
         (both, "asyncgen function"),

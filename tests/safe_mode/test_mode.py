@@ -160,7 +160,12 @@ async def coroutine():
     pass
 
 
-@pytest.mark.parametrize("bad", [3, dict, torch.nn.Linear(2, 2), generator, coroutine])
+class Task:
+    async def __call__(self):
+        pass
+
+
+@pytest.mark.parametrize("bad", [3, dict, torch.nn.Linear(2, 2), generator, coroutine, Task()])
 def test_what_is_no_function_is_refused(bad):
     with pytest.raises(TypeError, match="^safe_mode: function must"):
         safeops.safe_mode(bad)

@@ -102,7 +102,9 @@ SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
     dx.apart = 2 * x.apart / c, dx.hull = -2 * distance * x.hull / c;
     dy.apart = 2 * y.apart / c, dy.hull = -2 * distance * y.hull / c;
     if constexpr (kKind == kCiou) {  // alpha v
-      const C across = (x.b - x.a) * y.a - x.a * (y.b - y.a), along = y.a * y.b + x.a * x.b;
+      const bool lesser = x.a + y.a <= x.b + y.b;  // of two boxes, whose sides times the differences do not cancel
+      const C w = select(lesser, x.a, x.b), h = select(lesser, y.a, y.b);
+      const C across = (x.b - x.a) * h - w * (y.b - y.a), along = y.a * y.b + x.a * x.b;
       constexpr C kTurn = C(0x1.45f306dc9c883p-1);  // 2 / pi
       const bool point = ((x.a == 0) & (y.a == 0)) | ((x.b == 0) & (y.b == 0));  // it has no shape
       const C angle = select_or_zero(!point, math::atan2(across, along)) * kTurn, v = angle * angle;

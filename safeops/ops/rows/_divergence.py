@@ -34,7 +34,8 @@ def js(u, v, p, q, beta):
     d = torch.where((p == 0) & (q == 0), 0, v - u)
     larger = d > 0  # q is
     d = torch.where(larger, -d, d)
-    log = torch.log1p(torch.where(larger, beta, 1 - beta) * torch.expm1(d))
+    share = torch.where(larger, beta * torch.ones_like(d), 1 - beta)  # (of two numbers it would be in fp32)
+    log = torch.log1p(share * torch.expm1(d))
     smaller = torch.where(torch.minimum(p, q) == 0, 0, d) - log
     return beta * p * torch.where(larger, smaller, -log) + (1 - beta) * q * torch.where(larger, -log, smaller)
 

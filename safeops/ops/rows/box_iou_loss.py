@@ -65,7 +65,9 @@ def losses(a, b, kind):
     if kind == 2:
         return loss + distance
     # + alpha v, of the difference of atan(w / h), and alpha a constant
-    across, along = (bw - aw) * ah - aw * (bh - ah), ah * bh + aw * bw
+    lesser = aw + ah <= bw + bh  # of two boxes, whose sides times the differences do not cancel
+    w, h = torch.where(lesser, aw, bw), torch.where(lesser, ah, bh)
+    across, along = (bw - aw) * h - w * (bh - ah), ah * bh + aw * bw
     point = (aw == 0) & (ah == 0) | (bw == 0) & (bh == 0)
     angle = torch.atan2(torch.where(point, 0, across), torch.where(point, 1, along)) * (2 / math.pi)
     v = angle * angle

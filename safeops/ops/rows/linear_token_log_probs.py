@@ -5,14 +5,13 @@ import torch
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
-from safeops.core.route import PLAIN
 from safeops.ops.rows import _linear_rows
 from safeops.ops.rows._classification import class_dim, refuse_missing_class, rows_of, validate_index
 from safeops.ops.rows._linear_chunks import NO_CLASS, logits_of, products, scale_of
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer
 from safeops.ops.rows._logits import as_floats, validate_logits
 from safeops.ops.rows._matmul import matmul, without_autocast
-from safeops.ops.rows.token_log_probs import TokenLogProbs, _token_log_probs
+from safeops.ops.rows.token_log_probs import TokenLogProbs, _token_log_probs, each
 from safeops.ops.rows.token_log_probs import define as define_rows
 
 NAME = "linear_token_log_probs"
@@ -184,6 +183,4 @@ def linear_token_log_probs(
     mask = None if mask is None else mask.expand(rows).reshape(-1)
     operands = input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, mask
     results = _linear_token_log_probs.call(*operands, ignore_index, temperature, softcap)
-    # (the backward of unbind makes plain zeros of what has no gradient, which no DTensor is stacked with)
-    results = results.unbind(0) if results.__class__ in PLAIN else (results[0], results[1], results[2])
-    return TokenLogProbs(*(row.reshape(rows) for row in results))
+    return TokenLogProbs(*(row.reshape(rows) for row in each(results)))

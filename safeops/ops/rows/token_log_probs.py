@@ -9,7 +9,6 @@ from safeops.core.dtypes import compute_dtype, wide_on_cpu
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.core.private_torch import saved_by_name
-from safeops.core.route import PLAIN
 from safeops.ops.rows._classification import (
     INDICES,
     class_dim,
@@ -276,12 +275,12 @@ def token_log_probs(
     """
     arguments = logits, target, mask, ignore_index, temperature, softcap
     if with_argmax is False:
-        return TokenLogProbs(*_each(_token_log_probs.call(*arguments)))
+        return TokenLogProbs(*each(_token_log_probs.call(*arguments)))
     check.boolean_flag(NAME, "with_argmax", with_argmax)
     rows, argmax, correct = _argmax_too.call(*arguments)
-    return TokenLogProbsAndArgmax(*_each(rows), argmax, correct)
+    return TokenLogProbsAndArgmax(*each(rows), argmax, correct)
 
 
-def _each(rows):
-    # (the backward of unbind makes plain zeros of what has no gradient, which no DTensor is stacked with)
-    return rows.unbind(0) if rows.__class__ in PLAIN else (rows[0], rows[1], rows[2])
+def each(rows):
+    # (not unbind: what it gives nobody may write to)
+    return rows[0], rows[1], rows[2]

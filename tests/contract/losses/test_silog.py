@@ -134,3 +134,11 @@ def test_a_depth_of_0_is_predicted():
     (grad,) = torch.autograd.grad(loss, x)
     assert loss.isfinite() and grad.isfinite().all() and (grad[:, 0] < 0).all()
     assert safeops.silog_loss(depth, depth, eps=1e-3) == 0
+
+
+def test_forward_mode_of_a_batch_of_tangents():
+    """In torch 2.13 sum() of a batch of 0-dim duals runs out of memory."""
+    x, y = depths(4, 5, dtype=torch.float64), depths(4, 5, dtype=torch.float64, seed=1)
+    jacobian = torch.autograd.functional.jacobian
+    forward = jacobian(lambda x: safeops.silog_loss(x, y), x, vectorize=True, strategy="forward-mode")
+    torch.testing.assert_close(forward, jacobian(lambda x: safeops.silog_loss(x, y), x))

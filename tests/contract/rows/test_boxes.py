@@ -93,6 +93,18 @@ def test_the_papers_numbers(route):
     torch.testing.assert_close(f(x, y, kind="ciou", reduction="none"), wanted)
 
 
+def test_the_shape_of_a_box_beside_one_that_is_much_larger(route):
+    """The difference of their aspect ratios does not cancel, whichever of the two is the input."""
+    corners, sizes = torch.rand(2, 500, 2) * 100, torch.rand(2, 500, 2) * 500 + 50
+    f = on(route, "box_iou_loss")
+    for ratio in (1.0, 1e-2, 1e-4):
+        boxes = [torch.cat([c, c + s * r], 1).to(DEVICE) for c, s, r in zip(corners, sizes, (1.0, ratio))]
+        for x, y in (boxes, boxes[::-1]):
+            want = f(x.double(), y.double(), kind="ciou", reduction="none")
+            got = f(x, y, kind="ciou", reduction="none")
+            torch.testing.assert_close(got.double(), want, rtol=3e-6, atol=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_a_number_shows_in_its_row_alone(route, kind):
     x, y = boxes(9, 1), boxes(9, 2)

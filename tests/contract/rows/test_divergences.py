@@ -60,6 +60,14 @@ def test_js_div_is_between_both_divergences():
     close(safeops.js_div_with_logits(x, y), safeops.js_div_with_logits(y, x), 1e-12)
 
 
+def test_no_number_of_a_definition_is_rounded_to_fp32():
+    x, y = logits(6, 30, dtype=torch.float64), logits(6, 30, dtype=torch.float64, seed=1)
+    for name in ("js_div_with_logits", "kl_div_with_logits", "reverse_kl_div_with_logits", "tv_with_logits"):
+        options = {"reduction": "none", "temperature": 0.7, **({"beta": 0.1} if name.startswith("js") else {})}
+        function = functools.partial(getattr(safeops, name), **options)
+        close(torch.func.vmap(function)(x, y), function(x, y), 1e-13)
+
+
 @each
 def test_equal_logits_have_no_divergence(name):
     x = logits(5, 4097)

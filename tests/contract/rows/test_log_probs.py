@@ -205,3 +205,18 @@ def test_the_gradient_in_torch_is_the_kernels(name):
         results.append(d[0] if isinstance(d, tuple) else d)
     torch.testing.assert_close(*results, equal_nan=True)
     assert results[0].isnan().any(1).tolist() == [False, True, True, False, True]
+
+
+@each_route
+def test_results_are_written_in_place(route):
+    """As torch's log_softmax().gather() is: padding is filled after the call."""
+    x, target = logits(4, 5).requires_grad_(), targets(4, classes=5)
+    pad = torch.tensor([False, True, False, False], device=DEVICE)
+    layer = torch.eye(5, device=DEVICE)
+    for call in (
+        lambda: on(route, "token_log_probs")(x, target),
+        lambda: on(route, "linear_token_log_probs")(x, layer, target),
+    ):
+        for at in range(3):
+            want = grad_of(torch.where(pad, 0, call()[at]).sum(), x)
+            torch.testing.assert_close(grad_of(call()[at].masked_fill_(pad, 0).sum(), x), want)
