@@ -49,6 +49,18 @@ def test_the_readme_is_short():
     assert len(PAGES[0].read_text().splitlines()) <= 150
 
 
+def test_the_first_install_is_one_that_works():
+    """Nothing is published: a line for the package index stands where it says so, behind those for a checkout."""
+    text = (ROOT / "docs" / "install.md").read_text()
+    assert "No version is published yet" in text.partition("```")[0]
+    commands = re.findall(r"^(?:pip|make) .*?(?=  +#)", text, re.MULTILINE)
+    assert commands == ["pip install .", "make wheel && pip install dist/*.whl"]
+    assert re.search(r"^wheel:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in PAGES:
+        for sentence in re.split(r"\.\s", page.read_text()):
+            assert not re.search(r"pip install '?safeops\b", sentence) or "Once 0.1.0 is published" in sentence, page
+
+
 def test_every_function_has_its_row():
     text = (ROOT / "docs" / "functions.md").read_text()
     names = [name for name in safeops.__all__ if inspect.isfunction(getattr(safeops, name))]
