@@ -2,7 +2,10 @@
 
 import html
 import inspect
+import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -30,6 +33,20 @@ NO_PICTURE = NO_FORMULA | {
     *("masked_logsumexp", "ms_ssim", "multi_margin_loss", "multilabel_margin_loss", "nll_loss"),
     *("reverse_kl_div_with_logits", "segment_max", "segment_mean", "silog_loss", "softmax_focal_loss"),
     *("supervised_contrastive_loss", "token_log_probs", "triplet_margin_with_distance_loss", "tv_with_logits"),
+}
+
+# What the search is asked, and a page that is to be among its first three.
+QUESTIONS = {
+    **{"focal_loss": "functions/sigmoid_focal_loss", "CrossEntropyLoss": "functions/cross_entropy"},
+    **{"BCEWithLogitsLoss": "functions/binary_cross_entropy_with_logits", "BCELoss": "functions/binary_cross_entropy"},
+    **{"masked mean": "functions/masked_mean", "masked_mean": "functions/masked_mean", "MSELoss": "functions/mse_loss"},
+    **{"GaussianNLLLoss": "functions/gaussian_nll_loss", "SmoothL1Loss": "functions/smooth_l1_loss"},
+    **{"F.cross_entropy": "functions/cross_entropy", "safeops.nn.KLDivLoss": "functions/kl_div"},
+    **{"softmax": "functions/masked_softmax", "safe_div": "functions/safe_div", "install": "install"},
+    **{"clip_grad_norm_": "functions/clip_grad_norm_", "global_count": "functions/distributed.global_count"},
+    **{"safe mode": "safe-mode", "trace": "finding-it", "NaN gradient": "symptoms", "SO101": "lint"},
+    **{"division by zero": "what-really-happens", "Hugging Face Trainer": "recipes", "Lightning": "recipes"},
+    **{"vocabulary parallel": "distributed", "DTensor": "distributed", "speed": "speed", "self-test GPU": "gpu"},
 }
 
 
@@ -112,6 +129,16 @@ def test_no_link_is_dead_and_nothing_is_loaded_from_elsewhere(pages):
             if url.fragment and target.suffix == ".html":
                 assert unquote(url.fragment) in pages[target].ids, f"{file.name}: {link}"
         assert not re.search(r"@import|url\((?!data:)[\"']?http", page.html), file.name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_search_answers():
+    command = ["node", Path(__file__).with_name("search.js"), SITE, *QUESTIONS]
+    answers = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    firsts = {query: [re.sub(r"\.html.*", "", page) for page in pages[:3]] for query, pages in answers.items()}
+    assert {query: pages for query, pages in firsts.items() if QUESTIONS[query] not in pages} == {}
+    assert len(QUESTIONS) >= 20 and not any("benchmarks/" in page for pages in answers.values() for page in pages)
 
 
 @pytest.mark.slow
