@@ -12,7 +12,7 @@ LATER = "debug", "nn", "safe", "integrations", "testing", "verify", "demo", "cli
 
 
 def fresh(code):
-    """What a new process prints."""
+    """The words that a new process prints."""
     run = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout.split()

@@ -1,5 +1,7 @@
 """The README and the pages of docs/: their Python examples run, and their links lead somewhere."""
 
+import ast
+import builtins
 import inspect
 import operator
 import re
@@ -37,6 +39,32 @@ def test_the_examples_run(name):
     if name == "functions.md":
         assert scope["p"].grad.isfinite().all()  # masked before the division
         assert scope["norm"].isfinite() and scope["norm"] > 0
+
+
+def undefined(code):
+    """The names that a program reads and never defines."""
+    known, read = set(dir(builtins)), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else known).add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            known |= {(name.asname or name.name).partition(".")[0] for name in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            known.add(node.name)
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+    return read - known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_stands_alone_or_says_what_it_continues(page):
+    blocks = re.findall(r"((?:[^\n]+\n)*)\n?```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for before, code in blocks:
+        if page.name == "what-really-happens.md":  # whose first paragraph says so
+            code = f"import torch, safeops\nimport torch.nn.functional as F\n{code}"
+        missing = undefined(code)
+        assert "README.md#" in before or all(f"`{name}`" in before or f"`{name} =" in before for name in missing), code
+    assert len(blocks) == page.read_text().count("```python")
 
 
 def test_no_example_escapes():

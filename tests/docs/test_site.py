@@ -35,7 +35,7 @@ NO_PICTURE = NO_FORMULA | {
     *("supervised_contrastive_loss", "token_log_probs", "triplet_margin_with_distance_loss", "tv_with_logits"),
 }
 
-# What the search is asked, and a page that is to be among its first three.
+# Questions to the search, each with a page that is to be among its first three.
 QUESTIONS = {
     **{"focal_loss": "functions/sigmoid_focal_loss", "CrossEntropyLoss": "functions/cross_entropy"},
     **{"BCEWithLogitsLoss": "functions/binary_cross_entropy_with_logits", "BCELoss": "functions/binary_cross_entropy"},
