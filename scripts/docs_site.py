@@ -33,7 +33,10 @@ GROUPS = {
     "images": "Images", "selection": "Selection", "amp": "Mixed precision", "debug": "Finding it",
     "distributed": "Across ranks", "integrations": "In other libraries",
 }  # fmt: skip
-HIDDEN = {"index.md": ["navigation", "toc"], "symptoms.md": ["navigation"], "speed.md": ["toc"]}
+HIDDEN = {
+    **{"index.md": ["navigation", "toc"], "symptoms.md": ["navigation"], "speed.md": ["toc"]},
+    "recipes.md": ["navigation"],  # for the width of its code
+}
 RENAMED = {"README.md": "overview.md", "CONTRIBUTING.md": "contributing.md"}
 FORMULAS = tomllib.loads((ROOT / "scripts" / "docs_formulas.toml").read_text())
 LINK = re.compile(r"(`+)[^`]+\1|(!?)\[([^\]]*)\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
