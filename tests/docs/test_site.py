@@ -19,6 +19,7 @@ from tests.debug.pages import FLAGS, look, needs_browser
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
+STYLE = ROOT / "docs" / "style.css"
 NAMES = [name for name in safeops.__all__ if not inspect.ismodule(getattr(safeops, name))]
 # These move, choose or switch: there is nothing to compute.
 NO_FORMULA = {
@@ -53,6 +54,14 @@ QUESTIONS = {
 def test_every_function_has_its_formula():
     formulas = tomllib.loads((ROOT / "scripts" / "docs_formulas.toml").read_text())
     assert set(NAMES) - NO_FORMULA == set(formulas)
+
+
+def test_the_lettering_of_the_demo_can_be_read_on_a_phone():
+    """It is no smaller than 9 pixels there, of the 13.9 that 10 points are in the picture; the page scrolls it."""
+    (rem,) = re.findall(r'p > img\[src\$="\.png"\] \{ max-width: none; width: (\d+)rem; \}', STYLE.read_text())
+    width = int.from_bytes((ROOT / "docs" / "demo.png").read_bytes()[16:20], "big")
+    assert 13.9 * 20 * int(rem) / width > 9
+    assert 'p:has(> img[src$=".png"]) { overflow-x: auto; }' in STYLE.read_text()
 
 
 class Page(HTMLParser):
