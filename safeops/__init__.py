@@ -7,6 +7,11 @@
 Functions follow torch and torch.nn.functional in names, arguments and defaults; masks are boolean, True = keep.
 """
 
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from safeops import distributed
 from safeops.amp.clip_grad_norm_ import clip_grad_norm_
 from safeops.amp.combine_losses import combine_losses
 from safeops.amp.fp32_region import fp32_region
@@ -108,8 +113,9 @@ from safeops.ops.selection.masked_select import masked_select
 from safeops.ops.selection.safe_gather import safe_gather
 from safeops.ops.selection.safe_index_select import safe_index_select
 
-from safeops import debug, distributed, nn  # isort: skip  (they need the functions above)
-from safeops.safe.mode import enter_by_environment, safe_mode  # isort: skip
+if TYPE_CHECKING:
+    from safeops import debug, nn
+    from safeops.safe.mode import safe_mode
 
 __version__ = VERSION
 
@@ -219,4 +225,23 @@ __all__ = [
     "xlogy",
 ]
 
-enter_by_environment()
+# Imported where they are first asked for: a training that uses none of them does not wait for a quarter of the modules.
+_LAZY = {"debug": "debug", "nn": "nn", "safe": "safe", "safe_mode": "safe.mode"}
+
+
+def __getattr__(name):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_LAZY[name]}")
+    globals()[name] = value = getattr(module, name) if name == "safe_mode" else module
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_LAZY})
+
+
+if os.environ.get("SAFEOPS_SAFE", "0") not in ("", "0"):
+    from safeops.safe.mode import enter_by_environment
+
+    enter_by_environment()

@@ -110,7 +110,7 @@ def examine():
         "devices": ["cpu", *_cuda_devices()],
         "kernels": availability.mode(),
         "failures": {"path": str(failures.path()), "recorded": len(failures.read())},
-        "ops": [_op(op) for _, op in sorted(registry.items())],
+        "ops": sorted(map(_op, registry.values()), key=lambda op: op["name"]),
     }
 
 
@@ -138,7 +138,7 @@ def _cuda_count():
 
 def _op(op):
     return {
-        "name": op.name,
+        "name": getattr(op, "user", None) or op.name,
         "cpu": _route(op.cpu),
         "cuda_kernel": op.owner if availability.has_kernels(op) else None,
         "parts": [part.name for part in op.parts if part.raw and part.name != op.name],

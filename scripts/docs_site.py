@@ -33,7 +33,10 @@ GROUPS = {
     "images": "Images", "selection": "Selection", "amp": "Mixed precision", "debug": "Finding it",
     "distributed": "Across ranks", "integrations": "In other libraries",
 }  # fmt: skip
-HIDDEN = {"index.md": ["navigation", "toc"], "symptoms.md": ["navigation"], "speed.md": ["toc"]}
+HIDDEN = {
+    **{"index.md": ["navigation", "toc"], "symptoms.md": ["navigation"], "speed.md": ["toc"]},
+    "recipes.md": ["navigation"],  # for the width of its code
+}
 RENAMED = {"README.md": "overview.md", "CONTRIBUTING.md": "contributing.md"}
 FORMULAS = tomllib.loads((ROOT / "scripts" / "docs_formulas.toml").read_text())
 LINK = re.compile(r"(`+)[^`]+\1|(!?)\[([^\]]*)\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
@@ -55,6 +58,15 @@ def functions():
 
 PUBLIC = functions()
 PATHS = {f"{f.__module__}.{f.__qualname__}": name for name, (f, _) in PUBLIC.items()}
+
+# Tables of results have every name: a search would show them before what explains it.
+SEARCHED = {
+    **dict.fromkeys(("benchmarks/", "gpu-model.md"), {"exclude": True}),
+    **dict.fromkeys(("CHANGELOG.md", "contributing.md", "architecture.md", "csrc/", "kernels/"), {"boost": 0.5}),
+    # (of names that share words the shortest is first)
+    **{f"functions/{name}.md": {"boost": 2 + 4 / len(name)} for name in PUBLIC},
+    "install.md": {"boost": 2},
+}
 
 
 def repository_path(page):
@@ -103,7 +115,8 @@ def function_page(name):
     if op is not None and op.module:
         module = getattr(safeops.nn, op.module)
         calls = [str(inspect.signature(f)).replace("(self, ", "(", 1) for f in (module.__init__, module.forward)]
-        text += f"\n## As a module\n\n```python\nloss = safeops.nn.{op.module}{calls[0]}\nloss{calls[1]}\n```\n"
+        text += f"\n## As a module: {op.module}\n\n"
+        text += f"```python\nloss = safeops.nn.{op.module}{calls[0]}\nloss{calls[1]}\n```\n"
     return text
 
 
@@ -136,6 +149,7 @@ class Docstrings(griffe.Extension):
 
 def on_page_markdown(markdown, page, **_):
     source = page.file.src_uri
+    page.meta["search"] = next((options for start, options in SEARCHED.items() if source.startswith(start)), {})
     page.meta["hide"] = HIDDEN.get(source, ["toc"] if source.startswith("functions/") else [])
 
     def link(match):

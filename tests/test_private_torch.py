@@ -159,6 +159,18 @@ def test_overloads():
     assert private_torch.schema(torch.ops.aten.add.out).arguments[-1].is_out
 
 
+def test_a_fake_kernel_without_its_source_lines():
+    lib = torch.library.Library("safeops_fake_test", "DEF")
+    lib.define("twice(Tensor x) -> Tensor")
+    private_torch.register_fake(lib, "twice", lambda x: x.new_empty(2 * x.shape[0]))
+    with torch._subclasses.FakeTensorMode():
+        assert torch.ops.safeops_fake_test.twice(torch.ones(3)).shape == (6,)
+    assert torch.ops.safeops_fake_test.twice(torch.ones(3, device="meta")).shape == (6,)
+    lib._destroy()
+    entry = torch._library.simple_registry.singleton.find("safeops_fake_test::twice")
+    assert entry.fake_impl.kernel is None
+
+
 def test_apply_without_its_python_layer():
     class Twice(torch.autograd.Function):
         @staticmethod

@@ -47,7 +47,7 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(getattr(torch.ops, NAME), name).default
     complete = _completer(op)
-    torch.library.register_fake(f"{NAME}::{name}", _one_device(name, fake, complete), lib=lib)
+    private_torch.register_fake(lib, name, _one_device(name, fake, complete))
     if composite is not None:
         lib.impl(name, _dense_only(name, composite, complete), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
@@ -129,7 +129,8 @@ def document(function, arguments):
     if function.__doc__:  # python -OO has none
         head, title, listed = function.__doc__.partition("    Args:\n")
         listed, blank, rest = listed.replace("        {arguments}\n", arguments).partition("\n\n")
-        order = list(inspect.signature(function).parameters)
+        code = inspect.unwrap(function).__code__
+        order = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         entries = re.findall(r" {8}(\w+):(.*\n(?: {9,}.*\n)*)", listed + "\n")
         entries.sort(key=lambda entry: order.index(entry[0]))
         listed = "".join(f"        {name}:{text}" for name, text in entries)

@@ -5,6 +5,7 @@ makes the raw op's operands of them, `route` decides who computes, and `validate
 """
 
 import copy
+import functools
 from collections import namedtuple
 from collections.abc import Callable
 
@@ -17,6 +18,11 @@ from safeops.core.route import by_composite, differentiable_backward
 from safeops.core.symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
+
+
+@functools.cache
+def _named_tuple(kind, names):
+    return namedtuple(kind, names)  # many ops have the same names, and each class is compiled from a text
 
 
 class Public:
@@ -125,8 +131,8 @@ class Op(Public):
         self.raw = tuple(private_torch.schema(op).name.partition("::")[2] for op in (forward, backward, *also) if op)
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)
-        self.Operands = namedtuple("Operands", [x.name for x in schema.arguments])
-        self.Saved = namedtuple("Saved", [x.name for x in schema.returns[self.saved]])
+        self.Operands = _named_tuple("Operands", tuple(x.name for x in schema.arguments))
+        self.Saved = _named_tuple("Saved", tuple(x.name for x in schema.returns[self.saved]))
         kinds = [str(x.type) for x in schema.arguments]
         self.numbers = tuple(i for i, kind in enumerate(kinds) if "float" in kind)
         self.tensors = sum("Tensor" in kind for kind in kinds)  # how many

@@ -4,11 +4,11 @@ function drawChart() {
   const width = layout.width, height = 240, bottom = height - 40, drawing = context($("chart"), width, height);
   const steps = Array.from({ length: columns }, (_, c) => c);
   const series = PHASES.map((_, phase) => steps.map(c => value("largest", phase, at.row, c)));
-  const logs = series.flat().filter(x => x > 0).map(Math.log2), [from, to] = [LABELS, width - 3 * RIGHT];
+  const logs = series.flat().filter(x => x > 0).map(Math.log2), [from, to] = [layout.labels, width - 3 * RIGHT];
   const low = Math.min(-26, ...logs) - 1, high = Math.max(18, ...logs) + 1;
   const x = c => from + (to - from) * (c + .5) / columns, y = log => 8 + (bottom - 8) * (high - log) / (high - low);
   drawing.fillStyle = css("ink");
-  drawing.fillText(shorten(drawing, rows[at.row] || "", LABELS - 60), 6, 16);
+  drawing.fillText(shorten(drawing, rows[at.row] || "", layout.labels - 60), 6, 16);
   drawing.textAlign = "right";
   for (let e = Math.ceil(low / DECADES) * 3; e <= high / DECADES * 3; e += 3) {
     const at = y(e / 3 * DECADES);

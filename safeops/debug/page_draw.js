@@ -11,7 +11,7 @@ const QUANTITIES = {
 const STOPS = [ // of log2 of the largest magnitude
   [-24, "cold"], [-14, "cool"], [-3, "plain"], [3, "plain"], [11, "warm"], [Math.log2(65504), "hot"],
 ];
-const LABELS = 230, HEAD = 44, GAP = 34, ROW = 18, RIGHT = 20; // px
+const HEAD = 44, GAP = 34, ROW = 18, RIGHT = 20; // px
 const planes = {};
 let quantity = "largest", shown = rows.map((_, i) => i), at = { row: 0, phase: 0, column: 0 };
 
@@ -81,14 +81,15 @@ const layout = {};
 let images = [];
 
 function measure() {
-  layout.width = Math.max(480, $("scroll").clientWidth);
-  layout.panel = (layout.width - LABELS - GAP - RIGHT) / 2;
+  layout.width = Math.max(300, $("scroll").clientWidth);
+  layout.labels = layout.width < 600 ? 150 : 230; // (on a phone; the legend of the chart is as wide)
+  layout.panel = (layout.width - layout.labels - GAP - RIGHT) / 2;
   const room = Math.floor(0.7 * innerHeight);
   layout.row = $("fit").checked ? Math.max(1, Math.min(ROW, (room - HEAD) / Math.max(1, shown.length))) : ROW;
   layout.height = Math.min(HEAD + layout.row * shown.length + 2, room);
 }
 
-const left = phase => LABELS + phase * (layout.panel + GAP);
+const left = phase => layout.labels + phase * (layout.panel + GAP);
 
 /** A cell is one pixel wide (where there are more columns than pixels, the worst of those that share one), and as many
     high as it has parts: where there is room, the lowest third alone says that it held values that are not finite. */
@@ -139,12 +140,12 @@ function drawMap() {
   });
   if (row >= 10) for (let i = begin; i < end; i++) {
     drawing.fillStyle = css(shown[i] === at.row ? "accent" : "ink");
-    drawing.fillText(shorten(drawing, rows[shown[i]], LABELS - 12), 6, y(i) + row / 2);
+    drawing.fillText(shorten(drawing, rows[shown[i]], layout.labels - 12), 6, y(i) + row / 2);
   }
-  drawing.clearRect(0, 0, LABELS - 2, HEAD - 1);
+  drawing.clearRect(0, 0, layout.labels - 2, HEAD - 1);
   drawing.fillStyle = css("quiet");
   drawing.textAlign = "right";
-  drawing.fillText("step", LABELS - 8, 24);
+  drawing.fillText("step", layout.labels - 8, 24);
   drawing.textAlign = "left";
   const place = shown.indexOf(at.row), cell = panel / columns;
   if (place >= 0 && y(place) >= HEAD - 1) {
@@ -157,7 +158,7 @@ function drawMap() {
 
 function ticks(drawing, x, width, y) {
   const nice = [1, 2, 5].flatMap(n => [0, 1, 2, 3, 4, 5, 6, 7].map(e => n * 10 ** e)).sort((a, b) => a - b);
-  const step = nice.find(n => n >= data.steps / 6) || data.steps;
+  const step = nice.find(n => n >= data.steps / Math.min(6, width / 32)) || data.steps;
   drawing.fillStyle = css("quiet");
   drawing.textAlign = "center";
   for (let n = step; n <= data.steps; n += step) drawing.fillText(n, x + ((n - .5) / span / columns) * width, y);
@@ -197,7 +198,7 @@ function drawScale() {
     }
     const words = [[-26, "0 in fp16"], [-19, "subnormal"], [18, "inf in fp16"]];
     drawing.fillStyle = css("quiet");
-    for (const [log, text] of words) drawing.fillText(text, x(log), 42);
+    for (const [log, text] of words.slice(width < 600 ? 1 : 0)) drawing.fillText(text, x(log), 42);
   } else for (let e = -6; e <= 0; e++) drawing.fillText(share(10 ** e), x(e), 30);
   $("scale").setAttribute("aria-label", magnitudes
     ? "Colours of the largest magnitude: blue below 6.1e-5, grey around 1, orange up to 65504, brown beyond"

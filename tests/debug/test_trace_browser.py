@@ -116,6 +116,23 @@ def test_the_table_fits(page, tmp_path, width):
     assert result[0] == "0" and re.fullmatch(r"decoder.*….*linear", result[1]), result
 
 
+def test_it_fits_a_phone(page, tmp_path, monkeypatch):
+    """390 pixels wide nothing hangs over the edge, and both panels are drawn."""
+    (wrapper := tmp_path / "wrapper.html").write_text('<html><body data-ready="yes"></body></html>')
+    monkeypatch.setattr("tests.debug.pages.FLAGS", f"{FLAGS} --allow-file-access-from-files")
+    script = f"""
+    const frame = document.body.appendChild(document.createElement("iframe"));
+    frame.width = 390; frame.height = 844; frame.style.border = 0; frame.src = "{page.as_uri()}";
+    await new Promise(resolve => frame.onload = resolve);
+    const inside = frame.contentDocument;
+    while (!inside.body.dataset.ready) await new Promise(resolve => setTimeout(resolve, 20));
+    say(inside.documentElement.scrollWidth);
+    for (const name of ["map", "chart", "scale"]) say(inside.getElementById(name).clientWidth <= 390 - 25);
+    """
+    dom, said = look(wrapper, tmp_path, script)
+    assert said == [] and probed(dom) == ["390", "true", "true", "true"]
+
+
 def test_a_marker_lies_below_the_number_of_its_step(page, tmp_path):
     """In eight columns both are in the middle of the same one."""
     script = """

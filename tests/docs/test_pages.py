@@ -1,5 +1,7 @@
 """The README and the pages of docs/: their Python examples run, and their links lead somewhere."""
 
+import ast
+import builtins
 import inspect
 import operator
 import re
@@ -39,6 +41,32 @@ def test_the_examples_run(name):
         assert scope["norm"].isfinite() and scope["norm"] > 0
 
 
+def undefined(code):
+    """The names that a program reads and never defines."""
+    known, read = set(dir(builtins)), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else known).add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            known |= {(name.asname or name.name).partition(".")[0] for name in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            known.add(node.name)
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+    return read - known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_stands_alone_or_says_what_it_continues(page):
+    blocks = re.findall(r"((?:[^\n]+\n)*)\n?```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for before, code in blocks:
+        if page.name == "what-really-happens.md":  # whose first paragraph says so
+            code = f"import torch, safeops\nimport torch.nn.functional as F\n{code}"
+        missing = undefined(code)
+        assert "README.md#" in before or all(f"`{name}`" in before or f"`{name} =" in before for name in missing), code
+    assert len(blocks) == page.read_text().count("```python")
+
+
 def test_no_example_escapes():
     counts = {page.name: page.read_text().count("```python") for page in PAGES if page.name not in RUN_ELSEWHERE}
     here = {name: count for name, count in RUN_HERE.items() if name not in RUN_ELSEWHERE}
@@ -47,6 +75,18 @@ def test_no_example_escapes():
 
 def test_the_readme_is_short():
     assert len(PAGES[0].read_text().splitlines()) <= 150
+
+
+def test_the_first_install_is_one_that_works():
+    """Nothing is published: a line for the package index stands where it says so, behind those for a checkout."""
+    text = (ROOT / "docs" / "install.md").read_text()
+    assert "No version is published yet" in text.partition("```")[0]
+    commands = re.findall(r"^(?:pip|make) .*?(?=  +#)", text, re.MULTILINE)
+    assert commands == ["pip install .", "make wheel && pip install dist/*.whl"]
+    assert re.search(r"^wheel:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in PAGES:
+        for sentence in re.split(r"\.\s", page.read_text()):
+            assert not re.search(r"pip install '?safeops\b", sentence) or "Once 0.1.0 is published" in sentence, page
 
 
 def test_every_function_has_its_row():

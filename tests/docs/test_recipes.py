@@ -27,3 +27,18 @@ def test_the_recipe_runs(title, tmp_path):
 
 def test_every_recipe_is_found():
     assert len(RECIPES) == TEXT.count("```python") == TEXT.count("\n## ") == 10
+
+
+def test_its_lines_fit_a_screen():
+    """1280 pixels wide, beside the page's table of contents: 909 of code, of letters that take at most 0.62 of 13."""
+    longest = max((line for code in RECIPES.values() for line in code.splitlines()), key=len)
+    assert len(longest) <= 110 < 909 / (0.62 * 13), longest
+    css = (pathlib.Path(__file__).parents[2] / "docs" / "style.css").read_text()
+    assert ".md-typeset pre > code { font-size: 0.65rem; }" in css  # of 20 pixels
+    script = (pathlib.Path(__file__).parents[2] / "scripts" / "docs_site.py").read_text()
+    assert '"recipes.md": ["navigation"]' in script
+
+
+def test_what_the_recipes_import_is_named():
+    text = TEXT.partition("## A loss of MONAI")[2]
+    assert "pip install monai scipy" in text.partition("```")[0]

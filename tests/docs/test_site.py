@@ -2,7 +2,10 @@
 
 import html
 import inspect
+import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -16,6 +19,7 @@ from tests.debug.pages import FLAGS, look, needs_browser
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
+STYLE = ROOT / "docs" / "style.css"
 NAMES = [name for name in safeops.__all__ if not inspect.ismodule(getattr(safeops, name))]
 # These move, choose or switch: there is nothing to compute.
 NO_FORMULA = {
@@ -32,10 +36,32 @@ NO_PICTURE = NO_FORMULA | {
     *("supervised_contrastive_loss", "token_log_probs", "triplet_margin_with_distance_loss", "tv_with_logits"),
 }
 
+# Questions to the search, each with a page that is to be among its first three.
+QUESTIONS = {
+    **{"focal_loss": "functions/sigmoid_focal_loss", "CrossEntropyLoss": "functions/cross_entropy"},
+    **{"BCEWithLogitsLoss": "functions/binary_cross_entropy_with_logits", "BCELoss": "functions/binary_cross_entropy"},
+    **{"masked mean": "functions/masked_mean", "masked_mean": "functions/masked_mean", "MSELoss": "functions/mse_loss"},
+    **{"GaussianNLLLoss": "functions/gaussian_nll_loss", "SmoothL1Loss": "functions/smooth_l1_loss"},
+    **{"F.cross_entropy": "functions/cross_entropy", "safeops.nn.KLDivLoss": "functions/kl_div"},
+    **{"softmax": "functions/masked_softmax", "safe_div": "functions/safe_div", "install": "install"},
+    **{"clip_grad_norm_": "functions/clip_grad_norm_", "global_count": "functions/distributed.global_count"},
+    **{"safe mode": "safe-mode", "trace": "finding-it", "NaN gradient": "symptoms", "SO101": "lint"},
+    **{"division by zero": "what-really-happens", "Hugging Face Trainer": "recipes", "Lightning": "recipes"},
+    **{"vocabulary parallel": "distributed", "DTensor": "distributed", "speed": "speed", "self-test GPU": "gpu"},
+}
+
 
 def test_every_function_has_its_formula():
     formulas = tomllib.loads((ROOT / "scripts" / "docs_formulas.toml").read_text())
     assert set(NAMES) - NO_FORMULA == set(formulas)
+
+
+def test_the_lettering_of_the_demo_can_be_read_on_a_phone():
+    """It is no smaller than 9 pixels there, of the 13.9 that 10 points are in the picture; the page scrolls it."""
+    (rem,) = re.findall(r'p > img\[src\$="\.png"\] \{ max-width: none; width: (\d+)rem; \}', STYLE.read_text())
+    width = int.from_bytes((ROOT / "docs" / "demo.png").read_bytes()[16:20], "big")
+    assert 13.9 * 20 * int(rem) / width > 9
+    assert 'p:has(> img[src$=".png"]) { overflow-x: auto; }' in STYLE.read_text()
 
 
 class Page(HTMLParser):
@@ -112,6 +138,16 @@ def test_no_link_is_dead_and_nothing_is_loaded_from_elsewhere(pages):
             if url.fragment and target.suffix == ".html":
                 assert unquote(url.fragment) in pages[target].ids, f"{file.name}: {link}"
         assert not re.search(r"@import|url\((?!data:)[\"']?http", page.html), file.name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_search_answers():
+    command = ["node", Path(__file__).with_name("search.js"), SITE, *QUESTIONS]
+    answers = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    firsts = {query: [re.sub(r"\.html.*", "", page) for page in pages[:3]] for query, pages in answers.items()}
+    assert {query: pages for query, pages in firsts.items() if QUESTIONS[query] not in pages} == {}
+    assert len(QUESTIONS) >= 20 and not any("benchmarks/" in page for pages in answers.values() for page in pages)
 
 
 @pytest.mark.slow

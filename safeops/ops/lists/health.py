@@ -58,6 +58,7 @@ _pick_ = declare_raw(
     composite=pick_definition,
 )
 HEALTH = Scan("health", _health_, also=(_pick_,))
+HEALTH.user = "debug.trace"
 
 
 def health_(out, row, inputs):
