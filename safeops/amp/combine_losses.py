@@ -24,6 +24,15 @@ class CombinedLosses(NamedTuple):
     names: tuple[str, ...]  # of the losses, in the same order
 
 
+def _refuse_attribute(self, name):
+    what = f"combine_losses: its result is (total, terms, finite, names) and has no {name!r}"
+    call = "()" if callable(getattr(torch.Tensor, name, None)) else ""
+    raise AttributeError(f"{what}: say .total.{name}{call}" if hasattr(torch.Tensor, name) else what)
+
+
+CombinedLosses.__getattr__ = _refuse_attribute  # (in the class it would tell type checkers that any attribute exists)
+
+
 def combine_losses(
     losses: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]], *, nonfinite: str = "propagate"
 ) -> CombinedLosses:

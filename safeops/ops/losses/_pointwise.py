@@ -273,9 +273,11 @@ class PointwiseLoss(Op):
         self.validate(*tensors, mask, weight, reduction, denominator, empty)
         (first, x), (second, y), *_ = zip(self.names, tensors)
         if self.warns and x.shape != y.shape and not is_compiling():  # a warning cannot be traced
+            remedy = check.reshaped(second, y, x.shape) if x.numel() == y.numel() else ""
             warnings.warn(
                 f"{self.name}: {second} {check.shown(y)} is broadcast with {first} {check.shown(x)}; "
-                "make the shapes equal (expand copies nothing) if that is meant",
+                "make the shapes equal (expand copies nothing) if that is meant"
+                f"{remedy and f', else say {remedy}'}",
                 stacklevel=5,
             )
         if empty == "raise" and reduction != "none":

@@ -139,9 +139,10 @@ class Classification(RowLoss):
             raise TypeError(f"{self.name}: target must be {indices}, got {target.dtype}")
         rows = row_shape(input)
         if tuple(target.shape) != rows:
+            remedy = check.classes_first("input", input, target) or check.reshaped("target", target, rows)
             raise ValueError(
                 f"{self.name}: target {check.shown(target)} does not fit input {check.shown(input)}, whose dim "
-                f"{class_dim(input)} are the classes: it must be {rows}"
+                f"{class_dim(input)} are the classes: it must be {rows}{check.say(remedy)}"
             )
 
     def validate_input(self, input, target):

@@ -309,7 +309,7 @@ class CrossEntropy(Classification):
                 if tuple(target.shape) == row_shape(input):
                     raise TypeError(
                         f"{name}: target {check.shown(target)} must be int64, int32 or uint8 where it holds class "
-                        f"indices, got {target.dtype}"
+                        f"indices, got {target.dtype}: say target.long()"
                     )
                 raise ValueError(
                     f"{name}: target {check.shown(target)} of probabilities must have the shape of input "
