@@ -1,6 +1,6 @@
 """Calls as other libraries have them: what an error says that ends with the expression that works here.
 
-A public function catches what its signature does not name, as `*surplus` and `**unknown`, since Python's own refusal
+A public function catches what its signature does not name, as `*extra` and `**unknown`, since Python's own refusal
 knows of no other library. All of this is read only where a call is refused already.
 """
 
@@ -32,7 +32,7 @@ NAMES = {
     "key_padding_mask": {"mask": "mask=~key_padding_mask"},
     "label_smooth": {"label_smoothing": "label_smoothing=label_smooth"},
 }
-# Of these nothing but the name differs: {ours: theirs}.
+# Where nothing but the name differs: {ours: theirs}.
 RENAMED = {
     "win_size": ("window_size", "kernel_size", "filter_size"),
     "win_sigma": ("sigma", "filter_sigma"),
@@ -55,23 +55,27 @@ for _ours, _names in RENAMED.items():
         NAMES[_name] = {**NAMES.get(_name, {}), _ours: f"{_ours}={_name}"}
 
 
+signed = {}  # every function that `sign` has seen, by its name
+
+
 def sign(function):
-    """The signature of a public function without what it catches: docs, modules, types and schemas ask for this one."""
+    """A public function whose signature is without what it catches: docs, modules, types and schemas ask for that."""
     caught = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     signature = inspect.signature(function)
-    signature = signature.replace(parameters=[x for x in signature.parameters.values() if x.kind not in caught])
-    function.__signature__ = signature
-    return signature
+    own = [x for x in signature.parameters.values() if x.kind not in caught]
+    function.__signature__ = signature.replace(parameters=own)
+    signed[function.__name__] = function
+    return function
 
 
-def refuse(function, surplus, unknown):
+def refuse(function, extra, unknown):
     """The TypeError of arguments that a function does not have."""
     name, parameters = function.__name__, inspect.signature(function).parameters
-    if surplus:
+    if extra:
         by_position = [x for x in parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
         raise TypeError(
-            f"{name}() takes {len(by_position)} positional arguments but {len(by_position) + len(surplus)} were given: "
-            f"{by_name(surplus[0], [x.name for x in parameters.values() if x.kind is x.KEYWORD_ONLY])}"
+            f"{name}() takes {len(by_position)} positional arguments but {len(by_position) + len(extra)} were given: "
+            f"{by_name(extra[0], [x.name for x in parameters.values() if x.kind is x.KEYWORD_ONLY])}"
         )
     raise TypeError(f"{name}() {unexpected(next(iter(unknown)), parameters)}")
 
@@ -85,7 +89,7 @@ def by_name(value, names):
 
 
 def unexpected(key, parameters):
-    """What is wrong with a keyword, and what it is here."""
+    """How the error of a keyword goes on, and ends with what it is here."""
     text = f"got an unexpected keyword argument {key!r}"
     for ours, expression in NAMES.get(key, {}).items():
         if ours in parameters:
@@ -95,10 +99,7 @@ def unexpected(key, parameters):
 
 def meant(function, x):
     """How the error of an argument ends, if it is a mask, given by position where another argument comes first."""
-    from safeops.core.op import registry  # (which imports this)
-
-    op = registry.get(function)
-    takes = is_bool(x) and op is not None and "mask" in inspect.signature(op.public_function).parameters
+    takes = is_bool(x) and function in signed and "mask" in inspect.signature(signed[function]).parameters
     return ": say mask=" if takes else ""
 
 

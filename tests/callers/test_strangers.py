@@ -10,6 +10,11 @@ import safeops
 from safeops.core.foreign import NAMES
 from safeops.core.op import registry
 
+
+def parameters(function):
+    return inspect.signature(function).parameters.values() if inspect.isfunction(function) else ()
+
+
 IMAGES = {"input": torch.rand(2, 3, 4, 4), "target": torch.rand(2, 3, 4, 4)}
 PLANES = {"input": torch.rand(2, 4, 4), "target": torch.rand(2, 4, 4)}
 ONE = {"input": torch.rand(2, 1, 4, 4), "target": (torch.rand(2, 4, 4) > 0.5).float()}
@@ -79,6 +84,65 @@ def test_what_combine_losses_returns_is_no_loss():
     with pytest.raises(AttributeError, match="has no 'loss'$"):
         result.loss  # noqa: B018
     assert not hasattr(result, "backward")
+
+
+FAMILIES = tuple(f"safeops.ops.{family}." for family in ("images", "losses", "reductions", "rows"))
+CATCHING = [
+    name
+    for name, x in vars(safeops).items()
+    if getattr(x, "__module__", "").startswith(FAMILIES) and any(p.kind is p.KEYWORD_ONLY for p in parameters(x))
+]
+
+
+@pytest.mark.parametrize("name", CATCHING)
+def test_every_function_refuses_what_it_has_not(name):
+    function = getattr(safeops, name)
+    assert all(x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY) for x in parameters(function))
+    positional = [torch.ones(3) for x in parameters(function) if x.kind is x.POSITIONAL_OR_KEYWORD]
+    count = len(positional)
+    has_mask = any(x.name == "mask" and x.kind is x.KEYWORD_ONLY for x in parameters(function))
+    words = "say mask=" if has_mask else r"give the others by name \(.*=\)"
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) takes {count} positional arguments but {count + 1} were given: {words}$"
+    ):
+        function(*positional, torch.ones(3) > 0)
+    required = [torch.ones(3) for x in parameters(function) if x.default is x.empty]
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'msk', which does not exist here; "
+    ):
+        function(*required, msk=None)
+
+
+KEYWORDS = [
+    ("mse_loss", {"size_average": True}, r'say reduction="mean" or "sum"'),
+    ("dice_loss", {"softmax": True}, r"say torch\.softmax\(input, 1\) as input"),
+    ("dice_loss", {"smooth": 1.0}, "say smooth_nr=smooth, smooth_dr=smooth"),
+    ("ssim", {"window_size": 11}, "say win_size=window_size"),
+    (
+        "masked_mean",
+        {"cu_seqlens": None},
+        r"say safeops\.segment_sum\(input, cu_seqlens=cu_seqlens\), or segment_mean, .*",
+    ),
+    ("masked_mean", {"axis": 1}, "say dim=axis"),
+    ("dice_loss", {"alpha": 0.5}, r"say safeops\.tversky_loss\(input, target, alpha=alpha, beta=1 - alpha\)"),
+    ("cross_entropy", {"alpha": 0.5}, "which does not exist here; the arguments are input, target, .*"),
+]
+
+
+@pytest.mark.parametrize("name, options, words", KEYWORDS)
+def test_keywords_of_other_libraries(name, options, words):
+    function, key = getattr(safeops, name), next(iter(options))
+    operands = [torch.ones(1, 3, 3) for x in parameters(function) if x.default is x.empty]
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{key}'.* ?{words}$"):
+        function(*operands, **options)
+
+
+def test_what_a_compiled_call_lacks():
+    x = torch.ones(3)
+    compiled = torch.compile(lambda x: safeops.mse_loss(x, x, mask=x > 0), backend="eager", fullgraph=True)
+    assert compiled(x) == 0
+    with pytest.raises(Exception, match="mse_loss"):
+        torch.compile(lambda x: safeops.mse_loss(x, x, x > 0), backend="eager")(x)
 
 
 MODULES = [

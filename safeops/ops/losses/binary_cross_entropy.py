@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core.domain import probability
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 
@@ -33,7 +34,9 @@ _binary_cross_entropy = PointwiseLoss(
 
 
 @_binary_cross_entropy.public(operands="")
-def binary_cross_entropy(input, target, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero"):
+def binary_cross_entropy(
+    input, target, weight=None, *extra, mask=None, reduction="mean", denominator=None, empty="zero", **unknown,
+):  # fmt: skip
     """Binary cross entropy -(y log p + (1 - y) log(1 - p)) of probabilities; the mean over the kept elements.
 
     The arithmetic is fp32, under autocast too, where torch's raises on CUDA. As in torch the logarithms end at -100,
@@ -50,4 +53,6 @@ def binary_cross_entropy(input, target, weight=None, *, mask=None, reduction="me
         >>> safeops.binary_cross_entropy(p, torch.tensor([1.0, 0.0]), reduction="none")
         tensor([0.6931, 0.0000])
     """
+    if extra or unknown:
+        refuse(binary_cross_entropy, extra, unknown)
     return _binary_cross_entropy.call(input, target, mask, weight, reduction, denominator, empty)

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import reduce, validate_options
 from safeops.ops.rows._classification import (
@@ -353,8 +354,8 @@ _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([
     arguments=ARGUMENTS,
 )
 def cross_entropy(
-    input, target, weight=None, *, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
+    input, target, weight=None, *extra, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
+    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """-log softmax(input) at the class `target`, of each row; the mean over the kept rows.
 
@@ -388,6 +389,8 @@ def cross_entropy(
         >>> safeops.cross_entropy(logits, torch.tensor([0, -100]))
         tensor(0.2395)
     """
+    if extra or unknown:
+        refuse(cross_entropy, extra, unknown)
     validate_reduction("cross_entropy", input, reduction, denominator, empty)
     operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
     of_rows = _cross_entropy.of_rows
