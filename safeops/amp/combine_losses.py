@@ -11,8 +11,6 @@ from safeops.core.dtypes import compute_dtype
 from safeops.core.private_torch import saved_by_name
 from safeops.core.symbolic import scalar
 
-NONFINITE = ("propagate", "skip", "raise")
-
 
 @saved_by_name
 class CombinedLosses(NamedTuple):
@@ -34,7 +32,9 @@ CombinedLosses.__getattr__ = _refuse_attribute  # (in the class it would tell ty
 
 
 def combine_losses(
-    losses: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]], *, nonfinite: str = "propagate"
+    losses: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]],
+    *,
+    nonfinite: check.Nonfinite = "propagate",
 ) -> CombinedLosses:
     """The sum of weight * loss over named losses, with what each of them contributes, all on the device.
 
@@ -96,7 +96,7 @@ def _weigh(x, w, keep):
 
 def _read(losses, nonfinite):
     """(names, losses, weights) of what the caller gave, checked."""
-    check.choice("combine_losses", "nonfinite", nonfinite, NONFINITE)
+    check.choice("combine_losses", "nonfinite", nonfinite, check.NONFINITE)
     if not isinstance(losses, Mapping):
         raise TypeError(f"combine_losses: losses must be a dict of named losses, got {type(losses).__name__}")
     if not losses:

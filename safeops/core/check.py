@@ -5,6 +5,7 @@ and in a Triton launcher, which itself takes nearly anything, before a call of a
 """
 
 import operator
+from typing import Literal, get_args
 
 import torch
 from torch.compiler import is_compiling
@@ -15,7 +16,9 @@ from safeops.core.foreign import meant
 from safeops.core.symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
+Nonfinite = Literal["propagate", "skip", "raise"]  # losses and gradients that are inf or NaN
 EMPTY = ("zero", "nan", "raise")  # what a result is where nothing is kept
+NONFINITE = get_args(Nonfinite)
 NUMBER = (int, float, *SYMBOLIC)
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (asked first: it is the fastest question)
 
