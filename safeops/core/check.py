@@ -4,6 +4,7 @@ They run before any work on the composite route; on the kernel route once a kern
 and in a Triton launcher, which itself takes nearly anything, before a call of a new kind.
 """
 
+import ctypes
 import operator
 from typing import Literal, get_args
 
@@ -122,6 +123,19 @@ def full_value(function, value):
         if not is_running():
             raise
         raise RuntimeError(f"{here(function)}: what the host needs of all ranks could not be had: {error}") from error
+
+
+def may_look(x):
+    """True where the host may read a tensor's numbers, in the CPU's memory and outside of traces and transforms."""
+    return x.is_cpu and x.__class__ in PLAIN and not is_compiling() and not private_torch.transforms_active()
+
+
+def read(x):
+    """The number of a 0-dim fp32 or fp64 tensor that the host `may_look` at.
+
+    Past the dispatcher, where a read takes longer, and counts as one that would wait for a device.
+    """
+    return (ctypes.c_float if x.dtype == torch.float32 else ctypes.c_double).from_address(x.data_ptr()).value
 
 
 def no_dtensor(function, name, x):
