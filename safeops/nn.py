@@ -8,6 +8,7 @@ import types
 
 import torch
 
+from safeops.core.foreign import by_name, unexpected
 from safeops.core.op import registry
 
 # optional, and given in the call but where they are buffers
@@ -24,12 +25,15 @@ class _Loss(torch.nn.Module):
         name = type(self).__name__
         if len(operands) > len(self.operands):
             raise TypeError(
-                f"{name} takes {', '.join(self.operands)} by position, got {len(operands)} tensors: give the others by "
-                f"name ({', '.join(f'{key}=' for key in self.tensors)})"
+                f"{name} takes {', '.join(self.operands)} by position, got {len(operands)} tensors: "
+                f"{by_name(operands[len(self.operands)], self.tensors)}"
             )
         for key in tensors:
             if key in self.defaults:
                 raise TypeError(f"{name}: {key} is an option: give it to the constructor")
+            if key not in self.operands and key not in self.tensors:
+                parameters = *self.operands, *self.tensors, *self.defaults
+                raise TypeError(f"{name} {unexpected(key, parameters)}")
         options = {name: getattr(self, name) for name in self.defaults}
         return self.function(*operands, **tensors, **options)
 
@@ -48,8 +52,7 @@ def _init(self, **options):
     name = type(self).__name__
     for key in options:
         if key not in self.defaults:
-            choices = ", ".join(self.defaults)
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}; the options are {choices}")
+            raise TypeError(f"{name}.__init__() {unexpected(key, tuple(self.defaults))}")
     options = self.defaults | options
     buffers = self.op.buffers
     self.op.validate_options(name, *(value for key, value in options.items() if key not in buffers))

@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import safeops  # noqa: E402
+from safeops.core.check import EMPTY  # noqa: E402
+from safeops.core.loss_reduction import REDUCTION  # noqa: E402
 from safeops.core.op import registry  # noqa: E402
+from safeops.ops.images._ssim import PADDING  # noqa: E402
+from safeops.ops.rows.box_iou_loss import KINDS  # noqa: E402
+from safeops.ops.rows.linear_cross_entropy import MEMORY  # noqa: E402
 
 HEAD = '''"""Types of {module}, written by scripts/type_stubs.py."""
 
@@ -41,6 +46,13 @@ NAMED = {
     **dict.fromkeys(("input_lengths", "target_lengths"), "Tensor | Sequence[int]"),
     **{"zero_infinity": "bool", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
 }
+# The strings that an argument may be: those that the checks take.
+CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}
+
+
+def literal(name: str, key: str) -> str:
+    choices = getattr(registry.get(name), "reductions", REDUCTION) if key == "reduction" else CHOICES[key]
+    return f"Literal[{', '.join(map(json.dumps, choices))}]"
 
 
 def schemas(name: str) -> list:
@@ -69,7 +81,8 @@ def parameters(name: str, function, **fixed) -> str:
         if x.name == "self":
             parts.append("self")
             continue
-        kind, default = kinds[x.name], json.dumps(x.default) if isinstance(x.default, str) else x.default
+        kind = literal(name, x.name) if kinds[x.name] == "str" else kinds[x.name]
+        default = json.dumps(x.default) if isinstance(x.default, str) else x.default
         if x.default is None and not kind.endswith("None"):
             kind += " | None"
         optional = x.default is not x.empty and kind != "Literal[True]"
@@ -89,7 +102,8 @@ def result(function, schema) -> tuple[str, str]:
 
 
 def definition(call: str, indent: str = "") -> str:
-    text = re.sub(r"(?<!,) ", "\0", f"def {call}: ...")  # lines end behind a comma
+    # lines end behind a comma, but of a Literal
+    text = re.sub(r'(?<!,) |(?<=",) (?=")', "\0", f"def {call}: ...")
     return textwrap.fill(text, 120, initial_indent=indent, subsequent_indent=f"{indent}    ").replace("\0", " ")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import safeops
+from tests.callers import calls
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("type_stubs", ROOT / "scripts" / "type_stubs.py")
@@ -32,6 +33,7 @@ import safeops
 x = torch.ones(3)
 assert_type(safeops.mse_loss(x, x, mask=x > 0, denominator=3), Tensor)
 assert_type(safeops.nn.MSELoss(reduction="sum")(x, x, weight=x), Tensor)
+assert_type(safeops.kl_div(x, x, reduction="batchmean", empty="nan"), Tensor)
 assert_type(safeops.masked_compact(x, x > 0, capacity=3), tuple[Tensor, Tensor, Tensor])
 assert_type(safeops.token_log_probs(x, x).entropy, Tensor)
 assert_type(safeops.token_log_probs(x, x, with_argmax=True).argmax, Tensor)
@@ -53,6 +55,11 @@ assert_type((region(1), called_region(1), mode(1)), tuple[str, str, str])
 WRONG = """
 safeops.mse_loss(x, x, maks=x > 0)
 safeops.nn.MSELoss(delta=1)
+safeops.mse_loss(x, x, reduction="average")
+safeops.mse_loss(x, x, reduction="batchmean")
+safeops.nn.MSELoss(empty="none")
+safeops.ssim(x, x, padding="full")
+safeops.combine_losses({"a": x}, nonfinite="ignore")
 safeops.huber_loss(x, x, "mean", x)
 region("a")
 """
@@ -81,6 +88,23 @@ def pyright(folder, *files):
 @pytest.mark.parametrize("path", type_stubs.texts(), ids=lambda path: path.name)
 def test_types_are_those_of_the_signatures(path):
     assert path.read_text() == type_stubs.texts()[path], "a signature has changed: make types"
+
+
+CHOICES = [
+    (name, key)
+    for name in calls.CALLS
+    for key in inspect.signature(getattr(safeops, name)).parameters
+    if key in type_stubs.CHOICES
+]
+
+
+@pytest.mark.parametrize("name, key", CHOICES)
+def test_the_strings_of_a_type_are_those_that_the_function_takes(name, key):
+    with pytest.raises(ValueError, match=f"^{name}: {key} must be one of ") as error:
+        calls.call(name, **{key: "?"})
+    choices = str(error.value).partition("one of ")[2].rpartition(", got")[0].replace("'", '"')
+    (stub,) = re.findall(rf"^def {name}\((.*?)\) ->", type_stubs.functions(), re.DOTALL | re.MULTILINE)
+    assert f"{key}: Literal[{choices}]" in " ".join(stub.split())
 
 
 @pytest.mark.slow

@@ -11,8 +11,6 @@ from safeops.core import check
 from safeops.ops.lists.clip_grad_norm_ import scale_
 from safeops.ops.lists.health import health_
 
-NONFINITE = ("propagate", "skip", "raise")
-
 
 @torch.no_grad()
 def clip_grad_norm_(
@@ -20,7 +18,7 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     *,
-    nonfinite: str = "propagate",
+    nonfinite: check.Nonfinite = "propagate",
 ) -> torch.Tensor:
     """Scale the gradients in place so that their norm together is at most `max_norm`; return the norm before.
 
@@ -60,7 +58,7 @@ def clip_grad_norm_(
     """
     ord = order("clip_grad_norm_", norm_type)
     check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
-    check.choice("clip_grad_norm_", "nonfinite", nonfinite, NONFINITE)
+    check.choice("clip_grad_norm_", "nonfinite", nonfinite, check.NONFINITE)
     if isinstance(parameters, types.GeneratorType):
         parameters = list(parameters)
         if not parameters:  # most often one that a loop has exhausted

@@ -11,8 +11,6 @@ from safeops.core.dtypes import compute_dtype
 from safeops.core.private_torch import saved_by_name
 from safeops.core.symbolic import scalar
 
-NONFINITE = ("propagate", "skip", "raise")
-
 
 @saved_by_name
 class CombinedLosses(NamedTuple):
@@ -24,8 +22,19 @@ class CombinedLosses(NamedTuple):
     names: tuple[str, ...]  # of the losses, in the same order
 
 
+def _refuse_attribute(self, name):
+    what = f"combine_losses: its result is (total, terms, finite, names) and has no {name!r}"
+    call = "()" if callable(getattr(torch.Tensor, name, None)) else ""
+    raise AttributeError(f"{what}: say .total.{name}{call}" if hasattr(torch.Tensor, name) else what)
+
+
+CombinedLosses.__getattr__ = _refuse_attribute  # (in the class it would tell type checkers that any attribute exists)
+
+
 def combine_losses(
-    losses: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]], *, nonfinite: str = "propagate"
+    losses: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]],
+    *,
+    nonfinite: check.Nonfinite = "propagate",
 ) -> CombinedLosses:
     """The sum of weight * loss over named losses, with what each of them contributes, all on the device.
 
@@ -87,7 +96,7 @@ def _weigh(x, w, keep):
 
 def _read(losses, nonfinite):
     """(names, losses, weights) of what the caller gave, checked."""
-    check.choice("combine_losses", "nonfinite", nonfinite, NONFINITE)
+    check.choice("combine_losses", "nonfinite", nonfinite, check.NONFINITE)
     if not isinstance(losses, Mapping):
         raise TypeError(f"combine_losses: losses must be a dict of named losses, got {type(losses).__name__}")
     if not losses:

@@ -4,18 +4,23 @@ They run before any work on the composite route; on the kernel route once a kern
 and in a Triton launcher, which itself takes nearly anything, before a call of a new kind.
 """
 
+import ctypes
 import inspect
 import operator
+from typing import Literal, get_args
 
 import torch
 from torch.compiler import is_compiling
 
 from safeops.core import private_torch
 from safeops.core.dtypes import FLOATING, LARGEST
+from safeops.core.foreign import meant
 from safeops.core.symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
+Nonfinite = Literal["propagate", "skip", "raise"]  # losses and gradients that are inf or NaN
 EMPTY = ("zero", "nan", "raise")  # what a result is where nothing is kept
+NONFINITE = get_args(Nonfinite)
 NUMBER = (int, float, *SYMBOLIC)
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (asked first: it is the fastest question)
 
@@ -70,7 +75,10 @@ def undense(x):
 def floating(function, name, x):
     tensor(function, name, x)
     if x.dtype not in FLOATING:
-        raise TypeError(f"{function}: {name} must be a floating point tensor of at least 16 bits, got {x.dtype}")
+        raise TypeError(
+            f"{function}: {name} must be a floating point tensor of at least 16 bits, got {x.dtype}"
+            f"{meant(function, x) if name == 'weight' else ''}"
+        )
 
 
 def real(function, name, x):
@@ -129,6 +137,19 @@ def full_value(function, value):
         raise RuntimeError(f"{here(function)}: what the host needs of all ranks could not be had: {error}") from error
 
 
+def may_look(x):
+    """True where the host may read a tensor's numbers, in the CPU's memory and outside of traces and transforms."""
+    return x.is_cpu and x.__class__ in PLAIN and not is_compiling() and not private_torch.transforms_active()
+
+
+def read(x):
+    """The number of a 0-dim fp32 or fp64 tensor that the host `may_look` at.
+
+    Past the dispatcher, where a read takes longer, and counts as one that would wait for a device.
+    """
+    return (ctypes.c_float if x.dtype == torch.float32 else ctypes.c_double).from_address(x.data_ptr()).value
+
+
 def no_dtensor(function, name, x):
     if mesh(x) is not None:
         raise TypeError(f"{function}: {name} must be no DTensor: pass what this rank holds (to_local, full_tensor)")
@@ -147,7 +168,11 @@ def broadcast(function, **operands):
         for d, size in enumerate(reversed(x.shape), 1):
             if size != 1 and not stretches(common[-d], size):
                 shapes = " and ".join(f"{name} {shown(x)}" for name, x in operands.items())
-                raise ValueError(f"{function}: {shapes} do not broadcast")
+                remedy = ""
+                for key, y in operands.items():  # (Dynamo traces neither max nor a generator with a key here)
+                    for z in operands.values():
+                        remedy = remedy or reshaped(key, y, z.shape)
+                raise ValueError(f"{function}: {shapes} do not broadcast{say(remedy)}")
             common[-d] = size if common[-d] == 1 else common[-d]
     return torch.Size(common)
 
@@ -155,9 +180,39 @@ def broadcast(function, **operands):
 def broadcasts_to(function, name, x, target_name, target, shape=None):
     """x must broadcast to the shape of `target`, or another that is made of it, without enlarging it."""
     shape = target.shape if shape is None else shape
-    fits = x.dim() <= len(shape) and all(map(stretches, reversed(x.shape), reversed(shape)))
-    if not fits:
-        raise ValueError(f"{function}: {name} {shown(x)} does not broadcast to {target_name} {shown(target, shape)}")
+    if not fits(x.shape, shape):
+        raise ValueError(
+            f"{function}: {name} {shown(x)} does not broadcast to {target_name} {shown(target, shape)}"
+            f"{say(reshaped(name, x, shape))}"
+        )
+
+
+def fits(shape, other):
+    """True if one shape broadcasts to the other."""
+    return len(shape) <= len(other) and all(map(stretches, reversed(shape), reversed(other)))
+
+
+def say(expression):
+    """How an error ends: with what works, if that is known."""
+    return f": say {expression}" if expression else ""
+
+
+def reshaped(name, x, shape):
+    """The expression of a tensor without the channels' dim, or with one too many, that broadcasts to a shape; or ""."""
+    if 0 < x.dim() == len(shape) - 1 and fits((x.shape[0], 1, *x.shape[1:]), shape):
+        return f"{name}.unsqueeze(1)"
+    if x.dim() == len(shape) + 1 > 1 and x.shape[1] == 1 and fits((x.shape[0], *x.shape[2:]), shape):
+        return f"{name}.squeeze(1)"
+    return ""
+
+
+def classes_first(name, x, target):
+    """The expression of (N, d1, ..., C) beside a target (N, d1, ...) that has the classes in dim 1; or ""."""
+    if x.dim() > 2 and target.shape == x.shape[:-1]:
+        return f"{name}.transpose(1, 2)" if x.dim() == 3 else f"{name}.movedim(-1, 1)"
+    if x.dim() > 2 and target.shape == (x.shape[:-1].numel(),):
+        return f"{name}.flatten(0, -2)"
+    return ""
 
 
 def mask(function, x, target_name, target, shape=None):
@@ -170,7 +225,8 @@ def mask(function, x, target_name, target, shape=None):
 def boolean(function, name, x, sense):
     tensor(function, name, x)
     if x.dtype != torch.bool:
-        raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}")
+        kept = f"{name} > 0.5" if x.is_floating_point() else f"{name} != 0"
+        raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}{say(kept)}")
 
 
 def weight(function, x, target_name, target, shape=None):
@@ -196,7 +252,7 @@ def in_range(index, size, counts):
 def choice(function, name, value, options):
     if not isinstance(value, str) or value not in options:
         allowed = ", ".join(map(repr, options))
-        raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
+        raise ValueError(f"{function}: {name} must be one of {allowed}, got {shown_value(function, value)}")
 
 
 def double(function, name, value):
@@ -207,7 +263,12 @@ def double(function, name, value):
 
 def boolean_flag(function, name, value):
     if not isinstance(value, bool):
-        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+        raise TypeError(f"{function}: {name} must be True or False, got {shown_value(function, value)}")
+
+
+def shown_value(function, x):
+    """A value as errors have it: a tensor without its numbers."""
+    return f"a tensor{meant(function, x)}" if isinstance(x, torch.Tensor) else repr(x)
 
 
 def is_number(value):
@@ -216,7 +277,7 @@ def is_number(value):
 
 def number(function, name, value, *, minimum=None, above=None, maximum=None):
     if not is_number(value):
-        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
+        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}{meant(function, value)}")
     double(function, name, value)
     if isinstance(value, SYMBOLIC):  # to compare it would bind the sizes that an exported program takes
         value = private_torch.value_at_trace(value)

@@ -13,6 +13,7 @@ import torch
 
 from safeops.core import availability, check, private_torch
 from safeops.core.call_path import autograd_function, call_path
+from safeops.core.foreign import sign
 from safeops.core.library import declare_public, defaults, document, has_kernel, launchers
 from safeops.core.route import by_composite, differentiable_backward
 from safeops.core.symbolic import as_operand, symbolic
@@ -63,6 +64,7 @@ class Public:
         """
 
         def declare(function):
+            sign(function)
             document(function, arguments)
             self.public_function = function
             declare_public(function, *(self.name + schema for schema in schemas))

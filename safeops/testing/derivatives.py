@@ -143,7 +143,7 @@ def _batches(sample: Sample, count: int = 3) -> dict:
         if not t.is_floating_point():
             stacked[key] = torch.stack([t.flatten().roll(b).reshape(t.shape) for b in range(count)])
         else:
-            stacked[key] = torch.stack([t * (1 + b / 8) for b in range(count)])
+            stacked[key] = torch.stack([t * (1 - b / 8) for b in range(count)])  # (a probability stays one)
     return stacked
 
 

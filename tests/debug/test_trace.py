@@ -95,7 +95,7 @@ def row_by_row(x):
 
 
 def no_probability(x):
-    return safeops.binary_cross_entropy(x, torch.ones(2))  # HERE
+    return safeops.binary_cross_entropy(x, torch.ones(2), reduction="none").sum()  # HERE
 
 
 def a_nan_of_ones_own(x):

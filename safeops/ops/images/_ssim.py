@@ -172,6 +172,7 @@ _backward = declare_raw(
 # ---- record
 
 LEAST_K = 1e-15  # its square is a normal number in fp32: of two constant images that is all the divisor
+PADDING = "valid", "same"
 DEFAULTS = 1.0, 11, 1.5, 0.01, 0.03, "valid"
 # win_size, by the dims of the input: what a tile of such windows needs, any GPU has of shared memory and registers.
 LARGEST_ON_CUDA = {4: 21, 5: 11}
@@ -197,7 +198,7 @@ class StructuralSimilarity(Op):
         )  # fmt: skip
         usual, shape = typed and options == DEFAULTS, input.shape
         good = usual or (
-            typed and padding in ("valid", "same") and win_size > 0 and win_size % 2 == 1
+            typed and padding in PADDING and win_size > 0 and win_size % 2 == 1
             and 0 < data_range <= LARGEST and 0 < win_sigma <= LARGEST
             and LEAST_K <= k1 <= LARGEST and LEAST_K <= k2 <= LARGEST
         )  # fmt: skip
@@ -297,7 +298,7 @@ def validate_window(name, data_range, win_size, win_sigma, k1, k2, padding):
     check.number(name, "win_sigma", win_sigma, above=0)
     check.number(name, "k1", k1, minimum=LEAST_K)
     check.number(name, "k2", k2, minimum=LEAST_K)
-    check.choice(name, "padding", padding, ("valid", "same"))
+    check.choice(name, "padding", padding, PADDING)
 
 
 # Each docstring's text on arguments, in place of {arguments}.

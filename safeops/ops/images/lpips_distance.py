@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, only
 from safeops.core.op import Composed, Inner
 from safeops.ops.images._image import ARGUMENTS, finish
@@ -128,7 +129,7 @@ def _validate_list(key, x):
     'str reduction="mean", str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
-def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="mean", empty="zero"):
+def lpips_distance(features0, features1, weights=None, *extra, mask=None, reduction="mean", empty="zero", **unknown):
     """Learned perceptual distance: at each position |w (u0 - u1)^2| of the unit features, averaged, summed over layers.
 
     u is a position's vector of channels at length 1, computed in fp32: 64 channels of 40 overflow no half, and a zero
@@ -158,6 +159,8 @@ def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="
         >>> safeops.lpips_distance([east, east], [north, east * 2]), safeops.lpips_distance([x], [east])
         (tensor(2.), tensor(1.))
     """
+    if extra or unknown:
+        refuse(lpips_distance, extra, unknown)
     loss_reduction.validate_options(NAME, reduction, empty)
     validate(features0, features1, weights, mask)
     weights = [None] * len(features0) if weights is None else [w.reshape(-1, 1, 1) for w in weights]

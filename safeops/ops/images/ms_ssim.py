@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from safeops.core import check, loss_reduction
 from safeops.core.dtypes import LARGEST, compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
 from safeops.ops.images._ssim import ARGUMENTS, LARGEST_ON_CUDA, PLANES, StructuralSimilarity, validate
@@ -145,8 +146,8 @@ def validate_betas(betas):
     arguments=ARGUMENTS,
 )
 def ms_ssim(
-    input, target, *, mask=None, data_range=1.0, win_size=11, win_sigma=1.5, k1=0.01, k2=0.03, padding="valid",
-    betas=None, reduction="mean", empty="zero",
+    input, target, *extra, mask=None, data_range=1.0, win_size=11, win_sigma=1.5, k1=0.01, k2=0.03, padding="valid",
+    betas=None, reduction="mean", empty="zero", **unknown,
 ):  # fmt: skip
     """Multi-scale SSIM: the product over the scales of contrast^beta, at the last one of SSIM^beta, for each plane.
 
@@ -172,6 +173,8 @@ def ms_ssim(
         >>> safeops.ms_ssim(x, x, win_size=3), safeops.ms_ssim(x, 1 - x, win_size=3)
         (tensor(1.), tensor(0.))
     """
+    if extra or unknown:
+        refuse(ms_ssim, extra, unknown)
     betas = BETAS if betas is None else betas
     loss_reduction.validate_options(NAME, reduction, empty)
     validate_betas(betas)

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, only
 from safeops.core.op import Composed, Inner
 from safeops.core.symbolic import as_operand
@@ -79,7 +80,7 @@ _psnr = Composed(NAME, _masked_rms, *sums.ALL)
     'str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
-def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="zero"):
+def psnr(input, target, *extra, mask=None, data_range=1.0, reduction="mean", empty="zero", **unknown):
     """Peak signal-to-noise ratio: 20 log10(data_range / rms(input - target)) of each image; the mean over the images.
 
     The squares of the differences neither overflow nor vanish, in half either. Equal images have +inf, which
@@ -103,6 +104,8 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
         >>> safeops.psnr(x, x + torch.tensor([0.1, 0.01]).reshape(2, 1, 1, 1), reduction="none")
         tensor([20., 40.])
     """
+    if extra or unknown:
+        refuse(psnr, extra, unknown)
     loss_reduction.validate_options(NAME, reduction, empty)
     check.floating(NAME, "input", input)
     check.floating(NAME, "target", target)

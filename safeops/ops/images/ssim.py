@@ -1,5 +1,6 @@
 """ssim: the structural similarity of images."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.images._ssim import ARGUMENTS, StructuralSimilarity
 
 _ssim = StructuralSimilarity("ssim")
@@ -11,8 +12,8 @@ _ssim = StructuralSimilarity("ssim")
     arguments=ARGUMENTS,
 )
 def ssim(
-    input, target, *, mask=None, data_range=1.0, win_size=11, win_sigma=1.5, k1=0.01, k2=0.03, padding="valid",
-    reduction="mean", empty="zero",
+    input, target, *extra, mask=None, data_range=1.0, win_size=11, win_sigma=1.5, k1=0.01, k2=0.03, padding="valid",
+    reduction="mean", empty="zero", **unknown,
 ):  # fmt: skip
     """Structural similarity: (2 mx my + C1) (2 cov + C2) / ((mx^2 + my^2 + C1) (var x + var y + C2)), at most 1.
 
@@ -38,6 +39,8 @@ def ssim(
         >>> safeops.ssim(x, x), safeops.ssim(x, 1 - x) < 0
         (tensor(1.), tensor(True))
     """
+    if extra or unknown:
+        refuse(ssim, extra, unknown)
     return _ssim.loss(
         True, input, target, mask, reduction, None, empty, data_range, win_size, win_sigma, k1, k2, padding
     )

@@ -1,5 +1,6 @@
 """ssim_loss: 1 - SSIM."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.images._ssim import ARGUMENTS, StructuralSimilarity
 
 _ssim_loss = StructuralSimilarity("ssim_loss", "SSIMLoss")
@@ -12,8 +13,8 @@ _ssim_loss = StructuralSimilarity("ssim_loss", "SSIMLoss")
     arguments=ARGUMENTS,
 )
 def ssim_loss(
-    input, target, *, mask=None, reduction="mean", denominator=None, empty="zero", data_range=1.0, win_size=11,
-    win_sigma=1.5, k1=0.01, k2=0.03, padding="valid",
+    input, target, *extra, mask=None, reduction="mean", denominator=None, empty="zero", data_range=1.0, win_size=11,
+    win_sigma=1.5, k1=0.01, k2=0.03, padding="valid", **unknown,
 ):  # fmt: skip
     """1 - SSIM, the mean over all windows: see `ssim`.
 
@@ -38,6 +39,8 @@ def ssim_loss(
         >>> safeops.ssim_loss(x, x), safeops.ssim_loss(x, 1 - x) > 1
         (tensor(0.), tensor(True))
     """
+    if extra or unknown:
+        refuse(ssim_loss, extra, unknown)
     return _ssim_loss.loss(
         False, input, target, mask, reduction, denominator, empty, data_range, win_size, win_sigma, k1, k2, padding
     )

@@ -5,6 +5,7 @@ import torch
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import absolute, accumulate, count_kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, like
 from safeops.core.loss_reduction import REDUCTION
 from safeops.core.op import Op
@@ -91,7 +92,7 @@ _total_variation = TotalVariation(NAME, _forward, _backward, lambda *operands: d
 @_total_variation.public(
     '(Tensor input, *, Tensor? mask=None, str reduction="mean", str empty="zero") -> Tensor', arguments=ARGUMENTS
 )
-def total_variation(input, *, mask=None, reduction="mean", empty="zero"):
+def total_variation(input, *extra, mask=None, reduction="mean", empty="zero", **unknown):
     """Total variation: the sum of |difference| over neighbouring pixels of each image; the mean over the images.
 
     Anisotropic: neighbours along each spatial dim. A difference is taken in fp32, and only of two kept pixels; that of
@@ -113,4 +114,6 @@ def total_variation(input, *, mask=None, reduction="mean", empty="zero"):
         >>> safeops.total_variation(x), safeops.total_variation(x, mask=x < 3)
         (tensor(6.), tensor(1.))
     """
+    if extra or unknown:
+        refuse(total_variation, extra, unknown)
     return _total_variation.call(input, mask, reduction, empty)

@@ -16,6 +16,7 @@ from safeops.core import check, sums
 from safeops.core.definitions import accumulate, kept
 from safeops.core.domain import any_number
 from safeops.core.dtypes import LARGEST, compute_dtype
+from safeops.core.foreign import sign
 from safeops.core.library import declare_raw, like
 from safeops.core.loss_reduction import (
     REDUCTION,
@@ -273,9 +274,11 @@ class PointwiseLoss(Op):
         self.validate(*tensors, mask, weight, reduction, denominator, empty)
         (first, x), (second, y), *_ = zip(self.names, tensors)
         if self.warns and x.shape != y.shape and not is_compiling():  # a warning cannot be traced
+            remedy = check.reshaped(second, y, x.shape) if x.numel() == y.numel() else ""
             warnings.warn(
                 f"{self.name}: {second} {check.shown(y)} is broadcast with {first} {check.shown(x)}; "
-                "make the shapes equal (expand copies nothing) if that is meant",
+                "make the shapes equal (expand copies nothing) if that is meant"
+                f"{remedy and f', else say {remedy}'}",
                 stacklevel=5,
             )
         if empty == "raise" and reduction != "none":
@@ -339,7 +342,7 @@ class PointwiseLoss(Op):
         """The public op's schema: the arguments of its function, whose order is torch's."""
         kinds = {"reduction": "str", "empty": "str"} | {x.name: x.kind.__name__ for x in self.parameters}
         arguments = []
-        for name, x in inspect.signature(function).parameters.items():
+        for name, x in inspect.signature(sign(function)).parameters.items():
             if x.kind is x.KEYWORD_ONLY and "*" not in arguments:
                 arguments.append("*")
             kind = kinds.get(name) or ("Tensor" if x.default is x.empty else "Tensor?")

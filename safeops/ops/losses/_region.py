@@ -208,9 +208,10 @@ class RegionLoss(Op):
         pixels = (shape[0], *shape[2:])
         if target.dim() == input.dim() - 1:
             if target.is_floating_point() or target.dtype == torch.bool:
+                remedy = "target.unsqueeze(1)" if shape[1] == 1 else "target.long()"
                 raise TypeError(
                     f"{name}: target {check.shown(target)} must be class indices, integers, got {target.dtype}; or "
-                    f"the shape of input {check.shown(input)}"
+                    f"the shape of input {check.shown(input)}: say {remedy}"
                 )
             if shape[1] == 1:
                 raise ValueError(
@@ -221,11 +222,13 @@ class RegionLoss(Op):
         elif ignore_index is not None:
             raise ValueError(
                 f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {check.shown(target)}"
+                f"{check.say(check.reshaped('target', target, pixels))}"
             )
         if target.shape != shape and target.shape != pixels:  # (`in` is not asked of sizes: see check.stretches)
+            remedy = check.classes_first("input", input, target) or check.reshaped("target", target, pixels)
             raise ValueError(
                 f"{name}: target must be class indices {pixels} or of the shape of input {check.shown(input)}, got "
-                f"{check.shown(target)}"
+                f"{check.shown(target)}{check.say(remedy)}"
             )
         if mask is not None:
             check.boolean(name, "mask", mask, "True = keep")

@@ -2,7 +2,10 @@
 
 import torch
 
+from safeops.core import check
+from safeops.core.definitions import kept
 from safeops.core.domain import probability
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 
@@ -32,8 +35,24 @@ _binary_cross_entropy = PointwiseLoss(
 )
 
 
+def _refuse_logits(input, mask, weight):
+    """Raise for a number that is kept and no probability. Where there is none, the loss shows what it should: a kept
+    inf or NaN."""
+    outside = ((input < 0) | (input > 1)) & input.isfinite()
+    keep = kept(mask, weight)
+    wrong = outside if keep is None else outside & keep
+    if wrong.any():
+        raise ValueError(
+            f"binary_cross_entropy: all elements of input should be between 0 and 1, got "
+            f"{input.expand(wrong.shape)[wrong][0].item():.6g}: say torch.sigmoid(input), or of logits "
+            "binary_cross_entropy_with_logits(input, target)"
+        )
+
+
 @_binary_cross_entropy.public(operands="")
-def binary_cross_entropy(input, target, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero"):
+def binary_cross_entropy(
+    input, target, weight=None, *extra, mask=None, reduction="mean", denominator=None, empty="zero", **unknown,
+):  # fmt: skip
     """Binary cross entropy -(y log p + (1 - y) log(1 - p)) of probabilities; the mean over the kept elements.
 
     The arithmetic is fp32, under autocast too, where torch's raises on CUDA. As in torch the logarithms end at -100,
@@ -41,7 +60,8 @@ def binary_cross_entropy(input, target, weight=None, *, mask=None, reduction="me
     better given to `binary_cross_entropy_with_logits`.
 
     Args:
-        input: floating tensor of probabilities p, from 0 to 1. One outside is a loss of NaN.
+        input: floating tensor of probabilities p, from 0 to 1. One outside is a loss of NaN; on the CPU, a mean or
+            sum of that raises ValueError instead (not where the call is compiled).
         target: floating tensor of `input`'s shape, from 0 to 1; broadcast with a warning. Differentiable.
         {arguments}
 
@@ -50,4 +70,11 @@ def binary_cross_entropy(input, target, weight=None, *, mask=None, reduction="me
         >>> safeops.binary_cross_entropy(p, torch.tensor([1.0, 0.0]), reduction="none")
         tensor([0.6931, 0.0000])
     """
-    return _binary_cross_entropy.call(input, target, mask, weight, reduction, denominator, empty)
+    if extra or unknown:
+        refuse(binary_cross_entropy, extra, unknown)
+    loss = _binary_cross_entropy.call(input, target, mask, weight, reduction, denominator, empty)
+    if loss.dim() == 0 and check.may_look(loss):
+        value = check.read(loss)
+        if value != value:
+            _refuse_logits(input.detach(), mask, weight)
+    return loss

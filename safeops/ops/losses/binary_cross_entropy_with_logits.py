@@ -2,6 +2,7 @@
 
 from safeops.core.definitions import product, softplus
 from safeops.core.domain import any_number, factor, probability
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import TernaryLoss
 
 
@@ -24,8 +25,9 @@ _binary_cross_entropy_with_logits = TernaryLoss(
 
 @_binary_cross_entropy_with_logits.public(operands="")
 def binary_cross_entropy_with_logits(
-    input, target, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero", pos_weight=None
-):
+    input, target, weight=None, *extra, mask=None, reduction="mean", denominator=None, empty="zero", pos_weight=None,
+    **unknown,
+):  # fmt: skip
     """Binary cross entropy of logits: w y log(1 + e^-x) + (1 - y) log(1 + e^x), w = pos_weight; the mean over the kept.
 
     An infinite logit whose target matches costs 0, with gradient 0.
@@ -41,6 +43,8 @@ def binary_cross_entropy_with_logits(
         >>> safeops.binary_cross_entropy_with_logits(x, torch.ones(2), pos_weight=torch.tensor(2.0), reduction="none")
         tensor([1.3863, 0.0000])
     """
+    if extra or unknown:
+        refuse(binary_cross_entropy_with_logits, extra, unknown)
     return _binary_cross_entropy_with_logits.call(
         input, target, pos_weight, mask, weight, reduction, denominator, empty
     )

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core.definitions import absolute
 from safeops.core.dtypes import SMALLEST, filled
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -20,8 +21,9 @@ _charbonnier_loss = PointwiseLoss(
 
 @_charbonnier_loss.public()
 def charbonnier_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", eps=1e-3
-):
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", eps=1e-3,
+    **unknown,
+):  # fmt: skip
     """Charbonnier loss: sqrt((input - target)^2 + eps^2), a smooth absolute error; the mean over the kept elements.
 
     Charbonnier et al., "Two Deterministic Half-Quadratic Regularization Algorithms for Computed Imaging", 1994.
@@ -34,4 +36,6 @@ def charbonnier_loss(
         >>> safeops.charbonnier_loss(torch.tensor([0.0, 3.0]), torch.zeros(2), eps=4.0, reduction="none")
         tensor([4., 5.])
     """
+    if extra or unknown:
+        refuse(charbonnier_loss, extra, unknown)
     return _charbonnier_loss.call(input, target, mask, weight, reduction, denominator, empty, eps)

@@ -1,5 +1,6 @@
 """dice_loss: how far the predicted regions and the true ones are from covering each other."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.losses._region import RegionLoss, quotient
 
 
@@ -12,8 +13,8 @@ _dice_loss = RegionLoss("dice_loss", "DiceLoss", value)
 
 @_dice_loss.public()
 def dice_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", squared_pred=False,
-    smooth_nr=1e-5, smooth_dr=1e-5, ignore_index=None, batch=False,
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", squared_pred=False,
+    smooth_nr=1e-5, smooth_dr=1e-5, ignore_index=None, batch=False, **unknown,
 ):  # fmt: skip
     """Dice loss: 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr) for each class of each image.
 
@@ -29,5 +30,7 @@ def dice_loss(
         >>> safeops.dice_loss(input, target, ignore_index=255)
         tensor(0.2500)
     """
+    if extra or unknown:
+        refuse(dice_loss, extra, unknown)
     options = squared_pred, smooth_nr, smooth_dr, ignore_index, batch
     return _dice_loss.loss(input, target, mask, weight, reduction, denominator, empty, options)

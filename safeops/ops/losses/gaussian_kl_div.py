@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core.dtypes import LARGEST
+from safeops.core.foreign import refuse
 from safeops.core.loss_reduction import REDUCTION
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss, by_batch
 
@@ -37,17 +38,9 @@ _gaussian_kl_div = PointwiseLoss(
 
 @_gaussian_kl_div.public(operands="")
 def gaussian_kl_div(
-    mean,
-    log_var,
-    *,
-    mask=None,
-    weight=None,
-    reduction="mean",
-    denominator=None,
-    empty="zero",
-    prior_mean=0.0,
-    prior_log_var=0.0,
-):
+    mean, log_var, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", prior_mean=0.0,
+    prior_log_var=0.0, **unknown,
+):  # fmt: skip
     """Divergence of N(mean, e^log_var) from a prior: (e^d - 1 - d + (mean - prior_mean)^2 / e^prior_log_var) / 2.
 
     d = log_var - prior_log_var; the mean over the kept elements. Kingma and Welling, "Auto-Encoding Variational Bayes",
@@ -68,5 +61,7 @@ def gaussian_kl_div(
         >>> safeops.gaussian_kl_div(mean, log_var, reduction="batchmean")
         tensor(0.5000)
     """
+    if extra or unknown:
+        refuse(gaussian_kl_div, extra, unknown)
     reduction, denominator = by_batch("gaussian_kl_div", mean, reduction, denominator)
     return _gaussian_kl_div.call(mean, log_var, mask, weight, reduction, denominator, empty, prior_mean, prior_log_var)

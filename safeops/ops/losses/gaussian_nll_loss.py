@@ -7,6 +7,7 @@ import torch
 from safeops.core import check
 from safeops.core.domain import any_number, positive
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Flag, Parameter, TernaryLoss
 
 
@@ -32,18 +33,9 @@ _gaussian_nll_loss = TernaryLoss(
 
 @_gaussian_nll_loss.public(operands="")
 def gaussian_nll_loss(
-    input,
-    target,
-    var,
-    full=False,
-    eps=1e-6,
-    reduction="mean",
-    *,
-    mask=None,
-    weight=None,
-    denominator=None,
-    empty="zero",
-):
+    input, target, var, full=False, eps=1e-6, reduction="mean", *extra, mask=None, weight=None, denominator=None,
+    empty="zero", **unknown,
+):  # fmt: skip
     """Negative log likelihood of a normal law: (log v + (x - y)^2 / v) / 2, v = max(var, eps); the mean over the kept.
 
     Nix and Weigend, "Estimating the Mean and Variance of the Target Probability Distribution", 1994. As in torch the
@@ -63,6 +55,8 @@ def gaussian_nll_loss(
         >>> safeops.gaussian_nll_loss(x, y, var, reduction="none")
         tensor([0.0000, 1.1931])
     """
+    if extra or unknown:
+        refuse(gaussian_nll_loss, extra, unknown)
     if isinstance(input, torch.Tensor) and not input.is_nested:
         if check.is_number(var):
             check.number("gaussian_nll_loss", "var", var, minimum=0)

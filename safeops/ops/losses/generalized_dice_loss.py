@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import loss_reduction
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.symbolic import as_operand
 from safeops.ops.losses._region import RegionLoss, quotient
 
@@ -53,8 +54,8 @@ _generalized_dice_loss = GeneralizedDice("generalized_dice_loss", "GeneralizedDi
 
 @_generalized_dice_loss.public()
 def generalized_dice_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", squared_pred=False,
-    smooth_nr=1e-5, smooth_dr=1e-5, ignore_index=None, batch=False,
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", squared_pred=False,
+    smooth_nr=1e-5, smooth_dr=1e-5, ignore_index=None, batch=False, **unknown,
 ):  # fmt: skip
     """Generalised Dice loss: 1 - (2 sum_c w sum(p t) + smooth_nr) / (sum_c w (sum(p) + sum(t)) + smooth_dr).
 
@@ -74,5 +75,7 @@ def generalized_dice_loss(
         >>> safeops.generalized_dice_loss(input, target, ignore_index=255)
         tensor(0.2500)
     """
+    if extra or unknown:
+        refuse(generalized_dice_loss, extra, unknown)
     options = squared_pred, smooth_nr, smooth_dr, ignore_index, batch
     return _generalized_dice_loss.loss(input, target, mask, weight, reduction, denominator, empty, options)

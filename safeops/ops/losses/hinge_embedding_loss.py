@@ -4,6 +4,7 @@ import torch
 
 from safeops.core.domain import any_number, side
 from safeops.core.dtypes import LARGEST
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -25,8 +26,9 @@ _hinge_embedding_loss = PointwiseLoss(
 
 @_hinge_embedding_loss.public(operands="")
 def hinge_embedding_loss(
-    input, target, margin=1.0, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
-):
+    input, target, margin=1.0, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """x where the target is 1, max(margin - x, 0) where it is -1; the mean over the kept elements.
 
     Args:
@@ -41,4 +43,6 @@ def hinge_embedding_loss(
         >>> safeops.hinge_embedding_loss(x, torch.tensor([1.0, -1.0, -1.0]), reduction="none")
         tensor([0.2500, 0.7500, 0.0000])
     """
+    if extra or unknown:
+        refuse(hinge_embedding_loss, extra, unknown)
     return _hinge_embedding_loss.call(input, target, mask, weight, reduction, denominator, empty, margin)

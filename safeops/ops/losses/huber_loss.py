@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core.definitions import absolute
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -21,7 +22,10 @@ _huber_loss = PointwiseLoss(
 
 
 @_huber_loss.public()
-def huber_loss(input, target, reduction="mean", delta=1.0, weight=None, *, mask=None, denominator=None, empty="zero"):
+def huber_loss(
+    input, target, reduction="mean", delta=1.0, weight=None, *extra, mask=None, denominator=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """Huber loss: d^2 / 2 where d = |input - target| < delta, else delta (d - delta / 2); the mean over kept elements.
 
     Huber, "Robust Estimation of a Location Parameter", 1964.
@@ -34,4 +38,6 @@ def huber_loss(input, target, reduction="mean", delta=1.0, weight=None, *, mask=
         >>> safeops.huber_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), delta=2.0, reduction="none")
         tensor([0.1250, 4.0000])
     """
+    if extra or unknown:
+        refuse(huber_loss, extra, unknown)
     return _huber_loss.call(input, target, mask, weight, reduction, denominator, empty, delta)

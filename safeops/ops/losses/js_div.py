@@ -4,6 +4,7 @@ import torch
 
 from safeops.core.domain import probability
 from safeops.core.dtypes import wide
+from safeops.core.foreign import refuse
 from safeops.core.loss_reduction import REDUCTION
 from safeops.ops.losses._pointwise import PointwiseLoss, by_batch
 
@@ -37,7 +38,7 @@ _js_div = PointwiseLoss(
 
 
 @_js_div.public(operands="")
-def js_div(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
+def js_div(input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **unknown):
     """Jensen-Shannon divergence (p log(p / m) + q log(q / m)) / 2, m = (p + q) / 2; the mean over the kept elements.
 
     Lin, "Divergence Measures Based on the Shannon Entropy", 1991. Symmetric, and at most log 2 for distributions.
@@ -53,5 +54,7 @@ def js_div(input, target, *, mask=None, weight=None, reduction="mean", denominat
         >>> safeops.js_div(p, q, reduction="batchmean")
         tensor(0.0338)
     """
+    if extra or unknown:
+        refuse(js_div, extra, unknown)
     reduction, denominator = by_batch("js_div", input, reduction, denominator)
     return _js_div.call(input, target, mask, weight, reduction, denominator, empty)

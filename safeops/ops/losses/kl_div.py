@@ -4,6 +4,7 @@ import torch
 
 from safeops.core.definitions import product
 from safeops.core.domain import log_probability, probability
+from safeops.core.foreign import refuse
 from safeops.core.loss_reduction import REDUCTION
 from safeops.ops.losses._pointwise import Flag, PointwiseLoss, by_batch
 
@@ -29,8 +30,9 @@ _kl_div = PointwiseLoss(
 
 @_kl_div.public(operands="")
 def kl_div(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", log_target=False
-):
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", log_target=False,
+    **unknown,
+):  # fmt: skip
     """Kullback-Leibler divergence y (log y - x) of log-probabilities x from probabilities y; the mean over the kept.
 
     Kullback and Leibler, "On Information and Sufficiency", 1951. 0 log 0 is 0, and so is its gradient to `target`.
@@ -47,5 +49,7 @@ def kl_div(
         >>> safeops.kl_div(q.log(), p, reduction="batchmean")
         tensor(0.1308)
     """
+    if extra or unknown:
+        refuse(kl_div, extra, unknown)
     reduction, denominator = by_batch("kl_div", input, reduction, denominator)
     return _kl_div.call(input, target, mask, weight, reduction, denominator, empty, log_target)

@@ -5,6 +5,7 @@ import math
 import torch
 
 from safeops.core.definitions import absolute
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 
@@ -20,7 +21,9 @@ _log_cosh_loss = PointwiseLoss("log_cosh_loss", "LogCoshLoss", value)
 
 
 @_log_cosh_loss.public()
-def log_cosh_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
+def log_cosh_loss(
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **unknown,
+):  # fmt: skip
     """log(cosh(d)) for d = input - target: d^2 / 2 near 0, |d| - log 2 far from it; the mean over the kept elements.
 
     Saleh and Saleh, "Statistical Properties of the log-cosh Loss Function Used in Machine Learning", 2022.
@@ -32,4 +35,6 @@ def log_cosh_loss(input, target, *, mask=None, weight=None, reduction="mean", de
         >>> safeops.log_cosh_loss(torch.tensor([1e-4, 1e4]), torch.zeros(2), reduction="none")
         tensor([5.0000e-09, 9.9993e+03])
     """
+    if extra or unknown:
+        refuse(log_cosh_loss, extra, unknown)
     return _log_cosh_loss.call(input, target, mask, weight, reduction, denominator, empty)

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core.domain import any_number, side
 from safeops.core.dtypes import LARGEST
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Parameter, TernaryLoss
 
 
@@ -26,8 +27,9 @@ _margin_ranking_loss = TernaryLoss(
 
 @_margin_ranking_loss.public(operands="")
 def margin_ranking_loss(
-    input1, input2, target, margin=0.0, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
-):
+    input1, input2, target, margin=0.0, *extra, mask=None, weight=None, reduction="mean", denominator=None,
+    empty="zero", **unknown,
+):  # fmt: skip
     """max(margin - y (x1 - x2), 0): x1 is to be the larger where y = 1, x2 where y = -1; the mean over the kept.
 
     Args:
@@ -42,4 +44,6 @@ def margin_ranking_loss(
         >>> safeops.margin_ranking_loss(x1, x2, torch.ones(2), margin=0.5, reduction="none")
         tensor([0.0000, 1.5000])
     """
+    if extra or unknown:
+        refuse(margin_ranking_loss, extra, unknown)
     return _margin_ranking_loss.call(input1, input2, target, mask, weight, reduction, denominator, empty, margin)

@@ -6,6 +6,7 @@ import torch
 
 from safeops.core.definitions import product
 from safeops.core.domain import any_number, count
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Flag, Parameter, PointwiseLoss
 
 
@@ -31,18 +32,9 @@ _poisson_nll_loss = PointwiseLoss(
 
 @_poisson_nll_loss.public(operands="")
 def poisson_nll_loss(
-    input,
-    target,
-    log_input=True,
-    full=False,
-    *,
-    mask=None,
-    weight=None,
-    reduction="mean",
-    denominator=None,
-    empty="zero",
-    eps=1e-8,
-):
+    input, target, log_input=True, full=False, *extra, mask=None, weight=None, reduction="mean", denominator=None,
+    empty="zero", eps=1e-8, **unknown,
+):  # fmt: skip
     """Negative log likelihood of counts y by Poisson's law: e^x - y x, or x - y log(x + eps); the mean over the kept.
 
     Args:
@@ -57,4 +49,6 @@ def poisson_nll_loss(
         >>> safeops.poisson_nll_loss(torch.tensor([0.0, -torch.inf]), torch.tensor([2.0, 0.0]), reduction="none")
         tensor([1., 0.])
     """
+    if extra or unknown:
+        refuse(poisson_nll_loss, extra, unknown)
     return _poisson_nll_loss.call(input, target, mask, weight, reduction, denominator, empty, log_input, full, eps)

@@ -6,6 +6,7 @@ from safeops.core import check
 from safeops.core.definitions import absolute
 from safeops.core.domain import any_number, probability
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import OPERANDS, Parameter, PointwiseLoss, TernaryLoss
 
 
@@ -55,8 +56,9 @@ _OVERLOAD = (
 
 @_quantile_loss.public(OPERANDS, _OVERLOAD.format("several", "float[]"), _OVERLOAD.format("tensor", "Tensor"))
 def quantile_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", quantile=0.5
-):
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", quantile=0.5,
+    **unknown,
+):  # fmt: skip
     """Pinball loss: quantile |d| where d = input - target < 0, (1 - quantile) d above; the mean over the kept elements.
 
     Its minimum is the quantile of the target: with 0.9, nine of ten targets lie below it. 0.5 is half of `l1_loss`.
@@ -82,6 +84,8 @@ def quantile_loss(
         >>> safeops.quantile_loss(input, target, quantile=[0.25, 0.5], mask=target.isfinite().unsqueeze(-1))
         tensor(0.6250)
     """
+    if extra or unknown:
+        refuse(quantile_loss, extra, unknown)
     if not isinstance(quantile, (list, tuple, torch.Tensor)):
         if not check.is_number(quantile) and hasattr(quantile, "__len__"):  # an array of numpy, say
             _quantile_loss.parameters[0].check("quantile_loss", quantile)

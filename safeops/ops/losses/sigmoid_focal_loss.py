@@ -5,6 +5,7 @@ import torch
 from safeops.core.definitions import product, sigmoid, softplus
 from safeops.core.domain import any_number, probability
 from safeops.core.dtypes import LARGEST
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -35,8 +36,9 @@ _sigmoid_focal_loss = PointwiseLoss(
 
 @_sigmoid_focal_loss.public(operands="")
 def sigmoid_focal_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", alpha=0.25, gamma=2.0
-):
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", alpha=0.25,
+    gamma=2.0, **unknown,
+):  # fmt: skip
     """Focal loss of logits: a m^gamma bce(x, y), m = y (1 - p) + (1 - y) p, p = sigmoid(x); the mean over the kept.
 
     a = alpha y + (1 - alpha) (1 - y), or 1 where alpha is negative. Lin et al., "Focal Loss for Dense Object
@@ -53,4 +55,6 @@ def sigmoid_focal_loss(
         >>> safeops.sigmoid_focal_loss(torch.tensor([0.0, 4.0]), torch.tensor([1.0, 1.0]), reduction="none")
         tensor([4.3322e-02, 1.4679e-06])
     """
+    if extra or unknown:
+        refuse(sigmoid_focal_loss, extra, unknown)
     return _sigmoid_focal_loss.call(input, target, mask, weight, reduction, denominator, empty, alpha, gamma)

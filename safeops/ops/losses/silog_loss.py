@@ -10,6 +10,7 @@ from safeops.core import check, loss_reduction, sums
 from safeops.core.definitions import kept
 from safeops.core.domain import positive
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.ops.losses._pointwise import PointwiseLoss
 from safeops.ops.reductions._statistic import reciprocal, root
@@ -72,18 +73,9 @@ _silog_loss = Composed(
     'Tensor? denominator=None, str empty="zero", float variance_focus=0.85, bool batch=True, float eps=0.0) -> Tensor'
 )
 def silog_loss(
-    input,
-    target,
-    *,
-    mask=None,
-    weight=None,
-    reduction="mean",
-    denominator=None,
-    empty="zero",
-    variance_focus=0.85,
-    batch=True,
-    eps=0.0,
-):
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    variance_focus=0.85, batch=True, eps=0.0, **unknown,
+):  # fmt: skip
     """Scale-invariant error: sqrt(mean(g^2) - variance_focus mean(g)^2), g = log input - log target, over the pixels.
 
     Eigen et al., "Depth Map Prediction from a Single Image using a Multi-Scale Deep Network", 2014; the root and 0.85
@@ -128,6 +120,8 @@ def silog_loss(
         >>> safeops.silog_loss(depth + (depth == 0), depth)
         tensor(0.)
     """
+    if extra or unknown:
+        refuse(silog_loss, extra, unknown)
     validate_options(NAME, reduction, empty, variance_focus, batch, eps)
     validate(input, target, mask, weight, reduction, denominator, batch)
     measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core.definitions import absolute
 from safeops.core.dtypes import filled
+from safeops.core.foreign import refuse
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -28,8 +29,9 @@ _smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Paramet
 
 @_smooth_l1_loss.public()
 def smooth_l1_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", beta=1.0
-):
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", beta=1.0,
+    **unknown,
+):  # fmt: skip
     """Smooth L1: d^2 / (2 beta) where d = |input - target| < beta, else d - beta / 2; the mean over the kept elements.
 
     beta = 0 is `l1_loss`, with derivative 0 at 0. Girshick, "Fast R-CNN", 2015, with torch's `beta`.
@@ -43,4 +45,6 @@ def smooth_l1_loss(
         >>> safeops.smooth_l1_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), reduction="none")
         tensor([0.1250, 2.5000])
     """
+    if extra or unknown:
+        refuse(smooth_l1_loss, extra, unknown)
     return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, beta)

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.losses._region import RegionLoss, quotient
 
 
@@ -20,9 +21,8 @@ _tversky_loss = RegionLoss("tversky_loss", "TverskyLoss", value, alpha=0.5, beta
 
 @_tversky_loss.public()
 def tversky_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", squared_pred=False,
-    smooth_nr=1e-5, smooth_dr=1e-5, ignore_index=None, batch=False, alpha=0.5, beta=0.5,
-    gamma=1.0,
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", squared_pred=False,
+    smooth_nr=1e-5, smooth_dr=1e-5, ignore_index=None, batch=False, alpha=0.5, beta=0.5, gamma=1.0, **unknown,
 ):  # fmt: skip
     """Tversky loss: (1 - (both + smooth_nr) / (both + alpha false_positives + beta false_negatives + smooth_dr))^gamma.
 
@@ -44,6 +44,8 @@ def tversky_loss(
         >>> safeops.tversky_loss(input, torch.tensor([[0, 1]]), alpha=0.25, beta=0.75)
         tensor(0.2500)
     """
+    if extra or unknown:
+        refuse(tversky_loss, extra, unknown)
     options = squared_pred, smooth_nr, smooth_dr, ignore_index, batch
     parameters = (alpha, beta) if gamma.__class__ is float and gamma == 1 else (alpha, beta, gamma)
     return _tversky_loss.loss(input, target, mask, weight, reduction, denominator, empty, options, *parameters)

@@ -14,7 +14,6 @@ from safeops.core.dtypes import compute_dtype, widens
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.core.private_torch import transforms_active
-from safeops.core.route import PLAIN
 from safeops.core.symbolic import SYMBOLIC
 
 INDICES = (torch.int64, torch.int32)
@@ -126,14 +125,9 @@ _segment_order = declare_raw(
 # ---- checks
 
 
-def _may_look(x):
-    """True where the host may read a tensor before any work."""
-    return x.is_cpu and type(x) in PLAIN and not is_compiling() and not transforms_active()
-
-
 def _refuse_bounds(name, cu_seqlens, rows, shape):
     """For what only values tell: on other devices such bounds are `clamped`."""
-    if not _may_look(cu_seqlens):
+    if not check.may_look(cu_seqlens):
         return
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0:
@@ -147,7 +141,7 @@ def _refuse_bounds(name, cu_seqlens, rows, shape):
 
 def _refuse_ids(name, segment_ids, num_segments):
     """As `_refuse_bounds`: on other devices the rows of such ids are left out."""
-    if not _may_look(segment_ids) or not segment_ids.numel():
+    if not check.may_look(segment_ids) or not segment_ids.numel():
         return
     index = segment_ids.long() if num_segments else torch.full_like(segment_ids, -1, dtype=torch.int64)
     try:  # aten's own check of indices: nothing is read by Python

@@ -1,5 +1,6 @@
 """masked_amax: the largest of the kept elements."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._statistic import EQUAL, Statistic, pick
 
 
@@ -12,7 +13,7 @@ _masked_amax = Statistic("masked_amax", _define, EQUAL)
 
 
 @_masked_amax.public()
-def masked_amax(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+def masked_amax(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """The largest kept element of `input`. A kept NaN shows.
 
     The replacement of `x[mask].amax()` and of `x.masked_fill(~mask, -inf).amax()`, which is -inf where nothing is
@@ -27,4 +28,6 @@ def masked_amax(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_amax(x, x < 4, dim=1)
         tensor([3., 0.])
     """
+    if extra or unknown:
+        refuse(masked_amax, extra, unknown)
     return _masked_amax.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -1,5 +1,6 @@
 """masked_amin: the smallest of the kept elements."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._statistic import EQUAL, Statistic, pick
 
 
@@ -12,7 +13,7 @@ _masked_amin = Statistic("masked_amin", _define, EQUAL, file="masked_amax")
 
 
 @_masked_amin.public()
-def masked_amin(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+def masked_amin(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """The smallest kept element of `input`. A kept NaN shows.
 
     The replacement of `x[mask].amin()` and of `x.masked_fill(~mask, inf).amin()`, which is inf where nothing is kept.
@@ -27,4 +28,6 @@ def masked_amin(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_amin(x, x > 3, dim=1)
         tensor([7., 4.])
     """
+    if extra or unknown:
+        refuse(masked_amin, extra, unknown)
     return _masked_amin.call(input, mask, dim, keepdim, weight, dtype, empty)

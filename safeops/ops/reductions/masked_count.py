@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import check
+from safeops.core.foreign import refuse
 from safeops.core.sums import masked_count as _masked_count
 
 
@@ -10,7 +11,7 @@ from safeops.core.sums import masked_count as _masked_count
     "(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, Tensor? weight=None, "
     'ScalarType? dtype=None, str empty="zero") -> Tensor'
 )
-def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+def masked_count(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """How many elements of `input` are kept: `mask` True and `weight` not 0. Exact, and never waits for the GPU.
 
     `masked_count(mask)` is the replacement of `mask.sum()` and of `mask.float().sum()` (fp32 counts to 2^24 and no
@@ -43,6 +44,8 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
         >>> safeops.masked_count(torch.tensor([True, False, True]))
         tensor(2)
     """
+    if extra or unknown:
+        refuse(masked_count, extra, unknown)
     count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":
         check.raise_if_empty("masked_count", lambda: count == 0, input, dim)

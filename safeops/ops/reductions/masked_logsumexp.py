@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import check, sums
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._statistic import EXP, Statistic, reciprocal
 
 
@@ -40,7 +41,9 @@ _masked_logsumexp = LogSumExp("masked_logsumexp", _define, EXP, part=_part)
 
 
 @_masked_logsumexp.public()
-def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+def masked_logsumexp(
+    input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown,
+):  # fmt: skip
     """log(sum(weight * exp(input))) over the kept elements.
 
     The replacement of `torch.logsumexp(x.masked_fill(~mask, -inf), dim)`, which is -inf, with a NaN gradient, where
@@ -57,6 +60,8 @@ def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, 
         >>> safeops.masked_logsumexp(x, x.isfinite())
         tensor(200.6931)
     """
+    if extra or unknown:
+        refuse(masked_logsumexp, extra, unknown)
     if isinstance(empty, str) and empty == "-inf":
         return _masked_logsumexp.with_empty_sums(input, mask, dim, keepdim, weight, dtype)
     return _masked_logsumexp.call(input, mask, dim, keepdim, weight, dtype, empty)

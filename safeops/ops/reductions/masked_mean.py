@@ -1,10 +1,11 @@
 """masked_mean: the mean of the kept elements."""
 
+from safeops.core.foreign import refuse
 from safeops.core.sums import masked_mean as _masked_mean
 
 
 @_masked_mean.public()
-def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+def masked_mean(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """Mean of `input` over the kept elements; with weights, sum(weight * input) / sum(weight).
 
     The replacement of `x[mask].mean()` (which waits for the GPU), of `(x * mask).sum() / mask.sum()` (which keeps the
@@ -22,4 +23,6 @@ def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_mean(x, x.isfinite())
         tensor(60000.)
     """
+    if extra or unknown:
+        refuse(masked_mean, extra, unknown)
     return _masked_mean.call(input, mask, dim, keepdim, weight, dtype, empty)

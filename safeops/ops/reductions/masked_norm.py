@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core.definitions import absolute
+from safeops.core.foreign import refuse
 from safeops.core.symbolic import SYMBOLIC, scalar
 from safeops.ops.reductions._statistic import EXTREME, LINEAR, SIGN, Statistic, extreme, pick, reciprocal, root
 
@@ -88,7 +89,7 @@ _masked_norm = Norm("masked_norm", norm, KINDS, "ord")
 
 @_masked_norm.public(parameter="Scalar ord=2, ")
 def masked_norm(
-    input, mask=None, dim=None, *, ord=2, keepdim=False, weight=None, dtype=None, empty="zero"
+    input, mask=None, dim=None, *extra, ord=2, keepdim=False, weight=None, dtype=None, empty="zero", **unknown,
 ):  # fmt: skip
     """The vector norm of the kept elements: (sum(weight * |input|^ord))^(1 / ord).
 
@@ -106,4 +107,6 @@ def masked_norm(
         >>> safeops.masked_norm(x, x.isfinite())
         tensor(5.0000e+30)
     """
+    if extra or unknown:
+        refuse(masked_norm, extra, unknown)
     return _masked_norm.call(input, mask, dim, keepdim, weight, dtype, empty, ord)

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._statistic import LINEAR, Statistic, reciprocal, root
 
 
@@ -22,7 +23,7 @@ _masked_rms = Statistic("masked_rms", _define, LINEAR, file="masked_norm", part=
 
 
 @_masked_rms.public()
-def masked_rms(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+def masked_rms(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """sqrt(sum(weight * input^2) / sum(weight)) over the kept elements.
 
     The replacement of `x[mask].square().mean().sqrt()`. The squares neither overflow nor underflow where the result
@@ -36,4 +37,6 @@ def masked_rms(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=
         >>> safeops.masked_rms(x, x > 0)
         tensor(3.5355e+30)
     """
+    if extra or unknown:
+        refuse(masked_rms, extra, unknown)
     return _masked_rms.call(input, mask, dim, keepdim, weight, dtype, empty)

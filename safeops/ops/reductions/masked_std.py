@@ -1,5 +1,6 @@
 """masked_std: the standard deviation of the kept elements."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._statistic import reciprocal, root
 from safeops.ops.reductions.masked_var import Spread, deviations
 
@@ -18,7 +19,7 @@ Spread.of_part = _masked_std, 0.0
 
 @_masked_std.public(parameter="Scalar correction=1, ")
 def masked_std(
-    input, mask=None, dim=None, *, correction=1, keepdim=False, weight=None, dtype=None, empty="zero"
+    input, mask=None, dim=None, *extra, correction=1, keepdim=False, weight=None, dtype=None, empty="zero", **unknown,
 ):  # fmt: skip
     """sqrt(sum(weight * (input - mean)^2) / (sum(weight) - correction)) over the kept elements.
 
@@ -35,4 +36,6 @@ def masked_std(
         >>> safeops.masked_std(x, x.isfinite())
         tensor(1.)
     """
+    if extra or unknown:
+        refuse(masked_std, extra, unknown)
     return _masked_std.call(input, mask, dim, keepdim, weight, dtype, empty, correction)

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._statistic import LINEAR, Statistic
 
 
@@ -19,7 +20,9 @@ _masked_sum_of_squares = Statistic("masked_sum_of_squares", _define, LINEAR, fil
 
 
 @_masked_sum_of_squares.public()
-def masked_sum_of_squares(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+def masked_sum_of_squares(
+    input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown,
+):  # fmt: skip
     """sum(weight * input^2) over the kept elements.
 
     The replacement of `x[mask].square().sum()` and of `(x * mask).square().sum()`: half is squared and summed in fp32
@@ -33,4 +36,6 @@ def masked_sum_of_squares(input, mask=None, dim=None, *, keepdim=False, weight=N
         >>> safeops.masked_sum_of_squares(x, x.isfinite())
         tensor(250000.)
     """
+    if extra or unknown:
+        refuse(masked_sum_of_squares, extra, unknown)
     return _masked_sum_of_squares.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._statistic import LINEAR, Kept, Statistic
 
 
@@ -47,7 +48,7 @@ _masked_var = Spread("masked_var", _define)
 
 @_masked_var.public(parameter="Scalar correction=1, ")
 def masked_var(
-    input, mask=None, dim=None, *, correction=1, keepdim=False, weight=None, dtype=None, empty="zero"
+    input, mask=None, dim=None, *extra, correction=1, keepdim=False, weight=None, dtype=None, empty="zero", **unknown,
 ):  # fmt: skip
     """sum(weight * (input - mean)^2) / (sum(weight) - correction) over the kept elements.
 
@@ -67,4 +68,6 @@ def masked_var(
         >>> safeops.masked_var(torch.tensor([5.0]))
         tensor(0.)
     """
+    if extra or unknown:
+        refuse(masked_var, extra, unknown)
     return _masked_var.call(input, mask, dim, keepdim, weight, dtype, empty, correction)

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions.masked_norm import KINDS, Norm, norm
 
 
@@ -19,7 +20,7 @@ _safe_norm = Norm("safe_norm", _define, KINDS, "ord", "masked_norm")
     "(Tensor input, int[1]? dim=None, *, Scalar ord=2, bool keepdim=False, Tensor? mask=None, "
     "ScalarType? dtype=None) -> Tensor",
 )
-def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):
+def safe_norm(input, dim=None, *extra, ord=2, keepdim=False, mask=None, dtype=None, **unknown):
     """The vector norm (sum |input|^ord)^(1 / ord), with gradient 0 at a vector of zeros.
 
     The replacement of `x.norm(dim=-1)` and of `(x**2).sum(-1).sqrt()`, whose gradient at 0 is NaN and whose squares
@@ -52,4 +53,6 @@ def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):
         >>> torch.autograd.grad(norm.sum(), x)[0][1]
         tensor([0., 0.], dtype=torch.float16)
     """
+    if extra or unknown:
+        refuse(safe_norm, extra, unknown)
     return _safe_norm.call(input, mask, dim, keepdim, None, dtype, "zero", ord)

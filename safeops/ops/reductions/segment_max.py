@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._segment import SegmentReduction
 
 
@@ -31,7 +32,10 @@ _segment_max = LargestOfSegments("segment_max", _finish)
 
 
 @_segment_max.public()
-def segment_max(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
+def segment_max(
+    input, *extra, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """The largest kept row of each sequence of a packed batch, for each column. A kept NaN shows.
 
     The replacement of `torch.segment_reduce(x, "max")` and of `scatter_reduce(..., "amax")`. Equal largest elements
@@ -45,4 +49,6 @@ def segment_max(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, 
         >>> safeops.segment_max(x, cu_seqlens=torch.tensor([0, 2, 4]), mask=x < 6)
         tensor([1., 5.])
     """
+    if extra or unknown:
+        refuse(segment_max, extra, unknown)
     return _segment_max.call(input, cu_seqlens, segment_ids, num_segments, mask, weight, empty)

@@ -1,12 +1,16 @@
 """segment_mean: the mean of each sequence of a packed batch."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._segment import LinearSegments
 
 _segment_mean = LinearSegments("segment_mean", mean=True)
 
 
 @_segment_mean.public()
-def segment_mean(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
+def segment_mean(
+    input, *extra, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """Mean of `input` over the kept rows of each sequence; with weights, sum(weight * input) / sum(weight).
 
     What a loss of packed sequences needs that counts each sequence once, whatever its length. Counts are exact
@@ -21,4 +25,6 @@ def segment_mean(input, *, cu_seqlens=None, segment_ids=None, num_segments=None,
         >>> safeops.segment_mean(x, segment_ids=ids, num_segments=2, mask=x.isfinite())
         tensor([4.0000, 1.5000])
     """
+    if extra or unknown:
+        refuse(segment_mean, extra, unknown)
     return _segment_mean.call(input, cu_seqlens, segment_ids, num_segments, mask, weight, empty)

@@ -1,12 +1,16 @@
 """segment_sum: the sum of each sequence of a packed batch."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.reductions._segment import LinearSegments
 
 _segment_sum = LinearSegments("segment_sum", mean=False)
 
 
 @_segment_sum.public()
-def segment_sum(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
+def segment_sum(
+    input, *extra, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """Sum of `input` over the kept rows of each sequence of a packed batch; with weights, of weight * input.
 
     The replacement of `torch.segment_reduce`, of `zeros.index_add_(0, ids, x * mask)` (which adds fp32 one after the
@@ -21,4 +25,6 @@ def segment_sum(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, 
         >>> safeops.segment_sum(x, cu_seqlens=torch.tensor([0, 2, 2, 4]), mask=x.isfinite())
         tensor([3., 0., 4.])
     """
+    if extra or unknown:
+        refuse(segment_sum, extra, unknown)
     return _segment_sum.call(input, cu_seqlens, segment_ids, num_segments, mask, weight, empty)

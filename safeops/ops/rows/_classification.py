@@ -1,13 +1,11 @@
 """Losses of rows that have a class each: what they have in common. Their rows are all dims but that of the classes."""
 
 import torch
-from torch.compiler import is_compiling
 
 from safeops.core import check
 from safeops.core.definitions import gathered, kept
 from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype
 from safeops.core.loss_reduction import REDUCTION, validate_denominator, validate_options
-from safeops.core.private_torch import transforms_active
 from safeops.core.route import PLAIN
 from safeops.ops.rows._of_rows import RowLoss
 
@@ -68,8 +66,7 @@ def has_missing_class(target, mask, ignore_index, classes):
 
     aten's own check of indices is asked: on the CPU it raises, and nothing is read by Python.
     """
-    may_look = target.is_cpu and type(target) in PLAIN and not is_compiling() and not transforms_active()
-    if not may_look or (mask is not None and type(mask) not in PLAIN):
+    if not check.may_look(target) or (mask is not None and type(mask) not in PLAIN):
         return False
     counts = _counts(target, mask, ignore_index)
     indices = torch.where(counts, target.long() if classes else -1, 0)
@@ -139,9 +136,10 @@ class Classification(RowLoss):
             raise TypeError(f"{self.name}: target must be {indices}, got {target.dtype}")
         rows = row_shape(input)
         if tuple(target.shape) != rows:
+            remedy = check.classes_first("input", input, target) or check.reshaped("target", target, rows)
             raise ValueError(
                 f"{self.name}: target {check.shown(target)} does not fit input {check.shown(input)}, whose dim "
-                f"{class_dim(input)} are the classes: it must be {rows}"
+                f"{class_dim(input)} are the classes: it must be {rows}{check.say(remedy)}"
             )
 
     def validate_input(self, input, target):

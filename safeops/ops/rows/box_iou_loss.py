@@ -7,6 +7,7 @@ import torch
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import gathered, kept
 from safeops.core.dtypes import compute_dtype, to_one
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, only
 from safeops.ops.rows._classification import has_missing_class, is_watched, validate_reduction
 from safeops.ops.rows._of_rows import RowLoss
@@ -185,8 +186,9 @@ _box_iou_loss = BoxIouLoss(NAME, _forward, _backward, define, _of_rows, _of_rows
     arguments=ARGUMENTS,
 )
 def box_iou_loss(
-    input, target, *, kind="iou", mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
-):
+    input, target, *extra, kind="iou", mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """1 - IoU of each pair of boxes, their intersection over their union; the mean over the kept rows.
 
     With C the smallest box around both, d the distance of their centres and c the diagonal of C:
@@ -221,6 +223,8 @@ def box_iou_loss(
         >>> safeops.box_iou_loss(a.half(), b.half())
         tensor(0.5000)
     """
+    if extra or unknown:
+        refuse(box_iou_loss, extra, unknown)
     validate_reduction(NAME, input, reduction, denominator, empty)
     if weight is not None:
         rows = vectors(NAME, input=input, target=target)

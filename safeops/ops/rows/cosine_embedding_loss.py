@@ -5,6 +5,7 @@ import torch
 from safeops.core import check, loss_reduction, sums
 from safeops.core.definitions import kept
 from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, only
 from safeops.core.op import Composed, Inner
 from safeops.core.symbolic import symbolic
@@ -94,8 +95,9 @@ _cosine_embedding_loss = Composed(
     arguments=ARGUMENTS,
 )
 def cosine_embedding_loss(
-    input1, input2, target, margin=0.0, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
-):
+    input1, input2, target, margin=0.0, *extra, mask=None, weight=None, reduction="mean", denominator=None,
+    empty="zero", **unknown,
+):  # fmt: skip
     """1 - cos where target is 1, max(cos - margin, 0) where it is -1, of the cosine of each pair of vectors.
 
     The mean over the kept pairs. As `torch.nn.functional.cosine_embedding_loss`, whose cosines come from sums of
@@ -117,6 +119,8 @@ def cosine_embedding_loss(
         >>> safeops.cosine_embedding_loss(x, x.flip(-1), torch.tensor([1, -1, 1]), reduction="none")
         tensor([0.0400, 0.0000, 1.0000])
     """
+    if extra or unknown:
+        refuse(cosine_embedding_loss, extra, unknown)
     rows = vectors(NAME, input1=input1, input2=input2)
     one_a_row(NAME, "target", target, input1, rows)
     validate(NAME, rows, mask, weight, reduction, denominator, empty, input1=input1, input2=input2, target=target)

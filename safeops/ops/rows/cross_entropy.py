@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import reduce, validate_options
 from safeops.ops.rows._classification import (
@@ -310,7 +311,7 @@ class CrossEntropy(Classification):
                 if tuple(target.shape) == row_shape(input):
                     raise TypeError(
                         f"{name}: target {check.shown(target)} must be int64, int32 or uint8 where it holds class "
-                        f"indices, got {target.dtype}"
+                        f"indices, got {target.dtype}: say target.long()"
                     )
                 raise ValueError(
                     f"{name}: target {check.shown(target)} of probabilities must have the shape of input "
@@ -354,8 +355,8 @@ _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([
     arguments=ARGUMENTS,
 )
 def cross_entropy(
-    input, target, weight=None, *, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
+    input, target, weight=None, *extra, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
+    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """-log softmax(input) at the class `target`, of each row; the mean over the kept rows.
 
@@ -390,6 +391,8 @@ def cross_entropy(
         >>> safeops.cross_entropy(logits, torch.tensor([0, -100]))
         tensor(0.2395)
     """
+    if extra or unknown:
+        refuse(cross_entropy, extra, unknown)
     validate_reduction("cross_entropy", input, reduction, denominator, empty)
     operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
     if weight is not None and z_loss != 0 and reduction == "mean" and denominator is None:

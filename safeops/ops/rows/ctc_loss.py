@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse, sign
 from safeops.ops.rows._classification import refuse_missing_class
 from safeops.ops.rows._matmul import without_autocast
 from safeops.ops.rows._row_loss import finish, validate
@@ -73,9 +74,10 @@ def _lengths(key, x, batch, largest, of):
 # ---- public function
 
 
+@sign
 def ctc_loss(
-    log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False, *, mask=None,
-    weight=None, denominator=None, empty="zero",
+    log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False, *extra,
+    mask=None, weight=None, denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """-log of the probability of a sequence's labels, over all their alignments with its frames.
 
@@ -116,6 +118,8 @@ def ctc_loss(
         >>> safeops.ctc_loss(log_probs, torch.tensor([[1], [1]]), (3, 0), (1, 1), reduction="none").detach()
         tensor([0.2877,    inf])
     """
+    if extra or unknown:
+        refuse(ctc_loss, extra, unknown)
     check.floating(NAME, "log_probs", log_probs)
     check.tensor(NAME, "targets", targets)
     if log_probs.dim() not in (2, 3):

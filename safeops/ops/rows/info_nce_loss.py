@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.definitions import kept
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.ops.rows._info_nce import InfoNCE, backward, define, factors, forward
 from safeops.ops.rows._matmul import matmul
@@ -70,8 +71,8 @@ _SCHEMA = (
     arguments=ARGUMENTS,
 )
 def info_nce_loss(
-    query, positive_key, negative_keys=None, *, temperature=0.1, mask=None, weight=None, reduction="mean",
-    denominator=None, empty="zero",
+    query, positive_key, negative_keys=None, *extra, temperature=0.1, mask=None, weight=None, reduction="mean",
+    denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """-log softmax(cos(query, keys) / temperature) at each query's own key; the mean over the kept rows.
 
@@ -100,6 +101,8 @@ def info_nce_loss(
         >>> safeops.info_nce_loss(query, key, temperature=1.0, mask=torch.tensor([True, True, False]))
         tensor(0.3133)
     """
+    if extra or unknown:
+        refuse(info_nce_loss, extra, unknown)
     rows = vectors(NAME, query=query, positive_key=positive_key)
     if query.dim() != 2:
         raise ValueError(f"{NAME}: query must be (N, D), got {check.shown(query)}")

@@ -1,5 +1,6 @@
 """js_div_with_logits: the Jensen-Shannon divergence of two rows of logits."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.rows._divergence import ARGUMENTS, Divergence, divergence, js
 
 _js_div_with_logits = Divergence("js_div_with_logits", "JSDivWithLogitsLoss", js)
@@ -12,8 +13,8 @@ _js_div_with_logits = Divergence("js_div_with_logits", "JSDivWithLogitsLoss", js
     arguments=ARGUMENTS,
 )
 def js_div_with_logits(
-    input, target=None, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", temperature=1.0,
-    beta=0.5, target_values=None, target_indices=None,
+    input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    temperature=1.0, beta=0.5, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
     """beta KL(p | m) + (1 - beta) KL(q | m) of the mixture m = beta p + (1 - beta) q; the mean over the kept rows.
 
@@ -33,5 +34,7 @@ def js_div_with_logits(
         >>> safeops.js_div_with_logits(input, target, mask=torch.tensor([True, False]))
         tensor(0.1553)
     """
+    if extra or unknown:
+        refuse(js_div_with_logits, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
     return divergence(_js_div_with_logits.name, _js_div_with_logits, input, target, *options, beta)

@@ -1,5 +1,6 @@
 """kl_div_with_logits: the Kullback-Leibler divergence of two rows of logits."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.rows._divergence import ARGUMENTS, Divergence, divergence, kl
 
 _kl_div_with_logits = Divergence("kl_div_with_logits", "KLDivWithLogitsLoss", kl)
@@ -12,8 +13,8 @@ _kl_div_with_logits = Divergence("kl_div_with_logits", "KLDivWithLogitsLoss", kl
     arguments=ARGUMENTS,
 )
 def kl_div_with_logits(
-    input, target=None, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", temperature=1.0,
-    target_values=None, target_indices=None,
+    input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    temperature=1.0, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
     """sum_c p_c log(p_c / q_c) of p = softmax(target / T) from q = softmax(input / T); the mean over the kept rows.
 
@@ -33,5 +34,7 @@ def kl_div_with_logits(
         >>> safeops.kl_div_with_logits(input, target, mask=torch.tensor([True, False]))
         tensor(0.5164)
     """
+    if extra or unknown:
+        refuse(kl_div_with_logits, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
     return divergence(_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options)

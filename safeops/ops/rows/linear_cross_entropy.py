@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import as_divisor, reduce, reduce_sum
 from safeops.core.route import PLAIN
@@ -159,9 +160,9 @@ _linear_cross_entropy.example = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3
     arguments=ARGUMENTS.replace("(N, d1, ...)", "(...)").replace(" (RuntimeError where the call is compiled)", ""),
 )
 def linear_cross_entropy(
-    input, linear_weight, target, *, linear_bias=None, weight=None, mask=None, reduction="mean", ignore_index=-100,
+    input, linear_weight, target, *extra, linear_bias=None, weight=None, mask=None, reduction="mean", ignore_index=-100,
     label_smoothing=0.0, z_loss=0.0, row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
-    memory="auto",
+    memory="auto", **unknown,
 ):  # fmt: skip
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
@@ -202,6 +203,8 @@ def linear_cross_entropy(
         >>> safeops.linear_cross_entropy(input, linear_weight, torch.tensor([0, -100]))
         tensor(0.1269)
     """
+    if extra or unknown:
+        refuse(linear_cross_entropy, extra, unknown)
     validate_reduction(NAME, input, reduction, denominator, empty)
     check.choice(NAME, "memory", memory, MEMORY)
     if is_whole(input, linear_weight, target):

@@ -1,5 +1,6 @@
 """linear_js_div: the Jensen-Shannon divergence of a linear layer's output, which never exists as a whole."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.rows._linear_divergence import ARGUMENTS, LinearDivergence, linear_divergence
 from safeops.ops.rows.js_div_with_logits import _js_div_with_logits
 
@@ -13,8 +14,8 @@ _linear_js_div = LinearDivergence("linear_js_div", "LinearJSDivLoss", _js_div_wi
     arguments=ARGUMENTS,
 )
 def linear_js_div(
-    input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero", temperature=1.0, beta=0.5,
+    input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, beta=0.5, **unknown,
 ):  # fmt: skip
     """`js_div_with_logits` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
@@ -34,6 +35,8 @@ def linear_js_div(
         >>> safeops.linear_js_div(input, linear_weight, target, None, mask=torch.tensor([True, False]))
         tensor(0.1553)
     """
+    if extra or unknown:
+        refuse(linear_js_div, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature, beta
     return linear_divergence(
         _linear_js_div, input, linear_weight, target, target_weight, linear_bias, target_bias, *options

@@ -1,5 +1,6 @@
 """linear_kl_div: the Kullback-Leibler divergence of a linear layer's output, which never exists as a whole."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.rows._linear_divergence import ARGUMENTS, LinearDivergence, linear_divergence
 from safeops.ops.rows.kl_div_with_logits import _kl_div_with_logits
 
@@ -13,8 +14,8 @@ _linear_kl_div = LinearDivergence("linear_kl_div", "LinearKLDivLoss", _kl_div_wi
     arguments=ARGUMENTS,
 )
 def linear_kl_div(
-    input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero", temperature=1.0,
+    input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, **unknown,
 ):  # fmt: skip
     """`kl_div_with_logits` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
@@ -32,6 +33,8 @@ def linear_kl_div(
         >>> safeops.linear_kl_div(input, linear_weight, target, None, mask=torch.tensor([True, False]))
         tensor(0.5164)
     """
+    if extra or unknown:
+        refuse(linear_kl_div, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature
     return linear_divergence(
         _linear_kl_div, input, linear_weight, target, target_weight, linear_bias, target_bias, *options

@@ -1,5 +1,6 @@
 """linear_reverse_kl_div: linear_kl_div the other way round."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.rows._linear_divergence import ARGUMENTS, LinearDivergence, linear_divergence
 from safeops.ops.rows.kl_div_with_logits import _kl_div_with_logits
 
@@ -15,8 +16,8 @@ _linear_reverse_kl_div = LinearDivergence(
     arguments=ARGUMENTS,
 )
 def linear_reverse_kl_div(
-    input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero", temperature=1.0,
+    input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, **unknown,
 ):  # fmt: skip
     """`reverse_kl_div_with_logits` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
@@ -34,6 +35,8 @@ def linear_reverse_kl_div(
         >>> safeops.linear_reverse_kl_div(input, linear_weight, target, None, mask=torch.tensor([True, False]))
         tensor(inf)
     """
+    if extra or unknown:
+        refuse(linear_reverse_kl_div, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature
     return linear_divergence(
         _linear_reverse_kl_div, input, linear_weight, target, target_weight, linear_bias, target_bias, *options

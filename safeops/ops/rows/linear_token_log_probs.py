@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.ops.rows import _linear_rows
@@ -138,8 +139,9 @@ _linear_token_log_probs = LinearTokenLogProbs()
     "(Tensor log_prob, Tensor entropy, Tensor logsumexp)"
 )
 def linear_token_log_probs(
-    input, linear_weight, target, *, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None
-):
+    input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
+    **unknown,
+):  # fmt: skip
     """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
     What the losses of PPO, GRPO and DPO are made of, from the last hidden states: eight million logits, or an eighth of
@@ -173,6 +175,8 @@ def linear_token_log_probs(
         >>> safeops.linear_token_log_probs(input, linear_weight, torch.tensor([0, -100])).log_prob
         tensor([-0.1269,  0.0000])
     """
+    if extra or unknown:
+        refuse(linear_token_log_probs, extra, unknown)
     validate_layer(NAME, input, linear_weight, linear_bias)
     validate_classes(NAME, input, target, mask)
     validate_index(NAME, ignore_index)

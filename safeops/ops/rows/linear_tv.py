@@ -1,5 +1,6 @@
 """linear_tv: the total variation distance of a linear layer's output, which never exists as a whole."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.rows._linear_divergence import ARGUMENTS, LinearDivergence, linear_divergence
 from safeops.ops.rows.tv_with_logits import _tv_with_logits
 
@@ -13,8 +14,8 @@ _linear_tv = LinearDivergence("linear_tv", "LinearTVLoss", _tv_with_logits)
     arguments=ARGUMENTS,
 )
 def linear_tv(
-    input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero", temperature=1.0,
+    input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, **unknown,
 ):  # fmt: skip
     """`tv_with_logits` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
@@ -32,6 +33,8 @@ def linear_tv(
         >>> safeops.linear_tv(input, linear_weight, target, None, mask=torch.tensor([True, False]))
         tensor(0.3977)
     """
+    if extra or unknown:
+        refuse(linear_tv, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature
     return linear_divergence(
         _linear_tv, input, linear_weight, target, target_weight, linear_bias, target_bias, *options

@@ -6,6 +6,7 @@ from torch.compiler import is_compiling
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import accumulate
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, like
 from safeops.ops.rows._classification import (
     INDICES,
@@ -159,8 +160,9 @@ def one_row(input, target):
     arguments=ARGUMENTS_BY_CLASS,
 )
 def multi_margin_loss(
-    input, target, p=1, margin=1.0, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero"
-):
+    input, target, p=1, margin=1.0, weight=None, *extra, mask=None, reduction="mean", denominator=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """The mean over the classes j of weight[y] max(margin - x_y + x_j, 0)^p, where y is the row's class and j is not.
 
     Then the mean over the kept rows. As `torch.nn.functional.multi_margin_loss`, which knows no half on the CPU.
@@ -186,6 +188,8 @@ def multi_margin_loss(
         >>> safeops.multi_margin_loss(input, torch.tensor([3]))
         tensor(0.3250)
     """
+    if extra or unknown:
+        refuse(multi_margin_loss, extra, unknown)
     input = one_row(input, target)
     validate_reduction(NAME, input, reduction, denominator, empty)
     operands = input, target, weight, mask, margin, p

@@ -5,6 +5,7 @@ import torch
 from safeops.core import check, loss_reduction, sums
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.ops.rows._classification import refuse_missing_class
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, validate, vectors
@@ -60,7 +61,9 @@ _multilabel_margin_loss = Composed(
     'Tensor? denominator=None, str empty="zero") -> Tensor',
     arguments=ARGUMENTS,
 )
-def multilabel_margin_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
+def multilabel_margin_loss(
+    input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **unknown,
+):  # fmt: skip
     """The sum over a row's classes j and all others i of max(0, 1 - x_j + x_i), over C; the mean over the kept rows.
 
     As `torch.nn.functional.multilabel_margin_loss`, which knows no half and no second derivative, and hides NaN.
@@ -81,6 +84,8 @@ def multilabel_margin_loss(input, target, *, mask=None, weight=None, reduction="
         >>> safeops.multilabel_margin_loss(input, target)
         tensor(0.8500)
     """
+    if extra or unknown:
+        refuse(multilabel_margin_loss, extra, unknown)
     check.tensor(NAME, "target", target)
     if isinstance(input, torch.Tensor) and input.dim() == 0 and target.dim() == 0:  # as torch's: one class
         input, target = input.reshape(1), target.reshape(1)

@@ -1,6 +1,7 @@
 """multilabel_soft_margin_loss: whether each class is a row's, one question for each."""
 
 from safeops.core import check, loss_reduction, sums
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.ops.losses.binary_cross_entropy_with_logits import (
     _binary_cross_entropy_with_logits,
@@ -27,8 +28,8 @@ _multilabel_soft_margin_loss = Composed(
     arguments=ARGUMENTS_BY_CLASS,
 )
 def multilabel_soft_margin_loss(
-    input, target, weight=None, *, mask=None, reduction="mean", denominator=None, empty="zero"
-):
+    input, target, weight=None, *extra, mask=None, reduction="mean", denominator=None, empty="zero", **unknown,
+):  # fmt: skip
     """The mean over the classes of weight (y log(1 + e^-x) + (1 - y) log(1 + e^x)), of logits x and labels y.
 
     Then the mean over the kept rows. As `torch.nn.functional.multilabel_soft_margin_loss`; an infinite logit whose
@@ -50,6 +51,8 @@ def multilabel_soft_margin_loss(
         >>> safeops.multilabel_soft_margin_loss(input, target, mask=torch.tensor([True, False]))
         tensor(0.3466)
     """
+    if extra or unknown:
+        refuse(multilabel_soft_margin_loss, extra, unknown)
     rows = vectors(NAME, input=input, target=target)
     check.weight(NAME, weight, "input", input, input.shape)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)

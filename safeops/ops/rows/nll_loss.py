@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import reduce, validate_options
 from safeops.ops.rows._classification import (
@@ -137,8 +138,9 @@ _nll_loss.example = "torch.tensor([[-0.5, -1.0], [-2.0, -0.25]]), torch.tensor([
     arguments=ARGUMENTS,
 )
 def nll_loss(
-    input, target, weight=None, *, mask=None, reduction="mean", ignore_index=-100, denominator=None, empty="zero"
-):
+    input, target, weight=None, *extra, mask=None, reduction="mean", ignore_index=-100, denominator=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """-w_y input_y of each row, y its class and w the class weights; the mean over the kept rows.
 
     The negative log likelihood of log probabilities, such as those of `masked_log_softmax`; for logits,
@@ -155,6 +157,8 @@ def nll_loss(
         >>> safeops.nll_loss(log_p, torch.tensor([0, 1]), mask=torch.tensor([True, False]))
         tensor(0.5000)
     """
+    if extra or unknown:
+        refuse(nll_loss, extra, unknown)
     validate_reduction("nll_loss", input, reduction, denominator, empty)
     operands = input, target, weight, mask, ignore_index
     if _nll_loss.of_rows.serves(input, target, reduction, denominator, empty):

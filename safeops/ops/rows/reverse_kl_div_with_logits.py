@@ -1,6 +1,7 @@
 """reverse_kl_div_with_logits: the Kullback-Leibler divergence the other way round."""
 
 from safeops.core import sums
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.ops.rows._divergence import ARGUMENTS, EXAMPLE, divergence, validate_options
 from safeops.ops.rows.kl_div_with_logits import _kl_div_with_logits
@@ -22,8 +23,8 @@ _reverse_kl_div_with_logits = Composed(
     arguments=ARGUMENTS,
 )
 def reverse_kl_div_with_logits(
-    input, target=None, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", temperature=1.0,
-    target_values=None, target_indices=None,
+    input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    temperature=1.0, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
     """sum_c q_c log(q_c / p_c) of q = softmax(input / T) from p = softmax(target / T); the mean over the kept rows.
 
@@ -41,5 +42,7 @@ def reverse_kl_div_with_logits(
         >>> safeops.reverse_kl_div_with_logits(input, target, mask=torch.tensor([True, False]))
         tensor(inf)
     """
+    if extra or unknown:
+        refuse(reverse_kl_div_with_logits, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
     return divergence(_reverse_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options, swap=True)

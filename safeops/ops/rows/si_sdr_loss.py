@@ -7,6 +7,7 @@ import torch
 from safeops.core import check, loss_reduction, sums
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, validate, vectors
 from safeops.ops.rows.normalize import _normalize
@@ -68,8 +69,9 @@ _si_sdr_loss = Composed(
     arguments=ARGUMENTS[ARGUMENTS.index("        reduction:") :],
 )
 def si_sdr_loss(
-    input, target, *, zero_mean=False, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
-):
+    input, target, *extra, zero_mean=False, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    **unknown,
+):  # fmt: skip
     """-10 log10(|a s|^2 / |a s - x|^2) with a = <x, s> / |s|^2, the negative SI-SDR in dB; the mean over the kept rows.
 
     The scale-invariant ratio of signal to distortion of an estimate x of a signal s: Le Roux et al., "SDR - half-baked
@@ -99,6 +101,8 @@ def si_sdr_loss(
         >>> safeops.si_sdr_loss(target + torch.tensor([[0.0, 0.1, 0.0, 0.1]]), target)
         tensor(-20.)
     """
+    if extra or unknown:
+        refuse(si_sdr_loss, extra, unknown)
     rows = vectors(NAME, input=input, target=target)
     check.mask(NAME, mask, "input", input)
     check.same_device(NAME, "input", input, mask=mask)

@@ -6,6 +6,7 @@ import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import LARGEST, compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.core.symbolic import as_operand
 from safeops.ops.rows._classification import (
@@ -72,8 +73,8 @@ _operands.name = NAME
     arguments=ARGUMENTS,
 )
 def softmax_focal_loss(
-    input, target, weight=None, *, gamma=2.0, mask=None, reduction="mean", ignore_index=-100, row_weight=None,
-    denominator=None, empty="zero",
+    input, target, weight=None, *extra, gamma=2.0, mask=None, reduction="mean", ignore_index=-100, row_weight=None,
+    denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """w_y (1 - p_y)^gamma (-log p_y) of each row, p = softmax(input), y its class; the mean over the kept rows.
 
@@ -96,6 +97,8 @@ def softmax_focal_loss(
         >>> safeops.softmax_focal_loss(logits, torch.tensor([0, 0, -100]), reduction="none")
         tensor([1.7329e-01, 1.0928e-04, 0.0000e+00])
     """
+    if extra or unknown:
+        refuse(softmax_focal_loss, extra, unknown)
     validate_reduction(NAME, input, reduction, denominator, empty)
     _validate_gamma(NAME, gamma)
     _operands.validate(input, target, weight, mask, ignore_index)

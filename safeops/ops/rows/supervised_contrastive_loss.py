@@ -5,6 +5,7 @@ import torch
 from safeops.core import check, sums
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.ops.rows._classification import INDICES
 from safeops.ops.rows._info_nce import over_temperature
@@ -76,8 +77,9 @@ _SCHEMA = (
     arguments=ARGUMENTS.replace("the count of kept rows", "the count of kept rows that have a positive"),
 )
 def supervised_contrastive_loss(
-    features, labels, *, temperature=0.07, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"
-):
+    features, labels, *extra, temperature=0.07, mask=None, weight=None, reduction="mean", denominator=None,
+    empty="zero", **unknown,
+):  # fmt: skip
     """The mean over the others p of a row's label of -log softmax(cos(row, others) / temperature)_p.
 
         loss_i = log sum_{a != i} exp(z_i z_a / t) - mean_{p != i, y_p = y_i} z_i z_p / t,   z = normalize(features)
@@ -109,6 +111,8 @@ def supervised_contrastive_loss(
         >>> safeops.supervised_contrastive_loss(features, torch.tensor([0, 0, 1]), temperature=1.0)
         tensor(0.3133)
     """
+    if extra or unknown:
+        refuse(supervised_contrastive_loss, extra, unknown)
     rows = vectors(NAME, features=features)
     if features.dim() != 2:
         raise ValueError(f"{NAME}: features must be (N, D), got {check.shown(features)}")

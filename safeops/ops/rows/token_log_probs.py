@@ -6,6 +6,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import compute_dtype, wide_on_cpu
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.core.private_torch import saved_by_name
@@ -232,7 +233,7 @@ _PUBLIC = (
     _PUBLIC.format("", ""), ".with_argmax" + _PUBLIC.format(", bool with_argmax", ", Tensor argmax, Tensor correct")
 )
 def token_log_probs(
-    logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False
+    logits, target, *extra, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False, **unknown,
 ):  # fmt: skip
     """log softmax(logits) at the class `target`, the entropy and the logsumexp of each row of logits.
 
@@ -273,6 +274,8 @@ def token_log_probs(
         >>> safeops.token_log_probs(logits, torch.tensor([0, -100])).log_prob
         tensor([-0.2395,  0.0000])
     """
+    if extra or unknown:
+        refuse(token_log_probs, extra, unknown)
     arguments = logits, target, mask, ignore_index, temperature, softcap
     if with_argmax is False:
         return TokenLogProbs(*each(_token_log_probs.call(*arguments)))

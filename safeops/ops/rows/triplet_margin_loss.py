@@ -5,6 +5,7 @@ import torch
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, only
 from safeops.core.symbolic import symbolic
 from safeops.ops.reductions.masked_norm import masked_norm
@@ -148,8 +149,8 @@ _triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition, 
     arguments=ARGUMENTS,
 )
 def triplet_margin_loss(
-    anchor, positive, negative, margin=1.0, p=2.0, eps=1e-6, swap=False, *, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero",
+    anchor, positive, negative, margin=1.0, p=2.0, eps=1e-6, swap=False, *extra, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """max(|anchor - positive| - |anchor - negative| + margin, 0) for each row; the mean over the kept rows.
 
@@ -177,6 +178,8 @@ def triplet_margin_loss(
         >>> safeops.triplet_margin_loss(anchor, anchor, far, reduction="none", eps=0.0)
         tensor([0.0000, 0.5000])
     """
+    if extra or unknown:
+        refuse(triplet_margin_loss, extra, unknown)
     validate_reduction(NAME, anchor, reduction, denominator, empty)
     keep = exists = None
     if mask is not None or weight is not None:

@@ -5,15 +5,17 @@ import torch
 from safeops.core import check, loss_reduction
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse, sign
 from safeops.ops.rows._row_loss import finish, hinge, validate, vectors
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
 
 NAME = "triplet_margin_with_distance_loss"
 
 
+@sign
 def triplet_margin_with_distance_loss(
-    anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean", mask=None,
-    weight=None, denominator=None, empty="zero",
+    anchor, positive, negative, *extra, distance_function=None, margin=1.0, swap=False, reduction="mean", mask=None,
+    weight=None, denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """max(distance(anchor, positive) - distance(anchor, negative) + margin, 0) of each row; the mean over the kept.
 
@@ -52,6 +54,8 @@ def triplet_margin_with_distance_loss(
         ...     anchor, anchor, far, distance_function=lambda a, b: (a - b).abs().sum(-1), reduction="none")
         tensor([0.0000, 0.3000])
     """
+    if extra or unknown:
+        refuse(triplet_margin_with_distance_loss, extra, unknown)
     loss_reduction.validate_options(NAME, reduction, empty)
     check.number(NAME, "margin", margin, above=0)
     check.boolean_flag(NAME, "swap", swap)

@@ -1,5 +1,6 @@
 """tv_with_logits: the total variation distance of two rows of logits."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.rows._divergence import ARGUMENTS, Divergence, divergence, tv
 
 _tv_with_logits = Divergence("tv_with_logits", "TVWithLogitsLoss", tv)
@@ -12,8 +13,8 @@ _tv_with_logits = Divergence("tv_with_logits", "TVWithLogitsLoss", tv)
     arguments=ARGUMENTS,
 )
 def tv_with_logits(
-    input, target=None, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", temperature=1.0,
-    target_values=None, target_indices=None,
+    input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    temperature=1.0, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
     """sum_c |p_c - q_c| / 2 of p = softmax(target / T) and q = softmax(input / T); the mean over the kept rows.
 
@@ -29,5 +30,7 @@ def tv_with_logits(
         >>> safeops.tv_with_logits(input, target, mask=torch.tensor([True, False]))
         tensor(0.3977)
     """
+    if extra or unknown:
+        refuse(tv_with_logits, extra, unknown)
     options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
     return divergence(_tv_with_logits.name, _tv_with_logits, input, target, *options)

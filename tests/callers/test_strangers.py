@@ -1,0 +1,181 @@
+"""Calls as other libraries have them: each error ends with an expression that works with the arguments of the call."""
+
+import inspect
+import re
+
+import pytest
+import torch
+
+import safeops
+from safeops.core.foreign import NAMES
+from safeops.core.op import registry
+
+
+def parameters(function):
+    return inspect.signature(function).parameters.values() if inspect.isfunction(function) else ()
+
+
+IMAGES = {"input": torch.rand(2, 3, 4, 4), "target": torch.rand(2, 3, 4, 4)}
+PLANES = {"input": torch.rand(2, 4, 4), "target": torch.rand(2, 4, 4)}
+ONE = {"input": torch.rand(2, 1, 4, 4), "target": (torch.rand(2, 4, 4) > 0.5).float()}
+INDICES = torch.randint(3, (2, 4, 4))
+TOKENS = {"input": torch.rand(2, 7, 5), "target": torch.randint(5, (2, 7))}
+KEEP = torch.rand(2, 4, 4) > 0.5
+
+# (function, a call that is refused, the argument to change)
+RESHAPED = [
+    ("mse_loss", {**IMAGES, "mask": KEEP}, "mask"),
+    ("mse_loss", {**IMAGES, "weight": torch.rand(2, 4, 4)}, "weight"),
+    ("mse_loss", {**IMAGES, "target": torch.rand(2, 4, 4)}, "target"),
+    ("mse_loss", {**IMAGES, "input": torch.rand(2, 4, 4)}, "input"),
+    ("l1_loss", {**PLANES, "mask": KEEP.unsqueeze(1)}, "mask"),
+    ("mse_loss", {**IMAGES, "mask": torch.rand(2, 3, 4, 4)}, "mask"),
+    ("mse_loss", {**IMAGES, "mask": torch.ones(2, 3, 4, 4, dtype=torch.uint8)}, "mask"),
+    ("masked_mean", {"input": torch.rand(3), "mask": torch.ones(3, dtype=torch.int64)}, "mask"),
+    ("cross_entropy", TOKENS, "input"),
+    ("cross_entropy", {**TOKENS, "target": TOKENS["target"].flatten()}, "input"),
+    ("cross_entropy", {"input": torch.rand(2, 4, 5, 3), "target": torch.randint(3, (2, 4, 5))}, "input"),
+    ("nll_loss", TOKENS, "input"),
+    ("softmax_focal_loss", TOKENS, "input"),
+    ("cross_entropy", {**IMAGES, "target": INDICES.unsqueeze(1)}, "target"),
+    ("cross_entropy", {**IMAGES, "target": INDICES.float()}, "target"),
+    ("cross_entropy", {**IMAGES, "target": INDICES, "mask": KEEP.unsqueeze(1)}, "mask"),
+    ("dice_loss", {**IMAGES, "target": INDICES.unsqueeze(1)}, "target"),
+    ("dice_loss", {**IMAGES, "target": INDICES.unsqueeze(1), "ignore_index": 2}, "target"),
+    ("tversky_loss", {**IMAGES, "target": INDICES.float()}, "target"),
+    ("generalized_dice_loss", ONE, "target"),
+    ("dice_loss", {"input": torch.rand(2, 6, 5, 3), "target": torch.randint(3, (2, 6, 5))}, "input"),
+]
+
+
+@pytest.mark.parametrize("name, arguments, key", RESHAPED)
+def test_the_argument_that_an_error_says_is_taken(name, arguments, key):
+    function = getattr(safeops, name)
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}: .*: say {key}\b") as error:
+        function(**arguments)
+    expression = str(error.value).rpartition(": say ")[2]
+    assert function(**{**arguments, key: eval(expression, dict(arguments))}).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "huber_loss", "hinge_embedding_loss", "poisson_nll_loss"])
+def test_a_mask_in_the_place_of_another_argument(name):
+    """torch's functions take a weight, a reduction, a margin or a flag there."""
+    x = torch.rand(3)
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: .*: say mask=$"):
+        getattr(safeops, name)(x, x, x > 0.5)
+
+
+def test_a_mask_is_no_remedy_where_there_is_none():
+    with pytest.raises(TypeError, match="got Tensor$"):
+        safeops.safe_div(torch.ones(3), 2.0, eps=torch.ones(3) > 0)
+
+
+def test_a_target_that_lacks_the_channels_is_warned_of():
+    with pytest.warns(UserWarning, match=r"else say target\.unsqueeze\(1\)$"):
+        safeops.binary_cross_entropy(**ONE)
+
+
+def test_what_combine_losses_returns_is_no_loss():
+    result = safeops.combine_losses({"a": torch.ones((), requires_grad=True)})
+    with pytest.raises(AttributeError, match=r"^combine_losses: .* has no 'backward': say \.total\.backward\(\)$"):
+        result.backward()
+    with pytest.raises(AttributeError, match=r"say \.total\.grad$"):
+        result.grad  # noqa: B018
+    with pytest.raises(AttributeError, match="has no 'loss'$"):
+        result.loss  # noqa: B018
+    assert not hasattr(result, "backward")
+
+
+FAMILIES = tuple(f"safeops.ops.{family}." for family in ("images", "losses", "reductions", "rows"))
+CATCHING = [
+    name
+    for name, x in vars(safeops).items()
+    if getattr(x, "__module__", "").startswith(FAMILIES) and any(p.kind is p.KEYWORD_ONLY for p in parameters(x))
+]
+
+
+@pytest.mark.parametrize("name", CATCHING)
+def test_every_function_refuses_what_it_has_not(name):
+    function = getattr(safeops, name)
+    assert all(x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY) for x in parameters(function))
+    positional = [torch.ones(3) for x in parameters(function) if x.kind is x.POSITIONAL_OR_KEYWORD]
+    count = len(positional)
+    has_mask = any(x.name == "mask" and x.kind is x.KEYWORD_ONLY for x in parameters(function))
+    words = "say mask=" if has_mask else r"give the others by name \(.*=\)"
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) takes {count} positional arguments but {count + 1} were given: {words}$"
+    ):
+        function(*positional, torch.ones(3) > 0)
+    required = [torch.ones(3) for x in parameters(function) if x.default is x.empty]
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'msk', which does not exist here; "
+    ):
+        function(*required, msk=None)
+
+
+KEYWORDS = [
+    ("mse_loss", {"size_average": True}, r'say reduction="mean" or "sum"'),
+    ("dice_loss", {"softmax": True}, r"say torch\.softmax\(input, 1\) as input"),
+    ("dice_loss", {"smooth": 1.0}, "say smooth_nr=smooth, smooth_dr=smooth"),
+    ("ssim", {"window_size": 11}, "say win_size=window_size"),
+    (
+        "masked_mean",
+        {"cu_seqlens": None},
+        r"say safeops\.segment_sum\(input, cu_seqlens=cu_seqlens\), or segment_mean, .*",
+    ),
+    ("masked_mean", {"axis": 1}, "say dim=axis"),
+    ("dice_loss", {"alpha": 0.5}, r"say safeops\.tversky_loss\(input, target, alpha=alpha, beta=1 - alpha\)"),
+    ("cross_entropy", {"alpha": 0.5}, "which does not exist here; the arguments are input, target, .*"),
+]
+
+
+@pytest.mark.parametrize("name, options, words", KEYWORDS)
+def test_keywords_of_other_libraries(name, options, words):
+    function, key = getattr(safeops, name), next(iter(options))
+    operands = [torch.ones(1, 3, 3) for x in parameters(function) if x.default is x.empty]
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{key}'.* ?{words}$"):
+        function(*operands, **options)
+
+
+def test_what_a_compiled_call_lacks():
+    x = torch.ones(3)
+    compiled = torch.compile(lambda x: safeops.mse_loss(x, x, mask=x > 0), backend="eager", fullgraph=True)
+    assert compiled(x) == 0
+    with pytest.raises(Exception, match="mse_loss"):
+        torch.compile(lambda x: safeops.mse_loss(x, x, x > 0), backend="eager")(x)
+
+
+MODULES = [
+    ("DiceLoss", {"smooth": 1.0}, "say smooth_nr=smooth, smooth_dr=smooth"),
+    ("DiceLoss", {"include_background": False}, r"say weight=torch\.tensor\(\[0\.0\] "),
+    ("TverskyLoss", {"softmax": True}, r"say torch\.softmax\(input, 1\) as input"),
+    ("SSIMLoss", {"window_size": 11}, "say win_size=window_size"),
+    ("SoftmaxFocalLoss", {"alpha": 0.25}, r"say weight=torch\.full\("),
+    ("CrossEntropyLoss", {"alpha": 0.25}, ", which does not exist here; the arguments are reduction, empty, "),
+    ("MSELoss", {"cu_seqlens": None}, r"say safeops\.segment_mean\(losses, cu_seqlens=cu_seqlens\)"),
+]
+
+
+@pytest.mark.parametrize("name, options, words", MODULES)
+def test_options_of_other_libraries(name, options, words):
+    key = next(iter(options))
+    with pytest.raises(TypeError, match=rf"^{name}\.__init__\(\) got an unexpected keyword argument {key!r}.*{words}"):
+        getattr(safeops.nn, name)(**options)
+
+
+def test_a_module_called_as_others_are():
+    x, module = torch.rand(3), safeops.nn.MSELoss()
+    with pytest.raises(TypeError, match="^MSELoss takes input, target by position, got 3 tensors: say mask=$"):
+        module(x, x, x > 0.5)
+    with pytest.raises(TypeError, match="^MSELoss got an unexpected keyword argument 'labels': say target=labels$"):
+        module(x, labels=x)
+
+
+def test_every_expression_is_of_arguments_that_exist():
+    """And no name of another library is one of ours, where it would never be looked up."""
+    ours = [inspect.signature(op.public_function).parameters.keys() for op in registry.values() if op.public_function]
+    for key, expressions in NAMES.items():
+        for needed, expression in expressions.items():
+            assert any(needed in names and key not in names for names in ours), (key, needed)
+            for name in re.findall(r"\b(\w+)=(?![=\"'])", re.sub(r"\(.*\)", "", expression)):
+                assert any({needed, name} <= names for names in ours), (key, name)
