@@ -51,7 +51,8 @@ CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": K
 
 
 def literal(name: str, key: str) -> str:
-    choices = getattr(registry.get(name), "reductions", REDUCTION) if key == "reduction" else CHOICES[key]
+    own = {"reduction": "reductions", "empty": "empties"}.get(key, "")  # a record's own choices
+    choices = getattr(registry.get(name), own, CHOICES[key])
     return f"Literal[{', '.join(map(json.dumps, choices))}]"
 
 
