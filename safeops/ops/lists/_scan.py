@@ -13,7 +13,7 @@ class Scan(Op):
     """The route of a list, which is that of any one tensor: they are on one device."""
 
     owner = "C++/CUDA"
-    user = None  # the public function that calls it, where that has another name
+    user: str | None = None  # the public function that calls it, where that has another name
     differentiable = ()
     compiled = ("cpu", "cuda")
 
