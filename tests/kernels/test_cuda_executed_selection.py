@@ -219,7 +219,7 @@ FAR = 2**41 + 12345  # counts beyond 32 bits
 
 def look_back(ops, status, tile, own, late, word, seed):
     """tests/kernels/executed/look_back.cu"""
-    before, (program, _) = torch.zeros(1, dtype=torch.int64), ops.program("look_back")
+    before, program = torch.zeros(1, dtype=torch.int64), ops.program("look_back")
     operands = machine.Operands([("status", status), ("before", before)])
     params = program.pack([status.data_ptr(), tile, own, late, word, before.data_ptr()])
     machine.run(program, operands, params, (1, 1, 1), (64, 1, 1), seed=seed)
