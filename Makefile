@@ -18,7 +18,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE)) $(wildcard tests/kernels/e
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-exhaustive sanitize test-all mutants types lint docs bench \
+.PHONY: setup demo test hopper architectures test-slow test-exhaustive sanitize test-all mutants types lint docs bench \
     gpu-model wheel release hub gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
@@ -77,17 +77,24 @@ PYTEST := $(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist loadgroup
 test: setup
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-architectures: setup
-	@echo "== build: all architectures (minutes, the first time)"
-	@SAFEOPS_CUDA_ARCH=all .venv/bin/python setup.py -q build_ext --inplace > $(VENV)/build.log 2>&1 \
+define build_cuda
+	@echo "== build: CUDA kernels for $(1) (minutes, the first time)"
+	@SAFEOPS_CUDA_ARCH=$(1) .venv/bin/python setup.py -q build_ext --inplace > $(VENV)/build.log 2>&1 \
 	    || { cat $(VENV)/build.log; exit 1; }
+endef
 
-# What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
-test-slow: architectures docs $(VENV)/rivals $(VENV)/oldest-triton $(VENV)/hub-loader
+hopper: setup
+	$(call build_cuda,9.0)
+
+architectures: setup
+	$(call build_cuda,all)
+
+# What `make test` leaves out. It looks at the CUDA kernels for Hopper.
+test-slow: hopper docs $(VENV)/rivals $(VENV)/oldest-triton $(VENV)/hub-loader
 	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
-# What the others ask of one op of a family, of all.
-test-exhaustive: setup $(VENV)/oldest-triton
+# What the others ask of one op of a family, of all; CUDA kernels for all architectures, as the wheel has them.
+test-exhaustive: architectures $(VENV)/oldest-triton
 	@$(PYTEST) -m exhaustive $(ARGS)
 
 # The CPU kernels where g++'s sanitizers watch each access, integer and conversion: the first report ends its process.

@@ -14,15 +14,14 @@ OF_COMPOSITES = (
 
 
 def cases():
-    """Every op through every clause once. Slow is what Inductor compiles: it takes the time of all other clauses
-    together. Exhaustive is what only repeats an op's clause, and what traces an op that is not the first of its
-    family."""
+    """Every op through every clause once. Slow is what Inductor compiles. Exhaustive is what only repeats an op's clause,
+    and what traces an op that is not the first of its family."""
     firsts_of_families = firsts()
     for record in RECORDS.values():
         for subject in record.subjects():
             for check in (name for name in CHECKS if name not in subject.skip):
                 repeats = subject.name != record.name and check not in OF_COMPOSITES
-                traces = CHECKS[check].slow and check != "inductor" and record.name not in firsts_of_families
+                traces = CHECKS[check].slow and record.name not in firsts_of_families
                 marks = REPEATS if repeats or traces else [pytest.mark.slow] if check == "inductor" else ()
                 yield pytest.param(subject, check, marks=marks, id=f"{subject.name}-{check}")
 

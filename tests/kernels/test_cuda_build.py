@@ -34,8 +34,12 @@ ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
 pytestmark = [
     pytest.mark.xdist_group("cuda_build"),  # the library is taken apart once, by one worker
-    pytest.mark.slow,  # a development build has no other architectures than this machine's; `make test-slow` builds all
+    pytest.mark.slow,  # a development build has no other architectures than this machine's
 ]
+# `make test-slow` builds one, `make test-exhaustive` all
+each_arch = pytest.mark.parametrize(
+    "arch", [arch if arch == "90" else pytest.param(arch, marks=pytest.mark.exhaustive) for arch in ARCHS]
+)
 
 
 def find(tool):
@@ -126,7 +130,8 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cubin")
     cuobjdump("-xelf", "all", LIBRARY.resolve(), cwd=folder)
     results = {}
-    done = {cubin: row for arch in ARCHS for cubin, row in accesses(arch, folder.glob(f"*.sm_{arch}.cubin")).items()}
+    cubins = {arch: list(folder.glob(f"*.sm_{arch}.cubin")) for arch in ARCHS}
+    done = {cubin: row for arch, some in cubins.items() if some for cubin, row in accesses(arch, some).items()}
     for cubin in done:
         table = resources(cubin)
         names = {name for kernel in table for name in re.findall(r"_GLOBAL__N__\w{8}_\d+_(\w+?)_cu_", kernel)}
@@ -136,7 +141,7 @@ def built(tmp_path_factory):
 
 
 @needs_library
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 def test_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
@@ -147,7 +152,7 @@ def test_compiles_without_spills_or_stack(built, source, arch):
 
 
 @needs_library
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
 def test_selection_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
@@ -160,7 +165,7 @@ def test_selection_compiles_without_spills_or_stack(built, source, arch):
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
 def test_selection_moves_packets(built, source, arch):
     """A block asks for its tile's mask, then for its elements, all by 16 bytes, and so it writes them. Elements go to
@@ -182,7 +187,7 @@ def test_selection_moves_packets(built, source, arch):
 
 
 @needs_library
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 def test_indexed_compiles_without_spills_or_stack(built, arch):
     # 5 widths, places and keys; 3 dtypes in three layouts; 6 ways to hold what is summed
     for source, count, most in ((INDEXED, 7, 64), (LINES, 9, 80), (SUMS, 6, 80)):
@@ -195,7 +200,7 @@ def test_indexed_compiles_without_spills_or_stack(built, arch):
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 def test_indexed_moves_packets(built, arch):
     """Rows are read and written by 16 bytes, every access known to be global."""
     table, report = ({k: v for s in (INDEXED, LINES, SUMS) for k, v in built[s.stem, arch][i].items()} for i in (0, 1))
@@ -218,7 +223,7 @@ def test_indexed_moves_packets(built, arch):
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", SCANS, ids=lambda s: s.stem)
 def test_scans_move_packets_without_spills(built, source, arch):
     """Four packets of each of four dtypes are under way, then one: csrc/cuda/lists/scan.cuh."""
@@ -238,7 +243,7 @@ def test_scans_move_packets_without_spills(built, source, arch):
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", IMAGES, ids=lambda s: s.stem)
 def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, arch):
     """Three blocks of 256 threads fit where the window's size was known, else two. csrc/cuda/images/README.md."""
@@ -257,7 +262,7 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", VOLUMES, ids=lambda s: s.stem)
 def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
     """A window and each slice that it sees: two blocks of 256 threads in fp32, one in fp64. csrc/cuda/images."""
@@ -274,7 +279,7 @@ def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", VARIATION, ids=lambda s: s.stem)
 def test_total_variation_moves_packets_without_spills(built, source, arch):
     """Rows that follow each other: five have a thread's pixels and neighbours forward, six backward."""
@@ -293,7 +298,7 @@ def test_total_variation_moves_packets_without_spills(built, source, arch):
 
 
 @needs_library
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 def test_the_sort_compiles_without_spills_or_stack(built, arch):
     """CUB's kernels, of the one sort that is instantiated."""
     _, table = built[INDEXED.stem, arch]
@@ -350,7 +355,7 @@ def demangled(table):
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
     table, report = built[source.stem, arch]

@@ -123,7 +123,7 @@ each_padding = pytest.mark.parametrize("same", [False, True], ids=["valid", "sam
 @both
 @each_padding
 @pytest.mark.parametrize("size", [11, 5], ids=["known size", "any size"])
-@pytest.mark.parametrize("sides", [(53, 52), (12, 96)], ids=str)
+@pytest.mark.parametrize("sides", [(53, 52), pytest.param((12, 96), marks=pytest.mark.exhaustive)], ids=str)
 def test_tiles(ops, sides, size, same, by_window):
     """A tile's border passes through the image, just before its end or beside it, in either dim."""
     x, y = images(1, 1, *sides)

@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
+EVERY = pytest.param("all", marks=[pytest.mark.slow, pytest.mark.exhaustive])
 PLATFORM = f"manylinux_2_28_{os.uname().machine}"
 
 
@@ -64,9 +65,9 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     return python
 
 
-@pytest.fixture(scope="session", params=["native", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=["native", pytest.param("9.0", marks=pytest.mark.slow), EVERY])
 def architectures(request):
-    """This machine's GPUs (no CUDA kernels, where there is none), and all, as the wheel is published."""
+    """This machine's GPUs (no CUDA kernels, where there is none), one kind, and all, as the wheel is published."""
     return request.param
 
 

@@ -72,8 +72,8 @@ def test_the_cuda_binary_says_for_what_it_has_code(python, architectures, tmp_pa
         "print(c and c.archs); print(c and (c.runtime, c.driver()))"
     )
     archs, versions = run([python, "-c", probe], cwd=tmp_path).stdout.splitlines()
-    if architectures == "all":
-        assert archs == "80 90 100 120"
+    if architectures != "native":
+        assert archs in ("None", {"all": "80 90 100 120"}.get(architectures, "90"))
     if archs != "None":
         runtime, driver = ast.literal_eval(versions)
         assert runtime >= 12000 and (driver > 0 or not torch.cuda.is_available())

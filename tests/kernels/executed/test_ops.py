@@ -1,8 +1,9 @@
 """Each op is executed as Triton compiles it: values and gradients against the definition in fp64, with the checks of
 the executor, in several orders of blocks and warps.
 
-`make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton and the pinned one;
-`make test-all` every dtype, and the contract's clauses of numbers and layouts."""
+`make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton or the pinned one, and
+rows of several tiles by the other; `make test-all` by both, every dtype, and the contract's clauses of numbers and
+layouts."""
 
 import itertools
 import warnings
@@ -53,8 +54,16 @@ def test_the_first_of_a_family(name):
     run_all([(subject, subject.samples[0], BF16, {})], version=compiling.pinned())
 
 
+def by_one(names, first):
+    """Each op by both versions of Triton, by one of them in `make test-slow`: of the first op by `first`."""
+    for name in names:
+        least = ("pinned", "oldest")[(list(SUBJECTS).index(name) + (first == "oldest")) % 2]
+        for version in ("pinned", "oldest"):
+            yield pytest.param(name, version, marks=() if version == least else pytest.mark.exhaustive)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name, version", by_one(SUBJECTS, "pinned"), indirect=["version"])
 def test_every_op(name, version):
     """A sample is bf16 for one Triton, fp32 for the other. Approximations are exact, or as far off as the ISA says."""
     subject, dtypes = SUBJECTS[name], (BF16, F32) if version == compiling.pinned() else (F32, BF16)
@@ -65,7 +74,7 @@ def test_every_op(name, version):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BY_ROWS)
+@pytest.mark.parametrize("name, version", by_one(BY_ROWS, "oldest"), indirect=["version"])
 def test_rows_of_several_tiles(name, version):
     subject = SUBJECTS[name]
     sample, dtypes = (
