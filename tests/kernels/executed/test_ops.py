@@ -1,8 +1,8 @@
 """Each op is executed as Triton compiles it: values and gradients against the definition in fp64, with the checks of
 the executor, in several orders of blocks and warps.
 
-`make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton or the pinned one, and
-rows of several tiles by the other; `make test-all` by both, every dtype, and the contract's clauses of numbers and
+`make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton or the pinned one,
+and rows of several tiles by the other; `make test-all` by both, every dtype, and the contract's clauses of numbers and
 layouts."""
 
 import itertools
