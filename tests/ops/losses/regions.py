@@ -144,6 +144,11 @@ def _indices(*shape, classes, seed=0):
     return torch.randint(classes, shape, generator=torch.Generator().manual_seed(seed))
 
 
+def powers(parameters):
+    """The names of arguments that most samples leave out, since other kernels run with them."""
+    return ["gamma"] if "alpha" in parameters else []
+
+
 def _samples(parameters):
     def sample(x, y, name, differentiable=(0, 1), slow=False, **options):
         return Sample((x, y), {**options, **parameters}, name=name, differentiable=differentiable, slow=slow)
@@ -168,8 +173,8 @@ def _samples(parameters):
     yield sample(x, ignored, "ignored, and masked", ignore_index=255, mask=mask(2, 4, 5, seed=2), **only)
     yield sample(x, ignored, "ignored, weighted, all images", ignore_index=255, weight=weights(3), batch=True, **only)
     yield sample(x, y > 0.5, "several classes a pixel", mask=pixels, **only)
-    if "alpha" in parameters:
-        yield sample(x, y, "focal", mask=pixels, gamma=0.75)
+    for power in powers(parameters):
+        yield sample(x, y, "focal", mask=pixels, **{power: 0.75})
 
 
 def _bad_calls(name, parameters):
@@ -218,7 +223,7 @@ def _bad_calls(name, parameters):
     yield Bad((x, index), {"ignore_index": 1.0}, TypeError, (name, "ignore_index", "int", "float"))
     yield Bad((x, index), {"ignore_index": True}, TypeError, (name, "ignore_index", "int", "bool"))
     yield Bad((x, index), {"ignore_index": 2**31}, ValueError, (name, "ignore_index", "32 bits", str(2**31)))
-    for key in ("smooth_nr", "smooth_dr", *parameters, *(["gamma"] if "alpha" in parameters else [])):
+    for key in ("smooth_nr", "smooth_dr", *parameters, *powers(parameters)):
         yield Bad((x, x), {key: NAN}, ValueError, (name, key, "nan"))
         yield Bad((x, x), {key: -1.0}, ValueError, (name, key, "-1.0"))
         yield Bad((x, x), {key: "1"}, TypeError, (name, key, "str"))
@@ -252,7 +257,14 @@ def region(name, formula, parameters=None, of_images=False):
         definition,
         _samples(parameters),
         bad_calls=_bad_calls(name, parameters),
-        call={"input": plain(), "target": plain(1), **tensors, **options, **parameters},
+        call={
+            "input": plain(),
+            "target": plain(1),
+            **tensors,
+            **options,
+            **parameters,
+            **dict.fromkeys(powers(parameters), 1.5),
+        },
         gpu=_gpu(name),
         no_route=NO_ROUTE,
         data=(0, 1),
