@@ -13,6 +13,11 @@ from safeops.core.dtypes import saturate
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
+def as_float(number):
+    """An int as a float, which torch takes of any size; a number that a trace knows by a symbol as it is."""
+    return float(number) if number.__class__ is int else number
+
+
 def symbolic(x):
     """True if x is such a number. (Dynamo shows them as plain ones.)"""
     if not is_compiling():

@@ -9,9 +9,8 @@ from safeops.core.definitions import absolute, kept
 from safeops.core.dtypes import LARGEST, compute_dtype, wide_on_cpu
 from safeops.core.library import declare_raw, only
 from safeops.core.op import Op
-from safeops.core.symbolic import symbolic
+from safeops.core.symbolic import as_float, symbolic
 from safeops.ops.rows._best_classes import buckets, refuse_missing, validate_best
-from safeops.ops.rows._logits import as_float
 from safeops.ops.rows._row_loss import ARGUMENTS as ROW_ARGUMENTS
 from safeops.ops.rows._row_loss import finish, validate, vectors
 

@@ -7,11 +7,11 @@ from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
+from safeops.core.symbolic import as_float
 from safeops.ops.rows import _linear_rows
 from safeops.ops.rows._divergence import NUMBERS, validate_options
 from safeops.ops.rows._linear_chunks import logits_of, products, scale_of
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_layer
-from safeops.ops.rows._logits import as_float
 from safeops.ops.rows._matmul import matmul, without_autocast
 from safeops.ops.rows._row_loss import ARGUMENTS as ROW_ARGUMENTS
 from safeops.ops.rows._row_loss import finish, validate

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import LARGEST, SMALLEST
+from safeops.core.symbolic import as_float
 
 
 def is_zero(number):
@@ -33,11 +34,6 @@ def capped(x, softcap):
 def slope_of_shape(x, temperature, softcap):
     """The derivative of `shaped`."""
     return (1 - torch.tanh(x / softcap).square() if softcap else 1) / temperature
-
-
-def as_float(number):
-    """An int as a float, which torch takes of any size; a number that a trace knows by a symbol as it is."""
-    return float(number) if number.__class__ is int else number
 
 
 def as_floats(name, temperature, softcap):
