@@ -12,7 +12,7 @@ from safeops.core.domain import positive
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.op import Composed
-from safeops.core.symbolic import as_float
+from safeops.core.symbolic import as_operand, symbolic
 from safeops.ops.losses._pointwise import PointwiseLoss
 from safeops.ops.reductions._statistic import reciprocal, root
 from safeops.ops.reductions.masked_var import Spread, deviations
@@ -128,9 +128,9 @@ def silog_loss(
     measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)
     keep = measured if keep is None else measured & keep
     weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # it has two gradients, which are added
-    if eps != 0:
+    if symbolic(eps) or eps != 0:
         compute = compute_dtype(input.dtype, target.dtype)
-        input, target = (x.to(compute) + as_float(eps) for x in (input, target))
+        input, target = (x.to(compute) + as_operand(eps, x) for x in (input, target))
     g = _log_ratio.call(input, target, keep, None, "none", None, "zero")
     dims = None if batch else tuple(range(1, input.dim()))
     exists = sums.count(g, keep, dim=dims) > 0

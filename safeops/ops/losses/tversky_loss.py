@@ -3,7 +3,7 @@
 import torch
 
 from safeops.core.foreign import refuse
-from safeops.core.symbolic import as_float
+from safeops.core.symbolic import as_operand
 from safeops.ops.losses._region import RegionLoss, quotient
 
 
@@ -14,7 +14,7 @@ def value(both, input, target, smooth_nr, smooth_dr, alpha, beta, gamma=None):
     if gamma is None:
         return loss
     perfect = loss <= 0  # by rounding, too: a power of it has no value, and at 0 a root has no slope
-    return torch.where(perfect, 0, torch.where(perfect, 1, loss) ** as_float(gamma))
+    return torch.where(perfect, 0, torch.where(perfect, 1, loss) ** as_operand(gamma, loss))
 
 
 _tversky_loss = RegionLoss("tversky_loss", "TverskyLoss", value, alpha=0.5, beta=0.5, gamma=1.0)
