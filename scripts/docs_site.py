@@ -124,8 +124,8 @@ class Docstrings(griffe.Extension):
     """Docstrings as `help` shows them, with the formula and the picture behind their first paragraph."""
 
     def on_function(self, *, func, **_):
-        for x in [x.name for x in func.parameters if x.kind and x.kind.name.startswith("var_")]:
-            del func.parameters[x]  # (core/foreign.py: what is caught to be refused)
+        for name in {"extra", "unknown"} & {x.name for x in func.parameters}:
+            del func.parameters[name]  # (core/foreign.py: what is caught to be refused)
         self._complete(func)
 
     def on_class(self, *, cls, **_):
