@@ -10,7 +10,7 @@ import torch
 
 # Other libraries' names of arguments: {its name: {an argument that the function must have: the expression}}. The first
 # that fits is taken; "" fits any.
-_CLASSES = "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1))"
+_CLASSES = "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)"
 _PIXELS = {"smooth_nr": "target may be class indices (N, d1, ...) as they are"}
 NAMES = {
     "softmax": {"smooth_nr": "torch.softmax(input, 1) as input"},
@@ -20,16 +20,17 @@ NAMES = {
     "smooth": {"smooth_nr": "smooth_nr=smooth, smooth_dr=smooth", "label_smoothing": "label_smoothing=smooth"},
     **dict.fromkeys(("to_onehot_y", "num_classes"), _PIXELS),
     "alpha": {
-        "gamma": "weight=torch.full((input.shape[1],), alpha), a number for each class",
+        "gamma": "alpha * safeops.softmax_focal_loss(input, target), or of a number for each class weight=alpha",
         "smooth_nr": "safeops.tversky_loss(input, target, alpha=alpha, beta=1 - alpha)",
     },
     "cu_seqlens": {
         "reduction": 'safeops.segment_mean(losses, cu_seqlens=cu_seqlens) of losses with reduction="none"',
         "keepdim": "safeops.segment_sum(input, cu_seqlens=cu_seqlens), or segment_mean, segment_max",
     },
-    "size_average": {"reduction": 'reduction="mean" or "sum"'},
+    "size_average": {"win_size": 'reduction="mean" or "none"', "reduction": 'reduction="mean" or "sum"'},
     "reduce": {"reduction": 'reduction="none", "mean" or "sum"'},
     "key_padding_mask": {"mask": "mask=~key_padding_mask"},
+    "padding_mask": {"mask": "mask=~padding_mask, where True is padding"},
     "label_smooth": {"label_smoothing": "label_smoothing=label_smooth"},
 }
 # Where nothing but the name differs: {ours: theirs}.
@@ -41,7 +42,8 @@ RENAMED = {
     "z_loss": ("lse_square_scale", "z_loss_weight"),
     "softcap": ("logit_softcapping", "logits_soft_cap", "soft_cap"),
     "denominator": ("num_items_in_batch", "avg_factor", "normalizer"),
-    "mask": ("masks", "where", "valid_mask", "padding_mask", "loss_mask"),
+    "mask": ("masks", "where", "valid_mask", "loss_mask"),
+    "row_weight": ("sample_weight", "row_weights"),
     "weight": ("weights", "class_weight", "class_weights", "sample_weight", "ce_weight"),
     "dim": ("axis",),
     "keepdim": ("keepdims",),

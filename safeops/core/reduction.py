@@ -32,11 +32,32 @@ def as_dims(name, dim):
     return dim if INTS.issuperset(map(type, dim)) else check.integers(name, dim)
 
 
+# Each docstring's text on arguments, in place of {arguments}.
+ARGUMENTS = """\
+        input: floating tensor of any shape and strides.
+        mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
+        dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
+        keepdim: keep the reduced dims with size 1.
+        weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
+        dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.
+        empty: where nothing is kept: "zero" gives 0 (attached to the graph, zero gradients), "nan" gives NaN, "raise"
+            raises ValueError before any work (synchronises to know, and cannot be compiled whole).
+
+    Returns:
+        The results, of `input`'s shape without the reduced dims.
+
+    Raises:
+        TypeError: `input` or `weight` is not floating, `mask` is not bool, dtype is not floating.
+        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`.
+        IndexError: dim out of range.
+"""
+
+
 class Reduction(Op):
     """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
     constant = slice(2, 3)  # weight
-    empties = check.EMPTY
+    empties, arguments = check.EMPTY, ARGUMENTS
 
     def __init__(self, *record, keyword=None):
         self.keyword = keyword
@@ -89,25 +110,4 @@ class Reduction(Op):
             f"(Tensor input, Tensor? mask=None, int[1]? dim=None, *, {parameter}bool keepdim=False, "
             'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor'
         )
-        return super().public(*(schemas or (schema,)), arguments=ARGUMENTS)
-
-
-# Each docstring's text on arguments, in place of {arguments}.
-ARGUMENTS = """\
-        input: floating tensor of any shape and strides.
-        mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
-        dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
-        keepdim: keep the reduced dims with size 1.
-        weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
-        dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.
-        empty: where nothing is kept: "zero" gives 0 (attached to the graph, zero gradients), "nan" gives NaN, "raise"
-            raises ValueError before any work (synchronises to know, and cannot be compiled whole).
-
-    Returns:
-        The results, of `input`'s shape without the reduced dims.
-
-    Raises:
-        TypeError: `input` or `weight` is not floating, `mask` is not bool, dtype is not floating.
-        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`.
-        IndexError: dim out of range.
-"""
+        return super().public(*(schemas or (schema,)), arguments=self.arguments)

@@ -150,7 +150,7 @@ MODULES = [
     ("DiceLoss", {"include_background": False}, r"say weight=torch\.tensor\(\[0\.0\] "),
     ("TverskyLoss", {"softmax": True}, r"say torch\.softmax\(input, 1\) as input"),
     ("SSIMLoss", {"window_size": 11}, "say win_size=window_size"),
-    ("SoftmaxFocalLoss", {"alpha": 0.25}, r"say weight=torch\.full\("),
+    ("SoftmaxFocalLoss", {"alpha": 0.25}, r"say alpha \* safeops\.softmax_focal_loss\("),
     ("CrossEntropyLoss", {"alpha": 0.25}, ", which does not exist here; the arguments are reduction, empty, "),
     ("MSELoss", {"cu_seqlens": None}, r"say safeops\.segment_mean\(losses, cu_seqlens=cu_seqlens\)"),
 ]

@@ -44,7 +44,7 @@ def _refuse_logits(input, mask, weight):
     if wrong.any():
         raise ValueError(
             f"binary_cross_entropy: all elements of input should be between 0 and 1, got "
-            f"{input.expand(wrong.shape)[wrong][0].item():.6g}: say torch.sigmoid(input), or of logits "
+            f"{input.expand(wrong.shape)[wrong][0].item():.9g}: say torch.sigmoid(input), or of logits "
             "binary_cross_entropy_with_logits(input, target)"
         )
 

@@ -29,6 +29,7 @@ def _part(value, origin, scale, parameter):
 
 class LogSumExp(Statistic):
     empties = (*check.EMPTY, "-inf")
+    arguments = Statistic.arguments.replace('"nan" gives NaN', '"nan" NaN, "-inf" -inf')
 
     def with_empty_sums(self, input, mask, dim, keepdim, weight, dtype):
         """-inf, with gradient 0, where nothing is kept."""

@@ -192,18 +192,24 @@ def weighed(loss, keep, weights, row_weight):
     return loss * factor, factor if weights is None else weights * factor
 
 
-def with_mean_1(weight, classes, target, mask, ignore_index, row_weight):
+def with_mean_1(weight, x, dim, target, mask, ignore_index, row_weight):
     """Class weights w' whose mean over the rows is 1: a mean that divides by their sum divides by the rows' number.
+    x, dim: what has the classes, and where. mask: without the rows of weight 0.
 
     So the z-loss z_i has a mean of its own, beside that of the cross entropy c_i with the class weights w:
     sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i, for
     row weights r and w' = w sum_i r_i / sum_i r_i w_i.
     """
-    _, keep, weights = rows_of(classes, target, weight, mask, ignore_index, torch.float64)
+    w = weight.double()  # once: its gradient's parts are added before it is rounded
+    _, keep, weights = rows_of(x.shape[dim], target, w, mask, ignore_index, w.dtype)
     rows = keep.double() if row_weight is None else torch.where(keep, row_weight, 0).double()
-    total = (rows * weights).sum()  # noqa: SO105
-    scale = torch.where(total == 0, 1, rows.sum() / torch.where(total == 0, 1, total))
-    return (weight.double() * scale).to(compute_dtype(weight.dtype))
+    count, total = rows.sum(), (rows * weights).sum()  # noqa: SO105
+    nothing = total == 0
+    # Row weights may add up to 0, and nothing divides by that.
+    scale = torch.where(nothing, 1, torch.where(count == 0, torch.nan, count) / torch.where(nothing, 1, total))
+    dtype = compute_dtype(x.dtype, weight.dtype)
+    scaled, least = (w * scale).to(dtype), torch.finfo(dtype).tiny
+    return torch.where((scaled == 0) & (w != 0), least, scaled)  # (a row of weight 0 would be none)
 
 
 # Both docstrings' text on arguments, in place of {arguments}.

@@ -394,16 +394,17 @@ def cross_entropy(
     if extra or unknown:
         refuse(cross_entropy, extra, unknown)
     validate_reduction("cross_entropy", input, reduction, denominator, empty)
+    if row_weight is not None:
+        mask = without_weight_0("cross_entropy", row_weight, mask, input)
     operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
-    if weight is not None and z_loss != 0 and reduction == "mean" and denominator is None:
+    own_mean = weight is not None and reduction == "mean" and denominator is None
+    if own_mean and (z_loss.__class__ is not float or z_loss != 0):
         _cross_entropy.validate(*operands)
         if not target.is_floating_point():
-            weight = with_mean_1(weight, input.shape[class_dim(input)], target, mask, ignore_index, row_weight)
+            weight = with_mean_1(weight, input, class_dim(input), target, mask, ignore_index, row_weight)
             operands = *operands[:2], weight, *operands[3:]
     of_rows = _cross_entropy.of_rows
-    if row_weight is not None:
-        operands = *operands[:3], without_weight_0("cross_entropy", row_weight, mask, input), *operands[4:]
-    elif of_rows.serves(input, target, reduction, denominator, empty):
+    if row_weight is None and of_rows.serves(input, target, reduction, denominator, empty):
         return of_rows.call(*operands, reduction == "mean", empty == "nan")
     loss, keep, weights = _cross_entropy.call(*operands)
     per_row = None if weight is None or target.is_floating_point() else weights

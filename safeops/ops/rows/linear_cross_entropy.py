@@ -232,7 +232,7 @@ def linear_cross_entropy(
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
         mask, row_weight = (t if t is None else t.reshape(-1) for t in (mask, row_weight))
     if weight is not None and z_loss != 0 and reduction == "mean" and denominator is None:
-        weight = with_mean_1(weight, len(linear_weight), target, mask, ignore_index, row_weight)
+        weight = with_mean_1(weight, linear_weight, 0, target, mask, ignore_index, row_weight)
     takes = reduction != "none" and (row_weight is None or type(row_weight) in PLAIN and not row_weight.requires_grad)
     at_once, needs = _linear_rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes)
     mean, divisor, of_rows = reduction == "mean", None, None

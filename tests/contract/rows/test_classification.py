@@ -419,3 +419,20 @@ def test_the_z_loss_has_its_own_mean(route, row_weight):
         assert grad.isfinite().all()
     nothing = cross_entropy(x, target, w, mask=mask & False, z_loss=0.5)
     assert nothing == 0
+
+
+@each_route
+def test_row_weights_beside_a_weighted_z_loss(route):
+    """A row of weight 0 has no gradient, a sum of 0 no mean, and class weights in half round their gradient once."""
+    x, target, w = torch.eye(3, device=DEVICE), torch.arange(3, device=DEVICE), tensor([1.0, 2.0, 5.0])
+    cross_entropy = on(route, "cross_entropy")
+    r = tensor([1.0, 1.0, 0.0]).requires_grad_()
+    assert grad_of(cross_entropy(x, target, w, row_weight=r, z_loss=0.1), r)[2] == 0
+    assert cross_entropy(x, target, w, row_weight=tensor([1.0, -1.0, 0.0]), z_loss=0.1).isnan()
+    far = cross_entropy(x, target, tensor([1e-20, 1e30, 1.0]), z_loss=0.1) - 0.1 * x.logsumexp(1).square().mean()
+    torch.testing.assert_close(far, cross_entropy(x, target, tensor([1e-20, 1e30, 1.0])))
+    half = tensor([1.0, 2.0, 5.0], torch.bfloat16).requires_grad_()
+    wide = half.detach().double().requires_grad_()
+    x = torch.randn(3, 3, dtype=torch.float64, device=DEVICE)
+    got, want = (grad_of(cross_entropy(x, target, y, z_loss=0.1), y) for y in (half, wide))
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=0)
