@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import safeops
 from safeops.core import call_path, route
 from safeops.core.library import launchers
 from safeops.core.op import Op, registry
@@ -148,8 +147,8 @@ def of_cpp(device, raw):
 
 @cache
 def loops(path, backward):
-    """The loops that a file of csrc/cpu gives to its driver, the kernels that one of csrc/cuda launches: in itself, else
-    in the headers that it includes. Those of gradients say so in their names."""
+    """The loops that a file of csrc/cpu gives to its driver, the kernels that one of csrc/cuda launches: in itself,
+    else in the headers that it includes. Those of gradients say so in their names."""
     result = {}
     for depth in range(4):
         files = dict.fromkeys(included(path, depth))
@@ -170,7 +169,7 @@ def loops(path, backward):
 
 
 def of_triton(raw):
-    """The launcher of a raw op, and the compiled functions called ..._kernel: of its file, else of what that imports."""
+    """The launcher of a raw op, and the compiled functions called ..._kernel: of its file, else of those imported."""
     for launcher in [x for op, x in launchers.items() if op._schema.name == f"safeops::{raw}"]:
         file = ROOT / "kernels" / f"{launcher.module.replace('.', '/')}.py"
         yield from definition_in(f"cuda {raw}", file, launcher.name)

@@ -50,7 +50,7 @@ enable_onednn = torch._C._set_mkldnn_enabled
 
 
 def saved_by_name(cls):
-    """Decorator of a NamedTuple of tensors: it can be saved and loaded, and so can an exported program that gives it."""
+    """Decorator of a NamedTuple of tensors: torch saves and loads it, and an exported program that returns one."""
     torch.serialization.add_safe_globals([cls])
     _pytree._register_namedtuple(cls, serialized_type_name=f"safeops.{cls.__name__}")
     return cls
