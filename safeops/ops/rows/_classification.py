@@ -200,6 +200,8 @@ def with_mean_1(weight, x, dim, target, mask, ignore_index, row_weight):
     sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i, for
     row weights r and w' = w sum_i r_i / sum_i r_i w_i.
     """
+    # The rows of all ranks, since an index that is sharded unevenly has no view of one dim.
+    target, mask, row_weight = (t if t is None else gathered(t, range(t.dim())) for t in (target, mask, row_weight))
     w = weight.double()  # once: its gradient's parts are added before it is rounded
     _, keep, weights = rows_of(x.shape[dim], target, w, mask, ignore_index, w.dtype)
     rows = keep.double() if row_weight is None else torch.where(keep, row_weight, 0).double()
