@@ -5,9 +5,9 @@ import importlib
 import pytest
 
 import safeops
+from safeops.core import check
 from safeops.core.library import launchers
 from safeops.core.op import registry
-from safeops.ops.reductions import _segment
 from safeops.ops.rows import _classification
 from tests.contract.common import case, on
 from tests.contract.refusals import BAD_CALLS, assert_refused, kernels, refusal, strange_calls
@@ -23,7 +23,7 @@ def launched(monkeypatch):
     """As on a GPU, where nobody looks at class indices either, nor at bounds of sequences."""
     for module in (_classification, importlib.import_module("safeops.ops.rows.box_iou_loss")):
         monkeypatch.setattr(module, "has_missing_class", lambda *operands: False)
-    monkeypatch.setattr(_segment, "_may_look", lambda x: False)
+    monkeypatch.setattr(check, "may_look", lambda x: False)
     with kernels(LAUNCHERS):
         yield
 
