@@ -226,8 +226,6 @@ def boolean(function, name, x, sense):
     tensor(function, name, x)
     if x.dtype != torch.bool:
         kept = f"{name} > 0.5" if x.is_floating_point() else f"{name} != 0"
-        if function.startswith("masked_softmax") or function == "masked_log_softmax":
-            kept += f", or {name} == 0 of one that is added to the logits"
         raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}{say(kept)}")
 
 

@@ -9,7 +9,7 @@ import inspect
 import torch
 
 # Other libraries' names of arguments: {its name: {an argument that the function must have: the expression}}. The first
-# that fits is taken; "" fits any.
+# that the function has is taken.
 _CLASSES = "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)"
 _PIXELS = {"smooth_nr": "target may be class indices (N, d1, ...) as they are"}
 NAMES = {
@@ -31,14 +31,13 @@ NAMES = {
     "reduce": {"reduction": 'reduction="none", "mean" or "sum"'},
     "key_padding_mask": {"mask": "mask=~key_padding_mask"},
     "padding_mask": {"mask": "mask=~padding_mask, where True is padding"},
-    "label_smooth": {"label_smoothing": "label_smoothing=label_smooth"},
 }
 # Where nothing but the name differs: {ours: theirs}.
 RENAMED = {
     "win_size": ("window_size", "kernel_size", "filter_size"),
     "win_sigma": ("sigma", "filter_sigma"),
     "data_range": ("max_val", "max_value"),
-    "label_smoothing": ("smoothing",),
+    "label_smoothing": ("smoothing", "label_smooth"),
     "z_loss": ("lse_square_scale", "z_loss_weight"),
     "softcap": ("logit_softcapping", "logits_soft_cap", "soft_cap"),
     "denominator": ("num_items_in_batch", "avg_factor", "normalizer"),

@@ -97,10 +97,10 @@ class Reduction(Op):
         dims = check.dims(self.name, dim, input.dim())
         weight = None if weight is None else weight.detach()
         check.raise_if_empty(
-            self.name, lambda: ~self.exists(input.detach(), mask, weight, dims, *parameter), input, dim
+            self.name, lambda: ~self._exists(input.detach(), mask, weight, dims, *parameter), input, dim
         )
 
-    def exists(self, input, mask, weight, dims, *parameter):
+    def _exists(self, input, mask, weight, dims, *parameter):
         """Which of the results have something to be made of."""
         return count_kept(kept(mask, weight), input, dims, False) > 0
 

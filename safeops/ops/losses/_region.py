@@ -112,7 +112,6 @@ _loss_backward = declare_raw(
 # ---- records
 
 REGIONS = 4096  # of which one block makes the loss in a few microseconds
-IN_KERNEL = 12  # operands that its schema has
 
 
 class OfSums(Op):
@@ -131,7 +130,8 @@ class OfSums(Op):
         if is_compiling():  # no kernel is kept there; and a comparison would bound the sizes that a program takes
             return False, operands
         _, images, classes = operands[0].shape
-        return images * classes <= REGIONS and len(operands) <= IN_KERNEL, operands
+        in_schema = len(operands) <= len(self.Operands._fields)  # (the power of a Tversky loss is not)
+        return images * classes <= REGIONS and in_schema, operands
 
     def validate(self, *operands):
         """The sums and the options are the region loss's own."""

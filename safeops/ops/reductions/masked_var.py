@@ -29,7 +29,7 @@ class Spread(Statistic):
     def __init__(self, name, definition, file=None):
         super().__init__(name, definition, LINEAR, "correction", file, _part, weighs=True)
 
-    def exists(self, input, mask, weight, dims, correction):
+    def _exists(self, input, mask, weight, dims, correction):
         k = Kept(input, mask, weight, dims, torch.float64)
         return deviations(k, k.x, correction)[3]
 

@@ -192,26 +192,27 @@ def weighed(loss, keep, weights, row_weight):
     return loss * factor, factor if weights is None else weights * factor
 
 
-def with_mean_1(weight, x, dim, target, mask, ignore_index, row_weight):
-    """Class weights w' whose mean over the rows is 1: a mean that divides by their sum divides by the rows' number.
-    x, dim: what has the classes, and where. mask: without the rows of weight 0.
+def normalized_weight(weight, x, dim, target, mask, ignore_index, row_weight):
+    """The class weights, scaled so that their mean over the kept rows is 1: (C,), in x's dtype or a wider one.
 
-    So the z-loss z_i has a mean of its own, beside that of the cross entropy c_i with the class weights w:
-    sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i, for
-    row weights r and w' = w sum_i r_i / sum_i r_i w_i.
+    A mean with them has a mean of its own for the z-losses z_i, which have no class weight. For the cross entropies
+    c_i, row weights r and class weights w, the scaled weights are w' = w sum_i r_i / sum_i r_i w_i, and
+    sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i.
+
+    x: the logits, or the last layer's weight; `dim` is its dim of classes. mask: must exclude rows of row weight 0.
     """
-    # The rows of all ranks, since an index that is sharded unevenly has no view of one dim.
+    # DTensors are gathered: rows_of makes one dim of the rows, which unevenly sharded ones do not allow.
     target, mask, row_weight = (t if t is None else gathered(t, range(t.dim())) for t in (target, mask, row_weight))
     w = weight.double()  # once: its gradient's parts are added before it is rounded
     _, keep, weights = rows_of(x.shape[dim], target, w, mask, ignore_index, w.dtype)
     rows = keep.double() if row_weight is None else torch.where(keep, row_weight, 0).double()
     count, total = rows.sum(), (rows * weights).sum()  # noqa: SO105
     nothing = total == 0
-    # Row weights may add up to 0, and nothing divides by that.
+    # Where row weights add up to 0, the z-loss has no mean.
     scale = torch.where(nothing, 1, torch.where(count == 0, torch.nan, count) / torch.where(nothing, 1, total))
     dtype = compute_dtype(x.dtype, weight.dtype)
     scaled, least = (w * scale).to(dtype), torch.finfo(dtype).tiny
-    return torch.where((scaled == 0) & (w != 0), least, scaled)  # (a row of weight 0 would be none)
+    return torch.where((scaled == 0) & (w != 0), least, scaled)  # (a weight of 0 would mask its rows out)
 
 
 # Both docstrings' text on arguments, in place of {arguments}.

@@ -14,13 +14,13 @@ from safeops.ops.rows._classification import (
     class_dim,
     gather_classes,
     is_watched,
+    normalized_weight,
     row_shape,
     rows_of,
     validate_index,
     validate_numbers,
     validate_reduction,
     weighed,
-    with_mean_1,
     without_weight_0,
 )
 from safeops.ops.rows._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
@@ -401,7 +401,7 @@ def cross_entropy(
     if own_mean and (z_loss.__class__ is not float or z_loss != 0):
         _cross_entropy.validate(*operands)
         if not target.is_floating_point():
-            weight = with_mean_1(weight, input, class_dim(input), target, mask, ignore_index, row_weight)
+            weight = normalized_weight(weight, input, class_dim(input), target, mask, ignore_index, row_weight)
             operands = *operands[:2], weight, *operands[3:]
     of_rows = _cross_entropy.of_rows
     if row_weight is None and of_rows.serves(input, target, reduction, denominator, empty):

@@ -13,13 +13,13 @@ from safeops.ops.rows import _linear_rows
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     class_dim,
+    normalized_weight,
     refuse_missing_class,
     rows_of,
     validate_index,
     validate_numbers,
     validate_reduction,
     weighed,
-    with_mean_1,
     without_weight_0,
 )
 from safeops.ops.rows._linear_layer import in_one_dtype, validate_classes, validate_layer, validate_per_class
@@ -232,7 +232,7 @@ def linear_cross_entropy(
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
         mask, row_weight = (t if t is None else t.reshape(-1) for t in (mask, row_weight))
     if weight is not None and z_loss != 0 and reduction == "mean" and denominator is None:
-        weight = with_mean_1(weight, linear_weight, 0, target, mask, ignore_index, row_weight)
+        weight = normalized_weight(weight, linear_weight, 0, target, mask, ignore_index, row_weight)
     takes = reduction != "none" and (row_weight is None or type(row_weight) in PLAIN and not row_weight.requires_grad)
     at_once, needs = _linear_rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes)
     mean, divisor, of_rows = reduction == "mean", None, None
