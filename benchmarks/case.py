@@ -14,7 +14,18 @@ import torch
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 KEEP = 0.75  # share of True in the masks, at random: no branch predictor learns it
 ROW = 1024
-FAMILIES = ("elementwise", "selection", "reductions", "rows", "divergences", "losses", "images", "lists")
+FAMILIES = (
+    "elementwise",
+    "selection",
+    "reductions",
+    "classification",
+    "divergences",
+    "linear",
+    "vectors",
+    "losses",
+    "images",
+    "lists",
+)
 
 _builders = {}  # name -> (n, dtype, device) -> Case
 

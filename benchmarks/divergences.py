@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import safeops
 
 from .case import Case, case, data
-from .rows import LOGITS
+from .shapes import LOGITS
 
 
 def kl(x, y):

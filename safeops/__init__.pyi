@@ -15,9 +15,9 @@ from safeops.amp.fp32_region import fp32_region as fp32_region
 from safeops.amp.grad_norm import grad_norm as grad_norm
 from safeops.amp.to_device import to_device as to_device
 from safeops.amp.warmup import warmup as warmup
+from safeops.ops.classification.token_log_probs import TokenLogProbs
+from safeops.ops.classification.token_log_probs import TokenLogProbsAndArgmax
 from safeops.ops.elementwise.apply_where import apply_where as apply_where
-from safeops.ops.rows.token_log_probs import TokenLogProbs
-from safeops.ops.rows.token_log_probs import TokenLogProbsAndArgmax
 from safeops.ops.selection.masked_compact import MaskedCompact
 from safeops.safe.mode import safe_mode as safe_mode
 

@@ -29,7 +29,8 @@ from safeops.integrations import transformers  # noqa: E402
 
 # The groups of functions: the folders of safeops, in the order of the site.
 GROUPS = {
-    "elementwise": "Numbers", "reductions": "Sums and means", "losses": "Losses of elements", "rows": "Losses of rows",
+    "elementwise": "Numbers", "reductions": "Sums and means", "losses": "Losses of elements",
+    "classification": "Classes", "divergences": "Divergences", "linear": "A layer with its loss", "vectors": "Vectors",
     "images": "Images", "selection": "Selection", "amp": "Mixed precision", "debug": "Finding it",
     "distributed": "Across ranks", "integrations": "In other libraries",
 }  # fmt: skip

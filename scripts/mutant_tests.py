@@ -8,7 +8,9 @@ ROOT = Path(__file__).resolve().parents[1]
 INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
     "losses": ["pointwise_losses", "reductions"],
     "reductions": ["reductions", "statistics", "statistics_range"],
-    "rows": ["rows"],
+    "classification": ["rows", "classification"],
+    "divergences": ["divergence"],
+    "vectors": ["rows", "triplet_margin"],
     "engine": ["math", "pointwise_losses", "reductions", "statistics", "statistics_range", "rows", "execution"],
 }
 EXECUTED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_executed*.py

@@ -21,8 +21,8 @@ from safeops.core.check import EMPTY  # noqa: E402
 from safeops.core.loss_reduction import REDUCTION  # noqa: E402
 from safeops.core.op import registry  # noqa: E402
 from safeops.ops.images._ssim import PADDING  # noqa: E402
-from safeops.ops.rows.box_iou_loss import KINDS  # noqa: E402
-from safeops.ops.rows.linear_cross_entropy import MEMORY  # noqa: E402
+from safeops.ops.linear.linear_cross_entropy import MEMORY  # noqa: E402
+from safeops.ops.vectors.box_iou_loss import KINDS  # noqa: E402
 
 HEAD = '''"""Types of {module}, written by scripts/type_stubs.py."""
 

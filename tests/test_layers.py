@@ -11,7 +11,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # The rooms of each tree, those below first. Rooms of one floor do not know each other.
-FAMILIES = "elementwise selection lists reductions", "losses", "rows", "images"
+FAMILIES = (
+    "elementwise selection lists reductions",
+    "losses",
+    "classification",
+    "divergences",
+    "vectors",
+    "linear",
+    "images",
+)
 ENGINE_AND_FAMILIES = "engine", *FAMILIES
 SAFEOPS = (
     *("core", *(" ".join(f"ops/{family}" for family in floor.split()) for floor in FAMILIES)),
@@ -110,6 +118,30 @@ def test_what_both_devices_share_includes_nothing_else():
             assert (path.parent / name).is_file(), f"{path}: {name}"
 
 
+FAMILY_OF = {path.stem: path.parent.name for path in files("safeops/ops", ".py")}
+TREES = ("csrc/cpu", "csrc/cuda", "kernels", "tests/ops", "tests/contract", "benchmarks", "benchmarks/rivals")
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_family_has_the_same_name_in_every_tree(tree):
+    families = {*FAMILY_OF.values()} - {"ops"}
+    folders = {path.name for path in (ROOT / tree).iterdir() if path.is_dir()} - {"engine", "__pycache__"}
+    if tree.startswith("benchmarks"):
+        assert families <= {path.stem for path in (ROOT / tree).glob("*.py")}
+    else:
+        assert folders <= families
+    if tree == "tests/ops":
+        assert families <= folders | {path.stem for path in (ROOT / tree).glob("*.py")}
+
+
+@pytest.mark.parametrize("tree", ["csrc/cpu", "csrc/cuda", "kernels", "tests/ops"])
+def test_an_ops_files_lie_in_its_family(tree):
+    for path in files(tree, ".h", ".cpp", ".cuh", ".cu", ".py"):
+        name = path.stem.removesuffix("_backward")
+        if name in FAMILY_OF and name != "__init__" and path.parent.name != Path(tree).name:
+            assert path.parent.name == FAMILY_OF[name], path
+
+
 def test_every_family_explains_its_data_flow():
-    for room in " ".join(ENGINE_AND_FAMILIES).split():
-        assert (ROOT / "csrc" / "cpu" / room / "README.md").is_file()
+    for room in (path for path in (ROOT / "csrc" / "cpu").iterdir() if path.is_dir()):
+        assert (room / "README.md").is_file()

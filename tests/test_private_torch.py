@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 import safeops
 from safeops.core import private_torch
-from safeops.ops.rows.token_log_probs import TokenLogProbs
+from safeops.ops.classification.token_log_probs import TokenLogProbs
 
 PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|(from|import) torch[\w.]*\._|\b\w+\._(version|base|cdata|schema)\b")
 

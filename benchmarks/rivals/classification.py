@@ -1,4 +1,5 @@
-"""Cross entropy: of a language model's logits, of images, and together with the layer that makes the logits."""
+"""Softmax of what a mask keeps, cross entropy of a language model's logits and of images, and log probabilities with
+their entropy, as losses of reinforcement learning take them: added, so that there is one result."""
 
 import importlib.util
 import math
@@ -8,12 +9,9 @@ import torch.nn.functional as F
 
 import safeops
 
-from .contest import FLOOR, Absent, Contest, Rival, compiled, contests, library, pattern
+from .contest import Contest, compiled, contests, library, wide
 
-
-def wide(x):
-    """Half to fp32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+INF = float("inf")
 
 
 def plain(x, target):
@@ -80,70 +78,59 @@ def cross_entropy(o, *shape):
     )
 
 
-def linear(x, w, target):
-    return F.cross_entropy(F.linear(x, w), target)
+def log_prob_and_entropy(x, target):
+    log_p = wide(x).log_softmax(-1)
+    return log_p.gather(-1, target[:, None]).squeeze(-1) - (log_p.exp() * log_p).sum(-1)
 
 
-def linear_widened(x, w, target):
-    return F.cross_entropy(wide(F.linear(x, w)), target)
+def added(results):
+    return results[0] + results[1]
 
 
-def liger(**options):
-    return library(
-        "liger_kernel.transformers",
-        "LigerFusedLinearCrossEntropyLoss",
-        lambda f, x, w, target: f(w, x, target),
-        options=options,
-        cuda=True,
-    )
-
-
-def cut(**options):
-    # Its gradient leaves out the classes of small probability: 3e-2 of the largest in bf16.
-    return library(
-        "cut_cross_entropy",
-        "linear_cross_entropy",
-        lambda f, x, w, target: f(x, w, target, **options),
-        cuda=True,
-        other="filters its gradient",
-    )
-
-
-def chunked():
-    """torch's own by chunks, which keeps no logits."""
-
-    def load():
-        if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
-            raise Absent(f"torch {torch.__version__} has no F.linear_cross_entropy by chunks")
-        options = torch.nn.LinearCrossEntropyOptions()
-        return lambda x, w, target: F.linear_cross_entropy(x, w, target, options=options)
-
-    return Rival(load)
-
-
-LAYERS = {
-    "F.ce(F.linear)": linear,
-    "F.ce(F.linear.float())": linear_widened,
-    "F.linear_cross_entropy": chunked(),
-    "compile": compiled(linear_widened),
-    "liger": liger(),
-    "liger fp32 sums": liger(accum_dtype=torch.float32),
-    "fla": fla("FusedLinearCrossEntropyLoss", lambda f, x, w, target: f(x, target, w), options={}),
-}
-# In a contest of its own: its backward takes spin locks, which hang at times under Triton 3.6 on Hopper.
-CUT = {"cce": cut(), "cce exact": cut(filter_eps=None)}
-
-
-def linear_cross_entropy(o, rows, rivals):
-    rows, width, classes = o.size(rows, 4096, 128256)
-    flops = 2 * rows * width * classes
+def token_log_probs(o, rows, classes):
+    shape, s = o.size(rows, classes), o.itemsize
+    n = shape[0] * shape[1]
     return Contest(
-        (o.normal(rows, width), o.normal(classes, width, seed=1).mul_(0.02)),
-        (o.index(classes, rows),),
-        ours=lambda x, w, target: safeops.linear_cross_entropy(x, w, target),
-        rivals={**rivals, f"{FLOOR}x @ w.T": pattern(lambda x, w, target: x @ w.T, backward=False, other="a product")},
-        definition=linear,
-        flops=(flops, 3 * flops),
+        (o.normal(*shape),),
+        (o.index(shape[1], shape[0]),),
+        ours=lambda x, target: added(safeops.token_log_probs(x, target)),
+        rivals={
+            "log_softmax in fp32, gathered": log_prob_and_entropy,
+            "compile": compiled(log_prob_and_entropy),
+            "trl": library(
+                "trl.trainer.utils", "selective_log_softmax_and_entropy", lambda f, x, target: added(f(x, target))
+            ),
+        },
+        definition=log_prob_and_entropy,
+        bytes=(s * n, 3 * s * n),  # read x; read x, write dx
+    )
+
+
+def softmax(o, *shape):
+    shape, s = o.size(*shape), o.itemsize
+    n = shape[0] * shape[1]
+
+    def plain(x, m):
+        return x.masked_fill(~m, -INF).softmax(-1)
+
+    return Contest(
+        (o.normal(*shape),),
+        (o.mask(*shape),),
+        ours=lambda x, m: safeops.masked_softmax(x, m),
+        rivals={
+            "masked_fill.softmax": plain,
+            "torch.masked.softmax": lambda x, m: torch.masked.softmax(x, -1, mask=m),
+            "compile": compiled(plain),
+            "masked_fill.liger": library(
+                "liger_kernel.transformers",
+                "LigerSoftmax",
+                lambda softmax, x, m: softmax(x.masked_fill(~m, -INF)),
+                options={},
+                cuda=True,
+            ),
+        },
+        definition=plain,
+        bytes=((2 * s + 1) * n, (5 * s + 2) * n),  # read x, m, write y; read dy, x, m, write dx
     )
 
 
@@ -158,10 +145,10 @@ contests(
     },
 )
 contests(
-    linear_cross_entropy,
-    {
-        "linear_cross_entropy/bf16/8192": ("bf16", 8192, LAYERS),
-        "linear_cross_entropy/bf16/4096": ("bf16", 4096, LAYERS),
-        "linear_cross_entropy/bf16/8192/cce": ("bf16", 8192, CUT),
-    },
+    token_log_probs,
+    {"token_log_probs/bf16/32k": ("bf16", 4096, 32000), "token_log_probs/bf16/128k": ("bf16", 8192, 128256)},
+)
+contests(
+    softmax,
+    {"masked_softmax/bf16/8192": ("bf16", 4096, 8192), "masked_softmax/bf16/1024": ("bf16", 16384, 1024)},
 )

@@ -14,8 +14,8 @@ import torch
 from ..case import DTYPES, KEEP, data, keep_mask
 
 FAMILIES = (
-    "masked", "segments", "elementwise", "rows", "classification", "log_probs", "divergences", "losses", "images",
-    "selection", "lists",
+    "reductions", "elementwise", "vectors", "classification", "divergences", "linear", "losses", "images", "selection",
+    "lists",
 )  # fmt: skip
 OURS, FLOOR = "safeops", "floor: "  # a name with that prefix is a yardstick, and no rival
 LEAST = {True: 4096, False: 32}  # elements of each dim of small operands: of one dim, of several
@@ -128,3 +128,8 @@ def dtype_of(name: str) -> str:
 def build(name: str, device: str, small: bool) -> Contest:
     builder, dtype, arguments = _contests[name]
     return builder(Operands(dtype, device, small), *arguments)
+
+
+def wide(x):
+    """Half to fp32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

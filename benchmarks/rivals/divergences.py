@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 import safeops
 
-from .classification import fla, wide
-from .contest import FLOOR, Contest, compiled, contests, library, pattern
+from .classification import fla
+from .contest import FLOOR, Contest, compiled, contests, library, pattern, wide
 
 
 def log_p(x):

@@ -81,3 +81,8 @@ def laid_out(x, placements):
     if y.requires_grad:
         y.register_hook(added_up)
     return y
+
+
+def keepdim_shape(shape, dim):
+    """The shape of a reduction with keepdim: `shape`, with size 1 at `dim`."""
+    return [1 if d == dim % len(shape) else n for d, n in enumerate(shape)]

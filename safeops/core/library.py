@@ -190,8 +190,8 @@ def declare_public(function, *schemas):
 class _Lazy:
     """A launcher that imports Triton at its first call: `import safeops` must not pay for it.
 
-    Here alone the name of a kernel becomes the kernel: "rows.nll_loss.nll_loss" of a raw op's declaration is the
-    function `nll_loss` of kernels/rows/nll_loss.py. (Kernels in C++ register themselves: csrc/<device>/<family>.)
+    Here alone the name of a kernel becomes the kernel: "vectors.normalize.normalize" of a raw op's declaration is the
+    function `normalize` of kernels/vectors/normalize.py. (Kernels in C++ register themselves: csrc/<device>/<family>.)
 
     validate: raises where the op does not take the operands. Behind the extension this is asked once for each key: what
     was refused is never prepared, and the key has all that was asked about (csrc/launch/README.md).

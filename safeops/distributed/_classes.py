@@ -15,9 +15,9 @@ from safeops.core.dtypes import compute_dtype
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, local, share_rows, shared
 from safeops.distributed._vocabulary_stats import index_in
+from safeops.ops.classification._classification import class_dim, row_shape, rows_of
+from safeops.ops.classification._logits import shaped, slope_of_shape
 from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
-from safeops.ops.rows._classification import class_dim, row_shape, rows_of
-from safeops.ops.rows._logits import shaped, slope_of_shape
 
 INF = float("inf")
 NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known

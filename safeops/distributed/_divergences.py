@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate
 from safeops.core.dtypes import compute_dtype
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import layout, local, share_rows, shared
-from safeops.ops.rows.kl_div_with_logits import _kl_div_with_logits
+from safeops.ops.divergences.kl_div_with_logits import _kl_div_with_logits
 
 INF = float("inf")
 

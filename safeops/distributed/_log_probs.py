@@ -12,7 +12,7 @@ from safeops.distributed._classes import INF, NO_CLASS, Rows
 from safeops.distributed._collectives import gather
 from safeops.distributed._layout import local, shared
 from safeops.distributed._vocabulary_stats import index_in
-from safeops.ops.rows._logits import shaped
+from safeops.ops.classification._logits import shaped
 
 
 def forward(op, *operands):

@@ -17,7 +17,7 @@ from safeops.distributed._reductions import parts_of
 from safeops.ops.reductions._statistic import finish, reciprocal
 from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 from safeops.ops.reductions.masked_norm import _masked_norm, masked_norm
-from safeops.ops.rows.normalize import resolve_eps
+from safeops.ops.vectors.normalize import resolve_eps
 
 
 class Vectors:

@@ -9,12 +9,12 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from safeops.core.dtypes import compute_dtype
+from safeops.core.matmul import without_autocast
 from safeops.distributed._classes import over_parts
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.distributed._vocabulary_stats import RowStats, existing_classes, losses, row_stats
-from safeops.ops.rows import _linear_chunks, _linear_rows
-from safeops.ops.rows._classification import rows_of
-from safeops.ops.rows._matmul import without_autocast
+from safeops.ops.classification._classification import rows_of
+from safeops.ops.linear import _chunks, _rows
 
 
 class Part:
@@ -72,7 +72,7 @@ def forward(op, *operands):
     label_smoothing, z_loss = args.label_smoothing, args.z_loss
     of = Part(args)
     with without_autocast(of.x):
-        chunks = _linear_chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
+        chunks = _chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
         stats = row_stats(
             chunks, of.place, of.existing.weights if label_smoothing else None, args.temperature, args.softcap
         )
@@ -87,7 +87,7 @@ def forward(op, *operands):
     loss, log_sum = losses(stats, of.keep, of.weights, of.existing, label_smoothing, z_loss)
     loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
-    gradients = _linear_rows.empty_gradients(of.x, of.linear_weight, [False] * 3)
+    gradients = _rows.empty_gradients(of.x, of.linear_weight, [False] * 3)
     results = loss, of.keep, weights, log_sum, loss.new_empty(0), *gradients  # (log_sum, of which `_numbers` are made)
     return tuple(map(of.share, results))
 
@@ -122,7 +122,7 @@ def gradients(op, grad, needs, operands, results):
     def finish(d_input):
         return added(d_input.view(*of.local_rows, of.x.shape[1]), operands.input, of_rows)
 
-    d_input, *others = _linear_rows.gradients(
+    d_input, *others = _rows.gradients(
         g, of.x, of.linear_weight, of.linear_bias, of.place, of.keep, of.weights, of.weight, numbers, options, needs,
         finish=finish,
     )  # fmt: skip

@@ -6,8 +6,8 @@ import torch
 
 from safeops.core import sums
 from safeops.core.dtypes import compute_dtype
+from safeops.ops.classification._logits import shaped
 from safeops.ops.reductions.masked_logsumexp import masked_logsumexp
-from safeops.ops.rows._logits import shaped
 
 INF = float("inf")
 

@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import pad
 
 from safeops.core import check
-from safeops.ops.rows._classification import INDICES, refuse_missing_class, validate_index, validate_numbers
-from safeops.ops.rows.cross_entropy import cross_entropy
+from safeops.ops.classification._classification import INDICES, refuse_missing_class, validate_index, validate_numbers
+from safeops.ops.classification.cross_entropy import cross_entropy
 
 NAME = "ForCausalLMLoss"
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from safeops.debug._twins import LOSSES, TWINS
-from safeops.ops.rows.ctc_loss import ctc_loss
-from safeops.ops.rows.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss
+from safeops.ops.classification.ctc_loss import ctc_loss
+from safeops.ops.vectors.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss
 
 FUNCTIONS = {name: TWINS[name].public_function for name in LOSSES & TWINS.keys()} | {
     "ctc_loss": ctc_loss,

@@ -5,14 +5,14 @@ import math
 import torch
 
 from safeops.core.dtypes import HALF
+from safeops.ops.classification.masked_log_softmax import masked_log_softmax
+from safeops.ops.classification.masked_softmax import masked_softmax
 from safeops.ops.elementwise.masked_fill import masked_fill
 from safeops.ops.reductions.masked_mean import masked_mean
 from safeops.ops.reductions.masked_sum import masked_sum
 from safeops.ops.reductions.safe_norm import safe_norm
-from safeops.ops.rows.cosine_similarity import cosine_similarity
-from safeops.ops.rows.masked_log_softmax import masked_log_softmax
-from safeops.ops.rows.masked_softmax import masked_softmax
-from safeops.ops.rows.normalize import normalize
+from safeops.ops.vectors.cosine_similarity import cosine_similarity
+from safeops.ops.vectors.normalize import normalize
 from safeops.safe import gradients, origins, quotients
 from safeops.safe.readable import is_readable
 

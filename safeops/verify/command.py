@@ -13,6 +13,7 @@ import torch
 from safeops.core import availability, failures
 from safeops.core.op import registry
 from safeops.verify import pool
+from safeops.verify.samples import OF_ROWS
 
 EXIT_PASSED, EXIT_FAILED, EXIT_NOTHING = 0, 1, 2
 SECONDS = 180  # that a worker may be silent: a check compiles some ten kernels
@@ -101,7 +102,7 @@ def verify(device, arguments):
     name = f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
     jobs = arguments.jobs or min(16, os.cpu_count() or 1)
     # The families with the most kernels to compile go first: all would wait for one of them that began late.
-    costly = {"rows": 0, "losses": 1}
+    costly = {"losses": 1} | dict.fromkeys(OF_ROWS, 0)
     ops.sort(key=lambda op: costly.get(registry[op].family, 2))
     with progress(len(ops)) as tell:
         for result in pool.Pool(ops, pool.command(name, arguments.full), jobs, arguments.seconds):

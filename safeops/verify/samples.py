@@ -262,7 +262,9 @@ def lists(op):
         yield Sample(x, {} if ord is None else {"ord": ord}, masked=(), name=f"list {ord or ''}")
 
 
-FAMILIES = {f.__name__: f for f in (losses, reductions, rows, elementwise, images, selection, lists)}
+OF_ROWS = "classification", "divergences", "linear", "vectors"
+FAMILIES = {f.__name__: f for f in (losses, reductions, elementwise, images, selection, lists)}
+FAMILIES |= dict.fromkeys(OF_ROWS, rows)
 
 
 def samples(op, full=False):
@@ -275,7 +277,7 @@ def samples(op, full=False):
     make = FAMILIES.get(name)
     candidates = list((regions if name == "losses" and has_classes(op) else make)(op)) if make else []
     places = [differentiable(op, sample) for sample in candidates]
-    few = name == "rows"  # ops with kernels of their own
+    few = name in OF_ROWS  # ops with kernels of their own
     richest = max(range(len(candidates)), key=lambda i: len(places[i]), default=0)
     for i, sample in enumerate(candidates):
         fields = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
@@ -296,7 +298,11 @@ def samples(op, full=False):
 
 def place(op):
     """How many ops of its family come before it."""
-    return sum(other.family == op.family and other.name < op.name for other in registry.values() if other.raw)
+    return sum(
+        FAMILIES.get(other.family) is FAMILIES.get(op.family) and other.name < op.name
+        for other in registry.values()
+        if other.raw
+    )
 
 
 def differentiable(op, sample):
@@ -307,6 +313,6 @@ def differentiable(op, sample):
 
 def has_classes(op):
     """True if a dim of the input holds classes, of which the target may be indices."""
-    names = inspect.signature(op.public_function).parameters if op.family in ("rows", "losses") else ()
-    indices = op.family == "rows" and "target" in names and not {"target_values", "kind"} & names.keys()
+    names = inspect.signature(op.public_function).parameters if op.family in (*OF_ROWS, "losses") else ()
+    indices = op.family in OF_ROWS and "target" in names and not {"target_values", "kind"} & names.keys()
     return "ignore_index" in names or indices

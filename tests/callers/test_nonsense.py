@@ -82,15 +82,18 @@ def test_an_integer_of_numpy_is_a_dim(route, name):
     assert torch.equal(call(name, dim=np.int64(1)), call(name, dim=1))
 
 
+OF_CLASSES = "cross_entropy", "nll_loss", "softmax_focal_loss", "token_log_probs"
+
+
 def of_dimensions(name, ndim):
-    family, operands = RECORDS[name].family, tensors(name)
+    operands = tensors(name)
 
     def longer(x, ndim):
         more = [1] * (ndim - x.dim())
-        return x.reshape(*more, *x.shape) if family == "log_probs" else x.reshape(*x.shape, *more)
+        return x.reshape(*more, *x.shape) if name == "token_log_probs" else x.reshape(*x.shape, *more)
 
     results = {key: longer(x, ndim) for key, x in operands.items() if x.dim() > 1}
-    if family in ("classification", "log_probs"):  # these lack the classes' dim
+    if name in OF_CLASSES:  # these lack the classes' dim
         rows = operands.keys() & {"target", "mask", "row_weight"}
         results |= {key: longer(operands[key], ndim - 1) for key in rows}
     return results
@@ -100,7 +103,8 @@ def of_dimensions(name, ndim):
 OF_ANY_DIMS = [
     name
     for name in CALLS
-    if RECORDS[name].family not in ("row_losses", "divergences", "images", "signals") and not name.startswith("linear_")
+    if not RECORDS[name].of_rows
+    and getattr(registry.get(name), "family", "") not in ("divergences", "images", "linear")
 ]
 
 

@@ -86,7 +86,10 @@ def test_what_combine_losses_returns_is_no_loss():
     assert not hasattr(result, "backward")
 
 
-FAMILIES = tuple(f"safeops.ops.{family}." for family in ("images", "losses", "reductions", "rows"))
+FAMILIES = tuple(
+    f"safeops.ops.{family}."
+    for family in ("images", "losses", "reductions", "classification", "divergences", "linear", "vectors")
+)
 CATCHING = [
     name
     for name, x in vars(safeops).items()

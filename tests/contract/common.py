@@ -5,6 +5,8 @@ import contextlib
 import pytest
 import torch
 
+from safeops.core.op import registry
+from safeops.core.reduction import Reduction
 from tests.ops import RECORDS
 from tests.ops.record import DEVICE, firsts, on  # noqa: F401
 
@@ -50,10 +52,10 @@ def t(*values, dtype=torch.float32, grad=False):
     return torch.tensor(values, dtype=dtype, device=DEVICE, requires_grad=grad)
 
 
-def names(*families):
-    """The ops of some families."""
-    return [name for name, record in RECORDS.items() if record.family in families]
+def names(*kinds):
+    """The ops whose records are of some classes."""
+    return [name for name in RECORDS if isinstance(registry.get(name), kinds)]
 
 
-REDUCTIONS = [name for name in names("reductions.sums", "reductions.moments", "reductions.norms")
-              if {"mask", "weight"} <= RECORDS[name].call.keys() and name != "masked_count"]  # fmt: skip
+REDUCTIONS = [name for name in names(Reduction) if {"mask", "weight"} <= RECORDS[name].call.keys()]
+ALONG_A_DIM = "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity"

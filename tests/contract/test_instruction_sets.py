@@ -30,8 +30,13 @@ def test_numbers_hold(isa):
         str(path) for name in ("properties", "stand_ins_*", "edges") for path in folder.rglob(f"test_{name}.py")
     )
     # of the contract what is long enough for several threads
-    files += ["test_contract.py", "rows/test_rows.py", "rows/test_classification.py", "lists/test_lists.py"]
-    files += ["rows/test_invariance.py::test_a_reduced_row_does_not_see_its_neighbours"]
+    files += [
+        "test_contract.py",
+        "vectors/test_rows.py",
+        "classification/test_classification.py",
+        "lists/test_lists.py",
+    ]
+    files += ["test_invariance.py::test_a_reduced_row_does_not_see_its_neighbours"]
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     options += ["-k", "(stand_ins or not composite) and (not test_contract or -threads]) and not -many]"]
     command = [sys.executable, "-m", "pytest", *options, *files]

@@ -13,7 +13,7 @@ import safeops
 from safeops.core import check
 from safeops.core.op import registry
 from safeops.debug import audit, no_sync
-from safeops.ops.rows import _classification
+from safeops.ops.classification import _classification
 
 H = torch.float16
 

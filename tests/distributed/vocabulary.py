@@ -10,7 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
 from safeops.distributed import _collectives
-from safeops.ops.rows import _linear_chunks
+from safeops.ops.linear import _chunks
 from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed, mesh
 
 NAME = "linear_cross_entropy"
@@ -75,7 +75,7 @@ def check(dtype, layouts, options=OPTIONS):
 
 def check_chunks():
     """Several on each rank, the last of another size."""
-    with mock.patch.object(_linear_chunks, "CHUNK", 40):
+    with mock.patch.object(_chunks, "CHUNK", 40):
         check(torch.float64, VOCABULARY, OPTIONS[:2])
 
 

@@ -4,8 +4,8 @@
 """
 
 import torch
+from safeops.kernels.divergences import divergence
 from safeops.kernels.reductions.segment_backward import SEGMENT_BACKWARD, WAYS
-from safeops.kernels.rows import divergence
 
 from benchmarks import machine_code
 from benchmarks.gpu_model import GPUS, load_of, predict

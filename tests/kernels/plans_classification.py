@@ -3,12 +3,12 @@
 import re
 
 import torch
-from safeops.kernels.rows import box_iou_loss as box
-from safeops.kernels.rows import cross_entropy as ce
-from safeops.kernels.rows import cross_entropy_backward as ce_backward
-from safeops.kernels.rows import multi_margin_loss as margin
-from safeops.kernels.rows import nll_loss as nll
-from safeops.kernels.rows import plan as row
+from safeops.kernels.classification import cross_entropy as ce
+from safeops.kernels.classification import cross_entropy_backward as ce_backward
+from safeops.kernels.classification import multi_margin_loss as margin
+from safeops.kernels.classification import nll_loss as nll
+from safeops.kernels.engine import row_plan as row
+from safeops.kernels.vectors import box_iou_loss as box
 
 from tests.kernels.plans_statistics import BF16, F32, F64, meta
 

@@ -4,9 +4,9 @@ import itertools
 import re
 
 import torch
-from safeops.kernels.rows import divergence as forward_of
-from safeops.kernels.rows import divergence_backward as backward_of
-from safeops.kernels.rows import plan as row
+from safeops.kernels.divergences import divergence as forward_of
+from safeops.kernels.divergences import divergence_backward as backward_of
+from safeops.kernels.engine import row_plan as row
 
 from tests.kernels.plans_statistics import BF16, F32, F64, meta
 

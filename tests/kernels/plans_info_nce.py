@@ -3,7 +3,7 @@
 import re
 
 import torch
-from safeops.kernels.rows import info_nce, info_nce_backward, info_nce_units
+from safeops.kernels.vectors import info_nce, info_nce_backward, info_nce_units
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 

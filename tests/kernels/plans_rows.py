@@ -4,15 +4,15 @@ test_triton_build.py."""
 import re
 
 import torch
+from safeops.kernels.engine import row_backward as rows_backward
+from safeops.kernels.engine import row_forward as rows
+from safeops.kernels.engine import row_plan as row
 from safeops.kernels.engine.elementwise import compute_dtype
-from safeops.kernels.rows import backward as rows_backward
-from safeops.kernels.rows import cosine_embedding_loss as embedding
-from safeops.kernels.rows import cosine_similarity as cosine
-from safeops.kernels.rows import forward as rows
-from safeops.kernels.rows import lpips_distance as lpips
-from safeops.kernels.rows import plan as row
-from safeops.kernels.rows import triplet_margin_loss as triplet
-from safeops.kernels.rows import triplet_margin_loss_backward as triplet_backward
+from safeops.kernels.images import lpips_distance as lpips
+from safeops.kernels.vectors import cosine_embedding_loss as embedding
+from safeops.kernels.vectors import cosine_similarity as cosine
+from safeops.kernels.vectors import triplet_margin_loss as triplet
+from safeops.kernels.vectors import triplet_margin_loss_backward as triplet_backward
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 

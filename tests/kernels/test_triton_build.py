@@ -26,11 +26,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import triton
 import triton.language as tl
+from safeops.kernels.classification.multi_margin_loss import MULTI_MARGIN
 from safeops.kernels.engine import buffers, elementwise, launch, sums
 from safeops.kernels.engine.indexing import LINE, PEELED, VECTOR
 from safeops.kernels.engine.kernel import KERNELS, Config
-from safeops.kernels.losses import mse_loss, psnr
-from safeops.kernels.rows.multi_margin_loss import MULTI_MARGIN
+from safeops.kernels.images import psnr
+from safeops.kernels.losses import mse_loss
 from triton.backends.compiler import GPUTarget
 
 from safeops.core import library

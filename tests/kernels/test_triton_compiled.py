@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles: needs Triton without TRITON_INTERPRET", allow_module_level=True)
 
 from safeops.kernels.engine.indexing import ALL
-from safeops.kernels.rows.triplet_margin_loss import triplet_kernel as TRIPLET
+from safeops.kernels.vectors.triplet_margin_loss import triplet_kernel as TRIPLET
 
 from tests.kernels import compiled
 from tests.kernels.plans_layouts import functors, layouts

@@ -45,7 +45,7 @@ def main(folder):
     from safeops.core import check
     from safeops.core.library import launchers
     from safeops.core.op import registry
-    from safeops.ops.rows import _classification
+    from safeops.ops.classification import _classification
     from tests.contract.common import on
     from tests.contract.refusals import BAD_CALLS, assert_refused, refusal, strange_calls
     from tests.ops import RECORDS
@@ -58,7 +58,7 @@ def main(folder):
         return binary[0]
 
     Plan.compile = compile_once
-    box_iou_loss = importlib.import_module("safeops.ops.rows.box_iou_loss")
+    box_iou_loss = importlib.import_module("safeops.ops.vectors.box_iou_loss")
     _classification.has_missing_class = box_iou_loss.has_missing_class = lambda *operands: False
     check.may_look = lambda x: False
     came = []  # to Python

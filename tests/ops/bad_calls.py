@@ -55,3 +55,18 @@ def bad_fill_values(name, *args, none=True, **kwargs):
     yield Bad(args, {**kwargs, "fill_value": "0"}, TypeError, (name, "fill_value", "str"))
     for value in (HUGE, -HUGE):
         yield must(name, "fill_value", args, {**kwargs, "fill_value": value}, ValueError)
+
+
+def bad_inputs(name, key="input", rest=()):
+    yield Bad(([1.0], *rest), {}, TypeError, (name, key, "tensor", "list"))
+    yield Bad((X.long(), *rest), {}, TypeError, (name, key, "floating", "torch.int64"))
+    yield Bad((X.to(torch.complex64), *rest), {}, TypeError, (name, key, "floating", "torch.complex64"))
+
+
+def bad_dims(name, *operands):
+    yield Bad(operands, {"dim": 2}, IndexError, (name, "dim", "2"))
+    yield Bad(operands, {"dim": -3}, IndexError, (name, "dim", "-3"))
+    yield Bad(operands, {"dim": None}, TypeError, (name, "dim", "None"))
+    yield Bad(operands, {"dim": (0, 1)}, TypeError, (name, "dim", "(0, 1)"))
+    yield Bad(operands, {"dim": 1.0}, TypeError, (name, "dim", "1.0"))
+    yield must(name, "dim", operands, {"dim": True}, TypeError)

@@ -17,7 +17,6 @@ def _scan(name, definition):
         call=IN.format(where),
         no_route=IN.format("contract/test_lists.py"),
         gpu=IN.format("gpu/test_lists.py"),
-        family="lists",
     )
 
 

@@ -34,7 +34,8 @@ class Record:
     variants     {name: (samples, fields)}: further subjects, of what the kernels do not compute.
     subjects     further subjects, ready made.
     adapt        what to make of the op, and of its definition, for the samples, whose operands must broadcast.
-    family       where the definition is not in the family's file.
+    of_rows      whether `tests.ops.row_loss` has made it.
+    kind         the file of its definition: one op of it stands for its siblings where Inductor compiles.
     domain       a function for each operand, that brings any number to where the op is defined.
     sizes        of its operands: the sizes of the terms of the value, and of each derivative.
     fields       further fields of `safeops.testing.Subject`: torch's twin, the rule of dtypes, tolerances, skips.
@@ -42,8 +43,8 @@ class Record:
 
     def __init__(
         self, name, definition, samples, *, bad_calls, call, gpu, kernel_call=None, no_route=None,
-        launches=((1, 0), (1, 0)), workspace=0, variants=None, subjects=(), adapt=lambda op: op, family=None,
-        domain=None, sizes=None,
+        launches=((1, 0), (1, 0)), workspace=0, variants=None, subjects=(), adapt=lambda op: op, domain=None,
+        sizes=None,
         **fields,
     ):  # fmt: skip
         assert name not in RECORDS, f"{name}: a second record"
@@ -53,7 +54,8 @@ class Record:
         self.launches, self.workspace = launches, workspace
         self.variants, self.ready, self.fields = variants or {}, subjects, fields
         self.adapt, self.domain, self.sizes = adapt, domain, sizes
-        self.family = family or definition.__module__.removeprefix("tests.ops.")
+        self.kind = definition.__module__.removeprefix("tests.ops.")
+        self.of_rows = self.kind == "row_loss"
         RECORDS[name] = self
 
     def subjects(self):
@@ -73,7 +75,7 @@ class Record:
         if not COMPILER:
             skip["inductor"] = "there is no compiler here, and Inductor needs one"
         elif not suffix and self.keeps_kernel() and self.name not in firsts(Record.keeps_kernel):
-            skip["inductor"] = "its graph is one call of a raw op, as that of the first of its family"
+            skip["inductor"] = "its graph is one call of a raw op, as that of the first of its kind"
         return Subject(
             self.adapt(on("kernel", self.name)),
             self.adapt(self.definition),
@@ -110,8 +112,8 @@ class Record:
 
 
 def firsts(of=lambda record: True):
-    """The first op of each family, of those that `of` takes. What compiles only repeats it for its siblings."""
-    return set({record.family: name for name, record in reversed(RECORDS.items()) if of(record)}.values())
+    """The first op of each kind, of those that `of` takes. What compiles only repeats it for its siblings."""
+    return set({record.kind: name for name, record in reversed(RECORDS.items()) if of(record)}.values())
 
 
 def on(route, name):

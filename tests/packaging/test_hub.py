@@ -84,7 +84,7 @@ def test_the_variant_for_gpus_is_the_same_package(folder):
         for variant in (folder / "build" / "torch-cpu", folder / "build" / "torch-cuda")
     )
     assert '"type": "cuda"' in cuda.pop("metadata.json") and '"type": "cpu"' in cpu.pop("metadata.json")
-    assert cpu == cuda and "kernels/rows/cross_entropy.py" in cpu
+    assert cpu == cuda and "kernels/classification/cross_entropy.py" in cpu
 
 
 def test_imports_of_others_are_found():

@@ -17,11 +17,12 @@ def function(program):
     return scope["program"]
 
 
-def run(call, dtype):
+def run(call, dtype, wide=None):
     """All that can be seen of a run: its exception, which tensors need a gradient, values. These are the loss, the
-    gradients of the leaves, what was made and its gradients, what hooks saw."""
+    gradients of the leaves, what was made and its gradients, what hooks saw.
+    wide: the dtype to compute in, on leaves of `dtype`."""
     torch.manual_seed(0)
-    leaves = [torch.randn(4, 3, dtype=torch.float64).to(dtype).requires_grad_() for _ in "ab"]
+    leaves = [torch.randn(4, 3, dtype=torch.float64).to(dtype).to(wide or dtype).requires_grad_() for _ in "ab"]
     m, seen = torch.rand(4, 3) > 0.4, []
     try:
         loss, made = call(*(x.clone() for x in leaves), m, lambda g: seen.append(g.clone()))
@@ -56,9 +57,18 @@ def difference(program, dtype, wrap=lambda call: call):
         tolerance = max(rounding.get(y.dtype, 0), least)
         if x.dtype != y.dtype and y.dtype not in rounding:
             return f"{i}: {x.dtype} in place of {y.dtype}"
-        if not torch.allclose(x.double(), y.double(), rtol=tolerance, atol=tolerance * (1 + y.double().abs().max())):
+        if not close(x, y, tolerance) and not (dtype in rounding and close(x, truth(call, dtype)[i], tolerance)):
             return f"{i}: {x} in place of {y}"
     return ""
+
+
+def close(x, y, tolerance):
+    return torch.allclose(x.double(), y.double(), rtol=tolerance, atol=tolerance * (1 + y.double().abs().max()))
+
+
+def truth(call, dtype):
+    """In fp64: what the mode may give instead where torch's own halves are wrong."""
+    return run(call, dtype, torch.float64)[2]
 
 
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -81,7 +91,9 @@ def cured(seeds):
         error, _, torchs = run(call, dtype)
         with safeops.safe_mode() as report:
             ours, _, values = run(call, dtype)
-        assert error is None and ours is None, f"{error} {ours}\n{program}"
+        assert str(error) == str(ours), f"{error} {ours}\n{program}"
+        if error is not None:  # a view that torch refuses
+            continue
         right, finite = (all(x is None or x.isfinite().all() for x in y[:3]) for y in (torchs, values))
         assert finite and (right or report.replacements), f"seed {seed}\n{program}"
         count += not right

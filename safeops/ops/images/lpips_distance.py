@@ -10,7 +10,7 @@ from safeops.core.library import declare_raw, only
 from safeops.core.op import Composed, Inner
 from safeops.ops.images._image import ARGUMENTS, finish
 from safeops.ops.reductions.masked_sum_of_squares import _masked_sum_of_squares, masked_sum_of_squares
-from safeops.ops.rows.normalize import _normalize, normalize
+from safeops.ops.vectors.normalize import _normalize, normalize
 
 NAME = "lpips_distance"
 
@@ -40,14 +40,14 @@ _forward = declare_raw(
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? keep=None) -> "
     "(Tensor value, Tensor product, Tensor norm0, Tensor norm1)",
     fake=_fake,
-    triton="rows.lpips_distance.lpips_distance",
+    triton="images.lpips_distance.lpips_distance",
 )
 _backward = declare_raw(
     "_lpips_distance_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor value, Tensor product, Tensor norm0, "
     "Tensor norm1, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
     fake=lambda grad, *rest: only(rest[-2:], rest[:2]),
-    triton="rows.lpips_distance.lpips_distance_backward",
+    triton="images.lpips_distance.lpips_distance_backward",
 )
 
 # ---- record

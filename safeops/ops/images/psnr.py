@@ -37,14 +37,14 @@ _forward = declare_raw(
     "_psnr",
     "(Tensor input, Tensor target, Tensor? mask=None, float data_range=1.0) -> (Tensor value, Tensor squares)",
     fake=lambda input, *_: tuple(input.new_empty(input.shape[:1], dtype=d) for d in (torch.float32, torch.float64)),
-    triton="losses.psnr.psnr",
+    triton="images.psnr.psnr",
 )
 _backward = declare_raw(
     "_psnr_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor divisor, Tensor? mask=None, bool need_input=True, "
     "bool need_target=True) -> (Tensor, Tensor)",
     fake=lambda grad, *rest: only(rest[-2:], rest[:2]),
-    triton="losses.psnr.psnr_backward",
+    triton="images.psnr.psnr_backward",
 )
 
 # ---- record

@@ -9,6 +9,8 @@ import torch
 
 import safeops
 from safeops.core.dtypes import compute_dtype
+from safeops.ops.elementwise._binary import Binary
+from safeops.ops.elementwise._unary import Unary
 from safeops.testing import DTYPES, Sample, Subject, run
 from safeops.testing.compare import COMPUTE_EPS, TOLERANCES, assert_nonfinite_alike, assert_right
 from tests.contract.common import DEVICE, each_route, names, on
@@ -72,7 +74,7 @@ def assert_gradient(name, what, got, truth, sample, upstream):
 
 
 @each_route
-@pytest.mark.parametrize("name", names("elementwise.unary"))
+@pytest.mark.parametrize("name", names(Unary))
 @BOUNDED
 @given(st.data())
 def test_unary(route, name, data):
@@ -91,7 +93,7 @@ def test_unary(route, name, data):
 
 
 @each_route
-@pytest.mark.parametrize("name", [n for n in names("elementwise.binary") if n != "safe_div"])
+@pytest.mark.parametrize("name", [n for n in names(Binary) if n != "safe_div"])
 @BOUNDED
 @given(st.data())
 def test_binary(route, name, data):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import safeops
 from safeops.core.op import registry
+from safeops.ops.losses._pointwise import PointwiseLoss
 from safeops.testing import no_synchronisation
 from tests.contract.common import DEVICE, each_route, equal, flags, leaf, names, on, t
 from tests.ops import RECORDS
@@ -30,7 +31,7 @@ def test_pytorch_96813_smooth_l1_with_beta_zero():
     assert equal(ours, 4) and equal(grad, [0, 1, -1])
 
 
-@pytest.mark.parametrize("name", names("losses"))
+@pytest.mark.parametrize("name", names(PointwiseLoss))
 def test_liger_968_reduction_none_with_weights(name):
     torch.manual_seed(0)
     x, *rest = (to(torch.randn(4, 5)) for to in RECORDS[name].domain if to)
@@ -191,7 +192,7 @@ def test_the_second_derivative_where_input_equals_target(name):
         assert second.tolist() == ([2, 2, 2] if name == "mse_loss" else [1, 1, 0]), function
 
 
-BY_COUNT = sorted(name for name in names("losses") if getattr(registry[name], "by_count", False))
+BY_COUNT = sorted(name for name in names(PointwiseLoss) if getattr(registry[name], "by_count", False))
 
 
 @each_route

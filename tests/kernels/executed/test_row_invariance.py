@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 import safeops
-from tests.contract.rows.test_invariance import OPS, outcome
+from tests.contract.test_invariance import OPS, outcome
 from tests.kernels.executed.handwritten import needs_compiler
 from tests.kernels.executed.launching import executed, on_launchers
 from tests.kernels.executed.subjects import BF16, F32

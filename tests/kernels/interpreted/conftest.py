@@ -218,8 +218,8 @@ def unwritten_is_nan():
 def small_tiles(monkeypatch):
     """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
     from safeops.kernels.engine import elementwise, launch, tiling
+    from safeops.kernels.engine import row_plan as plan
     from safeops.kernels.engine.kernel import KERNELS, Config
-    from safeops.kernels.rows import plan
 
     from safeops import kernels
 

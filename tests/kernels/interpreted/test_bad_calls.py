@@ -8,7 +8,7 @@ import safeops
 from safeops.core import check
 from safeops.core.library import launchers
 from safeops.core.op import registry
-from safeops.ops.rows import _classification
+from safeops.ops.classification import _classification
 from tests.contract.common import case, on
 from tests.contract.refusals import BAD_CALLS, assert_refused, kernels, refusal, strange_calls
 from tests.ops import RECORDS
@@ -21,7 +21,7 @@ NAMES = [name for name in BAD_CALLS if PARTS.get(name, set()) & LAUNCHERS.keys()
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
     """As on a GPU, where nobody looks at class indices either, nor at bounds of sequences."""
-    for module in (_classification, importlib.import_module("safeops.ops.rows.box_iou_loss")):
+    for module in (_classification, importlib.import_module("safeops.ops.vectors.box_iou_loss")):
         monkeypatch.setattr(module, "has_missing_class", lambda *operands: False)
     monkeypatch.setattr(check, "may_look", lambda x: False)
     with kernels(LAUNCHERS):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from safeops.kernels.engine import indexing, launch
-from safeops.kernels.rows import box_iou_loss as kernel
+from safeops.kernels.vectors import box_iou_loss as kernel
 
 from safeops.core.domain import box
-from safeops.ops.rows.box_iou_loss import KINDS, define
+from safeops.ops.vectors.box_iou_loss import KINDS, define
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill
 
 LAYOUTS = {  # (N, 4) boxes as they lie in memory

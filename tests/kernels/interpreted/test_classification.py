@@ -3,15 +3,15 @@
 import pytest
 import torch
 import triton.runtime.interpreter as interpreter
+from safeops.kernels.classification import cross_entropy, cross_entropy_backward, nll_loss
 from safeops.kernels.engine import indexing, launch
-from safeops.kernels.rows import cross_entropy, cross_entropy_backward, nll_loss
-from safeops.kernels.rows import plan as row
+from safeops.kernels.engine import row_plan as row
 
-from safeops.ops.rows import cross_entropy as op
-from safeops.ops.rows.nll_loss import define as define_nll
+from safeops.ops.classification import cross_entropy as op
+from safeops.ops.classification.nll_loss import define as define_nll
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 from tests.ops import RECORDS, definitions
-from tests.ops.classification import adapted
+from tests.ops.classification.cross_entropy import adapted
 
 NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from safeops.kernels.rows.triplet_margin_loss import triplet_margin_loss
+from safeops.kernels.vectors.triplet_margin_loss import triplet_margin_loss
 
 from tests.contract.common import names
 from tests.contract.losses import test_edges as edges

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from safeops.kernels.rows.cosine_embedding_loss import cosine_embedding_loss, cosine_embedding_loss_backward
+from safeops.kernels.vectors.cosine_embedding_loss import cosine_embedding_loss, cosine_embedding_loss_backward
 
-from safeops.ops.rows.cosine_embedding_loss import _loss_of_row as record
-from safeops.ops.rows.cosine_embedding_loss import definition
+from safeops.ops.vectors.cosine_embedding_loss import _loss_of_row as record
+from safeops.ops.vectors.cosine_embedding_loss import definition
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order
 
 NAN, INF = float("nan"), float("inf")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from safeops.kernels.rows import divergence, divergence_backward
-from safeops.kernels.rows import plan as row
+from safeops.kernels.divergences import divergence, divergence_backward
+from safeops.kernels.engine import row_plan as row
 
 from safeops.core.op import registry
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order

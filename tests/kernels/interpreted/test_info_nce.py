@@ -6,16 +6,16 @@ import pytest
 import torch
 import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
 from safeops.kernels.engine import launch
-from safeops.kernels.rows import info_nce as kernels
-from safeops.kernels.rows.info_nce import info_nce
-from safeops.kernels.rows.info_nce_backward import info_nce_backward
+from safeops.kernels.vectors import info_nce as kernels
+from safeops.kernels.vectors.info_nce import info_nce
+from safeops.kernels.vectors.info_nce_backward import info_nce_backward
 
 import safeops
 from safeops.core import private_torch
 from safeops.core.call_path import autograd_function
 from safeops.core.library import launchers
-from safeops.ops.rows import _info_nce
-from safeops.ops.rows.info_nce_loss import in_batch
+from safeops.ops.vectors import _info_nce
+from safeops.ops.vectors.info_nce_loss import in_batch
 from tests.kernels.interpreted.truth import BF16, F16, F32
 
 NAN = float("nan")

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from safeops.kernels.rows import cross_entropy, cross_entropy_backward, token_log_probs
-from safeops.kernels.rows import plan as row
+from safeops.kernels.classification import cross_entropy, cross_entropy_backward, token_log_probs
+from safeops.kernels.engine import row_plan as row
 
-from safeops.ops.rows.token_log_probs import define_argmax
+from safeops.ops.classification.token_log_probs import define_argmax
 from tests.kernels.interpreted.test_classification import (
     LAYOUTS,
     example,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safeops.kernels.engine import launch
-from safeops.kernels.rows.lpips_distance import lpips_distance, lpips_distance_backward
+from safeops.kernels.images.lpips_distance import lpips_distance, lpips_distance_backward
 
 from safeops.ops.images.lpips_distance import _apart as record
 from safeops.ops.images.lpips_distance import definition

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import triton.runtime.interpreter as interpreter
+from safeops.kernels.classification import multi_margin_loss as margin
+from safeops.kernels.classification.multi_margin_loss import multi_margin_loss as losses
+from safeops.kernels.classification.multi_margin_loss import multi_margin_loss_backward as slopes
 from safeops.kernels.engine import indexing, launch
-from safeops.kernels.rows import multi_margin_loss as margin
-from safeops.kernels.rows import plan as row
-from safeops.kernels.rows.multi_margin_loss import multi_margin_loss as losses
-from safeops.kernels.rows.multi_margin_loss import multi_margin_loss_backward as slopes
+from safeops.kernels.engine import row_plan as row
 
-from safeops.ops.rows.multi_margin_loss import define
+from safeops.ops.classification.multi_margin_loss import define
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")

@@ -4,11 +4,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from safeops.kernels.classification import masked_softmax
 from safeops.kernels.engine import launch
+from safeops.kernels.engine import row_plan as row
 from safeops.kernels.engine.indexing import PEELED
 from safeops.kernels.engine.unaligned import fetch_unaligned
-from safeops.kernels.rows import masked_softmax
-from safeops.kernels.rows import plan as row
 
 from tests.kernels.interpreted import test_classification as classes
 from tests.kernels.interpreted import test_multi_margin as margins

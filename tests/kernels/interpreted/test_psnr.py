@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from safeops.kernels.losses.psnr import psnr, psnr_backward
+from safeops.kernels.images.psnr import psnr, psnr_backward
 
 import safeops
 from safeops.ops.images.psnr import _decibels as record

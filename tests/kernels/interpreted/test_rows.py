@@ -3,9 +3,10 @@
 import pytest
 import torch
 import triton.runtime.interpreter as interpreter
+from safeops.kernels.classification import masked_softmax
 from safeops.kernels.engine import buffers, indexing, launch
-from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize
-from safeops.kernels.rows import plan as row
+from safeops.kernels.engine import row_plan as row
+from safeops.kernels.vectors import cosine_similarity, normalize
 
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
 from tests.ops import definitions

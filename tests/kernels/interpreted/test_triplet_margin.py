@@ -3,12 +3,12 @@
 import pytest
 import torch
 from safeops.kernels.engine import indexing, launch
-from safeops.kernels.rows import triplet_margin_loss as forwards
-from safeops.kernels.rows import triplet_margin_loss_backward as backwards
-from safeops.kernels.rows.triplet_margin_loss import triplet_margin_loss
-from safeops.kernels.rows.triplet_margin_loss_backward import triplet_margin_loss_backward
+from safeops.kernels.vectors import triplet_margin_loss as forwards
+from safeops.kernels.vectors import triplet_margin_loss_backward as backwards
+from safeops.kernels.vectors.triplet_margin_loss import triplet_margin_loss
+from safeops.kernels.vectors.triplet_margin_loss_backward import triplet_margin_loss_backward
 
-from safeops.ops.rows.triplet_margin_loss import definition
+from safeops.ops.vectors.triplet_margin_loss import definition
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")

@@ -6,8 +6,9 @@ import pytest
 import torch
 import triton.language as tl
 from safeops.kernels.engine import buffers, launch, tiling
+from safeops.kernels.engine import row_loss as classification
+from safeops.kernels.engine import row_plan as plan
 from safeops.kernels.reductions import segment_sum
-from safeops.kernels.rows import classification, plan
 
 import safeops
 from tests.kernels.interpreted.truth import F32, fill

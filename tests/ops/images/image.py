@@ -89,4 +89,4 @@ def bad_options(name, good):
 def record(name, definition, samples, bad_calls, call, gpu=NO_GPU, no_route=NO_ROUTE, **fields):
     skip = NOT_SAFE | OF_IMAGES | fields.pop("skip", {})
     Record(name, definition, samples, bad_calls=bad_calls, call=call, gpu=gpu, no_route=no_route, skip=skip,
-           family="images", **fields)  # fmt: skip
+           **fields)  # fmt: skip

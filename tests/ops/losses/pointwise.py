@@ -49,7 +49,6 @@ def pointwise(name, element, twin, *, sizes=None, **fields):
         variants={"gradient of the weight": by_weight},
         data=every,
         torch_equivalent=_twin(op, twin),
-        family="losses",
         domain=domain,
         sizes=sizes,
         **fields,

@@ -1,0 +1,57 @@
+"""A last layer with its loss, of about n logits: products, whose bytes are a floor far below them."""
+
+import torch
+import torch.nn.functional as F
+
+import safeops
+
+from .case import Case, case, data
+from .classification import log_prob_and_entropy
+from .shapes import LOGITS, tensor
+
+
+def linear(name, pattern, theirs, ours):
+    """theirs, ours: of x, w and the rows' classes."""
+
+    @case(name)
+    def build(n, dtype, device):
+        """n logits, of vectors of 1024: products, as of the layer and its loss, which keep all logits."""
+        (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
+        x = tensor(n, dtype, device, 0, (rows, width))
+        w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()
+        target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(2), device=device)
+        each = (1 + w.numel() / x.numel()) * s  # read x, w
+
+        def bound(function):
+            return lambda x, w: function(x, w, target)
+
+        return Case(
+            (x, w),
+            forward_bytes=each,
+            backward_bytes=2 * each,  # read x, w; write dx, dw
+            ours=bound(ours),
+            eager={pattern: bound(theirs)},  # (torch's own refuses a second backward)
+            compiled=bound(theirs),
+            variant=True,
+            arithmetic=True,
+            aten=bound(theirs),
+        )
+
+
+def _linear_token_log_probs(x, w, target):
+    got = safeops.linear_token_log_probs(x, w, target)
+    return got.log_prob + got.entropy
+
+
+linear(
+    "linear_cross_entropy",
+    "F.cross_entropy(F.linear(x, w), y)",
+    lambda x, w, target: F.cross_entropy(F.linear(x, w), target),
+    safeops.linear_cross_entropy,
+)
+linear(
+    "linear_token_log_probs",
+    "F.linear(x, w).float().log_softmax(-1), gathered, and its entropy",
+    lambda x, w, target: log_prob_and_entropy(F.linear(x, w).float().log_softmax(-1), target),
+    _linear_token_log_probs,
+)

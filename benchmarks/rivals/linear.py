@@ -1,0 +1,118 @@
+"""A last layer together with its loss: cross entropy, and log probabilities with their entropy."""
+
+import torch
+import torch.nn.functional as F
+
+import safeops
+
+from .classification import added, fla, log_prob_and_entropy
+from .contest import FLOOR, Absent, Contest, Rival, compiled, contests, library, pattern, wide
+
+
+def linear(x, w, target):
+    return F.cross_entropy(F.linear(x, w), target)
+
+
+def linear_widened(x, w, target):
+    return F.cross_entropy(wide(F.linear(x, w)), target)
+
+
+def liger(**options):
+    return library(
+        "liger_kernel.transformers",
+        "LigerFusedLinearCrossEntropyLoss",
+        lambda f, x, w, target: f(w, x, target),
+        options=options,
+        cuda=True,
+    )
+
+
+def cut(**options):
+    # Its gradient leaves out the classes of small probability: 3e-2 of the largest in bf16.
+    return library(
+        "cut_cross_entropy",
+        "linear_cross_entropy",
+        lambda f, x, w, target: f(x, w, target, **options),
+        cuda=True,
+        other="filters its gradient",
+    )
+
+
+def chunked():
+    """torch's own by chunks, which keeps no logits."""
+
+    def load():
+        if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+            raise Absent(f"torch {torch.__version__} has no F.linear_cross_entropy by chunks")
+        options = torch.nn.LinearCrossEntropyOptions()
+        return lambda x, w, target: F.linear_cross_entropy(x, w, target, options=options)
+
+    return Rival(load)
+
+
+LAYERS = {
+    "F.ce(F.linear)": linear,
+    "F.ce(F.linear.float())": linear_widened,
+    "F.linear_cross_entropy": chunked(),
+    "compile": compiled(linear_widened),
+    "liger": liger(),
+    "liger fp32 sums": liger(accum_dtype=torch.float32),
+    "fla": fla("FusedLinearCrossEntropyLoss", lambda f, x, w, target: f(x, target, w), options={}),
+}
+# In a contest of its own: its backward takes spin locks, which hang at times under Triton 3.6 on Hopper.
+CUT = {"cce": cut(), "cce exact": cut(filter_eps=None)}
+
+
+def linear_cross_entropy(o, rows, rivals):
+    rows, width, classes = o.size(rows, 4096, 128256)
+    flops = 2 * rows * width * classes
+    return Contest(
+        (o.normal(rows, width), o.normal(classes, width, seed=1).mul_(0.02)),
+        (o.index(classes, rows),),
+        ours=lambda x, w, target: safeops.linear_cross_entropy(x, w, target),
+        rivals={**rivals, f"{FLOOR}x @ w.T": pattern(lambda x, w, target: x @ w.T, backward=False, other="a product")},
+        definition=linear,
+        flops=(flops, 3 * flops),
+    )
+
+
+def layer(x, w, target):
+    return log_prob_and_entropy(F.linear(x, w), target)
+
+
+TRL_CLASSES = 32768  # that TRL takes at a time
+
+
+def linear_token_log_probs(o):
+    rows, width, classes = o.size(8192, 4096, 128256)
+    flops = 2 * rows * width * classes
+    return Contest(
+        (o.normal(rows, width), o.normal(classes, width, seed=1).mul_(0.02)),
+        (o.index(classes, rows),),
+        ours=lambda x, w, target: added(safeops.linear_token_log_probs(x, w, target)),
+        rivals={
+            "of F.linear": layer,
+            "compile": compiled(layer),
+            "trl": library(
+                "trl.kernels",
+                "ChunkedLogProbFunction",
+                lambda f, x, w, target: added(
+                    f.apply(x, w, None, target, 1.0, min(TRL_CLASSES, w.shape[0]), None, 1.0, ("entropy",))
+                ),
+            ),
+            f"{FLOOR}x @ w.T": pattern(lambda x, w, target: x @ w.T, backward=False, other="a product"),
+        },
+        definition=layer,
+        flops=(flops, 3 * flops),
+    )
+
+
+contests(
+    linear_cross_entropy,
+    {
+        "linear_cross_entropy/bf16/8192": ("bf16", 8192, LAYERS),
+        "linear_cross_entropy/bf16/4096": ("bf16", 4096, LAYERS),
+        "linear_cross_entropy/bf16/8192/cce": ("bf16", 8192, CUT),
+    },
+)
+contests(linear_token_log_probs, {"linear_token_log_probs/bf16": ("bf16",)})

@@ -1,0 +1,247 @@
+// The forward of cross entropy, for class indices or probabilities.
+// I/O: read x, and q if there are probabilities; for each row read the class, write its loss and logsumexp.
+#include "cpu/engine/math.h"
+#include "cpu/classification/cross_entropy_sums.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+template <class C>
+void finish(const void* data, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
+  const auto& op = *static_cast<const CrossEntropy<C>*>(data);
+  double *loss = results[0], *high = results[1], *low = results[2];  // logsumexp = high + low
+  const double *maximum = states[kMax], *target_logit = states[kTargetLogit], confidence = 1 - op.smoothing;
+  double infinite = 0;
+#pragma omp simd reduction(+ : infinite)
+  for (int64_t r = 0; r < rows; ++r) {
+    high[r] = maximum[r];
+    low[r] = math::log_positive(states[kTotal][r]);
+    loss[r] = (maximum[r] - target_logit[r]) + low[r];  // L - x_y
+    infinite += select_or_zero(maximum[r] - maximum[r] != 0, 1.0);
+  }
+  const double* mass = states[kMass];
+  if (op.row_weights) {
+    SAFEOPS_SIMD
+    for (int64_t r = 0; r < rows; ++r) loss[r] *= parameters[kRowWeight][r];
+  } else if (op.has_probabilities) {
+    SAFEOPS_SIMD
+    for (int64_t r = 0; r < rows; ++r)  // (with an infinite mass the parts would be inf - inf)
+      loss[r] = select(mass[r] - mass[r] == 0, (mass[r] * maximum[r] - target_logit[r]) + mass[r] * low[r], mass[r]);
+  }
+  if (op.has_uniform) {
+    double* uniform = results[3 + op.has_factor];
+    const double *sum = states[kSum], *weight = states[kWeight];
+    SAFEOPS_SIMD
+    for (int64_t r = 0; r < rows; ++r) {
+      // smoothing / A sum_c w_c (L - x_c)
+      uniform[r] = op.smoothing / states[kCount][r];
+      loss[r] = confidence * loss[r] + uniform[r] * ((weight[r] * maximum[r] - sum[r]) + weight[r] * low[r]);
+    }
+  }
+  if (op.has_factor) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const double target_weight = op.has_probabilities ? mass[r] : static_cast<double>(parameters[kRowWeight][r]);
+      results[3][r] = confidence * target_weight + (op.has_uniform ? results[4][r] * states[kWeight][r] : 0.0);
+    }
+  }
+  if (op.z != 0) {  // z L^2
+    SAFEOPS_SIMD
+    for (int64_t r = 0; r < rows; ++r) loss[r] += op.z * (maximum[r] + low[r]) * (maximum[r] + low[r]);
+  }
+  // A row of nothing but -inf gives NaN, as torch has it. So does +inf, unless it is the target's logit and no other.
+  for (int64_t r = 0; r < rows && infinite != 0; ++r) {
+    if (!std::isinf(maximum[r])) continue;
+    const bool plain = !op.has_probabilities && !op.has_uniform && op.z == 0;
+    const bool certain = plain && maximum[r] > 0 && states[kTotal][r] == 1 && target_logit[r] == maximum[r];
+    high[r] = certain ? maximum[r] : std::numeric_limits<double>::quiet_NaN();
+    loss[r] = certain ? 0 : high[r];
+  }
+  for (int i = 0; i < 1 + op.stats_count(); ++i) {
+    SAFEOPS_SIMD
+    for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, results[i][r]);
+  }
+}
+
+// The results of token_log_probs (log probability, entropy, L); of its backward the numbers: L in two parts, entropy.
+template <class C>
+void finish_entropy(const void*, int64_t rows, const double* const* states, double* const* results,
+                    C* const* parameters) {
+  SAFEOPS_SIMD
+  for (int64_t r = 0; r < rows; ++r) {
+    const double top = states[kMax][r], spread = math::log_positive(states[kTotal][r]);
+    results[0][r] = (states[kTargetLogit][r] - top) - spread;
+    results[1][r] = results[5][r] = spread - states[kMoment][r] / states[kTotal][r];
+    results[2][r] = top + spread;
+    results[3][r] = top;
+    results[4][r] = spread;
+  }
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (int64_t r = 0; r < rows; ++r) {
+    const double top = states[kMax][r];
+    if (top - top == 0) continue;
+    const bool certain = top > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == top;
+    for (int i : {0, 1, 4, 5}) results[i][r] = certain ? 0 : kNaN;
+    results[2][r] = certain ? top : kNaN;
+    // (-inf tells one who has other classes that none of these exists)
+    results[3][r] = certain || states[kTotal][r] == 0 ? top : kNaN;
+  }
+  for (int i = 0; i < 6; ++i) {
+    SAFEOPS_SIMD
+    for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, results[i][r]);
+  }
+}
+
+template <class C>
+void finish_argmax(const void* op, int64_t rows, const double* const* states, double* const* results,
+                   C* const* parameters) {
+  finish_entropy<C>(op, rows, states, results, parameters);
+  for (int64_t r = 0; r < rows; ++r)
+    results[6][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, states[kIndex][r]);
+}
+
+// ---- the ops
+
+template <class C>
+RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
+  RowLoops<C> loops;
+  if (op.logits.changed) loops.read = pick<&read_logits<C>>();
+  loops.prepare = pick<&prepare<C>>();
+  loops.accumulate_rows =
+      pick_width<&accumulate_rows<C, 64>, &accumulate_rows<C, 32>, &accumulate_rows<C, 16>>();
+  loops.accumulate_columns = pick<&accumulate_columns<C>>();
+  loops.states = states_of(op);
+  loops.merge = op.has_argmax                ? pick<&merge_best<C>>()
+                : op.has_entropy             ? pick<&merge_moments<C>>()
+                : loops.states == kStates    ? pick<&merge<C, kStates>>()
+                : loops.states == kMass + 1 ? pick<&merge<C, kMass + 1>>()
+                                            : pick<&merge<C, kTargetLogit + 1>>();
+  loops.finish = op.has_argmax    ? pick<&finish_argmax<C>>()
+                 : op.has_entropy ? pick<&finish_entropy<C>>()
+                                  : pick<&finish<C>>();
+  // (the other loops have buffers for a chunk)
+  if (!op.has_probabilities && !op.has_uniform && !op.has_entropy) loops.converted_piece = 2 * kChunk;
+  loops.start[kMax] = kMinusInfinity<double>;
+  if (op.has_argmax) loops.start[kBest] = kMinusInfinity<double>, loops.start[kIndex] = kInfinity<double>;
+  return loops;
+}
+
+template <class C>
+void run(const ClassRows& rows, const View& x, const View* probabilities, double smoothing, double z,
+         double temperature, double softcap, const View& loss, const View& row_stats) {
+  const std::vector<C> weights = narrowed<C>(rows.weights);
+  const CrossEntropy<C> op(probabilities != nullptr, rows.weighted ? weights.data() : nullptr, rows.weighted,
+                           smoothing, z, Logits<C>(temperature, softcap));
+  Rowwise<C> walk(x.shape(), rows.dim, x);
+  walk.input(x);
+  if (probabilities) walk.input(*probabilities);
+  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
+  const RowValues<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.place.get(), DType::kDouble);
+  walk.row_input(place.view(), false);
+  walk.row_input(weight.view(), false);
+  walk.result(loss, false);
+  for (int i = 0; i < op.stats_count(); ++i) walk.result(row_stat(rows, row_stats, i).view(), false);
+  walk.run(forward_loops<C>(op), &op);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target,
+                                                         const std::optional<Tensor>& weight,
+                                                         const std::optional<Tensor>& mask, int64_t ignore_index,
+                                                         double smoothing, double z, double temperature,
+                                                         double softcap) {
+  constexpr char kName[] = "_cross_entropy";
+  const View x(input), t(target);
+  ClassRows rows(kName, x);
+  const bool has_probabilities = t.is_floating();
+  STD_TORCH_CHECK(!has_probabilities || x.shape().is(t.ndim, t.sizes), kName,
+                  ": probabilities must have input's shape");
+  if (weight) rows.read_weights(kName, *weight);
+  const DType dtype = wide(x.dtype, has_probabilities ? t.dtype : x.dtype);
+  const DType compute = weight ? wide(dtype, View(*weight).dtype) : dtype;
+  const Tensor keep = empty(rows.shape, DType::kBool, input);
+  rows.read(kName, has_probabilities ? nullptr : &target, mask, ignore_index, true,
+            reinterpret_cast<uint8_t*>(View(keep).data));
+  const Tensor weights = rows.weight_tensor(compute, dtype, input);
+  const Tensor loss = empty(rows.shape, dtype, input);
+  const int64_t stats_count =
+      CrossEntropy<float>(has_probabilities, nullptr, weight.has_value(), smoothing, z).stats_count();
+  const Tensor row_stats = empty(rows.with(stats_count), compute, input);
+  if (rows.classes == 0) {
+    set_zero(loss), set_zero(row_stats);
+  } else {
+    (compute == DType::kDouble ? run<double> : run<float>)(
+        rows, x, has_probabilities ? &t : nullptr, smoothing, z, temperature, softcap, View(loss), View(row_stats));
+  }
+  return {loss, keep, weights, row_stats};
+}
+
+// argmax: of each row, or null.
+template <class C>
+void run_entropy(const ClassRows& rows, const View& x, double temperature, double softcap, const View& results,
+                 const View& row_stats, double* argmax) {
+  CrossEntropy<C> op(false, nullptr, false, 0, 0, Logits<C>(temperature, softcap));
+  op.has_entropy = true;
+  op.has_argmax = argmax != nullptr;
+  Rowwise<C> walk(x.shape(), rows.dim, x);
+  walk.input(x);
+  if (argmax && op.logits.changed) walk.input(x);  // as it is
+  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
+  walk.row_input(place.view(), false);
+  walk.row_input(place.view(), false);  // (no weight)
+  for (const View& all : {results, row_stats})
+    for (int i = 0; i < 3; ++i) walk.result(row_stat(rows, all, i).view(), false);
+  if (argmax) walk.result(RowValues<double>(rows.shape, argmax, DType::kDouble).view(), false);
+  walk.run(forward_loops<C>(op), &op);
+}
+
+constexpr char kLogProbs[] = "_token_log_probs";
+
+std::tuple<Tensor, Tensor> log_probs(const ClassRows& rows, const Tensor& input, double temperature, double softcap,
+                                     double* argmax) {
+  const View x(input);
+  const DType dtype = wide(x.dtype, x.dtype);
+  const Tensor results = empty(rows.with(3), dtype, input), row_stats = empty(rows.with(3), dtype, input);
+  if (rows.classes == 0) {
+    set_zero(results), set_zero(row_stats);
+  } else {
+    (dtype == DType::kDouble ? run_entropy<double> : run_entropy<float>)(rows, x, temperature, softcap, View(results),
+                                                                         View(row_stats), argmax);
+  }
+  return {results, row_stats};
+}
+
+std::tuple<Tensor, Tensor> token_log_probs(const Tensor& input, const Tensor& target,
+                                           const std::optional<Tensor>& mask, int64_t ignore_index, double temperature,
+                                           double softcap) {
+  ClassRows rows(kLogProbs, View(input));
+  rows.read(kLogProbs, &target, mask, ignore_index, true, nullptr);
+  return log_probs(rows, input, temperature, softcap, nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> token_log_probs_argmax(const Tensor& input, const Tensor& target,
+                                                                  const std::optional<Tensor>& mask,
+                                                                  int64_t ignore_index, double temperature,
+                                                                  double softcap) {
+  ClassRows rows(kLogProbs, View(input));
+  rows.read(kLogProbs, &target, mask, ignore_index, true, nullptr);
+  std::vector<double> index(std::max<int64_t>(1, rows.count));
+  const auto [results, row_stats] = log_probs(rows, input, temperature, softcap, index.data());
+  const Tensor argmax = empty(rows.shape, DType::kLong, input), correct = empty(rows.shape, DType::kBool, input);
+  auto* classes = reinterpret_cast<int64_t*>(View(argmax).data);
+  auto* is_own = reinterpret_cast<uint8_t*>(View(correct).data);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    classes[r] = static_cast<int64_t>(index[r]);
+    is_own[r] = rows.place[r] == index[r];
+  }
+  return {results, argmax, correct, row_stats};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
+  m.impl("_cross_entropy", TORCH_BOX(&cross_entropy));
+  m.impl("_token_log_probs", TORCH_BOX(&token_log_probs));
+  m.impl("_token_log_probs_argmax", TORCH_BOX(&token_log_probs_argmax));
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,52 @@
+// Exponentials, sums and parameters that the softmax and the cross entropy share.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "cpu/engine/exp.h"
+#include "cpu/engine/rowwise.h"
+
+namespace safeops::cpu {
+
+template <class C>
+constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();  // a masked value: not a maximum, and its exp is 0
+
+template <class C>
+inline C pivot_of(C maximum) {
+  return select(maximum == kMinusInfinity<C>, C(0), maximum);  // a piece may keep no value
+}
+
+// exp(a - b) of two maxima, 1 where both are the same infinity.
+template <class C>
+inline C ratio_of(double a, double b) {
+  return exp_nonpositive(static_cast<C>(a == b ? 0.0 : a - b));
+}
+
+// Sum of exp(x - pivot) over n values, where the pivot is one of them; before(i) is called before each vector.
+template <int kBytes, class C, class Before>
+inline double sum_exponentials(const C* x, int64_t n, C pivot, const Before& before) {
+  return sum_run<kBytes, C>(n, [&](int64_t i, Vector<C, kBytes>& v) {
+    before(i);
+    load_vector(x + i, v);
+    v = exp_term(v - pivot);
+  });
+}
+
+// Merges two pieces of a row: the maximum, and the sum of exp(x - maximum).
+template <class C>
+inline void merge_exponentials(int64_t rows, double* maximum, double* total, const double* other_maximum,
+                               const double* other_total) {
+  SAFEOPS_SIMD
+  for (int64_t r = 0; r < rows; ++r) {
+    const double a = maximum[r], b = other_maximum[r], most = a > b ? a : b;
+    total[r] = total[r] * ratio_of<C>(a, most) + other_total[r] * ratio_of<C>(b, most);
+    maximum[r] = most;
+  }
+}
+
+// Parameters of a row: the pivot that is subtracted before exp, the inverse or the logarithm of the sum of exp, and in
+// the backward the sum of g y.
+enum SoftmaxParameter { kPivot, kInverse, kDot };
+
+}  // namespace safeops::cpu

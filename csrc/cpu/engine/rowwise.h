@@ -1,0 +1,138 @@
+// The driver of functions of whole rows along one dim (softmax, cross entropy, normalize), of any layout, bitwise
+// repeatable.
+//
+// An op consists of loops over pieces of rows: accumulate() reduces a piece to a state for each row, merge() adds the
+// states of two pieces, finish() turns states into results and parameters, and map() computes the outputs of a piece
+// from its inputs and the parameters. The input is read from memory once as long as a row (or a tile of rows) fits the
+// cache, else twice.
+//
+// Rows that are contiguous in memory are reduced one by one. All others are interleaved: they lie side by side as
+// columns, and are reduced together in the order of memory. Short contiguous rows are first transposed to columns.
+#pragma once
+
+#include "cpu/engine/elementwise.h"
+#include "cpu/engine/row_vectors.h"
+
+namespace safeops::cpu {
+
+constexpr int kRowInputs = 3;
+constexpr int kRowOutputs = 3;
+constexpr int kRowStats = 9;      // states, inputs or results per row
+constexpr int kRowParameters = 10;
+constexpr int kRecompute = kRowParameters - 1;
+
+// A matrix of values, (height, width): (rows, values), or interleaved (values, rows).
+template <class C>
+struct Piece {
+  bool interleaved;
+  int64_t height, width;
+  int64_t first;             // index in their rows of the first values
+  const C* in[kRowInputs];
+  int64_t step[kRowInputs];  // elements from one line of the matrix to the next
+  const BitsOf<C>* keep;     // words of all ones or zero (with bytes, gcc would use half of each register); null: all
+  int64_t keep_step;
+  C* out[kRowOutputs];       // null: not wanted
+  int64_t out_step[kRowOutputs];
+  C* memo;                   // (height, width), dense: accumulate() leaves it to map(); null: map() reads the inputs
+  const double* memo_state;  // for a memo: the first state of this piece alone, before merging
+
+  // Address at which the first input continues after this piece, and the bytes of its elements.
+  const char* ahead;
+  int64_t ahead_step;
+
+  // Converting a piece is a burst of loads that overlaps no computation, unless the loop before prefetches them. (The
+  // hardware prefetches what is read in place: ahead_step is then 0.)
+  void prefetch(int64_t i) const { __builtin_prefetch(ahead + i * ahead_step); }
+
+  int64_t rows() const { return interleaved ? width : height; }
+  int64_t length() const { return interleaved ? height : width; }
+  // The i-th value of row r; slow.
+  C at(int input, int64_t r, int64_t i) const {
+    return in[input][interleaved ? i * step[input] + r : r * step[input] + i];
+  }
+  bool kept(int64_t r, int64_t i) const { return !keep || keep[interleaved ? i * keep_step + r : r * keep_step + i]; }
+};
+
+// select() and select_or_zero() by a word of a piece's mask.
+template <class C>
+inline C select_bits(BitsOf<C> keep, C x, C other) {
+  return bit_cast<C>(static_cast<BitsOf<C>>((bit_cast<BitsOf<C>>(x) & keep) | (bit_cast<BitsOf<C>>(other) & ~keep)));
+}
+
+template <class C>
+inline C select_bits_or_zero(BitsOf<C> keep, C x) {
+  return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep));
+}
+
+// The first input of a piece as the other loops read it, (height, width), whose lines are `step` apart: dense.
+template <class C>
+using Read = void (*)(const void* op, const C* x, int64_t height, int64_t width, int64_t step, C* to);
+
+// The loops of an op; a loop that it does not need is null. `op` is its data. States, inputs and results per row are
+// arrays with one entry for each row.
+template <class C>
+struct RowLoops {
+  using Prepare = void (*)(const void* op, int64_t rows, const double* const* row_inputs, C* const* parameters);
+  using Accumulate = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters, double* const* states);
+  using Merge = void (*)(int64_t rows, double* const* into, const double* const* from);
+  using FindLost = bool (*)(int64_t rows, const double* const* states, C* recompute);
+  using Finish = void (*)(const void* op, int64_t rows, const double* const* states, double* const* results,
+                          C* const* parameters);
+  using Map = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters);
+
+  Read<C> read = nullptr;
+  Prepare prepare = nullptr;                  // the caller's inputs per row -> parameters
+  Accumulate accumulate_rows = nullptr, accumulate_columns = nullptr;
+  FindLost find_lost = nullptr;               // marks in parameters[kRecompute] rows whose sums over- or underflowed
+  Accumulate accumulate_carefully = nullptr;  // accumulates the marked rows again, without losses; skips the others
+  Merge merge = nullptr;
+  Finish finish = nullptr;
+  Map map_rows = nullptr, map_columns = nullptr;
+  int states = 0;
+  double start[kRowStats] = {};               // states of a row without values
+  int64_t converted_piece = kChunk;           // values of a piece of one row that are converted: at most kPieceValues
+  bool memo = false;                          // accumulate() leaves a memo
+  bool map_reads = true;                      // map() needs the inputs even with a memo (it always gets the mask)
+};
+
+template <class C>
+struct Rowwise {
+  // The walk follows the memory of x, seen in the full shape.
+  Rowwise(const Shape& shape, int64_t dim, const View& x);
+
+  void input(const View& view) { source_[inputs_++].bind(view, shape_, order_); }
+  void mask(const View& view) { mask_.bind(view, shape_, order_), masked_ = true; }
+  void output(const View& view, bool wanted = true) {
+    if (wanted) sink_[outputs_].bind(view, shape_, order_);
+    wanted_[outputs_++] = wanted;
+  }
+  // One value per row: floating, of the shape with the dim of size 1, or without it (keepdim = false).
+  void row_input(const View& view, bool keepdim);
+  void result(const View& view, bool keepdim);
+
+  void run(const RowLoops<C>& loops, const void* op) const;
+
+ private:
+  struct Scratch;
+  struct RowGroup;
+  struct Job;
+
+  Shape shape_, row_shape_;  // the latter with the dim of size 1
+  ReducedDims dims_;
+  int dim_;
+  Order order_, row_order_;  // of the values; of the rows
+  bool interleaved_, transposed_ = false;  // contiguous rows, interleaved in the cache
+  int64_t outer_ = 1, length_ = 1, inner_ = 1;
+  int inputs_ = 0, outputs_ = 0, row_inputs_ = 0, results_ = 0;
+  bool masked_ = false, wanted_[kRowOutputs] = {};
+  Source<C> source_[kRowInputs];
+  Source<uint8_t> mask_;
+  Sink<C> sink_[kRowOutputs];
+  Source<double> row_input_[kRowStats];
+  Sink<double> result_[kRowStats];
+};
+
+// The shape of one value per row.
+Shape row_shape(const Shape& shape, int64_t dim, bool keepdim);
+
+}  // namespace safeops::cpu

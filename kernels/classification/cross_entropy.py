@@ -1,0 +1,237 @@
+"""cross_entropy: loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2 of each row, y its class, L = log sum
+exp x, A how many classes are not of -inf. Of class probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c).
+
+The row_stats are the numbers of a row that its backward needs: L in two parts, the largest logit and the rest, which
+beside a large one would be lost, and where the call has them k and e:
+dx_c = g ((k + 2 z L) p_c - e w_c - the own class's part), p_c = exp(x_c - L).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine.blocks import is_finished
+from ..engine.elementwise import compute_dtype
+from ..engine.indexing import INNER
+from ..engine.math import log_any
+from ..engine.operand import Operand, Parts, Space, constants
+from ..engine.row import declare, one_per_row, part_of, piece_of, tile_at
+from ..engine.row_loss import (
+    add_up,
+    class_dim,
+    class_of,
+    count_stats,
+    own_class,
+    per_class,
+    per_row,
+    reduced_results,
+    reduction,
+    row_results,
+    store_stat,
+)
+from ..engine.row_plan import SUM, launch
+from ..engine.tile import fetch, in_batch, store
+from .cross_entropy_sums import BEST_CLASS, SUMS, merge_partials, store_state, sum_tiles, widened
+from .logits import logits_kind, logits_numbers, shaped
+
+
+@triton.jit
+def finish(state, kept, own_logit, w, smoothing, z_loss, config):
+    """(loss, the two parts of L, k, e) of each row, in the dtype of its sums: fp64 where they are of several parts.
+    Where the row's entropy is wanted it stands in the place of k."""
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
+    SMOOTH: tl.constexpr = config.SMOOTH
+    top, total, mass, cross, count, every, moment = tl.tuple(
+        [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
+    )
+    own_logit, w = own_logit.to(top.dtype), w.to(top.dtype)
+    smoothing, z_loss = tl.full([1, 1], smoothing, top.dtype), tl.full([1, 1], z_loss, top.dtype)
+    nothing = total == 0  # a row has no logit but -inf: its loss is NaN, as torch has it
+    spread, top = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), top)
+    certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
+    certain = certain & (not config.HAS_Q) & (not SMOOTH)
+    # +inf shows as NaN, but where it is the row's own logit, and that one alone
+    shows = (top == float("inf")) & ~certain
+    top, spread = tl.where(shows, float("nan"), top), tl.where(shows, float("nan"), spread)
+    if config.HAS_Q:
+        # (of an infinite mass the parts would be inf - inf)
+        loss = tl.where(tl.abs(mass) < float("inf"), mass * spread - cross, mass)  # sum w q (L - x)
+        factor = (1 - smoothing) * mass
+    else:
+        loss = tl.where(certain, 0.0, w * ((top - own_logit) + spread))  # w (L - x_y)
+        factor = (1 - smoothing) * w
+    even = smoothing
+    if SMOOTH:
+        even = smoothing / count
+        every = every if config.WEIGHT else count
+        loss = (1 - smoothing) * loss + even * (every * spread - moment)
+        factor += even * every
+    loss = tl.where(z_loss == 0, loss, loss + z_loss * (top + spread) * (top + spread))
+    if config.ENTROPY:
+        factor = tl.where(certain, 0.0, spread - cross / total)  # - sum p log p
+    return loss, top, spread, factor, even
+
+
+@triton.jit
+def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config):
+    """(whether each row is kept, the weight of its class, the logit of its class)"""
+    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
+    own_logit = w
+    if target is not None:
+        pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
+        own_logit, _ = shaped(tl.load(pointer, mask=kept, other=0).to(config.C), parameters, config.LOGITS)
+    return kept, w, own_logit
+
+
+CrossEntropyConfig = constants(
+    "SMOOTH HAS_Q WEIGHT ENTROPY ARGMAX LOGITS REDUCE EMPTY_NAN PEEL AXIS PIECES BM BN BS LM LN VEC C I"
+)
+
+
+@triton.jit
+def cross_entropy_kernel(
+    x: Operand, probabilities: Operand, target: Operand, mask: Operand, loss: Operand, keep: Operand, weights: Operand,
+    row_stats: Operand, weight: Operand, partial: tl.pointer_type, counter: tl.pointer_type, smoothing: tl.float64,
+    z_loss: tl.float64, ignore_index: tl.float64, parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts,
+    config: CrossEntropyConfig,
+):  # fmt: skip
+    """count: of rows, which is how far apart the kinds of row_stats are. With REDUCE loss is that of all rows, and
+    weights what a mean divides by. With ENTROPY loss has log probability, entropy and L of each row, and with ARGMAX
+    weights has the class of its largest logit, and keep whether that is the row's own."""
+    I: tl.constexpr = config.I
+    AXIS: tl.constexpr = config.AXIS
+    SMOOTH: tl.constexpr = config.SMOOTH
+    BO: tl.constexpr = config.BM if AXIS == INNER else config.BN
+    split, group, batch, block = part_of(parts.splits, parts.across, I)
+    space = in_batch(space, batch, (x, probabilities, target, mask, loss, keep, weights, row_stats))
+    m, n = tile_at(space, block, 0, config)
+
+    if AXIS == INNER:  # ahead of the logits: two loads, of which the second waits for the first
+        kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
+    finished = True
+    if config.PIECES:
+        pieces, rows = parts.pieces, parts.groups.to(I) * BO
+        output = group * BO + tl.arange(0, BO).to(I)
+        last = tl.minimum((split + 1) * parts.per_split, pieces)
+        if AXIS == INNER:  # a row that is not kept is not read, if it is long
+            last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, 0)
+        for piece in range(split * parts.per_split, last):
+            start, end = piece_of(piece, parts)
+            state = sum_tiles(start, end, block, x, probabilities, weight, parameters, space, config)
+            store_state(partial + piece * rows + output, pieces * rows, widened(state), config)
+        finished = is_finished(counter + group, parts.splits)
+    else:
+        state = sum_tiles(0, parts.tiles, block, x, probabilities, weight, parameters, space, config)
+    if finished:
+        if config.PIECES:
+            state = merge_partials(partial, pieces, output, rows, BO, config)
+        if AXIS != INNER:
+            kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
+        # one number a row from here on: (BM, 1), or of rows across memory (1, BN)
+        value, top, spread, factor, even = finish(state, kept, own_logit, w, smoothing, z_loss, config)
+        inside = one_per_row(space, m, n, config)
+        has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any the loss is 0
+        next_stat = count.to(tl.int64)
+        value, w = tl.where(has_classes, value, 0.0), tl.where(kept, w, 0.0)
+        if config.ENTROPY:
+            store(loss, space, m, n, -value, inside, True)
+            store_stat(loss, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
+            store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, top + spread, 0.0), inside)
+            if config.ARGMAX:
+                best = tl.expand_dims(state[BEST_CLASS], 1 if AXIS == INNER else 0).to(tl.int64)
+                own = fetch(target, space, m, n, inside, True).to(tl.int64)
+                store(weights, space, m, n, tl.where(has_classes, best, 0), inside, True)
+                store(keep, space, m, n, has_classes & (best == own), inside, True)
+        elif not config.REDUCE:
+            store(loss, space, m, n, value, inside, True)
+            store(keep, space, m, n, kept, inside, True)
+            if weights is not None:
+                store(weights, space, m, n, w, inside, True)
+        store(row_stats, space, m, n, tl.where(has_classes, top, 0.0), inside, True)
+        store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, spread, 0.0), inside)
+        if config.HAS_Q or (config.WEIGHT and SMOOTH) or config.ENTROPY:
+            next_stat += count
+            store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
+        if SMOOTH:
+            next_stat += count
+            store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, even, 0.0), inside)
+        if config.REDUCE:
+            if config.PIECES:
+                partial += SUMS * pieces * rows
+                counter += tl.where(parts.splits > 1, parts.groups, 0)
+            add_up(
+                value, kept, w, loss, weights, partial, counter, group, parts.groups, config,
+                config.WEIGHT and not config.HAS_Q,
+            )  # fmt: skip
+
+
+CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # four accesses a thread in flight
+MANY_SUMS = declare(cross_entropy_kernel)  # which take the registers
+PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
+
+
+def prepare(
+    input, target, weight, mask, smooth, temperature=1.0, softcap=0.0, mean=None, empty_nan=False, entropy=False,
+    argmax=False,
+):  # fmt: skip
+    """(results, what a plan takes, its constants, its options). mean: of all rows, or their sum; None: each row's.
+    entropy: the results are those of token_log_probs. argmax: with the class of the largest logit."""
+    has_probabilities, weighted = target.is_floating_point(), weight is not None
+    dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
+    row_stats = row_results(input, compute, 3 if entropy else count_stats(has_probabilities, weighted, smooth))
+    if mean is not None:
+        results, (loss, used) = reduced_results(input, dtype)
+        written = loss, None, used
+    elif entropy:
+        results = (row_results(input, dtype, 3),)
+        if argmax:
+            results += row_results(input, torch.int64), row_results(input, torch.bool)
+        best, correct = results[1:] or (None, None)
+        written = [per_row(t, input) for t in (results[0][0], correct, best)]
+    else:
+        loss, keep = row_results(input, dtype), row_results(input, torch.bool)
+        results = loss, keep, row_results(input, compute) if weighted and not has_probabilities else None
+        written = [per_row(t, input) for t in results]
+    tensors = (
+        input,
+        target if has_probabilities else None,
+        *(per_row(t, input) for t in (None if has_probabilities else target, mask)),
+        *written,
+        per_row(row_stats[0], input),
+        per_class(weight, input),
+    )
+    options = {"phases": SUM, "partials": SUMS.value, "per_row_math": True}
+    if smooth and weighted:
+        options["registers"] = (None, 255) if has_probabilities else (96 if compute == torch.float32 else 128, 160)
+    elif entropy and (temperature, softcap) != (1.0, 0.0):
+        options["registers"] = 128, None
+    kernel = MANY_SUMS if smooth or has_probabilities else CROSS_ENTROPY
+    plan = kernel, tensors, PER_ROW, input.shape, class_dim(input), compute
+    constants = {"SMOOTH": smooth, "HAS_Q": has_probabilities, "WEIGHT": weighted, "ENTROPY": entropy, "ARGMAX": argmax}
+    constants |= logits_kind(temperature, softcap) | reduction(mean, empty_nan) | {"count": row_stats[0].numel()}
+    return (*results, row_stats), plan, constants, options
+
+
+def cross_entropy(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0,
+):  # fmt: skip
+    results, plan, constants, options = prepare(input, target, weight, mask, label_smoothing != 0, temperature, softcap)
+    loss, keep, weights, row_stats = results
+    if loss.numel():
+        floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
+        launch("cross_entropy", *plan, floats, constants, **options)
+    return loss, keep, loss.new_empty(0) if weights is None else weights, row_stats
+
+
+def cross_entropy_of_rows(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0, mean=True, empty_nan=False,
+):  # fmt: skip
+    """(the mean or the sum, what a mean divides by, row_stats) of all rows, of which there is one."""
+    results, plan, constants, options = prepare(
+        input, target, weight, mask, label_smoothing != 0, temperature, softcap, mean, empty_nan
+    )
+    floats = label_smoothing, z_loss, ignore_index, *logits_numbers(temperature, softcap)
+    launch("cross_entropy", *plan, floats, constants, **options)
+    return results

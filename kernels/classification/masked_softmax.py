@@ -1,0 +1,36 @@
+"""masked_softmax, masked_log_softmax: y = exp(x - top) / total over the kept elements of a row, and log y; elsewhere
+0, and -inf.
+"""
+
+import torch
+
+from ..engine.buffers import allocator
+from ..engine.elementwise import compute_dtype
+from ..engine.row_backward import ROWS_BACKWARD
+from ..engine.row_forward import LOG_SOFTMAX, ROWS, SOFTMAX
+from ..engine.row_plan import launch, with_one_per_row
+
+
+def masked_softmax(input, mask=None, dim=-1, log=False):
+    dim = dim % max(input.dim(), 1)
+    out = torch.empty_like(input)
+    shape, compute = input.shape, compute_dtype(input)
+    make = allocator(with_one_per_row(shape, dim), torch.float64, input.device)
+    top, total = make(), make()
+    if top.numel():
+        launch(
+            "masked_softmax", ROWS, (input, mask, out, top, total), (3, 4), shape, dim, compute,
+            constants={"OP": (LOG_SOFTMAX if log else SOFTMAX).value}, partials=3,
+        )  # fmt: skip
+    return out, top, total
+
+
+def masked_softmax_backward(grad, input, top, total, mask=None, dim=-1, log=False):
+    out = torch.empty_like(input)
+    if input.numel():
+        launch(
+            "masked_softmax_backward", ROWS_BACKWARD, (input, grad, mask, out, top, total), (4, 5), input.shape,
+            dim % max(input.dim(), 1), compute_dtype(input, grad),
+            constants={"OP": (LOG_SOFTMAX if log else SOFTMAX).value}, partials=1,
+        )  # fmt: skip
+    return out

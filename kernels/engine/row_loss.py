@@ -1,0 +1,177 @@
+"""Rows that have a class each, or class probabilities: what the kernels of their losses have in common."""
+
+import torch
+import triton
+import triton.language as tl
+
+from .blocks import add_partials, is_last
+from .buffers import empty
+from .indexing import INNER
+from .operand import Operand
+from .row import one_per_row
+from .row_plan import BUNDLE, BUNDLES
+from .tile import base_of, fetch, offset_of, store
+
+
+@triton.jit
+def at_class(place, operand, space, config):
+    """The offset of each row's class along the classes of an operand."""
+    if config.AXIS == INNER:
+        offset = offset_of(place, space.inner_shape, operand.inner)
+    else:
+        offset = offset_of(place, space.outer_shape, operand.outer)
+    return offset
+
+
+@triton.jit
+def own_class(place, operand, space, m, n, config):
+    """Pointers to an operand's elements at each row's class: (BM, 1), or of rows across memory (1, BN)."""
+    if config.AXIS == INNER:
+        row = offset_of(m, space.outer_shape, operand.outer)[:, None]
+    else:
+        row = offset_of(n, space.inner_shape, operand.inner)[None, :]
+    return base_of(operand, space) + row + at_class(place, operand, space, config)
+
+
+NOWHERE = tl.constexpr(1 << 10)  # the place of an operand whose pointer is what it says
+
+
+@triton.jit
+def fetch_stat(row_stats, offset, space, m, n):
+    """A number of each row, so far behind the first of them."""
+    base = base_of(row_stats, space) + offset
+    nowhere = tl.zeros([1, 1], tl.int1)
+    return fetch(
+        Operand(base, row_stats.outer, row_stats.inner, row_stats.batch, row_stats.kind, NOWHERE),
+        space, m, n, nowhere, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_stat(row_stats, offset, space, m, n, value, inside):
+    base = base_of(row_stats, space) + offset
+    store(
+        Operand(base, row_stats.outer, row_stats.inner, row_stats.batch, row_stats.kind, NOWHERE),
+        space, m, n, value, inside, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def upstream(grad, denominator, space, m, n):
+    """The gradient of each row's loss, in fp64. Of a mean over all rows one number, which their count divides."""
+    if denominator is None:
+        g = fetch(grad, space, m, n, tl.zeros([1, 1], tl.int1), True).to(tl.float64)
+    else:
+        g = tl.full([1, 1], tl.load(grad.pointer).to(tl.float64) / tl.load(denominator.pointer), tl.float64)
+    return g
+
+
+@triton.jit
+def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: tl.constexpr = False):
+    """(each row's class, -1 where it has none; whether the row is kept; the weight of its class), one number a row:
+    (BM, 1), or of rows across memory (1, BN).
+
+    Without a target, where rows have probabilities, a row has no class. An index that is no class excludes its row, and
+    so does a class of weight 0; PARTIAL: it is one of others than these classes, and its row is kept."""
+    nowhere = tl.zeros([1, 1], tl.int1)
+    keep = one_per_row(space, m, n, config)
+    if mask is not None:
+        keep &= fetch(mask, space, m, n, nowhere, True)
+    place = tl.where(keep, -1, -1).to(config.I)
+    w = tl.where(keep, 1.0, 0.0).to(config.C)
+    if target is not None:
+        index = fetch(target, space, m, n, nowhere, True)
+        # (one that a number of fp64 does not hold exactly is the index of no class, and excluded in any case)
+        keep &= index.to(tl.int64) != tl.full([1, 1], ignore_index, tl.int64)
+        result = keep & (index >= 0) & (index < (space.N if config.AXIS == INNER else space.M))
+        place = tl.where(result, index, -1).to(config.I)
+        if weight is not None:
+            pointer = weight.pointer + at_class(tl.where(result, place, 0), weight, space, config)
+            w = tl.load(pointer, mask=result, other=0).to(config.C)
+            result &= w != 0
+        if PARTIAL:
+            keep &= result | (place < 0)
+        else:
+            keep = result
+    return place, keep, w
+
+
+NONE, MEAN, SUM_OF_ROWS = (tl.constexpr(i) for i in range(3))  # REDUCE: what is made of the rows' losses
+
+
+@triton.jit
+def store_part(partial, place, size, total, count, weights, WEIGHTED: tl.constexpr):
+    tl.store(partial + place, total)
+    tl.store(partial + size + place, count)
+    if WEIGHTED:
+        tl.store(partial + 2 * size + place, weights)
+
+
+@triton.jit
+def add_up(value, kept, w, out, used, partial, counter, group, groups, config, WEIGHTED: tl.constexpr):
+    """The sum or mean of all rows' losses: the last block of a bundle adds up the parts of its blocks, and the last of
+    these the bundles', in order. used: what a mean divides by, the count of the kept rows or the sum of their weights.
+    w: 0 where a row is not kept."""
+    ARRAYS: tl.constexpr = 3 if WEIGHTED else 2
+    most = tl.maximum(BUNDLE, (groups + BUNDLES - 1) // BUNDLES)  # blocks of a bundle
+    bundle, bundles = group // most, (groups + most - 1) // most
+    size = tl.minimum(most, groups - bundle * most)
+    of_bundle, of_all, first = partial + 3 * bundle * most, partial + 3 * groups, tl.zeros([1], tl.int32)
+    total = tl.sum(tl.sum(value.to(tl.float64), 1), 0)
+    count = tl.sum(tl.sum(kept.to(tl.int32), 1), 0).to(tl.float64)
+    weights = tl.sum(tl.sum(w.to(tl.float64), 1), 0)
+    store_part(of_bundle, group - bundle * most, size, total, count, weights, WEIGHTED)
+    if is_last(counter + bundle, size):
+        totals, counts, sums = add_partials(of_bundle, size, first, 1, BUNDLE, 1, ARRAYS)
+        store_part(of_all, bundle + first, bundles, totals, counts, sums, WEIGHTED)
+        if is_last(counter + bundles, bundles):
+            totals, counts, sums = add_partials(of_all, bundles, first, 1, BUNDLE, 1, ARRAYS)
+            by = sums if WEIGHTED else counts
+            result = totals
+            if config.REDUCE == MEAN:
+                result = totals / by
+            result = tl.where(counts > 0, result, float("nan") if config.EMPTY_NAN else 0.0)
+            tl.store(out.pointer + first, result.to(out.pointer.dtype.element_ty))
+            tl.store(used.pointer + first, by)
+
+
+def class_dim(x):
+    return 1 if x.dim() > 1 else 0
+
+
+def row_shape(x):
+    """(N, C, d1, ...) -> (N, d1, ...); (C,) -> ()."""
+    dim = class_dim(x)
+    return x.shape[:dim] + x.shape[dim + 1 :]
+
+
+def per_row(number, x):
+    """A number of each row, or one that broadcasts to it, as it broadcasts to (N, C, d1, ...)."""
+    return None if number is None else number.expand(row_shape(x)).unsqueeze(class_dim(x))
+
+
+def per_class(weight, x):
+    """(C,) as it broadcasts to (N, C, d1, ...)."""
+    dim = class_dim(x)
+    return None if weight is None else weight[(None,) * dim + (slice(None),) + (None,) * (x.dim() - dim - 1)]
+
+
+def row_results(x, dtype, *many):
+    return empty((*many, *row_shape(x)), dtype, x.device)
+
+
+def reduced_results(x, dtype):
+    """(the sum or mean, what a mean divides by), and both as numbers of the rows, which `add_up` writes."""
+    results = empty((), dtype, x.device), empty((), torch.float64, x.device)
+    return results, [per_row(t, x) for t in results]
+
+
+def reduction(mean, empty_nan):
+    """The constants of a reduction; of losses that are not reduced: `reduction(None, False)`."""
+    kind = NONE if mean is None else MEAN if mean else SUM_OF_ROWS
+    return {"REDUCE": kind.value, "EMPTY_NAN": empty_nan}
+
+
+def count_stats(has_probabilities, weighted, smooth):
+    """How many numbers of a row the backward of cross_entropy needs: two of L, and where there are any k and e."""
+    return 2 + (has_probabilities or (weighted and smooth)) + smooth

@@ -1,0 +1,49 @@
+"""psnr of each image: -10 log10 of the mean of ((x - y) / data_range)^2, in fp64, where no square of fp32 numbers
+overflows or vanishes; and its gradient, dx = -20 / ln 10 (x - y) / the sum of the squares.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine.buffers import empty
+from ..engine.elementwise import DIFFERENCE, elementwise
+from ..engine.sums import weighted_sum
+from ..engine.tensors import like
+from ..losses.mse_loss import value
+
+DECIBELS = tl.constexpr(-4.342944819032518)  # of a power's logarithm: -10 / ln 10
+
+
+@triton.jit
+def square(x, y, unit):
+    return value(x, y) * (unit * unit)
+
+
+@triton.jit
+def decibels(total, count):
+    """(decibels, sum of squares). Of no pixels the sum is -1."""
+    return DECIBELS * tl.log(total / count), tl.where(count > 0, total, -1.0)
+
+
+@triton.jit
+def slope(x, y):
+    return (x - y) * (2 * DECIBELS)
+
+
+def psnr(input, target, mask=None, data_range=1.0):
+    dims, parameters = tuple(range(1, input.dim())), (1 / data_range,)
+    return weighted_sum(
+        "psnr", square, (input, target), mask, None, None, None, dims, False, False, parameters, False, torch.float32,
+        decibels,
+    )  # fmt: skip
+
+
+def psnr_backward(grad, input, target, divisor, mask=None, need_input=True, need_target=True):
+    results = [like(x, x.shape, x.dtype) if need else empty((0,), x.dtype, x.device)
+               for x, need in ((input, need_input), (target, need_target))]  # fmt: skip
+    outputs = [d if need else None for d, need in zip(results, (need_input, need_target))]
+    elementwise(
+        "psnr_backward", slope, (input, target, None, mask, None, grad, divisor, *outputs, None), (), DIFFERENCE
+    )
+    return tuple(results)

@@ -1,0 +1,414 @@
+"""cross_entropy: the negative log probability of each row's class, or of its class probabilities."""
+
+import torch
+
+from safeops.core import check
+from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
+from safeops.core.foreign import refuse
+from safeops.core.library import declare_raw
+from safeops.core.loss_reduction import reduce, validate_options
+from safeops.ops.classification._classification import (
+    ARGUMENTS,
+    INDICES,
+    Classification,
+    class_dim,
+    gather_classes,
+    is_watched,
+    normalized_weight,
+    row_shape,
+    rows_of,
+    validate_index,
+    validate_numbers,
+    validate_reduction,
+    weighed,
+    without_weight_0,
+)
+from safeops.ops.classification._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
+
+BLOCK = 2**22  # numbers that exist at a time beside those that they replace
+
+# ---- definition
+
+
+def define(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0,
+):  # fmt: skip
+    """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty."""
+    input, dim, has_probabilities = gather_classes(input), class_dim(input), target.is_floating_point()
+    dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
+    # a weight too small or too large for fp32 is read as it is
+    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
+    weight = None if weight is None else weight.to(compute)  # once: its gradient's parts are added before it is rounded
+    # (in fp32 the error of aten's log_softmax on the CPU grows with C: 5e-5 for 262,144 classes)
+    x, weights, certain = wide_on_cpu(input.to(compute)), None, None
+    if has_probabilities:
+        keep = x.new_ones(row_shape(x), dtype=torch.bool)  # (a DTensor, if x is)
+        keep = keep if mask is None else keep & mask
+        place = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
+    else:
+        place, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
+    x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic
+    if x.shape[dim] == 0:
+        loss = x.sum(dim)  # 0, but in the graph
+        loss = loss if not has_probabilities else loss + place.sum(dim)
+        loss = loss if weight is None else loss + weight.sum()
+    else:
+        if not has_probabilities:
+            certain = is_certain(x, place, dim) & (label_smoothing == 0) & (z_loss == 0)
+            x = torch.where(certain.unsqueeze(dim), 0, x)
+        per_class = None if weight is None else along(weight.to(x.dtype), x, dim)
+        loss = _losses(x, place, dim, weights, per_class, label_smoothing, z_loss)
+    loss = torch.where(keep if certain is None else keep & ~certain, loss, 0).to(dtype)
+    return loss, keep, loss.new_empty(0) if weights is None else weights
+
+
+def along(weight, x, dim):
+    """(C,) as it broadcasts to (N, C, d1, ...)."""
+    return weight.reshape([-1 if d == dim else 1 for d in range(x.dim())])
+
+
+def is_certain(x, place, dim):
+    """Rows whose class has all the probability: its logit alone is +inf. Their loss and gradient are 0."""
+    infinite = x.detach() == float("inf")
+    of_class = infinite.gather(dim, place.unsqueeze(dim)).squeeze(dim)
+    return of_class & (infinite.sum(dim) == 1) & ~x.detach().isnan().any(dim)
+
+
+def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
+    """(1 - s) w (-log p of the class) + s / A sum_c w_c (-log p_c) + z logsumexp^2, the A classes those not of -inf."""
+    log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
+    if place.is_floating_point():
+        probabilities = place if per_class is None else place * per_class
+        # A class without probability adds nothing, not even with a logit of -inf.
+        absent = ~exists & (probabilities == 0)
+        loss = -(probabilities * torch.where(absent, 0, log_p)).sum(dim)
+    else:
+        loss = -log_p.gather(dim, place.unsqueeze(dim)).squeeze(dim)
+        loss = loss if weights is None else loss * weights
+    if not is_zero(label_smoothing):
+        terms = torch.where(exists, log_p, 0)
+        terms = terms if per_class is None else terms * per_class
+        loss = (1 - label_smoothing) * loss - label_smoothing * terms.sum(dim) / exists.sum(dim)
+    if not is_zero(z_loss):
+        loss = loss + z_loss * torch.logsumexp(x, dim).square()
+    return loss
+
+
+def _numbers(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap):
+    """The numbers of each row that backward needs, in the dtype of the computation (its places: `count_numbers`).
+
+    The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
+    part e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (1 - s) w_c q_c, q of a class its one-hot.
+    """
+    dim, has_probabilities = class_dim(input), target.is_floating_point()
+    x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
+    per_class = torch.ones((), dtype=x.dtype, device=x.device)
+    if weight is not None:
+        per_class = along(weight.detach().double(), x, dim)
+    exists = x != float("-inf")
+    top = x.amax(dim) if x.shape[dim] else x.sum(dim)
+    shown = torch.where(loss.isnan() & (top == float("inf")), float("nan"), top)  # (else that row is certain)
+    results = [shown, torch.logsumexp(x - top.unsqueeze(dim), dim)]
+    if has_probabilities or (weight is not None and label_smoothing != 0):
+        if has_probabilities:
+            mass = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
+        else:
+            mass = weights.detach().double()
+        results.append((1 - label_smoothing) * mass)
+        if label_smoothing != 0:
+            total_weight = (exists * per_class).sum(dim)  # noqa: SO105
+            results[2] = results[2] + label_smoothing * total_weight / exists.sum(dim)
+    if label_smoothing != 0:
+        results.append(label_smoothing / exists.sum(dim).double())
+    return torch.stack([torch.where(keep, number, 0) for number in results]).to(_numbers_dtype(input, target, weight))
+
+
+def _numbers_dtype(input, target, weight):
+    return compute_dtype(*(t.dtype for t in (input, target, weight) if t is not None and t.is_floating_point()))
+
+
+def count_numbers(target, weight, label_smoothing):
+    smooth = label_smoothing != 0
+    return 2 + (target.is_floating_point() or (weight is not None and smooth)) + smooth
+
+
+def _composite(
+    input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    softcap=0.0,
+):  # fmt: skip
+    loss, keep, weights = define(
+        input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
+    )
+    numbers = _numbers(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap)
+    return loss, keep, weights, numbers
+
+
+def _composite_backward(
+    grad, input, target, numbers, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap, need_input,
+    need_target, partial,
+):  # fmt: skip
+    dim, has_probabilities = class_dim(input), target.is_floating_point()
+    if not input.numel():
+        return _fake_backward(grad, input, target, need_input, need_target, partial)
+    compute = compute_dtype(numbers.dtype, grad.dtype)
+    if has_probabilities:
+        own = grad.new_ones(grad.shape, dtype=torch.bool) if mask is None else mask.expand(grad.shape)
+        weights = None
+    else:
+        place, own, weights = rows_of(input.shape[dim], target, weight, mask, ignore_index, compute)
+    keep = own
+    if partial:
+        keep = torch.ones_like(own) if mask is None else mask.expand(own.shape)
+    top, spread, *others = (x.to(compute).unsqueeze(dim) for x in numbers)
+    keep = keep.unsqueeze(dim) & (top != float("inf"))  # (of a row that is certain nothing depends on the logits)
+    g, x = torch.where(keep, grad.to(compute).unsqueeze(dim), 0), torch.where(keep, input, 0).to(compute)
+    per_class = 1 if weight is None else along(weight.to(compute), x, dim)
+    logits = shaped(x, temperature, softcap)
+    log_p = (logits - torch.where(keep, top, 0)) - spread
+    smooth = label_smoothing != 0
+    factor = others[0] if len(others) > smooth else 1 if weights is None else weights.unsqueeze(dim)
+    slope = (factor + 2 * z_loss * torch.where(keep, top + spread, 0)) * log_p.exp()
+    if smooth:
+        slope = slope - torch.where(logits != -float("inf"), others[-1] * per_class, 0)
+    if has_probabilities:
+        q = torch.where(keep, target, 0).to(compute) * per_class
+        slope = slope - (1 - label_smoothing) * q
+        d_target = (label_smoothing - 1) * g * per_class * torch.where((q == 0) & (log_p == -float("inf")), 0, log_p)
+    else:
+        own_part = torch.where(own, 1.0 if weights is None else weights, 0).to(compute)
+        slope = slope.scatter_add(dim, place.unsqueeze(dim), (label_smoothing - 1) * own_part.unsqueeze(dim))
+    d_input = torch.where(keep, g * slope * slope_of_shape(x, temperature, softcap), 0).to(input.dtype)
+    nothing = input.new_empty(0)
+    d_target = torch.where(keep, d_target, 0).to(target.dtype) if need_target else nothing
+    return d_input if need_input else nothing, d_target
+
+
+def _composite_overwrite(grad, logits, *options):
+    size = max(1, BLOCK // max(1, logits.shape[1]))
+    target, numbers, weight, mask, *options = options
+    for first in range(0, len(logits), size):
+        rows = slice(first, first + size)
+        of_rows = grad[rows], logits[rows], target[rows], numbers[:, rows].contiguous(), weight, mask[rows]
+        logits[rows] = _backward(*of_rows, *options, True, False, False)[0]
+
+
+# ---- op
+
+
+def _fake(input, target, weight, mask, ignore_index, label_smoothing, *_):
+    shape, has_probabilities = row_shape(input), target.is_floating_point()
+    dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
+    weighted = weight is not None and not has_probabilities
+    return (
+        input.new_empty(shape, dtype=dtype),
+        input.new_empty(shape, dtype=torch.bool),
+        input.new_empty(shape, dtype=compute_dtype(dtype, weight.dtype))
+        if weighted
+        else input.new_empty(0, dtype=dtype),
+        input.new_empty(
+            (count_numbers(target, weight, label_smoothing), *shape), dtype=_numbers_dtype(input, target, weight)
+        ),
+    )
+
+
+def _fake_of_rows(*operands):
+    loss, _, _, numbers = _fake(*operands[:-2])
+    return loss.new_empty(()), loss.new_empty((), dtype=torch.float64), numbers
+
+
+def _fake_backward(grad, input, target, *options):
+    *_, need_input, need_target, _ = options
+    d_input = torch.empty_like(input) if need_input else input.new_empty(0)
+    return d_input, torch.empty_like(target) if need_target else input.new_empty(0)
+
+
+_forward = declare_raw(
+    "_cross_entropy",
+    "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
+    "float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0) "
+    "-> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers)",
+    fake=_fake,
+    composite=_composite,
+    triton="classification.cross_entropy.cross_entropy",
+)
+_backward = declare_raw(
+    "_cross_entropy_backward",
+    "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, Tensor? mask=None, "
+    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
+    "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: some classes
+    fake=_fake_backward,
+    composite=_composite_backward,
+    triton="classification.cross_entropy_backward.cross_entropy_backward",
+)
+_overwrite = declare_raw(  # by the gradient of class indices' logits (N, C), in their memory
+    "_cross_entropy_overwrite",
+    "(Tensor grad, Tensor(a!) logits, Tensor target, Tensor numbers, Tensor? weight, Tensor mask, int ignore_index, "
+    "float label_smoothing, float z_loss, float temperature, float softcap) -> ()",
+    fake=lambda *_: None,
+    composite=_composite_overwrite,
+    triton="classification.cross_entropy_backward.cross_entropy_overwrite",
+)
+
+_of_rows = declare_raw(
+    "_cross_entropy_of_rows",
+    "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
+    "float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, bool mean=True, "
+    "bool empty_nan=False) -> (Tensor loss, Tensor denominator, Tensor numbers)",
+    fake=_fake_of_rows,
+    triton="classification.cross_entropy.cross_entropy_of_rows",
+)
+_of_rows_backward = declare_raw(
+    "_cross_entropy_of_rows_backward",
+    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, "
+    "Tensor? mask=None, int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, "
+    "float softcap=0.0, bool need_input=True, bool need_target=False) -> (Tensor, Tensor)",
+    fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands, False),
+    triton="classification.cross_entropy_backward.cross_entropy_of_rows_backward",
+)
+
+# ---- record
+
+
+class CrossEntropy(Classification):
+    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: two to four numbers a row.
+
+    The kernel is kept on CUDA too: Inductor's code reads the logits once more, for their largest.
+    """
+
+    takes_logits = True
+    differentiable = (0, 1)
+    saved = slice(3, 4)
+    compiled = ("cpu", "cuda")
+
+    def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap):
+        options = ignore_index, label_smoothing, z_loss
+        if softcap is not None or temperature.__class__ is not float or temperature != 1.0:
+            options += as_floats(self.name, temperature, softcap)
+        if is_watched(input):
+            return False, (input, target, weight, mask, *options)
+        if target.dtype not in INDICES[:2]:
+            if target.dtype == torch.uint8:
+                target = target.to(torch.int32)
+            elif target.dtype not in FLOATING or ignore_index >= 0:
+                return False, ()
+        plain = label_smoothing.__class__ is float and z_loss.__class__ is float and ignore_index.__class__ is int
+        if not (plain and 0 <= label_smoothing <= 1 and 0 <= z_loss <= LARGEST):
+            self.validate(input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap)
+        return True, (input, target, weight, mask, *options)
+
+    def validate(
+        self, input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature=1.0, softcap=None
+    ):
+        name = self.name
+        self.validate_input(input, target)
+        validate_index(name, ignore_index)
+        if not target.is_floating_point():
+            self.validate_indices(input, target, " or floating (probabilities)")
+        else:
+            check.floating(name, "target", target)
+            if target.shape != input.shape:
+                if tuple(target.shape) == row_shape(input):
+                    raise TypeError(
+                        f"{name}: target {check.shown(target)} must be int64, int32 or uint8 where it holds class "
+                        f"indices, got {target.dtype}: say target.long()"
+                    )
+                raise ValueError(
+                    f"{name}: target {check.shown(target)} of probabilities must have the shape of input "
+                    f"{check.shown(input)}"
+                )
+            if ignore_index >= 0:
+                raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")
+        self.validate_common(input, target, weight, mask, ignore_index)
+        validate_numbers(name, label_smoothing, z_loss)
+        validate_logits(name, temperature, softcap)
+
+    def validate_operands(self, *operands):
+        *arguments, temperature, softcap = operands
+        self.validate(*arguments, temperature, softcap or None)
+
+    def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss, *shape_of_logits):
+        """Check the options of a module's constructor."""
+        validate_options(name, reduction, empty)
+        validate_index(name, ignore_index)
+        validate_numbers(name, label_smoothing, z_loss)
+        if shape_of_logits:
+            validate_logits(name, *shape_of_logits)
+
+    def gradients_of(self, backward, upstream, needs, operands, numbers):
+        input, target, *options = operands
+        return backward(*upstream, input, target, numbers, *options, *needs[:2])
+
+
+_cross_entropy = CrossEntropy(
+    "cross_entropy", "CrossEntropyLoss", _forward, _backward, define, _of_rows, _of_rows_backward
+)
+_cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
+
+# ---- public function
+
+
+@_cross_entropy.public(
+    '(Tensor input, Tensor target, Tensor? weight=None, *, Tensor? mask=None, str reduction="mean", '
+    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, Tensor? row_weight=None, "
+    'float temperature=1.0, float? softcap=None, Tensor? denominator=None, str empty="zero") -> Tensor',
+    arguments=ARGUMENTS,
+)
+def cross_entropy(
+    input, target, weight=None, *extra, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
+    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero", **unknown,
+):  # fmt: skip
+    """-log softmax(input) at the class `target`, of each row; the mean over the kept rows.
+
+        loss = (1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z_loss (log sum_c exp x_c)^2,   p = softmax(x)
+
+    for class y, class weights w and label smoothing s over the A classes. Of class probabilities q in place of y the
+    first term is (1 - s) sum_c w_c q_c (-log p_c). Smoothing: Szegedy et al., "Rethinking the Inception Architecture",
+    2016. z-loss: Chowdhery et al., "PaLM", 2022, section 5, and Zoph et al., "ST-MoE", 2022; it keeps the logsumexp
+    near 0, is not multiplied by class weights, nor divided by their sum: it has its own mean, over the kept rows. 1e-4
+    is usual.
+
+    Any layout is read in place, logits in half without a copy in fp32, and nothing as large as them is allocated but
+    their gradient. Like torch.nn.functional.cross_entropy, but that a mean of nothing is `empty` and not NaN, that
+    `ignore_index` and `mask` exclude what is NaN, and that infinite logits have their limits: a class of -inf does not
+    exist (its gradient is 0, and smoothing is over the others), where it is the row's own the loss is inf; where the
+    row's own logit alone is +inf, loss and gradient are 0. Every other inf or NaN that is kept shows as NaN.
+
+    Args:
+        input: (N, C), (C,) or (N, C, d1, ...) floating tensor of logits.
+        target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...); or class
+            probabilities, floating, of `input`'s shape. Probabilities are differentiable.
+        label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
+        z_loss: factor of the squared logsumexp, at least 0.
+        row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
+            by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable.
+        temperature: divides the logits, above 0.
+        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
+        {arguments}
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, torch.nan]])
+        >>> safeops.cross_entropy(logits, torch.tensor([0, -100]))
+        tensor(0.2395)
+    """
+    if extra or unknown:
+        refuse(cross_entropy, extra, unknown)
+    validate_reduction("cross_entropy", input, reduction, denominator, empty)
+    if row_weight is not None:
+        mask = without_weight_0("cross_entropy", row_weight, mask, input)
+    operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
+    own_mean = weight is not None and reduction == "mean" and denominator is None
+    if own_mean and (z_loss.__class__ is not float or z_loss != 0):
+        _cross_entropy.validate(*operands)
+        if not target.is_floating_point():
+            weight = normalized_weight(weight, input, class_dim(input), target, mask, ignore_index, row_weight)
+            operands = *operands[:2], weight, *operands[3:]
+    of_rows = _cross_entropy.of_rows
+    if row_weight is None and of_rows.serves(input, target, reduction, denominator, empty):
+        return of_rows.call(*operands, reduction == "mean", empty == "nan")
+    loss, keep, weights = _cross_entropy.call(*operands)
+    per_row = None if weight is None or target.is_floating_point() else weights
+    if row_weight is None:
+        return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)
+    products, per_row = weighed(loss, keep, per_row, row_weight)
+    return reduce("cross_entropy", products, keep, per_row, reduction, denominator, empty).to(loss.dtype)

@@ -1,0 +1,25 @@
+"""masked_log_softmax: the logarithm of the softmax of the kept elements of each row."""
+
+from safeops.ops.classification._softmax import MaskedSoftmax
+
+_masked_log_softmax = MaskedSoftmax("masked_log_softmax", log=True)
+
+
+@_masked_log_softmax.public()
+def masked_log_softmax(input, mask=None, dim=-1):
+    """x - log sum exp(x) over the kept elements of each row along `dim`; -inf at the masked ones.
+
+    Masked-out elements do not exist: whatever lies there, and whatever gradient arrives there, changes no result and no
+    gradient, and their own gradient is 0. A fully masked row is -inf, with gradient 0. A kept NaN or +inf turns the
+    kept part of its row, and nothing else, into NaN. Half is computed in fp32 and rounded once.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([[1.0, torch.nan, 1.0], [2.0, 3.0, 4.0]])
+        >>> safeops.masked_log_softmax(x, torch.tensor([[True, False, True], [False, False, False]]))
+        tensor([[-0.6931,    -inf, -0.6931],
+                [   -inf,    -inf,    -inf]])
+    """
+    return _masked_log_softmax.call(input, mask, dim)

@@ -1,0 +1,252 @@
+"""Divergences of two rows of logits, element by element of the distributions that they stand for."""
+
+import functools
+
+import torch
+
+from safeops.core import check, loss_reduction
+from safeops.core.composed_loss import ARGUMENTS as ROW_ARGUMENTS
+from safeops.core.composed_loss import finish, validate, vectors
+from safeops.core.definitions import absolute, kept
+from safeops.core.dtypes import LARGEST, compute_dtype, wide_on_cpu
+from safeops.core.library import declare_raw, only
+from safeops.core.op import Op
+from safeops.core.symbolic import as_float, symbolic
+from safeops.ops.classification._best_classes import buckets, refuse_missing, validate_best
+
+INF = float("inf")
+NUMBERS = 6  # of a row that its backward needs
+EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
+
+# ---- definitions: of log-probabilities u of the target and v of the input, and of what they are the logarithms of
+
+
+def kl(u, v, p, q, beta):
+    """p log(p / q), and 0 where p is 0."""
+    none = p == 0
+    return p * (torch.where(none, 0, u) - torch.where(none, 0, v))
+
+
+def js(u, v, p, q, beta):
+    """beta p log(p / m) + (1 - beta) q log(q / m), m = beta p + (1 - beta) q. Of the larger of p and q the logarithm is
+    log1p of a number from -1 to 0, and that of the other differs from it by their ratio's."""
+    d = torch.where((p == 0) & (q == 0), 0, v - u)
+    larger = d > 0  # q is
+    d = torch.where(larger, -d, d)
+    share = torch.where(larger, beta * torch.ones_like(d), 1 - beta)  # (of two numbers it would be in fp32)
+    log = torch.log1p(share * torch.expm1(d))
+    smaller = torch.where(torch.minimum(p, q) == 0, 0, d) - log
+    return beta * p * torch.where(larger, smaller, -log) + (1 - beta) * q * torch.where(larger, -log, smaller)
+
+
+def tv(u, v, p, q, beta):
+    return absolute(p - q) / 2
+
+
+def _rows(terms):
+    """The op's definition: the divergence of each row."""
+
+    def definition(input, target, keep=None, temperature=1.0, beta=0.5):
+        compute = compute_dtype(input.dtype, target.dtype)
+        x, y = (wide_on_cpu(x.to(compute)) for x in (input, target))
+        if keep is not None:  # select before arithmetic
+            x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+        v, u = ((x / temperature).log_softmax(-1) for x in (x, y))
+        total = terms(u, v, u.exp(), v.exp(), beta).sum(-1)
+        return (total if keep is None else torch.where(keep, total, 0)).to(compute)
+
+    return definition
+
+
+# ---- slopes: q h to the input's logits and p f to the target's, each less its row's sum by the distribution
+
+
+def _slopes(terms, u, v, p, q, beta):
+    """(q h, p f)"""
+    if terms is kl:
+        return -p, kl(u, v, p, q, beta)
+    if terms is js:
+        log = torch.log(beta * p + (1 - beta) * q)
+        shares = (1 - beta, q, v), (beta, p, u)
+        return tuple(by * share * torch.where(share == 0, 0, own - log) for by, share, own in shares)
+    sign = torch.sign(p - q) / 2
+    return -q * sign, p * sign
+
+
+def _numbers(terms, input, target, keep, temperature, beta):
+    """(6, *rows): of both operands the largest logit and log sum exp((x - top) / T), -inf where no class exists; the
+    sums of the slopes to the input's and to the target's logits."""
+    compute = compute_dtype(input.dtype, target.dtype)
+    x, y = (x.detach().double() for x in (input, target))
+    if keep is not None:
+        x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+    tops = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
+    x, y = ((x - torch.where(top == -INF, 0, top)) / temperature for x, top in zip((x, y), tops))
+    spreads = [x.logsumexp(-1, keepdim=True) for x in (x, y)]
+    v, u = (x - spread for x, spread in zip((x, y), spreads))
+    sums = [slope.sum(-1, keepdim=True) for slope in _slopes(terms, u, v, u.exp(), v.exp(), beta)]
+    numbers = torch.stack([tops[0], spreads[0], tops[1], spreads[1], *sums]).squeeze(-1)
+    return (numbers if keep is None else torch.where(keep, numbers, 0)).to(compute)
+
+
+def _backward(terms, grad, input, target, numbers, keep, temperature, beta, needed):
+    compute = compute_dtype(input.dtype, target.dtype, grad.dtype)
+    x, y = (x.to(compute) for x in (input, target))
+    if keep is not None:
+        x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+    top_x, spread_x, top_y, spread_y, *sums = numbers.to(compute).unsqueeze(-1)
+    v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
+    p, q = u.exp(), v.exp()
+    g = (grad.to(compute) / temperature).unsqueeze(-1)
+    results = []
+    for slope, share, total, x, need in zip(_slopes(terms, u, v, p, q, beta), (q, p), sums, (input, target), needed):
+        slope = g * (slope - torch.where(share == 0, 0, share * total))
+        slope = slope if keep is None else torch.where(keep.unsqueeze(-1), slope, 0)
+        results.append(slope.to(x.dtype) if need else x.new_empty(0))
+    return tuple(results)
+
+
+def _sums(terms, input, target, numbers, keep, temperature, beta):
+    """(3, *rows): what some of the classes add to the sums of the slopes and to the divergence, where the first four
+    numbers are those of whole rows."""
+    compute = compute_dtype(input.dtype, target.dtype)
+    x, y = (x.detach().double() for x in (input, target))
+    if keep is not None:
+        x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
+    top_x, spread_x, top_y, spread_y = numbers[:4].double().unsqueeze(-1)
+    v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
+    operands = u, v, u.exp(), v.exp(), beta
+    sums = torch.stack([x.sum(-1) for x in (*_slopes(terms, *operands), terms(*operands))])
+    return (sums if keep is None else torch.where(keep, sums, 0)).to(compute)
+
+
+# ---- op
+
+
+def _fake(input, target, *_):
+    rows, dtype = input.shape[:-1], compute_dtype(input.dtype, target.dtype)
+    return input.new_empty(rows, dtype=dtype), input.new_empty((NUMBERS, *rows), dtype=dtype)
+
+
+def _fake_backward(grad, input, target, numbers, keep, temperature, beta, *needed):
+    return only(needed, (input, target))
+
+
+def _fake_sums(input, target, *_):
+    return input.new_empty((3, *input.shape[:-1]), dtype=compute_dtype(input.dtype, target.dtype))
+
+
+# ---- record
+
+
+def validate_options(name, reduction, empty, temperature, beta=0.5):
+    loss_reduction.validate_options(name, reduction, empty)
+    check.number(name, "temperature", temperature, above=0, maximum=LARGEST)
+    check.number(name, "beta", beta, minimum=0.001, maximum=0.999)
+
+
+class Divergence(Op):
+    """The op is the divergence of each row. I/O: the forward reads both operands once, or twice where what it sums
+    needs the whole rows first; the backward reads them, and writes the gradients. Saved: six numbers a row."""
+
+    differentiable = (0, 1)
+    compiled = ("cpu", "cuda")
+    shards = "divergence"
+    example, validate_options = EXAMPLE, staticmethod(validate_options)
+    sums = None  # the raw op of terms that need the whole rows first, from a part of the classes
+
+    def __init__(self, name, module, terms):
+        self.module = module
+        definition = _rows(terms)
+
+        def composite(input, target, keep=None, temperature=1.0, beta=0.5):
+            operands = input, target, keep, temperature, beta
+            return definition(*operands), _numbers(terms, *operands)
+
+        def composite_backward(grad, input, target, numbers, keep=None, temperature=1.0, beta=0.5, *needed):
+            needed = needed or (True, True)
+            return _backward(terms, grad, input, target, numbers, keep, temperature, beta, needed)
+
+        forward = declare_raw(
+            f"_{name}",
+            "(Tensor input, Tensor target, Tensor? keep=None, float temperature=1.0, float beta=0.5) -> "
+            "(Tensor loss, Tensor numbers)",
+            fake=_fake,
+            composite=composite,
+            triton=f"divergences.divergence.{name}",
+        )
+        backward = declare_raw(
+            f"_{name}_backward",
+            "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
+            "float beta=0.5, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
+            fake=_fake_backward,
+            composite=composite_backward,
+            triton=f"divergences.divergence_backward.{name}_backward",
+        )
+        if terms is not kl:
+            self.sums = declare_raw(
+                f"_{name}_sums",
+                "(Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
+                "float beta=0.5) -> Tensor",
+                fake=_fake_sums,
+                composite=functools.partial(_sums, terms),
+                triton=f"divergences.divergence.{name}_sums",
+            )
+        super().__init__(name, forward, backward, definition, also=(self.sums,))
+
+    def prepare(self, *operands):
+        return not any(symbolic(number) for number in operands[3:]), operands
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def gradients(self, grad, needs, operands, results):
+        x = operands
+        return self.backward(grad, x.input, x.target, *results, x.keep, x.temperature, x.beta, *needs[:2])
+
+
+# ---- the public functions
+
+
+def divergence(
+    name, op, input, target, mask, weight, reduction, denominator, empty, temperature, best, beta=0.5, swap=False
+):
+    """The reduction of the rows' divergences. best: (target_values, target_indices). swap: of target from input."""
+    values, indices = best
+    if any((x is None) is (target is None) for x in best):
+        raise TypeError(f"{name}: needs target, or target_values and target_indices in its place")
+    operands = {"input": input} if target is None else {"input": input, "target": target}
+    rows = vectors(name, **operands)
+    if target is None:
+        validate_best(name, input, values, indices)
+        operands |= {"target_values": values, "target_indices": indices}
+    validate(name, rows, mask, weight, reduction, denominator, empty, **operands)
+    validate_options(name, reduction, empty, temperature, beta)
+    keep, temperature = kept(mask, weight), as_float(temperature)
+    exists = None if keep is None else keep.expand(rows).contiguous()
+    if target is None:
+        refuse_missing(name, indices, exists, input)
+        input, target = buckets(input, values, indices, exists, temperature)
+        temperature = 1.0
+    pair = (target, input) if swap else (input, target)
+    loss = op.call(*pair, exists, temperature, as_float(beta))
+    return finish(name, loss, keep, weight, reduction, denominator, empty)
+
+
+ARGUMENTS = (
+    """\
+        temperature: divides the logits of both, above 0. (Distillation multiplies the loss by its square, to keep the
+            size of the gradients.)
+        target_values: (..., K) floating tensor, in the place of `target`: the logarithms of the probabilities, at this
+            temperature, of K classes. All other classes are one, which has the rest, at least 1e-7 (2e-16 in fp64).
+        target_indices: (..., K) int64 or int32 tensor, which classes of `input` they are, no class twice.
+"""
+    + ROW_ARGUMENTS
+    + """
+    Raises:
+        IndexError: on the CPU, an index of no class, in a row that is kept; before anything is computed. On other
+            devices, and in compiled code, such an index is left out.
+        TypeError: an operand is not floating, `mask` is not bool, an option is of another type, or there is no target.
+        ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
+"""
+)

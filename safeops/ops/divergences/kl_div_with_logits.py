@@ -1,0 +1,40 @@
+"""kl_div_with_logits: the Kullback-Leibler divergence of two rows of logits."""
+
+from safeops.core.foreign import refuse
+from safeops.ops.divergences._divergence import ARGUMENTS, Divergence, divergence, kl
+
+_kl_div_with_logits = Divergence("kl_div_with_logits", "KLDivWithLogitsLoss", kl)
+
+
+@_kl_div_with_logits.public(
+    '(Tensor input, Tensor? target=None, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
+    'Tensor? denominator=None, str empty="zero", float temperature=1.0, Tensor? target_values=None, '
+    "Tensor? target_indices=None) -> Tensor",
+    arguments=ARGUMENTS,
+)
+def kl_div_with_logits(
+    input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    temperature=1.0, target_values=None, target_indices=None, **unknown,
+):  # fmt: skip
+    """sum_c p_c log(p_c / q_c) of p = softmax(target / T) from q = softmax(input / T); the mean over the kept rows.
+
+    Kullback and Leibler, "On Information and Sufficiency", 1951; the loss of distillation (Hinton, Vinyals and Dean,
+    "Distilling the Knowledge in a Neural Network", 2015). As `F.kl_div` of the two log-softmaxes, each of which would
+    be a tensor of its own: from one read of both, in any layout and dtype, computed in fp32. A class of -inf has the
+    probability 0, and 0 log 0 is 0: classes that pad a vocabulary may be -inf in both, or in the target. One that the
+    input alone excludes makes the divergence inf. +inf, NaN and a row of nothing but -inf show as NaN.
+
+    Args:
+        input: (..., C) floating tensor, the logits of q.
+        target: (..., C) floating tensor of `input`'s shape, the logits of p. Differentiable.
+        {arguments}
+
+    Example:
+        >>> input, target = torch.zeros(2, 3), torch.tensor([[1.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]])
+        >>> safeops.kl_div_with_logits(input, target, mask=torch.tensor([True, False]))
+        tensor(0.5164)
+    """
+    if extra or unknown:
+        refuse(kl_div_with_logits, extra, unknown)
+    options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
+    return divergence(_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options)

@@ -1,0 +1,95 @@
+"""The gradients of a linear layer and a loss of its rows in chunks of the classes, in plain torch for any device.
+
+Of classes, not of rows as in `_rows`: each gradient of the weight is then one product over all rows, summed in
+fp32 inside it and rounded once, with no fp32 buffer as large as the weight; and each row's own upstream gradient is in
+its slopes. The price is a product: the backward computes the logits again.
+"""
+
+import torch
+
+from safeops.core import sums
+from safeops.core.dtypes import to_one
+from safeops.core.matmul import sums_wide, without_autocast
+from safeops.ops.classification import cross_entropy
+
+CHUNK = 2**23  # logits at a time, or a sixteenth of all: the slopes to them exist beside them
+NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
+
+
+def chunks_of(x, linear_weight, linear_bias):
+    """(slice of the classes, their logits): a buffer of its own each, in the operands' dtype as a linear layer's."""
+    rows, classes = max(1, len(x)), len(linear_weight)
+    size = max(1, CHUNK // rows, classes // 16)
+    for first in range(0, classes, size):
+        part = slice(first, first + size)
+        yield part, logits_of(x, linear_weight[part], None if linear_bias is None else linear_bias[part])
+
+
+def logits_of(x, linear_weight, linear_bias, out=None):
+    w = linear_weight.mT
+    return torch.mm(x, w, out=out) if linear_bias is None else torch.addmm(linear_bias, x, w, out=out)
+
+
+def multiply(to, a, b, beta=1):
+    """beta to + a b, into `to`, with sums of its dtype, which is that of a and b or fp32. beta: 0 or 1."""
+    wide = {} if a.dtype == to.dtype else {"out_dtype": to.dtype}
+    if not wide or sums_wide(to.device):
+        torch.addmm(to, a, b, beta=beta, out=to, **wide)
+        return
+    size = max(1, cross_entropy.BLOCK // max(1, b.shape[1]))
+    for first in range(0, len(to), size):
+        block = slice(first, first + size)
+        product = a[block] @ b
+        to[block] = product if beta == 0 else to[block] + product
+
+
+def products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, finish=lambda d_input: d_input):
+    """The gradients of the layer from the slopes to its logits, slopes(logits, part of the classes), those that are not
+    needed empty. finish: of the input's gradient in fp32 once all chunks are in it, with the weight's last product
+    still to be made."""
+    need_input, need_weight, need_bias = needs
+    d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
+    d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
+    d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
+
+    def finish_rows(d_input):
+        d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
+        return finish(d_input if scale is None else d_input.div_(scale))
+
+    if need_input and not len(linear_weight):
+        d_input = finish_rows(d_input)
+    with without_autocast(x):
+        for part, logits in chunks_of(x, linear_weight, linear_bias):
+            slope = slopes(logits, part)
+            if need_bias:
+                d_bias[part] = sums.total(slope, dim=0)
+            if need_input:
+                multiply(d_input, slope, linear_weight[part])
+            if need_input and part.stop >= len(linear_weight):
+                d_input = finish_rows(d_input)
+            if need_weight:
+                torch.mm(slope.mT, x, out=d_weight[part])
+            del logits, slope  # before the next are made
+    if scale is not None:
+        d_weight.div_(scale)
+        d_bias.div_(scale)
+    return d_input.to(x.dtype), d_weight, d_bias
+
+
+def scale_of(x, linear_weight, largest, at_once=None):
+    """A power of two that brings the slopes to the logits, and the products made of them, to the upper end of fp16: of
+    a mean over many rows they would vanish, of a scaled loss overflow. The gradients are divided by it again: one too
+    large for fp16 becomes inf there. None for other dtypes.
+
+    largest: a bound of each row's slopes, in fp64. at_once: so many rows are in one product, if not all."""
+    if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
+        return None
+    top = largest.amax()
+    of_weight = (largest.sum() if at_once is None else top * min(at_once, len(x))) * _magnitude(x).clamp(min=1)
+    bound = torch.maximum(of_weight, 2 * top * _magnitude(linear_weight).clamp(min=1))
+    return torch.where(bound.isfinite() & (bound > 0), to_one(bound) * 2.0**14, 1)
+
+
+def _magnitude(x):
+    low, high = torch.aminmax(x)
+    return torch.maximum(-low, high).double()

@@ -1,0 +1,193 @@
+"""The divergence of a linear layer's output from a teacher's, neither of which exists as a whole."""
+
+import torch
+
+from safeops.core import check
+from safeops.core.composed_loss import ARGUMENTS as ROW_ARGUMENTS
+from safeops.core.composed_loss import finish, validate
+from safeops.core.definitions import kept
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.matmul import matmul, without_autocast
+from safeops.core.op import Op
+from safeops.core.symbolic import as_float
+from safeops.ops.divergences._divergence import NUMBERS, validate_options
+from safeops.ops.linear import _rows
+from safeops.ops.linear._chunks import logits_of, products, scale_of
+from safeops.ops.linear._layer import in_one_dtype, validate_layer
+
+EXAMPLE = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.eye(2), torch.ones(2, 2)"
+_OPERANDS = (
+    "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? target_weight, "
+    "Tensor? target_bias, Tensor? keep, float temperature=1.0, float beta=0.5"
+)
+
+
+def _all_logits(x, weight, bias, keep, compute):
+    """Those of the definition. weight: None where x are logits."""
+    if keep is not None:  # select before arithmetic
+        x = torch.where(keep.unsqueeze(-1), x, 0)
+    if weight is None:
+        return x
+    logits = matmul(x.to(compute), weight.to(compute))
+    return logits if bias is None else logits + bias.to(compute)
+
+
+def _empty(input, target):
+    dtype, rows = compute_dtype(input.dtype, target.dtype), len(input)
+    return input.new_empty(rows, dtype=dtype), input.new_empty((NUMBERS, rows), dtype=dtype)
+
+
+def _part(x, weight, bias, rows, classes):
+    """Some rows' logits of some classes."""
+    if weight is None:
+        return x[rows, classes]
+    return logits_of(x[rows], weight[classes], None if bias is None else bias[classes])
+
+
+class LinearDivergence(Op):
+    """Products of N x D x C: one for each layer forward; backward computes the logits again, and makes two more.
+
+    The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
+    """
+
+    owner = None
+    differentiable, constant = (0, 1, 2), slice(3, 6)
+    compiled = ("cpu", "cuda")
+    example, validate_options = EXAMPLE, staticmethod(validate_options)
+
+    def __init__(self, name, module, op, swap=False):
+        """op: of both logits; swap: of the target's from the input's."""
+        self.module, self.op, self.swap = module, op, swap
+        forward = declare_raw(
+            f"_{name}",
+            f"({_OPERANDS}) -> (Tensor loss, Tensor numbers)",
+            fake=lambda input, weight, bias, target, *_: _empty(input, target),
+            composite=self._compute,
+        )
+        backward = declare_raw(
+            f"_{name}_backward",
+            f"(Tensor grad, Tensor numbers, {_OPERANDS}, bool need_input=True, bool need_weight=True, "
+            "bool need_bias=True) -> (Tensor, Tensor, Tensor)",
+            fake=lambda grad, numbers, input, weight, *rest: tuple(_rows.empty_gradients(input, weight, rest[-3:])),
+            composite=self._compute_backward,
+        )
+        super().__init__(name, forward, backward, self._define)
+        self.raw, self.cpu = (), True
+
+    def _pair(self, input, target):
+        return (target, input) if self.swap else (input, target)
+
+    def _define(
+        self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature=1.0, beta=0.5
+    ):
+        compute = compute_dtype(input.dtype, target.dtype)
+        layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
+        logits = [_all_logits(*layer, keep, compute) for layer in layers]
+        return self.op.definition(*self._pair(*logits), keep, temperature, beta)
+
+    def _compute(self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature, beta):
+        """In chunks of the rows, each by the divergence's kernel."""
+        results, everything = _empty(input, target), slice(None)
+        size = max(1, _rows.rows_at_once(input, linear_weight) // 2)
+        with without_autocast(input):
+            for first in range(0, len(input), size):
+                part = slice(first, first + size)
+                own = _part(input, linear_weight, linear_bias, part, everything)
+                other = _part(target, target_weight, target_bias, part, everything)
+                exists = None if keep is None else keep[part]
+                of_rows = self.op.forward(*self._pair(own, other), exists, temperature, beta)
+                for whole, rows in zip(results, of_rows):
+                    whole[..., part] = rows
+        return results
+
+    def _compute_backward(
+        self, grad, numbers, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
+        beta, *needs,
+    ):  # fmt: skip
+        """In chunks of the classes, each by the divergence's backward kernel."""
+        compute, everything = compute_dtype(input.dtype, grad.dtype), slice(None)
+        keep = torch.ones_like(grad, dtype=torch.bool) if keep is None else keep
+        x, grad = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
+        # a slope is p times the difference of a logarithm and its mean
+        largest = grad.double().abs() * (2 + numbers[4].abs() + numbers[5].abs()) / temperature
+        scale = scale_of(x, linear_weight, largest)
+        grad = (grad if scale is None else grad * scale).to(compute)
+
+        def slopes(logits, part):
+            other = _part(target, target_weight, target_bias, everything, part)
+            needed = self._pair(True, False)
+            both = self.op.backward(grad, *self._pair(logits, other), numbers, keep, temperature, beta, *needed)
+            return both[self.swap]
+
+        return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs)
+
+    def prepare(self, *operands):
+        return True, operands
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def gradients(self, grad, needs, operands, results):
+        return self.backward(grad, results.numbers, *operands, *needs[:3])
+
+
+# ---- the public functions
+
+
+def linear_divergence(
+    op, input, linear_weight, target, target_weight, linear_bias, target_bias, mask, weight, reduction, denominator,
+    empty, temperature, beta=0.5,
+):  # fmt: skip
+    """The reduction of the rows' divergences."""
+    name = op.name
+    validate_layer(name, input, linear_weight, linear_bias)
+    operands = {"input": input, "linear_weight": linear_weight, "target": target, "target_weight": target_weight}
+    rows, classes = input.shape[:-1], len(linear_weight)
+    if target_weight is None:
+        check.floating(name, "target", target)
+        if target_bias is not None:
+            raise TypeError(f"{name}: target_bias needs target_weight")
+        if target.shape != (*rows, classes):
+            raise ValueError(
+                f"{name}: target {check.shown(target)} must have logits of linear_weight's {classes} classes for each "
+                f"of input's rows {check.shown(input, rows)}, or come with target_weight"
+            )
+    else:
+        validate_layer(name, target, target_weight, target_bias, ("target", "target_weight", "target_bias"))
+        if target.shape[:-1] != rows or len(target_weight) != classes:
+            raise ValueError(
+                f"{name}: target {check.shown(target)} and target_weight {check.shown(target_weight)} must have "
+                f"input's rows {check.shown(input, rows)} and linear_weight's {classes} classes"
+            )
+        target, target_weight, target_bias = in_one_dtype(target, target_weight, target_bias)
+    validate(name, rows, mask, weight, reduction, denominator, empty, **operands)
+    validate_options(name, reduction, empty, temperature, beta)
+    input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
+    keep = kept(mask, weight)
+    exists = None if keep is None else keep.expand(rows).reshape(-1)
+    layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
+    # (the product of the rows' sizes would bind those that an exported program takes)
+    (x, *layer), (y, *teacher) = ((x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0), *rest) for x, *rest in layers)
+    loss = op.call(x, *layer, y, *teacher, exists, as_float(temperature), as_float(beta)).reshape(rows)
+    return finish(name, loss, keep, weight, reduction, denominator, empty)
+
+
+ARGUMENTS = (
+    """\
+        input: (..., D) floating tensor, a vector for each row.
+        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ, and both are read in its dtype.
+        target: (..., E) floating tensor, the teacher's vectors.
+        target_weight: (C, E) tensor of `target`'s dtype. None: `target` are the teacher's logits (..., C).
+        linear_bias: (C,) tensor of `input`'s dtype.
+        target_bias: (C,) tensor of `target`'s dtype.
+        temperature: divides the logits of both, above 0.
+"""
+    + ROW_ARGUMENTS
+    + """
+    Raises:
+        TypeError: an operand is not floating, dtypes of a layer differ, `mask` is not bool, an option is of another
+            type.
+        ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
+"""
+)

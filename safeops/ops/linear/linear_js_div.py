@@ -1,0 +1,43 @@
+"""linear_js_div: the Jensen-Shannon divergence of a linear layer's output, which never exists as a whole."""
+
+from safeops.core.foreign import refuse
+from safeops.ops.divergences.js_div_with_logits import _js_div_with_logits
+from safeops.ops.linear._divergence import ARGUMENTS, LinearDivergence, linear_divergence
+
+_linear_js_div = LinearDivergence("linear_js_div", "LinearJSDivLoss", _js_div_with_logits)
+
+
+@_linear_js_div.public(
+    "(Tensor input, Tensor linear_weight, Tensor target, Tensor? target_weight, *, Tensor? linear_bias=None, "
+    'Tensor? target_bias=None, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
+    'Tensor? denominator=None, str empty="zero", float temperature=1.0, float beta=0.5) -> Tensor',
+    arguments=ARGUMENTS,
+)
+def linear_js_div(
+    input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, beta=0.5, **unknown,
+):  # fmt: skip
+    """`js_div_with_logits` of the logits input @ linear_weight.T + linear_bias, without their memory.
+
+    The teacher's are target @ target_weight.T + target_bias, or given. Eight million logits of each, or an eighth of
+    all, exist at a time. Products are in the operands' dtype; their sums, softmax and divergence in fp32; each gradient
+    is rounded last. The backward computes the logits again. A gradient to the teacher, second derivatives, functorch
+    transforms and `torch.export` make all logits at once, in fp32.
+
+    Args:
+        beta: the target's share of the mixture, from 0.001 to 0.999. (Nearer to 0 or 1 it is beta, or 1 - beta, times
+            one of the other divergences.)
+        {arguments}
+
+    Example:
+        >>> input, linear_weight = torch.eye(2), torch.zeros(3, 2)
+        >>> target = torch.tensor([[1.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]])
+        >>> safeops.linear_js_div(input, linear_weight, target, None, mask=torch.tensor([True, False]))
+        tensor(0.1553)
+    """
+    if extra or unknown:
+        refuse(linear_js_div, extra, unknown)
+    options = mask, weight, reduction, denominator, empty, temperature, beta
+    return linear_divergence(
+        _linear_js_div, input, linear_weight, target, target_weight, linear_bias, target_bias, *options
+    )

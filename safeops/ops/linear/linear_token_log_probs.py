@@ -1,0 +1,190 @@
+"""linear_token_log_probs: a linear layer and token_log_probs of its output, which never exists as a whole."""
+
+import torch
+
+from safeops.core.dtypes import compute_dtype
+from safeops.core.foreign import refuse
+from safeops.core.library import declare_raw
+from safeops.core.matmul import matmul, without_autocast
+from safeops.core.op import Op
+from safeops.ops.classification._classification import class_dim, refuse_missing_class, rows_of, validate_index
+from safeops.ops.classification._logits import as_floats, validate_logits
+from safeops.ops.classification.token_log_probs import TokenLogProbs, _token_log_probs, each
+from safeops.ops.classification.token_log_probs import define as define_rows
+from safeops.ops.linear import _rows
+from safeops.ops.linear._chunks import NO_CLASS, logits_of, products, scale_of
+from safeops.ops.linear._layer import in_one_dtype, validate_classes, validate_layer
+
+NAME = "linear_token_log_probs"
+
+# ---- definition
+
+
+def define(input, linear_weight, target, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
+    """log probability, entropy and logsumexp of each row: (3, N)."""
+    compute = compute_dtype(input.dtype)
+    _, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, compute)
+    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
+    logits = matmul(x, linear_weight.to(compute))
+    logits = logits if linear_bias is None else logits + linear_bias.to(compute)
+    return define_rows(logits.movedim(-1, class_dim(logits)), target, keep, ignore_index, temperature, softcap)
+
+
+# ---- op
+
+
+def _fake(input, *_):
+    shape, dtype = (3, len(input)), compute_dtype(input.dtype)
+    return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
+
+
+def _fake_backward(grad, input, linear_weight, *options):
+    return tuple(_rows.empty_gradients(input, linear_weight, options[-3:]))
+
+
+def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *shape):
+    """In chunks of the rows, each by the kernel of token_log_probs: one product."""
+    refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
+    place, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
+    results = _fake(input)
+    size = _rows.rows_at_once(input, linear_weight)
+    buffer = input.new_empty(min(size, len(input)), len(linear_weight))
+    with without_autocast(input):
+        for first in range(0, len(input), size):
+            part = slice(first, first + size)
+            logits = logits_of(input[part], linear_weight, linear_bias, buffer[: len(input[part])])
+            for whole, rows in zip(
+                results, _token_log_probs.forward(logits, place[part], keep[part], NO_CLASS, *shape)
+            ):
+                whole[:, part] = rows
+    return results
+
+
+def _compute_backward(
+    grad, input, linear_weight, target, numbers, linear_bias, mask, ignore_index, temperature, softcap, *needs
+):
+    """In chunks of the classes, each by the backward kernel of token_log_probs: three products."""
+    place, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
+    compute, shape = compute_dtype(input.dtype, grad.dtype), (temperature, softcap)
+    x = torch.where(keep.unsqueeze(1), input, 0)
+    grad = torch.where(keep, grad, 0)
+    of_log_prob, of_entropy, of_sum = grad.double().abs()
+    # p |log p + H| is at most 1 + H
+    largest = (2 * of_log_prob + of_sum + of_entropy * (1 + numbers[2].abs())) / temperature
+    scale = scale_of(x, linear_weight, largest)
+    grad, partial = (grad if scale is None else grad * scale).to(compute), True
+
+    def slopes(logits, part):
+        return _token_log_probs.backward(grad, logits, place - part.start, numbers, keep, NO_CLASS, *shape, partial)
+
+    return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs)
+
+
+_OPERANDS = (
+    "Tensor? linear_bias=None, Tensor? mask=None, int ignore_index=-100, float temperature=1.0, float softcap=0.0"
+)
+_forward = declare_raw(
+    "_linear_token_log_probs",
+    f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> (Tensor rows, Tensor numbers)",
+    fake=_fake,
+    composite=_compute,
+)
+_backward = declare_raw(
+    "_linear_token_log_probs_backward",
+    f"(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor numbers, {_OPERANDS}, "
+    "bool need_input=True, bool need_weight=True, bool need_bias=True) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_backward,
+    composite=_compute_backward,
+)
+
+# ---- record
+
+
+class LinearTokenLogProbs(Op):
+    """Products of N x D x C: one forward, three backward, which computes the logits again. Saved: the operands, and
+    three numbers a row.
+
+    The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
+    """
+
+    owner = None
+    differentiable = (0, 1, 3)
+    compiled = ("cpu", "cuda")
+
+    def __init__(self):
+        super().__init__(NAME, _forward, _backward, define)
+        self.raw, self.cpu = (), True
+
+    def prepare(self, input, linear_weight, target, linear_bias, mask, ignore_index, temperature, softcap):
+        shape = as_floats(NAME, temperature, softcap)
+        return True, (input, linear_weight, target, linear_bias, mask, ignore_index, *shape)
+
+    def validate(self, *operands):
+        """The public function has, of operands with their own shapes."""
+
+    def gradients(self, grad, needs, operands, results):
+        input, linear_weight, target, *rest = operands
+        needs = needs[0], needs[1], needs[3]
+        return self.backward(grad, input, linear_weight, target, results.numbers, *rest, *needs)
+
+
+_linear_token_log_probs = LinearTokenLogProbs()
+
+# ---- public function
+
+
+@_linear_token_log_probs.public(
+    "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? mask=None, "
+    "int ignore_index=-100, float temperature=1.0, float? softcap=None) -> "
+    "(Tensor log_prob, Tensor entropy, Tensor logsumexp)"
+)
+def linear_token_log_probs(
+    input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
+    **unknown,
+):  # fmt: skip
+    """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, without their memory.
+
+    What the losses of PPO, GRPO and DPO are made of, from the last hidden states: eight million logits, or an eighth of
+    all, exist at a time (on a GPU 1,024 rows at least). Products are in the operands' dtype, what is made of the logits
+    in fp32, and sums over chunks, too; each gradient is rounded last. The backward computes the logits again: four
+    products in all. Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32.
+
+    Args:
+        input: (..., D) floating tensor, a vector for each row.
+        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ, and both are read in its dtype.
+        target: class indices in [0, C), int64, int32 or uint8, of shape (...).
+        linear_bias: (C,) tensor of `input`'s dtype.
+        mask: bool tensor, broadcastable to the rows' shape (...); True = keep. A masked-out row is 0 in all three,
+            whatever its input holds, and its gradient is exactly 0.
+        ignore_index: a row of this class is masked out.
+        temperature: divides the logits, above 0.
+        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
+
+    Returns:
+        A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for half and fp32 operands, fp64 for
+        fp64.
+
+    Raises:
+        IndexError: on the CPU, a class that does not exist and is not `ignore_index`, in a row that `mask` keeps. On
+            other devices, and under torch.func's transforms, such a row is left out.
+        TypeError: an operand or option is of another type or dtype.
+        ValueError: shapes do not fit, devices differ, a number out of range.
+
+    Example:
+        >>> input, linear_weight = torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 0.0]])
+        >>> safeops.linear_token_log_probs(input, linear_weight, torch.tensor([0, -100])).log_prob
+        tensor([-0.1269,  0.0000])
+    """
+    if extra or unknown:
+        refuse(linear_token_log_probs, extra, unknown)
+    validate_layer(NAME, input, linear_weight, linear_bias)
+    validate_classes(NAME, input, target, mask)
+    validate_index(NAME, ignore_index)
+    validate_logits(NAME, temperature, softcap)
+    refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
+    input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
+    rows = target.shape
+    mask = None if mask is None else mask.expand(rows).reshape(-1)
+    operands = input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, mask
+    results = _linear_token_log_probs.call(*operands, ignore_index, temperature, softcap)
+    return TokenLogProbs(*(row.reshape(rows) for row in each(results)))

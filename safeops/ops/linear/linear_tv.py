@@ -1,0 +1,41 @@
+"""linear_tv: the total variation distance of a linear layer's output, which never exists as a whole."""
+
+from safeops.core.foreign import refuse
+from safeops.ops.divergences.tv_with_logits import _tv_with_logits
+from safeops.ops.linear._divergence import ARGUMENTS, LinearDivergence, linear_divergence
+
+_linear_tv = LinearDivergence("linear_tv", "LinearTVLoss", _tv_with_logits)
+
+
+@_linear_tv.public(
+    "(Tensor input, Tensor linear_weight, Tensor target, Tensor? target_weight, *, Tensor? linear_bias=None, "
+    'Tensor? target_bias=None, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
+    'Tensor? denominator=None, str empty="zero", float temperature=1.0) -> Tensor',
+    arguments=ARGUMENTS,
+)
+def linear_tv(
+    input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, **unknown,
+):  # fmt: skip
+    """`tv_with_logits` of the logits input @ linear_weight.T + linear_bias, without their memory.
+
+    The teacher's are target @ target_weight.T + target_bias, or given. Eight million logits of each, or an eighth of
+    all, exist at a time. Products are in the operands' dtype; their sums, softmax and divergence in fp32; each gradient
+    is rounded last. The backward computes the logits again. A gradient to the teacher, second derivatives, functorch
+    transforms and `torch.export` make all logits at once, in fp32.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> input, linear_weight = torch.eye(2), torch.zeros(3, 2)
+        >>> target = torch.tensor([[1.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]])
+        >>> safeops.linear_tv(input, linear_weight, target, None, mask=torch.tensor([True, False]))
+        tensor(0.3977)
+    """
+    if extra or unknown:
+        refuse(linear_tv, extra, unknown)
+    options = mask, weight, reduction, denominator, empty, temperature
+    return linear_divergence(
+        _linear_tv, input, linear_weight, target, target_weight, linear_bias, target_bias, *options
+    )

@@ -1,0 +1,1 @@
+"""Functions and losses of vectors along a dim: norms, cosines, distances, contrastive losses, boxes and signals."""

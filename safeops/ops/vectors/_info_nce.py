@@ -1,0 +1,109 @@
+"""The losses of info_nce_loss whose keys are those of the batch: of half vectors on CUDA one kernel, without (N, N)
+logits in memory."""
+
+import torch
+from torch.compiler import is_compiling
+
+from safeops.core.dtypes import HALF, compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.matmul import matmul, sums_wide, takes_half
+from safeops.core.op import Op
+from safeops.core.symbolic import as_operand
+from safeops.ops.classification.cross_entropy import cross_entropy
+from safeops.ops.vectors.normalize import normalize
+
+WIDEST = 1024  # vectors that the kernels hold
+
+# ---- definition
+
+
+def factors(temperature, query, *keys):
+    """(the vectors whose products are the logits, the half dtype that they may be multiplied in)"""
+    compute = compute_dtype(query.dtype, *(x.dtype for x in keys))
+    half = query.dtype if takes_half(query, *keys) else None
+    query, *keys = (normalize(x.to(compute), dim=-1, eps=None) for x in (query, *keys))
+    return *over_temperature(temperature, half, query, *keys), half
+
+
+def over_temperature(temperature, half, query, *keys):
+    """Unit vectors whose products are the logits. half: the dtype that they are multiplied in, or None."""
+    temperature = as_operand(temperature, query)
+    if half is None:
+        return query / temperature, *keys
+    # fp16 holds both factors down to temperatures of 1e-9, if both are divided by the root
+    root = (temperature.to(query.dtype) if isinstance(temperature, torch.Tensor) else temperature) ** 0.5
+    return tuple(x / root for x in (query, *keys))
+
+
+def define(query, key, keep=None, temperature=None, number=1.0):
+    """The loss of each row. keep: which rows exist; None: all. temperature: a 0-dim tensor, in place of `number`."""
+    if keep is not None:
+        query, key = (torch.where(keep.unsqueeze(-1), x, 0) for x in (query, key))
+    logits = matmul(*factors(number if temperature is None else temperature, query, key))  # own ones on the diagonal
+    if keep is not None:
+        logits = torch.where(keep, logits, float("-inf"))  # a class that does not exist
+    target = logits.new_ones(query.shape[:1], dtype=torch.int64).cumsum(0) - 1
+    return cross_entropy(logits, target, mask=keep, reduction="none")
+
+
+# ---- op
+
+
+def _fake(query, key, keep=None, temperature=None, number=1.0):
+    rows, columns = query.shape
+    padded = -(-rows // 128) * 128  # as kernels/vectors/info_nce.py fills them up
+    width = max(64, 1 << (columns - 1).bit_length()) if columns <= 256 else -(-columns // 64) * 64
+    return (
+        query.new_empty(query.shape[:1], dtype=torch.float32),
+        query.new_empty((2, padded, width)),
+        query.new_empty((6, padded), dtype=torch.float32),
+    )
+
+
+def _fake_backward(grad, units, row_stats, temperature, number, columns, need_query, need_key):
+    rows = grad.shape[0]
+    return (
+        units.new_empty((rows if need_query else 0, columns)),
+        units.new_empty((rows if need_key else 0, columns)),
+        grad.new_empty((rows if need_query else 0,), dtype=torch.float64),
+    )
+
+
+forward = declare_raw(
+    "_info_nce",
+    "(Tensor query, Tensor key, Tensor? keep=None, Tensor? temperature=None, float number=1.0) "
+    "-> (Tensor loss, Tensor units, Tensor row_stats)",
+    fake=_fake,
+    triton="vectors.info_nce.info_nce",
+)
+backward = declare_raw(
+    "_info_nce_backward",
+    "(Tensor grad, Tensor units, Tensor row_stats, Tensor? temperature, float number, int columns, "
+    "bool need_query=True, bool need_key=True) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_backward,
+    triton="vectors.info_nce_backward.info_nce_backward",
+)
+
+
+# ---- record
+
+
+class InfoNCE(Op):
+    """It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
+
+    differentiable = (0, 1, 3)
+
+    def prepare(self, *operands):
+        query, key, keep = operands[:3]
+        one_dtype = query.dtype == key.dtype and query.dtype in HALF
+        takes = one_dtype and sums_wide(query.device) and query.shape[1] <= WIDEST and not is_compiling()
+        return takes, operands
+
+    def validate(self, *operands):
+        """The public function has."""
+
+    def gradients(self, grad, needs, operands, results):
+        t, number = operands.temperature, operands.number
+        columns = operands.query.shape[1]
+        *grads, strength = self.backward(grad, *results, t, number, columns, needs[0] or needs[3], needs[1])
+        return *grads, (-(strength.sum() / t)).to(t.dtype) if needs[3] else None
