@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from safeops.debug._twins import LOSSES, TWINS
 from safeops.ops.classification.ctc_loss import ctc_loss
+from safeops.ops.losses._pointwise import PointwiseLoss
 from safeops.ops.vectors.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss
 
 FUNCTIONS = {name: TWINS[name].public_function for name in LOSSES & TWINS.keys()} | {
@@ -27,8 +28,10 @@ def loss(name):
         size_average, reduce = options.pop("size_average", None), options.pop("reduce", None)
         if size_average is not None or reduce is not None:  # deprecated, and said so by torch
             return None
-        if takes is not None and not takes(options):
+        if takes is not None and not takes(options) or not _of_one_shape(name, options):
             return None
+        if name == "kl_div" and options.get("reduction", "mean") == "mean" and not torch.compiler.is_compiling():
+            F.kl_div(torch.zeros(1), torch.zeros(1))  # torch's own warning of this mean, in its words
         return twin(**options)
 
     return handler
@@ -37,9 +40,12 @@ def loss(name):
 # Calls whose twin would say something else: what torch refuses, torch is to refuse.
 
 
-def _target_of_one_shape(options):
-    """torch does not broadcast the target here."""
-    return options["input"].shape == options["target"].shape
+def _of_one_shape(name, options):
+    """torch broadcasts the operands of some losses in silence, of others with a warning, and of some not at all."""
+    if not isinstance(TWINS.get(name), PointwiseLoss) or name == "gaussian_nll_loss":
+        return True
+    shapes = {options[key].shape for key in ("input", "input1", "input2", "target") if key in options}
+    return len(shapes) == 1
 
 
 def _weight_of_one_shape(options):
@@ -59,8 +65,6 @@ def _smoothed_without_weights(options):
 
 
 _TAKEN = {
-    "binary_cross_entropy": _target_of_one_shape,
-    "binary_cross_entropy_with_logits": _target_of_one_shape,
     "cross_entropy": _smoothed_without_weights,
     "huber_loss": _weight_of_one_shape,
     "l1_loss": _weight_of_one_shape,

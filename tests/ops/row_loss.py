@@ -1,4 +1,4 @@
-"""What the records of losses of rows share: one mask, weight and loss for each row."""
+"""The records of losses of rows share this: one mask, weight and loss for each row."""
 
 import functools
 

@@ -1,5 +1,7 @@
 """Each loss of torch in safe mode: the twin's value, which is torch's where that is finite, and its gradients."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -184,3 +186,27 @@ def test_torchs_errors_stay(call, error):
     with safeops.safe_mode(), pytest.raises(error) as ours:
         call()
     assert str(ours.value) == str(torchs.value)
+
+
+def _what_is_said(call):
+    """(the result or the error, what was warned)"""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = call().item()
+        except RuntimeError as error:
+            result = str(error)
+    return result, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+@pytest.mark.parametrize(
+    "name",
+    "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss poisson_nll_loss hinge_embedding_loss kl_div".split(),
+)
+def test_torch_broadcasts_refuses_and_warns_as_ever(name, shape):
+    x, y = torch.linspace(0.1, 0.8, 2).reshape(2, 1), torch.linspace(0.2, 0.9, 2).reshape(shape)
+    want, got = _what_is_said(lambda: getattr(F, name)(x, y)), ()
+    with safeops.safe_mode():
+        got = _what_is_said(lambda: getattr(F, name)(x, y))
+    assert got[1] == want[1] and got[0] == (pytest.approx(want[0]) if isinstance(want[0], float) else want[0])

@@ -379,7 +379,9 @@ def cross_entropy(
         target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...); or class
             probabilities, floating, of `input`'s shape. Probabilities are differentiable.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
-        z_loss: factor of the squared logsumexp, at least 0.
+        z_loss: factor of the squared logsumexp, at least 0. With class weights and indices its mean is one of its own,
+            over the rows without these weights; a `denominator` divides both, so that for exact accumulation z_loss
+            takes a call of its own, without class weights.
         row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
             by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable.
         temperature: divides the logits, above 0.

@@ -185,7 +185,9 @@ def linear_cross_entropy(
             (C, d1, ...), and a target (N, d1, ...) or probabilities (N, C, d1, ...).
         linear_bias: (C,) tensor of `input`'s dtype.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
-        z_loss: factor of the squared logsumexp, at least 0.
+        z_loss: factor of the squared logsumexp, at least 0. With class weights and indices its mean is one of its own,
+            over the rows without these weights; a `denominator` divides both, so that for exact accumulation z_loss
+            takes a call of its own, without class weights.
         row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
             by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable: then backward
             computes the logits again.
