@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from safeops.core import call_path, route
+from safeops.core import route
 from safeops.core.library import launchers
 from safeops.core.op import Op, registry
 
@@ -219,7 +219,7 @@ def road(name):
     if isinstance(record, Op):
         yield of_function("  prepare", type(record).prepare)
         yield of_function("definition", formula(record))
-        yield of_function("call path", call_path.call_path)
+        yield of_function("call", Op.call)
         yield of_function("route", route.route)
         yield of_function("gradients", type(record).gradients)
     for raw in record.raw:

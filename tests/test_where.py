@@ -7,7 +7,7 @@ from safeops.core.op import Op, registry
 from scripts import where
 
 ALWAYS = {"public function", "record", "  its class", "test record", "benchmark", "docs"}
-OF_OPS = {"  prepare", "definition", "call path", "route", "gradients"}
+OF_OPS = {"  prepare", "definition", "call", "route", "gradients"}
 
 
 @pytest.mark.parametrize("name", where.OPS)

@@ -1,7 +1,7 @@
 """The foundation of every op, none of it public: records, routes, checks, sums. It imports nothing above it.
 
     op.py               the record of an op, and of a function made of ops
-    call_path.py        how a call travels, and comes back as gradients
+    autograd.py         how a call comes back as gradients
     route.py            who computes a call: kernel, composite or compiler
     sums.py             the masked sum, mean and count, of which other ops are made; reduction.py: their record
     loss_reduction.py   what all losses share: reduction, denominator, nothing kept
@@ -11,7 +11,7 @@
     group.py            the processes of a call
     private_torch.py    every private name of torch that is used
 
-The layers above hook in: `call_path.call_over_ranks` is safeops.distributed's, `check.watchers` safeops.debug's.
+The layers above hook in: `Op.call_over_ranks` is safeops.distributed's, `check.watchers` safeops.debug's.
 """
 
 import os

@@ -7,15 +7,14 @@ makes the raw op's operands of them, `route` decides who computes, and `validate
 import copy
 import functools
 from collections import namedtuple
-from collections.abc import Callable
 
 import torch
 
 from safeops.core import availability, check, private_torch
-from safeops.core.call_path import autograd_function, call_path
+from safeops.core.autograd import autograd_function
 from safeops.core.foreign import sign
-from safeops.core.library import declare_public, defaults, document, has_kernel, launchers
-from safeops.core.route import by_composite, differentiable_backward
+from safeops.core.library import declare_public, defaults, document, has_kernel, launchers, raise_cause
+from safeops.core.route import by_composite, differentiable_backward, is_over_ranks, route
 from safeops.core.symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
@@ -24,6 +23,13 @@ registry = {}  # every op by its public name
 @functools.cache
 def _named_tuple(kind, names):
     return namedtuple(kind, names)  # many ops have the same names, and each class is compiled from a text
+
+
+def _places(fields, names):
+    """Where the names are among the fields: side by side."""
+    first = fields.index(names[0]) if names else 0
+    assert fields[first : first + len(names)] == names, f"{names} are not side by side in {fields}"
+    return slice(first, first + len(names))
 
 
 class Public:
@@ -90,15 +96,17 @@ class Composed(Public):
 class Op(Public):
     """The record of a public op, and its call path.
 
-    Places are those of the raw forward op's operands, whose tensors come first. A family, or an op, says:
+    The names are those of the raw forward op's operands, whose tensors come first, and of its results. A family, or an
+    op, says:
 
-    differentiable: the places whose gradients the backward kernel computes.
-    constant: the slice of operands whose gradient only the composite has.
+    differentiable: the operands whose gradients the backward kernel computes.
+    constant: the operands whose gradient only the composite has.
     sum_to: where operands broadcast, `sums.sum_to`, which sums a gradient of the full shape to that of its operand.
     linear: in how many of its first operands, at most two and of one dtype, the op is linear: backward reads that dtype
         and their shapes, no more.
     visible: how many of the raw forward's results the caller sees. The others are for backward.
-    saved: the slice of the results that backward reads. reads: that of the tensors, all but the linear ones.
+    saved: the results that backward reads; None: all but the first. reads: the tensors that it reads; None: all but
+        the linear ones.
     domain: a function of `core.domain` for each tensor, with which the checks make operands. None: all take any number.
     waits: whether the host reads a size of the results.
     keep: (results, tensors) -> what to save, where that depends: as many results as `saved` says (None may stand for
@@ -109,12 +117,12 @@ class Op(Public):
     """
 
     owner = "Triton"
-    differentiable = (0,)
-    constant = None
+    differentiable = ("input",)
+    constant = ()
     sum_to = None
     linear = 0
     visible = 1
-    saved = slice(1, None)
+    saved = None
     reads = None
     shards = None
     domain = None
@@ -123,9 +131,6 @@ class Op(Public):
     compiled = ("cpu",)
     by_composite = staticmethod(by_composite)
 
-    call: Callable
-    """The op, of its public function's own arguments: `call_path` makes it, a closure that finds all at hand."""
-
     def __init__(self, name, forward, backward=None, definition=None, also=()):
         """forward, backward, also: the raw ops. definition: the composite, of the raw forward's operands."""
         self.name, self.forward, self.backward, self.definition = name, forward, backward, definition
@@ -133,12 +138,17 @@ class Op(Public):
         self.raw = tuple(private_torch.schema(op).name.partition("::")[2] for op in (forward, backward, *also) if op)
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)
+        self.hides = self.returns > self.visible
         self.Operands = _named_tuple("Operands", tuple(x.name for x in schema.arguments))
-        self.Saved = _named_tuple("Saved", tuple(x.name for x in schema.returns[self.saved]))
         kinds = [str(x.type) for x in schema.arguments]
         self.numbers = tuple(i for i, kind in enumerate(kinds) if "float" in kind)
         self.tensors = sum("Tensor" in kind for kind in kinds)  # how many
-        self.reads = self.reads or slice(self.linear, self.tensors)
+        names, results = self.Operands._fields, tuple(x.name for x in schema.returns)
+        self.gradient_places = tuple(map(names.index, self.differentiable))
+        self.constant_places = _places(names, self.constant)
+        self.saved_places = slice(1, None) if self.saved is None else _places(results, self.saved)
+        self.read_places = slice(self.linear, self.tensors) if self.reads is None else _places(names, self.reads)
+        self.Saved = _named_tuple("Saved", results[self.saved_places])
         if self.differentiable:
             assert all("Tensor" in kind for kind in kinds[: self.tensors]), f"{name}: the tensors must come first"
         # (function, whether it is Dynamo's): without a gradient to record, and with one. Twice: as Dynamo traces them,
@@ -156,8 +166,34 @@ class Op(Public):
             launchers[forward].validate = self.validate_operands
         self.cpu = availability.mode() != "off" and all(has_kernel(name, "CPU") for name in self.raw)
         self.cuda = availability.Devices(self)
-        self.call = call_path(self)
+        self.prepare = self.prepare  # bound once: each call finds it 45 ns sooner
         registry[name] = self
+
+    def call(self, *arguments):
+        """The op, of its public function's own arguments."""
+        try:
+            takes, operands = self.prepare(*arguments)
+            calls = route(self, operands) if takes else None
+            if calls is not None:
+                run, traced = calls
+                if traced:
+                    self.validate(*arguments)
+                results = run(*operands)
+                if self.hides and type(results) is tuple:
+                    return results[0] if self.visible == 1 else results[: self.visible]
+                return results
+        except Exception as error:
+            check.explain(self.validate, *arguments)
+            raise_cause(error)
+            raise
+        self.validate(*arguments)
+        if is_over_ranks(operands[: self.tensors]):
+            return self.call_over_ranks(operands, takes)
+        return self.composite(*operands)
+
+    def call_over_ranks(self, operands, takes):
+        """The results of a call on DTensors: `safeops.distributed` puts its own here. takes: as `prepare` says."""
+        raise NotImplementedError
 
     def operands(self, *operands):
         """The raw forward op's operands by name; trailing ones that are left out have their defaults."""
@@ -193,7 +229,7 @@ class Op(Public):
             zero = torch.zeros((), dtype=operands[i].dtype, device=grad.device)
             operands[i] = zero.expand(operands[i].shape).requires_grad_(needs[i])
         grads = differentiable_backward(self.differentiated, operands, grad)
-        return [grads[i] for i in self.differentiable]
+        return [grads[i] for i in self.gradient_places]
 
     def differentiated(self, *operands):
         """The result that has a gradient, by the definition."""
@@ -234,7 +270,7 @@ class Inner(Op):
 
     It bears the function's name, whose record takes its place in the registry: what fails is the function."""
 
-    differentiable, compiled = (0, 1), ()
+    differentiable, compiled = ("input", "target"), ()
 
     def validate(self, *arguments):
         """The public function has."""

@@ -56,7 +56,7 @@ ARGUMENTS = """\
 class Reduction(Op):
     """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
-    constant = slice(2, 3)  # weight
+    constant = ("weight",)
     empties, arguments = check.EMPTY, ARGUMENTS
 
     def __init__(self, *record, keyword=None):

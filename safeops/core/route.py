@@ -45,7 +45,7 @@ def route(op, operands):
         return None
     if wanted:
         wanted = torch.is_grad_enabled()
-        for x in tensors[op.constant] if op.constant else ():
+        for x in tensors[op.constant_places]:
             if x is not None and x.requires_grad and wanted:
                 return None
     if not is_dynamo_compiling():  # (a non-strict export has no plain tensors)

@@ -46,8 +46,6 @@ class OfRows(Op):
     Its operands are those of the rows' record, `mean` and `empty_nan`. It bears that record's name, which takes its
     place in the registry: what fails is the loss."""
 
-    saved = slice(1, None)
-
     def __init__(self, rows, forward, backward):
         self.rows, self.differentiable = rows, rows.differentiable
         self.constant, self.linear = rows.constant, rows.linear

@@ -107,7 +107,7 @@ class MaskedReduction(Reduction):
         def definition(*operands):
             return composite(*operands)[0]
 
-        self.mean, self.saved = mean, slice(1, 2) if mean else slice(0)
+        self.mean, self.saved = mean, ("denominator",) if mean else ()
         self.shards = "mean" if mean else "sum"
         forward = declare_raw(
             f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.masked_sum.{name}"

@@ -1,6 +1,6 @@
 """Losses that are exact across ranks. torch.distributed moves the data; nothing here does."""
 
-from safeops.core import call_path
+from safeops.core.op import Op
 from safeops.distributed.global_count import global_count
 
 
@@ -10,6 +10,6 @@ def _call_over_ranks(op, operands, takes):
     return _dtensor.call(op, operands, takes)
 
 
-call_path.call_over_ranks = _call_over_ranks
+Op.call_over_ranks = _call_over_ranks
 
 __all__ = ["global_count"]

@@ -12,7 +12,7 @@ import functools
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from safeops.core.call_path import autograd_function
+from safeops.core.autograd import autograd_function
 from safeops.core.group import here
 from safeops.core.library import raise_cause
 from safeops.core.private_torch import schema
@@ -36,7 +36,7 @@ def _by_kernel(op, operands):
     """None: the composite is to give them."""
     tensors = [x for x in operands[: op.tensors] if isinstance(x, torch.Tensor)]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if wanted and op.constant and any(x is not None and x.requires_grad for x in operands[op.constant]):
+    if wanted and any(x is not None and x.requires_grad for x in operands[op.constant_places]):
         return None
     if not op.runs_on(tensors[0].device):
         return None
@@ -67,7 +67,7 @@ def _over_ranks(op):
     dtensor_op.forward = _named(op, FORWARD[op.shards])
     dtensor_op.by_composite = lambda grad: torch.is_grad_enabled()
     if op.shards in GRADIENTS:
-        dtensor_op.linear, dtensor_op.reads = 0, slice(0, op.tensors)
+        dtensor_op.linear, dtensor_op.read_places = 0, slice(0, op.tensors)
         dtensor_op.gradients = _named(op, GRADIENTS[op.shards], op.forward, "gradient", "needs_input_grad")
         dtensor_op.composite_gradients = functools.partial(_composite_gradients, dtensor_op)
     elif op.backward:
@@ -106,7 +106,7 @@ def _named(op, function, raw=None, *first):
 def _composite_gradients(op, grad, needs, operands, results):
     full_operands = op.Operands(*map(for_composite, operands))
     result = type(op).composite_gradients(op, grad, needs, full_operands, results)
-    inputs = [operands[i] for i in op.differentiable]
+    inputs = [operands[i] for i in op.gradient_places]
     return [
         d
         if d is None or d.shape != x.shape

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import safeops
-from safeops.core.call_path import autograd_function
+from safeops.core.autograd import autograd_function
 from safeops.core.op import registry
 from safeops.core.private_torch import schema
 from safeops.testing import Sample, Subject

@@ -207,7 +207,7 @@ CASES = {
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_classes_that_a_kernel_on_a_gpu_would_leave_out(name, monkeypatch):
     """There the definition runs in its place, which tells; and nobody waits to raise."""
-    module = sys.modules[f"safeops.ops.rows.{name}"]
+    module = sys.modules[f"safeops.ops.classification.{name}"]
     monkeypatch.setattr(module, "is_watched", lambda input: bool(check.watchers))
     monkeypatch.setattr(_classification, "has_missing_class", lambda *_: False)
     x = torch.zeros(3, 4, requires_grad=True)

@@ -120,7 +120,7 @@ class Classification(RowLoss):
     buffers = ("weight",)
     shards = "rows"
     visible = 3  # the losses, which rows are kept, their weights
-    constant = slice(2, 3)  # the class weights
+    constant = ("weight",)
 
     def __init__(self, name, module, *raw):
         self.module = module

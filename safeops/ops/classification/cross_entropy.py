@@ -277,8 +277,8 @@ class CrossEntropy(Classification):
     """
 
     takes_logits = True
-    differentiable = (0, 1)
-    saved = slice(3, 4)
+    differentiable = ("input", "target")
+    saved = ("numbers",)
     compiled = ("cpu", "cuda")
 
     def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap):

@@ -98,7 +98,7 @@ _of_rows_backward = declare_raw(
 class MultiMarginLoss(Classification):
     """I/O: the scores, once in each direction; backward writes their gradient. Its classes are the last dim."""
 
-    visible, saved, shards = 2, slice(0), None
+    visible, saved, shards = 2, (), None
 
     def prepare(self, input, target, weight, mask, margin, p):
         if is_watched(input):

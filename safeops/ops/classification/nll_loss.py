@@ -98,7 +98,7 @@ class NLLLoss(Classification):
     """I/O: one element of each row; backward writes the gradient. Saved: nothing but the target."""
 
     linear = 1
-    saved = slice(0)
+    saved = ()
 
     def prepare(self, input, target, weight, mask, ignore_index):
         if is_watched(input):

@@ -149,7 +149,7 @@ class Divergence(Op):
     """The op is the divergence of each row. I/O: the forward reads both operands once, or twice where what it sums
     needs the whole rows first; the backward reads them, and writes the gradients. Saved: six numbers a row."""
 
-    differentiable = (0, 1)
+    differentiable = ("input", "target")
     compiled = ("cpu", "cuda")
     shards = "divergence"
     example, validate_options = EXAMPLE, staticmethod(validate_options)

@@ -56,7 +56,7 @@ class Binary(Op):
 
     owner = "C++/CUDA"
     shards = "elementwise"
-    differentiable = (0, 1)
+    differentiable = ("input", "other")
     sum_to = staticmethod(sum_to)
 
     def __init__(self, name, define, *, other="other", number=True, safe=True, domain=None):

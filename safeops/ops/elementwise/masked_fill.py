@@ -53,7 +53,7 @@ _forward = declare_raw(
 class MaskedFill(Op):
     owner = "C++/CUDA"
     shards = "elementwise"
-    differentiable = (0, 2)
+    differentiable = ("input", "value")
     sum_to = staticmethod(sum_to)
     linear = 1
 

@@ -182,7 +182,7 @@ class StructuralSimilarity(Op):
     """The second result, a window's share in the first, is for backward."""
 
     owner = "C++/CUDA"
-    differentiable = (0, 1)
+    differentiable = ("input", "target")
     compiled = ("cpu", "cuda")  # tiles in shared memory, which Inductor does not make of the composite
     example = "torch.zeros(1, 3, 16, 16), torch.ones(1, 3, 16, 16)"
 

@@ -56,7 +56,7 @@ _backward = declare_raw(
 class Layer(Inner):
     """The distances of a layer."""
 
-    constant, saved = slice(2, 3), slice(0, None)  # constant: weight
+    constant, saved = ("weight",), ("value", "product", "norm0", "norm1")
 
     def prepare(self, input, target, weight, keep):
         compute = compute_dtype(input.dtype, target.dtype)

@@ -108,7 +108,7 @@ class Scales(Op):
     the function. The kernels are CUDA's, which make the smaller images as they read the larger ones, and save them for
     backward; on the CPU, and of volumes, the definition is taken, which has the kernel of ssim."""
 
-    owner, differentiable, compiled = "C++/CUDA", (0, 1), ("cuda",)
+    owner, differentiable, compiled = "C++/CUDA", ("input", "target"), ("cuda",)
 
     def prepare(self, input, target, mask, scales, window):
         takes = input.dim() == 4 and window[1] <= LARGEST_ON_CUDA[4]

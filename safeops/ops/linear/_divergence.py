@@ -52,7 +52,8 @@ class LinearDivergence(Op):
     """
 
     owner = None
-    differentiable, constant = (0, 1, 2), slice(3, 6)
+    differentiable = ("input", "linear_weight", "linear_bias")
+    constant = ("target", "target_weight", "target_bias")
     compiled = ("cpu", "cuda")
     example, validate_options = EXAMPLE, staticmethod(validate_options)
 

@@ -111,9 +111,9 @@ class LinearCrossEntropy(CrossEntropy):
     """
 
     owner, shards = None, "vocabulary"
-    differentiable = (0, 1, 3)
-    constant = slice(4, 5)  # the class weights
-    saved = slice(3, None)
+    differentiable = ("input", "linear_weight", "linear_bias")
+    constant = ("weight",)
+    saved = ("numbers", "factor", "d_input", "d_weight", "d_bias")
 
     def __init__(self):
         super().__init__(NAME, "LinearCrossEntropyLoss", _forward, _backward, define)

@@ -108,7 +108,7 @@ class LinearTokenLogProbs(Op):
     """
 
     owner = None
-    differentiable = (0, 1, 3)
+    differentiable = ("input", "linear_weight", "linear_bias")
     compiled = ("cpu", "cuda")
 
     def __init__(self):

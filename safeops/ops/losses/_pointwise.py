@@ -201,8 +201,8 @@ class PointwiseLoss(Op):
         vars(self).update(fields)
         count = self.count = len(self.names)
         self.domain = self.domain or (any_number,) * count
-        self.differentiable = tuple(range(count))
-        self.constant = slice(count + 1, count + 3)  # weight, denominator
+        self.differentiable = self.names
+        self.constant = "weight", "denominator"
 
         def composite(*operands):
             loss, denominator = define(value, operands[:count], *operands[count:])

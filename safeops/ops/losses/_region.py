@@ -119,8 +119,8 @@ class OfSums(Op):
 
     It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
 
-    differentiable = (0, 1)
-    constant = slice(2, 3)
+    differentiable = ("sums", "weight")
+    constant = ("denominator",)
 
     def __init__(self, name, value):
         self.value = value
@@ -165,7 +165,7 @@ BY_REGION = """\
 class RegionLoss(Op):
     """A region loss. The op is its sums; `of_sums` makes the loss of them."""
 
-    differentiable = (0, 1)
+    differentiable = ("input", "target")
     reduction_text = BY_REGION
     buffers = ("weight",)
     example = "torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 1]])"

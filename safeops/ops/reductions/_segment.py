@@ -169,8 +169,8 @@ def _report(cu_seqlens, segment_ids, num_segments, rows):
 class SegmentReduction(Op):
     """A reduction of the sequences. I/O: forward reads input, mask, weight once; backward writes the gradient."""
 
-    constant = slice(2, 3)  # weight
-    reads = slice(0, 5)  # not the order
+    constant = ("weight",)
+    reads = ("input", "mask", "weight", "cu_seqlens", "segment_ids")  # not the order
     compiled = ("cpu", "cuda")
     example = "torch.tensor([0.5, 3.0, 1.0]), cu_seqlens=torch.tensor([0, 2, 3])"
 
@@ -290,10 +290,10 @@ class SegmentReduction(Op):
 class LinearSegments(SegmentReduction):
     """A sum or mean. mean: whether the total is divided by its denominator."""
 
-    linear, reads = 1, slice(1, 5)
+    linear, reads = 1, ("mask", "weight", "cu_seqlens", "segment_ids")
 
     def __init__(self, name, mean):
-        self.mean, self.saved = mean, slice(1, 2) if mean else slice(0)
+        self.mean, self.saved = mean, ("denominator",) if mean else ()
 
         def finish(k, count):
             total = k.sum(k.x if k.weight is None else k.x * k.weight)

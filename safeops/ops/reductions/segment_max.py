@@ -21,7 +21,7 @@ def _finish(k, count):
 class LargestOfSegments(SegmentReduction):
     """I/O: forward reads input and mask once; backward reads them, and writes the gradient."""
 
-    saved = slice(0, 2)
+    saved = ("value", "denominator")
 
     def gradients(self, grad, needs, operands, results):
         x = operands.input

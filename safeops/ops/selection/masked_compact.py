@@ -72,8 +72,8 @@ class Compaction(Op):
     owner = "C++/CUDA"
     linear = 1
     visible = 3
-    saved = slice(1, 2)
-    reads = slice(0)
+    saved = ("index",)
+    reads = ()
 
     def prepare(self, input, mask, capacity, fill_value):
         takes = input.dtype in MOVABLE

@@ -46,7 +46,7 @@ _backward = declare_raw(
 
 class MaskedScatter(Op):
     owner = "C++/CUDA"
-    differentiable = (0, 1)
+    differentiable = ("input", "source")
     sum_to = staticmethod(sum_to)
     linear = 2
 

@@ -91,7 +91,7 @@ backward = declare_raw(
 class InfoNCE(Op):
     """It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
 
-    differentiable = (0, 1, 3)
+    differentiable = ("query", "key", "temperature")
 
     def prepare(self, *operands):
         query, key, keep = operands[:3]

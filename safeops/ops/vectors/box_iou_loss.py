@@ -138,7 +138,7 @@ class BoxIouLoss(RowLoss):
     """I/O: the boxes, once in each direction; backward writes their gradients."""
 
     module, example = "BoxIouLoss", "torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 2, 2]])"
-    differentiable, visible, saved = (0, 1), 2, slice(0)
+    differentiable, visible, saved = ("input", "target"), 2, ()
 
     def prepare(self, input, target, mask, kind):
         takes = kind.__class__ is str and kind in KINDS

@@ -60,6 +60,8 @@ _backward = declare_raw(
 class LossOfRow(Inner):
     """The loss of each row."""
 
+    differentiable = ("input1", "input2")
+
     def prepare(self, input1, input2, target, keep, margin):
         plain = not symbolic(margin) and abs(margin) <= LARGEST
         return plain and target.dtype in SIGNED, (input1, input2, target, keep, margin)

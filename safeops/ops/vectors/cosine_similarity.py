@@ -71,9 +71,9 @@ _backward = declare_raw(
 
 
 class CosineSimilarity(Op):
-    differentiable = (0, 1)
+    differentiable = ("x1", "x2")
     sum_to = staticmethod(sum_to)
-    saved, shards = slice(0, None), "cosine"
+    saved, shards = ("value", "norm1", "norm2"), "cosine"
 
     def prepare(self, x1, x2, dim, eps):
         if dim.__class__ is not int or eps is not None and not (eps.__class__ is float and 0 <= eps <= LARGEST):

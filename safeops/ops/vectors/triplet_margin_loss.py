@@ -99,7 +99,7 @@ class TripletMarginLoss(RowLoss):
     """The op is the loss of each row. Other orders than 2 are the definition's."""
 
     module, example = "TripletMarginLoss", "torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)"
-    differentiable = (0, 1, 2)
+    differentiable = ("anchor", "positive", "negative")
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

@@ -196,7 +196,7 @@ def test_the_gradient_in_torch_is_the_kernels(name):
     """The raw ops', where no kernel is built: a logit of +inf shows, but the row's own."""
     x = torch.tensor([[INF, 0.0, 1.0], [INF, INF, 0.0], [0.0, INF, -INF], [0.5, -INF, 1.0], [2.0, NAN, 0.0]])
     target, (options, upstream, last) = torch.tensor([0, 0, 0, 2, 1]), RAW[name]
-    module = importlib.import_module(f"safeops.ops.rows.{name}")
+    module = importlib.import_module(f"safeops.ops.classification.{name}")
     kernels = [getattr(torch.ops.safeops, f"_{name}{suffix}") for suffix in ("", "_backward")]
     results = []
     for forward, backward in (kernels, (module._composite, module._composite_backward)):

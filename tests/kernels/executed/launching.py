@@ -110,7 +110,7 @@ def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
 def on_launchers():
     """The public functions call the kernels of a GPU, where they would call those of the CPU."""
     from safeops.core import library
-    from safeops.core.call_path import autograd_function
+    from safeops.core.autograd import autograd_function
     from safeops.core.op import Op, registry
 
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ from safeops.kernels.vectors.info_nce_backward import info_nce_backward
 
 import safeops
 from safeops.core import private_torch
-from safeops.core.call_path import autograd_function
+from safeops.core.autograd import autograd_function
 from safeops.core.library import launchers
 from safeops.ops.vectors import _info_nce
 from safeops.ops.vectors.info_nce_loss import in_batch

@@ -1,15 +1,10 @@
-"""How a call travels: from the public function's arguments to a kernel or the definition, and back through autograd."""
+"""The autograd Function of an op: what its forward saves, and which of the gradients its backward computes."""
 
 from typing import NamedTuple
 
 import torch
 
-from safeops.core import check
 from safeops.core.library import raise_cause
-from safeops.core.route import is_over_ranks, route
-
-# (op, operands, whether the kernel takes such arguments) -> the results of a call on DTensors: safeops.distributed's.
-call_over_ranks = None
 
 
 class Like(NamedTuple):
@@ -19,40 +14,12 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
-def call_path(op):
-    """The call path of an op. What no call changes is looked up here: an attribute costs each call 40 ns."""
-    prepare, visible, hides = op.prepare, op.visible, op.returns > op.visible
-
-    def call(*arguments):
-        try:
-            takes, operands = prepare(*arguments)
-            calls = route(op, operands) if takes else None
-            if calls is not None:
-                run, traced = calls
-                if traced:
-                    op.validate(*arguments)
-                results = run(*operands)
-                if hides and type(results) is tuple:
-                    return results[0] if visible == 1 else results[:visible]
-                return results
-        except Exception as error:
-            check.explain(op.validate, *arguments)
-            raise_cause(error)
-            raise
-        op.validate(*arguments)
-        if is_over_ranks(operands[: op.tensors]):
-            return call_over_ranks(op, operands, takes)
-        return op.composite(*operands)
-
-    return call
-
-
 def autograd_function(op):
     """The autograd Function around an op's raw forward."""
-    raw, reads, linear, tensors, visible, keep = op.forward, op.reads, op.linear, op.tensors, op.visible, op.keep
+    raw, reads, linear, tensors, visible, keep = op.forward, op.read_places, op.linear, op.tensors, op.visible, op.keep
     by_composite, named, Operands, Saved = op.by_composite, op.named, op.Operands, op.Saved
-    save, several, results_read, saved = op.save, op.returns > 1, op.saved, len(range(op.returns)[op.saved])
-    chooses, sum_to, differentiable = op.keep is not None, op.sum_to, op.differentiable
+    save, several, results_read, saved = op.save, op.returns > 1, op.saved_places, len(op.Saved._fields)
+    chooses, sum_to, gradient_places = op.keep is not None, op.sum_to, op.gradient_places
     defaults, unsaved = op.defaults, linear or len(op.defaults) > tensors
 
     def forward(ctx, *operands):
@@ -93,7 +60,7 @@ def autograd_function(op):
         except Exception as error:
             raise_cause(error)
             raise
-        for i, d in zip(differentiable, computed):
+        for i, d in zip(gradient_places, computed):
             if needs[i] and d is not None:
                 x = operands[i]
                 # (asked only where it may be: Dynamo cannot compare a saved size with that of a tensor made of it)
