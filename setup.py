@@ -250,7 +250,7 @@ setup(
     long_description_content_type="text/markdown",
     packages=[*find_packages(include=["safeops", "safeops.*", "safeops_lint", "safeops_lint.*"]), *kernels],
     package_dir={"safeops": "safeops", "safeops.kernels": "kernels"},
-    package_data={"safeops": ["py.typed", "*.pyi"], "safeops.debug": ["page*.html", "page*.js"]},
+    package_data={"safeops": ["py.typed", "*.pyi"], "safeops.debug.page": ["*.html", "*.js"]},
     include_package_data=False,
     ext_modules=ext_modules,
     cmdclass={"build_ext": BuildExt, "build_py": BuildPy},

@@ -12,7 +12,7 @@ import torch
 import safeops
 from safeops.core import availability, failures, library
 from safeops.core.op import registry
-from safeops.debug import script
+from safeops.debug.command import script
 from safeops.safe import command as safe
 from safeops.verify import command as verify
 from safeops_lint import command as lint

@@ -4,12 +4,12 @@ with safeops.debug.trace(model):
     train_step()
 """
 
-from safeops.debug._history import ModuleCounts
-from safeops.debug._report import NonFiniteError, Report
-from safeops.debug.audit import Finding, audit
-from safeops.debug.locate_errors import LocatedError, locate_errors
+from safeops.debug.audit.audit import Finding, audit
+from safeops.debug.errors.locate_errors import LocatedError, locate_errors
 from safeops.debug.no_sync import SynchronizationError, no_sync
-from safeops.debug.trace import trace
+from safeops.debug.page.history import ModuleCounts
+from safeops.debug.trace.report import NonFiniteError, Report
+from safeops.debug.trace.trace import trace
 
 for _error in (LocatedError, NonFiniteError, SynchronizationError):
     _error.__module__ = __name__  # where users catch it

@@ -7,8 +7,8 @@ import warnings
 import torch
 
 from safeops.core.private_torch import STEPS_OPTIMIZER, OpOverload, TorchDispatchMode
-from safeops.debug._facts import facts, run, tensors_in
-from safeops.debug._source import called_by, line, traceback_frames, user_frames
+from safeops.debug.common.facts import facts, run, tensors_in
+from safeops.debug.common.source import called_by, line, traceback_frames, user_frames
 
 # Reads that the host waits for, and what to write instead.
 _READS = {

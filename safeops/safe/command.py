@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from safeops.debug.script import CANNOT_RUN, execute, problem_of, run_main
+from safeops.debug.command.script import CANNOT_RUN, execute, problem_of, run_main
 from safeops.safe.mode import enter_process
 
 

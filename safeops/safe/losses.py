@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from safeops.debug._twins import LOSSES, TWINS
+from safeops.debug.common.twins import LOSSES, TWINS
 from safeops.ops.classification.ctc_loss import ctc_loss
 from safeops.ops.losses._pointwise import PointwiseLoss
 from safeops.ops.vectors.triplet_margin_with_distance_loss import triplet_margin_with_distance_loss

@@ -9,7 +9,7 @@ import torch
 
 from safeops.core import PACKAGE
 from safeops.core.private_torch import assume_constant_result, traced_frames
-from safeops.debug._source import user_frames
+from safeops.debug.common.source import user_frames
 
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 # Frames between a line and its replacement: torch's, this folder's, those of a tool that watches.

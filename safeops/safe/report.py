@@ -3,7 +3,7 @@
 import threading
 from typing import NamedTuple
 
-from safeops.debug._source import line
+from safeops.debug.common.source import line
 
 _LOCK = threading.Lock()  # one for all reports: it is held for a microsecond
 

@@ -137,7 +137,7 @@ class LateDevice:
         self.broken, self.waits = False, 0
         import importlib
 
-        module = importlib.import_module("safeops.debug.locate_errors")
+        module = importlib.import_module("safeops.debug.errors.locate_errors")
         monkeypatch.setattr(module, "asynchronous", lambda device: True)
         monkeypatch.setattr(module, "synchronize", self.synchronize)
 

@@ -313,7 +313,7 @@ def test_a_long_run_tells_how_far_it_is(tmp_path, capfd, monkeypatch):
     (script := tmp_path / "train.py").write_text(CLEAN)
     command = ["trace", "--html", str(tmp_path / "page.html"), str(script)]
     assert cli.main(command) == 0 and "step" not in capfd.readouterr().err
-    monkeypatch.setattr("safeops.debug.script.PROGRESS", 0)
+    monkeypatch.setattr("safeops.debug.command.script.PROGRESS", 0)
     assert cli.main(command) == 0 and "safeops trace: step 1 after 0 s\n" in capfd.readouterr().err
 
 

@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 
-from safeops.debug import _page, trace
+from safeops.debug import trace
+from safeops.debug.page import page as _page
 from tests.debug.pages import FLAGS, look, needs_browser
 from tests.debug.tracing import leaf
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from safeops.debug._block import Block
+from safeops.debug.trace.block import Block
 from tests.debug.tracing import traced
 
 NAN = float("nan")

@@ -7,7 +7,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from safeops import cli
-from safeops.debug import _history, _page, trace
+from safeops.debug import trace
+from safeops.debug.page import history as _history
+from safeops.debug.page import page as _page
 from tests.debug.pages import data, unpack
 from tests.debug.tracing import leaf
 

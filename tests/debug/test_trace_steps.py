@@ -107,7 +107,7 @@ def test_a_tool_does_not_hide_that_an_optimizer_wrote(watch):
 
 
 def test_one_transfer_a_step(monkeypatch):
-    from safeops.debug import _record
+    from safeops.debug.trace import record as _record
 
     reads = []
     table = _record.Recorder.table

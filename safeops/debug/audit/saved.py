@@ -5,8 +5,8 @@ import functools
 import torch
 
 from safeops.core import private_torch
-from safeops.debug._memory import Memory
-from safeops.debug._source import line, user_frames
+from safeops.debug.common.memory import Memory
+from safeops.debug.common.source import line, user_frames
 
 
 class SavedTensors:

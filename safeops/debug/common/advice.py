@@ -2,8 +2,8 @@
 
 import re
 
-from safeops.debug._source import traceback_lines
-from safeops.debug._twins import TWINS
+from safeops.debug.common.source import traceback_lines
+from safeops.debug.common.twins import TWINS
 
 FORWARD = {
     "div": "safeops.safe_div(a, b, eps=...): 0 where b is too small; a floor, as + eps: fill_value=None. Where 0 is a "

@@ -13,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from safeops.core import PACKAGE, check, private_torch
-from safeops.debug import _patterns, _ranks
-from safeops.debug._means import Means, unequal
-from safeops.debug._saved import SavedTensors
-from safeops.debug._source import Line, line, user_frames, user_lines
+from safeops.debug.audit import patterns
+from safeops.debug.audit.means import Means, unequal
+from safeops.debug.audit.saved import SavedTensors
+from safeops.debug.common import ranks
+from safeops.debug.common.source import Line, line, user_frames, user_lines
 
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
 # Reads that a user cannot avoid: the scaler's flag, a sampler's seed.
@@ -35,16 +36,16 @@ class Finding:
 
     @property
     def what(self):
-        return _patterns.PATTERNS[self.code][0]
+        return patterns.PATTERNS[self.code][0]
 
     @property
     def instead(self):
-        return _patterns.instead(self.code, self.detail)
+        return patterns.instead(self.code, self.detail)
 
     @property
     def waits(self):
         """True for a pattern that costs time alone: a wait for a device, a copy."""
-        return self.code in _patterns.WAITS
+        return self.code in patterns.WAITS
 
     def __str__(self):
         times = f" ({self.count} times)" if self.count > 1 else ""
@@ -94,7 +95,7 @@ class audit(TorchFunctionMode):
         ['half-overflow', 'eps-is-zero']
     """
 
-    CODES = tuple(_patterns.PATTERNS)
+    CODES = tuple(patterns.PATTERNS)
 
     def __init__(self, select: Iterable[str] | None = None, *, group: Any = None):
         super().__init__()
@@ -104,7 +105,7 @@ class audit(TorchFunctionMode):
         if unknown:
             raise ValueError(f"audit: unknown code {unknown[0]!r} in select=; the codes are {', '.join(self.CODES)}")
         self.select = frozenset(self.CODES if select is None else select)
-        _ranks.check("audit", group)
+        ranks.check("audit", group)
         self.by_place, self.saved, self.group, self.told_by = {}, SavedTensors(), group, None
         self.makers = WeakTensorKeyDictionary()  # a result -> the names of the calls that made it, the last first
         self.means = Means() if "rank-means" in self.select else None
@@ -139,7 +140,7 @@ class audit(TorchFunctionMode):
 
     def _answering(self):
         """The group whose ranks answer as one, or None."""
-        return _ranks.everyone() if self._everyone else self.group
+        return ranks.everyone() if self._everyone else self.group
 
     def _forget(self):
         self.saved.clear()
@@ -152,8 +153,8 @@ class audit(TorchFunctionMode):
         if group is None or self.told_by is not None:
             return
         counts = {} if self.means is None else self.means.counts
-        of_ranks = _ranks.gather("audit", (self.findings, counts), group)
-        self._rank, self.told_by, merged = _ranks.rank(), min(of_ranks), {}
+        of_ranks = ranks.gather("audit", (self.findings, counts), group)
+        self._rank, self.told_by, merged = ranks.rank(), min(of_ranks), {}
         places = [(i, rank, x) for rank, (findings, _) in of_ranks.items() for i, x in enumerate(findings)]
         for _, rank, x in sorted(places, key=lambda place: place[:2]):
             earlier = merged.setdefault((x.code, x.line), dataclasses.replace(x, count=0))
@@ -174,14 +175,14 @@ class audit(TorchFunctionMode):
         if name == "__get__" or private_torch.transforms_active() or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
             return func(*args, **kwargs)
         with torch.no_grad(), private_torch.disable_modes():  # no_sync, say, which our own reads are no business of
-            seen = list(_patterns.before(name, args, kwargs, self.makers))
+            seen = list(patterns.before(name, args, kwargs, self.makers))
         caller = sys._getframe(1).f_code
         if caller.co_filename.startswith(_READERS) and caller.co_name != "get_scale":
             seen = [(code, detail) for code, detail in seen if code != "sync-read"]
         if caller.co_filename.startswith(PACKAGE) and "refuse" in caller.co_name:  # an error of ours is on its way
-            seen = [(code, detail) for code, detail in seen if code not in _patterns.WAITS]
+            seen = [(code, detail) for code, detail in seen if code not in patterns.WAITS]
         self._note(seen)
-        if args and isinstance(args[0], torch.Tensor) and _patterns.is_in_place(name):
+        if args and isinstance(args[0], torch.Tensor) and patterns.is_in_place(name):
             self._note(self.saved.written(args[0]))
         means = self.means if self._answering() is not None else None
         if means is not None and name == "backward" and args and isinstance(args[0], torch.Tensor):
@@ -189,7 +190,7 @@ class audit(TorchFunctionMode):
         result = func(*args, **kwargs)
         explained = any(code in ("domain", "small-divisor", "times-mask") for code, _ in seen)
         with torch.no_grad(), private_torch.disable_modes():
-            results = [] if explained else list(_patterns.behind(name, args, kwargs, result))
+            results = [] if explained else list(patterns.behind(name, args, kwargs, result))
             if means is not None:
                 means.note(func, name, args, kwargs, result)
         self._note(results)
@@ -206,7 +207,7 @@ class audit(TorchFunctionMode):
     def _left_out(self, index, size, which):
         """Called by a loss on a device whose kernels nobody waits for."""
         with torch.no_grad(), private_torch.disable_modes():
-            self._note(list(_patterns.missing(index, size, which)))
+            self._note(list(patterns.missing(index, size, which)))
 
     def _note(self, patterns):
         for code, detail in patterns:

@@ -7,13 +7,13 @@ from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from safeops.core import private_torch
-from safeops.debug._bisect import Bisection
-from safeops.debug._facts import facts, run, tensors_in
-from safeops.debug._memory import Memory
-from safeops.debug._modified import MODIFIED, modified
-from safeops.debug._modules import ModuleStack
-from safeops.debug._site import Site, describe, has_storage
-from safeops.debug._source import Line, traceback_lines, user_frames
+from safeops.debug.common.facts import facts, run, tensors_in
+from safeops.debug.common.memory import Memory
+from safeops.debug.common.modules import ModuleStack
+from safeops.debug.common.source import Line, traceback_lines, user_frames
+from safeops.debug.errors.bisect import Bisection
+from safeops.debug.errors.modified import MODIFIED, modified
+from safeops.debug.errors.site import Site, describe, has_storage
 
 _DEVICES = re.compile(r"Expected all tensors to be on the same device|is not on the expected device|two devices")
 

@@ -4,8 +4,8 @@ import torch
 
 from safeops.core import NAME, private_torch
 from safeops.core.sums import masked_mean
-from safeops.debug._source import line, user_frames
-from safeops.debug._twins import LOSSES, OF_CLASSES
+from safeops.debug.common.source import line, user_frames
+from safeops.debug.common.twins import LOSSES, OF_CLASSES
 from safeops.ops.elementwise.safe_div import _safe_div
 
 _DIVISIONS = frozenset("div divide true_divide __truediv__".split())

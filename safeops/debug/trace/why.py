@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from safeops.debug import _advice
-from safeops.debug._op import Slot
-from safeops.debug._source import line
+from safeops.debug.common import advice
+from safeops.debug.common.op import Slot
+from safeops.debug.common.source import line
 
 _SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
 _SINGULAR_AT_ZERO = frozenset("addcdiv div reciprocal rsqrt pow".split())
@@ -17,33 +17,33 @@ def explain(step, op, output, came_in, values):
     """(kind, why, what to write instead)."""
     name = op.facts.name
     source = step.forward_of(op)
-    instead = _advice.of_logarithm(source.facts.name, _makers(step, source))
-    instead = instead or _advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
+    instead = advice.of_logarithm(source.facts.name, _makers(step, source))
+    instead = instead or advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
     if came_in and op.node and op.node.endswith("AccumulateGrad"):
-        return "came in", "the parameter's .grad held it before this step", _advice.STALE
+        return "came in", "the parameter's .grad held it before this step", advice.STALE
     if came_in:
         counts = step.counts(came_in[0])
         if step.is_times_mask(op):
             number = "NaN" if counts.nan else "inf"
             why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}, and {number} * 0 is NaN"
-            return "came in", f"{why}: a product does not mask", _advice.FORWARD["mul"]
+            return "came in", f"{why}: a product does not mask", advice.FORWARD["mul"]
         if output is None and op.facts.selects:
             why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}: masked after the arithmetic: its"
-            return "came in", f"{why} gradient is NaN * 0; mask the operands before", _advice.LATE
+            return "came in", f"{why} gradient is NaN * 0; mask the operands before", advice.LATE
         if op.masked and counts.numel > 1:  # what it leaves out, an op of ours does not read
             why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}, and the mask keeps some of it"
-            return "came in", why, _advice.INVERTED
+            return "came in", why, advice.INVERTED
         if step.writer(came_in[0]) is None:
             why = f"no op that was watched made this: a tensor with {counts.kinds()} came in"
-            return "came in", why, _advice.CAME_IN
+            return "came in", why, advice.CAME_IN
         why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}; {name} made NaN of it"
-        return "undefined", why, instead or _advice.CAME_IN
+        return "undefined", why, instead or advice.CAME_IN
     counts = step.counts(output)
     if op.on_purpose():
-        return "came in", f"{name} wrote {counts.kinds()}, and nothing hid it", _advice.CAME_IN
+        return "came in", f"{name} wrote {counts.kinds()}, and nothing hid it", advice.CAME_IN
     if _written_in_between(step, op, counts, values):
         why = f"{name} makes no {counts.kinds()} of operands that were counted as finite: something that no op shows"
-        return "came in", f"{why} wrote them in between (another rank's collective, say)", _advice.CAME_IN
+        return "came in", f"{why} wrote them in between (another rank's collective, say)", advice.CAME_IN
     wide = _in_double(op, values) if op.pick else None
     if wide is not None and not math.isfinite(wide):
         return "undefined", f"{_call(op, values)} is {wide:g}: there is no finite value for it", instead
@@ -62,8 +62,8 @@ def explain(step, op, output, came_in, values):
     if _handled(step, op, counts) and size / step.scale() <= torch.finfo(counts.dtype).max:
         why += f"; the scale was {step.scale():g}"
         forward = step.recorder.by_sequence.get(op.sequence, op)
-        return "scaled overflow", why, _advice.SCALED_LOSS if forward.scaled else _advice.SCALED
-    return "overflow", why, _advice.OVERFLOW if name.startswith("mul") else instead or _advice.OVERFLOW
+        return "scaled overflow", why, advice.SCALED_LOSS if forward.scaled else advice.SCALED
+    return "overflow", why, advice.OVERFLOW if name.startswith("mul") else instead or advice.OVERFLOW
 
 
 def _written_in_between(step, op, counts, values):

@@ -14,14 +14,15 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from safeops.core import private_torch
-from safeops.debug import _page, _ranks
-from safeops.debug._board import Board
-from safeops.debug._history import History
-from safeops.debug._modules import ModuleStack
-from safeops.debug._origin import Step
-from safeops.debug._record import Recorder
-from safeops.debug._report import NonFiniteError
-from safeops.debug._source import user_lines
+from safeops.debug.common import ranks
+from safeops.debug.common.modules import ModuleStack
+from safeops.debug.common.source import user_lines
+from safeops.debug.page import page
+from safeops.debug.page.board import Board
+from safeops.debug.page.history import History
+from safeops.debug.trace.origin import Step
+from safeops.debug.trace.record import Recorder
+from safeops.debug.trace.report import NonFiniteError
 
 MOST_OPS = 200_000  # of a step without an end: it is checked then
 ACTIONS = ("raise", "warn", "record")
@@ -98,10 +99,10 @@ class trace:
             raise ValueError(f"trace: last must be an int of at least 0, got {last!r}")
         if log is not None and not (hasattr(log, "add_scalar") and hasattr(log, "add_histogram")):
             raise TypeError(f"trace: log must have add_scalar and add_histogram, got {type(log).__name__}")
-        _ranks.check("trace", group)
+        ranks.check("trace", group)
         self.action, self.last, self._group = action, last, group
         # (as it is named now: a script may change the working folder)
-        self._html = None if html is None else _page.path(html)
+        self._html = None if html is None else page.path(html)
         recorded = html is not None or log is not None
         self._history = History(None if log is None else Board(log)) if recorded else None
         self.reports, self.overflows, self.steps = [], [], 0
@@ -164,7 +165,7 @@ class trace:
             self._recorder.clear()
             if self._html:
                 with private_torch.disable_modes():
-                    _page.write(self._html, self)
+                    page.write(self._html, self)
 
     def _restart(self):
         """Forget what was found: in a process that was forked."""
@@ -179,7 +180,7 @@ class trace:
 
     def _act(self, report):
         if report is not None and report.bug:
-            elsewhere = report.rank is not None and report.rank != _ranks.rank()
+            elsewhere = report.rank is not None and report.rank != ranks.rank()
             if self.action == "raise":
                 raise NonFiniteError(report, elsewhere)
             if self.action == "warn" and not elsewhere:
@@ -201,9 +202,9 @@ class trace:
                     self._history.add(step, result, new)
                 recorder.clear()
                 self._trained = self._trained or step.backward
-            group = _ranks.everyone() if self._everyone else self._group
+            group = ranks.everyone() if self._everyone else self._group
             if together and group is not None:
-                self._rank = _ranks.rank()
+                self._rank = ranks.rank()
                 result = self._first(result, group)
         if result is not None and not new and any(r.step == self.steps for r in self.reports[-1:]):
             return None  # the update wrote what was found before it
@@ -216,7 +217,7 @@ class trace:
         """The first failure on any rank. A cause is earlier in the order of ops than its consequences elsewhere."""
         try:
             # (the table of what ran before stays here: long, and of code objects)
-            of_ranks = _ranks.gather("trace", local_report and dataclasses.replace(local_report, frames=[]), group)
+            of_ranks = ranks.gather("trace", local_report and dataclasses.replace(local_report, frames=[]), group)
         except RuntimeError as error:
             raise error if local_report is None else NonFiniteError(local_report) from error
         of_ranks[self._rank] = local_report

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from multiprocessing.process import BaseProcess
 
-from safeops.debug._report import NonFiniteError
+from safeops.debug.trace.report import NonFiniteError
 
 _watching = None  # the tool of this process, which a forked child has inherited
 

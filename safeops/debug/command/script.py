@@ -18,16 +18,16 @@ import torch
 import torch.distributed as dist
 
 from safeops.core import PACKAGE
-from safeops.debug._advice import SCALED, STUCK, of_error
-from safeops.debug._children import follow, run_torchrun
-from safeops.debug._report import NonFiniteError
-from safeops.debug.audit import audit
-from safeops.debug.locate_errors import LocatedError, locate_errors
-from safeops.debug.trace import trace
+from safeops.debug.audit.audit import audit
+from safeops.debug.command.children import follow, run_torchrun
+from safeops.debug.common.advice import SCALED, STUCK, of_error
+from safeops.debug.errors.locate_errors import LocatedError, locate_errors
+from safeops.debug.trace.report import NonFiniteError
+from safeops.debug.trace.trace import trace
 
 FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
 PROGRESS = 30  # seconds between two lines that tell how far a run with --html is
-_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_HERE = os.path.join(PACKAGE, "debug", "")
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 # Frames that ran and watched the script, with those that torch puts between its functions and a watching mode.
 _TOOLS = (

@@ -9,20 +9,20 @@ import math
 import torch
 
 from safeops.core.op import registry
-from safeops.debug import _advice
-from safeops.debug._source import called_by
-from safeops.debug._twins import OF_CLASSES
+from safeops.debug.common import advice
+from safeops.debug.common.source import called_by
+from safeops.debug.common.twins import OF_CLASSES
 
 # code: (what happens, what to write instead)
 PATTERNS = {
     "half-overflow": (
         "a result in half is inf where its operands are finite",
-        _advice.OVERFLOW,
+        advice.OVERFLOW,
     ),
-    "overflow": ("a result is inf where its operands are finite, and the dtype is wide", _advice.RANGE),
-    "half-sum": ("sums in half have lost what was added: 2048 + 1 is 2048 in fp16", _advice.SUMS),
+    "overflow": ("a result is inf where its operands are finite, and the dtype is wide", advice.RANGE),
+    "half-sum": ("sums in half have lost what was added: 2048 + 1 is 2048 in fp16", advice.SUMS),
     "nan-born": ("NaN from operands that hold none", "select before the arithmetic (mask=), or the safe_* function"),
-    "times-mask": ("multiplies NaN or inf by a mask's 0: that is NaN", _advice.FORWARD["mul"]),
+    "times-mask": ("multiplies NaN or inf by a mask's 0: that is NaN", advice.FORWARD["mul"]),
     "small-divisor": (
         "divides by less than the smallest normal number",
         "safeops.safe_div(a, b, eps=...), safe_reciprocal, safe_rsqrt; where 0 is a value like others (a place, a "
@@ -61,7 +61,7 @@ PATTERNS = {
     ),
     "saved-write": (
         "writes into a tensor that autograd saved: backward will raise",
-        _advice.OUT_OF_PLACE,
+        advice.OUT_OF_PLACE,
     ),
 }
 WAITS = frozenset("sync-read boolean-index boolean-write device-copy".split())  # cost time, and no more
@@ -88,13 +88,11 @@ def instead(code, detail):
     """The replacement for what a check says, 'exp of float16 (2,) on cpu, largest 12'."""
     name = detail.partition(" of ")[0]
     if code in ("half-overflow", "overflow"):
-        return _advice.of_overflow(name, code == "half-overflow")
+        return advice.of_overflow(name, code == "half-overflow")
     if code == "domain":
-        own = _advice.of_logarithm(name, detail.partition(_BY)[2].split(", "))
-        return (
-            own or _advice.FORWARD.get(name.partition(" ")[0].replace("power", "pow").strip("_")) or PATTERNS[code][1]
-        )
-    return (_advice.of_nan(name) if code == "nan-born" else None) or PATTERNS[code][1]
+        own = advice.of_logarithm(name, detail.partition(_BY)[2].split(", "))
+        return own or advice.FORWARD.get(name.partition(" ")[0].replace("power", "pow").strip("_")) or PATTERNS[code][1]
+    return (advice.of_nan(name) if code == "nan-born" else None) or PATTERNS[code][1]
 
 
 def before(name, args, kwargs, makers):

@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from safeops.debug import _scan
+from safeops.debug.common import scan
 
 COLUMNS = 1024  # of a longer run, neighbouring steps share one
 PHASES = ("forward", "backward")
@@ -68,7 +68,7 @@ class History:
             cell = 2 * place + backward
             for row in dict.fromkeys(op.outputs):
                 wrote.append(row)
-                sizes.append(_scan.numel(*meta[row][:2]))
+                sizes.append(scan.numel(*meta[row][:2]))
                 wrote_in.append(cell)
                 self.dtypes[place].add(meta[row][1])
             read += op.inputs.values()
@@ -203,14 +203,14 @@ def _indices(cells):
 
 
 def _largest(counts):
-    return counts[:, _scan.LARGEST].contiguous().view(torch.float64).clamp(max=2.0**127)  # a float32 holds it
+    return counts[:, scan.LARGEST].contiguous().view(torch.float64).clamp(max=2.0**127)  # a float32 holds it
 
 
 def _sums(counts, sizes):
     """(tensors, 4): of rows of the table, what a column adds up."""
-    nonfinite = counts[:, : _scan.NEGATIVE_INF + 1].sum(1)
+    nonfinite = counts[:, : scan.NEGATIVE_INF + 1].sum(1)
     sizes = torch.tensor(sizes, dtype=torch.int64, device="cpu")
-    return torch.stack([counts[:, _scan.SUBNORMAL], counts[:, _scan.LOST], nonfinite, sizes], 1).double()
+    return torch.stack([counts[:, scan.SUBNORMAL], counts[:, scan.LOST], nonfinite, sizes], 1).double()
 
 
 def _together(a, b):

@@ -1,10 +1,10 @@
 """From counts to a cause: which op made the first value that is not finite and that matters."""
 
-from safeops.debug import _advice, _scan
-from safeops.debug._op import Slot
-from safeops.debug._report import Frame, Operand, Report
-from safeops.debug._source import line
-from safeops.debug._why import explain
+from safeops.debug.common import advice, scan
+from safeops.debug.common.op import Slot
+from safeops.debug.common.source import line
+from safeops.debug.trace.report import Frame, Operand, Report
+from safeops.debug.trace.why import explain
 
 
 class Step:
@@ -14,10 +14,10 @@ class Step:
         self.recorder, self.ops, self.results = recorder, recorder.ops, results
         self.backward = any(op.root or op.node for op in self.ops)
         self.table = recorder.table()
-        bad = self.table[:, _scan.NAN : _scan.NEGATIVE_INF + 1].sum(1).gt(0)
+        bad = self.table[:, scan.NAN : scan.NEGATIVE_INF + 1].sum(1).gt(0)
         self.any_bad = bool(bad.any())
         if self.any_bad:
-            self.bad, self.nan = bad.tolist(), self.table[:, _scan.NAN].gt(0).tolist()
+            self.bad, self.nan = bad.tolist(), self.table[:, scan.NAN].gt(0).tolist()
 
     def writer(self, row):
         """Who wrote these values; where they are bad and were written piece by piece, the last bad piece."""
@@ -44,7 +44,7 @@ class Step:
         return any(self.nan[row] for row in rows)
 
     def counts(self, row):
-        return _scan.read(self.table[row], *self.recorder.meta[row][:3])
+        return scan.read(self.table[row], *self.recorder.meta[row][:3])
 
     def scale(self):
         """GradScaler's scale in this step, if it was at work."""
@@ -164,9 +164,9 @@ class Step:
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
         # or one of torch's losses that multiplies by a 0 inside
-        times_mask = instead == _advice.FORWARD["mul"] and source.facts.name.startswith("mul")
+        times_mask = instead == advice.FORWARD["mul"] and source.facts.name.startswith("mul")
         if (kind in ("undefined", "overflow") or times_mask) and lines:
-            instead = _advice.of_call(lines[0], source.facts, or_line=not times_mask) or instead
+            instead = advice.of_call(lines[0], source.facts, or_line=not times_mask) or instead
         return Report(
             step=number,
             kind=kind,

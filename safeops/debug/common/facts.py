@@ -5,7 +5,7 @@ import functools
 import torch
 
 from safeops.core import NAME, private_torch
-from safeops.debug._products import PRODUCTS
+from safeops.debug.common.products import PRODUCTS
 
 # Reads no values: its result depends on shapes alone, or holds what nobody has written yet.
 _VALUELESS = frozenset(

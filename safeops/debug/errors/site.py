@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from safeops.debug._source import line
+from safeops.debug.common.source import line
 
 
 @dataclasses.dataclass

@@ -7,13 +7,13 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from safeops.core import private_torch
-from safeops.debug import _scan
-from safeops.debug._block import PICKS, ROWS, Block
-from safeops.debug._facts import facts, is_plain, run, tensors_in
-from safeops.debug._memory import Memory
-from safeops.debug._op import Op, Slot
-from safeops.debug._products import factors
-from safeops.debug._source import called_by, user_frames
+from safeops.debug.common import scan
+from safeops.debug.common.facts import facts, is_plain, run, tensors_in
+from safeops.debug.common.memory import Memory
+from safeops.debug.common.op import Op, Slot
+from safeops.debug.common.products import factors
+from safeops.debug.common.source import called_by, user_frames
+from safeops.debug.trace.block import PICKS, ROWS, Block
 
 _VALUELESS = UninitializedTensorMixin, private_torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
@@ -55,7 +55,7 @@ class Recorder(private_torch.TorchDispatchMode):
         for part in parts:
             starts.append(starts[-1] + len(part))
         order = torch.tensor([starts[index[id(block)]] + row for block, row in self.places], device="cpu")
-        return torch.cat(parts)[order] if parts else torch.zeros(0, _scan.COLUMNS, dtype=torch.int64)
+        return torch.cat(parts)[order] if parts else torch.zeros(0, scan.COLUMNS, dtype=torch.int64)
 
     def picked(self, place):
         """The values kept there: for op.pick, of its operands at the first element of its result that is not finite."""
@@ -145,7 +145,7 @@ class Recorder(private_torch.TorchDispatchMode):
                 op.arguments, op.keywords, operands = self._template(op, args, kwargs, written)
                 if 0 < len(operands) <= PICKS and all(x.device == block.device for x in operands):
                     op.pick = (block, row)
-                    _scan.pick(block.picks, row, block.counts, row, operands, fresh[0].shape)
+                    scan.pick(block.picks, row, block.counts, row, operands, fresh[0].shape)
         elif op_facts.scaler:
             op.arguments, op.keywords, _ = self._template(op, args, kwargs, written)
         op.index = len(self.ops)
@@ -164,8 +164,8 @@ class Recorder(private_torch.TorchDispatchMode):
             if self.places[row][0].finite(self.places[row][1]):
                 continue
             block = self._block(x.device, 1)
-            _scan.count(block.counts, block.used, [read])  # (as the op reads it: a row may be of another view)
-            _scan.pick(block.picks, block.used, block.counts, block.used, [other], read.shape)
+            scan.count(block.counts, block.used, [read])  # (as the op reads it: a row may be of another view)
+            scan.pick(block.picks, block.used, block.counts, block.used, [other], read.shape)
             kept.append((row, (block, block.used)))
             block.used += 1
         return kept
@@ -210,7 +210,7 @@ class Recorder(private_torch.TorchDispatchMode):
         block = self._block(device, len(counted))
         for i, (row, _) in enumerate(counted):
             self.places[row] = (block, block.used + i)
-        _scan.count(block.counts, block.used, [x for _, x in counted])
+        scan.count(block.counts, block.used, [x for _, x in counted])
         block.used += len(counted)
 
     def _block(self, device, rows):

@@ -4,8 +4,8 @@ import dataclasses
 
 import torch
 
-from safeops.debug._scan import Counts
-from safeops.debug._source import Line, line
+from safeops.debug.common.scan import Counts
+from safeops.debug.common.source import Line, line
 
 
 @dataclasses.dataclass(frozen=True)

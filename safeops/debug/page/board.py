@@ -2,7 +2,7 @@
 
 import re
 
-from safeops.debug._history import LARGEST, LOST, NONFINITE, NUMEL, PHASES, SUBNORMAL
+from safeops.debug.page.history import LARGEST, LOST, NONFINITE, NUMEL, PHASES, SUBNORMAL
 
 SHARES = {"underflow": SUBNORMAL, "becomes_0": LOST, "nonfinite": NONFINITE}
 

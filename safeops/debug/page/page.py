@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from safeops.debug._history import LARGEST, LOST, NONFINITE, SUBNORMAL
+from safeops.debug.page.history import LARGEST, LOST, NONFINITE, SUBNORMAL
 
 PLANES = {"largest": LARGEST, "subnormal": SUBNORMAL, "lost": LOST, "nonfinite": NONFINITE}
 PARTS = ("page.html", "page_draw.js", "page_chart.js", "page.js")  # which lie beside this file

@@ -1,0 +1,1 @@
+"""Audit: the unsafe patterns of a step, as they happen."""

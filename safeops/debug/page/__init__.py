@@ -1,0 +1,1 @@
+"""The history of a traced run: by module and step, as a page and for TensorBoard."""

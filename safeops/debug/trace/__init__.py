@@ -1,0 +1,1 @@
+"""Trace: the op, module and line that made the first NaN or inf of a training step."""
