@@ -15,17 +15,9 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, 
 KEEP = 0.75  # share of True in the masks, at random: no branch predictor learns it
 ROW = 1024
 FAMILIES = (
-    "elementwise",
-    "selection",
-    "reductions",
-    "classification",
-    "divergences",
-    "linear",
-    "vectors",
-    "losses",
-    "images",
+    "elementwise", "selection", "reductions", "classification", "divergences", "linear", "vectors", "losses", "images",
     "lists",
-)
+)  # fmt: skip
 
 _builders = {}  # name -> (n, dtype, device) -> Case
 
@@ -38,6 +30,7 @@ class Case:
     ours: Callable  # (*inputs) -> Tensor
     eager: dict[str, Callable]  # the pattern as written -> it; the first is the one users write most
     compiled: Callable | None  # the pattern that torch.compile does best on: no boolean index
+    counted: bool = True  # False: a kernel touches a part of what it is given, or several kernels hand tensors on
     variant: bool = False  # a further shape of an op: its share of the floor is judged, its factor over eager is not
     aten: Callable | None = None  # torch's own op, (*inputs) -> Tensor: what a small call stands beside
     # The arithmetic costs more than the bytes: what is judged is the share of the speed of `aten` in fp32 (fp64 for

@@ -82,6 +82,7 @@ def multilabel_margin_loss(n, dtype, device):
         eager=wide,
         compiled=lambda x: F.multilabel_margin_loss(x.float(), y),
         variant=True,
+        counted=False,
     )
 
 
@@ -128,6 +129,7 @@ def classification(name, suffix, **options):
             variant=bool(suffix),
             aten=theirs,
             arithmetic=reads,
+            counted=reads and suffix != "_images",
         )
 
 
@@ -154,6 +156,7 @@ def softmax_focal_loss(suffix):
             variant=bool(suffix),
             aten=theirs,
             arithmetic=True,
+            counted=suffix != "_images",
         )
 
 

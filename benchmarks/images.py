@@ -65,6 +65,7 @@ def of_two(name, text, theirs, forward=2, backward=3, rivals=(), side=0, **optio
             ours=lambda x: ours(x, y, **options),
             eager={text: lambda x: theirs(x, y)} | {text: lambda x, f=f: f(x, y) for text, f in results.items() if f},
             compiled=lambda x: theirs(x, y),
+            counted=name in ("ssim", "ssim_loss"),
         )
 
 
@@ -109,4 +110,5 @@ def _lpips(n, dtype, device):
         ours=lambda f0: safeops.lpips_distance([f0], [f1]),
         eager={"(f / (|f| + 1e-10)) of both, as lpips": plain},
         compiled=plain,
+        counted=False,
     )

@@ -66,6 +66,7 @@ def lists(name, sizes, pair, text, share):
             aten=theirs,
             arithmetic=True,
             elements=sum(sizes(n)),
+            counted=False,
         )
 
 

@@ -129,6 +129,7 @@ def region(name, rival_name, value=dice):
             ours=lambda x: ours(x, index),
             eager={"by one_hot": one_hot} | ({"monai's": lambda x: monai(x, index.unsqueeze(1))} if monai else {}),
             compiled=one_hot,
+            counted=False,
         )
 
 
@@ -160,4 +161,5 @@ def silog(n, dtype, device):
         ours=lambda x: safeops.silog_loss(x, y),
         eager={"(g ** 2).mean() - 0.85 g.mean() ** 2, g of x[y > 0]": composed},
         compiled=masked,
+        counted=False,
     )

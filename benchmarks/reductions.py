@@ -139,6 +139,7 @@ def masked_count(n, dtype, device):
         compiled=lambda x: mask.sum(),
         variant=True,  # torch moves the same bytes
         aten=lambda x: torch.count_nonzero(mask),
+        counted=False,
     )
 
 

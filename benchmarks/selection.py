@@ -34,6 +34,7 @@ def compact(percent, width):
             compiled=lambda x: x[mask],  # torch.compile leaves it to eager
             variant=True,
             aten=(lambda x: x[mask]) if percent == 50 and width == 1 else None,
+            counted=False,
         )
 
 
@@ -49,6 +50,7 @@ def masked_select(n, dtype, device):
         compiled=lambda x: torch.masked_select(x, mask),
         variant=True,
         aten=lambda x: torch.masked_select(x, mask),
+        counted=False,
     )
 
 
@@ -120,6 +122,7 @@ def safe_gather_one(n, dtype, device):
         eager={"x.gather(1, index)": lambda x: x.gather(1, index)},
         compiled=lambda x: _clamped(torch.gather, x, 1, index, ROW),
         variant=True,
+        counted=False,
     )
 
 

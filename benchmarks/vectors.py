@@ -97,6 +97,7 @@ def box_iou_loss(n, dtype, device):
         eager={"torchvision's formula": usual},
         compiled=usual,
         variant=True,
+        counted=False,
     )
 
 
@@ -120,6 +121,7 @@ def info_nce_loss(n, dtype, device):
         variant=True,
         arithmetic=True,
         aten=theirs,
+        counted=False,
     )
 
 
@@ -148,6 +150,7 @@ def supervised_contrastive_loss(n, dtype, device):
         variant=True,
         arithmetic=True,
         aten=theirs,
+        counted=False,
     )
 
 
@@ -171,6 +174,7 @@ def si_sdr_loss(n, dtype, device):
         eager={"scale_invariant_signal_distortion_ratio(x, s)": theirs},
         compiled=theirs,
         variant=True,
+        counted=False,
     )
 
 

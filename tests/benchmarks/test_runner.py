@@ -19,35 +19,6 @@ from safeops.core.op import Public, registry
 
 pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]  # one run of the runner serves all tests
 
-LESS = {  # bytes an element must move in bf16, forward and backward, where a kernel is given more than it has to touch
-    # read mask, what is kept; write it and its index / read its gradient and its index; write dx
-    **{f"masked_compact_{p}": (1 + p / 100 * 12, 2 + p / 100 * 10) for p in (1, 10, 50, 90, 99)},
-    # rows of 64: a 64th of the mask and of the index
-    **{f"masked_compact_{p}_rows": ((1 + p / 100 * 264) / 64, 2 + p / 100 * 136 / 64) for p in (1, 10, 50, 90, 99)},
-    # x, a fourth of an index; write dx, not x
-    **dict.fromkeys(("dice_loss", "tversky_loss", "generalized_dice_loss"), (2 + 8 / 4, 2 + 8 / 4)),
-    "triplet_margin_loss": (6, 12),  # read three vectors; read and write them
-    "box_iou_loss": (4, 8),  # read both boxes; read and write them
-    "multi_margin_loss": (2, 4),
-    "multilabel_margin_loss": (10, 10),  # read x and y; the classes again, write dx
-    "multilabel_soft_margin_loss": (4, 6),
-    "info_nce_loss": (4, 8),
-    "supervised_contrastive_loss": (2, 4),
-    "si_sdr_loss": (4, 8),
-    # of 2 rows: 32000 / 2 times as many weights
-    **dict.fromkeys(("linear_cross_entropy", "linear_token_log_probs"), (2 + 32000, 4 + 64000)),
-    # made of other ops, which are given what those before them made
-    **dict.fromkeys(("ms_ssim", "psnr", "lpips_distance", "silog_loss"), (4, 6)),
-    "total_variation": (2, 4),
-    "masked_select": (4, 4.5),
-    "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
-    "masked_count": (1, None),  # read mask
-    "nll_loss": (10 / 32000, 2),  # of each row its class and one element; write dx
-    # without what each row of 21 has
-    **dict.fromkeys(("cross_entropy_images", "softmax_focal_loss_images"), (2, 4)),
-    **{f"clip_grad_norm_{size}": (6, None) for size in ("small", "layers", "large")},  # twice read, written
-    **{f"clip_grad_norm_unneeded_{size}": (2, None) for size in ("small", "layers", "large")},  # read
-}
 RUN = "safe_div", "masked_compact_50", "masked_mean", "masked_mean_rows", "mse_loss"
 
 
@@ -85,15 +56,12 @@ def test_bytes_are_those_that_the_kernel_gets(name):
     benchmark = case.build(name, 2**16, torch.bfloat16, "cpu")
     assert {x.dtype for x in benchmark.inputs} <= {torch.bfloat16}
     stated = (benchmark.forward_bytes, benchmark.backward_bytes)
-    if name in LESS:
-        assert stated == pytest.approx(LESS[name])
-        return
     for bytes_, call in zip(
         stated, speed.calls(benchmark.ours, benchmark.inputs, benchmark.backward_bytes is not None).values()
     ):
         with Moved() as moved:
             call()
-        assert bytes_ - 0.01 <= moved.bytes / benchmark.elements <= bytes_ + 0.5
+        assert not benchmark.counted or bytes_ - 0.01 <= moved.bytes / benchmark.elements <= bytes_ + 0.5
 
 
 def test_every_op_has_a_case():

@@ -1,27 +1,24 @@
-"""Contiguous inputs of the light losses are read as they are stored, without a buffer between: the same numbers as by
-way of the buffers, which strided inputs take."""
+"""Contiguous inputs of losses whose time memory decides are read as they are stored, without a buffer between: the same
+numbers as by way of the buffers, which strided inputs take, and all inputs of the other losses."""
 
 import pytest
 import torch
 
 import safeops
 from safeops.core.op import registry
-from tests.contract.common import DEVICE
+from safeops.ops.losses._pointwise import PointwiseLoss
+from tests.contract.common import DEVICE, names
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not registry["mse_loss"].cpu, reason="of the CPU kernels")
 
-LIGHT = ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "charbonnier_loss", "log_cosh_loss"]
-LIGHT += ["hinge_embedding_loss", "margin_ranking_loss"]
 LENGTHS = [1025, 1087, 1088, 2048, 33000, 140_001]  # past one chunk; around a block of lanes; of several slices
 
 
 def operands(name, n, dtype, finite=True):
     """Contiguous vectors that do not start where the storage does; else with a NaN and an infinity among them."""
     generator = torch.Generator().manual_seed(n)
-    for place in range(registry[name].count):
-        x = torch.randn(n + 1, generator=generator)
-        if (name, place) in (("margin_ranking_loss", 2), ("hinge_embedding_loss", 1)):
-            x = x.sign()
+    for bring in registry[name].domain:
+        x = bring(torch.randn(n + 1, generator=generator))
         if not finite:
             x[1 + n // 2], x[n] = float("nan"), float("inf")
         yield x.to(dtype)[1:]
@@ -34,7 +31,7 @@ def strided(x):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize("name", names(PointwiseLoss))
 def test_the_numbers_of_the_buffers(name, dtype, n, masked):
     mask = None
     if masked:
@@ -62,7 +59,7 @@ def test_the_order_of_the_additions_is_the_same_for_every_instruction_set(dtype)
     assert safeops.hinge_embedding_loss(strided(x), y, reduction="sum") > 0
 
 
-@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize("name", names(PointwiseLoss))
 def test_threads_do_not_change_a_bit(name):
     tensors = list(operands(name, 300_000, torch.bfloat16))
     results, threads = [], torch.get_num_threads()
@@ -78,7 +75,7 @@ def test_threads_do_not_change_a_bit(name):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))
 
 
-@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize("name", names(PointwiseLoss))
 def test_one_number_for_all_or_a_gradient_for_each(name):
     """An expanded upstream gradient is one number; a full one goes through the buffers."""
     tensors = [x.requires_grad_() for x in operands(name, 2000, torch.bfloat16)]
