@@ -1,34 +1,16 @@
 """softmax_focal_loss: cross entropy, less where the row's class is predicted already."""
 
-import copy
-
 import torch
 
-from safeops.core import check, loss_reduction, sums
-from safeops.core.dtypes import LARGEST, compute_dtype
 from safeops.core.foreign import refuse
-from safeops.core.op import Composed
 from safeops.core.symbolic import as_operand
-from safeops.ops.classification._classification import (
-    ARGUMENTS,
-    class_dim,
-    rows_of,
-    validate_index,
-    validate_reduction,
-    validate_weight,
-    weighed,
-    without_weight_0,
-)
-from safeops.ops.classification.cross_entropy import _cross_entropy
-from safeops.ops.classification.nll_loss import _nll_loss
+from safeops.ops.classification._nll_function import NLLFunction
+from safeops.ops.losses._pointwise import Parameter
 
-NAME = "softmax_focal_loss"
 CERTAIN = 128.0  # beyond, 1 - e^-nll is 1 in fp64 too
 
-# ---- definition
 
-
-def focal(nll, gamma):
+def value(nll, gamma):
     """(1 - p)^gamma nll, p = e^-nll, with all digits of nll: 1 - p does not cancel.
 
     The bounds have slope 0: gamma < 1 makes no infinite slope at nll = 0, nor an infinite loss one of inf * 0.
@@ -37,41 +19,10 @@ def focal(nll, gamma):
     return nll * missed ** as_operand(gamma, nll)
 
 
-# ---- record
+_softmax_focal_loss = NLLFunction("softmax_focal_loss", "SoftmaxFocalLoss", value, Parameter("gamma", 2.0, minimum=0))
 
 
-def _validate_gamma(name, gamma):
-    check.number(name, "gamma", gamma, minimum=0, maximum=LARGEST)
-
-
-def _validate_options(name, reduction, empty, gamma, ignore_index):
-    loss_reduction.validate_options(name, reduction, empty)
-    _validate_gamma(name, gamma)
-    validate_index(name, ignore_index)
-
-
-_softmax_focal_loss = Composed(
-    NAME,
-    _cross_entropy,
-    *sums.ALL,
-    module="SoftmaxFocalLoss",
-    buffers=("weight",),
-    example="torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])",
-    validate_options=_validate_options,
-)
-_softmax_focal_loss.validate_buffer = lambda name, key, x: validate_weight(name, x)
-_operands = copy.copy(_nll_loss)  # the same are right: class indices alone
-_operands.name = NAME
-
-# ---- public function
-
-
-@_softmax_focal_loss.public(
-    "(Tensor input, Tensor target, Tensor? weight=None, *, float gamma=2.0, Tensor? mask=None, "
-    'str reduction="mean", int ignore_index=-100, Tensor? row_weight=None, Tensor? denominator=None, '
-    'str empty="zero") -> Tensor',
-    arguments=ARGUMENTS,
-)
+@_softmax_focal_loss.public()
 def softmax_focal_loss(
     input, target, weight=None, *extra, gamma=2.0, mask=None, reduction="mean", ignore_index=-100, row_weight=None,
     denominator=None, empty="zero", **unknown,
@@ -85,11 +36,7 @@ def softmax_focal_loss(
     A mean with class weights divides by their sum, as `cross_entropy`; for the count, pass it as `denominator`.
 
     Args:
-        input: (N, C), (C,) or (N, C, d1, ...) floating tensor of logits; a class of -inf does not exist.
-        target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...).
-        gamma: how much less counts what is right already, at least 0.
-        row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
-            by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable.
+        gamma: how much less a row counts that is right already, at least 0.
         {arguments}
 
     Example:
@@ -99,19 +46,6 @@ def softmax_focal_loss(
     """
     if extra or unknown:
         refuse(softmax_focal_loss, extra, unknown)
-    validate_reduction(NAME, input, reduction, denominator, empty)
-    _validate_gamma(NAME, gamma)
-    _operands.validate(input, target, weight, mask, ignore_index)
-    if row_weight is not None:
-        mask = without_weight_0(NAME, row_weight, mask, input)
-    weights = None
-    if weight is not None:
-        compute = compute_dtype(input.dtype, weight.dtype)
-        _, mask, weights = rows_of(input.shape[class_dim(input)], target, weight, mask, ignore_index, compute)
-    nll, keep, _ = _cross_entropy.call(input, target, None, mask, ignore_index, 0.0, 0.0, 1.0, None)
-    loss = products = focal(nll, gamma)
-    if weights is not None:
-        products = loss * weights
-    if row_weight is not None:
-        products, weights = weighed(products, keep, weights, row_weight)
-    return loss_reduction.reduce(NAME, products, keep, weights, reduction, denominator, empty).to(loss.dtype)
+    return _softmax_focal_loss.call(
+        input, target, weight, mask, reduction, ignore_index, row_weight, denominator, empty, gamma
+    )

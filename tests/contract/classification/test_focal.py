@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops.ops.classification.softmax_focal_loss import focal
+from safeops.ops.classification.softmax_focal_loss import value as focal
 from tests.contract.common import DEVICE, each_route, equal, on, t
 from tests.test_routes import dispatched
 
