@@ -82,9 +82,6 @@ def test_an_integer_of_numpy_is_a_dim(route, name):
     assert torch.equal(call(name, dim=np.int64(1)), call(name, dim=1))
 
 
-OF_CLASSES = "cross_entropy", "nll_loss", "softmax_focal_loss", "token_log_probs"
-
-
 def of_dimensions(name, ndim):
     operands = tensors(name)
 
@@ -93,7 +90,7 @@ def of_dimensions(name, ndim):
         return x.reshape(*more, *x.shape) if name == "token_log_probs" else x.reshape(*x.shape, *more)
 
     results = {key: longer(x, ndim) for key, x in operands.items() if x.dim() > 1}
-    if name in OF_CLASSES:  # these lack the classes' dim
+    if "ignore_index" in CALLS[name] and registry[name].family == "classification":  # these lack the classes' dim
         rows = operands.keys() & {"target", "mask", "row_weight"}
         results |= {key: longer(operands[key], ndim - 1) for key in rows}
     return results

@@ -1,5 +1,7 @@
 """Calls that several families refuse, with the words the error must contain: function, argument, what is wrong."""
 
+import math
+
 import torch
 
 from safeops.testing import Bad
@@ -70,3 +72,21 @@ def bad_dims(name, *operands):
     yield Bad(operands, {"dim": (0, 1)}, TypeError, (name, "dim", "(0, 1)"))
     yield Bad(operands, {"dim": 1.0}, TypeError, (name, "dim", "1.0"))
     yield must(name, "dim", operands, {"dim": True}, TypeError)
+
+
+def bad_parameters(op, operands):
+    """Calls with numbers that the record's parameters refuse."""
+    name = op.name
+    for parameter in op.parameters:
+        key = parameter.name
+        if parameter.kind is bool:
+            yield must(name, key, operands, {key: 1}, TypeError)
+            yield must(name, key, operands, {key: None}, TypeError)
+            continue
+        yield Bad(operands, {key: NAN}, ValueError, (name, key, "nan"))
+        yield Bad(operands, {key: "1"}, TypeError, (name, key, "str"))
+        yield Bad(operands, {key: None}, TypeError, (name, key, "NoneType"))
+        yield must(name, key, operands, {key: HUGE}, ValueError)
+        low, high = parameter.range()
+        for value in (math.nextafter(low, -math.inf), math.nextafter(high, math.inf)):
+            yield Bad(operands, {key: value}, ValueError, (name, key, str(value)))

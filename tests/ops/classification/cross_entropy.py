@@ -96,27 +96,6 @@ def nll_loss(
     return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
 
 
-def softmax_focal_loss(
-    input, target, weight=None, *, gamma=2.0, mask=None, reduction="mean", ignore_index=-100, row_weight=None,
-    denominator=None, empty="zero",
-):  # fmt: skip
-    nll = cross_entropy(input, target, mask=mask, ignore_index=ignore_index, reduction="none")
-    if row_weight is not None:
-        mask = row_weight != 0 if mask is None else mask & (row_weight != 0)
-    _, keep, row_weights = _targets(target, _last(input).shape[-1], mask, weight, ignore_index)
-    nll = torch.where(keep, nll, 0)
-    moves = (nll > 0) & (nll < torch.inf)
-    missed = -torch.expm1(-torch.where(moves, nll, 1))
-    loss = torch.where(moves, nll * missed**gamma, nll if gamma == 0 else torch.where(nll == 0, 0, nll))
-    if row_weight is not None:
-        row_weight = torch.where(keep, row_weight, 0)
-        row_weights = row_weight if row_weights is None else row_weights * row_weight
-    loss = loss if row_weights is None else torch.where(keep, loss * row_weights, 0)
-    if reduction == "none":
-        return loss
-    return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
-
-
 # ---- the op as the harness calls it: operands of one broadcast shape
 
 
@@ -214,13 +193,6 @@ def row_terms(sample, outcome):
     return value, {key: torch.full_like(t.detach(), sizes[key]) for key, t in sample.leaves().items()}
 
 
-def focal_terms(sample, outcome):
-    """The factor's slope by the loss of a row is at most gamma."""
-    value, grads = row_terms(sample, outcome)
-    factor = 1 + sample.kwargs.get("gamma", 2.0)
-    return value * factor, {key: x * factor for key, x in grads.items()}
-
-
 def _some(t):
     return t is not None and t.numel() > 0
 
@@ -228,7 +200,7 @@ def _some(t):
 # ---- samples
 
 
-def _sample(x, target, options=None, **rest):
+def sample(x, target, options=None, **rest):
     options = {"dim": 1, "classes": x.shape[1], **(options or {})}
     differentiable = (0, 1) if target.is_floating_point() else (0,)
     return Sample((x, target), options, **{"differentiable": differentiable, "weight": None, **rest})
@@ -238,18 +210,16 @@ def _sample(x, target, options=None, **rest):
 DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 
 
-def _of_indices():
+def samples_of_indices():
     t, m = indices(4, 1, classes=5), mask(4, 1)
-    yield _sample(data(4, 5), t, {"mask": m}, name="mean", slow=True)
+    yield sample(data(4, 5), t, {"mask": m}, name="mean", slow=True)
     options = {"mask": m, "weight": weights(5), "reduction": "none", "ignore_index": int(t[1])}
-    yield _sample(data(4, 5, seed=1), t, options, name="none, weighted, one class ignored", slow=True)
+    yield sample(data(4, 5, seed=1), t, options, name="none, weighted, one class ignored", slow=True)
     four = data(2, 5, 3, 4, seed=2), indices(2, 1, 3, 4, classes=5, seed=1)
-    yield _sample(*four, {"mask": mask(2, 1, 3, 4), "weight": weights(5, 1, 1)}, name="images, weighted mean")
-    yield _sample(*four, {"reduction": "sum"}, name="images, sum")
-    yield _sample(
-        data(3, 40), indices(3, 1, classes=40, seed=2), {"mask": mask(1, 1)}, name="long rows, mask broadcast"
-    )
-    yield _sample(data(4, 5), t, {"mask": m, "denominator": DENOMINATOR}, name="denominator")
+    yield sample(*four, {"mask": mask(2, 1, 3, 4), "weight": weights(5, 1, 1)}, name="images, weighted mean")
+    yield sample(*four, {"reduction": "sum"}, name="images, sum")
+    yield sample(data(3, 40), indices(3, 1, classes=40, seed=2), {"mask": mask(1, 1)}, name="long rows, mask broadcast")
+    yield sample(data(4, 5), t, {"mask": m, "denominator": DENOMINATOR}, name="denominator")
 
 
 def _of_logits():
@@ -257,53 +227,46 @@ def _of_logits():
     t, m = indices(4, 1, classes=5), mask(4, 1)
     x = data(4, 5, seed=3)
     smooth = {"mask": m, "label_smoothing": 0.25}
-    yield _sample(x, t, smooth, name="smoothing")
+    yield sample(x, t, smooth, name="smoothing")
     options = {**smooth, "weight": weights(20), "reduction": "none"}
-    yield _sample(data(4, 20, seed=3), indices(4, 1, classes=20), options, name="smoothing, weighted")
-    yield _sample(x, t, {"mask": m, "z_loss": 0.125, "reduction": "none"}, name="z-loss")
-    yield _sample(x, t, {"mask": m, "z_loss": 0.125, "weight": weights(5) / 64}, name="z-loss, weighted")
+    yield sample(data(4, 20, seed=3), indices(4, 1, classes=20), options, name="smoothing, weighted")
+    yield sample(x, t, {"mask": m, "z_loss": 0.125, "reduction": "none"}, name="z-loss")
+    yield sample(x, t, {"mask": m, "z_loss": 0.125, "weight": weights(5) / 64}, name="z-loss, weighted")
     long = data(3, 40, seed=4), indices(3, 1, classes=40, seed=3)
     options = {"weight": weights(40), "label_smoothing": 0.25, "z_loss": 0.125, "reduction": "none"}
-    yield _sample(*long, {**options, "mask": mask(3, 1)}, name="long rows, all options")
+    yield sample(*long, {**options, "mask": mask(3, 1)}, name="long rows, all options")
     q = probabilities(4, 5, seed=5)
-    yield _sample(x, q, {"mask": m}, name="probabilities", slow=True)
+    yield sample(x, q, {"mask": m}, name="probabilities", slow=True)
     options = {"weight": weights(5), "label_smoothing": 0.25, "reduction": "none"}
-    yield _sample(x, q, {**options, "mask": m}, name="probabilities, weighted, smoothing")
+    yield sample(x, q, {**options, "mask": m}, name="probabilities, weighted, smoothing")
     four = data(2, 5, 3, 4, seed=6), probabilities(2, 5, 3, 4, seed=7)
-    yield _sample(*four, {"reduction": "sum", "z_loss": 0.125}, name="probabilities of images")
-    yield _sample(data(3, 40), probabilities(3, 40, seed=8), {"weight": weights(40)}, name="probabilities of long rows")
+    yield sample(*four, {"reduction": "sum", "z_loss": 0.125}, name="probabilities of images")
+    yield sample(data(3, 40), probabilities(3, 40, seed=8), {"weight": weights(40)}, name="probabilities of long rows")
 
 
 def _of_shaped_logits():
     t, m = indices(4, 1, classes=5), mask(4, 1)
     options = {"mask": m, "temperature": 0.5, "softcap": 2.0}
-    yield _sample(data(4, 5, seed=8), t, options, name="temperature and softcap")
+    yield sample(data(4, 5, seed=8), t, options, name="temperature and softcap")
     options |= {"label_smoothing": 0.25, "z_loss": 0.125, "weight": weights(20), "reduction": "none"}
-    yield _sample(data(4, 20, seed=9), indices(4, 1, classes=20), options, name="softcap, all options")
+    yield sample(data(4, 20, seed=9), indices(4, 1, classes=20), options, name="softcap, all options")
     four = data(2, 5, 3, 4, seed=9), probabilities(2, 5, 3, 4, seed=9)
-    yield _sample(*four, {"reduction": "sum", "temperature": 1.5}, name="temperature of images, probabilities")
+    yield sample(*four, {"reduction": "sum", "temperature": 1.5}, name="temperature of images, probabilities")
 
 
-def _by_gamma():
-    t, m = indices(4, 1, classes=5), mask(4, 1)
-    for gamma in (0.0, 0.5, 3.0):
-        options = {"mask": m, "gamma": gamma, "weight": weights(5), "reduction": "none"}
-        yield _sample(2 * data(4, 5, seed=4), t, options, name=f"gamma {gamma}, none, weighted")
-
-
-def _by_row_weight():
+def samples_of_row_weights():
     x, t, m = data(4, 5, seed=5), indices(4, 1, classes=5), mask(4, 1)
     w = weights(4).reshape(4, 1)
     for name, options in {"row weight": {}, "both weights, none": {"weight": weights(5), "reduction": "none"}}.items():
         options = {"mask": m, "row_weight": w, **options}
-        yield _sample(x, t, options, differentiable=(0, "row_weight"), name=name)
+        yield sample(x, t, options, differentiable=(0, "row_weight"), name=name)
 
 
 def _by_weight():
     x, t, m = data(4, 5, seed=5), indices(4, 1, classes=5), mask(4, 1)
     for name, options in {"weight": {}, "weight, none": {"reduction": "none"}}.items():
         options = {"mask": m, "weight": weights(5), **options}
-        yield _sample(x, t, options, differentiable=(0, "weight"), name=name)
+        yield sample(x, t, options, differentiable=(0, "weight"), name=name)
 
 
 # ---- bad calls
@@ -311,7 +274,7 @@ def _by_weight():
 T = torch.tensor([0, 4])
 
 
-def _bad_calls(name):
+def bad_calls(name):
     rows = torch.ones(2, dtype=torch.bool)
 
     def call(*args, **kwargs):
@@ -402,7 +365,7 @@ def _gpu_case(name, options, n, dtype, seed):
     return gpu.Case(call, (gpu.numbers(n, dtype, seed),))
 
 
-def _record(definition, twin, samples, bad_calls, call, skip, variants=None, terms=row_terms, **fields):
+def record(definition, twin, samples, bad_calls, call, skip, variants=None, terms=row_terms, **fields):
     name = definition.__name__
     numbers = {key: value for key, value in call.items() if type(value) is float}
     Record(
@@ -426,11 +389,11 @@ def _record(definition, twin, samples, bad_calls, call, skip, variants=None, ter
     )
 
 
-_record(
+record(
     cross_entropy,
     F.cross_entropy,
-    [*_of_indices(), *_of_logits()],
-    [*_bad_calls("cross_entropy"), *_bad_numbers("cross_entropy")],
+    [*samples_of_indices(), *_of_logits()],
+    [*bad_calls("cross_entropy"), *_bad_numbers("cross_entropy")],
     {
         **CALL,
         "label_smoothing": 0.125,
@@ -442,44 +405,14 @@ _record(
     {},
     {
         "of shaped logits": (_of_shaped_logits(), {"skip": SKIP | ONE_OPERAND, "row_terms": row_terms}),
-        "row weights": (_by_row_weight(), {"skip": SKIP, "row_terms": row_terms}),
+        "row weights": (samples_of_row_weights(), {"skip": SKIP, "row_terms": row_terms}),
     },
 )
-_record(
+record(
     nll_loss,
     F.nll_loss,
-    _of_indices(),
-    _bad_calls("nll_loss"),
+    samples_of_indices(),
+    bad_calls("nll_loss"),
     CALL,
     ONE_OPERAND,
-)
-
-
-def _focal(input, target, gamma=2.0, **options):
-    """As users write it."""
-    nll = F.cross_entropy(input, target, **options)
-    weight = options.get("weight")
-    p = torch.exp(-nll if weight is None else -nll / weight[target.clamp(min=0)])
-    return (1 - p) ** gamma * nll
-
-
-NAME = "softmax_focal_loss"
-MADE_OF_OTHERS = dict.fromkeys(("saved_bytes", "peak_memory"), "numbers of each row, which here has five classes")
-_record(
-    softmax_focal_loss,
-    _focal,
-    [*_of_indices(), *_by_gamma()],
-    [
-        *_bad_calls(NAME),
-        Bad((X, X.softmax(1)), {}, TypeError, (NAME, "target", "class indices", "torch.float32")),
-        *(Bad((X, T), {"gamma": x}, ValueError, (NAME, "gamma", str(x))) for x in (-1.0, NAN)),
-        *(Bad((X, T), {"gamma": x}, TypeError, (NAME, "gamma")) for x in ("1", True, None)),
-        must(NAME, "gamma", (X, T), {"gamma": HUGE}, ValueError),
-    ],
-    {**CALL, "gamma": 1.5, "row_weight": torch.tensor([0.5, 1.0, 0.0, 1.0, 2.0])},
-    ONE_OPERAND | MADE_OF_OTHERS,
-    {"row weights": (_by_row_weight(), {"skip": SKIP | MADE_OF_OTHERS, "row_terms": focal_terms})},
-    terms=focal_terms,
-    gpu="made of other ops, whose kernels the GPU tests run",
-    no_route="made of other ops: tests/contract/classification/test_focal.py watches which",
 )

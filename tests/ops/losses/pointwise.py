@@ -1,14 +1,12 @@
 """The pointwise losses: `pointwise` makes a record of one element's loss and torch's function."""
 
-import math
-
 import torch
 
 import safeops
 from safeops.core.op import registry
 from safeops.testing import Bad, Sample, compare
 from safeops.testing.subject import attach
-from tests.ops.bad_calls import KEEP, NAN, X, bad_masks, must
+from tests.ops.bad_calls import KEEP, X, bad_masks, bad_parameters, must
 from tests.ops.gpu import Case, keep, numbers
 from tests.ops.operands import HUGE, data, mask, plain, plain_mask, weights
 from tests.ops.record import BY_COMPOSITE, NOT_SAFE, Record
@@ -43,7 +41,10 @@ def pointwise(name, element, twin, *, sizes=None, **fields):
         name,
         definition,
         _samples(make),
-        bad_calls=[*_bad_calls(op, domain), *_bad_parameters(op, domain)],
+        bad_calls=[
+            *_bad_calls(op, domain),
+            *bad_parameters(op, tuple(to(X / 8) for to in domain[: op.count - op.optional])),
+        ],
         call={**operands, **tensors, **parameters},
         gpu=_gpu(op, domain, parameters),
         variants={"gradient of the weight": by_weight},
@@ -210,23 +211,6 @@ def _bad_calls(op, domain):
             wrong = {"denominator": 4.0, "reduction": reduction}
             yield Bad((x, y, *z), wrong, ValueError, (name, "denominator", reduction))
     yield Bad((x, y, *z), {"mask": ~KEEP, "empty": "raise"}, ValueError, (name, "empty", "raise"))
-
-
-def _bad_parameters(op, domain):
-    name, operands = op.name, tuple(to(X / 8) for to in domain[: op.count - op.optional])
-    for parameter in op.parameters:
-        key = parameter.name
-        if parameter.kind is bool:
-            yield must(name, key, operands, {key: 1}, TypeError)
-            yield must(name, key, operands, {key: None}, TypeError)
-            continue
-        yield Bad(operands, {key: NAN}, ValueError, (name, key, "nan"))
-        yield Bad(operands, {key: "1"}, TypeError, (name, key, "str"))
-        yield Bad(operands, {key: None}, TypeError, (name, key, "NoneType"))
-        yield must(name, key, operands, {key: HUGE}, ValueError)
-        low, high = parameter.range()
-        for value in (math.nextafter(low, -math.inf), math.nextafter(high, math.inf)):
-            yield Bad(operands, {key: value}, ValueError, (name, key, str(value)))
 
 
 def _gpu(op, domain, parameters):
