@@ -136,7 +136,7 @@ def classification(name, suffix, **options):
 
 
 def nll_function(name, pattern, element, suffixes=("",)):
-    """A function of each row's -log p: the bytes of cross_entropy, and numbers of each row. element: as users write it."""
+    """A function of each row's -log p has the bytes of cross_entropy. element: as users write it."""
     for suffix in suffixes:
         case(name + suffix)(functools.partial(_nll_function, name, pattern, element, suffix))
 
