@@ -17,7 +17,6 @@ class Scope:
     def __init__(self, name="", outer=None, class_name="", is_module=False):
         self.name, self.outer, self.class_name, self.is_module = name, outer, class_name, is_module
         self.names = {}
-        self.depth = {}  # how many loops a name's assignment is in
         self.checked = set()  # names that a condition asked about
         self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
         self.arguments = set()  # names of its arguments
@@ -46,7 +45,6 @@ class Scope:
 
     def bind(self, name, value):
         self.names[name] = value
-        self.depth[name] = self.loops
         self.checked.discard(name)
         self.parameters.discard(name)
         self.filled.discard(name)

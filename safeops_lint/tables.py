@@ -35,9 +35,6 @@ TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 SHAPING = words("""view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten
     repeat movedim swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select diagonal
     view_as reshape_as requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""")
-VIEWS = words("""view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten
-    movedim swapaxes broadcast_to detach narrow select view_as reshape_as to cuda cpu float type type_as data
-    requires_grad_ chunk split unbind diagonal unfold swapdims moveaxis real imag squeeze_ atleast_1d ravel""")
 COMPARISONS = words("""isnan isinf isfinite isposinf isneginf eq ne lt gt le ge logical_and logical_or logical_not
     logical_xor bool isclose isin isreal""")
 CONSTRUCTORS = words("""zeros ones full empty arange linspace logspace eye tensor as_tensor from_numpy zeros_like

@@ -130,12 +130,9 @@ class BooleanWriteScalar(Rule):
 
     def _rewrite(self, target, mask, statement, base, walk):
         number_ = number(statement.value)
-        scope = walk.scope
-        if number_ is None or not base.owned or not of_itself(mask, target.value, walk):
+        if number_ is None or not of_itself(mask, target.value, walk) or not walk.memory.alone(target.value, statement):
             return None
         name = target.value.value
-        if name not in scope.names or scope.depth[name] != scope.loops:
-            return None
         text = f"{name} = safeops.masked_fill({name}, {walk.argument(mask)}, {walk.argument(statement.value)})"
         return [(statement, text)]
 
