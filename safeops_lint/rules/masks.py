@@ -5,7 +5,7 @@ import libcst as cst
 from safeops_lint.rule import Rule
 from safeops_lint.rules.domains import unsafe
 from safeops_lint.syntax import descendants, dotted, number
-from safeops_lint.tables import SAVES_RESULT
+from safeops_lint.tables import FLOATING, KEEPS_INTEGER, SAVES_RESULT
 
 
 def index_masks(node, walk):
@@ -30,6 +30,17 @@ def of_itself(mask, base, walk):
     elementwise = not any(isinstance(n, cst.Subscript) for n in descendants(mask))
     asked = base.value in names and names <= {base.value} | called
     return asked and elementwise and isinstance(mask, (cst.Comparison, cst.Call))
+
+
+def floating(node, walk, depth=0):
+    """True if a number or a tensor is certainly no integer: by its dtype, or by an operation or an operand of it."""
+    value, op = walk.value(node), walk.op(node)
+    if value.wide or value.half or isinstance(walk.number(node), float):
+        return True
+    if op is None or depth > 8:
+        return False
+    operands = (op.input, *op.args) if op.name in KEEPS_INTEGER else ()
+    return op.name in FLOATING or any(floating(n, walk, depth + 1) for n in operands if n is not None)
 
 
 def on_host(subscript, walk):
@@ -100,8 +111,8 @@ class BooleanWriteScalar(Rule):
     operands; a log or a division has a NaN gradient where it is hidden. The write also reaches the caller's tensor,
     when x is an argument."""
     fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
-    rewrites = """`x[condition on x] = number`, x made in the same function and known by no other name, to
-    `safeops.masked_fill`"""
+    rewrites = """`x[condition on x] = number` to `safeops.masked_fill`, where x was made in the same function and all
+    that is done with it before is known to give it no other name; a negative number only where x is certainly floating"""
     events = ("store",)
 
     def visit(self, event, node, walk):
@@ -120,7 +131,7 @@ class BooleanWriteScalar(Rule):
         name = target.value.value if isinstance(target.value, cst.Name) else None
         fix = None
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
-            fix = self._rewrite(target, masks[0], statement, base, walk)
+            fix = self._rewrite(target, masks[0], statement, walk)
         message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
         # A tensor of its own, which nothing has saved yet, may be written to.
         caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
@@ -128,9 +139,12 @@ class BooleanWriteScalar(Rule):
         sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and risky
         walk.report(self, target, message, fix, last=statement, likely=sure)
 
-    def _rewrite(self, target, mask, statement, base, walk):
-        number_ = number(statement.value)
-        if number_ is None or not of_itself(mask, target.value, walk) or not walk.memory.alone(target.value, statement):
+    def _rewrite(self, target, mask, statement, walk):
+        value = number(statement.value)
+        parts = (statement.value, target.value, *(n for n in descendants(mask) if isinstance(n, cst.Float)))
+        if value is None or value < 0 and not any(floating(n, walk) for n in parts):
+            return None  # an unsigned x takes it modulo 256, and masked_fill the number nearest to it
+        if not of_itself(mask, target.value, walk) or not walk.memory.alone(target.value, statement):
             return None
         name = target.value.value
         text = f"{name} = safeops.masked_fill({name}, {walk.argument(mask)}, {walk.argument(statement.value)})"

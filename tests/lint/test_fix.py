@@ -170,6 +170,26 @@ def test_what_a_rewrite_could_change_is_left_alone(body):
         assert (new, count) == (source, 0)
 
 
+def test_a_negative_number_is_not_filled_into_what_may_be_unsigned():
+    """torch wraps it there, and masked_fill saturates."""
+    write = "z = {}\nz[z {}] = {}\nreturn (z - y).float().mean()"
+    for made, condition, number in (("x + 0", "== 127", "-100"), ("x.clone().abs()", "> 2", "-1"), ("-x", "> 2", "-1")):
+        source = in_loss("x, y", write.format(made, condition, number))
+        assert fix_source(source, rules=[RULES["SO103"]]) == (source, 0)
+        assert [f.code for f in lint_source(source, rules=[RULES["SO103"]])] == ["SO103"]
+        x = torch.tensor([1, 127, 3], dtype=torch.uint8)
+        assert evaluated(source, x, x).isfinite()
+    floating = [("x / y", "== 1", "-1"), ("x * 0.5 - y", "== 1", "-1"), ("torch.log(x).abs()", "> 2", "-1")]
+    floating += [
+        ("x + 0", "> 2.5", "-1"),
+        ("x + 0", "> 2", "-1.0"),
+        ("x + 0", "> 2", "1"),
+        ("x.float() + 1", "> 2", "-1"),
+    ]
+    for case in floating:
+        assert "safeops.masked_fill(z" in rewritten(in_loss("x, y", write.format(*case)), "SO103"), case
+
+
 def test_another_division_leaves_a_count_in_half_as_it_is():
     source = in_loss("x, mask", "return x.sum() / mask.to(x.dtype).sum()")
     assert fix_source(source) == (source, 0) and "SO202" in {f.code for f in lint_source(source)}
