@@ -112,7 +112,7 @@ class BooleanWriteScalar(Rule):
     when x is an argument."""
     fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
     rewrites = """`x[condition on x] = number` to `safeops.masked_fill`, where x was made in the same function and all
-    that is done with it before is known to give it no other name; a negative number only where x is certainly floating"""
+    that is done with it before is known to give it no other name; a negative number where x is certainly floating"""
     events = ("store",)
 
     def visit(self, event, node, walk):

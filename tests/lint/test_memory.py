@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
+import safeops
 from safeops_lint.check import fix_source, lint_source
 from safeops_lint.memory import NEW
 from safeops_lint.rules import RULES
@@ -118,6 +119,34 @@ def test_what_nothing_else_holds_is_rewritten(body):
     new, count = fix_source(source, rules=[RULES["SO103"]])
     assert count == len(re.findall(r"\bz\[z > [.\d]+\] =", source)) and "safeops.masked_fill(z" in new
     assert torch.equal(evaluated(source), evaluated(new))
+
+
+# what x is made as, the condition, the number
+UNSIGNED = [("x + 0", "== 127", "-100"), ("x.clone().abs()", "> 2", "-1"), ("-x", "> 2", "-1")]
+FLOATING = [
+    ("x / y", "== 1", "-1"),
+    ("x * 0.5 - y", "== 1", "-1"),
+    ("torch.log(x).abs()", "> 2", "-1"),
+    ("x.float() + 1", "> 2", "-1"),
+    ("x + 0", "> 2.5", "-1"),
+    ("x + 0", "> 2", "-1.0"),
+    ("x + 0", "> 2", "1"),
+]
+
+
+@pytest.mark.parametrize("made, condition, number", [*UNSIGNED, *FLOATING])
+def test_a_negative_number_is_filled_into_what_is_floating(made, condition, number):
+    source = program("x, y", f"z = {made}\nz[z {condition}] = {number}\nreturn (z - y).float().mean()")
+    new, count = fix_source(source, rules=[RULES["SO103"]])
+    assert count == ((made, condition, number) in FLOATING) and ("safeops.masked_fill(z" in new) == count
+    assert [f.code for f in lint_source(source, rules=[RULES["SO103"]])] == ["SO103"]
+
+
+def test_an_unsigned_tensor_takes_a_negative_number_modulo_256():
+    x = torch.tensor([1, 127], dtype=torch.uint8)
+    filled = safeops.masked_fill(x, x == 127, -100)
+    x[x == 127] = -100
+    assert x[1] == 156 and filled[1] == 0
 
 
 def tensors(value):
