@@ -162,6 +162,33 @@ def test_a_count_in_half_is_not_mended_by_another_division(body):
     assert "safeops.masked_mean" in finding.message and "safe_div" not in finding.message and not finding.fixable
 
 
+BCE = [
+    "return F.binary_cross_entropy(torch.sigmoid(x), y)",
+    "return F.binary_cross_entropy(x, y)",
+    "bce = nn.BCELoss()\nreturn bce(x.sigmoid(), y)",
+]
+
+
+@pytest.mark.parametrize("body", BCE)
+def test_whether_a_loss_runs_under_autocast_its_caller_may_decide(body):
+    """Where nothing shows that it does, it need not raise, and is not rewritten: torch clamps the logarithm at -100."""
+    indented = body.replace("\n", "\n    ")
+    source = program("x, y", f"with torch.autocast(DEVICE):\n    {indented}")
+    (finding,) = lint_source(source.replace("DEVICE", "'cuda'"), rules=[RULES["SO402"]])
+    assert finding.likely and finding.fixable == ("sigmoid(x)" in body)
+    for possible in (
+        program("x, y", body),
+        source.replace("DEVICE", "'cpu'"),
+        source.replace("DEVICE", "device_type='cpu'"),
+    ):
+        assert "SO402" not in {f.code for f in lint_source(possible)}
+        (finding,) = lint_source(possible, rules=[RULES["SO402"]])
+        assert not finding.likely and not finding.fixable
+    off = source.replace("DEVICE", "'cuda', enabled=False")
+    for silent in (off, program("x, y", body.replace("x", "x.float()"))):
+        assert lint_source(silent, rules=[RULES["SO402"]]) == []
+
+
 WRITES = [
     "error = (x - y).abs()\nerror[mask] = 0\nreturn error.mean()",
     "error = (x - y).clone()\nerror[y > 0] = 0\nreturn error.mean()",
