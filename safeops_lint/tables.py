@@ -78,7 +78,7 @@ SURE_METHODS = words("""unsqueeze masked_fill masked_fill_ masked_select type_as
 # These return a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 DETACHES = {"detach", "data"}
-# What these return is floating whatever they are given.
+# These return floating numbers, whatever they are given.
 FLOATING = RAISED - words("cumprod cumsum pow prod renorm sum") | words("div mean sigmoid sqrt std tanh var")
 KEEPS_INTEGER = SHAPING | words("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where")
 # Whose backward needs the result: changing it in place breaks backward.

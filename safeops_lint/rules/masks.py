@@ -55,14 +55,16 @@ class BooleanRead(Rule):
     why = """The launch queue runs dry at every call, a CUDA graph cannot capture it, and torch.compile breaks its
     graph. With nothing kept, the mean of the result is NaN."""
     fix = """Give the mask to the reduction or the loss: `safeops.masked_mean(x, mask)`, `safeops.mse_loss(x, y,
-    mask=mask)`; or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted."""
+    mask=mask)`; or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted. `x[mask]`
+    aligns the mask with x's first dims, `mask=` with the last: `mask.unsqueeze(-1)` where x has one more."""
     rewrites = "`x[condition on x].mean()` to `safeops.masked_mean`, in x's dtype (of nothing: 0 instead of NaN)"
     ops = ("masked_select", "mean")
     events = ("Subscript",)
 
     def visit(self, event, node, walk):
         if index_masks(node, walk) and not walk.value(node.value).constant and not on_host(node, walk):
-            walk.report(self, node, "boolean index waits for the GPU; give the mask to a masked_* reduction or a loss")
+            use = "a masked_* reduction or a loss, as mask.unsqueeze(-1) where it has x's first dims alone"
+            walk.report(self, node, f"boolean index waits for the GPU; give the mask to {use}")
 
     def operation(self, op, walk):
         if op.name == "masked_select" and walk.stepping:

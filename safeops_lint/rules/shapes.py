@@ -38,7 +38,7 @@ def steps(node, walk, depth=0):
 
 
 def _index(node, walk):
-    """What the parts of an index do to the shape: `x[1:]` and `x[:-1]` do the same, and `x[:, :]` nothing."""
+    """The parts of an index by what they do to the shape: `x[1:]` and `x[:-1]` do the same, and `x[:, :]` nothing."""
     parts = [_part(element.slice, walk) for element in node.slice]
     while parts and parts[-1] in (0, "..."):
         parts.pop()
