@@ -35,7 +35,7 @@ def empty_state(shape: tl.constexpr, DTYPE: tl.constexpr, config):
     """The state of no elements, in dtype DTYPE."""
     zero = tl.zeros(shape, DTYPE)
     count, every = zero, zero
-    if config.ARGMAX:  # (a row of nothing but -inf has the class 0)
+    if config.ARGMAX:  # (a row of -inf alone has class 0)
         count, every = zero + float("-inf"), zero.to(tl.float64 if DTYPE == tl.float64 else config.I)
     return lowest_top(shape, EXPONENTIALS, config.C).to(DTYPE), zero, zero, zero, count, every, zero
 

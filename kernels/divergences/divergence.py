@@ -46,7 +46,7 @@ def js_terms(u, v, beta):
     ratio_less_1 = expm1_below(d)
     high = exponential(larger)
     low = high * (1 + ratio_less_1)
-    share = tl.where(q_is, beta, 1 - beta)  # of the smaller
+    share = tl.where(q_is, beta, 1 - beta)  # the weight of the smaller
     f = share * ratio_less_1
     log = log1p_above(f)
     of_high = (share - 1) * high * log
@@ -144,7 +144,7 @@ def merge(a, b, scale, config):
 def spread_of(total):
     """log(total). A row of -inf alone has no distribution: -inf, and its logits less the spread are NaN."""
     spread = log_any(total)
-    if total.dtype != tl.float64:  # (whose logarithm knows 0)
+    if total.dtype != tl.float64:  # (in fp64 log_any(0) is -inf)
         spread = tl.where(total == 0, float("-inf"), spread)
     return spread
 

@@ -147,7 +147,7 @@ class Plan:
                     result = _binaries[key] = binary, starter(binary, index, self.places), self.values
         return result[:2]
 
-    # The part that runs at each call.
+    # Code that runs at each call.
 
     def arguments(self, pointers, floats):
         """The kernel's arguments. pointers: tensors, or addresses, in the order of kernel.pointers."""

@@ -132,7 +132,7 @@ def lpips_backward_kernel(
     v = unit_vector(fetch(y, space, m, n, edge, True).to(C), norm2, eps, C)
     e = g * weighed(weight, u - v, space, m, n, edge, C)
     if dx is not None:
-        along = tl.where(at_most(norm1, eps), 0.0, g * dot)  # where the divisor is eps, a constant
+        along = tl.where(at_most(norm1, eps), 0.0, g * dot)  # 0 where the divisor is eps, a constant
         store(dx, space, m, n, unit_vector(e - u * along, norm1, eps, C), edge, True)
     if dy is not None:
         along = tl.where(at_most(norm2, eps), 0.0, g * (dot - distance))

@@ -12,7 +12,7 @@ from ..engine.sums import weighted_sum
 from ..engine.tensors import like
 from ..losses.mse_loss import value
 
-DECIBELS = tl.constexpr(-4.342944819032518)  # of a power's logarithm: -10 / ln 10
+DECIBELS = tl.constexpr(-4.342944819032518)  # per unit of the natural logarithm of a mean square: -10 / ln 10
 
 
 @triton.jit

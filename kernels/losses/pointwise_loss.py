@@ -6,7 +6,7 @@
 
 The functors of a loss of three tensors take (x, y, z, *parameters). A loss with flags passes a dict {flags: (value,
 slopes)} as value; its flags are its first parameters. If the third tensor is optional, its presence is the first flag,
-and without it the functors take (x, y). A slope of 0 of a `flat` loss gives gradient 0 even if g is NaN.
+and without it the functors take (x, y). If a loss is `flat`, a slope of 0 gives gradient 0, even for an upstream NaN.
 
 Operands and parameters come in the compute dtype, the parameters as (1, 1) tiles, in the order of the raw op's schema.
 A functor must let NaN through: clamp with comparisons, not with tl.minimum or tl.maximum.

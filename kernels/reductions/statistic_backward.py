@@ -46,7 +46,7 @@ def sign_of_equal(x, origin, rest, c):
 
 
 SLOPES = (linear, equal, exponential, sign, sign_of_equal)  # by the raw op's `kind`
-COMPARING = (equal, sign_of_equal)  # where the weight counts only as a mask
+COMPARING = (equal, sign_of_equal)  # for these the weight is only a mask
 
 
 StatisticBackwardConfig = constants("F COMPARES BM BN VEC C I")

@@ -100,7 +100,7 @@ def loss_and_slopes(x, y, KIND: tl.constexpr):
     # the intersection, and what each box has outside of it: no sum cancels
     both = x_both * y_both
     rest = ((xa - x_both) * ya + x_both * (ya - y_both)) + ((xb - x_both) * yb + x_both * (yb - y_both))
-    area = both + rest  # of the union
+    area = both + rest  # the area of the union
     by = divisor(area)
     iou = rounded_quotient(both, by)
     loss = tl.where(area == 0, 1.0, rest / by)

@@ -202,7 +202,7 @@ def cosine_backward_kernel(
     norm1 = fetch(first, space, m, n, nowhere, True)
     norm2 = fetch(second, space, m, n, nowhere, True)
     by1, by2 = inverse(norm1, eps, C), inverse(norm2, eps, C)
-    c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
+    c1 = tl.where(at_most(norm1, eps), 0.0, c)  # 0 where the divisor is eps, a constant
     c2 = tl.where(at_most(norm2, eps), 0.0, c)
     edge = within(space, m, n)
     u = times(fetch(x, space, m, n, edge, True).to(C), by1)  # (BM, BN)

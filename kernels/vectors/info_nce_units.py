@@ -51,7 +51,7 @@ def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, pad
     value = value * reciprocal(unit)[:, None]
     norm = rounded_root(tl.sum(rounded_product(value, value), 1))
     sloped = there & (norm != 0)
-    norm = tl.where(norm == 0, 1.0, norm)  # at least 1, as all others now
+    norm = tl.where(norm == 0, 1.0, norm)  # all are at least 1 now
     other = power_below(norm)
     inverse = rounded_quotient(1.0 / 256, norm * reciprocal(other))
     inverse = tl.where(norm == float("inf"), float("nan"), inverse)
