@@ -1,18 +1,18 @@
-"""The sums over the classes of a row that its cross entropy is made of, in one read of its logits.
+"""The sums over the classes of a row that its cross entropy needs, in one read of its logits.
 
-A state is (top, total, mass, own, count, every, moment):
+A state is (top, total, mass, cross, count, every, moment):
 
     top      the largest logit
-    total    sum exp(x - top); where top is inf, how many logits are
-    mass     sum w q, of class probabilities q and class weights w
-    own      sum w q (x - top); for the entropy of the row, sum exp(x - top) (x - top)
-    count    how many classes exist: those whose logit is not -inf. With label smoothing, as what follows
-    every    the sum of their w; count, where there are no weights
-    moment   sum w (x - top) over them
+    total    sum exp(x - top); where top is inf, how many logits are inf
+    mass     sum w q, for class probabilities q and class weights w
+    cross    sum w q (x - top); for the row's entropy, sum exp(x - top) (x - top)
+    count    how many classes exist: their logit is not -inf. Needed for label smoothing, like the next two
+    every    the sum of w over the classes that exist; without weights `count` serves
+    moment   sum w (x - top) over the classes that exist
 
-With ARGMAX, `count` and `every` are the largest logit as it is, NaN above all others, and the first class that has it.
-Sums of x are about the top: of large logits that differ by little they would cancel. A lane has the state of the
-elements that one thread holds, as in engine/accumulate.py, but with more sums than those states have room for.
+With ARGMAX, `count` is the largest logit as it is, NaN above all others, and `every` the first class that has it. Sums
+of x are relative to the maximum: large logits that differ by little would cancel. A lane has the state of the elements
+that one thread holds, as in engine/accumulate.py, but with more sums than the states there.
 """
 
 import triton
@@ -32,10 +32,10 @@ BEST, BEST_CLASS = tl.constexpr(4), tl.constexpr(5)  # with ARGMAX: `count` and 
 
 @triton.jit
 def empty_state(shape: tl.constexpr, DTYPE: tl.constexpr, config):
-    """The value in dtype DTYPE."""
+    """The state of no elements, in dtype DTYPE."""
     zero = tl.zeros(shape, DTYPE)
     count, every = zero, zero
-    if config.ARGMAX:  # (a row of nothing but -inf has the class 0)
+    if config.ARGMAX:  # (a row of -inf alone has class 0)
         count, every = zero + float("-inf"), zero.to(tl.float64 if DTYPE == tl.float64 else config.I)
     return lowest_top(shape, EXPONENTIALS, config.C).to(DTYPE), zero, zero, zero, count, every, zero
 
@@ -48,20 +48,20 @@ def shrink(top, larger, C: tl.constexpr):
 
 @triton.jit
 def move(weights, top, larger):
-    """The factor for a sum relative to a maximum that grows. (A lane of no elements has the lowest maximum.)"""
+    """The gain of a sum of w (x - top) when the maximum grows. (A lane without elements has the lowest maximum.)"""
     return tl.where(weights == 0, 0.0, weights * (top - larger))
 
 
 @triton.jit
 def moved_moment(moment, total, top, larger, by):
-    """A sum of exp(x - top) (x - top) about a maximum that grows; by: exp(top - larger)."""
+    """sum exp(x - top) (x - top), moved to a maximum that grows; by: exp(top - larger)."""
     return rounded_product(by, moment + move(total, top, larger))
 
 
 @triton.jit
 def add_best(best, index, x, first, config):
-    """The largest logit of a lane and its class. x: (LM, LN, elements of a thread), by tile.split_by_lane of a tile
-    whose first class is `first`."""
+    """Returns (largest logit, its class) per lane, after a tile x (tile.by_lane): (LM, LN, elements of a thread).
+    first: the first class of the tile."""
     LN: tl.constexpr = config.LN
     SIDE: tl.constexpr = config.VEC if LN * config.VEC <= config.BN else config.BN // LN
     highest = largest(x, 2)
@@ -77,7 +77,7 @@ def add_best(best, index, x, first, config):
 
 @triton.jit
 def best_along(best, index, axis: tl.constexpr):
-    """Those of several lanes or parts as one."""
+    """Merges (largest logit, its class) along an axis; the first class that has the largest logit."""
     highest = largest(best, axis)
     NOWHERE: tl.constexpr = 2**31 - 1 if index.dtype == tl.int32 else 2**52
     return highest, tl.min(tl.where(same(best, tl.expand_dims(highest, axis)), index, NOWHERE), axis)
@@ -90,12 +90,12 @@ def add_tile(state, x, probabilities, weight, parameters, space, m, n, first_cla
     edge = within(space, m, n)
     v = fetch(x, space, m, n, edge, EDGE, float("-inf")).to(C)  # (BM, BN)
     if x.kind != VECTOR and x.kind != STRIDED and (EDGE or x.kind < PEELED):
-        v = tl.where(edge, v, float("-inf"))  # one number for a row of the tile has no outside
+        v = tl.where(edge, v, float("-inf"))  # only loads of VECTOR and STRIDED give -inf there
     if config.ARGMAX:
         count, every = add_best(count, every, by_lane(v, config), first_class, config)
     v, _ = shaped(v, parameters, config.LOGITS)
     v = by_lane(v, config)  # (LM, LN, elements of a thread), as w and q
-    larger = tl.maximum(top, tl.max(v, 2))  # of NaN the other: the exponentials show it
+    larger = tl.maximum(top, tl.max(v, 2))  # ignores NaN: the exponentials show it
     away = v - tl.expand_dims(larger, 2)
     by, e = shrink(top, larger, C), exponential(less_top(v, tl.expand_dims(larger, 2)))
     if config.ENTROPY:
@@ -126,7 +126,7 @@ def add_tile(state, x, probabilities, weight, parameters, space, m, n, first_cla
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, config):
-    """The states along one axis as one. Sums are trees of a fixed shape."""
+    """Merges the states along one axis into one. Sums are trees of a fixed shape."""
     top, total, mass, cross, count, every, moment = state
     larger = tl.max(top, axis)
     highest = tl.expand_dims(larger, axis)
@@ -156,7 +156,7 @@ def merge(a, b, config):
 
 @triton.jit
 def sum_tiles(first, last, block, x, probabilities, weight, parameters, space, config):
-    """The state of each row in tiles [first, last), a piece of it: (BM,), or of rows across memory (BN,)."""
+    """The state of each row in tiles [first, last), a piece of the row: (BM,), or (BN,) for rows across memory."""
     state = empty_state([config.LM, config.LN], config.C, config)
     for t in range(first, last):
         here, m, n, in_bounds = summed_tile(space, block, t, config)
@@ -176,14 +176,14 @@ def widened(state):
 
 @triton.jit
 def is_used(i: tl.constexpr, config):
-    """True for a sum of the state that the call needs."""
+    """True if the call needs sum i of the state."""
     used = i < 2 or (config.HAS_Q and i < 4) or (config.ENTROPY and i == 3) or (config.SMOOTH and i >= 4)
     return used or (config.ARGMAX and (i == BEST or i == BEST_CLASS))
 
 
 @triton.jit
 def store_state(pointer, size, state, config):
-    """A piece's sums among the partials, in arrays of `size`."""
+    """Stores a piece's sums among the partials, in arrays of `size`."""
     for i in tl.static_range(SUMS):
         if is_used(i, config):
             tl.store(pointer + size * i, state[i])
@@ -200,7 +200,7 @@ def load_sum(i: tl.constexpr, partial, pieces, first, output, rows, BO: tl.const
 
 @triton.jit
 def merge_partials(partial, pieces, output, rows, BO: tl.constexpr, config):
-    """The state of all pieces, in order of piece whoever wrote last."""
+    """Merges the states of all pieces, in order of piece, whichever block finished last."""
     C: tl.constexpr = config.C
     state = empty_state([BO], tl.float64, config)
     for first in range(0, pieces, config.BS):

@@ -1,5 +1,5 @@
-"""masked_softmax, masked_log_softmax: y = exp(x - top) / total over the kept elements of a row, and log y; elsewhere
-0, and -inf.
+"""masked_softmax, masked_log_softmax: y = exp(x - top) / total over the kept elements of a row, or log y. Where an
+element is not kept, y is 0, and log y is -inf.
 """
 
 import torch

@@ -1,16 +1,16 @@
 """kl_div_with_logits, js_div_with_logits and tv_with_logits: a divergence of the distributions p = softmax(y / T) and
-q = softmax(x / T) of two rows, with u = log p and v = log q:
+q = softmax(x / T) of two rows of logits, with u = log p and v = log q:
 
     KL   sum p (u - v)
     JS   sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q
     TV   sum |p - q| / 2
 
-Their slopes are p (f - sum p f) / T to y and q (h - sum q h) / T to x. `terms` knows p f and q h of each.
+Their slopes are p (f - sum p f) / T by y and q (h - sum q h) / T by x. `terms` returns p f and q h for each divergence.
 
-Logits are taken less the top of their row before they are divided by T: of large ones the quotients, each rounded,
-would tell nothing. A block has its rows alone: it sums the exponentials of both, and what the divergence adds up then,
-from a second read of rows that do not fit it. The sum of KL is made in the first read, about both tops:
-sum exp((y - top) / T) ((y - top) - (x - top)). The state of a row is (top of x, total of x, top of y, total of y, that
+The maximum of a row is subtracted from its logits before they are divided by T: the quotients of large logits, each
+rounded, would lose the differences. A block has its rows to itself. It sums the exponentials of both rows, and then the
+divergence, from a second read if they do not fit. KL is summed in the first read, relative to both maxima:
+sum exp((y - top_y) / T) ((y - top_y) - (x - top_x)). A row's state is (top of x, total of x, top of y, total of y, KL's
 sum).
 """
 
@@ -32,19 +32,21 @@ from ..engine.tile import by_lane, fetch, in_batch, within
 from ..engine.tiling import FLUSH
 
 KL, JS, TV = map(tl.constexpr, range(3))  # OP
-NUMBERS = 6  # of a row: top and spread of x, of y, sum q h, sum p f
+NUMBERS = 6  # per row: top and spread of x, then of y, sum q h, sum p f
 
 
 @triton.jit
 def js_terms(u, v, beta):
-    """The larger of p and q, over m, has the logarithm -log(1 + f), f from -1 to 0; that of the smaller differs by the
-    logarithm of their own ratio."""
+    """`terms` of JS. With d = log(smaller / larger) of p and q, and share the weight of the smaller in m:
+
+    (1) m = larger (1 + f), f = share (e^d - 1), from -1 to 0
+    (2) log(larger / m) = -log(1 + f), log(smaller / m) = d - log(1 + f)"""
     larger, q_is = tl.maximum(u, v), v > u
     d = tl.where(larger == float("-inf"), 0.0, -tl.abs(v - u))  # NaN stays
     ratio_less_1 = expm1_below(d)
     high = exponential(larger)
     low = high * (1 + ratio_less_1)
-    share = tl.where(q_is, beta, 1 - beta)  # of the smaller
+    share = tl.where(q_is, beta, 1 - beta)  # the weight of the smaller
     f = share * ratio_less_1
     log = log1p_above(f)
     of_high = (share - 1) * high * log
@@ -57,7 +59,7 @@ def js_terms(u, v, beta):
 
 @triton.jit
 def terms(u, v, beta, OP: tl.constexpr):
-    """(what a class adds to the divergence, p f, q h, p, q). Classes without a share add nothing."""
+    """Returns (a class's term of the divergence, p f, q h, p, q). Classes with a share of 0 add nothing."""
     if OP == JS:
         value, of_y, of_x, p, q = js_terms(u, v, beta)
     else:
@@ -74,7 +76,7 @@ def terms(u, v, beta, OP: tl.constexpr):
 
 @triton.jit
 def read(operand, space, m, n, edge, config):
-    """A tile of logits, -inf beside the rows."""
+    """A tile of logits, -inf outside the rows."""
     return tl.where(edge, fetch(operand, space, m, n, edge, True, float("-inf")).to(config.C), float("-inf"))
 
 
@@ -92,7 +94,7 @@ def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def moved(cross, total, top_x, top_y, larger_x, larger_y):
-    """The sum of KL about larger tops."""
+    """KL's sum moved to larger maxima, but for the factor exp((top_y - larger_y) / T)."""
     return cross + (move(total, top_y, larger_y) - move(total, top_x, larger_x))
 
 
@@ -118,7 +120,7 @@ def add_tile(state, x, y, space, m, n, scale, config):
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, scale, config):
-    """The states along one axis as one. Sums are trees of a fixed shape."""
+    """Merges the states along one axis into one. Sums are trees of a fixed shape."""
     top_x, total_x, top_y, total_y, cross = state
     larger_x, larger_y = tl.max(top_x, axis), tl.max(top_y, axis)
     highest_x, highest_y = tl.expand_dims(larger_x, axis), tl.expand_dims(larger_y, axis)
@@ -140,9 +142,9 @@ def merge(a, b, scale, config):
 
 @triton.jit
 def spread_of(total):
-    """-inf of a row of nothing but -inf, which has no distribution: less it, its logits are NaN."""
+    """log(total). A row of -inf alone has no distribution: -inf, and its logits less the spread are NaN."""
     spread = log_any(total)
-    if total.dtype != tl.float64:  # (whose logarithm knows 0)
+    if total.dtype != tl.float64:  # (in fp64 log_any(0) is -inf)
         spread = tl.where(total == 0, float("-inf"), spread)
     return spread
 
@@ -155,8 +157,8 @@ def divergence_kernel(
     x: Operand, y: Operand, keep: Operand, loss: Operand, numbers: Operand, parameters: tl.float64, count: tl.tensor,
     space: Space, parts: Parts, config: DivergenceConfig,
 ):  # fmt: skip
-    """parameters: 1 / T, b. count: of rows, which is how far apart the kinds of numbers are. GIVEN: `numbers` are those
-    of whole rows, of which x and y are a part, and in the place of the loss are the sums of q h, of p f and of it."""
+    """parameters: 1 / T, b. count: the number of rows, and the distance between the numbers of a row. GIVEN: x and y
+    are parts of rows, `numbers` is of the whole rows, `loss` gets the part's sums of q h, p f and the divergence."""
     C: tl.constexpr = config.C
     OP: tl.constexpr = config.OP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
@@ -242,12 +244,13 @@ DIVERGENCE = declare(divergence_kernel, max_registers=(None, None))
 
 
 def per_row(number):
-    """A number of each row, as it broadcasts along the classes."""
+    """One number per row, with a last dimension of size 1: it broadcasts along the classes."""
     return None if number is None else number.unsqueeze(-1)
 
 
 def prepare(op, input, target, keep, numbers=None):
-    """(results, what a plan takes, its constants, its options). numbers: of whole rows, or those are results."""
+    """Returns (results, arguments of row_plan.launch, its constants, its options). numbers: of whole rows, or None:
+    they are a result."""
     rows, compute, device = input.shape[:-1], compute_dtype(input, target), input.device
     if numbers is None:
         numbers, given = empty((NUMBERS, *rows), compute, device), False

@@ -26,7 +26,7 @@ def divergence_backward_kernel(
     space = in_batch(space, batch, (x, y, keep, grad, numbers, dx, dy))
     m, n = tile_at(space, block, t, config)
     edge, nowhere, next_number = within(space, m, n), tl.zeros([1, 1], tl.int1), count.to(tl.int64)
-    # of each row: (BM, 1), or of rows across memory (1, BN)
+    # per row: (BM, 1), or (1, BN) for rows across memory
     kept = one_per_row(space, m, n, config)
     if keep is not None:
         kept &= fetch(keep, space, m, n, nowhere, True)
@@ -55,7 +55,7 @@ DIVERGENCE_BACKWARD = declare(  # (tiles as those of cross_entropy)
 
 
 def prepare(op, grad, input, target, numbers, keep, needed):
-    """(the gradients, what a plan takes, its constants, its options)"""
+    """Returns (the gradients, arguments of row_plan.launch, its constants, its options)."""
     slopes = [like(x, x.shape, x.dtype) if wanted else None for x, wanted in zip((input, target), needed)]
     tensors = input, target, *map(per_row, (keep, grad, numbers[0])), *slopes
     compute = compute_dtype(input, target, grad)

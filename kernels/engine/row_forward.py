@@ -1,7 +1,8 @@
-"""The forward of softmax and normalize, whose every result needs the whole of its row.
+"""The forward of softmax and normalize: each result needs the whole of its row.
 
-exp and log of fp32 are tl.exp and tl.log: those of base 2 that the GPU has, with 2 units in the last place, after
-multiplying by log2(e), which adds |x - top| / 2 more; what is far below the top of its row is small by then.
+In fp32, tl.exp multiplies by log2(e) and takes the GPU's base 2 power. The error of exp(x - top) is 2 units in the last
+place plus |x - top| / 2 for the multiplication; where x is far below the maximum, the power itself is small. tl.log
+uses the GPU's base 2 logarithm.
 """
 
 import triton
@@ -42,11 +43,12 @@ def softmax_tile(x, keep, top, total, OP: tl.constexpr):
 
 @triton.jit
 def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second, state, eps, space, config):
-    """The results of some tiles, from the state of their whole rows; with the first tile, the rows' numbers."""
+    """Writes `out` for tiles [first_tile, last_tile) from the state of their whole rows. Split 0 also writes the
+    numbers of each row to `first` and `second`."""
     OP: tl.constexpr = config.OP
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
-    # (BM, 1), or of rows across memory (1, BN)
+    # (BM, 1), or (1, BN) for rows across memory
     count, top, total = tl.tuple([tl.expand_dims(s.to(tl.float64), ACROSS) for s in (state[0], state[4], state[5])])
     m, n = tile_at(space, block, 0, config)
     inside = one_per_row(space, m, n, config) & (split == 0)
@@ -56,7 +58,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         unit, by = top.to(C), (1 / divisor(root, top, eps)).to(C)
         store(first, space, m, n, norm, inside, True)
     else:
-        # as exp(inf - inf) and exp(-inf - -inf) have it
+        # NaN, as exp(inf - inf) and exp(-inf - -inf) give it
         odd = (top == float("inf")) | (total == float("inf")) | ((total == 0) & (count > 0))
         total = tl.where(odd, float("nan"), total)
         store(first, space, m, n, top, inside, True)
@@ -66,7 +68,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
-        # (beside a row nothing is stored: it needs no bounds here)
+        # (elements beside a PEELED row are not stored: without a mask they need no bounds here)
         keep = kept(mask, None, space, m, n, config, mask is not None or not config.PEEL)[0]
         v = fetch(x, space, m, n, keep, True).to(C)  # (BM, BN)
         if OP == NORMALIZE:
@@ -78,7 +80,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
 
 @triton.jit
 def sum_pieces(first, last, block, x, mask, partial, output, rows, space, parts, config, MODE: tl.constexpr):
-    """Leaves the states of some pieces of a block's rows among the partials."""
+    """Sums pieces [first, last) of a block's rows, and stores their states among the partials."""
     for piece in range(first, last):
         start, end = piece_of(piece, parts)
         state = add_tiles(start, end, block, x, mask, None, space, config, MODE, False, False)
@@ -93,7 +95,7 @@ def rows_kernel(
     x: Operand, mask: Operand, out: Operand, first: Operand, second: Operand, partial: tl.pointer_type,
     counter: tl.pointer_type, eps: tl.float64, space: Space, parts: Parts, config: RowsConfig,
 ):  # fmt: skip
-    """out, and of each row its top and total (softmax), or its norm, in fp64."""
+    """Writes out and, for each row in fp64, its maximum and total (softmax) or its norm (normalize)."""
     OP: tl.constexpr = config.OP
     AXIS: tl.constexpr = config.AXIS
     C: tl.constexpr = config.C
@@ -119,7 +121,7 @@ def rows_kernel(
             store(first, space, m, n, norm, inside, True)
         else:
             top = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
-            if config.WIDE and mask is not None:  # it is still near, and a thread has no registers for it
+            if config.WIDE and mask is not None:  # it is read again, from a cache: a thread has no registers for it
                 m = again(m, top, space)
                 keep = kept(mask, None, space, m, n, config, True)[0]
             total = tl.sum(tl.where(keep, tl.exp(v - top), 0.0), ACROSS, keep_dims=True)
@@ -147,7 +149,7 @@ def rows_kernel(
                 sum_pieces(first_piece, last_piece, block, x, mask, partial, output, rows, space, parts, config, MODE)
                 if (count_summed(counter, group) == splits - 1) & many:
                     state = merge_partials(partial, pieces, output, rows, pieces, MODE, False, BS, BO, C)
-                    tl.debug_barrier()  # every thread has loaded what it overwrites
+                    tl.debug_barrier()  # every thread has loaded the partials that are overwritten next
                     store_state(partial + output, pieces * rows, output < rows, state, MODE, False)
                     count_summed(counter, group)
             else:
@@ -160,7 +162,7 @@ def rows_kernel(
         else:
             zero = parts.tiles * 0
             sum_pieces(zero, pieces, block, x, mask, partial, output, rows, space, parts, config, MODE)
-            tl.debug_barrier()  # every thread's part of them is stored
+            tl.debug_barrier()  # every thread has stored its part of the partials
             state = merge_partials(partial, pieces, output, rows, pieces, MODE, False, BS, BO, C)
             write_rows(zero, parts.written, block, zero, x, mask, out, first, second, state, eps, space, config)
 

@@ -1,23 +1,23 @@
-"""The state of a statistic that is more than a sum, for a lane, a block or a split, and how two become one.
+"""The state of a statistic that is more than a sum, for a lane, a block or a split, and how states are merged.
 
-A state is the tuple (count, weights, pivot, shift, top, total), of which each MODE uses some:
+A state is the tuple (count, weights, pivot, shift, top, total). Each MODE uses some of it:
 
-    count     kept elements. MOMENTS with weights need no count, only whether it is 0: there it is the largest
+    count     how many elements are kept. MOMENTS with weights only ask if it is 0: there it is the largest
               `heaviness` (accumulate.py) of a kept weight, which would otherwise take one more register a lane
-    weights   the sum of their weights (SQUARES, MOMENTS, where there are weights)
-    total     in the unit that `top` says:
-              SQUARES       sum w x^2            = total top^2, top a power of two not below any |x|, or nearly
-              MOMENTS       sum w (x - pivot)^2  = total top^2
+    weights   the sum of the kept weights (SQUARES and MOMENTS with weights)
+    total     in the unit that `top` sets:
+              SQUARES       sum w x^2            = total top^2, top a power of two near the largest |x|
+              MOMENTS       sum w (x - pivot)^2  = total top^2, top a power of two near the largest |x - pivot|
               EXPONENTIALS  sum w exp(x)         = total exp(top), top the largest x
-              EXTREME       top the largest x, NaN above all others, total how many are equal to it
+              EXTREME       top the largest x, NaN above all others; total how many elements equal it
               ABSOLUTE      sum w |x|            = total
     pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
     shift     MOMENTS: sum w (x - pivot) = shift top
 
 Nothing overflows or underflows on the way to a result that does neither, as long as no difference of two elements does.
-And a variance loses no digits to a large mean: its pivot is one of the elements, and how far that lies from the others
-is part of their variance, unless its weight is small beside theirs, which is why it is the heaviest. States are merged
-pairwise, by shifting them to a common pivot (Chan, Golub and LeVeque 1979) and scaling them to a common top.
+A variance loses no digits to a large mean: the pivot is one of the elements, and its distance from the others is part
+of their variance, unless its weight is small beside theirs. So the pivot is the heaviest. States are merged pairwise:
+both are moved to a common pivot (Chan, Golub and LeVeque 1979), scaled to a common top, and added.
 """
 
 import triton
@@ -30,15 +30,15 @@ from .scaling import power_below, reciprocal
 COUNT, ABSOLUTE, SQUARES, EXPONENTIALS, EXTREME, MOMENTS = map(tl.constexpr, range(6))  # MODE
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOWEST_DOUBLE = tl.constexpr(-1.7976931348623157e308)
-# The arrays of partials, each where its state needs it
+# Indices of the arrays of partials; a state stores only those that its MODE needs
 COUNTS, TOTALS, TOPS, SHIFTS, PIVOTS, WEIGHTS = map(tl.constexpr, range(6))
-ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 3, MOMENTS: 5}  # of partials, without weights
+ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 3, MOMENTS: 5}  # for states without weights
 MOST_ARRAYS = 6
 
 
 @triton.jit
 def lowest_top(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
-    """The top of no elements, below every other (of dtype C)."""
+    """The top of a state without elements, in dtype C: below every other top."""
     if MODE == EXTREME:
         top = tl.full(shape, float("-inf"), C)
     elif MODE == EXPONENTIALS:
@@ -56,13 +56,13 @@ def empty_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr, COUNT_
 
 @triton.jit
 def empty_double_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
-    """With the lowest top of C: exp(top - other) is then 0, and not exp(-inf + inf)."""
+    """An empty state in fp64 with C's lowest top. For EXPONENTIALS it is finite: exp(top - other) is not NaN."""
     return widened(empty_state(shape, MODE, C, C))
 
 
 @triton.jit
 def widened(state):
-    """In fp64, but elements and powers of two, which are compared: in fp64 that takes ten times the instructions."""
+    """The state in fp64, but not pivot and top, which are exact in C: comparisons in fp64 take ten times as long."""
     count, weights, pivot, shift, top, total = state
     return count.to(tl.float64), weights.to(tl.float64), pivot, shift.to(tl.float64), top, total.to(tl.float64)
 
@@ -74,8 +74,9 @@ def square(x):
 
 @triton.jit
 def repivot(total, shift, w, top, away, by):
-    """(total, shift) about another pivot q, in the unit 1 / by; away: p - q.
+    """Moves (total, shift) from pivot p to pivot q, in the unit 1 / by. away: p - q; w: the sum of the weights.
 
+    sum w (x - q)   = sum w (x - p) + (p - q) sum w
     sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
     scale, away = (top * by).to(total.dtype), away * by
     shift, moved = shift * scale, w * away
@@ -84,8 +85,8 @@ def repivot(total, shift, w, top, away, by):
 
 @triton.jit
 def less_top(x, top):
-    """x - top for a top that is not below x: NaN of NaN, and 0 of two that are inf (a `where` takes an instruction
-    more). The largest finite number counts as inf beside one."""
+    """x - top for a top that is not below x: NaN if x is NaN, and 0 if both are inf (with one instruction less than a
+    `where`). Beside a top of inf, the largest finite x gives 0, too."""
     largest: tl.constexpr = -(LOWEST_DOUBLE if x.dtype == tl.float64 else LOWEST)
     return tl.minimum(x - tl.minimum(top, largest), 0.0, propagate_nan=tl.PropagateNan.ALL)
 
@@ -97,19 +98,23 @@ def larger_of(a, b):
 
 @triton.jit
 def largest(x, axis: tl.constexpr):
-    """NaN where there is one."""
+    """The maximum along an axis; NaN if there is a NaN."""
     return tl.reduce(x, axis, larger_of)
 
 
 @triton.jit
 def same(x, top):
-    """True where x is as large as the maximum of its group."""
+    """True where x equals top, the maximum of its group, or is NaN."""
     return (x == top) | (x != x)
 
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
-    """The states along one axis as one: of lanes in C, of larger parts widened. Sums are trees of a fixed shape."""
+    """Merges the states along one axis, lanes' in C, others widened. Sums are trees of a fixed shape. MOMENTS:
+
+    (1) The new pivot is the mean of the pivots, weighted by |weights| or counts.
+    (2) The new top is the largest of all tops and of the distances to the new pivot.
+    (3) Each state is moved to both (repivot), and added."""
     count, weights, pivot, shift, top, total = state
     if MODE == MOMENTS:
         held = count > 0
@@ -121,7 +126,7 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         else:
             parts = count / tl.expand_dims(tl.maximum(tl.sum(count, axis), 1.0), axis)
         middle = tl.sum(tl.where(held, parts * pivot, 0.0), axis).to(C)
-        middle = tl.where(high == low, high, middle)  # exactly, where all elements are equal
+        middle = tl.where(high == low, high, middle)  # exact where all elements are equal
         away = tl.where(held, pivot.to(total.dtype) - tl.expand_dims(middle, axis).to(total.dtype), 0.0)
         w = weights if WEIGHT else count
         larger = tl.max(tl.maximum(top, power_below(tl.abs(away).to(C))), axis)
@@ -160,7 +165,7 @@ def merge(a, b, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def store_state(pointer, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.constexpr):
-    """A split's state among the partials, in arrays of `size`."""
+    """Stores a split's state among the partials, in arrays of `size`."""
     count, weights, pivot, shift, top, total = state
     tl.store(pointer + size * COUNTS, count, mask=inside)
     if MODE != COUNT:
@@ -188,7 +193,7 @@ def merge_partials(
     partial, splits, output, outputs, parts,
     MODE: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr, BO: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The state of the first `parts` of all splits, in order of split whoever wrote last."""
+    """Merges the states of the first `parts` of all splits, in order of split, whichever block finished last."""
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
     size = splits * outputs
     state = empty_double_state([BO], MODE, C)
@@ -197,7 +202,7 @@ def merge_partials(
         inside = (s < parts)[:, None] & (output < outputs)[None, :]
         offset = (
             s[:, None] * outputs + output[None, :]
-        )  # for all arrays: addresses for each took registers, and spilled
+        )  # one for all arrays: an address for each took registers, and spilled
         count = load_array(partial + size * COUNTS, offset, inside, True)
         total = load_array(partial + size * TOTALS, offset, inside, MODE != COUNT)
         top = load_array(partial + size * TOPS, offset, inside, MODE >= SQUARES)

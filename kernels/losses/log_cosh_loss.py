@@ -1,5 +1,5 @@
-"""log_cosh_loss: a = |x - y|; far from 0 a - log 2 + log(1 + e^-2a), near 0 a series in a^2, or in fp64, where that
-would be long, log(1 + (1 - e)^2 / (2 e)) of e = e^-a."""
+"""log_cosh_loss: f = log cosh(a), a = |x - y|. Far from 0 it is a - log 2 + log(1 + e^-2a). Near 0 it is a series in
+a^2, or in fp64, where that would be long, log(1 + (1 - e)^2 / (2 e)), e = e^-a."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ import triton.language as tl
 from ..engine.math import LOG_2, expm1_below, log1p_unit, polynomial
 from .pointwise_loss import pointwise_loss
 
-# log cosh(a) / a^2 of a <= 1 by powers of a^2, fitted for the least relative error, 1e-7
+# log cosh(a) / a^2 in powers of a^2, for a <= 1, fitted for the least relative error, 1e-7
 SERIES = tl.constexpr((0.5, -0.083330937, 0.02218676, -0.0065721930, 0.0017985851, -0.00030143265))
 
 
