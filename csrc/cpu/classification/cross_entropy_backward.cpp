@@ -44,7 +44,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   }
 }
 
-// 2^kLowest p_c exp(low); kFactor has the inverse of the other two factors.
+// Returns 2^kLowest p_c exp(low). The parameter kFactor is divided by 2^kLowest exp(low).
 template <class C>
 inline C probability_of(C x, C high) {
   return exp_raised<kLowest<C>>(x - high);

@@ -10,7 +10,7 @@ namespace {
 
 // The state is the sum over a row. The memo holds y if it is computed from x (kInput).
 
-enum YSource { kInput, kLogInput, kOutput };  // softmax from x; log softmax, y from x; softmax from y
+enum YSource { kInput, kLogInput, kOutput };  // y is computed from x; so for log softmax; the input is y itself
 
 template <class C, YSource kFrom>
 inline C probability_of(C x, C pivot, C inverse) {

@@ -45,8 +45,8 @@ inline void merge_exponentials(int64_t rows, double* maximum, double* total, con
   }
 }
 
-// Parameters of a row: the pivot that is subtracted before exp, the inverse or the logarithm of the sum of exp, and in
-// the backward the sum of g y.
+// Parameters of a row: the pivot that is subtracted before exp; the inverse (log softmax: the logarithm) of the sum of
+// exp; in the backward the sum of g y (log softmax: of g).
 enum SoftmaxParameter { kPivot, kInverse, kDot };
 
 }  // namespace safeops::cpu

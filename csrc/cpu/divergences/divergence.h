@@ -31,8 +31,8 @@ struct Kl {
   }
 };
 
-// sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q.  f = b log(p / m),  h = (1 - b) log(q / m). If p >=
-// q:
+// sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q.  f = b log(p / m),  h = (1 - b) log(q / m).
+// If p >= q:
 //     (1) log(p / m) = -log1p((1 - b) (q / p - 1)), whose argument is in [-1, 0]
 //     (2) log(q / m) = log(p / m) + log(q / p)
 // If q > p, p and q change places, and so do b and 1 - b.
@@ -63,7 +63,7 @@ struct Tv {
 // The call's options.
 template <class C>
 struct DivergenceOptions {
-  C scale, beta;  // 1 / T
+  C scale, beta;  // scale: 1 / T
 };
 
 // Parameters of a row: its numbers, whether it is kept, and in the backward the upstream gradient over T.

@@ -1,5 +1,5 @@
-// out = fill_mask ? value : input, as bit patterns: elements that are not filled keep their bits, NaN payloads
-// included. I/O: read input, read mask, write out.
+// out = fill_mask ? value : input, as bit patterns: elements that are not filled keep their bits, and NaN its payload.
+// I/O: read input, read mask, write out.
 #include "cpu/engine/elementwise.h"
 
 namespace safeops::cpu {

@@ -1,8 +1,8 @@
 // Reductions over any set of dims of any layout, with exact counts, bitwise repeatable.
 //
 // A Reduction is the walk over the input in three nested groups of dims, innermost last: (outer, reduced, inner). The
-// inner dims are those of the output that vary fastest in memory. inner = 1 reduces rows, outer = 1 columns; a full
-// reduction has both. Rows are summed chunk by chunk, columns side by side (reduction_driver.h).
+// inner dims are those of the output that vary fastest in memory. If inner = 1 it reduces rows; if outer = 1, columns;
+// a full reduction has outer = inner = 1. Rows are summed chunk by chunk, columns side by side (reduction_driver.h).
 #pragma once
 
 #include "cpu/engine/elementwise.h"

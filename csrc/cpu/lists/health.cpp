@@ -1,6 +1,7 @@
 // _health_ writes a row of statistics (common/health.h) for each tensor of a list; _pick_ reads the values of tensors
-// at the index in a row's kFirst. Values are read as bit patterns: without the sign bit, larger patterns are larger
-// magnitudes. I/O: read each tensor once.
+// at the index in a row's kFirst. Values are read as bit patterns, whose order without the sign bit is that of the
+// magnitudes.
+// I/O: read each tensor once.
 #include <array>
 
 #include "common/health.h"

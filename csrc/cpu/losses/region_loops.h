@@ -217,7 +217,7 @@ inline void pair_gradient_loop(const uint16_t* other, int64_t n, double g_produc
   if (n % 2) dx[n - 1] = Narrow<BFloat16>::from(slope(static_cast<uint32_t>(other[n - 1]) << 16)).bits;
 }
 
-// True if x and the parts into which pair_gradient_loop splits it are 0 or normal fp32 numbers, and x is below 2^14.
+// True if |x| < 2^14, and x and its parts in pair_gradient_loop are normal fp32 numbers or 0.
 inline bool is_moderate(double x) { return x == 0 || (std::fabs(x) < 0x1p+14 && std::fabs(x) > 0x1p-70); }
 
 // gradient_loop for class c where the target is class indices. Without squares dx takes only two values.

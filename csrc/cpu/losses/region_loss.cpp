@@ -5,8 +5,8 @@
 //     dice:     numerator = 2 both + smooth_nr,  total = p + t + smooth_dr
 //     Tversky:  numerator = both + smooth_nr,    total = both + alpha (p - both) + beta (t - both) + smooth_dr
 //
-// A mean divides by the number of kept regions, or by the sum of their weights. The backward computes that divisor
-// again. I/O: a few numbers of each region, which are in the cache.
+// A mean divides by the number of kept regions, or by the sum of their weights. Backward computes this divisor again.
+// I/O: a few numbers of each region, which are in the cache.
 #include <limits>
 #include <memory>
 #include <optional>

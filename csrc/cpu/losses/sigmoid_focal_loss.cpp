@@ -8,7 +8,7 @@ namespace safeops::cpu {
 // or 1 if alpha is negative.
 template <class C, bool kSquare>
 struct FocalOf {
-  C hit, miss, gamma;  // alpha, 1 - alpha
+  C hit, miss, gamma;  // hit: alpha, miss: 1 - alpha; both 1 if alpha is negative
 
   FocalOf(double alpha, double gamma_)
       : hit(static_cast<C>(alpha < 0 ? 1 : alpha)),

@@ -18,7 +18,7 @@ struct Tile {
   int64_t n, at, m;
 };
 
-// The walk over the tiles of all tensors: pixels in the order in which they lie in the input's memory.
+// The walk over the tiles of all tensors, with pixels in the order of the input's memory.
 struct Grid {
   int64_t classes, pixels;     // of an image
   int64_t tile, piece;         // pixels; tiles that are not transposed are long, since the runs in memory are

@@ -31,9 +31,10 @@ void sort_rows(const T* id, int64_t rows, int64_t segments, int64_t* bounds, int
     std::iota(order, order + rows, int64_t{0});
     return;
   }
-  // Bucket 0 has the ids below 0, bucket s + 1 the id s, bucket segments + 1 the ids >= segments.
+  // Bucket 0 has the ids below 0, bucket s + 1 the id s, bucket segments + 1 the ids >= segments. First places[b + 1]
+  // counts the rows of bucket b; after the prefix sum places[b] is where its next row goes.
   const auto bucket = [=](T s) { return s < 0 ? 0 : std::min<int64_t>(s, segments) + 1; };
-  std::vector<int64_t> places(segments + 3);  // [b]: where the next row of bucket b goes; first [b + 1] counts its rows
+  std::vector<int64_t> places(segments + 3);
   for (int64_t i = 0; i < rows; ++i) ++places[bucket(id[i]) + 1];
   for (int64_t s = 0; s <= segments; ++s) bounds[s] = places[s + 1] += places[s];
   for (int64_t i = 0; i < rows; ++i) order[places[bucket(id[i])]++] = i;

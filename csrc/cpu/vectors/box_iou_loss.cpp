@@ -99,7 +99,7 @@ SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
     dx = {dx.a - y.a / of, dx.b - y.b / of, dx.both + y.both / of, part * y.hull / of, 0};
     dy = {dy.a - x.a / of, dy.b - x.b / of, dy.both + x.both / of, part * x.hull / of, 0};
   }
-  if constexpr (kKind >= kDiou) {  // d^2 / c^2
+  if constexpr (kKind >= kDiou) {  // (distance of the centres)^2 / (diagonal of the hull)^2
     const C c = divisor(x.hull * x.hull + y.hull * y.hull), distance = (x.apart * x.apart + y.apart * y.apart) / c;
     dx.apart = 2 * x.apart / c, dx.hull = -2 * distance * x.hull / c;
     dy.apart = 2 * y.apart / c, dy.hull = -2 * distance * y.hull / c;

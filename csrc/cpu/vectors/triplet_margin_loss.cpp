@@ -1,6 +1,6 @@
 // max(|a - p| - |a - n| + margin, 0) for each row of anchors, positives and negatives, and its gradients. With `swap`
-// |p - n| replaces |a - n| where it is less. A difference is x - y + eps, as in torch, but equal vectors have distance
-// 0. I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
+// |p - n| replaces |a - n| where it is less. A difference is x - y + eps, as in torch. Equal vectors have distance 0.
+// I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
 #include "cpu/vectors/norms.h"
 
 namespace safeops::cpu {
