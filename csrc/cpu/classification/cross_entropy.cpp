@@ -1,5 +1,5 @@
-// The forward of cross entropy, for class indices or probabilities.
-// I/O: read x, and q if there are probabilities; for each row read the class, write its loss and logsumexp.
+// The forward of cross entropy, for class indices or probabilities, and of token_log_probs.
+// I/O: read x, and q if there are probabilities; for each row read its class, write its loss and logsumexp.
 #include "cpu/engine/math.h"
 #include "cpu/classification/cross_entropy_sums.h"
 
@@ -26,7 +26,7 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
     for (int64_t r = 0; r < rows; ++r) loss[r] *= parameters[kRowWeight][r];
   } else if (op.has_probabilities) {
     SAFEOPS_SIMD
-    for (int64_t r = 0; r < rows; ++r)  // (with an infinite mass the parts would be inf - inf)
+    for (int64_t r = 0; r < rows; ++r)  // an infinite mass would give inf - inf
       loss[r] = select(mass[r] - mass[r] == 0, (mass[r] * maximum[r] - target_logit[r]) + mass[r] * low[r], mass[r]);
   }
   if (op.has_uniform) {
@@ -49,7 +49,8 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) loss[r] += op.z * (maximum[r] + low[r]) * (maximum[r] + low[r]);
   }
-  // A row of nothing but -inf gives NaN, as torch has it. So does +inf, unless it is the target's logit and no other.
+  // A row of logits that are all -inf gives NaN, as in torch. So does a row with +inf, unless only the target's logit
+  // is +inf, and there are neither smoothing nor z-loss nor probabilities: its loss is 0.
   for (int64_t r = 0; r < rows && infinite != 0; ++r) {
     if (!std::isinf(maximum[r])) continue;
     const bool plain = !op.has_probabilities && !op.has_uniform && op.z == 0;
@@ -63,7 +64,8 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
   }
 }
 
-// The results of token_log_probs (log probability, entropy, L); of its backward the numbers: L in two parts, entropy.
+// Results 0 to 2 are those of token_log_probs: log probability, entropy, L. Results 3 to 5 are the row_stats for its
+// backward: the largest logit, L minus it, the entropy.
 template <class C>
 void finish_entropy(const void*, int64_t rows, const double* const* states, double* const* results,
                     C* const* parameters) {
@@ -83,7 +85,7 @@ void finish_entropy(const void*, int64_t rows, const double* const* states, doub
     const bool certain = top > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == top;
     for (int i : {0, 1, 4, 5}) results[i][r] = certain ? 0 : kNaN;
     results[2][r] = certain ? top : kNaN;
-    // (-inf tells one who has other classes that none of these exists)
+    // -inf if all logits are -inf: a caller that has the other classes (of a split vocabulary) needs to know this.
     results[3][r] = certain || states[kTotal][r] == 0 ? top : kNaN;
   }
   for (int i = 0; i < 6; ++i) {
@@ -119,7 +121,7 @@ RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
   loops.finish = op.has_argmax    ? pick<&finish_argmax<C>>()
                  : op.has_entropy ? pick<&finish_entropy<C>>()
                                   : pick<&finish<C>>();
-  // (the other loops have buffers for a chunk)
+  // The loops for the other options have buffers of one chunk, so they need the shorter pieces.
   if (!op.has_probabilities && !op.has_uniform && !op.has_entropy) loops.converted_piece = 2 * kChunk;
   loops.start[kMax] = kMinusInfinity<double>;
   if (op.has_argmax) loops.start[kBest] = kMinusInfinity<double>, loops.start[kIndex] = kInfinity<double>;
@@ -175,7 +177,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, co
   return {loss, keep, weights, row_stats};
 }
 
-// argmax: of each row, or null.
+// argmax: receives the class of the largest logit of each row; null: not wanted.
 template <class C>
 void run_entropy(const ClassRows& rows, const View& x, double temperature, double softcap, const View& results,
                  const View& row_stats, double* argmax) {
@@ -184,10 +186,10 @@ void run_entropy(const ClassRows& rows, const View& x, double temperature, doubl
   op.has_argmax = argmax != nullptr;
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
-  if (argmax && op.logits.changed) walk.input(x);  // as it is
+  if (argmax && op.logits.changed) walk.input(x);  // without softcap and temperature
   const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
   walk.row_input(place.view(), false);
-  walk.row_input(place.view(), false);  // (no weight)
+  walk.row_input(place.view(), false);  // in place of the weight, which is not used
   for (const View& all : {results, row_stats})
     for (int i = 0; i < 3; ++i) walk.result(row_stat(rows, all, i).view(), false);
   if (argmax) walk.result(RowValues<double>(rows.shape, argmax, DType::kDouble).view(), false);

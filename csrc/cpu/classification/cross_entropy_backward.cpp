@@ -1,6 +1,10 @@
-// p_c = exp(x_c - L) and dx_c = g ((k + 2 z L) p_c - e w_c - t_c), with L, k (factor), e (uniform) from row_stats. The
-// target's term t_c is (1 - s) w_y for the row's class y and 0 elsewhere, or (1 - s) w_c q_c for probabilities, for
-// which dq_c = g (1 - s) w_c (L - x_c).
+// The backward of cross entropy (cross_entropy.h). With p_c = exp(x_c - L), e = s / A and W = sum_c w_c, d/dx_c of
+//     (1) (1 - s) w_y (L - x_y)      is (1 - s) w_y (p_c - [c = y])
+//     (2) e sum_c w_c (L - x_c)      is e (W p_c - w_c), and 0 where x_c is -inf
+//     (3) z L^2                      is 2 z L p_c
+// so dx_c = g ((k + 2 z L) p_c - e w_c - t_c), with k = (1 - s) w_y + e W and t_c = (1 - s) w_y [c = y]. For
+// probabilities sum_c w_c q_c takes the place of w_y in k, t_c = (1 - s) w_c q_c, and dq_c = g (1 - s) w_c (L - x_c).
+// row_stats has L, k (factor) and e (uniform).
 // I/O: read x, and q if there are probabilities; write dx, dq.
 #include "cpu/classification/cross_entropy.h"
 
@@ -8,11 +12,11 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row: L as the largest logit and the rest; g (k + 2 z L) exp(-rest); g e; g (1 - s) w_y (without w_y
-// for probabilities). All are 0 where dx is.
+// Parameters of a row: the largest logit; low = L minus it; g (k + 2 z L) exp(-low) / 2^kLowest; g e; g (1 - s) w_y, or
+// g (1 - s) for probabilities.
 enum { kHigh = kFirstFree, kLow, kFactor, kUniform, kTarget };
 
-// Inputs of a row. Those that a call does not have are copies of the place.
+// Inputs of a row. In place of an input that a call does not have, another one is passed twice.
 enum { kInputPlace, kInputGrad, kInputHigh, kInputLow, kInputWeight, kInputFactor, kInputUniform };
 
 template <class C>
@@ -22,7 +26,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   const bool weighted = op.row_weights, has_factor = op.has_factor, has_uniform = op.has_uniform;
   const double z = 2 * op.z, confidence = 1 - op.smoothing;
   SAFEOPS_SIMD
-  for (int64_t r = 0; r < rows; ++r) {  // (absent inputs are read too: a branch would not be vectorised)
+  for (int64_t r = 0; r < rows; ++r) {  // inputs that are not used are read too: a branch would not be vectorised
     const double high = row_inputs[kInputHigh][r], l = high + row_inputs[kInputLow][r], g = row_inputs[kInputGrad][r];
     const double weight = select(weighted, row_inputs[kInputWeight][r], 1.0);
     const double factor = select(has_factor, row_inputs[kInputFactor][r], weight) + select_or_zero(z != 0, z * l);
@@ -34,13 +38,13 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
     parameters[kTarget][r] = static_cast<C>(g * (confidence * weight));
   }
   for (int64_t r = 0; r < rows; ++r) {
-    // +inf is the row's target alone: the loss is 0, and so is the gradient.
+    // A largest logit of +inf is the target's alone (else the forward made it NaN): loss and gradient are 0.
     const bool certain = row_inputs[kInputHigh][r] == std::numeric_limits<double>::infinity();
     split_place(certain ? -1.0 : row_inputs[kInputPlace][r], r, parameters);
   }
 }
 
-// p_c exp(rest), raised by 2^kLowest; the row's factor is lowered by as much.
+// Returns 2^kLowest p_c exp(low). The parameter kFactor is divided by 2^kLowest exp(low).
 template <class C>
 inline C probability_of(C x, C high) {
   return exp_raised<kLowest<C>>(x - high);
@@ -73,7 +77,7 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
     const C uniform = parameters[kUniform][r];
     // dx = g (k + 2 z L) p - uniform term - target term
     const C factor = parameters[kFactor][r];
-    // The value is computed before it is stored: for_blocks may compute an element twice.
+    // dx[i] is set, and never updated: for_blocks may compute an element twice.
     if (op.has_probabilities) {
       for_blocks(n, [&](int64_t i) {
         const C wi = w ? w[i] : C(1);

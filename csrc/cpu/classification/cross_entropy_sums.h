@@ -1,4 +1,4 @@
-// Sums over the classes of a row for its cross entropy, piece by piece.
+// Accumulates the sums over a row's classes for cross entropy and token_log_probs, piece by piece.
 #pragma once
 
 #include "cpu/classification/cross_entropy.h"
@@ -7,9 +7,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// States. Class indices use the first three, probabilities and the entropy four, smoothing all: with few classes, to
-// merge them is much of the work. A piece sums x minus its maximum, so that the sums do not cancel against A L; `kSum`
-// and `kTargetLogit` have the maximum added back.
+// States of a row. Class indices use the first three, probabilities and the entropy the first four, smoothing all: with
+// few classes, merging states is much of the work. A piece sums x minus its maximum, which keeps the digits that L - x
+// needs; then the maximum is added back to kSum and kTargetLogit.
 enum {
   kMax,          // the largest value
   kTotal,        // sum of exp(x - max); where max is inf, the number of infinite logits
@@ -17,11 +17,11 @@ enum {
   kMass,         // sum of w q
   kSum,          // sum of w x over the classes that are not -inf
   kWeight,       // sum of w over the same classes
-  kCount,        // A, their number
+  kCount,        // A, the number of those classes
   kStates,
-  kMoment = kMass,  // of the entropy: sum of exp(x - max) (x - max)
-  kBest = kSum,     // of the argmax: the largest logit as it is, NaN above all others
-  kIndex = kWeight  // its class, the first of several
+  kMoment = kMass,  // for the entropy: sum of exp(x - max) (x - max)
+  kBest = kSum,     // for the argmax: the largest logit without softcap and temperature; NaN counts as the largest
+  kIndex = kWeight  // its class, the first one if there are several
 };
 enum { kRowWeight = kFirstFree };
 
@@ -43,7 +43,7 @@ void prepare(const void*, int64_t rows, const double* const* row_inputs, C* cons
 template <class C>
 constexpr C kInfinity = std::numeric_limits<C>::infinity();
 
-// Counts the values that are +inf; NaN if one is NaN.
+// Returns the number of values that are +inf, or NaN if one is NaN.
 template <class C>
 double count_infinite(const C* x, int64_t n, int64_t step) {
   double count = 0;
@@ -61,7 +61,7 @@ const C* logits_as_they_are(const CrossEntropy<C>& op, const Piece<C>& p, int64_
   return p.in[input];
 }
 
-// The largest of n values, and where it is first; NaN is above all others.
+// Sets `best` to the largest of n values and returns its first index. NaN counts as the largest.
 template <int kBytes, class C>
 inline int64_t best_run(const C* x, int64_t n, double& best) {
   const C top = max_run<kBytes>(x, n);
@@ -78,7 +78,7 @@ inline int64_t best_run(const C* x, int64_t n, double& best) {
   return static_cast<int64_t>(has_nan ? at_nan : at);
 }
 
-// x (rows, classes), q likewise
+// x, q: (rows, classes)
 template <class C, int kBytes>
 void accumulate_rows(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -125,7 +125,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
       if (target >= 0 && target < n) states[kTargetLogit][r] = x[target];
     }
     if (call.has_uniform) {
-      if (!w) {  // if the sum is finite, every class exists
+      if (!w) {  // if the sum is finite, no class is -inf
         const double sum_of_x = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(x + i, v), v -= pivot; });
         if (sum_of_x - sum_of_x == 0) {
           states[kWeight][r] = states[kCount][r] = static_cast<double>(n);
@@ -148,7 +148,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
   }
 }
 
-// x (classes, rows), q likewise
+// x, q: (classes, rows)
 template <class C>
 void accumulate_columns(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   const auto& call = *static_cast<const CrossEntropy<C>*>(op);
@@ -263,7 +263,7 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
   }
 }
 
-// The moment about the larger of two maxima: exp(a - larger) (m + (a - larger) total), of both.
+// With M the larger maximum, a state (maximum a, total t, moment m) adds exp(a - M) (m + (a - M) t) to the moment.
 template <class C>
 void merge_moments(int64_t rows, double* const* into, const double* const* from) {
   SAFEOPS_SIMD

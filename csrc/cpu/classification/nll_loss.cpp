@@ -7,11 +7,11 @@ namespace safeops::cpu {
 
 namespace {
 
-// Calls each(row, offset) for the rows [begin, end) in their contiguous order; `offset` is that of the row's first
-// element in x, in elements.
+// Calls each(row, offset) for the rows [begin, end) in contiguous order. offset: the offset, in elements, of the row's
+// first element in x.
 template <class Each>
 void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int64_t end, const Each& each) {
-  if (begin == end) return;  // (a dim of 0 rows would divide by 0)
+  if (begin == end) return;  // a dim of size 0 would be a division by 0
   const Shape& shape = rows.shape;
   int64_t index[kMaxDims], offset = 0, rest = begin;
   for (int d = shape.ndim - 1; d >= 0; --d) {
@@ -30,7 +30,7 @@ void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int6
   }
 }
 
-// The strides of an input, separated into those of the rows and that of the classes.
+// The strides of an input, split into the strides of the rows and the stride of the classes.
 struct RowStrides {
   int64_t of_row[kMaxDims] = {}, of_class;
 
@@ -60,7 +60,7 @@ void gather(const ClassRows& rows, const View& x, void* out, bool in_double) {
   });
 }
 
-// dx must be contiguous, and 0.
+// Writes the gradient at each row's class. dx must be contiguous and filled with 0.
 template <class S>
 void scatter(const ClassRows& rows, const Shape& shape, const double* g, void* dx) {
   int64_t all[kMaxDims] = {};

@@ -1,5 +1,6 @@
-// The backward of token_log_probs: dx_c = p_c (c - a - b (log p_c + H)), and a more at the row's class, of the upstream
-// gradients a of the log probability, b of the entropy H, c of L; p_c = exp(x_c - L).
+// The backward of token_log_probs. With p_j = exp(x_j - L) and the upstream gradients a of the log probability, b of
+// the entropy H, c of L:
+//     dx_j = p_j (c - a - b (log p_j + H)) + a [j is the row's class]
 // I/O: read x; write dx.
 #include "cpu/classification/cross_entropy.h"
 
@@ -7,7 +8,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row: L as the largest logit and the rest; the rest less H; (c - a) and b, both by exp(-rest); a.
+// Parameters of a row, with low = L - largest logit: the largest logit; low - H; (c - a) exp(-low) / 2^kLowest;
+// b exp(-low) / 2^kLowest; a.
 enum { kHigh = kFirstFree, kOffset, kFactor, kEntropy, kTarget };
 enum { kInputPlace, kInputLogProb, kInputEntropy, kInputSum, kInputHigh, kInputLow, kInputH };
 
@@ -25,13 +27,13 @@ void prepare(const void*, int64_t rows, const double* const* row_inputs, C* cons
     parameters[kTarget][r] = static_cast<C>(a);
   }
   for (int64_t r = 0; r < rows; ++r) {
-    // +inf is the row's own class alone: no result depends on the logits.
+    // A largest logit of +inf is that of the row's class alone: the results do not depend on the logits.
     const bool certain = row_inputs[kInputHigh][r] == std::numeric_limits<double>::infinity();
     split_place(certain ? -1.0 : row_inputs[kInputPlace][r], r, parameters);
   }
 }
 
-// (log p_c of a class without a share is -inf.)
+// dx_j without the term a. Where p_j is 0, log p_j is -inf and left out.
 template <class C>
 inline C slope(C x, C high, C offset, C factor, C entropy) {
   const C above = x - high, p = exp_raised<kLowest<C>>(above);
@@ -94,7 +96,7 @@ void run(const ClassRows& rows, const View& g, const View& x, const View& row_st
   walk.input(x);
   const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
   walk.row_input(place.view(), false);
-  View grad = g;  // of one number a row
+  View grad = g;  // (3, *rows), walked as three views of one number per row
   --grad.ndim, ++grad.sizes, ++grad.strides;
   for (int i = 0; i < 3; ++i, grad.data += g.strides[0] * size_of(g.dtype)) walk.row_input(grad, false);
   for (int i = 0; i < 3; ++i) walk.row_input(row_stat(rows, row_stats, i).view(), false);
