@@ -226,7 +226,9 @@ def boolean(function, name, x, sense):
     tensor(function, name, x)
     if x.dtype != torch.bool:
         kept = f"{name} > 0.5" if x.is_floating_point() else f"{name} != 0"
-        raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}{say(kept)}")
+        # a float mask is one of 0 and 1, or is added to scores: 0 where they are kept, and very negative elsewhere
+        additive = f" (an additive mask: {name} == 0)" if x.is_floating_point() and sense == "True = keep" else ""
+        raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}{say(kept)}{additive}")
 
 
 def weight(function, x, target_name, target, shape=None):

@@ -29,7 +29,6 @@ RESHAPED = [
     ("mse_loss", {**IMAGES, "target": torch.rand(2, 4, 4)}, "target"),
     ("mse_loss", {**IMAGES, "input": torch.rand(2, 4, 4)}, "input"),
     ("l1_loss", {**PLANES, "mask": KEEP.unsqueeze(1)}, "mask"),
-    ("mse_loss", {**IMAGES, "mask": torch.rand(2, 3, 4, 4)}, "mask"),
     ("mse_loss", {**IMAGES, "mask": torch.ones(2, 3, 4, 4, dtype=torch.uint8)}, "mask"),
     ("masked_mean", {"input": torch.rand(3), "mask": torch.ones(3, dtype=torch.int64)}, "mask"),
     ("cross_entropy", TOKENS, "input"),
@@ -55,6 +54,22 @@ def test_the_argument_that_an_error_says_is_taken(name, arguments, key):
         function(**arguments)
     expression = str(error.value).rpartition(": say ")[2]
     assert function(**{**arguments, key: eval(expression, dict(arguments))}).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["masked_softmax", "masked_log_softmax", "masked_mean", "segment_sum", "mse_loss"])
+def test_a_float_mask_of_either_kind(name):
+    """One of 0 and 1, and one that is added to scores, which is 0 where an element is kept."""
+    x, keep, function = torch.rand(2, 5), torch.tensor([True, False, True, True, False]), getattr(safeops, name)
+    operands = (x, x) if name == "mse_loss" else (x,)
+    options = {"cu_seqlens": torch.tensor([0, 2])} if name == "segment_sum" else {}
+    kinds = [keep.float(), (1.0 - keep.float()) * -1e9, torch.where(keep, 0.0, -torch.inf)]
+    for mask, additive in zip(kinds, (False, True, True)):
+        with pytest.raises(TypeError, match=r"say mask > 0\.5 \(an additive mask: mask == 0\)$") as error:
+            function(*operands, mask=mask, **options)
+        one, other = re.search(r"say (.*) \(an additive mask: (.*)\)$", str(error.value)).groups()
+        assert torch.equal(eval(other if additive else one), keep)
+    with pytest.raises(TypeError, match=r"say condition > 0\.5$"):
+        safeops.apply_where(x, x, torch.exp, fill_value=0)
 
 
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "huber_loss", "hinge_embedding_loss", "poisson_nll_loss"])
