@@ -5,22 +5,42 @@ knows of no other library. All of this is read only where a call is refused alre
 """
 
 import inspect
+import re
 
 import torch
 
+LEAVE = "leave it out"
+
+
+def _unless(default, expression):
+    """The expression of a flag, one value of which is what is done here anyway."""
+    return lambda flag: LEAVE if flag is default else expression
+
+
+def _background(channels, weight):
+    """include_background=False, which drops the first of several channels. (A weight of [0.] would drop all.)"""
+    return _unless(True, f"1 channel has no background, {LEAVE}; of {channels} say {weight}")
+
+
+def _for_classes(scaled):
+    """alpha of a focal loss: a number scales the loss, and of a number for each class one is a class weight."""
+    return lambda alpha: scaled if isinstance(alpha, (int, float)) else "weight=torch.as_tensor(alpha)"
+
+
 # Other libraries' names of arguments: {its name: {an argument that the function must have: the expression}}. The first
-# that the function has is taken.
-_CLASSES = "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)"
-_PIXELS = {"smooth_nr": "target may be class indices (N, d1, ...) as they are"}
+# that the function has is taken. An expression may depend on the value, and says it in the place of the name.
+_CLASSES = _background("more", "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)")
+_PROBABILITIES = _unless(False, "torch.softmax(input, 1) as input, of 1 channel torch.sigmoid(input)")
+_PIXELS = {"smooth_nr": f"{LEAVE}: target may be class indices (N, d1, ...)"}
 NAMES = {
-    "softmax": {"smooth_nr": "torch.softmax(input, 1) as input"},
-    "sigmoid": {"smooth_nr": "torch.sigmoid(input) as input"},
-    "from_logits": {"smooth_nr": "torch.softmax(input, 1) as input"},
+    "softmax": {"smooth_nr": _PROBABILITIES},
+    "sigmoid": {"smooth_nr": _unless(False, "torch.sigmoid(input) as input")},
+    "from_logits": {"smooth_nr": _PROBABILITIES},
     "include_background": {"smooth_nr": _CLASSES, "ignore_index": _CLASSES},
     "smooth": {"smooth_nr": "smooth_nr=smooth, smooth_dr=smooth", "label_smoothing": "label_smoothing=smooth"},
     **dict.fromkeys(("to_onehot_y", "num_classes"), _PIXELS),
     "alpha": {
-        "gamma": "alpha * safeops.softmax_focal_loss(input, target), or of a number for each class weight=alpha",
+        "gamma": _for_classes("alpha * safeops.softmax_focal_loss(input, target)"),
         "smooth_nr": "safeops.tversky_loss(input, target, alpha=alpha, beta=1 - alpha)",
     },
     "cu_seqlens": {
@@ -31,6 +51,20 @@ NAMES = {
     "reduce": {"reduction": 'reduction="none", "mean" or "sum"'},
     "key_padding_mask": {"mask": "mask=~key_padding_mask"},
     "padding_mask": {"mask": "mask=~padding_mask, where True is padding"},
+}
+# What differs in the constructor of a module, which knows no operands.
+_CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
+OPTIONS = {
+    "softmax": {"smooth_nr": _CALL},
+    "sigmoid": {"smooth_nr": _unless(False, "in the call say loss(torch.sigmoid(input), target)")},
+    "from_logits": {"smooth_nr": _CALL},
+    "include_background": dict.fromkeys(
+        ("smooth_nr", "ignore_index"), _background("C channels", "weight=torch.tensor([0.0] + [1.0] * (C - 1))")
+    ),
+    "alpha": {
+        "gamma": _for_classes("alpha * safeops.nn.SoftmaxFocalLoss()(input, target)"),
+        "smooth_nr": "safeops.nn.TverskyLoss(alpha=alpha, beta=1 - alpha)",
+    },
 }
 # Where nothing but the name differs: {ours: theirs}.
 RENAMED = {
@@ -78,7 +112,8 @@ def refuse(function, extra, unknown):
             f"{name}() takes {len(by_position)} positional arguments but {len(by_position) + len(extra)} were given: "
             f"{by_name(extra[0], [x.name for x in parameters.values() if x.kind is x.KEYWORD_ONLY])}"
         )
-    raise TypeError(f"{name}() {unexpected(next(iter(unknown)), parameters)}")
+    key, value = next(iter(unknown.items()))
+    raise TypeError(f"{name}() {unexpected(key, value, parameters)}")
 
 
 def by_name(value, names):
@@ -89,13 +124,45 @@ def by_name(value, names):
     return f"give the others by name ({', '.join(f'{name}=' for name in names)})"
 
 
-def unexpected(key, parameters):
+def unexpected(key, value, parameters):
     """How the error of a keyword goes on, and ends with what it is here."""
+    return _ending(key, expression(key, value, parameters), parameters)
+
+
+def unexpected_option(key, value, module):
+    """How that of a constructor goes on: the tensors of a module are given in the call."""
+    options = tuple(module.defaults)
+    says = expression(key, value, options, OPTIONS) or expression(key, value, options)
+    if not says:
+        tensor = f"{key}={key}" if key in module.tensors else expression(key, value, module.tensors)
+        if tensor:
+            says = LEAVE if value is None else f"in the call say loss({', '.join(module.operands)}, {tensor})"
+    return _ending(key, says, options)
+
+
+def _ending(key, says, parameters):
     text = f"got an unexpected keyword argument {key!r}"
-    for ours, expression in NAMES.get(key, {}).items():
-        if ours in parameters:
-            return f"{text}: say {expression}"
-    return f"{text}, which does not exist here; the arguments are {', '.join(parameters)}"
+    if not says:
+        return f"{text}, which does not exist here; the arguments are {', '.join(parameters)}"
+    return f"{text}: {says}" if LEAVE in says or "say " in says else f"{text}: say {says}"
+
+
+def expression(key, value, names, table=NAMES):
+    """The expression, where these names exist, of an argument that another library has; or ""."""
+    for ours, text in table.get(key, {}).items():
+        if ours in names:
+            if value is None and text != f"{ours}={key}":
+                return LEAVE
+            return _written(text(value) if callable(text) else text, key, value)
+    return ""
+
+
+def _written(text, key, value):
+    """An expression with a value in the place of its name, if it is one that can be written."""
+    for x in value if isinstance(value, (list, tuple)) else (value,):
+        if x is not None and not isinstance(x, (int, float, str)):
+            return text
+    return re.sub(rf"(?<![\w.]){key}\b(?!=)", lambda _: repr(value), text)
 
 
 def meant(function, x):

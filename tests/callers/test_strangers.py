@@ -131,18 +131,28 @@ def test_every_function_refuses_what_it_has_not(name):
         function(*required, msk=None)
 
 
+CU_SEQLENS = torch.tensor([0, 1])
+SOFTMAX = r"torch\.softmax\(input, 1\) as input, of 1 channel torch\.sigmoid\(input\)"
 KEYWORDS = [
     ("mse_loss", {"size_average": True}, r'say reduction="mean" or "sum"'),
-    ("dice_loss", {"softmax": True}, r"say torch\.softmax\(input, 1\) as input"),
-    ("dice_loss", {"smooth": 1.0}, "say smooth_nr=smooth, smooth_dr=smooth"),
-    ("ssim", {"window_size": 11}, "say win_size=window_size"),
+    ("mse_loss", {"size_average": None}, "leave it out"),
+    ("dice_loss", {"softmax": True}, f"say {SOFTMAX}"),
+    ("dice_loss", {"softmax": False}, "leave it out"),
+    ("dice_loss", {"sigmoid": True}, r"say torch\.sigmoid\(input\) as input"),
+    ("dice_loss", {"from_logits": True}, f"say {SOFTMAX}"),
+    ("dice_loss", {"include_background": True}, "leave it out"),
+    ("dice_loss", {"to_onehot_y": True}, r"leave it out: target may be class indices \(N, d1, \.\.\.\)"),
+    ("dice_loss", {"smooth": 1.0}, r"say smooth_nr=1\.0, smooth_dr=1\.0"),
+    ("ssim", {"window_size": 7}, "say win_size=7"),
     (
         "masked_mean",
-        {"cu_seqlens": None},
+        {"cu_seqlens": CU_SEQLENS},
         r"say safeops\.segment_sum\(input, cu_seqlens=cu_seqlens\), or segment_mean, .*",
     ),
-    ("masked_mean", {"axis": 1}, "say dim=axis"),
-    ("dice_loss", {"alpha": 0.5}, r"say safeops\.tversky_loss\(input, target, alpha=alpha, beta=1 - alpha\)"),
+    ("masked_mean", {"axis": -1}, "say dim=-1"),
+    ("masked_mean", {"axis": (0, 1)}, r"say dim=\(0, 1\)"),
+    ("masked_mean", {"where": torch.ones(3) > 0}, "say mask=where"),
+    ("mse_loss", {"sample_weight": None}, "say weight=None"),
     ("cross_entropy", {"alpha": 0.5}, "which does not exist here; the arguments are input, target, .*"),
 ]
 
@@ -151,8 +161,54 @@ KEYWORDS = [
 def test_keywords_of_other_libraries(name, options, words):
     function, key = getattr(safeops, name), next(iter(options))
     operands = [torch.ones(1, 3, 3) for x in parameters(function) if x.default is x.empty]
-    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{key}'.* ?{words}$"):
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{key}'[:,] ?{words}$"):
         function(*operands, **options)
+
+
+def advice(function, *operands, **options):
+    with pytest.raises(TypeError) as error:
+        function(*operands, **options)
+    return str(error.value).rpartition("say ")[2]
+
+
+def test_a_background_is_dropped_where_there_is_one():
+    input, target = IMAGES["input"].softmax(1), INDICES
+    words = "1 channel has no background, leave it out; of "
+    for name, module in (("dice_loss", "DiceLoss"), ("tversky_loss", "TverskyLoss")):
+        function, module = getattr(safeops, name), getattr(safeops.nn, module)
+        with pytest.raises(TypeError, match=f": {words}more say "):
+            function(ONE["input"], ONE["target"].unsqueeze(1), include_background=False)
+        weight = advice(function, input, target, include_background=False)
+        loss = eval(f"function(input, target, {weight})", {**globals(), **locals()})
+        torch.testing.assert_close(loss, function(input, target, reduction="none")[:, 1:].mean())
+        with pytest.raises(TypeError, match=f": {words}C channels say "):
+            module(include_background=False)
+        weight = advice(module, include_background=False)
+        assert torch.equal(eval(f"module({weight})", {**locals(), "torch": torch, "C": 3})(input, target), loss)
+        with pytest.raises(TypeError, match=": leave it out$"):
+            module(include_background=True)
+
+
+def test_the_alpha_of_other_losses():
+    input, target, safe = IMAGES["input"], INDICES, safeops.softmax_focal_loss
+    scope = {"safeops": safeops, "torch": torch, "input": input, "target": target}
+    for alpha in (0.25, [0.25, 0.5, 1.0], torch.tensor([0.25, 0.5, 1.0])):
+        scope["alpha"] = alpha
+        says = advice(safe, input, target, alpha=alpha)
+        of_module = advice(safeops.nn.SoftmaxFocalLoss, alpha=alpha)
+        if isinstance(alpha, float):
+            want = 0.25 * safe(input, target)
+        else:
+            says, of_module = f"safeops.softmax_focal_loss(input, target, {says})", f"Focal({of_module})(input, target)"
+            want = safe(input, target, torch.as_tensor(alpha))
+        scope["Focal"] = safeops.nn.SoftmaxFocalLoss
+        assert torch.equal(eval(says, scope), want) and torch.equal(eval(of_module, scope), want)
+    input = scope["input"] = input.softmax(1)
+    want = safeops.tversky_loss(input, target, alpha=0.3, beta=0.7)
+    assert torch.equal(eval(advice(safeops.dice_loss, input, target, alpha=0.3), scope), want)
+    of_module = advice(safeops.nn.DiceLoss, alpha=0.3)
+    assert of_module == "safeops.nn.TverskyLoss(alpha=0.3, beta=1 - 0.3)"
+    assert torch.equal(eval(of_module, scope)(input, target), want)
 
 
 def test_what_a_compiled_call_lacks():
@@ -164,13 +220,18 @@ def test_what_a_compiled_call_lacks():
 
 
 MODULES = [
-    ("DiceLoss", {"smooth": 1.0}, "say smooth_nr=smooth, smooth_dr=smooth"),
-    ("DiceLoss", {"include_background": False}, r"say weight=torch\.tensor\(\[0\.0\] "),
-    ("TverskyLoss", {"softmax": True}, r"say torch\.softmax\(input, 1\) as input"),
-    ("SSIMLoss", {"window_size": 11}, "say win_size=window_size"),
-    ("SoftmaxFocalLoss", {"alpha": 0.25}, r"say alpha \* safeops\.softmax_focal_loss\("),
-    ("CrossEntropyLoss", {"alpha": 0.25}, ", which does not exist here; the arguments are reduction, empty, "),
-    ("MSELoss", {"cu_seqlens": None}, r"say safeops\.segment_mean\(losses, cu_seqlens=cu_seqlens\)"),
+    ("DiceLoss", {"smooth": 1.0}, r"say smooth_nr=1\.0, smooth_dr=1\.0$"),
+    ("TverskyLoss", {"softmax": True}, r"in the call say loss\(torch\.softmax\(input, 1\), target\), of 1 channel "),
+    ("DiceLoss", {"sigmoid": True}, r"in the call say loss\(torch\.sigmoid\(input\), target\)$"),
+    ("DiceLoss", {"sigmoid": False}, "leave it out$"),
+    ("SSIMLoss", {"window_size": 7}, "say win_size=7$"),
+    ("CrossEntropyLoss", {"weights": TOKENS["input"]}, "say weight=weights$"),
+    ("BCELoss", {"weight": TOKENS["input"]}, r"in the call say loss\(input, target, weight=weight\)$"),
+    ("BCELoss", {"weight": None}, "leave it out$"),
+    ("MSELoss", {"mask": KEEP}, r"in the call say loss\(input, target, mask=mask\)$"),
+    ("MSELoss", {"valid_mask": KEEP}, r"in the call say loss\(input, target, mask=valid_mask\)$"),
+    ("CrossEntropyLoss", {"alpha": 0.25}, "which does not exist here; the arguments are reduction, empty, "),
+    ("MSELoss", {"cu_seqlens": CU_SEQLENS}, r"say safeops\.segment_mean\(losses, cu_seqlens=cu_seqlens\)"),
 ]
 
 
@@ -195,5 +256,7 @@ def test_every_expression_is_of_arguments_that_exist():
     for key, expressions in NAMES.items():
         for needed, expression in expressions.items():
             assert any(needed in names and key not in names for names in ours), (key, needed)
-            for name in re.findall(r"\b(\w+)=(?![=\"'])", re.sub(r"\(.*\)", "", expression)):
-                assert any({needed, name} <= names for names in ours), (key, name)
+            values = True, False, 1.0, KEEP
+            for text in {expression(x) for x in values} if callable(expression) else {expression}:
+                for name in re.findall(r"\b(\w+)=(?![=\"'])", re.sub(r"\(.*\)", "", text)):
+                    assert any({needed, name} <= names for names in ours), (key, name)
