@@ -215,6 +215,13 @@ def classes_first(name, x, target):
     return ""
 
 
+def of_one_hot(name, x, shape, dim):
+    """The expression of class indices in place of integers that have the shape of probabilities; or ""."""
+    if tuple(x.shape) != tuple(shape) or x.is_floating_point() or x.is_complex():
+        return ""
+    return f"{name}.int().argmax({dim})" if x.dtype == torch.bool else f"{name}.argmax({dim})"
+
+
 def mask(function, x, target_name, target, shape=None):
     if x is None:
         return

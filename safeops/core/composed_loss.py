@@ -19,12 +19,13 @@ def vectors(name, **operands):
     return like.shape[:-1]
 
 
-def one_a_row(name, key, x, vectors, rows):
-    """A real tensor with a number for each row, no more and no fewer."""
+def one_a_row(name, key, x, vectors, rows, classes=False):
+    """A real tensor with a number for each row, no more and no fewer. classes: whether it is the row's class."""
     check.real(name, key, x)
     if x.shape != rows:
         raise ValueError(
             f"{name}: {key} {check.shown(x)} must have a number for each of the rows {check.shown(vectors, rows)}"
+            f"{check.say(check.of_one_hot(key, x, vectors.shape, -1)) if classes else ''}"
         )
 
 

@@ -52,7 +52,7 @@ NAMES = {
     "key_padding_mask": {"mask": "mask=~key_padding_mask"},
     "padding_mask": {"mask": "mask=~padding_mask, where True is padding"},
 }
-# What differs in the constructor of a module, which knows no operands.
+# The constructor of a module knows no operands: there it is these.
 _CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
 OPTIONS = {
     "softmax": {"smooth_nr": _CALL},

@@ -38,6 +38,8 @@ RESHAPED = [
     ("softmax_focal_loss", TOKENS, "input"),
     ("cross_entropy", {**IMAGES, "target": INDICES.unsqueeze(1)}, "target"),
     ("cross_entropy", {**IMAGES, "target": INDICES.float()}, "target"),
+    ("nll_loss", {**IMAGES, "target": INDICES.float()}, "target"),
+    ("softmax_focal_loss", {**IMAGES, "target": INDICES.short()}, "target"),
     ("cross_entropy", {**IMAGES, "target": INDICES, "mask": KEEP.unsqueeze(1)}, "mask"),
     ("dice_loss", {**IMAGES, "target": INDICES.unsqueeze(1)}, "target"),
     ("dice_loss", {**IMAGES, "target": INDICES.unsqueeze(1), "ignore_index": 2}, "target"),
@@ -54,6 +56,40 @@ def test_the_argument_that_an_error_says_is_taken(name, arguments, key):
         function(**arguments)
     expression = str(error.value).rpartition(": say ")[2]
     assert function(**{**arguments, key: eval(expression, dict(arguments))}).isfinite().all()
+
+
+SCORES = torch.rand(2, 7, 5).log_softmax(-1)  # (..., C)
+LAYER = torch.eye(5)
+ONE_HOT = [  # (a function, its operands but the target, which is of indices, the dim of the classes)
+    ("cross_entropy", {"input": SCORES.movedim(-1, 1)}, 1),
+    ("cross_entropy", {"input": SCORES.flatten(0, 1)}, 1),
+    ("nll_loss", {"input": SCORES.movedim(-1, 1)}, 1),
+    ("softmax_focal_loss", {"input": SCORES.movedim(-1, 1)}, 1),
+    ("multi_margin_loss", {"input": SCORES}, -1),
+    ("token_log_probs", {"logits": SCORES}, -1),
+    ("linear_cross_entropy", {"input": SCORES, "linear_weight": LAYER}, -1),
+    ("linear_token_log_probs", {"input": SCORES, "linear_weight": LAYER}, -1),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize("name, operands, dim", ONE_HOT)
+def test_integers_of_the_shape_of_probabilities(name, operands, dim, dtype):
+    function, indices = getattr(safeops, name), torch.randint(5, (2, 7))
+    indices = indices.flatten() if next(iter(operands.values())).dim() == 2 else indices
+    target = torch.nn.functional.one_hot(indices, 5).movedim(-1, dim).to(dtype)
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}: target .*: say target\.") as error:
+        function(**operands, target=target)
+    *probabilities, classes = str(error.value).rpartition(": say ")[2].split(" (probabilities), or ")
+    assert probabilities == (["target.float()"] if name == "cross_entropy" else [])
+    results = [function(**operands, target=eval(x, {"target": target})) for x in (*probabilities, classes)]
+    torch.testing.assert_close(results, [function(**operands, target=indices)] * len(results))
+
+
+def test_one_hot_of_one_row():
+    x = torch.rand(5)
+    with pytest.raises(ValueError, match=r"say target\.float\(\) \(probabilities\), or target\.argmax\(0\)$"):
+        safeops.cross_entropy(x, (x == x.max()).long())
 
 
 @pytest.mark.parametrize("name", ["masked_softmax", "masked_log_softmax", "masked_mean", "segment_sum", "mse_loss"])
