@@ -25,15 +25,15 @@ class _Loss(torch.nn.Module):
         name = type(self).__name__
         if len(operands) > len(self.operands):
             raise TypeError(
-                f"{name} takes {', '.join(self.operands)} by position, got {len(operands)} tensors: "
-                f"{by_name(operands[len(self.operands)], self.tensors)}"
+                f"{name} takes {', '.join(self.operands)} by position, got {len(operands)} tensors"
+                f"{by_name(operands[len(self.operands)], inspect.signature(self.forward).parameters.values())}"
             )
         for key in tensors:
             if key in self.defaults:
                 raise TypeError(f"{name}: {key} is an option: give it to the constructor")
             if key not in self.operands and key not in self.tensors:
                 parameters = *self.operands, *self.tensors, *self.defaults
-                raise TypeError(f"{name} {unexpected(key, tensors[key], parameters)}")
+                raise TypeError(f"{name} {unexpected(key, tensors[key], parameters, self.function.__name__)}")
         options = {name: getattr(self, name) for name in self.defaults}
         return self.function(*operands, **tensors, **options)
 

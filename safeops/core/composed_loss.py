@@ -9,7 +9,7 @@ from safeops.core.dtypes import compute_dtype
 def vectors(name, **operands):
     """The rows' shape of vectors along the last dim: all operands have one shape."""
     for key, x in operands.items():
-        check.floating(name, key, x)
+        check.floating(name, key, x, numbers=True)
     (first, like), *others = operands.items()
     if like.dim() == 0:
         raise ValueError(f"{name}: {first} must have vectors along its last dim, got shape ()")

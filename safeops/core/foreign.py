@@ -10,6 +10,8 @@ import re
 import torch
 
 LEAVE = "leave it out"
+# The default of an argument that has none: Python's own refusal, which asks for it first, would know of no other name.
+REQUIRED = inspect.Parameter.empty
 
 
 def _unless(default, expression):
@@ -27,8 +29,22 @@ def _for_classes(scaled):
     return lambda alpha: scaled if isinstance(alpha, (int, float)) else "weight=torch.as_tensor(alpha)"
 
 
-# Other libraries' names of arguments: {its name: {an argument that the function must have: the expression}}. The first
-# that the function has is taken. An expression may depend on the value, and says it in the place of the name.
+def _attention(name):
+    """A mask of attention: bools and integers say what is kept, and floats may be added to the scores."""
+
+    def expression(mask):
+        if is_bool(mask):
+            return f"mask={name}, where True is kept"
+        if isinstance(mask, torch.Tensor) and mask.is_floating_point():
+            return f"mask={name} > 0.5 (an additive mask: mask={name} == 0)"
+        return f"mask={name} != 0"
+
+    return expression
+
+
+# Other libraries' names of arguments: {its name: {an argument that the function must have, or the function's own name:
+# the expression}}. The first that fits is taken. An expression may be a function of the value, and has it in the place
+# of the name where it can be written.
 _CLASSES = _background("more", "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)")
 _PROBABILITIES = _unless(False, "torch.softmax(input, 1) as input, of 1 channel torch.sigmoid(input)")
 _PIXELS = {"smooth_nr": f"{LEAVE}: target may be class indices (N, d1, ...)"}
@@ -49,8 +65,14 @@ NAMES = {
     },
     "size_average": {"win_size": 'reduction="mean" or "none"', "reduction": 'reduction="mean" or "sum"'},
     "reduce": {"reduction": 'reduction="none", "mean" or "sum"'},
-    "key_padding_mask": {"mask": "mask=~key_padding_mask"},
+    "key_padding_mask": {"mask": lambda x: f"mask={'~key_padding_mask' if is_bool(x) else 'key_padding_mask == 0'}"},
     "padding_mask": {"mask": "mask=~padding_mask, where True is padding"},
+    "attn_mask": {"mask": _attention("attn_mask")},
+    "attention_mask": {"mask": _attention("attention_mask")},
+    "unbiased": {"correction": lambda unbiased: f"correction={int(unbiased is not False)}"},
+    "logit_scale": {"temperature": "temperature=1 / logit_scale"},
+    "delta": {"smooth_l1_loss": "beta=delta"},
+    "beta": {"huber_loss": "delta=beta"},
 }
 # The constructor of a module knows no operands: there it is these.
 _CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
@@ -81,6 +103,8 @@ RENAMED = {
     "dim": ("axis",),
     "keepdim": ("keepdims",),
     "eps": ("epsilon",),
+    "correction": ("ddof",),
+    "temperature": ("tau",),
     "input": ("logits", "pred", "preds", "prediction", "y_pred"),
     "target": ("targets", "label", "labels", "y_true", "gt"),
     "ignore_index": ("ignore_label", "ignored_index"),
@@ -107,32 +131,57 @@ def refuse(function, extra, unknown):
     """The TypeError of arguments that a function does not have."""
     name, parameters = function.__name__, inspect.signature(function).parameters
     if extra:
-        by_position = [x for x in parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
+        count = sum(x.kind is x.POSITIONAL_OR_KEYWORD for x in parameters.values())
         raise TypeError(
-            f"{name}() takes {len(by_position)} positional arguments but {len(by_position) + len(extra)} were given: "
-            f"{by_name(extra[0], [x.name for x in parameters.values() if x.kind is x.KEYWORD_ONLY])}"
+            f"{name}() takes {count} positional arguments but {count + len(extra)} were given"
+            f"{by_name(extra[0], parameters.values())}"
         )
     key, value = next(iter(unknown.items()))
-    raise TypeError(f"{name}() {unexpected(key, value, parameters)}")
+    raise TypeError(f"{name}() {unexpected(key, value, parameters, name)}")
 
 
-def by_name(value, names):
-    """How to give a value that may not come by position: by one of these names, or by which of them one cannot know."""
-    for name, fits in ("mask", is_bool(value)), ("reduction", isinstance(value, str)):
-        if fits and name in names:
-            return f"say {name}={value!r}" if name == "reduction" else f"say {name}="
-    return f"give the others by name ({', '.join(f'{name}=' for name in names)})"
+def require(function, **arguments):
+    """Raise Python's TypeError where one of the arguments is missing."""
+    for name, value in arguments.items():
+        if value is REQUIRED:
+            raise TypeError(f"{function}() missing 1 required argument: {name!r}")
 
 
-def unexpected(key, value, parameters):
-    """How the error of a keyword goes on, and ends with what it is here."""
-    return _ending(key, expression(key, value, parameters), parameters)
+def by_name(value, parameters):
+    """How the error of a value goes on that may not come by position: with the name that it has, or all there are."""
+    names = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY}
+    if not names:
+        return ""
+    if name := _name_of(value, names):
+        return f": say {name}=" if is_bool(value) else f": say {name}={value!r}"
+    return f": give the others by name ({', '.join(f'{name}=' for name in names)})"
+
+
+def _name_of(value, names):
+    """Which of the keywords, {name: default}, a value is, if that is certain; else ""."""
+    if isinstance(value, bool):
+        fits = [] if "reduction" in names else [x for x, default in names.items() if isinstance(default, bool)]
+    elif isinstance(value, (int, float)):
+        numbers = [x for x, default in names.items() if type(default) in (int, float)]
+        floats = [x for x in numbers if type(names[x]) is float]
+        required = [x for x, default in names.items() if default is REQUIRED]
+        first = [x for x in [*names][:1] if x == "eps"]
+        fits = required or first or isinstance(value, float) and floats or numbers
+    else:
+        kinds = {"mask": is_bool(value), "reduction": isinstance(value, str), "dtype": isinstance(value, torch.dtype)}
+        fits = [x for x, is_one in kinds.items() if is_one and x in names]
+    return fits[0] if len(fits) == 1 else ""
+
+
+def unexpected(key, value, parameters, function):
+    """How the error of a keyword goes on, and ends with what it is here. function: its name."""
+    return _ending(key, expression(key, value, (*parameters, function)), parameters)
 
 
 def unexpected_option(key, value, module):
     """How that of a constructor goes on: the tensors of a module are given in the call."""
-    options = tuple(module.defaults)
-    says = expression(key, value, options, OPTIONS) or expression(key, value, options)
+    options, function = tuple(module.defaults), module.function.__name__
+    says = expression(key, value, options, OPTIONS) or expression(key, value, (*options, function))
     if not says:
         tensor = f"{key}={key}" if key in module.tensors else expression(key, value, module.tensors)
         if tensor:
@@ -165,10 +214,18 @@ def _written(text, key, value):
     return re.sub(rf"(?<![\w.]){key}\b(?!=)", lambda _: repr(value), text)
 
 
-def meant(function, x):
-    """How the error of an argument ends, if it is a mask, given by position where another argument comes first."""
-    takes = is_bool(x) and function in signed and "mask" in inspect.signature(signed[function]).parameters
-    return ": say mask=" if takes else ""
+def meant(function, key, x):
+    """How the error of an argument ends, if it is another one, given by position where this comes first."""
+    parameters = inspect.signature(signed[function]).parameters if function in signed else {}
+    if is_bool(x) and "mask" in parameters:
+        return ": say mask="
+    if key == "negative_keys" and isinstance(x, (int, float)):
+        return f": say temperature={x!r}"
+    by_position = key in parameters and parameters[key].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    dims = x if isinstance(x, (list, tuple)) and x else (x,)
+    if key == "mask" and by_position and "dim" in parameters and all(type(d) is int for d in dims):
+        return f": say dim={x!r}"
+    return ""
 
 
 def is_bool(x):

@@ -21,6 +21,7 @@ ONE = {"input": torch.rand(2, 1, 4, 4), "target": (torch.rand(2, 4, 4) > 0.5).fl
 INDICES = torch.randint(3, (2, 4, 4))
 TOKENS = {"input": torch.rand(2, 7, 5), "target": torch.randint(5, (2, 7))}
 KEEP = torch.rand(2, 4, 4) > 0.5
+CU_SEQLENS = torch.tensor([0, 1])
 
 # (function, a call that is refused, the argument to change)
 RESHAPED = [
@@ -116,6 +117,136 @@ def test_a_mask_in_the_place_of_another_argument(name):
         getattr(safeops, name)(x, x, x > 0.5)
 
 
+@pytest.mark.parametrize("name", ["masked_mean", "masked_amax", "masked_logsumexp", "masked_count", "masked_var"])
+@pytest.mark.parametrize("dim", [-1, (0, 1), [0]])
+def test_a_dim_in_the_place_of_a_mask(name, dim):
+    x, function = torch.rand(2, 3), getattr(safeops, name)
+    with pytest.raises(TypeError, match=rf"^{name}: mask must be a tensor, got .*: say dim=.*$") as error:
+        function(x, dim)
+    assert torch.equal(function(x, dim=eval(str(error.value).rpartition("say dim=")[2])), function(x, None, dim))
+
+
+@pytest.mark.parametrize("name", ["masked_softmax", "masked_log_softmax"])
+def test_a_dim_in_the_place_of_the_mask_of_a_softmax(name):
+    with pytest.raises(TypeError, match=rf"^{name}: mask must be a tensor, got int: say dim=-1$"):
+        getattr(safeops, name)(torch.rand(2, 3), -1)
+
+
+@pytest.mark.parametrize("name", ["masked_mean", "safe_norm", "masked_compact", "mse_loss"])
+def test_what_is_no_dim(name):
+    """Neither where there is no such argument, nor where it is no dim."""
+    x, function = torch.rand(2, 3), getattr(safeops, name)
+    values, options = (True, [True], "-1", 1.0), {"capacity": 3} if name == "masked_compact" else {}
+    for value in values if name == "masked_mean" else (*values, -1):
+        operands = (x, x) if name == "mse_loss" else (x,)
+        with pytest.raises(TypeError, match=rf"^{name}: mask must be a tensor, got [a-z]+$"):
+            function(*operands, mask=value, **options)
+
+
+def test_a_mask_in_the_place_of_a_dim():
+    x = torch.rand(2, 3)
+    with pytest.raises(TypeError, match=r"^safe_norm: dim must be an int.*, got a tensor: say mask=$"):
+        safeops.safe_norm(x, x > 0)
+
+
+def test_the_third_operand_of_info_nce_loss():
+    """It is the negatives, not a mask of the rows, and not the temperature."""
+    x = torch.rand(4, 3)
+    with pytest.raises(TypeError, match="^info_nce_loss: negative_keys must be .*: say mask=$"):
+        safeops.info_nce_loss(x, x, torch.rand(4) > 0.5)
+    with pytest.raises(TypeError, match=r"^info_nce_loss: negative_keys must be .*: say temperature=0\.07$"):
+        safeops.info_nce_loss(x, x, 0.07)
+
+
+NUMBERS = torch.rand(2, 3)
+POSITIONS = [
+    ("safe_div", (NUMBERS, NUMBERS, 1e-8), "say eps=1e-08"),
+    ("safe_log", (NUMBERS, 1e-8), "say eps=1e-08"),
+    ("safe_log", (NUMBERS, torch.float64), r"say dtype=torch\.float64"),
+    ("safe_rsqrt", (NUMBERS, 1e-5), "say eps=1e-05"),
+    ("safe_gather", (NUMBERS, 0, INDICES[0, :2, :3], -1), "say fill_value=-1"),
+    ("masked_compact", (NUMBERS, NUMBERS > 0.5, 4), "say capacity=4"),
+    ("masked_var", (NUMBERS, None, 1, 0), "say correction=0"),
+    ("masked_mean", (NUMBERS, None, 1, True), "say keepdim=True"),
+    ("masked_norm", (NUMBERS, None, 1, 1.0), r"say ord=1\.0"),
+    ("smooth_l1_loss", (NUMBERS, NUMBERS, 2.0), r"say beta=2\.0"),
+    ("mse_loss", (NUMBERS, NUMBERS, "sum"), "say reduction='sum'"),
+    ("ssim", (IMAGES["input"], IMAGES["target"], 255), r"give the others by name \(.*\)"),
+    ("mse_loss", (NUMBERS, NUMBERS, True), r"give the others by name \(.*\)"),
+    ("silog_loss", (NUMBERS, NUMBERS, 0.5), r"give the others by name \(.*\)"),
+    ("dice_loss", (NUMBERS, NUMBERS, 1.0), r"give the others by name \(.*\)"),
+]
+
+
+@pytest.mark.parametrize("name, operands, words", POSITIONS)
+def test_a_value_that_may_not_come_by_position(name, operands, words):
+    function = getattr(safeops, name)
+    with pytest.raises(TypeError, match=rf"^{name}\(\) takes . positional .* were given: {words}$") as error:
+        function(*operands)
+    if words.startswith("say"):
+        says = str(error.value).rpartition("say ")[2]
+        eval(f"function(*operands[:-1], {says})", {**locals(), "torch": torch})
+
+
+def test_a_capacity_that_is_missing():
+    with pytest.raises(TypeError, match=r"^masked_compact\(\) missing 1 required argument: 'capacity'$"):
+        safeops.masked_compact(NUMBERS, NUMBERS > 0.5)
+
+
+SCORE_MASKS = [  # where nothing but the second is kept
+    (torch.tensor([False, True]), r"mask={}, where True is kept$"),
+    (torch.tensor([0, 1]), r"mask={} != 0$"),
+    (torch.tensor([0.0, 1.0]), r"mask={} > 0\.5 \(an additive mask: mask={} == 0\)$"),
+]
+
+
+@pytest.mark.parametrize("key", ["attn_mask", "attention_mask"])
+@pytest.mark.parametrize("mask, words", SCORE_MASKS)
+def test_masks_of_attention(key, mask, words):
+    with pytest.raises(TypeError, match=rf"argument '{key}': say {words.replace('{}', key)}") as error:
+        safeops.masked_softmax(torch.rand(3, 2), **{key: mask})
+    expression = re.search(r"say mask=([^,(]*)", str(error.value))[1]
+    assert eval(expression, {key: mask}).tolist() == [False, True]
+
+
+def test_masks_of_padding():
+    for mask, says in ((torch.tensor([True, False]), "~key_padding_mask"), (NUMBERS, "key_padding_mask == 0")):
+        with pytest.raises(TypeError, match=f": say mask={says}$"):
+            safeops.masked_softmax(torch.rand(3, 2), key_padding_mask=mask)
+
+
+LABELLED = ["binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "hinge_embedding_loss", "kl_div"]
+LABELLED += ["poisson_nll_loss", "multilabel_soft_margin_loss", "silog_loss", "quantile_loss"]
+REDUCED = ["masked_mean", "safe_norm", "segment_sum", "masked_softmax", "normalize", "total_variation"]
+
+
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_a_target_of_integers(name, dtype):
+    input, target, function = torch.rand(2, 3), torch.ones(2, 3, dtype=dtype), getattr(safeops, name)
+    options = {"quantile": [0.1, 0.5, 0.9]} if name == "quantile_loss" else {}
+    with pytest.raises(TypeError, match=rf"^{name}: target must be .*, got {dtype}: say target\.float\(\)$"):
+        function(input, target, **options)
+    assert function(input, target.float(), **options).isfinite()
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_an_input_of_integers(name):
+    options = {"cu_seqlens": CU_SEQLENS} if name == "segment_sum" else {}
+    for dtype in (torch.int64, torch.bool):
+        with pytest.raises(TypeError, match=rf"^{name}: input must be .*, got {dtype}: say input\.float\(\)$"):
+            getattr(safeops, name)(torch.ones(1, 3, 4, 4, dtype=dtype), **options)
+    with pytest.raises(TypeError, match="got torch.complex64$"):
+        getattr(safeops, name)(torch.ones(1, 3, 4, 4, dtype=torch.complex64), **options)
+
+
+def test_integers_that_are_no_numbers():
+    """Class indices in the place of logits, and pixels from 0 to 255: a cast would be no cure."""
+    for name in ("cross_entropy", "token_log_probs", "ssim"):
+        with pytest.raises(TypeError, match=r"got torch\.int64$"):
+            getattr(safeops, name)(torch.ones(1, 3, 8, 8, dtype=torch.int64), torch.rand(1, 3, 8, 8))
+
+
 def test_a_mask_is_no_remedy_where_there_is_none():
     with pytest.raises(TypeError, match="got Tensor$"):
         safeops.safe_div(torch.ones(3), 2.0, eps=torch.ones(3) > 0)
@@ -137,14 +268,12 @@ def test_what_combine_losses_returns_is_no_loss():
     assert not hasattr(result, "backward")
 
 
-FAMILIES = tuple(
-    f"safeops.ops.{family}."
-    for family in ("images", "losses", "reductions", "classification", "divergences", "linear", "vectors")
-)
+# those whose arguments are nothing but operands have no others to be taken for
 CATCHING = [
     name
     for name, x in vars(safeops).items()
-    if getattr(x, "__module__", "").startswith(FAMILIES) and any(p.kind is p.KEYWORD_ONLY for p in parameters(x))
+    if getattr(x, "__module__", "").startswith("safeops.ops.") and name != "apply_where"
+    if any(p.kind is p.KEYWORD_ONLY or p.name == "dim" for p in parameters(x))
 ]
 
 
@@ -154,20 +283,20 @@ def test_every_function_refuses_what_it_has_not(name):
     assert all(x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY) for x in parameters(function))
     positional = [torch.ones(3) for x in parameters(function) if x.kind is x.POSITIONAL_OR_KEYWORD]
     count = len(positional)
-    has_mask = any(x.name == "mask" and x.kind is x.KEYWORD_ONLY for x in parameters(function))
-    words = "say mask=" if has_mask else r"give the others by name \(.*=\)"
+    keywords = [x.name for x in parameters(function) if x.kind is x.KEYWORD_ONLY]
+    words = r": give the others by name \(.*=\)" if keywords else ""
+    words = ": say mask=" if "mask" in keywords else words
     with pytest.raises(
-        TypeError, match=rf"^{name}\(\) takes {count} positional arguments but {count + 1} were given: {words}$"
+        TypeError, match=rf"^{name}\(\) takes {count} positional arguments but {count + 1} were given{words}$"
     ):
         function(*positional, torch.ones(3) > 0)
-    required = [torch.ones(3) for x in parameters(function) if x.default is x.empty]
+    required = [torch.ones(3) for x in parameters(function) if x.default is x.empty and x.name not in keywords]
     with pytest.raises(
         TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'msk', which does not exist here; "
     ):
         function(*required, msk=None)
 
 
-CU_SEQLENS = torch.tensor([0, 1])
 SOFTMAX = r"torch\.softmax\(input, 1\) as input, of 1 channel torch\.sigmoid\(input\)"
 KEYWORDS = [
     ("mse_loss", {"size_average": True}, r'say reduction="mean" or "sum"'),
@@ -189,6 +318,21 @@ KEYWORDS = [
     ("masked_mean", {"axis": (0, 1)}, r"say dim=\(0, 1\)"),
     ("masked_mean", {"where": torch.ones(3) > 0}, "say mask=where"),
     ("mse_loss", {"sample_weight": None}, "say weight=None"),
+    ("masked_softmax", {"axis": -1}, "say dim=-1"),
+    ("masked_log_softmax", {"axis": -1}, "say dim=-1"),
+    ("normalize", {"axis": -1}, "say dim=-1"),
+    ("cosine_similarity", {"axis": -1}, "say dim=-1"),
+    ("safe_norm", {"keepdims": True}, "say keepdim=True"),
+    ("safe_log", {"epsilon": 1e-8}, "say eps=1e-08"),
+    ("masked_var", {"unbiased": False}, "say correction=0"),
+    ("masked_std", {"unbiased": True}, "say correction=1"),
+    ("masked_var", {"ddof": 0}, "say correction=0"),
+    ("info_nce_loss", {"tau": 0.07}, r"say temperature=0\.07"),
+    ("info_nce_loss", {"logit_scale": 100.0}, r"say temperature=1 / 100\.0"),
+    ("supervised_contrastive_loss", {"logit_scale": CU_SEQLENS}, "say temperature=1 / logit_scale"),
+    ("smooth_l1_loss", {"delta": 2.0}, r"say beta=2\.0"),
+    ("huber_loss", {"beta": 2.0}, r"say delta=2\.0"),
+    ("tversky_loss", {"delta": 0.7}, "which does not exist here; .*"),
     ("cross_entropy", {"alpha": 0.5}, "which does not exist here; the arguments are input, target, .*"),
 ]
 
@@ -288,7 +432,8 @@ def test_a_module_called_as_others_are():
 
 def test_every_expression_is_of_arguments_that_exist():
     """And no name of another library is one of ours, where it would never be looked up."""
-    ours = [inspect.signature(op.public_function).parameters.keys() for op in registry.values() if op.public_function]
+    functions = [op.public_function for op in registry.values() if op.public_function]
+    ours = [{f.__name__, *inspect.signature(f).parameters} for f in functions]
     for key, expressions in NAMES.items():
         for needed, expression in expressions.items():
             assert any(needed in names and key not in names for names in ours), (key, needed)
