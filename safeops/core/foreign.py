@@ -73,6 +73,9 @@ NAMES = {
     "logit_scale": {"temperature": "temperature=1 / logit_scale"},
     "delta": {"smooth_l1_loss": "beta=delta"},
     "beta": {"huber_loss": "delta=beta"},
+    "mask": {"masked_fill": "fill_mask=mask"},
+    "error_if_nonfinite": {"nonfinite": _unless(False, 'nonfinite="raise"')},
+    "foreach": {"nonfinite": LEAVE},
 }
 # The constructor of a module knows no operands: there it is these.
 _CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
@@ -152,6 +155,8 @@ def by_name(value, parameters):
     names = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY}
     if not names:
         return ""
+    if isinstance(value, bool) and "nonfinite" in names:  # torch's next argument
+        return f": {_advice(expression('error_if_nonfinite', value, names))}"
     if name := _name_of(value, names):
         return f": say {name}=" if is_bool(value) else f": say {name}={value!r}"
     return f": give the others by name ({', '.join(f'{name}=' for name in names)})"
@@ -193,7 +198,11 @@ def _ending(key, says, parameters):
     text = f"got an unexpected keyword argument {key!r}"
     if not says:
         return f"{text}, which does not exist here; the arguments are {', '.join(parameters)}"
-    return f"{text}: {says}" if LEAVE in says or "say " in says else f"{text}: say {says}"
+    return f"{text}: {_advice(says)}"
+
+
+def _advice(says):
+    return says if LEAVE in says or "say " in says else f"say {says}"
 
 
 def expression(key, value, names, table=NAMES):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import safeops
-from safeops.core.foreign import NAMES
-from safeops.core.op import registry
+from safeops.core.foreign import NAMES, signed
 
 
 def parameters(function):
@@ -188,9 +187,44 @@ def test_a_value_that_may_not_come_by_position(name, operands, words):
         eval(f"function(*operands[:-1], {says})", {**locals(), "torch": torch})
 
 
-def test_a_capacity_that_is_missing():
-    with pytest.raises(TypeError, match=r"^masked_compact\(\) missing 1 required argument: 'capacity'$"):
-        safeops.masked_compact(NUMBERS, NUMBERS > 0.5)
+def test_arguments_that_are_missing():
+    keep = NUMBERS > 0.5
+    for input in (NUMBERS, NUMBERS.long()):
+        for function, operands, name in (
+            (safeops.masked_compact, (keep,), "capacity"),
+            (safeops.masked_fill, (keep,), "value"),
+            (safeops.masked_fill, (), "fill_mask"),
+        ):
+            words = rf"^{function.__name__}\(\) missing 1 required argument: '{name}'$"
+            with pytest.raises(TypeError, match=words):
+                function(input, *operands)
+            with pytest.raises(Exception, match="missing 1 required argument"):
+                torch.compile(lambda *x, f=function: f(*x), backend="eager", fullgraph=True)(input, *operands)
+
+
+def test_the_mask_of_torchs_masked_fill():
+    mask = NUMBERS > 0.5
+    with pytest.raises(TypeError, match=r"^masked_fill\(\) .* 'mask': say fill_mask=mask$"):
+        safeops.masked_fill(NUMBERS, mask=mask, value=0)
+    assert torch.equal(safeops.masked_fill(NUMBERS, fill_mask=mask, value=0), NUMBERS.masked_fill(mask, 0))
+
+
+def test_the_options_of_torchs_clip_grad_norm_():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([torch.inf, 1.0])
+    for key, value, words in (
+        ("error_if_nonfinite", True, 'say nonfinite="raise"'),
+        ("error_if_nonfinite", False, "leave it out"),
+        ("foreach", None, "leave it out"),
+        ("foreach", True, "leave it out"),
+    ):
+        with pytest.raises(TypeError, match=rf"^clip_grad_norm_\(\) got an unexpected .* '{key}': {words}$"):
+            safeops.clip_grad_norm_([weight], 1.0, **{key: value})
+        if key == "error_if_nonfinite":
+            with pytest.raises(TypeError, match=rf"^clip_grad_norm_\(\) takes 3 .* 4 were given: {words}$"):
+                safeops.clip_grad_norm_([weight], 1.0, 2.0, value)
+    with pytest.raises(ValueError, match="1 inf"):
+        safeops.clip_grad_norm_([weight], 1.0, nonfinite="raise")
 
 
 SCORE_MASKS = [  # where nothing but the second is kept
@@ -273,7 +307,7 @@ CATCHING = [
     name
     for name, x in vars(safeops).items()
     if getattr(x, "__module__", "").startswith("safeops.ops.") and name != "apply_where"
-    if any(p.kind is p.KEYWORD_ONLY or p.name == "dim" for p in parameters(x))
+    if any(p.kind is p.KEYWORD_ONLY or p.name in ("dim", "fill_mask") for p in parameters(x))
 ]
 
 
@@ -432,8 +466,7 @@ def test_a_module_called_as_others_are():
 
 def test_every_expression_is_of_arguments_that_exist():
     """And no name of another library is one of ours, where it would never be looked up."""
-    functions = [op.public_function for op in registry.values() if op.public_function]
-    ours = [{f.__name__, *inspect.signature(f).parameters} for f in functions]
+    ours = [{name, *inspect.signature(function).parameters} for name, function in signed.items()]
     for key, expressions in NAMES.items():
         for needed, expression in expressions.items():
             assert any(needed in names and key not in names for names in ours), (key, needed)
