@@ -249,9 +249,8 @@ def box_iou_loss_of_rows(input, target, mask=None, kind=0, mean=True, empty_nan=
 
 def box_iou_loss_of_rows_backward(grad, denominator, input, target, mask=None, kind=0, *needed):
     """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
-    slopes, plan, constants = prepare(
-        input, target, mask, kind, grad=grad, denominator=denominator, needed=needed or (True, True)
-    )
+    needed = needed or (True, True)
+    slopes, plan, constants = prepare(input, target, mask, kind, grad=grad, denominator=denominator, needed=needed)
     if input.numel() and any(needed):
         launch("box_iou_loss_backward", *plan, (), constants, **OPTIONS)
     return tuple(x.new_empty(0) if dx is None else dx for x, dx in zip((input, target), slopes))
