@@ -39,51 +39,53 @@ from .logits import logits_kind, logits_numbers, shaped
 
 
 @triton.jit
-def finish(state, kept, own_logit, w, smoothing, z_loss, config):
+def finish(state, kept, target_logit, w, smoothing, z_loss, config):
     """Returns (loss, two parts of L, k, e) of each row, in the dtype of its sums, fp64 if they were merged from pieces.
     ENTROPY: the row's entropy in place of k."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     SMOOTH: tl.constexpr = config.SMOOTH
-    top, total, mass, cross, count, every, moment = tl.tuple(
+    maximum, total, target_weight, target_sum, count, weight_sum, logit_sum = tl.tuple(
         [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
     )
-    own_logit, w = own_logit.to(top.dtype), w.to(top.dtype)
-    smoothing, z_loss = tl.full([1, 1], smoothing, top.dtype), tl.full([1, 1], z_loss, top.dtype)
+    target_logit, w = target_logit.to(maximum.dtype), w.to(maximum.dtype)
+    smoothing, z_loss = tl.full([1, 1], smoothing, maximum.dtype), tl.full([1, 1], z_loss, maximum.dtype)
     nothing = total == 0  # all logits are -inf: the loss is NaN, as in torch
-    spread, top = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), top)
-    certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
+    log_total, maximum = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), maximum)
+    certain = (maximum == float("inf")) & (total == 1) & (target_logit == maximum) & (z_loss == 0)
     certain = certain & (not config.HAS_Q) & (not SMOOTH)
     # a logit of +inf gives NaN, unless it is the row's own logit and the only one
-    shows = (top == float("inf")) & ~certain
-    top, spread = tl.where(shows, float("nan"), top), tl.where(shows, float("nan"), spread)
+    shows = (maximum == float("inf")) & ~certain
+    maximum, log_total = tl.where(shows, float("nan"), maximum), tl.where(shows, float("nan"), log_total)
     if config.HAS_Q:
-        # (for an infinite mass the difference would be inf - inf)
-        loss = tl.where(tl.abs(mass) < float("inf"), mass * spread - cross, mass)  # sum w q (L - x)
-        factor = (1 - smoothing) * mass
+        # (for an infinite target_weight the difference would be inf - inf)
+        loss = tl.where(
+            tl.abs(target_weight) < float("inf"), target_weight * log_total - target_sum, target_weight
+        )  # sum w q (L - x)
+        factor = (1 - smoothing) * target_weight
     else:
-        loss = tl.where(certain, 0.0, w * ((top - own_logit) + spread))  # w (L - x_y)
+        loss = tl.where(certain, 0.0, w * ((maximum - target_logit) + log_total))  # w (L - x_y)
         factor = (1 - smoothing) * w
-    even = smoothing
+    uniform = smoothing
     if SMOOTH:
-        even = smoothing / count
-        every = every if config.WEIGHT else count
-        loss = (1 - smoothing) * loss + even * (every * spread - moment)
-        factor += even * every
-    loss = tl.where(z_loss == 0, loss, loss + z_loss * (top + spread) * (top + spread))
+        uniform = smoothing / count
+        weight_sum = weight_sum if config.WEIGHT else count
+        loss = (1 - smoothing) * loss + uniform * (weight_sum * log_total - logit_sum)
+        factor += uniform * weight_sum
+    loss = tl.where(z_loss == 0, loss, loss + z_loss * (maximum + log_total) * (maximum + log_total))
     if config.ENTROPY:
-        factor = tl.where(certain, 0.0, spread - cross / total)  # - sum p log p
-    return loss, top, spread, factor, even
+        factor = tl.where(certain, 0.0, log_total - target_sum / total)  # - sum p log p
+    return loss, maximum, log_total, factor, uniform
 
 
 @triton.jit
 def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config):
     """Returns (whether each row is kept, the weight of its class, the logit of its class)."""
-    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
-    own_logit = w
+    class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
+    target_logit = w
     if target is not None:
-        pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
-        own_logit, _ = shaped(tl.load(pointer, mask=kept, other=0).to(config.C), parameters, config.LOGITS)
-    return kept, w, own_logit
+        pointer = own_class(tl.where(kept, class_index, 0), x, space, m, n, config)
+        target_logit, _ = shaped(tl.load(pointer, mask=kept, other=0).to(config.C), parameters, config.LOGITS)
+    return kept, w, target_logit
 
 
 CrossEntropyConfig = constants(
@@ -110,7 +112,7 @@ def cross_entropy_kernel(
     m, n = tile_at(space, block, 0, config)
 
     if AXIS == INNER:  # before the logits: these are two loads, the second waits for the first
-        kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
+        kept, w, target_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
     finished = True
     if config.PIECES:
         pieces, rows = parts.pieces, parts.groups.to(I) * BO
@@ -129,9 +131,11 @@ def cross_entropy_kernel(
         if config.PIECES:
             state = merge_partials(partial, pieces, output, rows, BO, config)
         if AXIS != INNER:
-            kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
+            kept, w, target_logit = class_and_logit(
+                x, target, mask, weight, ignore_index, parameters, space, m, n, config
+            )
         # one number per row from here on: (BM, 1), or (1, BN) for rows across memory
-        value, top, spread, factor, even = finish(state, kept, own_logit, w, smoothing, z_loss, config)
+        value, maximum, log_total, factor, uniform = finish(state, kept, target_logit, w, smoothing, z_loss, config)
         inside = one_per_row(space, m, n, config)
         has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any class the loss is 0
         next_stat = count.to(tl.int64)
@@ -139,7 +143,7 @@ def cross_entropy_kernel(
         if config.ENTROPY:
             store(loss, space, m, n, -value, inside, True)
             store_stat(loss, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
-            store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, top + spread, 0.0), inside)
+            store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, maximum + log_total, 0.0), inside)
             if config.ARGMAX:
                 best = tl.expand_dims(state[BEST_CLASS], 1 if AXIS == INNER else 0).to(tl.int64)
                 own = fetch(target, space, m, n, inside, True).to(tl.int64)
@@ -150,14 +154,14 @@ def cross_entropy_kernel(
             store(keep, space, m, n, kept, inside, True)
             if weights is not None:
                 store(weights, space, m, n, w, inside, True)
-        store(row_stats, space, m, n, tl.where(has_classes, top, 0.0), inside, True)
-        store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, spread, 0.0), inside)
+        store(row_stats, space, m, n, tl.where(has_classes, maximum, 0.0), inside, True)
+        store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, log_total, 0.0), inside)
         if config.HAS_Q or (config.WEIGHT and SMOOTH) or config.ENTROPY:
             next_stat += count
             store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
         if SMOOTH:
             next_stat += count
-            store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, even, 0.0), inside)
+            store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, uniform, 0.0), inside)
         if config.REDUCE:
             if config.PIECES:
                 partial += SUMS * pieces * rows

@@ -57,7 +57,7 @@ def cross_entropy_backward_kernel(
         per_class = fetch(weight, space, m, n, edge, True).to(C)
 
     # per row: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or (1, BN) for rows across memory
-    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
+    class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
     if denominator is None:
         g = fetch(grad, space, m, n, nowhere, True).to(C)
     else:  # one grad for all rows
@@ -81,8 +81,8 @@ def cross_entropy_backward_kernel(
         factor = g * factor * exponential(-low)
         if SMOOTH:
             next_stat += count
-            even = fetch_stat(row_stats, next_stat, space, m, n)  # e
-            even = g * even.to(C)
+            uniform = fetch_stat(row_stats, next_stat, space, m, n)  # e
+            uniform = g * uniform.to(C)
         if config.ENTROPY:
             next_stat, next_grad = 2 * next_stat, count.to(tl.int64)
             of_entropy, of_sum = (
@@ -101,11 +101,11 @@ def cross_entropy_backward_kernel(
                 factor -= tl.where(p == 0, 0.0, of_entropy * ((v - high) - offset))
             value = factor * p  # g (k + 2 z L) p_c
             if SMOOTH:
-                value -= tl.where(v != float("-inf"), even * per_class, 0.0)  # g e w_c
+                value -= tl.where(v != float("-inf"), uniform * per_class, 0.0)  # g e w_c
         if HAS_Q:
             value -= target_factor * (q * per_class)  # g (1 - s) w_c q_c
         else:
-            value -= tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, target_factor, 0.0)
+            value -= tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == class_index, target_factor, 0.0)
         if config.LOGITS != AS_THEY_ARE:
             value *= slope
         store_tile(dx, space, block, t, m, n, tl.where(kept, value, 0.0), config)

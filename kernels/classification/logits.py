@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..engine.math import expm1_below
+from ..engine.math import expm1_nonpositive
 
 AS_THEY_ARE, SCALED, CAPPED = map(tl.constexpr, range(3))  # LOGITS
 
@@ -23,7 +23,7 @@ def logits_numbers(temperature, softcap):
 
 @triton.jit
 def tanh(x):
-    less = -expm1_below(-2 * tl.abs(x))
+    less = -expm1_nonpositive(-2 * tl.abs(x))
     value = less / (2 - less)
     return tl.where(x < 0, -value, value)
 

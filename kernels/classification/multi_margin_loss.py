@@ -70,7 +70,7 @@ def write_peeled(first, last, x, dx, base, factor, exists, block, space, config)
 
 
 @triton.jit
-def sum_tile(v, dx, base, factor, place, exists, block, t, space, config):
+def sum_tile(v, dx, base, factor, class_index, exists, block, t, space, config):
     """Adds up the terms of a tile v (BM, BN), or their slopes if there is a dx, by lane: (LM, LN)."""
     m, n = tile_at(space, block, t, config)
     term, slope = term_and_slope(base + v.to(config.C), config.SQUARE)
@@ -78,7 +78,7 @@ def sum_tile(v, dx, base, factor, place, exists, block, t, space, config):
         if not config.PEEL:
             write_tile(v, dx, base, factor, exists, block, t, m, n, space, config)
         term = slope
-    term = tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, 0.0, term)
+    term = tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == class_index, 0.0, term)
     if not tile_is_whole(space, block, t, config):
         term = tl.where(within(space, m, n), term, 0.0)
     return within_lane(term, config)
@@ -106,8 +106,8 @@ def multi_margin_kernel(
     if config.WHOLE:  # before the class is known: only the arithmetic waits for it
         v = fetch(x, space, m, n, within(space, m, n), True)
     # one number per row: (BM, 1), or (1, BN) for rows across memory
-    place, exists, w = class_of(target, mask, weight, -1, space, m, n, config)
-    target_x = tl.load(own_class(tl.where(exists, place, 0), x, space, m, n, config), mask=exists, other=0)  # x_y
+    class_index, exists, w = class_of(target, mask, weight, -1, space, m, n, config)
+    target_x = tl.load(own_class(tl.where(exists, class_index, 0), x, space, m, n, config), mask=exists, other=0)  # x_y
     base = tl.full([1, 1], margin, C) - target_x.to(C)
     factor, g = base, w.to(tl.float64) / (space.N if AXIS == INNER else space.M)  # w_y / C
     if dx is not None:
@@ -116,7 +116,7 @@ def multi_margin_kernel(
 
     finished = True
     if config.WHOLE:
-        total = over_axis(sum_tile(v, dx, base, factor, place, exists, block, 0, space, config), config)
+        total = over_axis(sum_tile(v, dx, base, factor, class_index, exists, block, 0, space, config), config)
         if dx is not None:
             tl.debug_barrier()  # all threads have written dx before dx_y is overwritten
     else:
@@ -128,7 +128,7 @@ def multi_margin_kernel(
             for t in range(start, end):
                 here, m, n, _ = summed_tile(space, block, t, config)
                 v = fetch(x, here, m, n, within(space, m, n), True)
-                lanes += sum_tile(v, dx, base, factor, place, exists, block, t, space, config)
+                lanes += sum_tile(v, dx, base, factor, class_index, exists, block, t, space, config)
             if config.PEEL and dx is not None:  # the tiles are read again, from a cache
                 first, last = written_tiles(piece, piece + 1, parts)
                 write_peeled(first, last, x, dx, base, factor, exists, block, space, config)
@@ -142,17 +142,17 @@ def multi_margin_kernel(
         m, n = tile_at(space, block, 0, config)
         if dx is not None:
             value = tl.where(of_row == 0, 0.0, -value)  # dx_y = -g/C sum of slopes; 0, too, where g is inf
-            pointer = own_class(place, dx, space, m, n, config)
+            pointer = own_class(class_index, dx, space, m, n, config)
             tl.store(pointer, value.to(C).to(dx.pointer.dtype.element_ty), mask=exists)
         elif config.REDUCE:
             if not config.WHOLE:
                 partial += pieces * rows
                 counter += tl.where(parts.splits > 1, parts.groups, 0)
-            add_up(value, place >= 0, w, loss, used, partial, counter, group, parts.groups, config, False)
+            add_up(value, class_index >= 0, w, loss, used, partial, counter, group, parts.groups, config, False)
         else:
             inside = one_per_row(space, m, n, config)
             store(loss, space, m, n, value.to(C), inside, True)
-            store(keep, space, m, n, place >= 0, inside, True)
+            store(keep, space, m, n, class_index >= 0, inside, True)
 
 
 MULTI_MARGIN_BACKWARD = declare(multi_margin_kernel, max_registers=(80, 128))

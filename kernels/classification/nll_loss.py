@@ -38,8 +38,8 @@ def nll_loss_kernel(
     space = in_batch(space, batch, (x, target, mask, loss, keep, weights))
     m, n = tile_at(space, block, 0, config)
     # one number per row: (BM, 1), or (1, BN) for rows across memory
-    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
-    pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
+    class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
+    pointer = own_class(tl.where(kept, class_index, 0), x, space, m, n, config)
     value = -tl.load(pointer, mask=kept, other=0).to(config.C)  # -x_y
     if weight is not None:
         value *= w

@@ -19,7 +19,7 @@ from .state import (
     empty_state,
     larger_of,
     largest,
-    less_top,
+    less_maximum,
     merge,
     merge_along,
     repivot,
@@ -56,25 +56,27 @@ def nan_if_negative(w):
 
 @triton.jit
 def add_exponentials(state, v, keep, w, along: tl.constexpr, SOME: tl.constexpr, WEIGHT: tl.constexpr):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     if SOME:
         v = tl.where(keep, v, float("-inf"))
-    larger = tl.maximum(top, tl.max(v, along))  # finite, or inf. The maximum ignores a NaN: the exponentials show it
-    terms = exponential(less_top(v, tl.expand_dims(larger, along)))
+    larger = tl.maximum(
+        maximum, tl.max(v, along)
+    )  # finite, or inf. The maximum ignores a NaN: the exponentials show it
+    terms = exponential(less_maximum(v, tl.expand_dims(larger, along)))
     if WEIGHT:
         terms = terms * w
-    total = total * exponential(less_top(top, larger)) + tl.sum(terms, along)
+    total = total * exponential(less_maximum(maximum, larger)) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
 
 @triton.jit
 def add_extreme(state, v, keep, along: tl.constexpr, SOME: tl.constexpr, C: tl.constexpr):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     if SOME:
         v = tl.where(keep, v, float("-inf"))
-    larger = larger_of(top, largest(v, along))
+    larger = larger_of(maximum, largest(v, along))
     ties = tl.sum(tl.where(same(v, tl.expand_dims(larger, along)), 1.0, 0.0), along)
-    return count, weights, pivot, shift, larger, tl.where(same(top, larger), total, 0.0) + ties
+    return count, weights, pivot, shift, larger, tl.where(same(maximum, larger), total, 0.0) + ties
 
 
 @triton.jit
@@ -83,7 +85,7 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
     elements. Returns (state, whether any lane has no pivot yet).
 
     A pivot is an element, so that the deviations of equal elements are exactly 0."""
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     if WEIGHT:  # the pivot is the heaviest element so far
         heavy = heaviness(w)
         heaviest = tl.max(heavy, along)
@@ -92,30 +94,30 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
         away = tl.where(heavier & (count > 0), pivot - result, 0.0)
         pivot = tl.where(heavier, result, pivot)
         count = tl.maximum(count, heaviest)
-        larger = tl.maximum(top, power_below(tl.abs(away)))
-        total, shift = repivot(total, shift, weights, top, away, reciprocal(larger))
+        larger = tl.maximum(maximum, power_below(tl.abs(away)))
+        total, shift = repivot(total, shift, weights, maximum, away, reciprocal(larger))
         weights += tl.sum(w, along)
-        top = larger
+        maximum = larger
     elif EDGE and missing:  # the pivot is the largest element of the first group that keeps any
         first = tl.max(tl.where(keep, v, float("-inf")), along)
         pivot = tl.where((count == 0) & (added > 0), first, pivot)
         missing = tl.min(tl.min(count + added, 1), 0) == 0
-    return (count, weights, pivot, shift, top, total), missing
+    return (count, weights, pivot, shift, maximum, total), missing
 
 
 @triton.jit
 def add_squares(state, v, w, along: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr):
     """v: elements, or their deviations from the pivot (MOMENTS); 0 where not kept."""
-    count, weights, pivot, shift, top, total = state
-    larger = tl.maximum(top, power_below(tl.max(tl.abs(v), along)))
+    count, weights, pivot, shift, maximum, total = state
+    larger = tl.maximum(maximum, power_below(tl.max(tl.abs(v), along)))
     by = reciprocal(larger)
     v = v * tl.expand_dims(by, along)  # |v| < 2, or inf or NaN, which the sums show
     terms = square(v)
     if WEIGHT:
         terms = terms * w
     if MODE == MOMENTS:
-        shift = shift * (top * by) + tl.sum(v * w if WEIGHT else v, along)
-    total = total * square(top * by) + tl.sum(terms, along)
+        shift = shift * (maximum * by) + tl.sum(v * w if WEIGHT else v, along)
+    total = total * square(maximum * by) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
 
@@ -161,16 +163,16 @@ def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.cons
             v = tl.where(keep, v, 0.0)
         if MODE == SQUARES:
             state = add_squares(state, v, w, 2, MODE, WEIGHT)
-        count, weights, pivot, shift, top, total = state
+        count, weights, pivot, shift, maximum, total = state
         if MODE == ABSOLUTE:
             total += tl.sum(v * w if WEIGHT else v, 2)
         elif WEIGHT:
             weights += tl.sum(w, 2)
-        state = (count, weights, pivot, shift, top, total)
-    count, weights, pivot, shift, top, total = state
+        state = (count, weights, pivot, shift, maximum, total)
+    count, weights, pivot, shift, maximum, total = state
     if not (MODE == MOMENTS and WEIGHT):
         count += added
-    return (count, weights, pivot, shift, top, total), missing
+    return (count, weights, pivot, shift, maximum, total), missing
 
 
 @triton.jit
@@ -218,10 +220,10 @@ def add_tiles(
             state, missing = add_tile(state, missing, x, mask, weight, here, m, n, config, MODE, ABS, NEGATE, False)
         else:
             state, missing = add_tile(state, missing, x, mask, weight, here, m, n, config, MODE, ABS, NEGATE, True)
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     if MODE == EXTREME:  # elements not kept were -inf, and must not count as ties
-        total = tl.where(top == float("-inf"), count.to(C), total)
-    state = (count.to(C), weights, pivot, shift, top, total)
+        total = tl.where(maximum == float("-inf"), count.to(C), total)
+    state = (count.to(C), weights, pivot, shift, maximum, total)
     state = merge_along(state, 0 if AXIS == OUTER else 1, MODE, WEIGHT, C)
     if AXIS == ALL:  # in two steps: if lanes are reshaped to one row, Triton 3.6 exchanges the wrong ones
         state = merge_along(tl.tuple([tl.expand_dims(s, 1) for s in state]), 0, MODE, WEIGHT, C)

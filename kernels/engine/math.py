@@ -85,7 +85,7 @@ def exponential(x):
 
 
 @triton.jit
-def expm1_below(x):
+def expm1_nonpositive(x):
     """exp(x) - 1 for x <= 0: 2 sinh(x / 2) exp(x / 2) where exp(x) > 1/2, exp(x / 2)^2 - 1 elsewhere. The first term of
     the sinh series is added last, because the other terms are small beside it."""
     half = 0.5 * x

@@ -25,7 +25,7 @@ from .tile import fetch, in_batch, kept, store, within
 
 @triton.jit
 def dot_term(x, g, keep, first, second, by, OP: tl.constexpr, C: tl.constexpr):
-    """Returns (y, the terms of the row's dot product): y = exp(x - top) / total, or x / norm."""
+    """Returns (y, the terms of the row's dot product): y = exp(x - maximum) / total, or x / norm."""
     if OP == NORMALIZE:
         y = times(x, by)
         term = tl.where(keep, g * y, 0.0)

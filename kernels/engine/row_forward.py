@@ -1,8 +1,8 @@
 """The forward of softmax and normalize: each result needs the whole of its row.
 
-In fp32, tl.exp multiplies by log2(e) and takes the GPU's base 2 power. The error of exp(x - top) is 2 units in the last
-place plus |x - top| / 2 for the multiplication; where x is far below the maximum, the power itself is small. tl.log
-uses the GPU's base 2 logarithm.
+In fp32, tl.exp multiplies by log2(e) and takes the GPU's base 2 power. The error of exp(x - maximum) is 2 units in the
+last place plus |x - maximum| / 2 for the multiplication; where x is far below the maximum, the power itself is small.
+tl.log uses the GPU's base 2 logarithm.
 """
 
 import triton
@@ -33,11 +33,11 @@ SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
 
 @triton.jit
-def softmax_tile(x, keep, top, total, OP: tl.constexpr):
+def softmax_tile(x, keep, maximum, total, OP: tl.constexpr):
     if OP == LOG_SOFTMAX:
-        value = tl.where(keep, (x - top) - tl.log(total), float("-inf"))
+        value = tl.where(keep, (x - maximum) - tl.log(total), float("-inf"))
     else:
-        value = tl.where(keep, tl.exp(x - top) * (1 / total), 0.0)
+        value = tl.where(keep, tl.exp(x - maximum) * (1 / total), 0.0)
     return value
 
 
@@ -49,21 +49,21 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     # (BM, 1), or (1, BN) for rows across memory
-    count, top, total = tl.tuple([tl.expand_dims(s.to(tl.float64), ACROSS) for s in (state[0], state[4], state[5])])
+    count, maximum, total = tl.tuple([tl.expand_dims(s.to(tl.float64), ACROSS) for s in (state[0], state[4], state[5])])
     m, n = tile_at(space, block, 0, config)
     inside = one_per_row(space, m, n, config) & (split == 0)
     if OP == NORMALIZE:
         root = tl.sqrt(total)
-        norm = product_beyond(root, top)
-        unit, by = top.to(C), (1 / divisor(root, top, eps)).to(C)
+        norm = product_beyond(root, maximum)
+        unit, by = maximum.to(C), (1 / divisor(root, maximum, eps)).to(C)
         store(first, space, m, n, norm, inside, True)
     else:
         # NaN, as exp(inf - inf) and exp(-inf - -inf) give it
-        odd = (top == float("inf")) | (total == float("inf")) | ((total == 0) & (count > 0))
+        odd = (maximum == float("inf")) | (total == float("inf")) | ((total == 0) & (count > 0))
         total = tl.where(odd, float("nan"), total)
-        store(first, space, m, n, top, inside, True)
+        store(first, space, m, n, maximum, inside, True)
         store(second, space, m, n, total, inside, True)
-        top, total = top.to(C), total.to(C)
+        maximum, total = maximum.to(C), total.to(C)
     if config.PEEL:
         space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
@@ -74,7 +74,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         if OP == NORMALIZE:
             value = v * reciprocal(unit) * by  # y = x / max(|x|, eps)
         else:
-            value = softmax_tile(v, keep, top, total, OP)  # y = exp(x - top) / total, or log y
+            value = softmax_tile(v, keep, maximum, total, OP)  # y = exp(x - maximum) / total, or log y
         store_tile(out, space, block, t, m, n, value, config)
 
 
@@ -120,18 +120,18 @@ def rows_kernel(
             value = scaled * rounded_quotient(1.0, divisor(root, unit, eps))  # y = x / max(|x|, eps)
             store(first, space, m, n, norm, inside, True)
         else:
-            top = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
+            maximum = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
             if config.WIDE and mask is not None:  # it is read again, from a cache: a thread has no registers for it
-                m = again(m, top, space)
+                m = again(m, maximum, space)
                 keep = kept(mask, None, space, m, n, config, True)[0]
-            total = tl.sum(tl.where(keep, tl.exp(v - top), 0.0), ACROSS, keep_dims=True)
+            total = tl.sum(tl.where(keep, tl.exp(v - maximum), 0.0), ACROSS, keep_dims=True)
             if config.WIDE and mask is not None:
                 m = again(m, total, space)
                 keep = kept(mask, None, space, m, n, config, True)[0]
                 if OP == LOG_SOFTMAX:
                     v = fetch(x, space, m, n, keep, True).to(C)
-            value = softmax_tile(v, keep, top, total, OP)  # y = exp(x - top) / total, or log y
-            store(first, space, m, n, top.to(tl.float64), inside, True)
+            value = softmax_tile(v, keep, maximum, total, OP)  # y = exp(x - maximum) / total, or log y
+            store(first, space, m, n, maximum.to(tl.float64), inside, True)
             store(second, space, m, n, total.to(tl.float64), inside, True)
         edge = within(space, m, n)
         store(out, space, m, n, value, edge, True)

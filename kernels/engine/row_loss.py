@@ -14,23 +14,23 @@ from .tile import base_of, fetch, offset_of, store
 
 
 @triton.jit
-def at_class(place, operand, space, config):
+def at_class(class_index, operand, space, config):
     """The offset of each row's class along the class dimension of an operand."""
     if config.AXIS == INNER:
-        offset = offset_of(place, space.inner_shape, operand.inner)
+        offset = offset_of(class_index, space.inner_shape, operand.inner)
     else:
-        offset = offset_of(place, space.outer_shape, operand.outer)
+        offset = offset_of(class_index, space.outer_shape, operand.outer)
     return offset
 
 
 @triton.jit
-def own_class(place, operand, space, m, n, config):
+def own_class(class_index, operand, space, m, n, config):
     """Pointers to an operand's element at each row's class: (BM, 1), or (1, BN) for rows across memory."""
     if config.AXIS == INNER:
         row = offset_of(m, space.outer_shape, operand.outer)[:, None]
     else:
         row = offset_of(n, space.inner_shape, operand.inner)[None, :]
-    return base_of(operand, space) + row + at_class(place, operand, space, config)
+    return base_of(operand, space) + row + at_class(class_index, operand, space, config)
 
 
 NOWHERE = tl.constexpr(1 << 10)  # a place that no operand has: base_of takes the Operand's own pointer
@@ -77,34 +77,34 @@ def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: t
     keep = one_per_row(space, m, n, config)
     if mask is not None:
         keep &= fetch(mask, space, m, n, nowhere, True)
-    place = tl.where(keep, -1, -1).to(config.I)
+    class_index = tl.where(keep, -1, -1).to(config.I)
     w = tl.where(keep, 1.0, 0.0).to(config.C)
     if target is not None:
         index = fetch(target, space, m, n, nowhere, True)
         # (ignore_index comes in fp64. An index that fp64 cannot hold exactly is no class, and never kept.)
         keep &= index.to(tl.int64) != tl.full([1, 1], ignore_index, tl.int64)
         result = keep & (index >= 0) & (index < (space.N if config.AXIS == INNER else space.M))
-        place = tl.where(result, index, -1).to(config.I)
+        class_index = tl.where(result, index, -1).to(config.I)
         if weight is not None:
-            pointer = weight.pointer + at_class(tl.where(result, place, 0), weight, space, config)
+            pointer = weight.pointer + at_class(tl.where(result, class_index, 0), weight, space, config)
             w = tl.load(pointer, mask=result, other=0).to(config.C)
             result &= w != 0
         if PARTIAL:
-            keep &= result | (place < 0)
+            keep &= result | (class_index < 0)
         else:
             keep = result
-    return place, keep, w
+    return class_index, keep, w
 
 
 NONE, MEAN, SUM_OF_ROWS = (tl.constexpr(i) for i in range(3))  # REDUCE: how the rows' losses are reduced
 
 
 @triton.jit
-def store_part(partial, place, size, total, count, weights, WEIGHTED: tl.constexpr):
-    tl.store(partial + place, total)
-    tl.store(partial + size + place, count)
+def store_part(partial, class_index, size, total, count, weights, WEIGHTED: tl.constexpr):
+    tl.store(partial + class_index, total)
+    tl.store(partial + size + class_index, count)
     if WEIGHTED:
-        tl.store(partial + 2 * size + place, weights)
+        tl.store(partial + 2 * size + class_index, weights)
 
 
 @triton.jit

@@ -1,23 +1,23 @@
 """The state of a statistic that is more than a sum, for a lane, a block or a split, and how states are merged.
 
-A state is the tuple (count, weights, pivot, shift, top, total). Each MODE uses some of it:
+A state is the tuple (count, weights, pivot, shift, maximum, total). Each MODE uses some of it:
 
     count     how many elements are kept. MOMENTS with weights only ask if it is 0: there it is the largest
               `heaviness` (accumulate.py) of a kept weight, which would otherwise take one more register a lane
     weights   the sum of the kept weights (SQUARES and MOMENTS with weights)
-    total     in the unit that `top` sets:
-              SQUARES       sum w x^2            = total top^2, top a power of two near the largest |x|
-              MOMENTS       sum w (x - pivot)^2  = total top^2, top a power of two near the largest |x - pivot|
-              EXPONENTIALS  sum w exp(x)         = total exp(top), top the largest x
-              EXTREME       top the largest x, NaN above all others; total how many elements equal it
+    total     in the unit that `maximum` sets:
+              SQUARES       sum w x^2            = total maximum^2, maximum a power of two near the largest |x|
+              MOMENTS       sum w (x - pivot)^2  = total maximum^2, maximum a power of two near the largest |x - pivot|
+              EXPONENTIALS  sum w exp(x)         = total exp(maximum), maximum the largest x
+              EXTREME       maximum the largest x, NaN above all others; total how many elements equal it
               ABSOLUTE      sum w |x|            = total
     pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
-    shift     MOMENTS: sum w (x - pivot) = shift top
+    shift     MOMENTS: sum w (x - pivot) = shift maximum
 
 Nothing overflows or underflows on the way to a result that does neither, as long as no difference of two elements does.
 A variance loses no digits to a large mean: the pivot is one of the elements, and its distance from the others is part
 of their variance, unless its weight is small beside theirs. So the pivot is the heaviest. States are merged pairwise:
-both are moved to a common pivot (Chan, Golub and LeVeque 1979), scaled to a common top, and added.
+both are moved to a common pivot (Chan, Golub and LeVeque 1979), scaled to a common maximum, and added.
 """
 
 import triton
@@ -37,34 +37,34 @@ MOST_ARRAYS = 6
 
 
 @triton.jit
-def lowest_top(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
-    """The top of a state without elements, in dtype C: below every other top."""
+def lowest_maximum(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
+    """The maximum of a state without elements, in dtype C: below every other maximum."""
     if MODE == EXTREME:
-        top = tl.full(shape, float("-inf"), C)
+        maximum = tl.full(shape, float("-inf"), C)
     elif MODE == EXPONENTIALS:
-        top = tl.full(shape, LOWEST_DOUBLE if C == tl.float64 else LOWEST, C)
+        maximum = tl.full(shape, LOWEST_DOUBLE if C == tl.float64 else LOWEST, C)
     else:
-        top = power_below(tl.zeros(shape, C))
-    return top
+        maximum = power_below(tl.zeros(shape, C))
+    return maximum
 
 
 @triton.jit
 def empty_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr, COUNT_TYPE: tl.constexpr):
     zero = tl.zeros(shape, C)
-    return tl.zeros(shape, COUNT_TYPE), zero, zero, zero, lowest_top(shape, MODE, C), zero
+    return tl.zeros(shape, COUNT_TYPE), zero, zero, zero, lowest_maximum(shape, MODE, C), zero
 
 
 @triton.jit
 def empty_double_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
-    """An empty state in fp64 with C's lowest top. For EXPONENTIALS it is finite: exp(top - other) is not NaN."""
+    """An empty state in fp64 with C's lowest maximum. For EXPONENTIALS it is finite: exp(maximum - other) is no NaN."""
     return widened(empty_state(shape, MODE, C, C))
 
 
 @triton.jit
 def widened(state):
-    """The state in fp64, but not pivot and top, which are exact in C: comparisons in fp64 take ten times as long."""
-    count, weights, pivot, shift, top, total = state
-    return count.to(tl.float64), weights.to(tl.float64), pivot, shift.to(tl.float64), top, total.to(tl.float64)
+    """The state in fp64, but pivot and maximum in C: they are exact there, and fp64 takes ten times as long to compare."""
+    count, weights, pivot, shift, maximum, total = state
+    return count.to(tl.float64), weights.to(tl.float64), pivot, shift.to(tl.float64), maximum, total.to(tl.float64)
 
 
 @triton.jit
@@ -73,22 +73,22 @@ def square(x):
 
 
 @triton.jit
-def repivot(total, shift, w, top, away, by):
+def repivot(total, shift, w, maximum, away, by):
     """Moves (total, shift) from pivot p to pivot q, in the unit 1 / by. away: p - q; w: the sum of the weights.
 
     sum w (x - q)   = sum w (x - p) + (p - q) sum w
     sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
-    scale, away = (top * by).to(total.dtype), away * by
+    scale, away = (maximum * by).to(total.dtype), away * by
     shift, moved = shift * scale, w * away
     return total * square(scale) + (2 * shift + moved) * away, shift + moved
 
 
 @triton.jit
-def less_top(x, top):
-    """x - top for a top that is not below x: NaN if x is NaN, and 0 if both are inf (with one instruction less than a
-    `where`). Beside a top of inf, the largest finite x gives 0, too."""
+def less_maximum(x, maximum):
+    """x - maximum for a maximum that is not below x: NaN if x is NaN, and 0 if both are inf (with one instruction less
+    than a `where`). Beside a maximum of inf, the largest finite x gives 0, too."""
     largest: tl.constexpr = -(LOWEST_DOUBLE if x.dtype == tl.float64 else LOWEST)
-    return tl.minimum(x - tl.minimum(top, largest), 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(x - tl.minimum(maximum, largest), 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -103,9 +103,9 @@ def largest(x, axis: tl.constexpr):
 
 
 @triton.jit
-def same(x, top):
-    """True where x equals top, the maximum of its group, or is NaN."""
-    return (x == top) | (x != x)
+def same(x, maximum):
+    """True where x equals maximum, the maximum of its group, or is NaN."""
+    return (x == maximum) | (x != x)
 
 
 @triton.jit
@@ -113,9 +113,9 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
     """Merges the states along one axis, lanes' in C, others widened. Sums are trees of a fixed shape. MOMENTS:
 
     (1) The new pivot is the mean of the pivots, weighted by |weights| or counts.
-    (2) The new top is the largest of all tops and of the distances to the new pivot.
+    (2) The new maximum is the largest of all tops and of the distances to the new pivot.
     (3) Each state is moved to both (repivot), and added."""
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     if MODE == MOMENTS:
         held = count > 0
         high = tl.max(tl.where(held, pivot, float("-inf")), axis)
@@ -129,25 +129,25 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         middle = tl.where(high == low, high, middle)  # exact where all elements are equal
         away = tl.where(held, pivot.to(total.dtype) - tl.expand_dims(middle, axis).to(total.dtype), 0.0)
         w = weights if WEIGHT else count
-        larger = tl.max(tl.maximum(top, power_below(tl.abs(away).to(C))), axis)
+        larger = tl.max(tl.maximum(maximum, power_below(tl.abs(away).to(C))), axis)
         by = tl.expand_dims(reciprocal(larger), axis)
-        total, shift = repivot(total, shift, w, top, away, by)
+        total, shift = repivot(total, shift, w, maximum, away, by)
         shift = tl.sum(shift, axis)
         total = tl.sum(total, axis)
         pivot = middle
     elif MODE == SQUARES:
-        larger = tl.max(top, axis)
-        by = square((top * tl.expand_dims(reciprocal(larger), axis)).to(total.dtype))
+        larger = tl.max(maximum, axis)
+        by = square((maximum * tl.expand_dims(reciprocal(larger), axis)).to(total.dtype))
         total = tl.sum(rounded_product(total, by), axis)
         shift = tl.sum(shift, axis)
         pivot = larger
     else:
-        larger = largest(top, axis) if MODE == EXTREME else tl.max(top, axis)
+        larger = largest(maximum, axis) if MODE == EXTREME else tl.max(maximum, axis)
         if MODE == EXPONENTIALS:
-            by = exponential(less_top(top, tl.expand_dims(larger, axis))).to(total.dtype)
+            by = exponential(less_maximum(maximum, tl.expand_dims(larger, axis))).to(total.dtype)
             total = rounded_product(total, by)
         elif MODE == EXTREME:
-            total = tl.where(same(top, tl.expand_dims(larger, axis)), total, 0.0)
+            total = tl.where(same(maximum, tl.expand_dims(larger, axis)), total, 0.0)
         total = tl.sum(total, axis)
         shift = tl.sum(shift, axis)
         pivot = larger
@@ -166,12 +166,12 @@ def merge(a, b, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
 @triton.jit
 def store_state(pointer, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.constexpr):
     """Stores a split's state among the partials, in arrays of `size`."""
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     tl.store(pointer + size * COUNTS, count, mask=inside)
     if MODE != COUNT:
         tl.store(pointer + size * TOTALS, total, mask=inside)
     if MODE >= SQUARES:
-        tl.store(pointer + size * TOPS, top, mask=inside)
+        tl.store(pointer + size * TOPS, maximum, mask=inside)
     if MODE == MOMENTS:
         tl.store(pointer + size * SHIFTS, shift, mask=inside)
         tl.store(pointer + size * PIVOTS, pivot, mask=inside)
@@ -205,11 +205,11 @@ def merge_partials(
         )  # one for all arrays: an address for each took registers, and spilled
         count = load_array(partial + size * COUNTS, offset, inside, True)
         total = load_array(partial + size * TOTALS, offset, inside, MODE != COUNT)
-        top = load_array(partial + size * TOPS, offset, inside, MODE >= SQUARES)
-        top = tl.where(inside, top.to(C), lowest_top([1, 1], MODE, C))
+        maximum = load_array(partial + size * TOPS, offset, inside, MODE >= SQUARES)
+        maximum = tl.where(inside, maximum.to(C), lowest_maximum([1, 1], MODE, C))
         shift = load_array(partial + size * SHIFTS, offset, inside, MODE == MOMENTS)
         pivot = load_array(partial + size * PIVOTS, offset, inside, MODE == MOMENTS).to(C)
         weights = load_array(partial + size * WEIGHTS, offset, inside, WEIGHED)
-        part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)
+        part = merge_along((count, weights, pivot, shift, maximum, total), 0, MODE, WEIGHT, C)
         state = merge(state, part, MODE, WEIGHT, C)
     return state

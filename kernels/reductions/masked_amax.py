@@ -9,15 +9,15 @@ from .statistic import launcher
 
 @triton.jit
 def largest(state, by, parameter):
-    count, weights, pivot, shift, top, ties = state
-    return top, top, 1 / ties, count > 0
+    count, weights, pivot, shift, maximum, ties = state
+    return maximum, maximum, 1 / ties, count > 0
 
 
 @triton.jit
 def smallest(state, by, parameter):
     """The state holds negated elements."""
-    count, weights, pivot, shift, top, ties = state
-    return -top, -top, 1 / ties, count > 0
+    count, weights, pivot, shift, maximum, ties = state
+    return -maximum, -maximum, 1 / ties, count > 0
 
 
 masked_amax = launcher("masked_amax", EXTREME, largest)

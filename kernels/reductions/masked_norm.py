@@ -14,28 +14,28 @@ from .statistic import launcher, statistic
 
 @triton.jit
 def absolute_sum(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     return total, count * 0, count * 0 + 1.0, count > 0
 
 
 @triton.jit
 def norm(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     root = tl.sqrt(total)
-    return root * top, count * 0, inverse_beyond(root, top), count > 0
+    return root * maximum, count * 0, inverse_beyond(root, maximum), count > 0
 
 
 @triton.jit
 def root_mean_square(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     root = tl.sqrt(total / by)
-    return root * top, count * 0, inverse_beyond(root * by, top), count > 0
+    return root * maximum, count * 0, inverse_beyond(root * by, maximum), count > 0
 
 
 @triton.jit
 def square_sum(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
-    return total * top * top, count * 0, count * 0 + 2.0, count > 0
+    count, weights, pivot, shift, maximum, total = state
+    return total * maximum * maximum, count * 0, count * 0 + 2.0, count > 0
 
 
 ORDERS = {  # parameter -> (mode, finish, negate)

@@ -74,9 +74,9 @@ def backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, se
         else:
             value = value / by.to(C)
     if extreme is not None:
-        top = fetch(extreme, rows, s, n, inside, True).to(C)
+        maximum = fetch(extreme, rows, s, n, inside, True).to(C)
         v = fetch(x, space, m, n, keep, EDGE).to(C)
-        keep &= (v == top) | ((v != v) & (top != top))
+        keep &= (v == maximum) | ((v != v) & (maximum != maximum))
     elif weight is not None:
         value = value * (power * w.to(C))
     # select, do not multiply: the gradient may be NaN where an element is not kept

@@ -42,10 +42,10 @@ def add_tile(state, x, mask, weight, space, m, n, config, EDGE: tl.constexpr):
     v = fetch(x, space, m, n, keep, EDGE).to(C)
     if config.MODE == EXTREME:
         v, keep = both_by_lane(tl.where(keep, v, float("-inf")), keep, config)
-        top = larger_of(first, largest(v, 2))
-        ties = tl.sum(tl.where(same(v, tl.expand_dims(top, 2)) & keep, 1.0, 0.0), 2)
-        count = tl.where(same(first, top), count, 0.0) + ties
-        first = top
+        maximum = larger_of(first, largest(v, 2))
+        ties = tl.sum(tl.where(same(v, tl.expand_dims(maximum, 2)) & keep, 1.0, 0.0), 2)
+        count = tl.where(same(first, maximum), count, 0.0) + ties
+        first = maximum
     else:
         if weight is not None:
             w = w.to(C)
@@ -61,12 +61,12 @@ def add_tile(state, x, mask, weight, space, m, n, config, EDGE: tl.constexpr):
 def merged(first, count, weights, MODE: tl.constexpr):
     """Merges the states along axis 0 into one, in fp64. Sums are trees of a fixed shape."""
     if MODE == EXTREME:
-        top = largest(first, 0)
-        count = tl.sum(tl.where(same(first, top[None, :]), count, 0.0), 0)
+        maximum = largest(first, 0)
+        count = tl.sum(tl.where(same(first, maximum[None, :]), count, 0.0), 0)
     else:
-        top = tl.sum(first, 0)
+        maximum = tl.sum(first, 0)
         count = tl.sum(count, 0)
-    return top.to(tl.float64), count.to(tl.float64), tl.sum(weights, 0).to(tl.float64)
+    return maximum.to(tl.float64), count.to(tl.float64), tl.sum(weights, 0).to(tl.float64)
 
 
 @triton.jit
@@ -104,9 +104,9 @@ def merge_chunks(partial, chunks, size, n, N, config):
         c = start + tl.arange(0, config.BS).to(config.I)
         inside = (c < chunks)[:, None] & (n < N)[None, :]
         offset = c[:, None] * N + n[None, :]
-        top = tl.where(inside, load(partial + offset, inside), lowest)
+        maximum = tl.where(inside, load(partial + offset, inside), lowest)
         more, more_count, more_weights = merged(
-            top, load(partial + size + offset, inside), load(partial + 2 * size + offset, inside), config.MODE
+            maximum, load(partial + size + offset, inside), load(partial + 2 * size + offset, inside), config.MODE
         )
         if config.MODE == EXTREME:
             larger = larger_of(first, more)

@@ -56,16 +56,16 @@ StatisticConfig = constants("MODE FINISH ABS NEGATE SATURATE AXIS EMPTY_NAN SPLI
 @triton.jit
 def write(state, out, origin, scale, offset, inside, parameter, config, WEIGHED: tl.constexpr):
     """Stores value, origin and scale, (BO,) each, in fp64 until the store. A COUNT stores the value alone."""
-    count, weights, pivot, shift, top, total = state
-    pivot, top = pivot.to(tl.float64), top.to(tl.float64)
-    state = count, weights, pivot, shift, top, total
+    count, weights, pivot, shift, maximum, total = state
+    pivot, maximum = pivot.to(tl.float64), maximum.to(tl.float64)
+    state = count, weights, pivot, shift, maximum, total
     if config.FINISH is None:
         tl.store(out + offset, count.to(tl.int64), mask=inside)
     else:
         value, center, factor, exists = config.FINISH(state, weights if WEIGHED else count, parameter)
         if config.SATURATE:
             most = largest_of(out.dtype.element_ty)
-            over = (value > most) & (total < float("inf")) & (tl.abs(top) < float("inf"))  # no element is inf
+            over = (value > most) & (total < float("inf")) & (tl.abs(maximum) < float("inf"))  # no element is inf
             value = tl.where(over, most, value)
             factor = tl.where(over, 0.0, factor)
         value = tl.where(exists, value, float("nan") if config.EMPTY_NAN else 0.0)

@@ -14,7 +14,7 @@ from ..engine.kernel import Kernel
 from ..engine.launch import cached_plan
 from ..engine.operand import Operand, Space, constants
 from ..engine.scaling import BEYOND, MARKED, apart
-from ..engine.state import less_top
+from ..engine.state import less_maximum
 from ..engine.tensors import check_operands, traits
 from ..engine.tile import fetch, indices, is_whole, kept, store, within
 from ..engine.tiling import reduced_dims, restore_dims
@@ -32,7 +32,7 @@ def equal(x, origin, rest, c):
 
 @triton.jit
 def exponential(x, origin, rest, c):
-    return tl.exp(less_top(x, origin) - rest) * c
+    return tl.exp(less_maximum(x, origin) - rest) * c
 
 
 @triton.jit

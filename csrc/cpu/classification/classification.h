@@ -35,7 +35,7 @@ struct ClassRows {
   int dim;
   int64_t classes, count;
   Shape shape;
-  std::unique_ptr<double[]> place;   // the class of each row, -1 where it is not kept; 0 for probabilities
+  std::unique_ptr<double[]> class_index;   // the class of each row, -1 where it is not kept; 0 for probabilities
   std::unique_ptr<double[]> weight;  // the weight of each row's class; null without class weights or for probabilities
   bool weighted = false;
   bool partial = false;              // the input holds only part of the classes: the others get place `classes`
@@ -65,39 +65,39 @@ void read_all(const View& view, const Shape& shape, double* to);
 
 // ---- a row's class as two of its parameters, because a float holds integers only up to 2^24
 
-constexpr int64_t kPlacePart = int64_t{1} << 20;
+constexpr int64_t kClassPart = int64_t{1} << 20;
 
-enum ClassParameter { kPlaceHigh, kPlaceLow, kFirstFree };
+enum ClassParameter { kClassHigh, kClassLow, kFirstFree };
 
 template <class C>
-inline void split_place(double place, int64_t row, C* const* parameters) {
+inline void split_class_index(double class_index, int64_t row, C* const* parameters) {
   // Rounds down without std::floor, which is a library call on the baseline.
-  const double high = static_cast<double>(static_cast<int32_t>((place + kPlacePart) * (1.0 / kPlacePart))) - 1;
-  parameters[kPlaceHigh][row] = static_cast<C>(high);
-  parameters[kPlaceLow][row] = static_cast<C>(place - high * kPlacePart);
+  const double high = static_cast<double>(static_cast<int32_t>((class_index + kClassPart) * (1.0 / kClassPart))) - 1;
+  parameters[kClassHigh][row] = static_cast<C>(high);
+  parameters[kClassLow][row] = static_cast<C>(class_index - high * kClassPart);
 }
 
 // The class of a row; negative if the row is not kept.
 template <class C>
 inline int64_t place_of(const C* const* parameters, int64_t row) {
-  return static_cast<int64_t>(parameters[kPlaceHigh][row]) * kPlacePart +
-         static_cast<int64_t>(parameters[kPlaceLow][row]);
+  return static_cast<int64_t>(parameters[kClassHigh][row]) * kClassPart +
+         static_cast<int64_t>(parameters[kClassLow][row]);
 }
 
 template <class C>
 inline bool is_kept(const C* const* parameters, int64_t row) {
-  return parameters[kPlaceHigh][row] >= 0;
+  return parameters[kClassHigh][row] >= 0;
 }
 
 // For rows side by side: sets `lines` to the line of the piece that holds each row's class, -1 if none does. It has no
 // branches, which would be mispredicted.
 template <class C>
 inline void target_lines(const Piece<C>& p, const C* const* parameters, int32_t* lines) {
-  const C *high = parameters[kPlaceHigh], *low = parameters[kPlaceLow];
+  const C *high = parameters[kClassHigh], *low = parameters[kClassLow];
   const double first = static_cast<double>(p.first), height = static_cast<double>(p.height);
   SAFEOPS_SIMD
   for (int64_t k = 0; k < p.width; ++k) {
-    const double line = static_cast<double>(high[k]) * kPlacePart + low[k] - first;
+    const double line = static_cast<double>(high[k]) * kClassPart + low[k] - first;
     const bool inside = (line >= 0) & (line < height);
     lines[k] = static_cast<int32_t>(select(inside, line, -1.0));
   }

@@ -12,12 +12,12 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row: the largest logit; low = L minus it; g (k + 2 z L) exp(-low) / 2^kLowest; g e; g (1 - s) w_y, or
-// g (1 - s) for probabilities.
-enum { kHigh = kFirstFree, kLow, kFactor, kUniform, kTarget };
+// Parameters of a row: the largest logit; log_total = L minus it; g (k + 2 z L) exp(-log_total) / 2^kLowest; g e;
+// g (1 - s) w_y, or g (1 - s) for probabilities.
+enum { kMaximum = kFirstFree, kLogTotal, kFactor, kUniform, kTarget };
 
 // Inputs of a row. In place of an input that a call does not have, another one is passed twice.
-enum { kInputPlace, kInputGrad, kInputHigh, kInputLow, kInputWeight, kInputFactor, kInputUniform };
+enum { kInputClass, kInputGrad, kInputMaximum, kInputLogTotal, kInputWeight, kInputFactor, kInputUniform };
 
 template <class C>
 void prepare(const void* data, int64_t rows, const double* const* row_inputs, C* const* parameters) {
@@ -27,33 +27,34 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   const double z = 2 * op.z, confidence = 1 - op.smoothing;
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {  // inputs that are not used are read too: a branch would not be vectorised
-    const double high = row_inputs[kInputHigh][r], l = high + row_inputs[kInputLow][r], g = row_inputs[kInputGrad][r];
+    const double maximum = row_inputs[kInputMaximum][r], l = maximum + row_inputs[kInputLogTotal][r];
+    const double g = row_inputs[kInputGrad][r];
     const double weight = select(weighted, row_inputs[kInputWeight][r], 1.0);
     const double factor = select(has_factor, row_inputs[kInputFactor][r], weight) + select_or_zero(z != 0, z * l);
-    const C low = static_cast<C>(row_inputs[kInputLow][r]);
-    parameters[kHigh][r] = static_cast<C>(high);
-    parameters[kLow][r] = low;
-    parameters[kFactor][r] = static_cast<C>(g * factor) * (kLower * exp_(0 - low));
+    const C log_total = static_cast<C>(row_inputs[kInputLogTotal][r]);
+    parameters[kMaximum][r] = static_cast<C>(maximum);
+    parameters[kLogTotal][r] = log_total;
+    parameters[kFactor][r] = static_cast<C>(g * factor) * (kLower * exp_(0 - log_total));
     parameters[kUniform][r] = static_cast<C>(select_or_zero(has_uniform, g * row_inputs[kInputUniform][r]));
     parameters[kTarget][r] = static_cast<C>(g * (confidence * weight));
   }
   for (int64_t r = 0; r < rows; ++r) {
     // A largest logit of +inf is the target's alone (else the forward made it NaN): loss and gradient are 0.
-    const bool certain = row_inputs[kInputHigh][r] == std::numeric_limits<double>::infinity();
-    split_place(certain ? -1.0 : row_inputs[kInputPlace][r], r, parameters);
+    const bool certain = row_inputs[kInputMaximum][r] == std::numeric_limits<double>::infinity();
+    split_class_index(certain ? -1.0 : row_inputs[kInputClass][r], r, parameters);
   }
 }
 
-// Returns 2^kLowest p_c exp(low). The parameter kFactor is divided by 2^kLowest exp(low).
+// Returns 2^kLowest p_c exp(log_total). The parameter kFactor is divided by 2^kLowest exp(log_total).
 template <class C>
-inline C probability_of(C x, C high) {
-  return exp_raised<kLowest<C>>(x - high);
+inline C probability_of(C x, C maximum) {
+  return exp_raised<kLowest<C>>(x - maximum);
 }
 
 // dq_c / (g (1 - s)). A class with logit -inf and probability 0 contributes nothing.
 template <class C>
-inline C probability_slope(C x, C q, C w, C high, C low) {
-  return select((x == kMinusInfinity<C>) & (q * w == 0), C(0), w * ((high - x) + low));
+inline C probability_slope(C x, C q, C w, C maximum, C log_total) {
+  return select((x == kMinusInfinity<C>) & (q * w == 0), C(0), w * ((maximum - x) + log_total));
 }
 
 template <class C>
@@ -70,9 +71,11 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
       continue;
     }
     const C *x = p.in[0] + r * p.step[0], *q = op.has_probabilities ? p.in[1] + r * p.step[1] : nullptr;
-    const C high = parameters[kHigh][r], low = parameters[kLow][r], target = parameters[kTarget][r];
+    const C maximum = parameters[kMaximum][r], log_total = parameters[kLogTotal][r], target = parameters[kTarget][r];
     if (dq)
-      for_blocks(n, [&](int64_t i) { dq[i] = target * probability_slope(x[i], q[i], w ? w[i] : C(1), high, low); });
+      for_blocks(n, [&](int64_t i) {
+        dq[i] = target * probability_slope(x[i], q[i], w ? w[i] : C(1), maximum, log_total);
+      });
     if (!dx) continue;
     const C uniform = parameters[kUniform][r];
     // dx = g (k + 2 z L) p - uniform term - target term
@@ -82,16 +85,16 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
       for_blocks(n, [&](int64_t i) {
         const C wi = w ? w[i] : C(1);
         const C minus = target * (q[i] * wi) + select_or_zero(x[i] != kMinusInfinity<C>, uniform * wi);
-        dx[i] = factor * probability_of(x[i], high) - minus;
+        dx[i] = factor * probability_of(x[i], maximum) - minus;
       });
     } else if (op.has_uniform) {
       for_blocks(n, [&](int64_t i) {
         const C minus = select_or_zero(x[i] != kMinusInfinity<C>, w ? uniform * w[i] : uniform);
-        dx[i] = factor * probability_of(x[i], high) - minus;
+        dx[i] = factor * probability_of(x[i], maximum) - minus;
       });
     } else {
       for_blocks(
-          n, [&](int64_t i) { dx[i] = factor * probability_of(x[i], high); },
+          n, [&](int64_t i) { dx[i] = factor * probability_of(x[i], maximum); },
           [&](int64_t i) { p.prefetch(r * n + i); });
     }
     const int64_t at = place_of(parameters, r) - p.first;
@@ -103,9 +106,9 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
 template <class C>
 void map_columns(const void* data, const Piece<C>& p, const C* const* parameters) {
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
-  const C *high = parameters[kHigh], *low = parameters[kLow], *uniform = parameters[kUniform],
+  const C *maximum = parameters[kMaximum], *log_total = parameters[kLogTotal], *uniform = parameters[kUniform],
       *target = parameters[kTarget];
-  const C *factor = parameters[kFactor], *live = parameters[kPlaceHigh];
+  const C *factor = parameters[kFactor], *live = parameters[kClassHigh];
   const int64_t n = p.width;
   for (int64_t i = 0; i < p.height; ++i) {
     const C *x = p.in[0] + i * p.step[0], *q = op.has_probabilities ? p.in[1] + i * p.step[1] : nullptr;
@@ -115,7 +118,7 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
     if (dq) {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dq[k] = select_or_zero(live[k] >= 0, target[k] * probability_slope(x[k], q[k], w, high[k], low[k]));
+        dq[k] = select_or_zero(live[k] >= 0, target[k] * probability_slope(x[k], q[k], w, maximum[k], log_total[k]));
     }
     if (!dx) continue;
     if (op.has_probabilities || op.has_uniform) {
@@ -123,12 +126,12 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
       for (int64_t k = 0; k < n; ++k) {
         const C target_term = q ? target[k] * (q[k] * w) : C(0);
         const C minus = target_term + select_or_zero(x[k] != kMinusInfinity<C>, uniform[k] * w);
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], high[k]) - minus);
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], maximum[k]) - minus);
       }
     } else {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], high[k]));
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], maximum[k]));
     }
   }
   if (!p.out[0]) return;
@@ -160,14 +163,14 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* probab
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
   if (probabilities) walk.input(*probabilities);
-  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
-  const RowValues<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.place.get(), DType::kDouble);
-  const RowValues<char> high = row_stat(rows, row_stats, 0), low = row_stat(rows, row_stats, 1),
+  const RowValues<double> class_index(rows.shape, rows.class_index.get(), DType::kDouble);
+  const RowValues<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.class_index.get(), DType::kDouble);
+  const RowValues<char> maximum = row_stat(rows, row_stats, 0), log_total = row_stat(rows, row_stats, 1),
                          factor = row_stat(rows, row_stats, 1 + op.has_factor),
                          uniform = row_stat(rows, row_stats, op.stats_count() - 1);
-  walk.row_input(place.view(), false);
+  walk.row_input(class_index.view(), false);
   walk.row_input(g, false);
-  for (const View& row_stat_view : {high.view(), low.view(), weight.view(), factor.view(), uniform.view()})
+  for (const View& row_stat_view : {maximum.view(), log_total.view(), weight.view(), factor.view(), uniform.view()})
     walk.row_input(row_stat_view, false);
   walk.output(dx ? *dx : x, dx != nullptr);
   walk.output(dq ? *dq : x, dq != nullptr);

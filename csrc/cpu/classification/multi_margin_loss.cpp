@@ -75,14 +75,14 @@ struct Rows {
       of.read_weights(op, *weight);
       of.weight.reset(new double[std::max<int64_t>(1, rows)]);
       for (int64_t row = 0; row < rows; ++row) {
-        of.weight[row] = place(row) < 0 ? 0 : of.weights[place(row)];
-        if (of.weight[row] == 0) of.place[row] = -1;
+        of.weight[row] = class_index(row) < 0 ? 0 : of.weights[class_index(row)];
+        if (of.weight[row] == 0) of.class_index[row] = -1;
       }
     }
     x.bind(x_, shape, order);
   }
 
-  int64_t place(int64_t row) const { return static_cast<int64_t>(of.place[row]); }
+  int64_t class_index(int64_t row) const { return static_cast<int64_t>(of.class_index[row]); }
 
   // Returns w_y/C times a sum over the classes of a row.
   double scaled(int64_t row, double sum) const {
@@ -114,19 +114,20 @@ struct Rows {
       const int64_t n = std::min(kChunk, classes - first), at = row * classes + first;
       const C* from = x.fetch(at, count * n, at + kAhead, b.x);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = std::max<int64_t>(0, this->place(row + r));
+        const int64_t class_index = std::max<int64_t>(0, this->class_index(row + r));
         const bool one_piece = classes == n;
         b.per_row[r] =
-            margin - (one_piece ? from[r * n + place] : *x.fetch(row * classes + place, 1, kNever, b.target));
+            margin -
+            (one_piece ? from[r * n + class_index] : *x.fetch(row * classes + class_index, 1, kNever, b.target));
       }
       spread(b.per_row, count, n, b.spread);
       loop(b.spread, from, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = this->place(row + r) - first;
-        if (this->place(row + r) < 0)
+        const int64_t class_index = this->class_index(row + r) - first;
+        if (this->class_index(row + r) < 0)
           std::fill_n(b.to + r * n, n, C(0));
-        else if (place >= 0 && place < n)
-          b.to[r * n + place] = 0;
+        else if (class_index >= 0 && class_index < n)
+          b.to[r * n + class_index] = 0;
       }
       sum(b.to, count, n, sums);
       body(first, n, at, sums);
@@ -143,7 +144,7 @@ void forward(const Rows<C>& rows, bool square, C* out) {
       for (int64_t r = 0; r < count; ++r) total[r] += sums[r];
     });
     for (int64_t r = 0; r < count; ++r)
-      out[row + r] = rows.place(row + r) < 0 ? C(0) : static_cast<C>(rows.scaled(row + r, total[r]));
+      out[row + r] = rows.class_index(row + r) < 0 ? C(0) : static_cast<C>(rows.scaled(row + r, total[r]));
   });
 }
 
@@ -163,10 +164,10 @@ void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C
       spread(b.per_row, count, n, b.spread);
       scale(b.spread, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = rows.place(row + r) - first;
+        const int64_t class_index = rows.class_index(row + r) - first;
         const double total = one_piece ? sums[r] : slope;
-        if (place >= 0 && place < n && rows.place(row + r) >= 0 && total != 0)
-          b.to[r * n + place] = static_cast<C>(-total * rows.scaled(row + r, grad[row + r]));
+        if (class_index >= 0 && class_index < n && rows.class_index(row + r) >= 0 && total != 0)
+          b.to[r * n + class_index] = static_cast<C>(-total * rows.scaled(row + r, grad[row + r]));
       }
       C* to = sink.target(at, b.to);
       if (to != b.to) std::copy_n(b.to, count * n, to);

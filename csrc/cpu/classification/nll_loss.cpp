@@ -48,8 +48,9 @@ void gather(const ClassRows& rows, const View& x, void* out, bool in_double) {
   parallel(rows.count, 1, [&](int64_t begin, int64_t end) {
     for_rows(rows, strides.of_row, begin, end, [&](int64_t row, int64_t offset) {
       double loss = 0;
-      if (rows.place[row] >= 0) {
-        loss = -static_cast<double>(widen(from[offset + static_cast<int64_t>(rows.place[row]) * strides.of_class]));
+      if (rows.class_index[row] >= 0) {
+        const int64_t index = static_cast<int64_t>(rows.class_index[row]);
+        loss = -static_cast<double>(widen(from[offset + index * strides.of_class]));
         if (weight) loss *= weight[row];
       }
       if (in_double)
@@ -69,9 +70,10 @@ void scatter(const ClassRows& rows, const Shape& shape, const double* g, void* d
   const double* weight = rows.weight.get();
   parallel(rows.count, 1, [&](int64_t begin, int64_t end) {
     for_rows(rows, strides.of_row, begin, end, [&](int64_t row, int64_t offset) {
-      if (rows.place[row] < 0) return;
+      if (rows.class_index[row] < 0) return;
       const double slope = weight ? -weight[row] * g[row] : -g[row];
-      static_cast<S*>(dx)[offset + static_cast<int64_t>(rows.place[row]) * strides.of_class] = Narrow<S>::from(slope);
+      const int64_t index = static_cast<int64_t>(rows.class_index[row]);
+      static_cast<S*>(dx)[offset + index * strides.of_class] = Narrow<S>::from(slope);
     });
   });
 }
