@@ -62,7 +62,7 @@ def empty_double_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr)
 
 @triton.jit
 def widened(state):
-    """The state in fp64, but pivot and maximum in C: they are exact there, and fp64 takes ten times as long to compare."""
+    """The state in fp64, but pivot and maximum in C: they are exact, and fp64 comparisons take ten times as long."""
     count, weights, pivot, shift, maximum, total = state
     return count.to(tl.float64), weights.to(tl.float64), pivot, shift.to(tl.float64), maximum, total.to(tl.float64)
 
