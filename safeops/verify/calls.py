@@ -75,7 +75,7 @@ def by_sequence(function):
 
 
 def norms(*tensors, ord):
-    return norm(list(tensors), ord).float()  # compared in fp32: the fp64 result comes from sums in fp32
+    return norm(list(tensors), ord).float()  # the digits beyond fp32 are not compared
 
 
 def scaled(*tensors):

@@ -169,7 +169,7 @@ struct TileElements {
     }
   }
 
-  // Asks for the elements, and later waits for them.
+  // request() asks for the elements, receive() waits for them.
   template <int N>
   __device__ void request(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
     request_packets<T, kTile<T>>(tile.room(), plan, operand, layout, tile.start);
