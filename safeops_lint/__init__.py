@@ -11,7 +11,7 @@ return fp32; `check` applies noqa and rewrites, `run` goes over files, `output` 
 
 
 def version():
-    """The version of safeops, whose wheel this package is in."""
+    """The version of safeops: its wheel contains this package."""
     import importlib.metadata
 
     return importlib.metadata.version("safeops")

@@ -110,7 +110,7 @@ def _rewrite(source, module, findings):
 
 
 def _taken(module, name):
-    """True if the file uses the name for something of its own: an argument, a variable."""
+    """True if the file binds the name itself: as a parameter or a variable."""
     params = {n.name.value for n in descendants(module) if isinstance(n, cst.Param)}
     targets = (n.target for n in descendants(module) if isinstance(n, cst.AssignTarget))
     return name in params or any(isinstance(t, cst.Name) and t.value == name for t in targets)

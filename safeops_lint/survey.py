@@ -38,7 +38,7 @@ def survey(module, imports, reach):
     todo, helpers = [], set()
     for class_name, node in reach.functions:
         clue = clues[id(node)]
-        if class_name in metrics:  # what they count is no loss
+        if class_name in metrics:  # a metric that calls a loss is no training step
             clue.computes = False
             continue
         clue.loss, clue.helper, clue.metric = kind(node, class_name, clue)

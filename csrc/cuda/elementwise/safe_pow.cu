@@ -71,8 +71,9 @@ struct SafePow : Plain {
     da = db = C(0);
     if (flat) return;
     if (range.need_input && b != C(0)) {
-      // a^(b-1) is a^b / a, where a^b is not below the normal numbers. Else its sign is a's, unless b is odd (b - 1
-      // cannot tell for a large or infinite b), and |a| replaces a, as pow has it for -inf and a fractional b.
+      // part = a^(b-1) is a^b / a, if a^b is not below the normal numbers. Else it is |a|^(b-1) with the sign of a, or
+      // positive if b is odd (b - 1 does not show that of a large or infinite b): as pow does for -inf and a fractional
+      // b.
       const bool odd = b == trunc(b) && b / 2 != trunc(b / 2);
       const C part = both_finite && fabs(y) >= kSmallest ? y / a : pow(fabs(a), b - C(1)) * (a < C(0) && !odd ? -1 : 1);
       da = slope_of_base(g, a, b, y, part);

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
 #pragma unroll 1
     for (uint32_t begin = 0; begin < entries; begin += kHeld * kBlock) {
       if (pass == kRange || !held) read(begin);
-      const auto each = [&](const auto& f) {  // f(destination, bits, magnitude) of what is added
+      const auto each = [&](const auto& f) {  // calls f(destination, bits, magnitude) for each nonzero entry
 #pragma unroll
         for (int u = 0; u < kHeld; ++u) {
           const uint32_t bits = __float_as_uint(Codec::decode(raw[u])), magnitude = bits & 0x7fffffff;
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
     }
   }
 
-  // several slabs are whole ones, and lie together
+  // several slabs are whole ones, contiguous in dx
   const uint32_t numel = (lines.slab == 1 ? rows : slabs * lines.rows) * lines.width;
   const int64_t begin = (first_slab * lines.length + first_row) * lines.columns + first_column;
   char* dx = lines.dx + begin * size_of(lines.dx_type);
@@ -269,7 +269,7 @@ bool add_lines(const Bits& grad, Type type, int dim, const Bits& index, const Sh
   const auto launch = [&](auto codec) {
     using Codec = decltype(codec);
     lines.shift = 62 - kDigits<Codec>;
-    for (int64_t n = entries - 1; n > 0; n /= 2) --lines.shift;  // room for the sum of so many
+    for (int64_t n = entries - 1; n > 0; n /= 2) --lines.shift;  // room for the sum of all entries
     const auto kernel = !flat ? line_kernel<Codec, 0> : lines.narrow ? line_kernel<Codec, 4> : line_kernel<Codec, 8>;
     start_blocks(kernel, unsigned(blocks), kBlock, shared, stream, lines);
   };

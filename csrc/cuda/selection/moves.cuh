@@ -99,7 +99,7 @@ __device__ inline void receive_packets(uint4 (&packet)[K], const T* room, const 
   __syncthreads();
 }
 
-// Aligned packets of a whole tile go to registers right away, others by way of `room`.
+// Aligned packets of a whole tile go directly to registers, others through `room`.
 template <class T, int kCount, int K, int N>
 __device__ inline void read_packets(uint4 (&packet)[K], T* room, const Plan<N>& plan, int operand, Layout layout,
                                     int64_t first) {

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
     for (int u = 0; u < U; ++u) target[u] = key(start + u < n ? start + u : n - 1);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      // entries from an earlier launch lie at their positions
+      // an entry from an earlier launch is stored at its own index
       const int64_t position = sums.position_bits ? int64_t(target[u] & positions) : begin + start + u;
       target[u] >>= sums.position_bits;
       value[u] = Hold();

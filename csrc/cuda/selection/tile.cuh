@@ -8,7 +8,7 @@
 namespace safeops::cuda {
 
 // A tile has 32 KiB of elements, which are on their way to shared memory while the block looks back.
-constexpr int tile_of(int64_t width) { return 32768 / int(width < 2 ? 2 : width); }  // elements, of so many bytes
+constexpr int tile_of(int64_t width) { return 32768 / int(width < 2 ? 2 : width); }  // elements of `width` bytes
 template <class T>
 constexpr int kTile = tile_of(sizeof(T));
 template <class T>

@@ -131,7 +131,7 @@ class audit(TorchFunctionMode):
         self.hook.remove()
         self._forget()
         if error[0] is None or error[0] is SystemExit and not error[1].code:
-            self._put_together()  # (after an exception the other ranks may be elsewhere)
+            self._put_together()  # (after an exception the other ranks may not merge)
 
     def _restart(self):
         """Forget the findings: called in a forked process."""
