@@ -64,8 +64,8 @@ Output output_of(AtenTensorHandle t, uint64_t* address) {
   return output;
 }
 
-// The launch for any call of this key. None where an address in it has no owner, or could have two, or where it does
-// not write a result, which something else must have computed.
+// The launch for any call of this key. Returns null if an address in it has no owner, or could have two, or if it does
+// not write a result, which something else must then have computed.
 std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_t>& arguments,
                                         const StableIValue* stack, size_t results) {
   auto prepared = std::make_shared<Prepared>();
@@ -102,7 +102,7 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
   return prepared;
 }
 
-// The dispatcher hands over arguments alone, so each Front has a function of its own.
+// The dispatcher passes only the arguments, so each Front has a function of its own.
 constexpr size_t kFronts = 256;
 std::deque<Front> fronts;
 
@@ -175,7 +175,7 @@ void Front::call(StableIValue* stack, size_t results) {
   if (fresh || python_report.tape) keep(std::move(arguments), std::move(fresh), std::move(python_report.tape));
 }
 
-// False, before anything has changed, where Python must decide: another device, a capture, new buffers, a failure.
+// Returns false, before anything has changed, if Python must decide: another device, a capture, new buffers, a failure.
 bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const {
   const Launch& launch = prepared.launch;
   void* stream;
@@ -201,7 +201,7 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
     return true;
   };
   if (!std::all_of(prepared.outputs.begin(), prepared.outputs.end(), allocate)) return false;
-  if (launch.workspace != 0) {  // freed on return: what comes next on the stream may have it
+  if (launch.workspace != 0) {  // freed on return: only later work on the stream can get this memory
     const Output& like = prepared.outputs[0];
     if (!allocate({{launch.workspace}, {1}, aoti_torch_dtype_float64(), like.device_type, like.device})) return false;
   }
