@@ -32,7 +32,7 @@ std::optional<Buffers> buffers_of(int device, void* stream) {
   return entry == buffers.end() ? std::nullopt : std::make_optional(entry->second);
 }
 
-// The launcher in Python reports to the Front that called it in the same thread.
+// The launcher in Python reports to the LaunchCache that called it in the same thread.
 struct Report {
   bool wants_trace = false;
   std::vector<Launch> launches;
@@ -102,13 +102,13 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
   return prepared;
 }
 
-// The dispatcher passes only the arguments, so each Front has a function of its own.
+// The dispatcher passes only the arguments, so each LaunchCache has a function of its own.
 constexpr size_t kFronts = 256;
-std::deque<Front> fronts;
+std::deque<LaunchCache> launch_caches;
 
 template <size_t I>
 void enter(StableIValue* stack, uint64_t, uint64_t results) {
-  fronts[I].call(stack, results);
+  launch_caches[I].call(stack, results);
 }
 
 template <size_t... I>
@@ -119,7 +119,7 @@ constexpr auto entrances(std::index_sequence<I...>) {
 }  // namespace
 
 // Looks up the launch for these sizes. Where there is none, *trace says whether Python should be traced.
-std::shared_ptr<const Prepared> Front::find(const Arguments& call, bool* trace) {
+std::shared_ptr<const Prepared> LaunchCache::find(const Arguments& call, bool* trace) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto entry = calls_.find(call.kind);
   if (entry == calls_.end()) return nullptr;
@@ -128,14 +128,14 @@ std::shared_ptr<const Prepared> Front::find(const Arguments& call, bool* trace) 
   if (exact != calls.prepared.end()) return exact->second;
   for (Program& program : calls.programs)
     if (auto prepared = program.at(call.sizes)) {
-      std::swap(program, calls.programs.front());
+      std::swap(program, calls.programs.cache_launches());
       return prepared;
     }
   *trace = calls.traced < kTraces;
   return nullptr;
 }
 
-void Front::keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::optional<Tape> tape) {
+void LaunchCache::keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::optional<Tape> tape) {
   const std::lock_guard<std::mutex> guard(mutex_);
   if (prepared && ++count_ > kMost) {
     calls_.clear();
@@ -150,13 +150,13 @@ void Front::keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::
   if (prepared) calls.prepared.emplace(std::move(call.sizes), std::move(prepared));
 }
 
-void Front::forget() {
+void LaunchCache::forget() {
   const std::lock_guard<std::mutex> guard(mutex_);
   calls_.clear();
   count_ = 0;
 }
 
-void Front::call(StableIValue* stack, size_t results) {
+void LaunchCache::call(StableIValue* stack, size_t results) {
   thread_local Arguments last;  // static, so that its memory serves the next call
   last.read(kinds_, stack);
   Report python_report;
@@ -176,7 +176,7 @@ void Front::call(StableIValue* stack, size_t results) {
 }
 
 // Returns false, before anything has changed, if Python must decide: another device, a capture, new buffers, a failure.
-bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const {
+bool LaunchCache::replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const {
   const Launch& launch = prepared.launch;
   void* stream;
   if (watched() || !driver.current(launch.device, &stream)) return false;
@@ -249,17 +249,17 @@ void fail(const std::string& message) {
   if (report) report->failure = message;
 }
 
-Front& front(const std::string& op, const std::string& kinds, const char* dispatch_key) {
+LaunchCache& cache_launches(const std::string& op, const std::string& kinds, const char* dispatch_key) {
   static constexpr auto table = entrances(std::make_index_sequence<kFronts>());
-  if (fronts.size() == kFronts) throw std::length_error("safeops: more Triton ops than entrances (csrc/launch)");
-  fronts.emplace_back(op, kinds);
+  if (launch_caches.size() == kFronts) throw std::length_error("safeops: more Triton ops than entrances (csrc/launch)");
+  launch_caches.emplace_back(op, kinds);
   auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "safeops", dispatch_key, __FILE__, __LINE__);
-  library->impl(op.substr(op.find("::") + 2).c_str(), table[fronts.size() - 1]);  // never freed: loaded code stays, too
-  return fronts.back();
+  library->impl(op.substr(op.find("::") + 2).c_str(), table[launch_caches.size() - 1]);  // is never freed
+  return launch_caches.back();
 }
 
 void forget() {
-  for (Front& each : fronts) each.forget();
+  for (LaunchCache& each : launch_caches) each.forget();
 }
 
 }  // namespace safeops::launch

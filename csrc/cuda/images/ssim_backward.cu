@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& resul
   const Shape shape = by_window ? info.map : planes ? Shape(3, sums) : Shape();
   STD_TORCH_CHECK(shape.is(view.ndim, view.sizes) && view.dtype == (planes ? DType::kDouble : wide) &&
                       slope.ndim == (by_window || planes) && slope.dtype == DType::kDouble,
-                  kOp, ": grad and share must be of the results of _ssim");
+                  kOp, ": grad and result_slope must be of the results of _ssim");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Tensor dx = need_input ? output_like(input, info.shape, info.x) : empty_vector(DType(info.x), input);
   const Tensor dy = need_target ? output_like(target, info.shape, info.y) : empty_vector(DType(info.y), target);

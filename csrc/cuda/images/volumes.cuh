@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "march.cuh"
+#include "sliding_window.cuh"
 #include "parts.cuh"
 #include "ssim_volumes.h"
 
