@@ -128,7 +128,7 @@ std::shared_ptr<const Prepared> LaunchCache::find(const Arguments& call, bool* t
   if (exact != calls.prepared.end()) return exact->second;
   for (Program& program : calls.programs)
     if (auto prepared = program.at(call.sizes)) {
-      std::swap(program, calls.programs.cache_launches());
+      std::swap(program, calls.programs.front());
       return prepared;
     }
   *trace = calls.traced < kTraces;

@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& resul
   constexpr const char* kOp = "safeops::_ssim_backward";
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
   const ImageInfo info(input, target, mask, options, kOp);
-  check_device(grad, input, kOp, "grad"), check_device(result_slope, input, kOp, "share");
+  check_device(grad, input, kOp, "grad"), check_device(result_slope, input, kOp, "result_slope");
   const safeops::View view(grad), slope(result_slope);
   const int64_t sums[] = {3, info.shape.size[0], info.shape.size[1]};
   const DType wide = info.wide ? DType::kDouble : DType::kFloat;

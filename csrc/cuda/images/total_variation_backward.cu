@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kBlock, 2)
 Tensor total_variation_backward(const Tensor& grad, const Tensor& result_slope, const Tensor& input,
                                 const std::optional<Tensor>& mask) {
   constexpr const char* kOp = "safeops::_total_variation_backward";
-  check_device(grad, input, kOp, "grad"), check_device(result_slope, input, kOp, "share");
+  check_device(grad, input, kOp, "grad"), check_device(result_slope, input, kOp, "result_slope");
   const safeops::View x(input), g(grad), s(result_slope);
   const bool reduced = s.ndim == 0;
   STD_TORCH_CHECK(g.dtype == wide(x.dtype, x.dtype) && (reduced ? g.ndim == 0 : g.shape().is(1, x.sizes)) &&

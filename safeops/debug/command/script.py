@@ -140,8 +140,8 @@ def _print_of_child(strict, watcher, name):
 
 
 def execute(tool, script, arguments, run, hint=""):
-    """Call `run()` as Python would run the script, and print the exception that ends it. Returns (exit code, crashed); a
-    module that could not begin gives (CANNOT_RUN, True).
+    """Call `run()` as Python would run the script, and print the exception that ends it. Returns (exit code, crashed);
+    a module that could not begin gives (CANNOT_RUN, True).
 
     hint: text to add to the message about a RuntimeError that is no LocatedError."""
     with _as_main(script, arguments):
