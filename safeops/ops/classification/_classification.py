@@ -114,7 +114,7 @@ def validate_numbers(name, label_smoothing, z_loss):
 
 
 class Classification(RowLoss):
-    """The record of a loss of rows that have a class each. takes_logits: True for logits, False for log probabilities."""
+    """The record of a loss of rows with a class each. takes_logits: True for logits, False for log probabilities."""
 
     takes_logits = False
     buffers = ("weight",)
@@ -195,8 +195,8 @@ def weighed(loss, keep, weights, row_weight):
 def normalized_weight(weight, x, dim, target, mask, ignore_index, row_weight):
     """The class weights, scaled so that their mean over the kept rows is 1: (C,), in x's dtype or a wider one.
 
-    They give the z-losses z_i, which have no class weight, a mean of their own. Row i has the cross entropy c_i, the row
-    weight r_i and the weight w_i of its class:
+    They give the z-losses z_i, which have no class weight, a mean of their own. Row i has the cross entropy c_i, the
+    row weight r_i and the weight w_i of its class:
     (1) scaled weights: w'_i = w_i sum_i r_i / sum_i r_i w_i
     (2) sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i
 

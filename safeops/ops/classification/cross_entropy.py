@@ -240,7 +240,7 @@ _backward = declare_raw(
     "_cross_entropy_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, Tensor? mask=None, "
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
-    "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: some of the classes
+    "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: not all classes
     fake=_fake_backward,
     composite=_composite_backward,
     triton="classification.cross_entropy_backward.cross_entropy_backward",

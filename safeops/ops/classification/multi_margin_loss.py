@@ -145,7 +145,7 @@ _multi_margin_loss.example = "torch.eye(2), torch.tensor([0, 1])"
 
 
 def one_row(input, target):
-    """`input` of a single row in the shape that fits target: (C,) for target (), (1, C) for target (1,), as in torch."""
+    """A single row in the shape that fits its target, as in torch: (C,) for target (), (1, C) for target (1,)."""
     tensors = isinstance(input, torch.Tensor) and isinstance(target, torch.Tensor)
     # (the size is compared last: a comparison binds a trace to it)
     one = tensors and (input.dim() < 2 or target.dim() == 0 and input.dim() == 2 and len(input) == 1)

@@ -67,8 +67,8 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
 
 
 def define_argmax(input, target, mask=None, ignore_index=-100, *shape):
-    """Returns (the tensor of `define`, argmax: the first class of each row's largest logit, correct: True if that is the
-    row's own class)."""
+    """Returns (the tensor of `define`, argmax: the first class of each row's largest logit, correct: True where that is
+    the row's own class)."""
     rows, input, dim = define(input, target, mask, ignore_index, *shape), gather_classes(input), class_dim(input)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, torch.float64)
     x = torch.where(keep.unsqueeze(dim), input.detach(), 0)  # select before arithmetic
@@ -153,7 +153,7 @@ _forward_argmax = declare_raw(
 _backward = declare_raw(
     "_token_log_probs_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? mask=None, int ignore_index=-100, "
-    "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: some of the classes
+    "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: not all classes
     fake=lambda grad, input, *_: torch.empty_like(input),
     composite=_composite_backward,
     triton="classification.token_log_probs.token_log_probs_backward",
