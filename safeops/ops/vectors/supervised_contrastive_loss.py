@@ -34,7 +34,7 @@ def define(features, labels, keep, temperature):
     z = normalize(features.to(compute), dim=-1, eps=None)
     logits = torch.where(
         other, matmul(*over_temperature(temperature, half, z, z), half), float("-inf")
-    )  # no class
+    )  # -inf: no class
     probabilities = positive.to(logits.dtype) / count.clamp(min=1)
     return cross_entropy(logits, probabilities, mask=counted, reduction="none"), counted
 
