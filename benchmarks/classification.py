@@ -1,5 +1,7 @@
 """Softmax, and the losses of a row's class. The input is read once in each direction, the output written once."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -133,31 +135,32 @@ def classification(name, suffix, **options):
         )
 
 
-def softmax_focal_loss(suffix):
-    """cross_entropy, and numbers of each row."""
+def nll_function(name, pattern, element, suffixes=("",)):
+    """A function of each row's -log p has the bytes of cross_entropy. element: as users write it."""
+    for suffix in suffixes:
+        case(name + suffix)(functools.partial(_nll_function, name, pattern, element, suffix))
 
-    @case("softmax_focal_loss" + suffix)
-    def build(n, dtype, device):
-        shape, s = LOGITS[suffix](n), dtype.itemsize
-        generator = torch.Generator(device).manual_seed(1)
-        target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator, device=device)
 
-        def theirs(x):
-            loss = F.cross_entropy(x, target, reduction="none")
-            return ((1 - torch.exp(-loss)) ** 2 * loss).mean()
+def _nll_function(name, pattern, element, suffix, n, dtype, device):
+    shape, s, function = LOGITS[suffix](n), dtype.itemsize, getattr(safeops, name)
+    generator = torch.Generator(device).manual_seed(1)
+    target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator, device=device)
 
-        return Case(
-            (tensor(n, dtype, device, 0, shape),),
-            forward_bytes=s,  # read x
-            backward_bytes=2 * s,  # read x; write dx
-            ours=lambda x: safeops.softmax_focal_loss(x, target),
-            eager={'loss = F.cross_entropy(x, target, reduction="none"); ((1 - exp(-loss))^2 loss).mean()': theirs},
-            compiled=theirs,
-            variant=bool(suffix),
-            aten=theirs,
-            arithmetic=True,
-            counted=suffix != "_images",
-        )
+    def theirs(x):
+        return element(F.cross_entropy(x, target, reduction="none")).mean()
+
+    return Case(
+        (tensor(n, dtype, device, 0, shape),),
+        forward_bytes=s,  # read x
+        backward_bytes=2 * s,  # read x; write dx
+        ours=lambda x: function(x, target),
+        eager={f'l = F.cross_entropy(x, target, reduction="none"); {pattern}': theirs},
+        compiled=theirs,
+        variant=bool(suffix),
+        aten=theirs,
+        arithmetic=True,
+        counted=suffix != "_images",
+    )
 
 
 def token_log_probs(suffix, with_argmax):
@@ -202,5 +205,6 @@ for _suffix in LOGITS:
     classification("cross_entropy", _suffix)
 classification("cross_entropy", "_smoothing", label_smoothing=0.1)
 classification("nll_loss", "")
-for _suffix in ("", "_images"):
-    softmax_focal_loss(_suffix)
+nll_function(
+    "softmax_focal_loss", "((1 - exp(-l))^2 l).mean()", lambda l: (1 - torch.exp(-l)) ** 2 * l, ("", "_images")
+)

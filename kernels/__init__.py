@@ -1,7 +1,6 @@
 """Triton kernels for CUDA tensors and the plain functions that launch them: one folder per family of ops.
 
-engine/ is what the families share, and uses none of them; a family uses no other. Each file is named after a public op
-that it computes, and its launchers after the raw ops (`_<op>`, `_<op>_backward`), whose arguments they take.
-
+engine/ holds what the families share, and imports no family. Most files of a family are named after a public op that
+they compute. A launcher is named after the raw op (`_<op>`, `_<op>_backward`) whose arguments it takes.
 Importing this package imports neither torch nor triton: the modules of the launchers do.
 """

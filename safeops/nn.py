@@ -8,7 +8,7 @@ import types
 
 import torch
 
-from safeops.core.foreign import by_name, unexpected
+from safeops.core.foreign import by_name, unexpected, unexpected_option
 from safeops.core.op import registry
 
 # optional, and given in the call but where they are buffers
@@ -25,15 +25,15 @@ class _Loss(torch.nn.Module):
         name = type(self).__name__
         if len(operands) > len(self.operands):
             raise TypeError(
-                f"{name} takes {', '.join(self.operands)} by position, got {len(operands)} tensors: "
-                f"{by_name(operands[len(self.operands)], self.tensors)}"
+                f"{name} takes {', '.join(self.operands)} by position, got {len(operands)} tensors"
+                f"{by_name(operands[len(self.operands)], inspect.signature(self.forward).parameters.values())}"
             )
         for key in tensors:
             if key in self.defaults:
                 raise TypeError(f"{name}: {key} is an option: give it to the constructor")
             if key not in self.operands and key not in self.tensors:
                 parameters = *self.operands, *self.tensors, *self.defaults
-                raise TypeError(f"{name} {unexpected(key, parameters)}")
+                raise TypeError(f"{name} {unexpected(key, tensors[key], parameters, self.function.__name__)}")
         options = {name: getattr(self, name) for name in self.defaults}
         return self.function(*operands, **tensors, **options)
 
@@ -52,7 +52,7 @@ def _init(self, **options):
     name = type(self).__name__
     for key in options:
         if key not in self.defaults:
-            raise TypeError(f"{name}.__init__() {unexpected(key, tuple(self.defaults))}")
+            raise TypeError(f"{name}.__init__() {unexpected_option(key, options[key], self)}")
     options = self.defaults | options
     buffers = self.op.buffers
     self.op.validate_options(name, *(value for key, value in options.items() if key not in buffers))

@@ -17,10 +17,8 @@ class Binding:
     def _bind(self, target, value, expression, statement):
         if isinstance(target, cst.Name):
             soft = value.op is not None and value.op.name in SOFT  # a weight, whatever it is called
-            if isinstance(expression, cst.Name):  # two names for one memory
-                self._disown(expression)
-                value = dataclasses.replace(value, owned=False)
-            elif value.tensor and value.mask is None and named_mask(target.value) and not soft:
+            named = not isinstance(expression, cst.Name) and named_mask(target.value)
+            if value.tensor and value.mask is None and named and not soft:
                 value = dataclasses.replace(value, mask="likely")
             if not (value.tensor or value.foreign or value.op) and named_eps(target.value):
                 value = Value(positive=True)
@@ -31,18 +29,13 @@ class Binding:
             self._bind(target.value, NOTHING, None, statement)
         elif isinstance(target, cst.Attribute):
             self.evaluate(target.value)
-            if expression is not None:
-                self._disown(expression)
             if dotted(target):
-                value = dataclasses.replace(value, owned=False)
                 if not (value.tensor or value.foreign or value.op) and named_eps(target.attr.value):
-                    value.positive = True  # self.eps = kwargs.get("eps", 1e-5)
+                    value = dataclasses.replace(value, positive=True)  # self.eps = kwargs.get("eps", 1e-5)
                 self.scope.bind(dotted(target), value)
                 if self.scope.outer is not None and dotted(target).startswith("self."):
                     self.scope.outer.bind(dotted(target), value)  # the other methods see it too
         elif isinstance(target, cst.Subscript):
-            if expression is not None:
-                self._disown(expression)
             self._subscript_parts(target)
             self._values[id(target)] = self._subscript_value(target)
             if isinstance(statement, (cst.Assign, cst.AnnAssign)):
@@ -110,12 +103,6 @@ class Binding:
         for i, target in enumerate(elements):
             made = self._of_pair(Value(op=op), i == 1, expression) if pair else each
             self._bind(target.value, made, None, statement)
-
-    def _disown(self, node):
-        if isinstance(node, cst.Name):
-            value = self.scope.get(node.value)
-            if value.owned:
-                value.owned = False
 
 
 def _index(subscript):

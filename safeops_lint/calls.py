@@ -6,7 +6,7 @@ import libcst as cst
 
 from safeops_lint.survey import DIMS
 from safeops_lint.syntax import Op, dotted, operation
-from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
+from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS
 from safeops_lint.values import NOTHING, Value, of_op
 
 # Methods that say it wherever they are called.
@@ -34,13 +34,8 @@ class Calls:
         if op is not None and self._is_tensor_op(op):
             self._values[id(node)] = value
             self._operation(op)
-            if op.name in VIEWS or op.inplace:
-                self._disown(op.input)
             if op.inplace and isinstance(op.input, cst.Name):
-                self.scope.bind(op.input.value, dataclasses.replace(value, owned=False))
-        else:
-            for a in node.args:
-                self._disown(a.value)
+                self.scope.bind(op.input.value, value)
         return value
 
     def _recognize(self, op):
@@ -48,7 +43,7 @@ class Calls:
         value, name = self.value(op.input), op.name
         certain = op.origin == "method" and (name in CERTAIN or op.kwargs.keys() & DIMS)
         if op.origin == "method" and name in CASTS and isinstance(op.input, cst.Comparison):  # (distance < 4).float()
-            self._values[id(op.input)] = Value(tensor=True, mask="bool", owned=True, node=op.input)
+            self._values[id(op.input)] = Value(tensor=True, mask="bool", node=op.input)
         wanted = op.input is not None and (self.scope.loss or self.scope.step or certain)
         if not wanted or value.tensor or value.foreign or value.op is not None:
             return
@@ -81,7 +76,7 @@ class Calls:
             if full == "safeops.masked_fill" and node.args:  # as torch's
                 given = [a.value for a in node.args if not a.keyword]
                 made = Op("masked_fill", node, node.args[0].value, given[1:], {}, "safeops")
-            return Value(tensor=True, positive=True, owned=True, op=made, node=node)
+            return Value(tensor=True, positive=True, op=made, node=node)
         if op is None or not self._is_tensor_op(op):
             name = full or dotted(node.func) or ""
             if name in ("len", "int", "float", "max", "min", "abs", "round", "range", "str", "list", "tuple", "bool"):
@@ -107,8 +102,8 @@ class Calls:
             if not self.value(op.arg(0, "dim", "other")).tensor:
                 return Value(op=op, node=node)  # a pair of values and indices
         if op.origin != "method" and op.name in ("tensor", "scalar_tensor", "full", "as_tensor", "from_numpy"):
-            made, host = op.name in ("tensor", "full"), "device" not in op.kwargs
-            return Value(tensor=True, positive=True, constant=True, owned=made, host=made and host, op=op, node=node)
+            host = op.name in ("tensor", "full") and "device" not in op.kwargs
+            return Value(tensor=True, positive=True, constant=True, host=host, op=op, node=node)
         operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
         value = of_op(op, operands, self.imports, not self.scope.wide)
         if op.name in JOINS:
@@ -116,8 +111,6 @@ class Calls:
             joined = [self.value(n) for n in (parts or [getattr(op.input, "elt", None)]) if n is not None]
             value.detached |= bool(joined) and all(v.detached for v in joined)
             value.wide |= any(v.wide for v in joined)
-        if op.name in REDUCTIONS:
-            value.owned = True
         return value
 
     def _result(self, name, node):
@@ -127,7 +120,7 @@ class Calls:
             scope = scope.outer
         owner = scope.class_name if name == "self" or name.startswith("self.") else ""
         value = self.value(self.results.get((owner, "forward" if name == "self" else name.removeprefix("self."))))
-        return dataclasses.replace(value, owned=False, node=node) if value.tensor else NOTHING
+        return dataclasses.replace(value, node=node) if value.tensor else NOTHING
 
     def _builtin(self, name, node):
         if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):

@@ -7,6 +7,7 @@ import re
 
 import libcst as cst
 
+from safeops_lint.memory import Memory
 from safeops_lint.promotion import Promotion
 from safeops_lint.syntax import comments, descendants, number
 from safeops_lint.tables import REDUCTIONS
@@ -84,6 +85,10 @@ class Context:
     @functools.cached_property
     def promotion(self):
         return Promotion(self)
+
+    @functools.cached_property
+    def memory(self):
+        return Memory(self)
 
     def reported(self, code, node):
         return (code, id(node)) in self.reports

@@ -24,11 +24,7 @@ class Expressions:
 
     def _generic(self, node):
         for child in children(node):
-            if isinstance(child, cst.Name):
-                self.evaluate(child)
-                self._disown(child)
-            else:
-                self._child(child)
+            self._child(child)
         return NOTHING
 
     def _Name(self, node):
@@ -54,9 +50,7 @@ class Expressions:
         if inverted:
             op = Op("bitwise_not", node, node.expression, [], {}, "operator")
             return of_op(op, [value], self.imports)
-        return dataclasses.replace(
-            value, node=node, owned=True, op=Op("neg", node, node.expression, [], {}, "operator")
-        )
+        return dataclasses.replace(value, node=node, op=Op("neg", node, node.expression, [], {}, "operator"))
 
     def _BinaryOperation(self, node):
         left, right = self.evaluate(node.left), self.evaluate(node.right)
@@ -89,7 +83,7 @@ class Expressions:
         if not any(v.tensor for v in values) or self._of_numpy(values[0], values[-1]):
             return NOTHING
         host = all(v.host for v in values if v.tensor)
-        return Value(tensor=True, mask="bool", owned=True, node=node, host=host)
+        return Value(tensor=True, mask="bool", node=node, host=host)
 
     def _Attribute(self, node):
         name = dotted(node)
@@ -109,12 +103,8 @@ class Expressions:
         if attribute in NO_TENSOR_ATTRIBUTES:
             return Value(foreign=True, positive=True, wide=base.wide, node=node)  # `y.to(x.dtype)` is as wide as x
         if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
-            if attribute != "grad":
-                self._disown(node.value)
             wide = base.wide or attribute in ("real", "imag")  # of complex numbers, of which there is hardly any half
-            return dataclasses.replace(
-                base, owned=False, wide=wide, detached=base.detached or attribute == "data", node=node
-            )
+            return dataclasses.replace(base, wide=wide, detached=base.detached or attribute == "data", node=node)
         if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
             return self._of_pair(base, attribute == "indices", node)
         if attribute == "grad" and (self.scope.loss or self.scope.step):
@@ -130,9 +120,9 @@ class Expressions:
     def _of_pair(self, base, second, node):
         """The values or the indices of `x.max(dim)`."""
         if second:
-            return Value(tensor=True, owned=True, integer=True, node=node)
+            return Value(tensor=True, integer=True, node=node)
         of = self.value(base.op.input)
-        return Value(tensor=True, owned=True, op=base.op, node=node, wide=of.wide, detached=of.detached)
+        return Value(tensor=True, op=base.op, node=node, wide=of.wide, detached=of.detached)
 
     def _Subscript(self, node):
         self._subscript_parts(node)
@@ -164,7 +154,7 @@ class Expressions:
         if advanced:
             op = Op("index", node, node.value, [index], {}, "operator")
         positive = base.positive or advanced and self._asks(self.value(index).node, node.value)
-        return dataclasses.replace(base, node=node, op=op, owned=advanced, positive=positive)
+        return dataclasses.replace(base, node=node, op=op, positive=positive)
 
     @staticmethod
     def _asks(mask, base):

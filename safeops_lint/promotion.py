@@ -31,12 +31,12 @@ class Promotion:
 
     def __init__(self, walk):
         self.walk, self.parents = walk, {}
-        self.mentions = collections.defaultdict(list)
+        self.mentions = collections.defaultdict(list)  # name -> its Names, the last first
         for node in descendants(walk.module):
+            if isinstance(node, cst.Name):
+                self.mentions[node.value].append(node)
             for child in children(node):
                 self.parents[id(child)] = node
-                if isinstance(child, cst.Name):
-                    self.mentions[child.value].append(child)
 
     def allows(self, node, text):
         """True if `text`, which may return fp32, can take the place of the expression `node`: nor must anything be

@@ -17,7 +17,6 @@ class Scope:
     def __init__(self, name="", outer=None, class_name="", is_module=False):
         self.name, self.outer, self.class_name, self.is_module = name, outer, class_name, is_module
         self.names = {}
-        self.depth = {}  # how many loops a name's assignment is in
         self.checked = set()  # names that a condition asked about
         self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
         self.arguments = set()  # names of its arguments
@@ -28,11 +27,13 @@ class Scope:
         self.returned = []  # the expressions that it returns
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.no_grad = self.autocast = self.wide = self.loops = 0
+        self.on_cpu = False  # autocast there casts what it refuses on CUDA
         self.rare = 0  # in a branch that is taken once, or on demand
         self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
+            self.on_cpu = outer.on_cpu
 
     def get(self, name):
         scope = self
@@ -46,7 +47,6 @@ class Scope:
 
     def bind(self, name, value):
         self.names[name] = value
-        self.depth[name] = self.loops
         self.checked.discard(name)
         self.parameters.discard(name)
         self.filled.discard(name)
@@ -120,6 +120,7 @@ def enter_autocast(scope, call, step):
         scope.wide += step
     else:
         scope.autocast += step
+        scope.on_cpu = any(getattr(a.value, "raw_value", "") == "cpu" for a in given)
         scope.wide = 0
 
 

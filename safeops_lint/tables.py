@@ -35,9 +35,6 @@ TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 SHAPING = words("""view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten
     repeat movedim swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select diagonal
     view_as reshape_as requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""")
-VIEWS = words("""view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten
-    movedim swapaxes broadcast_to detach narrow select view_as reshape_as to cuda cpu float type type_as data
-    requires_grad_ chunk split unbind diagonal unfold swapdims moveaxis real imag squeeze_ atleast_1d ravel""")
 COMPARISONS = words("""isnan isinf isfinite isposinf isneginf eq ne lt gt le ge logical_and logical_or logical_not
     logical_xor bool isclose isin isreal""")
 CONSTRUCTORS = words("""zeros ones full empty arange linspace logspace eye tensor as_tensor from_numpy zeros_like
@@ -81,6 +78,8 @@ SURE_METHODS = words("""unsqueeze masked_fill masked_fill_ masked_select type_as
 # These return a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 DETACHES = {"detach", "data"}
+# These return floating numbers, whatever they are given.
+FLOATING = RAISED - words("cumprod cumsum pow prod renorm sum") | words("div mean sigmoid sqrt std tanh var")
 KEEPS_INTEGER = SHAPING | words("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where")
 # Whose backward needs the result: changing it in place breaks backward.
 SAVES_RESULT = words("""exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu

@@ -34,7 +34,6 @@ class Value:
     integer: bool = False  # surely no floating tensor: no NaN, no gradient
     host: bool = False  # on the CPU for certain
     detached: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
-    owned: bool = False  # memory that only this name reaches
     op: object = None  # the Op that made it
     node: object = None  # the expression that made it (through names)
 
@@ -82,13 +81,12 @@ def dtype_of(node, imports):
 def of_op(op, operands, imports, autocast=True):
     """The Value of a tensor operation; `operands` are the Values of input and arguments (numbers included).
     autocast: whether it may be on, which casts fp32 to half for matrix products."""
-    first = operands[0] if operands else NOTHING
     tensors = [v for v in operands if v.tensor]
     dtype = op.kwargs.get("dtype")
     if dtype is None and op.name in ("to", "type", "astype") and op.args:
         dtype = op.args[0]
     dtype = dtype_of(dtype, imports)
-    value = Value(tensor=True, op=op, node=op.node, owned=True)
+    value = Value(tensor=True, op=op, node=op.node)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     promoting = [v for v in operands if not v.foreign]
     value.wide = dtype == "wide" or op.name in tables.WIDENING or (dtype is None and any(v.wide for v in promoting))
@@ -102,8 +100,6 @@ def of_op(op, operands, imports, autocast=True):
     value.host = op.name == "cpu" or not moved and (all(v.host for v in tensors) if tensors else made)
     if value.half or op.name in ("to", "type", "type_as") and _like_another(operands[1:]):
         value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
-    if op.name in tables.VIEWS or (op.inplace and not first.owned):
-        value.owned = first.owned and op.name not in tables.VIEWS
     value.mask = _mask(op, operands, dtype)
     value.integer = op.name in tables.KEEPS_INTEGER and counts and not (value.mask or value.wide)
     value.integer |= op.name in tables.INTEGER

@@ -153,7 +153,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
             self._statement(node.orelse)
 
     def _With(self, node):
-        scope, before = self.scope, (self.scope.no_grad, self.scope.autocast, self.scope.wide)
+        scope, before = self.scope, (self.scope.no_grad, self.scope.autocast, self.scope.wide, self.scope.on_cpu)
         for item in node.items:
             self.evaluate(item.item)
             call = item.item if isinstance(item.item, cst.Call) else None
@@ -168,7 +168,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
             if item.asname is not None:
                 self._bind(item.asname.name, NOTHING, None, node)
         self._block(node.body)
-        scope.no_grad, scope.autocast, scope.wide = before
+        scope.no_grad, scope.autocast, scope.wide, scope.on_cpu = before
 
     # ---- rules
 

@@ -61,6 +61,7 @@ safeops.nn.MSELoss(empty="none")
 safeops.ssim(x, x, padding="full")
 safeops.combine_losses({"a": x}, nonfinite="ignore")
 safeops.huber_loss(x, x, "mean", x)
+safeops.clip_grad_norm_([x], 1.0, foreach=True)
 region("a")
 """
 

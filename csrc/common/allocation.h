@@ -1,5 +1,6 @@
-// New memory through the C shim, which drops the text of the allocator's exception. Python recognises the text of
-// `NoMemory`, asks torch for as many bytes once more, and raises torch's own error (safeops/core/library.py).
+// Errors of allocations through the C shim. The shim drops the text of the allocator's exception, so C++ throws
+// `NoMemory`. Python recognises its text, asks torch for as many bytes again and raises torch's own error
+// (safeops/core/library.py).
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -17,8 +18,8 @@ __attribute__((weak)) const char* torch_exception_get_what();
 
 namespace safeops {
 
-// Before torch 2.13 the shim logs each exception that it catches, with all C++ frames (torch_exception_get_what is
-// newer and replaces that). While a Quiet lives, in any thread, torch logs only fatal messages.
+// Before torch 2.13 the shim logs each exception that it catches, with all C++ frames. While a Quiet exists in any
+// thread, torch logs only fatal messages. From 2.13 on torch exports torch_exception_get_what, and Quiet does nothing.
 class Quiet {
  public:
   Quiet() {

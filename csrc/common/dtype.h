@@ -1,4 +1,4 @@
-// The dtypes that kernels tell apart. This header needs none of torch's, which take nvcc long to read.
+// The dtypes that kernels distinguish. This header includes no torch header, since nvcc takes long to parse those.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Elements of any dtype as bit patterns: their width, new tensors of them, a number as their bits. Device independent.
+// Treats elements of any dtype as bit patterns: their size, new tensors, the bits of a number. Device independent.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -27,7 +27,7 @@ inline int64_t element_bytes(const Tensor& t) {
 // A new contiguous tensor of t's dtype and device.
 inline Tensor new_like(const Shape& shape, const Tensor& t) { return empty_of_code(shape, dtype_code(t), t); }
 
-// torch.empty_like(t) if t has the full shape, else contiguous.
+// A new tensor of this shape and of t's dtype and device: torch.empty_like(t) if t has this shape, else contiguous.
 inline Tensor laid_like(const Shape& shape, const Tensor& t) {
   return keeps_strides(shape, View(t)) ? torch_empty_like(t, std::nullopt, dtype_code(t)) : new_like(shape, t);
 }
@@ -36,15 +36,15 @@ template <class T>
 uint64_t integer_bits(double value) {
   STD_TORCH_CHECK(value == value, "safeops: NaN does not exist in an integer dtype");
   using Limits = std::numeric_limits<T>;
-  // 2^63 and 2^64 are doubles, the largest integers below them are not
+  // For 64-bit types the double of max() is rounded up to 2^63 or 2^64: `>=` still saturates all values beyond max().
   const T integer = value >= static_cast<double>(Limits::max())   ? Limits::max()
                     : value <= static_cast<double>(Limits::min()) ? Limits::min()
                                                                   : static_cast<T>(value);
   return static_cast<uint64_t>(static_cast<std::make_unsigned_t<T>>(integer));
 }
 
-// The bits of `value` in t's dtype, saturated and rounded through fp32 as torch does. A complex number takes it as its
-// real part.
+// Returns the bits of `value` in t's dtype. Finite values saturate at the dtype's range; half and bfloat16 are rounded
+// from fp32, as torch does. In a complex dtype `value` is the real part.
 inline uint64_t fill_bits(double value, const Tensor& t) {
   if (value == 0 && !std::signbit(value)) return 0;
   const auto within = [&](DType type) { return static_cast<float>(saturate(value, type)); };

@@ -1,4 +1,4 @@
-// Functions that the host and a GPU share.
+// SAFEOPS_EVERYWHERE marks functions that compile for both the host and a GPU.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,17 +1,17 @@
-// `_health_` writes a row of integers for each tensor of a list (safeops/ops/lists/health.py): their columns, and the
-// magnitudes that separate them. Device independent.
+// `_health_` writes one row of integers for each tensor of a list (safeops/ops/lists/health.py). Here are the row's
+// columns, and the magnitudes that separate kSmall and kTiny. Device independent.
 #pragma once
 
 #include "dtype.h"
 
 namespace safeops {
 
-// kSmall counts magnitudes below 2^-14, the smallest normal number of fp16, kTiny those of at most 2^-25, which fp16
-// rounds to 0; neither counts zeros. kLargest holds the bits of the largest finite magnitude as a double, kFirst is
-// numel minus the index of the first NaN or inf.
+// kSmall counts magnitudes below 2^-14, the smallest normal number of fp16. kTiny counts magnitudes of at most 2^-25,
+// which fp16 rounds to 0. Neither counts zeros. kLargest holds the bits of the largest finite magnitude as a double.
+// kFirst is numel minus the index of the first NaN or inf.
 enum HealthColumn { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst, kHealthColumns };
 
-// inf, 2^-14 and 2^-25 as bits of each dtype. fp16 has no number in (0, 2^-25], hence 0.
+// The bits of inf, 2^-14 and 2^-25 in each dtype. fp16 has no number in (0, 2^-25], so its `tiny` is 0.
 struct HealthLimits {
   uint64_t infinity, normal, tiny;
 };

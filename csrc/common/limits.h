@@ -1,4 +1,4 @@
-// Limits of the dtypes at which results change. They are the same on every device.
+// The floating dtypes' largest numbers and overflow thresholds, and the default floor of a divisor. Device independent.
 #pragma once
 
 #include <cmath>
@@ -14,20 +14,20 @@ inline double largest(DType type) {
   return values[static_cast<int>(type)];
 }
 
-// Magnitudes from here on round to inf: half a step beyond the largest number (a tie goes to even, which is inf).
+// Magnitudes >= this round to inf in `type`: its largest number plus half a step (the tie rounds to even, to inf).
 inline double overflow_from(DType type) {
   constexpr double values[] = {65520.0, 0x1.FFp+127, 0x1.FFFFFFp+127, HUGE_VAL};
   return values[static_cast<int>(type)];
 }
 
-// A finite number too large for `type` becomes its largest; inf and NaN pass.
+// Clamps a finite x to the largest magnitude of `type`; inf and NaN pass.
 inline double saturate(double x, DType type) {
   const double limit = largest(type);
   if (!std::isfinite(x) || std::fabs(x) <= limit) return x;
   return std::copysign(limit, x);
 }
 
-// The default floor of a divisor is the smallest normal number of the compute type.
+// The floor of a divisor: eps, or by default the smallest normal number of the compute type.
 inline double floor_of(const std::optional<double>& eps, bool in_double) {
   if (eps) return *eps;
   return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();

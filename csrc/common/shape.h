@@ -1,5 +1,5 @@
-// Shapes and strides without tensors. The public functions have already named the caller's mistake; these checks only
-// keep a direct call from reading memory it does not own.
+// Shapes and strides without tensors. The public functions check their arguments and explain a caller's mistake; the
+// checks here only keep a direct call of a raw op from reading memory outside its tensors.
 #pragma once
 
 #include <torch/headeronly/util/Exception.h>
@@ -49,7 +49,7 @@ inline Shape broadcast(const Shape& a, const Shape& b) {
   return out;
 }
 
-// Strides (in elements) with which a tensor of `sizes` is read as if it had `shape`: 0 along broadcast dims.
+// Sets `out` to the strides (in elements) that read a tensor of `sizes` as if it had `shape`: 0 along broadcast dims.
 inline void expand_strides(int ndim, const int64_t* sizes, const int64_t* strides, const Shape& shape, int64_t* out) {
   const int shift = shape.ndim - ndim;
   STD_TORCH_CHECK(shift >= 0, "safeops: a tensor of ", ndim, " dims does not broadcast to ", shape.ndim, " dims");
@@ -69,8 +69,7 @@ inline void contiguous_strides(const Shape& shape, int64_t* strides) {
   }
 }
 
-// Dims to walk, innermost first, with the stride of each. push() merges a dim that continues the one before it in
-// memory.
+// Dims to walk, innermost first, with their strides. push() merges a dim that continues the previous dim in memory.
 struct Walk {
   int ndim = 0;
   int64_t size[kMaxDims], stride[kMaxDims];
@@ -97,14 +96,14 @@ struct Walk {
   }
 };
 
-// dim in [0, ndim); a 0-dim tensor accepts 0 and -1.
+// Returns `dim` as a number in [0, ndim); a 0-dim tensor accepts 0 and -1 and gets 0.
 inline int resolve_dim(int64_t dim, int ndim) {
   const int64_t span = ndim == 0 ? 1 : ndim;
   STD_TORCH_CHECK(-span <= dim && dim < span, "safeops: dim ", dim, " is out of range for ", ndim, " dims");
   return static_cast<int>(dim < 0 ? dim + span : dim);
 }
 
-// A reduction removes these dims. `count` < 0 means dim=None; None and () both mean all.
+// The dims that a reduction removes. count < 0 stands for dim=None; None and () both mean all dims.
 struct ReducedDims {
   bool reduced[kMaxDims];
 

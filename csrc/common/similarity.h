@@ -1,4 +1,5 @@
-// Terms of 1 - SSIM of a window, and their derivatives. With s = x + y and d = x - y:
+// The terms of 1 - SSIM of a window, and their derivatives. With s = x + y, d = x - y, and c1, c2 twice the constants
+// C1, C2 of SSIM:
 //     luminance' = 2 E[d]^2 / (E[s]^2 + E[d]^2 + c1)      contrast' = 2 var d / (var s + var d + c2)
 //     1 - SSIM = 1 - (1 - luminance') (1 - contrast')
 // Device independent; also compiled for GPUs.
@@ -8,7 +9,7 @@
 
 namespace safeops {
 
-// Constants of a tile: the levels that were subtracted from s and d, and those of SSIM.
+// The constants of a tile: the levels that were subtracted from s and d before E was taken, and c1, c2.
 template <class C>
 struct SimilarityTerms {
   C level_s, level_d, c1, c2;
@@ -25,7 +26,7 @@ struct Similarity {
   C mean_s, mean_d;                   // with the level subtracted
   C total_s, total_d;                 // with the level added back
   C luminance_scale, contrast_scale;  // 1 / (E[s]^2 + E[d]^2 + c1), 1 / (var s + var d + c2); finite: c1, c2 >= 2e-30
-  C luminance, contrast;              // luminance' and contrast', 1 minus those of SSIM
+  C luminance, contrast;              // luminance' and contrast': 1 minus the terms of SSIM
 
   SAFEOPS_EVERYWHERE static Similarity of(const SimilarityTerms<C>& terms, C s, C d, C squares_s, C squares_d) {
     Similarity x;
@@ -47,9 +48,10 @@ struct Similarity {
   SAFEOPS_EVERYWHERE MomentSlopes<C> slopes(C loss_factor, C contrast_factor) const {
     const C by_luminance = loss_factor * (1 - contrast), by_contrast = loss_factor * (1 - luminance) + contrast_factor;
     MomentSlopes<C> slope;
-    // contrast' by var s: -contrast' scale, by var d: (2 - contrast') scale, where var s = E[s^2] - E[s]^2
+    // (1) d contrast'/d(var s) = -contrast' scale, d contrast'/d(var d) = (2 - contrast') scale
     slope.ss = -by_contrast * contrast * contrast_scale, slope.dd = by_contrast * (2 - contrast) * contrast_scale;
-    // luminance' by E[s]: -2 E[s] luminance' scale, by E[d]: 2 E[d] (2 - luminance') scale
+    // (2) d luminance'/dE[s] = -2 E[s] luminance' scale, d luminance'/dE[d] = 2 E[d] (2 - luminance') scale
+    // (3) var s = E[s^2] - E[s]^2 adds -2 E[s] slope.ss to slope.s; d likewise
     slope.s = -2 * by_luminance * luminance * total_s * luminance_scale - 2 * mean_s * slope.ss;
     slope.d = 2 * by_luminance * total_d * (2 - luminance) * luminance_scale - 2 * mean_d * slope.dd;
     return slope;

@@ -1,6 +1,6 @@
-// A sum of squares that overflows or underflows only where its root does: three sums, each for a range of magnitudes
-// (Blue, "A portable Fortran program to find the Euclidean norm of a vector", 1978). All squares of fp32 numbers go
-// into the middle one. Device independent; also compiled for GPUs.
+// A sum of squares that overflows or underflows only where its root does. It has three sums, each for a range of
+// magnitudes (Blue, "A portable Fortran program to find the Euclidean norm of a vector", 1978). Squares of fp32 numbers
+// go into `middle`. Device independent; also compiled for GPUs.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace safeops {
 
 struct Squares {
-  double small = 0, middle = 0, big = 0;  // sums of (2^600 x)^2 for |x| < 2^-480, x^2, (2^-700 x)^2 for |x| > 2^480
+  double small = 0, middle = 0, big = 0;  // sums of (2^600 x)^2 if |x| < 2^-480, (2^-700 x)^2 if |x| > 2^480, else x^2
 
   SAFEOPS_EVERYWHERE void add(double x) {
     const double size = fabs(x);
@@ -35,8 +35,8 @@ struct Squares {
   }
 };
 
-// A plain sum of squares in type C is inexact outside [low, high]: below, some squares may have underflowed that the
-// sum should show; above, and where the sum is NaN, some may have overflowed.
+// True if a plain sum of squares in type C may be wrong: below `low` squares that matter may have underflowed; above
+// `high`, or if the sum is NaN, squares may have overflowed.
 template <class C>
 inline bool squares_lost(double sum) {
   constexpr double low = sizeof(C) == 4 ? 0x1p-90 : 0x1p-900, high = sizeof(C) == 4 ? 0x1p120 : 0x1p1000;

@@ -1,5 +1,5 @@
-// Tensors through the C shim: metadata is read once, and memory allocated without looking an op up by name. Device
-// independent.
+// Tensors through libtorch's C shim: View reads a tensor's metadata once, empty() allocates without looking up an op by
+// name. Device independent.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -47,12 +47,12 @@ inline DType floating(ScalarType type) {
   }
 }
 
-// A dtype argument, or the default where it is None.
+// Returns the floating dtype of a dtype argument, or `fallback` if it is None.
 inline DType floating(const std::optional<ScalarType>& type, DType fallback) {
   return type ? floating(*type) : fallback;
 }
 
-// Losses and reductions return fp64 for fp64 operands, else fp32.
+// The result dtype of losses and reductions: fp64 if either operand is fp64, else fp32.
 inline DType wide(DType x, DType y) {
   return x == DType::kDouble || y == DType::kDouble ? DType::kDouble : DType::kFloat;
 }
@@ -79,7 +79,7 @@ struct View {
     ndim = static_cast<int>(dims);
   }
 
-  // A view of one value that lives in C++.
+  // A 0-dim view of a C++ variable.
   View(void* value, DType type)
       : data(static_cast<char*>(value)), sizes(nullptr), strides(nullptr), ndim(0), dtype(type) {}
 
@@ -105,10 +105,10 @@ struct View {
   bool is_floating() const { return dtype <= DType::kDouble; }
 };
 
-// A reduction's output, seen with the reduced dims back as size 1, so that it broadcasts to the input.
+// A view of a reduction's output that has the reduced dims as size 1, so that it broadcasts to the input.
 struct Unreduced {
   int64_t sizes[kMaxDims], strides[kMaxDims];
-  View view;  // valid while this lives
+  View view;  // valid while this object exists
 
   Unreduced(const View& output, const ReducedDims& dims, int ndim, bool keepdim, const char* op) : view(output) {
     if (keepdim || output.ndim == 0) return;  // a 0-dim tensor broadcasts as it is
@@ -156,8 +156,8 @@ inline ScalarType scalar_type(DType dtype) {
   return types[static_cast<int>(dtype)];
 }
 
-// True if torch.empty_like gives a tensor of this shape other strides than contiguous ones. Torch is then asked: its
-// rule keeps even the strides of size-1 dims.
+// True if torch.empty_like gives a tensor of this shape other than contiguous strides. Torch then allocates it, since
+// torch's rule keeps even the strides of size-1 dims.
 inline bool keeps_strides(const Shape& shape, const View& view) {
   if (!shape.is(view.ndim, view.sizes)) return false;
   int64_t contiguous[kMaxDims];
@@ -167,7 +167,7 @@ inline bool keeps_strides(const Shape& shape, const View& view) {
   return !same;
 }
 
-// `code` is libtorch's number of that dtype.
+// `code`: libtorch's number of the result's dtype, for the error text.
 inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>& dtype, int32_t code) {
   using torch::stable::detail::from;
   StableIValue stack[6] = {from(t),           from(dtype),        from(std::nullopt),
@@ -178,13 +178,14 @@ inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>&
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// torch.empty_like(t, dtype=dtype), which preserves t's strides, if t has the full shape; else contiguous.
+// A new tensor of this shape and dtype: torch.empty_like(t), which keeps t's strides, if t has this shape; else
+// contiguous on t's device.
 inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
   const int32_t code = dtype_codes().code[static_cast<int>(dtype)];
   return keeps_strides(shape, view) ? torch_empty_like(t, scalar_type(dtype), code) : empty_of_code(shape, code, t);
 }
 
-// An unneeded gradient is an empty vector.
+// Returns an empty vector, which stands for a gradient that is not needed.
 inline Tensor empty_vector(DType dtype, const Tensor& like) {
   const int64_t zero = 0;
   return empty(Shape(1, &zero), dtype, like);

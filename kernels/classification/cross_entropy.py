@@ -1,9 +1,12 @@
-"""cross_entropy: loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2 of each row, y its class, L = log sum
-exp x, A how many classes are not of -inf. Of class probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c).
+"""cross_entropy of each row. y is its class, s the label smoothing, L = log sum exp x, and A the number of classes
+whose logit is not -inf:
 
-The row_stats are the numbers of a row that its backward needs: L in two parts, the largest logit and the rest, which
-beside a large one would be lost, and where the call has them k and e:
-dx_c = g ((k + 2 z L) p_c - e w_c - the own class's part), p_c = exp(x_c - L).
+    loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2
+
+For class probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c).
+
+The row_stats are the numbers per row that the backward needs: L in two parts, the largest logit and the rest, which
+would be lost beside a large logit; and where the call has them k and e (cross_entropy_backward.py).
 """
 
 import torch
@@ -36,51 +39,53 @@ from .logits import logits_kind, logits_numbers, shaped
 
 
 @triton.jit
-def finish(state, kept, own_logit, w, smoothing, z_loss, config):
-    """(loss, the two parts of L, k, e) of each row, in the dtype of its sums: fp64 where they are of several parts.
-    Where the row's entropy is wanted it stands in the place of k."""
+def finish(state, kept, target_logit, w, smoothing, z_loss, config):
+    """Returns (loss, two parts of L, k, e) of each row, in the dtype of its sums, fp64 if they were merged from pieces.
+    ENTROPY: the row's entropy in place of k."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     SMOOTH: tl.constexpr = config.SMOOTH
-    top, total, mass, cross, count, every, moment = tl.tuple(
+    maximum, total, target_weight, target_sum, count, weight_sum, logit_sum = tl.tuple(
         [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
     )
-    own_logit, w = own_logit.to(top.dtype), w.to(top.dtype)
-    smoothing, z_loss = tl.full([1, 1], smoothing, top.dtype), tl.full([1, 1], z_loss, top.dtype)
-    nothing = total == 0  # a row has no logit but -inf: its loss is NaN, as torch has it
-    spread, top = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), top)
-    certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
+    target_logit, w = target_logit.to(maximum.dtype), w.to(maximum.dtype)
+    smoothing, z_loss = tl.full([1, 1], smoothing, maximum.dtype), tl.full([1, 1], z_loss, maximum.dtype)
+    nothing = total == 0  # all logits are -inf: the loss is NaN, as in torch
+    log_total, maximum = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), maximum)
+    certain = (maximum == float("inf")) & (total == 1) & (target_logit == maximum) & (z_loss == 0)
     certain = certain & (not config.HAS_Q) & (not SMOOTH)
-    # +inf shows as NaN, but where it is the row's own logit, and that one alone
-    shows = (top == float("inf")) & ~certain
-    top, spread = tl.where(shows, float("nan"), top), tl.where(shows, float("nan"), spread)
+    # a logit of +inf gives NaN, unless it is the row's own logit and the only one
+    shows = (maximum == float("inf")) & ~certain
+    maximum, log_total = tl.where(shows, float("nan"), maximum), tl.where(shows, float("nan"), log_total)
     if config.HAS_Q:
-        # (of an infinite mass the parts would be inf - inf)
-        loss = tl.where(tl.abs(mass) < float("inf"), mass * spread - cross, mass)  # sum w q (L - x)
-        factor = (1 - smoothing) * mass
+        # (for an infinite target_weight the difference would be inf - inf)
+        loss = tl.where(
+            tl.abs(target_weight) < float("inf"), target_weight * log_total - target_sum, target_weight
+        )  # sum w q (L - x)
+        factor = (1 - smoothing) * target_weight
     else:
-        loss = tl.where(certain, 0.0, w * ((top - own_logit) + spread))  # w (L - x_y)
+        loss = tl.where(certain, 0.0, w * ((maximum - target_logit) + log_total))  # w (L - x_y)
         factor = (1 - smoothing) * w
-    even = smoothing
+    uniform = smoothing
     if SMOOTH:
-        even = smoothing / count
-        every = every if config.WEIGHT else count
-        loss = (1 - smoothing) * loss + even * (every * spread - moment)
-        factor += even * every
-    loss = tl.where(z_loss == 0, loss, loss + z_loss * (top + spread) * (top + spread))
+        uniform = smoothing / count
+        weight_sum = weight_sum if config.WEIGHT else count
+        loss = (1 - smoothing) * loss + uniform * (weight_sum * log_total - logit_sum)
+        factor += uniform * weight_sum
+    loss = tl.where(z_loss == 0, loss, loss + z_loss * (maximum + log_total) * (maximum + log_total))
     if config.ENTROPY:
-        factor = tl.where(certain, 0.0, spread - cross / total)  # - sum p log p
-    return loss, top, spread, factor, even
+        factor = tl.where(certain, 0.0, log_total - target_sum / total)  # - sum p log p
+    return loss, maximum, log_total, factor, uniform
 
 
 @triton.jit
 def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config):
-    """(whether each row is kept, the weight of its class, the logit of its class)"""
-    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
-    own_logit = w
+    """Returns (whether each row is kept, the weight of its class, the logit of its class)."""
+    class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
+    target_logit = w
     if target is not None:
-        pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
-        own_logit, _ = shaped(tl.load(pointer, mask=kept, other=0).to(config.C), parameters, config.LOGITS)
-    return kept, w, own_logit
+        pointer = own_class(tl.where(kept, class_index, 0), x, space, m, n, config)
+        target_logit, _ = shaped(tl.load(pointer, mask=kept, other=0).to(config.C), parameters, config.LOGITS)
+    return kept, w, target_logit
 
 
 CrossEntropyConfig = constants(
@@ -95,9 +100,9 @@ def cross_entropy_kernel(
     z_loss: tl.float64, ignore_index: tl.float64, parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts,
     config: CrossEntropyConfig,
 ):  # fmt: skip
-    """count: of rows, which is how far apart the kinds of row_stats are. With REDUCE loss is that of all rows, and
-    weights what a mean divides by. With ENTROPY loss has log probability, entropy and L of each row, and with ARGMAX
-    weights has the class of its largest logit, and keep whether that is the row's own."""
+    """count: the number of rows, and the distance between the numbers of a row in row_stats. REDUCE: `loss` is that of
+    all rows, and `weights` what a mean divides by. ENTROPY: `loss` has log probability, entropy and L of each row.
+    ARGMAX: `weights` has the class of its largest logit, and `keep` whether that is the row's own class."""
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
     SMOOTH: tl.constexpr = config.SMOOTH
@@ -106,14 +111,14 @@ def cross_entropy_kernel(
     space = in_batch(space, batch, (x, probabilities, target, mask, loss, keep, weights, row_stats))
     m, n = tile_at(space, block, 0, config)
 
-    if AXIS == INNER:  # ahead of the logits: two loads, of which the second waits for the first
-        kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
+    if AXIS == INNER:  # before the logits: these are two loads, the second waits for the first
+        kept, w, target_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
     finished = True
     if config.PIECES:
         pieces, rows = parts.pieces, parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
         last = tl.minimum((split + 1) * parts.per_split, pieces)
-        if AXIS == INNER:  # a row that is not kept is not read, if it is long
+        if AXIS == INNER:  # a long row that is not kept is not read
             last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, 0)
         for piece in range(split * parts.per_split, last):
             start, end = piece_of(piece, parts)
@@ -126,17 +131,19 @@ def cross_entropy_kernel(
         if config.PIECES:
             state = merge_partials(partial, pieces, output, rows, BO, config)
         if AXIS != INNER:
-            kept, w, own_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
-        # one number a row from here on: (BM, 1), or of rows across memory (1, BN)
-        value, top, spread, factor, even = finish(state, kept, own_logit, w, smoothing, z_loss, config)
+            kept, w, target_logit = class_and_logit(
+                x, target, mask, weight, ignore_index, parameters, space, m, n, config
+            )
+        # one number per row from here on: (BM, 1), or (1, BN) for rows across memory
+        value, maximum, log_total, factor, uniform = finish(state, kept, target_logit, w, smoothing, z_loss, config)
         inside = one_per_row(space, m, n, config)
-        has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any the loss is 0
+        has_classes = kept & ((space.N if AXIS == INNER else space.M) > 0)  # without any class the loss is 0
         next_stat = count.to(tl.int64)
         value, w = tl.where(has_classes, value, 0.0), tl.where(kept, w, 0.0)
         if config.ENTROPY:
             store(loss, space, m, n, -value, inside, True)
             store_stat(loss, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
-            store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, top + spread, 0.0), inside)
+            store_stat(loss, 2 * next_stat, space, m, n, tl.where(has_classes, maximum + log_total, 0.0), inside)
             if config.ARGMAX:
                 best = tl.expand_dims(state[BEST_CLASS], 1 if AXIS == INNER else 0).to(tl.int64)
                 own = fetch(target, space, m, n, inside, True).to(tl.int64)
@@ -147,14 +154,14 @@ def cross_entropy_kernel(
             store(keep, space, m, n, kept, inside, True)
             if weights is not None:
                 store(weights, space, m, n, w, inside, True)
-        store(row_stats, space, m, n, tl.where(has_classes, top, 0.0), inside, True)
-        store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, spread, 0.0), inside)
+        store(row_stats, space, m, n, tl.where(has_classes, maximum, 0.0), inside, True)
+        store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, log_total, 0.0), inside)
         if config.HAS_Q or (config.WEIGHT and SMOOTH) or config.ENTROPY:
             next_stat += count
             store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, factor, 0.0), inside)
         if SMOOTH:
             next_stat += count
-            store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, even, 0.0), inside)
+            store_stat(row_stats, next_stat, space, m, n, tl.where(has_classes, uniform, 0.0), inside)
         if config.REDUCE:
             if config.PIECES:
                 partial += SUMS * pieces * rows
@@ -166,7 +173,7 @@ def cross_entropy_kernel(
 
 
 CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # four accesses a thread in flight
-MANY_SUMS = declare(cross_entropy_kernel)  # which take the registers
+MANY_SUMS = declare(cross_entropy_kernel)  # the sums take the registers
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
@@ -174,8 +181,9 @@ def prepare(
     input, target, weight, mask, smooth, temperature=1.0, softcap=0.0, mean=None, empty_nan=False, entropy=False,
     argmax=False,
 ):  # fmt: skip
-    """(results, what a plan takes, its constants, its options). mean: of all rows, or their sum; None: each row's.
-    entropy: the results are those of token_log_probs. argmax: with the class of the largest logit."""
+    """Returns (results, arguments of row_plan.launch, its constants, its options). mean: True for the mean of all rows,
+    False for their sum, None for each row's loss. entropy: the results of token_log_probs. argmax: and the class of the
+    largest logit."""
     has_probabilities, weighted = target.is_floating_point(), weight is not None
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
     row_stats = row_results(input, compute, 3 if entropy else count_stats(has_probabilities, weighted, smooth))
@@ -228,7 +236,7 @@ def cross_entropy_of_rows(
     input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
     softcap=0.0, mean=True, empty_nan=False,
 ):  # fmt: skip
-    """(the mean or the sum, what a mean divides by, row_stats) of all rows, of which there is one."""
+    """Returns (the mean or sum of all rows, what a mean divides by, row_stats). There must be a row."""
     results, plan, constants, options = prepare(
         input, target, weight, mask, label_smoothing != 0, temperature, softcap, mean, empty_nan
     )

@@ -1,11 +1,16 @@
-"""The backward of cross_entropy: dx_c = g ((k + 2 z L) p_c - e w_c - own part), p_c = exp(x_c - L), from the row_stats
-of each row: two of L, k, e. The own part is (1 - s) w_y of the row's class alone, or of probabilities (1 - s) w_c q_c;
-dq_c = g (1 - s) w_c (L - x_c). No row is summed: a block takes one tile.
+"""The backward of cross_entropy. No row is summed: a block takes one tile. With p_c = exp(x_c - L), the slope of L:
 
-Of token_log_probs, where ENTROPY is wanted, a row has three upstream gradients, a of its log probability, b of its
-entropy H, c of L: dx_c = p_c (c - a - b (log p_c + H)), and a more at the row's class.
+(1) (1 - s) w_y (L - x_y) has the slope (1 - s) w_y p_c - own part; the own part is (1 - s) w_y at c = y, else 0.
+    For probabilities it is (1 - s) W p_c - own part, W = sum_c w_c q_c; the own part is (1 - s) w_c q_c.
+(2) s / A sum_c w_c (L - x_c) has the slope e sum_c w_c p_c - e w_c, e = s / A (the sum is over the weights alone).
+(3) z L^2 has the slope 2 z L p_c.
+(4) Together, with k = (1 - s) (w_y or W) + e sum_c w_c: dx_c = g ((k + 2 z L) p_c - e w_c - own part).
 
-Without logits it is the backward of nll_loss, which is the own part alone.
+The row_stats have L in two parts, k and e. The probabilities have dq_c = g (1 - s) w_c (L - x_c).
+
+For token_log_probs (ENTROPY) a row has three upstream gradients, a of its log probability, b of its entropy H, c of L:
+dx_c = p_c (c - a - b (log p_c + H)), and a more at the row's class. Without logits this is the backward of nll_loss,
+which is the own part alone.
 """
 
 import torch
@@ -32,7 +37,7 @@ def cross_entropy_backward_kernel(
     ignore_index: tl.float64, parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts,
     config: CrossEntropyBackwardConfig,
 ):  # fmt: skip
-    """count: of rows, which is how far apart the kinds of row_stats are, and the gradients of ENTROPY."""
+    """count: the number of rows, and the distance between the numbers of a row in row_stats (ENTROPY: and in grad)."""
     C: tl.constexpr = config.C
     SMOOTH: tl.constexpr = config.SMOOTH
     HAS_Q: tl.constexpr = probabilities is not None
@@ -51,8 +56,8 @@ def cross_entropy_backward_kernel(
     if WEIGHT and (HAS_Q or SMOOTH):
         per_class = fetch(weight, space, m, n, edge, True).to(C)
 
-    # of each row: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or of rows across memory (1, BN)
-    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
+    # per row: g (k + 2 z L), g (1 - s) w_y, g e: (BM, 1), or (1, BN) for rows across memory
+    class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config, config.PARTIAL)
     if denominator is None:
         g = fetch(grad, space, m, n, nowhere, True).to(C)
     else:  # one grad for all rows
@@ -64,7 +69,7 @@ def cross_entropy_backward_kernel(
         high = fetch(row_stats, space, m, n, nowhere, True)  # L = high + low
         next_stat = count.to(tl.int64)
         low = fetch_stat(row_stats, next_stat, space, m, n)
-        # +inf: the row's own logit, which alone is it. The loss is 0, and its gradient.
+        # L = +inf: the row's own logit is the only one of +inf. The loss and its gradient are 0.
         kept &= high != float("inf")
         factor = w
         if HAS_Q or (WEIGHT and SMOOTH):
@@ -76,8 +81,8 @@ def cross_entropy_backward_kernel(
         factor = g * factor * exponential(-low)
         if SMOOTH:
             next_stat += count
-            even = fetch_stat(row_stats, next_stat, space, m, n)  # e
-            even = g * even.to(C)
+            uniform = fetch_stat(row_stats, next_stat, space, m, n)  # e
+            uniform = g * uniform.to(C)
         if config.ENTROPY:
             next_stat, next_grad = 2 * next_stat, count.to(tl.int64)
             of_entropy, of_sum = (
@@ -92,20 +97,20 @@ def cross_entropy_backward_kernel(
         value = tl.zeros([config.BM, config.BN], C)
         if x is not None:
             p = exponential(v - high)  # p_c exp(low)
-            if config.ENTROPY:  # (log p_c of a class without a share is -inf)
+            if config.ENTROPY:  # (where p_c is 0, log p_c is -inf)
                 factor -= tl.where(p == 0, 0.0, of_entropy * ((v - high) - offset))
             value = factor * p  # g (k + 2 z L) p_c
             if SMOOTH:
-                value -= tl.where(v != float("-inf"), even * per_class, 0.0)  # g e w_c
+                value -= tl.where(v != float("-inf"), uniform * per_class, 0.0)  # g e w_c
         if HAS_Q:
             value -= target_factor * (q * per_class)  # g (1 - s) w_c q_c
         else:
-            value -= tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, target_factor, 0.0)
+            value -= tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == class_index, target_factor, 0.0)
         if config.LOGITS != AS_THEY_ARE:
             value *= slope
         store_tile(dx, space, block, t, m, n, tl.where(kept, value, 0.0), config)
     if dq is not None:
-        # a class of -inf without a share does not exist
+        # a class with a logit of -inf and no share does not exist
         nothing = (v == float("-inf")) & (q * per_class == 0)
         slope = tl.where(nothing, 0.0, per_class * ((high - v) + low))  # w_c (L - x_c)
         value = tl.where(kept, target_factor * slope, 0.0)
@@ -114,7 +119,7 @@ def cross_entropy_backward_kernel(
 
 CROSS_ENTROPY_BACKWARD = declare(
     cross_entropy_backward_kernel,
-    tile_bytes=16384,  # four accesses a thread: what is worked out for a row takes as long as eight elements
+    tile_bytes=16384,  # four accesses a thread: the arithmetic per row takes as long as eight elements
 )
 PER_ROW = (2, 3, 4, 5, 9)
 OPTIONS = {"phases": MAP, "per_row_math": True}
@@ -124,8 +129,8 @@ def prepare(
     grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq, denominator=None, temperature=1.0,
     softcap=0.0, entropy=False,
 ):  # fmt: skip
-    """(what a plan takes, its constants). input, row_stats: None for nll_loss, of whose dx the shape is then.
-    grad, row_stats: the first of them, where a row has several."""
+    """Returns (arguments of row_plan.launch, its constants). input, row_stats: None for nll_loss; dx has the shape
+    then. grad, row_stats: the first numbers of the rows, where a row has several."""
     like = dx if input is None else input
     has_probabilities = target.is_floating_point()
     tensors = (
@@ -154,7 +159,7 @@ def cross_entropy_backward(
     grad, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
     temperature=1.0, softcap=0.0, need_input=True, need_target=False, partial=False, denominator=None, dx=None,
 ):  # fmt: skip
-    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum. dx: where to, if not a new tensor."""
+    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum. dx: the output; None: a new tensor."""
     dx = torch.empty_like(input) if need_input and dx is None else dx
     dq = torch.empty_like(target) if need_target else None
     check_stats(row_stats, count_stats(target.is_floating_point(), weight is not None, label_smoothing != 0), input)
@@ -169,7 +174,7 @@ def cross_entropy_backward(
 
 
 def cross_entropy_overwrite(grad, logits, *options):
-    """Each thread has read what it writes to."""
+    """Writes the gradient over the logits: each thread has read the elements that it writes."""
     cross_entropy_backward(grad, logits, *options, dx=logits)
 
 

@@ -1,18 +1,18 @@
-"""The sums over the classes of a row that its cross entropy is made of, in one read of its logits.
+"""The sums over the classes of a row that its cross entropy needs, in one read of its logits.
 
-A state is (top, total, mass, own, count, every, moment):
+A state is (maximum, total, target_weight, target_sum, count, weight_sum, logit_sum):
 
-    top      the largest logit
-    total    sum exp(x - top); where top is inf, how many logits are
-    mass     sum w q, of class probabilities q and class weights w
-    own      sum w q (x - top); for the entropy of the row, sum exp(x - top) (x - top)
-    count    how many classes exist: those whose logit is not -inf. With label smoothing, as what follows
-    every    the sum of their w; count, where there are no weights
-    moment   sum w (x - top) over them
+    maximum         the largest logit
+    total           sum exp(x - maximum); where maximum is inf, how many logits are inf
+    target_weight   sum w q, for class probabilities q and class weights w
+    target_sum      sum w q (x - maximum); for the row's entropy, sum exp(x - maximum) (x - maximum)
+    count           how many classes exist: their logit is not -inf. Label smoothing needs it and the next two
+    weight_sum      the sum of w over the classes that exist; without weights `count` serves
+    logit_sum       sum w (x - maximum) over the classes that exist
 
-With ARGMAX, `count` and `every` are the largest logit as it is, NaN above all others, and the first class that has it.
-Sums of x are about the top: of large logits that differ by little they would cancel. A lane has the state of the
-elements that one thread holds, as in engine/accumulate.py, but with more sums than those states have room for.
+With ARGMAX, `count` is the largest logit as it is, NaN above all others, and `weight_sum` the first class that has it.
+Sums of x are relative to the maximum: large logits that differ by little would cancel. A lane has the state of the
+elements that one thread holds, as in engine/accumulate.py, but with more sums than the states there.
 """
 
 import triton
@@ -22,62 +22,62 @@ from ..engine.blocks import load_partials
 from ..engine.indexing import INNER, PEELED, STRIDED, VECTOR
 from ..engine.math import exponential, rounded_product
 from ..engine.row import summed_tile
-from ..engine.state import EXPONENTIALS, largest, less_top, lowest_top, same
+from ..engine.state import EXPONENTIALS, largest, less_maximum, lowest_maximum, same
 from ..engine.tile import by_lane, corner, fetch, within
 from .logits import shaped
 
 SUMS = tl.constexpr(7)
-BEST, BEST_CLASS = tl.constexpr(4), tl.constexpr(5)  # with ARGMAX: `count` and `every`
+BEST, BEST_CLASS = tl.constexpr(4), tl.constexpr(5)  # with ARGMAX: `count` and `weight_sum`
 
 
 @triton.jit
 def empty_state(shape: tl.constexpr, DTYPE: tl.constexpr, config):
-    """The value in dtype DTYPE."""
+    """The state of no elements, in dtype DTYPE."""
     zero = tl.zeros(shape, DTYPE)
-    count, every = zero, zero
-    if config.ARGMAX:  # (a row of nothing but -inf has the class 0)
-        count, every = zero + float("-inf"), zero.to(tl.float64 if DTYPE == tl.float64 else config.I)
-    return lowest_top(shape, EXPONENTIALS, config.C).to(DTYPE), zero, zero, zero, count, every, zero
+    count, weight_sum = zero, zero
+    if config.ARGMAX:  # (a row of -inf alone has class 0)
+        count, weight_sum = zero + float("-inf"), zero.to(tl.float64 if DTYPE == tl.float64 else config.I)
+    return lowest_maximum(shape, EXPONENTIALS, config.C).to(DTYPE), zero, zero, zero, count, weight_sum, zero
 
 
 @triton.jit
-def shrink(top, larger, C: tl.constexpr):
-    """exp(top - larger), in C; 1 where both are inf."""
-    return tl.where(top == larger, 1.0, exponential((top - larger).to(C)).to(top.dtype))
+def shrink(maximum, larger, C: tl.constexpr):
+    """exp(maximum - larger), in C; 1 where both are inf."""
+    return tl.where(maximum == larger, 1.0, exponential((maximum - larger).to(C)).to(maximum.dtype))
 
 
 @triton.jit
-def move(weights, top, larger):
-    """The factor for a sum relative to a maximum that grows. (A lane of no elements has the lowest maximum.)"""
-    return tl.where(weights == 0, 0.0, weights * (top - larger))
+def move(weights, maximum, larger):
+    """The gain of a sum of w (x - maximum) when the maximum grows. (A lane without elements has the lowest maximum.)"""
+    return tl.where(weights == 0, 0.0, weights * (maximum - larger))
 
 
 @triton.jit
-def moved_moment(moment, total, top, larger, by):
-    """A sum of exp(x - top) (x - top) about a maximum that grows; by: exp(top - larger)."""
-    return rounded_product(by, moment + move(total, top, larger))
+def moved_sum(logit_sum, total, maximum, larger, by):
+    """sum exp(x - maximum) (x - maximum), moved to a maximum that grows; by: exp(maximum - larger)."""
+    return rounded_product(by, logit_sum + move(total, maximum, larger))
 
 
 @triton.jit
 def add_best(best, index, x, first, config):
-    """The largest logit of a lane and its class. x: (LM, LN, elements of a thread), by tile.split_by_lane of a tile
-    whose first class is `first`."""
+    """Returns (largest logit, its class) per lane, after a tile x (tile.by_lane): (LM, LN, elements of a thread).
+    first: the first class of the tile."""
     LN: tl.constexpr = config.LN
     SIDE: tl.constexpr = config.VEC if LN * config.VEC <= config.BN else config.BN // LN
     highest = largest(x, 2)
     here = same(x, tl.expand_dims(highest, 2))
-    place = tl.min(tl.where(here, tl.arange(0, x.shape[2])[None, None, :], x.shape[2]), 2)
+    class_index = tl.min(tl.where(here, tl.arange(0, x.shape[2])[None, None, :], x.shape[2]), 2)
     if config.AXIS == INNER:
-        place = (place // SIDE * LN + tl.arange(0, LN)[None, :]) * SIDE + place % SIDE
+        class_index = (class_index // SIDE * LN + tl.arange(0, LN)[None, :]) * SIDE + class_index % SIDE
     else:
-        place = place * config.LM + tl.arange(0, config.LM)[:, None]
+        class_index = class_index * config.LM + tl.arange(0, config.LM)[:, None]
     larger = (best == best) & ~(highest <= best)
-    return tl.where(larger, highest, best), tl.where(larger, (first + place).to(index.dtype), index)
+    return tl.where(larger, highest, best), tl.where(larger, (first + class_index).to(index.dtype), index)
 
 
 @triton.jit
 def best_along(best, index, axis: tl.constexpr):
-    """Those of several lanes or parts as one."""
+    """Merges (largest logit, its class) along an axis; the first class that has the largest logit."""
     highest = largest(best, axis)
     NOWHERE: tl.constexpr = 2**31 - 1 if index.dtype == tl.int32 else 2**52
     return highest, tl.min(tl.where(same(best, tl.expand_dims(highest, axis)), index, NOWHERE), axis)
@@ -86,20 +86,20 @@ def best_along(best, index, axis: tl.constexpr):
 @triton.jit
 def add_tile(state, x, probabilities, weight, parameters, space, m, n, first_class, config, EDGE: tl.constexpr):
     C: tl.constexpr = config.C
-    top, total, mass, cross, count, every, moment = state
+    maximum, total, target_weight, target_sum, count, weight_sum, logit_sum = state
     edge = within(space, m, n)
     v = fetch(x, space, m, n, edge, EDGE, float("-inf")).to(C)  # (BM, BN)
     if x.kind != VECTOR and x.kind != STRIDED and (EDGE or x.kind < PEELED):
-        v = tl.where(edge, v, float("-inf"))  # one number for a row of the tile has no outside
+        v = tl.where(edge, v, float("-inf"))  # only loads of VECTOR and STRIDED give -inf there
     if config.ARGMAX:
-        count, every = add_best(count, every, by_lane(v, config), first_class, config)
+        count, weight_sum = add_best(count, weight_sum, by_lane(v, config), first_class, config)
     v, _ = shaped(v, parameters, config.LOGITS)
     v = by_lane(v, config)  # (LM, LN, elements of a thread), as w and q
-    larger = tl.maximum(top, tl.max(v, 2))  # of NaN the other: the exponentials show it
+    larger = tl.maximum(maximum, tl.max(v, 2))  # ignores NaN: the exponentials show it
     away = v - tl.expand_dims(larger, 2)
-    by, e = shrink(top, larger, C), exponential(less_top(v, tl.expand_dims(larger, 2)))
+    by, e = shrink(maximum, larger, C), exponential(less_maximum(v, tl.expand_dims(larger, 2)))
     if config.ENTROPY:
-        cross = moved_moment(cross, total, top, larger, by) + tl.sum(tl.where(e == 0, 0.0, e * away), 2)
+        target_sum = moved_sum(target_sum, total, maximum, larger, by) + tl.sum(tl.where(e == 0, 0.0, e * away), 2)
     total = total * by + tl.sum(e, 2)
     if weight is not None:
         w = fetch(weight, space, m, n, edge, EDGE).to(C)
@@ -111,38 +111,42 @@ def add_tile(state, x, probabilities, weight, parameters, space, m, n, first_cla
         q = by_lane(q, config)
         if weight is not None:
             q *= w
-        cross += move(mass, top, larger) + tl.sum(tl.where(q == 0, 0.0, q * away), 2)
-        mass += tl.sum(q, 2)
+        target_sum += move(target_weight, maximum, larger) + tl.sum(tl.where(q == 0, 0.0, q * away), 2)
+        target_weight += tl.sum(q, 2)
     if config.SMOOTH:
         exists = v != float("-inf")
         if weight is not None:
-            moment += move(every, top, larger) + tl.sum(tl.where(exists, w * away, 0.0), 2)
-            every += tl.sum(tl.where(exists, w, 0.0), 2)
+            logit_sum += move(weight_sum, maximum, larger) + tl.sum(tl.where(exists, w * away, 0.0), 2)
+            weight_sum += tl.sum(tl.where(exists, w, 0.0), 2)
         else:
-            moment += move(count, top, larger) + tl.sum(tl.where(exists, away, 0.0), 2)
+            logit_sum += move(count, maximum, larger) + tl.sum(tl.where(exists, away, 0.0), 2)
         count += tl.sum(exists.to(C), 2)
-    return larger, total, mass, cross, count, every, moment
+    return larger, total, target_weight, target_sum, count, weight_sum, logit_sum
 
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, config):
-    """The states along one axis as one. Sums are trees of a fixed shape."""
-    top, total, mass, cross, count, every, moment = state
-    larger = tl.max(top, axis)
+    """Merges the states along one axis into one. Sums are trees of a fixed shape."""
+    maximum, total, target_weight, target_sum, count, weight_sum, logit_sum = state
+    larger = tl.max(maximum, axis)
     highest = tl.expand_dims(larger, axis)
-    by = shrink(top, highest, config.C)
+    by = shrink(maximum, highest, config.C)
     if config.ENTROPY:
-        cross = moved_moment(cross, total, top, highest, by)
+        target_sum = moved_sum(target_sum, total, maximum, highest, by)
     elif config.HAS_Q:
-        cross += move(mass, top, highest)
+        target_sum += move(target_weight, maximum, highest)
     if config.SMOOTH:
-        moment += move(every if config.WEIGHT else count, top, highest)
-    total, mass, cross = tl.sum(rounded_product(total, by), axis), tl.sum(mass, axis), tl.sum(cross, axis)
+        logit_sum += move(weight_sum if config.WEIGHT else count, maximum, highest)
+    total, target_weight, target_sum = (
+        tl.sum(rounded_product(total, by), axis),
+        tl.sum(target_weight, axis),
+        tl.sum(target_sum, axis),
+    )
     if config.ARGMAX:
-        count, every = best_along(count, every, axis)
+        count, weight_sum = best_along(count, weight_sum, axis)
     else:
-        count, every = tl.sum(count, axis), tl.sum(every, axis)
-    return larger, total, mass, cross, count, every, tl.sum(moment, axis)
+        count, weight_sum = tl.sum(count, axis), tl.sum(weight_sum, axis)
+    return larger, total, target_weight, target_sum, count, weight_sum, tl.sum(logit_sum, axis)
 
 
 @triton.jit
@@ -156,7 +160,7 @@ def merge(a, b, config):
 
 @triton.jit
 def sum_tiles(first, last, block, x, probabilities, weight, parameters, space, config):
-    """The state of each row in tiles [first, last), a piece of it: (BM,), or of rows across memory (BN,)."""
+    """The state of each row in tiles [first, last), a piece of the row: (BM,), or (BN,) for rows across memory."""
     state = empty_state([config.LM, config.LN], config.C, config)
     for t in range(first, last):
         here, m, n, in_bounds = summed_tile(space, block, t, config)
@@ -176,14 +180,14 @@ def widened(state):
 
 @triton.jit
 def is_used(i: tl.constexpr, config):
-    """True for a sum of the state that the call needs."""
+    """True if the call needs sum i of the state."""
     used = i < 2 or (config.HAS_Q and i < 4) or (config.ENTROPY and i == 3) or (config.SMOOTH and i >= 4)
     return used or (config.ARGMAX and (i == BEST or i == BEST_CLASS))
 
 
 @triton.jit
 def store_state(pointer, size, state, config):
-    """A piece's sums among the partials, in arrays of `size`."""
+    """Stores a piece's sums among the partials, in arrays of `size`."""
     for i in tl.static_range(SUMS):
         if is_used(i, config):
             tl.store(pointer + size * i, state[i])
@@ -200,17 +204,17 @@ def load_sum(i: tl.constexpr, partial, pieces, first, output, rows, BO: tl.const
 
 @triton.jit
 def merge_partials(partial, pieces, output, rows, BO: tl.constexpr, config):
-    """The state of all pieces, in order of piece whoever wrote last."""
+    """Merges the states of all pieces, in order of piece, whichever block finished last."""
     C: tl.constexpr = config.C
     state = empty_state([BO], tl.float64, config)
     for first in range(0, pieces, config.BS):
-        top, inside = load_partials(partial, pieces, first, output, rows, config.BS, 0)
-        top = tl.where(inside, top, lowest_top([1, 1], EXPONENTIALS, C).to(tl.float64))
+        maximum, inside = load_partials(partial, pieces, first, output, rows, config.BS, 0)
+        maximum = tl.where(inside, maximum, lowest_maximum([1, 1], EXPONENTIALS, C).to(tl.float64))
         count = load_sum(4, partial, pieces, first, output, rows, BO, config)
         if config.ARGMAX:
             count = tl.where(inside, count, float("-inf"))
         part = (
-            top,
+            maximum,
             load_sum(1, partial, pieces, first, output, rows, BO, config),
             load_sum(2, partial, pieces, first, output, rows, BO, config),
             load_sum(3, partial, pieces, first, output, rows, BO, config),

@@ -1,21 +1,21 @@
-"""Logits as a loss reads them: softcap tanh(x / softcap), then over the temperature."""
+"""Logits as a loss reads them: softcap tanh(x / softcap), then divided by the temperature."""
 
 import triton
 import triton.language as tl
 
-from ..engine.math import expm1_below
+from ..engine.math import expm1_nonpositive
 
 AS_THEY_ARE, SCALED, CAPPED = map(tl.constexpr, range(3))  # LOGITS
 
 
 def logits_kind(temperature, softcap):
-    """The constants of a plan: how logits are read, by how many numbers."""
+    """The constants of a plan: how logits are read, and how many numbers that takes."""
     kind = CAPPED if softcap else SCALED if temperature != 1 else AS_THEY_ARE
     return {"LOGITS": kind.value, "parameters": len(logits_numbers(temperature, softcap))}
 
 
 def logits_numbers(temperature, softcap):
-    """The parameters of `shaped`: quotients, which would take a thread forty instructions."""
+    """The parameters of `shaped`. Quotients are computed here: they would take a thread forty instructions."""
     if softcap:
         return 1 / temperature, softcap, 1 / softcap
     return (1 / temperature,) if temperature != 1 else ()
@@ -23,14 +23,14 @@ def logits_numbers(temperature, softcap):
 
 @triton.jit
 def tanh(x):
-    less = -expm1_below(-2 * tl.abs(x))
+    less = -expm1_nonpositive(-2 * tl.abs(x))
     value = less / (2 - less)
     return tl.where(x < 0, -value, value)
 
 
 @triton.jit
 def shaped(x, parameters, LOGITS: tl.constexpr):
-    """(what the loss reads of a logit, the derivative of that). A class of -inf does not exist, and stays at -inf."""
+    """Returns (the logit as the loss reads it, its derivative). A class of -inf does not exist, and stays at -inf."""
     slope = 1.0
     if LOGITS != AS_THEY_ARE:
         slope = tl.full([1, 1], parameters[0], x.dtype)

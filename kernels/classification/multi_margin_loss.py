@@ -1,8 +1,8 @@
-"""multi_margin_loss: 1/C sum_j max(margin - x_y + x_j, 0)^p over the classes j of each row but its own, y; and
-dx_j = g/C times the term's slope, dx_y = -g/C times the sum of all slopes.
+"""multi_margin_loss: 1/C sum_j max(margin - x_y + x_j, 0)^p over the classes j of each row but its own class y. Its
+gradient is dx_j = g/C times the slope of term j, dx_y = -g/C times the sum of these slopes.
 
-Forward and backward are one kernel: a row is read once, and its terms, or their slopes, are summed. The backward writes
-each dx_j on the way; dx_y is 0 until the sum is there, and then an element that is written by itself.
+The forward and the backward are one kernel: a row is read once, and its terms, or their slopes, are summed. The
+backward writes each dx_j on the way, and overwrites dx_y by itself when it has the sum.
 """
 
 import torch
@@ -43,7 +43,7 @@ from ..engine.tile import fetch, in_batch, over_axis, store, within, within_lane
 
 @triton.jit
 def term_and_slope(d, SQUARE: tl.constexpr):
-    """max(d, 0)^p, of slope 0 at 0. NaN stays."""
+    """Returns (max(d, 0)^p, its slope), with slope 0 at 0. NaN stays."""
     term = tl.maximum(d, 0.0, propagate_nan=tl.PropagateNan.ALL)
     slope = tl.where(d <= 0, 0.0, 1.0)
     if SQUARE:
@@ -61,7 +61,7 @@ def write_tile(v, dx, base, factor, exists, block, t, m, n, space, config):
 
 @triton.jit
 def write_peeled(first, last, x, dx, base, factor, exists, block, space, config):
-    """`write_tile`, for tiles that begin with the 16 bytes that a row begins in."""
+    """`write_tile` for PEELED rows: tiles begin with the 16 bytes that a row begins in."""
     space = peeled(space, x, block, config)
     for t in range(first, last):
         m, n = tile_at(space, block, t, config)
@@ -70,15 +70,15 @@ def write_peeled(first, last, x, dx, base, factor, exists, block, space, config)
 
 
 @triton.jit
-def sum_tile(v, dx, base, factor, place, exists, block, t, space, config):
-    """The terms of a tile v (BM, BN), or for a dx their slopes, added up by lane: (LM, LN)."""
+def sum_tile(v, dx, base, factor, class_index, exists, block, t, space, config):
+    """Adds up the terms of a tile v (BM, BN), or their slopes if there is a dx, by lane: (LM, LN)."""
     m, n = tile_at(space, block, t, config)
     term, slope = term_and_slope(base + v.to(config.C), config.SQUARE)
     if dx is not None:
         if not config.PEEL:
             write_tile(v, dx, base, factor, exists, block, t, m, n, space, config)
         term = slope
-    term = tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == place, 0.0, term)
+    term = tl.where((n[None, :] if config.AXIS == INNER else m[:, None]) == class_index, 0.0, term)
     if not tile_is_whole(space, block, t, config):
         term = tl.where(within(space, m, n), term, 0.0)
     return within_lane(term, config)
@@ -93,8 +93,8 @@ def multi_margin_kernel(
     dx: Operand, weight: Operand, denominator: Operand, partial: tl.pointer_type, counter: tl.pointer_type,
     margin: tl.float64, space: Space, parts: Parts, config: MultiMarginConfig,
 ):  # fmt: skip
-    """loss, or of a grad dx. With REDUCE loss is that of all rows, and used what a mean divides by. A row
-    without a class does not exist: both are 0. So they are for a class of weight 0, but a mean counts its rows."""
+    """Writes loss or, given a grad, dx. REDUCE: `loss` is that of all rows, and `used` what a mean divides by. Loss and
+    dx are 0 for a row without a class, which does not exist, and for a class of weight 0, whose rows a mean counts."""
     C: tl.constexpr = config.C
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
@@ -103,11 +103,11 @@ def multi_margin_kernel(
     split, group, batch, block = split_of(parts, config)
     space = in_batch(space, batch, (x, target, mask, grad, loss, keep, used, dx))
     m, n = tile_at(space, block, 0, config)
-    if config.WHOLE:  # ahead of the class, on which nothing but the arithmetic waits
+    if config.WHOLE:  # before the class is known: only the arithmetic waits for it
         v = fetch(x, space, m, n, within(space, m, n), True)
-    # one number a row: (BM, 1), or of rows across memory (1, BN)
-    place, exists, w = class_of(target, mask, weight, -1, space, m, n, config)
-    target_x = tl.load(own_class(tl.where(exists, place, 0), x, space, m, n, config), mask=exists, other=0)  # x_y
+    # one number per row: (BM, 1), or (1, BN) for rows across memory
+    class_index, exists, w = class_of(target, mask, weight, -1, space, m, n, config)
+    target_x = tl.load(own_class(tl.where(exists, class_index, 0), x, space, m, n, config), mask=exists, other=0)  # x_y
     base = tl.full([1, 1], margin, C) - target_x.to(C)
     factor, g = base, w.to(tl.float64) / (space.N if AXIS == INNER else space.M)  # w_y / C
     if dx is not None:
@@ -116,9 +116,9 @@ def multi_margin_kernel(
 
     finished = True
     if config.WHOLE:
-        total = over_axis(sum_tile(v, dx, base, factor, place, exists, block, 0, space, config), config)
+        total = over_axis(sum_tile(v, dx, base, factor, class_index, exists, block, 0, space, config), config)
         if dx is not None:
-            tl.debug_barrier()  # another thread's dx comes before dx_y
+            tl.debug_barrier()  # all threads have written dx before dx_y is overwritten
     else:
         pieces, rows = parts.pieces, parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
@@ -128,8 +128,8 @@ def multi_margin_kernel(
             for t in range(start, end):
                 here, m, n, _ = summed_tile(space, block, t, config)
                 v = fetch(x, here, m, n, within(space, m, n), True)
-                lanes += sum_tile(v, dx, base, factor, place, exists, block, t, space, config)
-            if config.PEEL and dx is not None:  # from the cache
+                lanes += sum_tile(v, dx, base, factor, class_index, exists, block, t, space, config)
+            if config.PEEL and dx is not None:  # the tiles are read again, from a cache
                 first, last = written_tiles(piece, piece + 1, parts)
                 write_peeled(first, last, x, dx, base, factor, exists, block, space, config)
             tl.store(partial + piece * rows + output, over_axis(lanes, config))
@@ -142,17 +142,17 @@ def multi_margin_kernel(
         m, n = tile_at(space, block, 0, config)
         if dx is not None:
             value = tl.where(of_row == 0, 0.0, -value)  # dx_y = -g/C sum of slopes; 0, too, where g is inf
-            pointer = own_class(place, dx, space, m, n, config)
+            pointer = own_class(class_index, dx, space, m, n, config)
             tl.store(pointer, value.to(C).to(dx.pointer.dtype.element_ty), mask=exists)
         elif config.REDUCE:
             if not config.WHOLE:
                 partial += pieces * rows
                 counter += tl.where(parts.splits > 1, parts.groups, 0)
-            add_up(value, place >= 0, w, loss, used, partial, counter, group, parts.groups, config, False)
+            add_up(value, class_index >= 0, w, loss, used, partial, counter, group, parts.groups, config, False)
         else:
             inside = one_per_row(space, m, n, config)
             store(loss, space, m, n, value.to(C), inside, True)
-            store(keep, space, m, n, place >= 0, inside, True)
+            store(keep, space, m, n, class_index >= 0, inside, True)
 
 
 MULTI_MARGIN_BACKWARD = declare(multi_margin_kernel, max_registers=(80, 128))
@@ -164,8 +164,8 @@ OPTIONS = {"phases": SUM, "partials": 1, "per_row_math": True, "registers": (Non
 
 
 def prepare(input, target, weight, mask, p, mean=None, empty_nan=False, grad=None, denominator=None):
-    """(results, what a plan takes, its constants). mean: of all rows, or their sum; None: each row's. grad: the result
-    is dx; of a mean over all rows there is a denominator, and one grad."""
+    """Returns (results, arguments of row_plan.launch, its constants). mean: as in cross_entropy.prepare. grad: the
+    result is dx. For a mean over all rows there is a denominator, and grad is one number."""
     x, dtype = input.movedim(-1, class_dim(input)), compute_dtype(input)
     if grad is not None:
         results = torch.empty_like(input)
@@ -191,14 +191,14 @@ def multi_margin_loss(input, target, weight=None, mask=None, margin=1.0, p=1):
 
 
 def multi_margin_loss_of_rows(input, target, weight=None, mask=None, margin=1.0, p=1, mean=True, empty_nan=False):
-    """(the mean or the sum, what a mean divides by) of all rows, of which there is one."""
+    """Returns (the mean or sum of all rows, what a mean divides by). There must be a row."""
     results, plan, constants = prepare(input, target, weight, mask, p, mean, empty_nan)
     launch("multi_margin_loss", *plan, (margin,), constants, **OPTIONS)
     return results
 
 
 def multi_margin_loss_backward(grad, input, target, weight=None, mask=None, margin=1.0, p=1, denominator=None):
-    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
+    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
     dx, plan, constants = prepare(input, target, weight, mask, p, grad=grad, denominator=denominator)
     if dx.numel():
         launch("multi_margin_loss_backward", *plan, (margin,), constants, **OPTIONS)

@@ -33,13 +33,13 @@ def nll_loss_kernel(
     partial: tl.pointer_type, counter: tl.pointer_type, ignore_index: tl.float64, space: Space, parts: Parts,
     config: NLLLossConfig,
 ):  # fmt: skip
-    """With REDUCE loss is that of all rows, and weights what a mean divides by."""
+    """REDUCE: `loss` is that of all rows, and `weights` what a mean divides by."""
     _, group, batch, block = part_of(1, parts.across, config.I)
     space = in_batch(space, batch, (x, target, mask, loss, keep, weights))
     m, n = tile_at(space, block, 0, config)
-    # one number a row: (BM, 1), or of rows across memory (1, BN)
-    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
-    pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
+    # one number per row: (BM, 1), or (1, BN) for rows across memory
+    class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
+    pointer = own_class(tl.where(kept, class_index, 0), x, space, m, n, config)
     value = -tl.load(pointer, mask=kept, other=0).to(config.C)  # -x_y
     if weight is not None:
         value *= w
@@ -59,7 +59,7 @@ PER_ROW = tuple(range(1, len(NLL_LOSS.operands) - 1))
 
 
 def prepare(input, target, weight, mask, mean=None, empty_nan=False):
-    """(results, what a plan takes, its constants). mean: of all rows, or their sum; None: each row's."""
+    """Returns (results, arguments of row_plan.launch, its constants). mean: as in cross_entropy.prepare."""
     dtype, compute = compute_dtype(input), compute_dtype(input, weight)
     if mean is None:
         weights = None if weight is None else row_results(input, compute)
@@ -81,14 +81,14 @@ def nll_loss(input, target, weight=None, mask=None, ignore_index=-100):
 
 
 def nll_loss_of_rows(input, target, weight=None, mask=None, ignore_index=-100, mean=True, empty_nan=False):
-    """(the mean or the sum, what a mean divides by) of all rows, of which there is one."""
+    """Returns (the mean or sum of all rows, what a mean divides by). There must be a row."""
     results, plan, constants = prepare(input, target, weight, mask, mean, empty_nan)
     launch("nll_loss", *plan, (ignore_index,), constants, phases=PICK)
     return results
 
 
 def nll_loss_backward(grad, size, dtype, target, weight=None, mask=None, ignore_index=-100, denominator=None):
-    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
+    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
     dx = empty(tuple(size), dtype, grad.device)
     if dx.numel():
         plan, constants = prepare_backward(grad, None, target, None, weight, mask, False, False, dx, None, denominator)

@@ -1,6 +1,6 @@
-"""token_log_probs: of each row the log probability of its class, the entropy and the logsumexp, by the kernels of
-cross_entropy: its loss is minus the first, and the sum that the entropy needs is one more of the same pass, as is the
-class of the largest logit."""
+"""token_log_probs: for each row the log probability of its class, the entropy and the logsumexp. The kernels are those
+of cross_entropy, whose loss is minus the log probability. The same pass adds up the sum that the entropy needs, and
+finds the class of the largest logit."""
 
 import torch
 
@@ -35,7 +35,7 @@ def token_log_probs_backward(
     dx = torch.empty_like(input)
     check_stats(row_stats, 3, input)
     if input.numel():
-        grad = grad.contiguous()  # three numbers of each row
+        grad = grad.contiguous()  # three numbers per row
         plan, constants = prepare_backward(
             grad[0], input, target, row_stats[0], None, mask, False, partial, dx, None, temperature=temperature,
             softcap=softcap, entropy=True,

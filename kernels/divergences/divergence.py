@@ -1,17 +1,16 @@
 """kl_div_with_logits, js_div_with_logits and tv_with_logits: a divergence of the distributions p = softmax(y / T) and
-q = softmax(x / T) of two rows, with u = log p and v = log q:
+q = softmax(x / T) of two rows of logits, with u = log p and v = log q:
 
     KL   sum p (u - v)
     JS   sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q
     TV   sum |p - q| / 2
 
-Their slopes are p (f - sum p f) / T to y and q (h - sum q h) / T to x. `terms` knows p f and q h of each.
+Their slopes are p (f - sum p f) / T by y and q (h - sum q h) / T by x. `terms` returns p f and q h for each divergence.
 
-Logits are taken less the top of their row before they are divided by T: of large ones the quotients, each rounded,
-would tell nothing. A block has its rows alone: it sums the exponentials of both, and what the divergence adds up then,
-from a second read of rows that do not fit it. The sum of KL is made in the first read, about both tops:
-sum exp((y - top) / T) ((y - top) - (x - top)). The state of a row is (top of x, total of x, top of y, total of y, that
-sum).
+The maximum of a row is subtracted from its logits before they are divided by T: the quotients of large logits, each
+rounded, would lose the differences. A block has its rows to itself. It sums the exponentials of both rows, and then the
+divergence, from a second read if they do not fit. KL is summed in the first read, relative to both maxima:
+sum exp((y - max_y) / T) ((y - max_y) - (x - max_x)). A row's state is (max_x, total_x, max_y, total_y, kl_sum).
 """
 
 import torch
@@ -22,29 +21,31 @@ from ..classification.cross_entropy_sums import move
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.math import expm1_below, exponential, log1p_above, log_any, rounded_product
+from ..engine.math import expm1_nonpositive, exponential, log1p_above, log_any, rounded_product
 from ..engine.operand import Operand, Parts, Space, constants
 from ..engine.row import declare, one_per_row, tile_at
 from ..engine.row_loss import fetch_stat, store_stat
 from ..engine.row_plan import ALONE, launch
-from ..engine.state import EXPONENTIALS, less_top, lowest_top
+from ..engine.state import EXPONENTIALS, less_maximum, lowest_maximum
 from ..engine.tile import by_lane, fetch, in_batch, within
 from ..engine.tiling import FLUSH
 
 KL, JS, TV = map(tl.constexpr, range(3))  # OP
-NUMBERS = 6  # of a row: top and spread of x, of y, sum q h, sum p f
+ROW_STATS = 6  # per row: maximum and log_total of x, then of y, sum q h, sum p f
 
 
 @triton.jit
 def js_terms(u, v, beta):
-    """The larger of p and q, over m, has the logarithm -log(1 + f), f from -1 to 0; that of the smaller differs by the
-    logarithm of their own ratio."""
+    """`terms` of JS. With d = log(smaller / larger) of p and q, and share the weight of the smaller in m:
+
+    (1) m = larger (1 + f), f = share (e^d - 1), from -1 to 0
+    (2) log(larger / m) = -log(1 + f), log(smaller / m) = d - log(1 + f)"""
     larger, q_is = tl.maximum(u, v), v > u
     d = tl.where(larger == float("-inf"), 0.0, -tl.abs(v - u))  # NaN stays
-    ratio_less_1 = expm1_below(d)
+    ratio_less_1 = expm1_nonpositive(d)
     high = exponential(larger)
     low = high * (1 + ratio_less_1)
-    share = tl.where(q_is, beta, 1 - beta)  # of the smaller
+    share = tl.where(q_is, beta, 1 - beta)  # the weight of the smaller
     f = share * ratio_less_1
     log = log1p_above(f)
     of_high = (share - 1) * high * log
@@ -57,7 +58,7 @@ def js_terms(u, v, beta):
 
 @triton.jit
 def terms(u, v, beta, OP: tl.constexpr):
-    """(what a class adds to the divergence, p f, q h, p, q). Classes without a share add nothing."""
+    """Returns (a class's term of the divergence, p f, q h, p, q). Classes with a share of 0 add nothing."""
     if OP == JS:
         value, of_y, of_x, p, q = js_terms(u, v, beta)
     else:
@@ -74,61 +75,61 @@ def terms(u, v, beta, OP: tl.constexpr):
 
 @triton.jit
 def read(operand, space, m, n, edge, config):
-    """A tile of logits, -inf beside the rows."""
+    """A tile of logits, -inf outside the rows."""
     return tl.where(edge, fetch(operand, space, m, n, edge, True, float("-inf")).to(config.C), float("-inf"))
 
 
 @triton.jit
-def shrink(top, larger, scale, C: tl.constexpr):
-    """exp((top - larger) / T), in C; 1 where both are inf."""
-    return tl.where(top == larger, 1.0, exponential((top - larger).to(C) * scale).to(top.dtype))
+def shrink(maximum, larger, scale, C: tl.constexpr):
+    """exp((maximum - larger) / T), in C; 1 where both are inf."""
+    return tl.where(maximum == larger, 1.0, exponential((maximum - larger).to(C) * scale).to(maximum.dtype))
 
 
 @triton.jit
 def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
-    zero, top = tl.zeros(shape, DTYPE), lowest_top(shape, EXPONENTIALS, C).to(DTYPE)
-    return top, zero, top, zero, zero
+    zero, maximum = tl.zeros(shape, DTYPE), lowest_maximum(shape, EXPONENTIALS, C).to(DTYPE)
+    return maximum, zero, maximum, zero, zero
 
 
 @triton.jit
-def moved(cross, total, top_x, top_y, larger_x, larger_y):
-    """The sum of KL about larger tops."""
-    return cross + (move(total, top_y, larger_y) - move(total, top_x, larger_x))
+def moved(kl_sum, total, max_x, max_y, larger_x, larger_y):
+    """KL's sum moved to larger maxima, but for the factor exp((max_y - larger_y) / T)."""
+    return kl_sum + (move(total, max_y, larger_y) - move(total, max_x, larger_x))
 
 
 @triton.jit
 def add_tile(state, x, y, space, m, n, scale, config):
     C: tl.constexpr = config.C
-    top_x, total_x, top_y, total_y, cross = state  # (LM, LN)
+    max_x, total_x, max_y, total_y, kl_sum = state  # (LM, LN)
     edge = within(space, m, n)
     v = by_lane(read(x, space, m, n, edge, config), config)  # (LM, LN, elements of a thread)
     u = by_lane(read(y, space, m, n, edge, config), config)
-    larger_x, larger_y = tl.maximum(top_x, tl.max(v, 2)), tl.maximum(top_y, tl.max(u, 2))
-    by_x, by_y = shrink(top_x, larger_x, scale, C), shrink(top_y, larger_y, scale, C)
+    larger_x, larger_y = tl.maximum(max_x, tl.max(v, 2)), tl.maximum(max_y, tl.max(u, 2))
+    by_x, by_y = shrink(max_x, larger_x, scale, C), shrink(max_y, larger_y, scale, C)
     highest_x, highest_y = tl.expand_dims(larger_x, 2), tl.expand_dims(larger_y, 2)
-    every = tl.expand_dims(scale, 2)
-    e = exponential(less_top(u, highest_y) * every)
+    inverse_temperature = tl.expand_dims(scale, 2)
+    e = exponential(less_maximum(u, highest_y) * inverse_temperature)
     if config.OP == KL:
         apart = (u - highest_y) - (v - highest_x)
-        cross = rounded_product(by_y, moved(cross, total_y, top_x, top_y, larger_x, larger_y))
-        cross += tl.sum(tl.where(e == 0, 0.0, e * apart), 2)
-    total_x = total_x * by_x + tl.sum(exponential(less_top(v, highest_x) * every), 2)
-    return larger_x, total_x, larger_y, total_y * by_y + tl.sum(e, 2), cross
+        kl_sum = rounded_product(by_y, moved(kl_sum, total_y, max_x, max_y, larger_x, larger_y))
+        kl_sum += tl.sum(tl.where(e == 0, 0.0, e * apart), 2)
+    total_x = total_x * by_x + tl.sum(exponential(less_maximum(v, highest_x) * inverse_temperature), 2)
+    return larger_x, total_x, larger_y, total_y * by_y + tl.sum(e, 2), kl_sum
 
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, scale, config):
-    """The states along one axis as one. Sums are trees of a fixed shape."""
-    top_x, total_x, top_y, total_y, cross = state
-    larger_x, larger_y = tl.max(top_x, axis), tl.max(top_y, axis)
+    """Merges the states along one axis into one. Sums are trees of a fixed shape."""
+    max_x, total_x, max_y, total_y, kl_sum = state
+    larger_x, larger_y = tl.max(max_x, axis), tl.max(max_y, axis)
     highest_x, highest_y = tl.expand_dims(larger_x, axis), tl.expand_dims(larger_y, axis)
-    by_x, by_y = shrink(top_x, highest_x, scale, config.C), shrink(top_y, highest_y, scale, config.C)
+    by_x, by_y = shrink(max_x, highest_x, scale, config.C), shrink(max_y, highest_y, scale, config.C)
     if config.OP == KL:
-        cross = moved(cross, total_y, top_x, top_y, highest_x, highest_y)
-        cross = tl.where(by_y == 0, 0.0, rounded_product(by_y, cross))
+        kl_sum = moved(kl_sum, total_y, max_x, max_y, highest_x, highest_y)
+        kl_sum = tl.where(by_y == 0, 0.0, rounded_product(by_y, kl_sum))
     return (
         larger_x, tl.sum(rounded_product(total_x, by_x), axis), larger_y, tl.sum(rounded_product(total_y, by_y), axis),
-        tl.sum(cross, axis),
+        tl.sum(kl_sum, axis),
     )  # fmt: skip
 
 
@@ -140,11 +141,11 @@ def merge(a, b, scale, config):
 
 @triton.jit
 def spread_of(total):
-    """-inf of a row of nothing but -inf, which has no distribution: less it, its logits are NaN."""
-    spread = log_any(total)
-    if total.dtype != tl.float64:  # (whose logarithm knows 0)
-        spread = tl.where(total == 0, float("-inf"), spread)
-    return spread
+    """log(total). A row of -inf alone has no distribution: -inf, and its logits less the log_total are NaN."""
+    log_total = log_any(total)
+    if total.dtype != tl.float64:  # (in fp64 log_any(0) is -inf)
+        log_total = tl.where(total == 0, float("-inf"), log_total)
+    return log_total
 
 
 DivergenceConfig = constants("OP GIVEN AXIS WHOLE BM BN LM LN VEC C I")
@@ -152,39 +153,39 @@ DivergenceConfig = constants("OP GIVEN AXIS WHOLE BM BN LM LN VEC C I")
 
 @triton.jit
 def divergence_kernel(
-    x: Operand, y: Operand, keep: Operand, loss: Operand, numbers: Operand, parameters: tl.float64, count: tl.tensor,
+    x: Operand, y: Operand, keep: Operand, loss: Operand, row_stats: Operand, parameters: tl.float64, count: tl.tensor,
     space: Space, parts: Parts, config: DivergenceConfig,
 ):  # fmt: skip
-    """parameters: 1 / T, b. count: of rows, which is how far apart the kinds of numbers are. GIVEN: `numbers` are those
-    of whole rows, of which x and y are a part, and in the place of the loss are the sums of q h, of p f and of it."""
+    """parameters: 1 / T, b. count: the number of rows, and the distance between the numbers of a row. GIVEN: x and y
+    are parts of rows, `numbers` is of the whole rows, `loss` gets the part's sums of q h, p f and the divergence."""
     C: tl.constexpr = config.C
     OP: tl.constexpr = config.OP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     ROWS: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
     group = tl.program_id(0).to(config.I)
     batch, block = group // parts.across, group % parts.across
-    space = in_batch(space, batch, (x, y, keep, loss, numbers))
+    space = in_batch(space, batch, (x, y, keep, loss, row_stats))
     scale, beta = tl.full([1, 1], parameters[0], C), tl.full([1, 1], parameters[1], C)
     m, n = tile_at(space, block, 0, config)
     if config.GIVEN:  # (BM, 1) or (1, BN)
         next_number = count.to(tl.int64)
-        top_x = fetch_stat(numbers, next_number * 0, space, m, n).to(C)
-        spread_x = fetch_stat(numbers, next_number, space, m, n).to(C)
-        top_y = fetch_stat(numbers, 2 * next_number, space, m, n).to(C)
-        spread_y = fetch_stat(numbers, 3 * next_number, space, m, n).to(C)
+        max_x = fetch_stat(row_stats, next_number * 0, space, m, n).to(C)
+        log_total_x = fetch_stat(row_stats, next_number, space, m, n).to(C)
+        max_y = fetch_stat(row_stats, 2 * next_number, space, m, n).to(C)
+        log_total_y = fetch_stat(row_stats, 3 * next_number, space, m, n).to(C)
     if config.WHOLE:
         edge = within(space, m, n)
         v, u = read(x, space, m, n, edge, config), read(y, space, m, n, edge, config)
         if not config.GIVEN:
-            lowest = lowest_top([1, 1], EXPONENTIALS, C)
-            top_x = tl.maximum(tl.max(v, ACROSS, keep_dims=True), lowest)
-            top_y = tl.maximum(tl.max(u, ACROSS, keep_dims=True), lowest)
-        v, u = (v - top_x) * scale, (u - top_y) * scale
+            lowest = lowest_maximum([1, 1], EXPONENTIALS, C)
+            max_x = tl.maximum(tl.max(v, ACROSS, keep_dims=True), lowest)
+            max_y = tl.maximum(tl.max(u, ACROSS, keep_dims=True), lowest)
+        v, u = (v - max_x) * scale, (u - max_y) * scale
         if not config.GIVEN:
             total_x = tl.sum(exponential(v), ACROSS, keep_dims=True)
             total_y = tl.sum(exponential(u), ACROSS, keep_dims=True)
-            spread_x, spread_y = spread_of(total_x), spread_of(total_y)
-        value, of_y, of_x, p, q = terms(u - spread_y, v - spread_x, beta, OP)
+            log_total_x, log_total_y = spread_of(total_x), spread_of(total_y)
+        value, of_y, of_x, p, q = terms(u - log_total_y, v - log_total_x, beta, OP)
         value = tl.sum(tl.where(edge, value, 0.0), ACROSS, keep_dims=True)
         of_y = tl.sum(tl.where(edge, of_y, 0.0), ACROSS, keep_dims=True)
     else:
@@ -197,20 +198,20 @@ def divergence_kernel(
                     lanes = add_tile(lanes, x, y, space, m, n, scale, config)
                 lanes = merge_along(lanes, ACROSS, scale, config)
                 state = merge(state, tl.tuple([s.to(tl.float64) for s in lanes]), scale, config)
-            top_x, total_x, top_y, total_y, cross = tl.tuple([tl.expand_dims(s, ACROSS) for s in state])
-            spread_x, spread_y = spread_of(total_x), spread_of(total_y)
+            max_x, total_x, max_y, total_y, kl_sum = tl.tuple([tl.expand_dims(s, ACROSS) for s in state])
+            log_total_x, log_total_y = spread_of(total_x), spread_of(total_y)
         if OP == KL:
-            value = scale.to(tl.float64) * cross / total_y + (spread_x - spread_y)
+            value = scale.to(tl.float64) * kl_sum / total_y + (log_total_x - log_total_y)
             of_y = value
         else:
-            value, of_y = tl.zeros_like(top_x).to(tl.float64), tl.zeros_like(top_x).to(tl.float64)
+            value, of_y = tl.zeros_like(max_x).to(tl.float64), tl.zeros_like(max_x).to(tl.float64)
             for start in range(0, parts.tiles, FLUSH):
                 sums, others = tl.zeros([config.BM, config.BN], C), tl.zeros([config.BM, config.BN], C)
                 for t in range(start, tl.minimum(start + FLUSH, parts.tiles)):
                     m, n = tile_at(space, block, t, config)
                     edge = within(space, m, n)
-                    v = (read(x, space, m, n, edge, config) - top_x.to(C)) * scale - spread_x.to(C)
-                    u = (read(y, space, m, n, edge, config) - top_y.to(C)) * scale - spread_y.to(C)
+                    v = (read(x, space, m, n, edge, config) - max_x.to(C)) * scale - log_total_x.to(C)
+                    u = (read(y, space, m, n, edge, config) - max_y.to(C)) * scale - log_total_y.to(C)
                     more, other, of_x, p, q = terms(u, v, beta, OP)
                     sums += tl.where(edge, more, 0.0)
                     others += tl.where(edge, other, 0.0)
@@ -230,33 +231,34 @@ def divergence_kernel(
         store_stat(loss, 2 * next_number, space, m, n, value, inside)
     else:
         store_stat(loss, next_number * 0, space, m, n, value, inside)
-        store_stat(numbers, next_number * 0, space, m, n, tl.where(kept, top_x, 0.0), inside)
-        store_stat(numbers, next_number, space, m, n, tl.where(kept, spread_x, 0.0), inside)
-        store_stat(numbers, 2 * next_number, space, m, n, tl.where(kept, top_y, 0.0), inside)
-        store_stat(numbers, 3 * next_number, space, m, n, tl.where(kept, spread_y, 0.0), inside)
-        store_stat(numbers, 4 * next_number, space, m, n, of_x, inside)
-        store_stat(numbers, 5 * next_number, space, m, n, of_y, inside)
+        store_stat(row_stats, next_number * 0, space, m, n, tl.where(kept, max_x, 0.0), inside)
+        store_stat(row_stats, next_number, space, m, n, tl.where(kept, log_total_x, 0.0), inside)
+        store_stat(row_stats, 2 * next_number, space, m, n, tl.where(kept, max_y, 0.0), inside)
+        store_stat(row_stats, 3 * next_number, space, m, n, tl.where(kept, log_total_y, 0.0), inside)
+        store_stat(row_stats, 4 * next_number, space, m, n, of_x, inside)
+        store_stat(row_stats, 5 * next_number, space, m, n, of_y, inside)
 
 
 DIVERGENCE = declare(divergence_kernel, max_registers=(None, None))
 
 
 def per_row(number):
-    """A number of each row, as it broadcasts along the classes."""
+    """One number per row, with a last dimension of size 1: it broadcasts along the classes."""
     return None if number is None else number.unsqueeze(-1)
 
 
-def prepare(op, input, target, keep, numbers=None):
-    """(results, what a plan takes, its constants, its options). numbers: of whole rows, or those are results."""
+def prepare(op, input, target, keep, row_stats=None):
+    """Returns (results, arguments of row_plan.launch, its constants, its options). numbers: of whole rows, or None:
+    they are a result."""
     rows, compute, device = input.shape[:-1], compute_dtype(input, target), input.device
-    if numbers is None:
-        numbers, given = empty((NUMBERS, *rows), compute, device), False
-        results = empty(rows, compute, device), numbers
+    if row_stats is None:
+        row_stats, given = empty((ROW_STATS, *rows), compute, device), False
+        results = empty(rows, compute, device), row_stats
         written = results[0]
     else:
         results, given = (empty((3, *rows), compute, device),), True
         written = results[0][0]
-    tensors = input, target, *map(per_row, (keep, written, numbers[0]))
+    tensors = input, target, *map(per_row, (keep, written, row_stats[0]))
     plan = DIVERGENCE, tensors, (2, 3, 4), input.shape, input.dim() - 1, compute
     options = {"phases": ALONE, "held": 2 if op is JS else 1}
     if op is JS and compute == torch.float64:
@@ -265,14 +267,16 @@ def prepare(op, input, target, keep, numbers=None):
     return results, plan, constants, options
 
 
-def check_numbers(name, numbers, input):
-    fits = tuple(numbers.shape) == (NUMBERS, *input.shape[:-1]) and numbers.is_contiguous()
-    if not fits or numbers.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{name}: numbers {tuple(numbers.shape)} of {numbers.dtype} are not those of the forward")
+def check_row_stats(name, row_stats, input):
+    fits = tuple(row_stats.shape) == (ROW_STATS, *input.shape[:-1]) and row_stats.is_contiguous()
+    if not fits or row_stats.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{name}: row_stats {tuple(row_stats.shape)} of {row_stats.dtype} are not those of the forward"
+        )
 
 
-def run(name, op, input, target, numbers, keep, temperature, beta):
-    results, plan, constants, options = prepare(op, input, target, keep, numbers)
+def run(name, op, input, target, row_stats, keep, temperature, beta):
+    results, plan, constants, options = prepare(op, input, target, keep, row_stats)
     if results[0].numel():
         launch(name, *plan, (1 / temperature, beta), constants, **options)
     return results
@@ -286,9 +290,9 @@ def launcher(name, op):
 
 
 def launcher_of_sums(name, op):
-    def divergence_sums(input, target, numbers, keep=None, temperature=1.0, beta=0.5):
-        check_numbers("divergence_sums", numbers, input)
-        return run(name, op, input, target, numbers, keep, temperature, beta)[0]
+    def divergence_sums(input, target, row_stats, keep=None, temperature=1.0, beta=0.5):
+        check_row_stats("divergence_sums", row_stats, input)
+        return run(name, op, input, target, row_stats, keep, temperature, beta)[0]
 
     return divergence_sums
 

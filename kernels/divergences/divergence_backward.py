@@ -11,40 +11,40 @@ from ..engine.row_loss import fetch_stat
 from ..engine.row_plan import MAP, launch
 from ..engine.tensors import like
 from ..engine.tile import fetch, in_batch, within
-from .divergence import JS, KL, TV, check_numbers, per_row, read, terms
+from .divergence import JS, KL, TV, check_row_stats, per_row, read, terms
 
 DivergenceBackwardConfig = constants("OP AXIS BM BN VEC C I")
 
 
 @triton.jit
 def divergence_backward_kernel(
-    x: Operand, y: Operand, keep: Operand, grad: Operand, numbers: Operand, dx: Operand, dy: Operand,
+    x: Operand, y: Operand, keep: Operand, grad: Operand, row_stats: Operand, dx: Operand, dy: Operand,
     parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts, config: DivergenceBackwardConfig,
 ):  # fmt: skip
     C: tl.constexpr = config.C
     t, _, batch, block = part_of(parts.tiles, parts.across, config.I)
-    space = in_batch(space, batch, (x, y, keep, grad, numbers, dx, dy))
+    space = in_batch(space, batch, (x, y, keep, grad, row_stats, dx, dy))
     m, n = tile_at(space, block, t, config)
     edge, nowhere, next_number = within(space, m, n), tl.zeros([1, 1], tl.int1), count.to(tl.int64)
-    # of each row: (BM, 1), or of rows across memory (1, BN)
+    # per row: (BM, 1), or (1, BN) for rows across memory
     kept = one_per_row(space, m, n, config)
     if keep is not None:
         kept &= fetch(keep, space, m, n, nowhere, True)
     scale = tl.full([1, 1], parameters[0], C)
     g = fetch(grad, space, m, n, nowhere, True).to(C) * scale
-    top_x = fetch(numbers, space, m, n, nowhere, True).to(C)
-    spread_x = fetch_stat(numbers, next_number, space, m, n).to(C)
-    top_y = fetch_stat(numbers, 2 * next_number, space, m, n).to(C)
-    spread_y = fetch_stat(numbers, 3 * next_number, space, m, n).to(C)
-    v = (read(x, space, m, n, edge, config) - top_x) * scale - spread_x
-    u = (read(y, space, m, n, edge, config) - top_y) * scale - spread_y
+    max_x = fetch(row_stats, space, m, n, nowhere, True).to(C)
+    log_total_x = fetch_stat(row_stats, next_number, space, m, n).to(C)
+    max_y = fetch_stat(row_stats, 2 * next_number, space, m, n).to(C)
+    log_total_y = fetch_stat(row_stats, 3 * next_number, space, m, n).to(C)
+    v = (read(x, space, m, n, edge, config) - max_x) * scale - log_total_x
+    u = (read(y, space, m, n, edge, config) - max_y) * scale - log_total_y
     _, of_y, of_x, p, q = terms(u, v, tl.full([1, 1], parameters[1], C), config.OP)
     if dx is not None:
-        mean = fetch_stat(numbers, 4 * next_number, space, m, n).to(C)
+        mean = fetch_stat(row_stats, 4 * next_number, space, m, n).to(C)
         value = g * (of_x - tl.where(q == 0, 0.0, q * mean))
         store_tile(dx, space, block, t, m, n, tl.where(kept, value, 0.0), config)
     if dy is not None:
-        mean = fetch_stat(numbers, 5 * next_number, space, m, n).to(C)
+        mean = fetch_stat(row_stats, 5 * next_number, space, m, n).to(C)
         value = g * (of_y - tl.where(p == 0, 0.0, p * mean))
         store_tile(dy, space, block, t, m, n, tl.where(kept, value, 0.0), config)
 
@@ -54,20 +54,20 @@ DIVERGENCE_BACKWARD = declare(  # (tiles as those of cross_entropy)
 )
 
 
-def prepare(op, grad, input, target, numbers, keep, needed):
-    """(the gradients, what a plan takes, its constants, its options)"""
+def prepare(op, grad, input, target, row_stats, keep, needed):
+    """Returns (the gradients, arguments of row_plan.launch, its constants, its options)."""
     slopes = [like(x, x.shape, x.dtype) if wanted else None for x, wanted in zip((input, target), needed)]
-    tensors = input, target, *map(per_row, (keep, grad, numbers[0])), *slopes
+    tensors = input, target, *map(per_row, (keep, grad, row_stats[0])), *slopes
     compute = compute_dtype(input, target, grad)
     plan = DIVERGENCE_BACKWARD, tensors, (2, 3, 4), input.shape, input.dim() - 1, compute
-    values = {"OP": op.value, "parameters": 2, "count": numbers[0].numel()}
+    values = {"OP": op.value, "parameters": 2, "count": row_stats[0].numel()}
     return slopes, plan, values, {"phases": MAP, "per_row_math": True}
 
 
 def launcher(name, op):
-    def divergence_backward(grad, input, target, numbers, keep=None, temperature=1.0, beta=0.5, *needed):
-        check_numbers("divergence_backward", numbers, input)
-        slopes, plan, values, options = prepare(op, grad, input, target, numbers, keep, needed or (True, True))
+    def divergence_backward(grad, input, target, row_stats, keep=None, temperature=1.0, beta=0.5, *needed):
+        check_row_stats("divergence_backward", row_stats, input)
+        slopes, plan, values, options = prepare(op, grad, input, target, row_stats, keep, needed or (True, True))
         if input.numel() and any(s is not None for s in slopes):
             launch(name, *plan, (1 / temperature, beta), values, **options)
         return tuple(x.new_empty(0) if d is None else d for x, d in zip((input, target), slopes))

@@ -1,5 +1,5 @@
-"""Elements added to states (state.py), on the tiles, splits and lanes of sums.py: the inner loop of the statistics, and
-of the rows that are too long for one tile.
+"""Adds elements to states (state.py), with the tiles, splits and lanes of sums.py: the inner loop of the statistics,
+and of rows that are too long for one tile.
 """
 
 import triton
@@ -19,7 +19,7 @@ from .state import (
     empty_state,
     larger_of,
     largest,
-    less_top,
+    less_maximum,
     merge,
     merge_along,
     repivot,
@@ -33,7 +33,7 @@ from .tiling import FLUSH
 
 @triton.jit
 def heaviness(w):
-    """An int32 that grows with |w|, or stays: 0 of 0 alone, and the largest of NaN."""
+    """An int32 that never decreases as |w| grows: 0 for w = 0 alone, and the largest for NaN."""
     if w.dtype == tl.float64:
         heavy = (w.to(tl.int64, bitcast=True) >> 32).to(tl.int32) & 0x7FFFFFFF
         heavy = heavy | (w != 0).to(tl.int32)
@@ -44,7 +44,7 @@ def heaviness(w):
 
 @triton.jit
 def nan_if_negative(w):
-    """w, and NaN where it is negative: by its sign bit, since a comparison takes registers that some kernels lack."""
+    """w, or NaN where its sign bit is set. A comparison would take registers that some kernels lack."""
     if w.dtype == tl.float64:
         bits = w.to(tl.int64, bitcast=True)
         result = (bits | ((bits >> 63) & 0x7FF8000000000000)).to(tl.float64, bitcast=True)
@@ -56,35 +56,37 @@ def nan_if_negative(w):
 
 @triton.jit
 def add_exponentials(state, v, keep, w, along: tl.constexpr, SOME: tl.constexpr, WEIGHT: tl.constexpr):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     if SOME:
         v = tl.where(keep, v, float("-inf"))
-    larger = tl.maximum(top, tl.max(v, along))  # finite, or inf; of NaN the other: the exponentials show it
-    terms = exponential(less_top(v, tl.expand_dims(larger, along)))
+    larger = tl.maximum(
+        maximum, tl.max(v, along)
+    )  # finite, or inf. The maximum ignores a NaN: the exponentials show it
+    terms = exponential(less_maximum(v, tl.expand_dims(larger, along)))
     if WEIGHT:
         terms = terms * w
-    total = total * exponential(less_top(top, larger)) + tl.sum(terms, along)
+    total = total * exponential(less_maximum(maximum, larger)) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
 
 @triton.jit
 def add_extreme(state, v, keep, along: tl.constexpr, SOME: tl.constexpr, C: tl.constexpr):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     if SOME:
         v = tl.where(keep, v, float("-inf"))
-    larger = larger_of(top, largest(v, along))
+    larger = larger_of(maximum, largest(v, along))
     ties = tl.sum(tl.where(same(v, tl.expand_dims(larger, along)), 1.0, 0.0), along)
-    return count, weights, pivot, shift, larger, tl.where(same(top, larger), total, 0.0) + ties
+    return count, weights, pivot, shift, larger, tl.where(same(maximum, larger), total, 0.0) + ties
 
 
 @triton.jit
 def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: tl.constexpr, EDGE: tl.constexpr):
-    """MOMENTS: the state about the pivot that the group's elements call for, of which it has taken only the weights;
-    and whether any lane has no pivot yet.
+    """MOMENTS: moves the state to the pivot that a group of elements calls for, and adds their weights, but not yet the
+    elements. Returns (state, whether any lane has no pivot yet).
 
-    Deviations are from an element, so that those of equal elements are exactly 0."""
-    count, weights, pivot, shift, top, total = state
-    if WEIGHT:  # the heaviest yet
+    A pivot is an element, so that the deviations of equal elements are exactly 0."""
+    count, weights, pivot, shift, maximum, total = state
+    if WEIGHT:  # the pivot is the heaviest element so far
         heavy = heaviness(w)
         heaviest = tl.max(heavy, along)
         result = tl.max(tl.where(heavy == tl.expand_dims(heaviest, along), v, float("-inf")), along)
@@ -92,46 +94,46 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
         away = tl.where(heavier & (count > 0), pivot - result, 0.0)
         pivot = tl.where(heavier, result, pivot)
         count = tl.maximum(count, heaviest)
-        larger = tl.maximum(top, power_below(tl.abs(away)))
-        total, shift = repivot(total, shift, weights, top, away, reciprocal(larger))
+        larger = tl.maximum(maximum, power_below(tl.abs(away)))
+        total, shift = repivot(total, shift, weights, maximum, away, reciprocal(larger))
         weights += tl.sum(w, along)
-        top = larger
-    elif EDGE and missing:  # the first group's largest
+        maximum = larger
+    elif EDGE and missing:  # the pivot is the largest element of the first group that keeps any
         first = tl.max(tl.where(keep, v, float("-inf")), along)
         pivot = tl.where((count == 0) & (added > 0), first, pivot)
         missing = tl.min(tl.min(count + added, 1), 0) == 0
-    return (count, weights, pivot, shift, top, total), missing
+    return (count, weights, pivot, shift, maximum, total), missing
 
 
 @triton.jit
 def add_squares(state, v, w, along: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr):
-    """v: elements, or their deviations, 0 where not kept."""
-    count, weights, pivot, shift, top, total = state
-    larger = tl.maximum(top, power_below(tl.max(tl.abs(v), along)))
+    """v: elements, or their deviations from the pivot (MOMENTS); 0 where not kept."""
+    count, weights, pivot, shift, maximum, total = state
+    larger = tl.maximum(maximum, power_below(tl.max(tl.abs(v), along)))
     by = reciprocal(larger)
-    v = v * tl.expand_dims(by, along)  # less than 2 in magnitude but where it is inf or NaN: each shows
+    v = v * tl.expand_dims(by, along)  # |v| < 2, or inf or NaN, which the sums show
     terms = square(v)
     if WEIGHT:
         terms = terms * w
     if MODE == MOMENTS:
-        shift = shift * (top * by) + tl.sum(v * w if WEIGHT else v, along)
-    total = total * square(top * by) + tl.sum(terms, along)
+        shift = shift * (maximum * by) + tl.sum(v * w if WEIGHT else v, along)
+    total = total * square(maximum * by) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
 
 @triton.jit
 def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.constexpr, ABS: tl.constexpr,
              NEGATE: tl.constexpr, EDGE: tl.constexpr):  # fmt: skip
-    """Adds a tile to the lanes' states (tile.by_lane)."""
+    """Returns (state, missing) after adding a tile to the lanes' states (tile.by_lane)."""
     C: tl.constexpr = config.C
     WEIGHT: tl.constexpr = weight is not None
-    SOME: tl.constexpr = EDGE or mask is not None or WEIGHT  # not all are kept
+    SOME: tl.constexpr = EDGE or mask is not None or WEIGHT  # some elements may not be kept
 
     keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
     if WEIGHT:
         if MODE == MOMENTS:
             w = nan_if_negative(w)
-        w = by_lane(tl.where(keep, w.to(C), 0.0), config)  # (LM, LN, elements of a thread), as v and keep from here on
+        w = by_lane(tl.where(keep, w.to(C), 0.0), config)  # (LM, LN, elements of a thread), like v and keep below
     if MODE != COUNT:
         v, keep = both_by_lane(fetch(x, space, m, n, keep, EDGE).to(C), keep, config)
         if ABS:
@@ -142,7 +144,7 @@ def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.cons
         keep = by_lane(keep, config)
     added = float(config.BM * config.BN // (config.LM * config.LN))
     if SOME:
-        added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (of integers LLVM makes a bit count, of bits one by one)
+        added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (in fp32: LLVM counts integers bit by bit)
 
     if MODE == EXPONENTIALS:
         state = add_exponentials(state, v, keep, w, 2, SOME, WEIGHT)
@@ -152,7 +154,7 @@ def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.cons
         state, missing = move_pivot(state, v, keep, w, added, missing, 2, WEIGHT, EDGE)
         v = v - tl.expand_dims(state[2], 2)
         if WEIGHT:
-            v = tl.where(w != 0, v, 0.0)  # as `keep`, which would take registers until here
+            v = tl.where(w != 0, v, 0.0)  # equals `keep`, which would hold registers until here
         elif SOME:
             v = tl.where(keep, v, 0.0)
         state = add_squares(state, v, w, 2, MODE, WEIGHT)
@@ -161,29 +163,27 @@ def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.cons
             v = tl.where(keep, v, 0.0)
         if MODE == SQUARES:
             state = add_squares(state, v, w, 2, MODE, WEIGHT)
-        count, weights, pivot, shift, top, total = state
+        count, weights, pivot, shift, maximum, total = state
         if MODE == ABSOLUTE:
             total += tl.sum(v * w if WEIGHT else v, 2)
         elif WEIGHT:
             weights += tl.sum(w, 2)
-        state = (count, weights, pivot, shift, top, total)
-    count, weights, pivot, shift, top, total = state
+        state = (count, weights, pivot, shift, maximum, total)
+    count, weights, pivot, shift, maximum, total = state
     if not (MODE == MOMENTS and WEIGHT):
         count += added
-    return (count, weights, pivot, shift, top, total), missing
+    return (count, weights, pivot, shift, maximum, total), missing
 
 
 @triton.jit
 def count_bytes(mask, space, m0, n0, config):
-    """(LM, LN): how many of each lane's bytes of a mask are not 0, four at a time: one by one they take five times the
-    instructions."""
+    """Counts the bytes of a mask that are not 0, for each lane: (LM, LN). It takes four bytes at a time: one by one
+    they take five times the instructions."""
     m = m0 + tl.arange(0, config.BM).to(config.I)
     n = tl.max_contiguous(n0 // 4 + tl.arange(0, config.BN // 4).to(config.I), config.VEC // 4)
     row = offset_of(m, space.outer_shape, mask.outer) // 4
     words = tl.load(mask.pointer.to(tl.pointer_type(tl.uint32)) + row[:, None] + n[None, :])  # (BM, BN / 4)
-    ones = (
-        (((words & 0x7F7F7F7F) + 0x7F7F7F7F) | words) >> 7
-    ) & 0x01010101  # in each byte 1, if any of its bits is set
+    ones = ((((words & 0x7F7F7F7F) + 0x7F7F7F7F) | words) >> 7) & 0x01010101  # 1 in each byte that has any bit set
     sums = tl.sum(split_by_lane(ones, config.BM, config.BN // 4, config.VEC // 4, config), 2)
     sums += sums >> 16
     return ((sums + (sums >> 8)) & 0xFF).to(tl.float32)
@@ -193,7 +193,7 @@ def count_bytes(mask, space, m0, n0, config):
 def add_tiles(
     first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr
 ):
-    """The state of tiles [first, last), at most FLUSH of them; one fp64 entry per output."""
+    """The state of tiles [first, last), at most FLUSH of them, merged over lanes and widened: one entry per output."""
     AXIS: tl.constexpr = config.AXIS
     VEC: tl.constexpr = config.VEC
     C: tl.constexpr = config.C
@@ -216,16 +216,16 @@ def add_tiles(
         if in_bounds and BYTES:
             added = count_bytes(mask, space, m0, n0, config)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])
-        elif in_bounds:  # needs no bounds
+        elif in_bounds:
             state, missing = add_tile(state, missing, x, mask, weight, here, m, n, config, MODE, ABS, NEGATE, False)
         else:
             state, missing = add_tile(state, missing, x, mask, weight, here, m, n, config, MODE, ABS, NEGATE, True)
-    count, weights, pivot, shift, top, total = state
-    if MODE == EXTREME:  # what is not kept was -inf
-        total = tl.where(top == float("-inf"), count.to(C), total)
-    state = (count.to(C), weights, pivot, shift, top, total)
+    count, weights, pivot, shift, maximum, total = state
+    if MODE == EXTREME:  # elements not kept were -inf, and must not count as ties
+        total = tl.where(maximum == float("-inf"), count.to(C), total)
+    state = (count.to(C), weights, pivot, shift, maximum, total)
     state = merge_along(state, 0 if AXIS == OUTER else 1, MODE, WEIGHT, C)
-    if AXIS == ALL:  # (of lanes as one row Triton 3.6 would exchange the wrong ones: their bits may have gaps there)
+    if AXIS == ALL:  # in two steps: if lanes are reshaped to one row, Triton 3.6 exchanges the wrong ones
         state = merge_along(tl.tuple([tl.expand_dims(s, 1) for s in state]), 0, MODE, WEIGHT, C)
     return widened(state)
 
@@ -233,7 +233,7 @@ def add_tiles(
 @triton.jit
 def add_range(first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr = False,
               NEGATE: tl.constexpr = False):  # fmt: skip
-    """The state of any number of tiles."""
+    """The state of tiles [first, last), any number of them."""
     AXIS: tl.constexpr = config.AXIS
     BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)
     if config.LONG:

@@ -4,16 +4,16 @@ A sum over many tiles is split among blocks, and the last of them to finish adds
 
 Where every element of a long row needs the row's sum, such as in a softmax, no result can be written before all parts
 are summed, and a block that waits may keep the blocks it waits for from starting at all. So blocks draw tickets as they
-start. A row's first `splits` tickets sum one part of it each and wait for nothing; its next `splits` write one part
-each, and wait only for sums whose tickets were all drawn before, by blocks that run and will end. Whatever order blocks
-start in, there is always one that can go on.
+start. A row's first `splits` tickets sum one part each and wait for nothing. Its next `splits` tickets write one part
+each, and wait only for sums whose tickets were drawn before, by blocks that run and will end. Whatever order blocks
+start in, one of them can always go on.
 
-Whoever needs the parts of all loads them in order of part: the bits of the result are the same in every run. Where they
-are more than a block loads at a time, the last to sum a part makes one of all, and leaves it in the place of the first:
-else each writing block would take that many round trips.
+A block that needs all parts loads them in order of part: the bits of the result are the same in every run. If there are
+more parts than a block loads at a time, the block that sums the last one merges all of them, and stores the result in
+place of the first: otherwise each writing block would take that many round trips.
 
-counter: 0 between launches. `is_last` has one for each result; tickets have one for those drawn, and two for each group
-of rows: the parts summed and the parts written.
+Counters are 0 between launches. `is_last` has one for each result. Tickets have one for the tickets drawn, and two for
+each group of rows: the parts summed and the parts written.
 """
 
 import triton
@@ -22,9 +22,9 @@ import triton.language as tl
 
 @triton.jit
 def is_last(counter, splits):
-    """True if all other parts were finished before this one; puts the counter back to 0.
+    """True in the last of `splits` blocks to finish, which puts the counter back to 0.
 
-    A block's stores come before it counts (barrier, release), and its count before what the last block then loads
+    A block's stores come before it counts (barrier, release), and all counts before the loads of the last block
     (acquire): the last block sees what all the others stored."""
     tl.debug_barrier()
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1
@@ -35,7 +35,7 @@ def is_last(counter, splits):
 
 @triton.jit
 def is_finished(counter, splits):
-    """`is_last`, of a result that may have one block: what its threads stored is seen by all of them."""
+    """`is_last` for a result that may have one block: then a barrier lets all its threads see what each has stored."""
     last = splits == 1
     if last:
         tl.debug_barrier()
@@ -46,26 +46,26 @@ def is_finished(counter, splits):
 
 @triton.jit
 def draw_ticket(counter, splits, groups):
-    """(group of rows, part, whether to sum it: otherwise to write it)."""
+    """Returns (group of rows, part, True if the block is to sum the part, False if it is to write it)."""
     ticket = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
     if ticket == 2 * splits * groups - 1:
-        tl.store(counter, 0)  # nobody draws another
+        tl.store(counter, 0)  # this was the last ticket
     rest = ticket % (2 * splits)
     return ticket // (2 * splits), rest % splits, rest < splits
 
 
 @triton.jit
 def count_summed(counter, group):
-    """Says that a part's sum is stored: all threads' stores come before the count (barrier, release). How many were
-    counted before: who is last then sees what the others stored (acquire)."""
+    """Counts a part whose sum is stored: all threads' stores come before the count (barrier, release). Returns how many
+    were counted before. The block that counts last then sees what the others stored (acquire)."""
     tl.debug_barrier()
     return tl.atomic_add(counter + 1 + 2 * group, 1, sem="acq_rel", scope="gpu")
 
 
 @triton.jit
 def await_sums(counter, group, counts):
-    """Wait until every part of a group is summed, and those of many are made one; what was stored is then seen
-    (acquire)."""
+    """Wait until a group has counted `counts` sums: every part, and one more if the parts are merged into one. What was
+    stored is then visible (acquire)."""
     done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
     while done < counts:
         done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
@@ -73,7 +73,7 @@ def await_sums(counter, group, counts):
 
 @triton.jit
 def count_written(counter, group, splits):
-    """Says that a part is written. The last writer of a group, after whom none waits, puts both its counts back."""
+    """Counts a written part. The last writer of a group puts both its counters back to 0: no block waits for them."""
     done = tl.atomic_add(counter + 2 + 2 * group, 1, sem="acq_rel", scope="gpu")
     if done == splits - 1:
         tl.store(counter + 1 + 2 * group, 0)
@@ -82,14 +82,14 @@ def count_written(counter, group, splits):
 
 @triton.jit
 def load(pointer, inside):
-    """Partials of other blocks. .cg: from L2, where their stores are; L1 may hold what an earlier launch left there."""
+    """Loads partials of other blocks. .cg reads from L2, where their stores are: L1 may hold an earlier launch's."""
     return tl.load(pointer, mask=inside, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
 def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACROSS: tl.constexpr):
-    """(the numbers that BS splits from `first` on left for each output, which of them there are). ACROSS: the dimension
-    of the splits in the result."""
+    """Returns (value, inside): the numbers that splits first, ..., first + BS - 1 stored for each output, and whether
+    there is such a split and output. ACROSS: the dimension of the splits in the result."""
     s = tl.expand_dims(first + tl.arange(0, BS), 1 - ACROSS)
     output = tl.expand_dims(output, ACROSS)
     inside = (s < splits) & (output < outputs)
@@ -98,8 +98,8 @@ def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACR
 
 @triton.jit
 def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1):
-    """The sums over all splits of the partials of each output, in order of split whoever wrote last; zeros for arrays
-    that there are not. All arrays are loaded at once, and added up across threads at the end: few round trips."""
+    """Returns three sums (BO,), over all splits in order, whichever block finished last: one per array of partials, 0
+    for arrays beyond ARRAYS. All arrays are loaded at once, and threads are added up at the end: few round trips."""
     first_sum = tl.zeros([BS, BO], tl.float64)
     second_sum = first_sum
     third_sum = first_sum

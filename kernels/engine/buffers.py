@@ -1,4 +1,4 @@
-"""Buffers that a launch writes: outputs, and the partial results of blocks that share one."""
+"""Buffers that a launch writes: outputs, and the partial results of blocks that share a result."""
 
 from functools import lru_cache, partial
 
@@ -10,7 +10,7 @@ from .trace import active
 
 
 def allocator(shape, dtype, device):
-    """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
+    """A function that makes an empty contiguous tensor. (torch.empty takes twice as long to parse its arguments.)"""
     return (_allocator if active.tape is None else _sized)(shape, dtype, device)
 
 
@@ -29,23 +29,23 @@ def empty(shape, dtype, device):
 
 
 COUNTERS = 1024  # output blocks that may be split; more of them fill a GPU without splitting
-PARTIALS = 1 << 17  # numbers, a megabyte; a launch that leaves more for its last blocks outlasts an allocation
+PARTIALS = 1 << 17  # fp64 numbers, 1 MiB; a launch that needs more takes longer than an allocation
 _buffers = {}
 
 
 def split_counters(device):
-    """Zeroed counters of the blocks that have finished, one per output block; the last puts its own back to 0."""
+    """Zeroed counters, one per output block, of the splits that have finished. The last split puts its counter to 0."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 def split_buffers(index, device):
-    """(partials, counters) of the current stream of a GPU, or None while it is captured.
+    """Returns (partials, counters) of the current stream of a GPU, or None while that stream is captured.
 
     Zeroing counters for each call would be a second launch. One buffer per (device, stream) is enough: the kernels of a
     stream run one after another, and each leaves zeros behind, since its last block writes the 0 after every other
-    block has counted. Two streams may run at once, and so have a buffer each. A captured graph may be replayed on
-    another stream, beside eager work on the one that captured it: it gets buffers of its own, from its own memory
-    pool, and a node of the graph zeroes its counters in every replay."""
+    block has counted. Two streams may run at once, so each has its own buffer. A captured graph may be replayed on
+    another stream, beside eager work on the stream that captured it: it gets its own buffers from its own memory pool,
+    and a node of the graph zeroes its counters in every replay."""
     if torch.cuda.is_current_stream_capturing():
         return None
     key = index, current_stream(index)

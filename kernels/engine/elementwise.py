@@ -26,14 +26,14 @@ from .scaling import quotient_apart
 from .tensors import check_operands, traits
 from .tile import fetch, indices, is_whole, kept, store, within
 
-# SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes. SMALL: all
-# slopes, none of which is large, as such a functor says (`slopes.small = True`).
+# SLOPES, what f returns. NONE: values. DIFFERENCE: the slope by x of a function of x - y. ALL_SLOPES: the slopes by all
+# tensors. FLAT: all slopes; a slope of 0 gives 0 whatever the gradient. SMALL: all slopes, none large (`f.small`).
 NONE, DIFFERENCE, ALL_SLOPES, FLAT, SMALL = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
 def scaled(slope, c, power, SCALES: tl.constexpr, APART: tl.constexpr, FLAT: tl.constexpr):
-    """c slope, where c is APART c power. c may be infinite or NaN where a flat loss has a slope of 0."""
+    """c slope, or c power slope if the factor is APART. FLAT: 0 where the slope is 0, even if c is infinite or NaN."""
     value = slope
     if SCALES:
         value = c * value
@@ -54,7 +54,7 @@ def elementwise_tile(
     C: tl.constexpr = config.C
     SLOPES: tl.constexpr = config.SLOPES
     keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
-    # A tiny upstream gradient over a huge divisor may leave nothing in fp32 for a large slope, or weight, to meet.
+    # grad / denominator may underflow in fp32, although a large slope or weight brings the product back: two factors.
     APART: tl.constexpr = (
         denominator is not None and (weight is not None or (x is not None and SLOPES != SMALL)) and C == tl.float32
     )
@@ -93,7 +93,7 @@ def elementwise_tile(
         other = -value
     else:
         other = scaled(other, c, power, SCALES, APART, SLOPES == FLAT)
-    # selected, not multiplied: where nothing is kept the gradient may be NaN
+    # select, do not multiply: the gradient may be NaN where an element is not kept
     inside = within(space, m, n)
     if out is not None:
         store(out, space, m, n, tl.where(keep, value, 0.0), inside, EDGE)
@@ -116,7 +116,7 @@ def elementwise_kernel(
         in_bounds = False
     else:
         in_bounds = is_whole(space, m0, n0, config)
-    if in_bounds:  # needs no bounds
+    if in_bounds:
         elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, False)
     else:
         elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, True)
@@ -131,20 +131,20 @@ def tile_corner(space, config):
 
 
 ELEMENTWISE = Kernel(elementwise_kernel)
-OUTPUTS = 3  # the last of the operands
+OUTPUTS = 3  # the last three operands
 WIDEST = 1024  # columns of a tile with more than one row
 
 
 def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=()):
     """A plan of a kernel with one tile for each block.
 
-    tensors: the kernel's operands, the last `outputs` of which have this shape, the others broadcast to it; sparse: the
-    places of those that are small, and do not decide about the variant."""
+    tensors: the kernel's operands. The last `outputs` of them have this shape, the others broadcast to it. sparse: the
+    places of small operands, which do not decide about the variant (indexing.sparse_kinds)."""
     lined = line(tensors, shape)
     if not lined:
         strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
         written, read = strides[-outputs:], strides[:-outputs]
-        order = memory_order(shape, (*written, *read))  # written once, so in order of the output
+        order = memory_order(shape, (*written, *read))  # outputs first: each is written once
         lined = split_inner(fuse(order, shape, strides))
     outer, inner = lined
     dense = [None if i in sparse else t for i, t in enumerate(tensors)]
@@ -178,7 +178,7 @@ def compute_dtype(*tensors):
 
 
 def elementwise(name, f, tensors, parameters=(), slopes=NONE):
-    """Fill the outputs among `tensors` (in the kernel's order), which have the full shape."""
+    """Fill the outputs among `tensors`. tensors: the kernel's operands in order; outputs have the full shape."""
     outputs = [t for t in tensors[-OUTPUTS:] if t is not None]
     if not outputs or not outputs[0].numel():
         return

@@ -1,6 +1,6 @@
-"""From any strides to tiles, on the host: dimensions are sorted, and merged where every operand allows it, into an
-outer and an inner group. An element's offset is offset(outer index) + offset(inner index), so that the divisions that
-an offset takes are paid once for each row and each column of a tile, not for each element.
+"""From any strides to tiles, on the host: dimensions are sorted, merged where every operand allows it, and divided into
+an outer and an inner group. An element's offset is offset(outer index) + offset(inner index), so that the divisions for
+an offset are paid once for each row and each column of a tile, not for each element.
 
 Each operand has a kind, fixed at compile time, that says how it varies over the tile.
 """
@@ -16,10 +16,10 @@ SCALAR = tl.constexpr(2)  # one element for the whole tensor, such as the gradie
 ROW = tl.constexpr(3)  # stride 0 along the inner group: one element per row
 STRIDED = tl.constexpr(4)  # anything else
 COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner: one element per column
-LINE = tl.constexpr(6)  # the same with the vector accesses of VECTOR
-# PEELED + VEC: unit stride along rows that begin anywhere; accesses of VEC elements, the first of them before the row
+LINE = tl.constexpr(6)  # like COLUMN, with the vector accesses of VECTOR
+# PEELED + VEC: unit stride along rows that begin anywhere; accesses of VEC elements, the first may begin before the row
 PEELED = tl.constexpr(8)
-UNALIGNED = tl.constexpr(24)  # + VEC: the same of rows that begin elsewhere than the PEELED ones
+UNALIGNED = tl.constexpr(24)  # + VEC: like PEELED, but rows begin at other offsets modulo VEC
 
 OUTER, INNER, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # AXIS: which group is reduced
 
@@ -56,8 +56,9 @@ def broadcast_strides(tensor, shape):
 
 
 def line(tensors, shape):
-    """The groups, outer and inner, of tensors over all of `shape`, if each is contiguous and of this shape, or one
-    element, expanded or not, or None; else None. (To find them in the general way takes 40 us.)"""
+    """Returns the groups (outer, inner) of tensors with all of `shape` as one inner dimension, or None if a tensor does
+    not fit: each must be None, or contiguous and of this shape, or one element, expanded or not. (The general way takes
+    40 us.)"""
     inner, total = [], prod(shape)
     if not total:
         return None
@@ -74,8 +75,8 @@ def line(tensors, shape):
 
 
 def memory_order(shape, strides):
-    """Dimensions that hold more than one element, from the one that jumps farthest in memory to the nearest. The first
-    operand (in the caller's order) that varies over both of two dimensions decides between them."""
+    """Dimensions of more than one element, from the farthest apart in memory to the nearest. For a pair of dimensions
+    the first operand (in the caller's order) with nonzero, different strides over both decides."""
 
     def compare(a, b):
         for steps in strides:
@@ -84,7 +85,7 @@ def memory_order(shape, strides):
         return a - b
 
     dims = [d for d, size in enumerate(shape) if size != 1]
-    for end in range(1, len(dims)):  # insertion: the relation need not be transitive, so sort() might not settle
+    for end in range(1, len(dims)):  # insertion sort: the relation need not be transitive, as sort() requires
         at = end
         while at and compare(dims[at - 1], dims[at]) > 0:
             dims[at - 1], dims[at] = dims[at], dims[at - 1]
@@ -93,7 +94,7 @@ def memory_order(shape, strides):
 
 
 def fuse(dims, shape, strides):
-    """Merge neighbours that every operand walks through with one stride."""
+    """Merge neighbouring dimensions where every operand steps through both with a single stride."""
     sizes, steps = [], []
     for d in dims:
         here = [None if s is None else s[d] for s in strides]
@@ -109,7 +110,7 @@ def fuse(dims, shape, strides):
 
 
 def split_inner(fused):
-    """All dimensions but the nearest in memory, and that one."""
+    """Returns two groups: all dimensions but the nearest in memory, and the nearest."""
 
     def part(where, shape, step):
         return Group(fused.shape[where] or shape, tuple(s and (s[where] or step) for s in fused.strides))
@@ -126,13 +127,13 @@ def kind_of(outer, inner):
 
 
 def tile_kinds(tensors, outer, inner, alike=False, shared=()):
-    """(kind of each operand, VEC): the elements of one access, or 1 for the variant that assumes nothing of strides
-    and alignment. alike: rows of one length are read alike, however many there are, and wherever their masks lie and
-    the operands at the places `shared`, which all rows share."""
+    """Returns (kind of each operand, VEC). VEC: the elements of one access, or 1 for the variant that assumes nothing
+    about strides and alignment. alike: rows of one length are read alike, however many there are, and wherever their
+    masks begin, and the operands at the places `shared`, which all rows share."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     vectors = [i for i, kind in enumerate(kinds) if kind is VECTOR]
     numbers = [i for i in vectors if tensors[i].dtype.is_floating_point and i not in shared]
-    vec = 16 // min([tensors[i].element_size() for i in numbers], default=1) if vectors else 1  # masks alone: a count
+    vec = 16 // min([tensors[i].element_size() for i in numbers], default=1) if vectors else 1  # only masks: 1 byte
     whole_rows = outer.numel == 1 and not alike or inner.numel % vec == 0
     for i in vectors:
         if tensors[i].data_ptr() % 16 or any(step % vec for step in outer.strides[i]):
@@ -145,9 +146,9 @@ def tile_kinds(tensors, outer, inner, alike=False, shared=()):
 
 
 def peeled_kinds(tensors, outer, inner, lead, shared=()):
-    """Kinds for rows that begin anywhere: (kind of each operand, VEC), VEC 1 where the operand at `lead` has no unit
-    stride. Those whose rows begin as far from a multiple of 16 bytes as its rows, in elements, are PEELED, others
-    UNALIGNED: rows are summed alike from either. shared: as in tile_kinds."""
+    """Returns (kind of each operand, VEC) for rows that begin anywhere; VEC is 1 if the operand at `lead` has no unit
+    stride. An operand is PEELED if its rows begin at the offset, modulo VEC elements, of the rows of `lead`, and else
+    UNALIGNED: sums of rows do not depend on which. shared: as in tile_kinds."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     rows = [i for i, kind in enumerate(kinds) if kind is VECTOR and i not in shared]
     if lead not in rows:
@@ -167,8 +168,8 @@ def peeled_kinds(tensors, outer, inner, lead, shared=()):
 
 
 def sparse_kinds(kinds, outer, inner, which):
-    """Kinds where the operands `which` are small beside the others, such as one number per row: read as few times
-    as they vary, in whatever variant. They do not decide about it: give tile_kinds None in their place."""
+    """The kinds, with those of the operands `which` replaced: they are small, such as one number per row, and are read
+    only as often as they vary, in any variant. To keep them from deciding about VEC, give tile_kinds None instead."""
     kinds = list(kinds)
     for i in which:
         o, n = outer.strides[i], inner.strides[i]
@@ -178,8 +179,8 @@ def sparse_kinds(kinds, outer, inner, which):
 
 
 def shared_kinds(kinds, outer, inner, which):
-    """Kinds where many rows share the operands `which`, as all classes share an index: read once for a tile, with
-    vector accesses where tile_kinds found them."""
+    """The kinds, with those of the operands `which` replaced: many rows share them, as all classes share a class index.
+    They are read once for a tile, with vector accesses where tile_kinds found them."""
     shared = sparse_kinds(kinds, outer, inner, which)
     for i in which:
         if kinds[i] is VECTOR:
@@ -188,7 +189,7 @@ def shared_kinds(kinds, outer, inner, which):
 
 
 def tile_shape(M, N, vec, tile, widest):
-    """(BM, BN): BN a power of 4, which keeps the variants few, and at most N, which loses less than half a tile."""
+    """(BM, BN). BN is a power of 4, to keep the variants few, and at most N: less than half of a tile is lost."""
     columns = power_of_2(min(max(N, 1), max(widest, tile)))
     if M == 1:
         widest = tile
@@ -199,12 +200,12 @@ def tile_shape(M, N, vec, tile, widest):
 
 
 def power_of_2(n):
-    """The largest that is at most n."""
+    """The largest power of two that is at most n."""
     return 1 << (n.bit_length() - 1)
 
 
 def at_least(n, most):
-    """The smallest power of two that is at least n, but `most`, a power of two, if it is more."""
+    """The smallest power of two that is at least n, or `most`, a power of two, if that is smaller."""
     return power_of_2(2 * min(max(n, 1), most) - 1)
 
 

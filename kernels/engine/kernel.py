@@ -26,22 +26,24 @@ COMPUTE = {torch.float32: tl.float32, torch.float64: tl.float64}
 @dataclass(frozen=True)
 class Config:
     threads: int = 256
-    tile_bytes: int = 8192  # of the narrowest data operand: two 16-byte accesses per thread and operand
-    max_registers: tuple = (None, None)  # of the variant with vector accesses, of the general one
+    tile_bytes: int = 8192  # in the narrowest data operand: two 16-byte accesses per thread and operand
+    max_registers: tuple = (None, None)  # (variant with vector accesses, general variant)
 
     def tile(self, itemsize, vec, tensors):
-        """Elements of a tile; half for single-element accesses to many operands, whose addresses take registers too."""
+        """How many elements a tile has; half with single accesses to many operands, whose addresses take registers."""
         crowded = vec == 1 and sum(t is not None for t in tensors) > 3
         return self.tile_bytes // itemsize // (2 if crowded else 1)
 
 
 class Kernel:
-    """A jit function, whose annotations say what its parameters are.
+    """A jit function. The annotations of its parameters say what they are:
 
-    Operands are the first of them. tl.pointer_type is an address alone, such as that of a workspace; tl.float64 a
-    number, or a tuple of as many as the plan's value of this name says; tl.tensor an index; tl.tuple several, such as
-    strides. Any other is a NamedTuple, whose fields the plan fills in (operand.py): `config`, the last, has the
-    constants."""
+    Operand            a tensor; operands come first
+    tl.pointer_type    an address alone, such as that of a workspace
+    tl.float64         a number, or a tuple of as many as the plan's value of this name says
+    tl.tensor          an index
+    tl.tuple           several indices, such as strides
+    other NamedTuples  their fields are filled in by the plan (operand.py); the last, `config`, has the constants"""
 
     def __init__(self, fn, configs=None):
         self.fn, self.configs = fn, configs or {None: Config()}  # by architecture; None for all others
@@ -67,15 +69,15 @@ KERNELS = []
 
 
 def fields(name, kind):
-    """The names of what the plan fills in for a parameter: fields without a default, or its own."""
+    """The names that the plan fills in for a parameter: its fields without a default, or its own name."""
     return [field for field in getattr(kind, "_fields", (name,)) if field not in getattr(kind, "_field_defaults", ())]
 
 
 def hash_callees_first(fn):
     """Have Triton hash the functions that a jit function calls before the function itself.
 
-    The hash holds the global constants of those functions, but not of one that has no hash yet: a kernel's key in the
-    cache on disk would depend on what the process has compiled before."""
+    A function's hash covers the global constants of the functions that it calls, but only if those have a hash already.
+    In another order a kernel's key in the cache on disk would depend on what the process has compiled before."""
     if fn.hash is None:
         for name in _names(fn.fn.__code__):
             called = fn.fn.__globals__.get(name)

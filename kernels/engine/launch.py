@@ -2,8 +2,8 @@
 
 A `Plan` is one specialisation of a `Kernel`: argument types, constants and grid. The launcher, the interpreter tests
 and the ahead-of-time check all go through `Plan`: what is checked without a GPU is what runs on one. There is no
-autotuning, and a kernel is compiled for what its plan says and nothing else, so that a new shape seldom compiles a new
-one.
+autotuning. A kernel is compiled for what its plan says and nothing else, so that a new shape seldom compiles a new
+kernel.
 """
 
 import threading
@@ -31,12 +31,12 @@ ALIGNED = (VECTOR.value, LINE.value)
 class Plan:
     """One specialisation of a kernel, with everything but the pointers and the floats filled in.
 
-    tensors: the operands; dtypes: of the other pointers, None for an absent one; values: by the names of parameters and
-    of the fields of tuples; batch: the dimensions that belong to neither group, of which a block has one index."""
+    tensors: the operands. dtypes: of the other pointers by name, None for an absent one. values: by the names of
+    parameters and of tuple fields. batch: the dimensions of neither group; a block has one index of them."""
 
-    index = None  # of the GPU; None: interpreted
-    workspace = 0  # numbers in fp64 that blocks which share a result leave for the last of them
-    counters = 0  # in which these blocks count, at most buffers.COUNTERS
+    index = None  # the GPU's; None: the interpreter runs the kernel
+    workspace = 0  # fp64 numbers that blocks which share a result store for the last of them
+    counters = 0  # how many counters these blocks use, at most buffers.COUNTERS
 
     def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch, batch=None):
         self.kernel, self.grid, self.config = kernel, (*grid, 1), kernel.config(arch)
@@ -56,7 +56,7 @@ class Plan:
 
     @cached_property
     def template(self):
-        """The arguments: numbers, constants, and Triton's type in the place of each pointer and each float."""
+        """The kernel's arguments: numbers, constants, and Triton's type in place of each pointer and each float."""
         return [self._argument(name, annotation) for name, annotation in self.kernel.parameters]
 
     def _argument(self, name, annotation):
@@ -74,13 +74,13 @@ class Plan:
             return annotation(*[None if x is None else tl.constexpr(x) for x in self.constants.values()])
         return annotation(*map(self.values.get, self.kernel.indices[name]))
 
-    # Inputs of the compiler. They are made when they are asked for: most plans find their binary by `variant`.
+    # Inputs of the compiler, made on demand: most plans find a compiled binary by their `variant`.
 
     @cached_property
     def attrs(self):
         results = {}
         for i, (name, annotation) in enumerate(self.kernel.parameters):
-            if self.kinds.get(name) in ALIGNED:  # and so are its rows, and those of every batch
+            if self.kinds.get(name) in ALIGNED:  # its rows and batches are aligned, too
                 results[i, Operand._fields.index("pointer")] = [["tt.divisibility", 16]]
                 for field in map(Operand._fields.index, ("outer", "batch")):
                     for d in range(len(self.template[i][field])):
@@ -99,9 +99,9 @@ class Plan:
         return {name: map_leaves(kind, x) for (name, _), x in zip(self.kernel.parameters, self.template)}
 
     def variant(self):
-        """All that signature, constants and attributes are made of: equal for plans that differ in sizes alone."""
+        """All that the signature, constants and attributes depend on: equal for plans that differ in sizes alone."""
         lengths = [len(x) for x in self.values.values() if isinstance(x, tuple)]
-        # functions by their address: Triton hashes one by its source, which takes 1 us each time
+        # functions count by their address: Triton's hash of a function's source takes 1 us each time
         constants = [id(x) if callable(x) else x for x in self.constants.values()]
         kinds, dtypes = self.kinds.values(), map(self.dtypes.__getitem__, self.kernel.pointers)
         parameters = self.values.get("parameters")
@@ -116,11 +116,11 @@ class Plan:
         return ASTSource(self.kernel.fn, self.signature, constants, self.attrs)
 
     def options(self, target):
-        """(Products are fused with additions, whatever a release of Triton does by itself.)"""
+        """(Products are always fused with additions: the default depends on the release of Triton.)"""
         options = {"num_warps": max(self.config.threads // target.warp_size, 1), "enable_fp_fusion": True}
         registers = self.config.max_registers[self.constants["VEC"] == 1]
         if registers and target.backend == "cuda":
-            # A functor whose arithmetic would spill says how many it needs: before sm_100, and from there on.
+            # A functor's max_registers: how many it needs not to spill, (before sm_100, from sm_100 on).
             of_functor = getattr(self.constants.get("F"), "max_registers", (0, 0))
             options["maxnreg"] = max(registers, of_functor[target.arch >= 100])
         return options
@@ -129,28 +129,28 @@ class Plan:
         return triton.compile(self.source(), target=target, options=self.options(target))
 
     def loaded(self, index):
-        """(what is compiled, how it is started), once for all plans that differ in sizes alone: new shapes must not
-        load ever more."""
+        """Returns (compiled kernel, its start function). Plans that differ in sizes alone share them, so that new
+        shapes do not load ever more kernels."""
         key = index, self.variant()
         result = _binaries.get(key)
         if result is None:
-            if torch.cuda.is_current_stream_capturing():  # to load may synchronise, which would break the capture
+            if torch.cuda.is_current_stream_capturing():  # loading may synchronise, which would break the capture
                 raise RuntimeError(
                     f"safeops: {self.kernel.fn.__name__} is new for these dtypes and layouts, and cannot be compiled "
                     "and loaded while a CUDA graph is captured: run the step once before, or safeops.warmup"
                 )
-            with _locks.setdefault(key, threading.Lock()):  # a second thread waits for the first one's
+            with _locks.setdefault(key, threading.Lock()):  # a second thread waits for the first to compile
                 result = _binaries.get(key)
                 if result is None:
                     binary = self.compile(gpu_target(index))
-                    # (the values too: what the key knows by its address must live as long as the key)
+                    # (self.values is kept, too: a function that the key knows by its address must live as long)
                     result = _binaries[key] = binary, starter(binary, index, self.places), self.values
         return result[:2]
 
-    # The part that runs at each call.
+    # Code that runs at each call.
 
     def arguments(self, pointers, floats):
-        """Those of the kernel; pointers: tensors, or addresses, in the order of kernel.pointers."""
+        """The kernel's arguments. pointers: tensors, or addresses, in the order of kernel.pointers."""
         pointers, numbers = iter([pointers[i] for i in self.present]), flat(floats)
 
         def value(leaf):
@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def numbers(self):
-        """All indices among the arguments, in order, and two addresses of scratch memory."""
+        """All integers among the arguments, in order, and two addresses of scratch memory, which are 0."""
         results = []
         for name, annotation in self.kernel.parameters:
             if annotation is Operand and self.kinds[name]:
@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def places(self):
-        """Where each parameter of the binary is among the words of a launch: addresses, then floats, then numbers."""
+        """Each parameter's index among the words of a launch, which are addresses, then floats, then integers."""
         parameters = [x for _, x in leaves(self.template) if not is_constant(x)] + [0, 0]
         ranks = [2 if not isinstance(x, str) else 1 if x == "fp64" else 0 for x in parameters]
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
@@ -180,23 +180,23 @@ class Plan:
 
     @cached_property
     def words(self):
-        """(places of the pointers that there are, the numbers as the driver takes them, whether blocks share a
-        result, `apart`)."""
+        """Returns (places of the pointers that are present, the numbers as bytes, whether blocks share a result,
+        `apart`)."""
         return self.present, array("q", self.numbers).tobytes(), self.dtypes.get("counter") is not None, self.apart
 
     @property
     def apart(self):
-        """The workspace, where it is more than the stream's buffer holds: it is allocated for each launch."""
+        """The workspace's size if it exceeds the stream's buffer, and is allocated for each launch; else 0."""
         return self.workspace if self.workspace > PARTIALS else 0
 
     def __call__(self, tensors, addresses, *floats):
-        """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.
-        tensors: all pointers; addresses: those of the first of them."""
+        """Launch on the current stream of the plan's device, or in the interpreter if the tensors are on the CPU.
+        tensors: all pointers. addresses: the addresses of the first of these tensors."""
         if active.tape is not None:
             active.tape.plans.append(self)
         elif self.index is None:
             *arguments, _ = self.arguments(tensors, floats)
-            # (in a tuple the interpreter would make tensors of the constants)
+            # (not as a tuple, whose constants the interpreter would turn into tensors)
             self.kernel.fn[self.grid](*arguments, SimpleNamespace(**self.constants))
         elif torch.cuda.current_device() == self.index:
             start = self.start
@@ -220,7 +220,7 @@ def gpu_target(index):
 
 
 def gpu_index(device):
-    """The place of a GPU among them; None on the CPU, where kernels are interpreted."""
+    """The index of the GPU; None on the CPU, where kernels are interpreted."""
     return device.index
 
 
@@ -237,11 +237,11 @@ def arch_of(device):
 
 
 _plans = {}
-PLANS = 4096  # forgotten all together when full: a program that needs more has ever new shapes
+PLANS = 4096  # when full, all are forgotten: a program that needs more has ever new shapes
 
 
 def cached_plan(key, build, device):
-    """The plan of this key, which build(architecture) makes."""
+    """The plan for this key. build(architecture) makes it on the first call."""
     plan = None if active.tape else _plans.get(key)
     if plan is None:
         if len(_plans) >= PLANS:

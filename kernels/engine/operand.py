@@ -1,13 +1,13 @@
-"""The arguments of a kernel that are more than a number, each a NamedTuple whose fields say what is passed:
+"""Tuples that a kernel takes in place of single parameters. A field's annotation says what is passed:
 
     tl.tensor       an index, or the pointer of an operand
-    tl.tuple        indices, such as strides: as many as there are dimensions
-    tl.constexpr    a constant, for which the kernel is compiled
+    tl.tuple        indices, such as strides: one per dimension
+    tl.constexpr    a constant: the kernel is compiled for its value
 
-A kernel takes `kernel(x, target, mask, ..., space, parts, config)`. An operand that is absent is None, and so is a
-field that the launch leaves out. A functor is a constant too.
+A kernel takes `kernel(x, target, mask, ..., space, parts, config)`. An absent operand is None, and so is a field that
+the launch leaves out. A functor is a constant too.
 
-To Triton all arguments are one tree of tuples, of which it compiles and passes the leaves.
+To Triton all arguments are one tree of tuples. It compiles and passes the leaves.
 """
 
 from typing import NamedTuple
@@ -16,9 +16,10 @@ import triton.language as tl
 
 
 class Operand(NamedTuple):
-    """A tensor in the shape of the space: the offset of an element is that of its batch, of its row and of its column.
+    """A tensor broadcast to the shape of the space. An element's offset is the sum of the offsets of its batch, its row
+    and its column.
 
-    kind: how it varies over a tile (indexing.py). place: among the kernel's operands."""
+    kind: how it varies over a tile (indexing.py). place: its index among the kernel's operands."""
 
     pointer: tl.tensor
     outer: tl.tuple  # strides over outer_shape
@@ -29,17 +30,17 @@ class Operand(NamedTuple):
 
 
 class Space(NamedTuple):
-    """(M, N): the two groups of dimensions that indexing.py makes; and the batch, of which a block has one index.
+    """M rows and N columns: the outer and inner group of dimensions of indexing.py. A block has one index of the batch.
 
-    A kernel sets the last three. pointers: where its first operands begin in this batch (tile.in_batch). Of rows that
-    begin at no multiple of 16 bytes (PEELED), span: where a row begins and ends, in columns from where its tiles begin
-    that are written; column: the first one of a tile that is summed. (They must differ in length: to Triton 3.6
-    ((n,), ()) and ((), (n,)) are the same arguments.)"""
+    A kernel sets the last three fields. pointers: where its first operands begin in this batch (tile.in_batch). The
+    other two are for rows that begin at no multiple of 16 bytes (PEELED). span: the row's first column and its end,
+    counted from where the written tiles begin. column: the first column of a summed tile. (Their lengths must differ:
+    to Triton 3.6 ((n,), ()) and ((), (n,)) are the same arguments.)"""
 
     M: tl.tensor
     N: tl.tensor
-    outer_shape: tl.tuple  # of the M rows
-    inner_shape: tl.tuple  # of the N columns
+    outer_shape: tl.tuple  # dimensions of the M rows
+    inner_shape: tl.tuple  # dimensions of the N columns
     batch_shape: tl.tuple
     pointers: tl.tuple = ()
     span: tl.tuple = ()
@@ -47,18 +48,18 @@ class Space(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """How the tiles are spread over blocks. Reductions have `outputs` and their strides, rows have `groups`."""
+    """How the tiles are spread over blocks. Reductions set `outputs` and `out_strides`, rows the last four."""
 
-    tiles: tl.tensor  # of an output block, or of a group of rows
-    written: tl.tensor  # tiles of a group of rows where they are written
-    splits: tl.tensor  # blocks that share them
-    per_split: tl.tensor  # tiles of each; of rows, pieces
+    tiles: tl.tensor  # tiles of an output block, or of a group of rows
+    written: tl.tensor  # tiles of a group of rows when they are written; a PEELED row may need one more
+    splits: tl.tensor  # blocks that share these tiles
+    per_split: tl.tensor  # tiles of each block; for rows, pieces of each block
     outputs: tl.tensor
     out_strides: tl.tuple  # over the group that is not reduced
-    pieces: tl.tensor  # of a row, which are summed one by one
-    per_piece: tl.tensor  # tiles of each
-    groups: tl.tensor  # of rows
-    across: tl.tensor  # groups of one batch
+    pieces: tl.tensor  # pieces of a row, each summed by itself
+    per_piece: tl.tensor  # tiles of each piece
+    groups: tl.tensor  # groups of rows
+    across: tl.tensor  # groups of rows in one batch
 
 
 def constants(names):
@@ -67,7 +68,7 @@ def constants(names):
 
 
 def leaves(x, path=()):
-    """(path, leaf) of nested tuples, as Triton numbers and passes them."""
+    """Yields (path, leaf) of nested tuples, in the order in which Triton numbers and passes the leaves."""
     if isinstance(x, (tuple, list)):
         for i, each in enumerate(x):
             yield from leaves(each, (*path, i))
@@ -76,7 +77,7 @@ def leaves(x, path=()):
 
 
 def map_leaves(function, x):
-    """Nested tuples of the form of x, with function(leaf) in the place of each leaf."""
+    """x, nested tuples, with each leaf replaced by function(leaf)."""
     if isinstance(x, tuple):
         values = [map_leaves(function, each) for each in x]
         return type(x)(*values) if hasattr(x, "_fields") else tuple(values)

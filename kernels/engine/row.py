@@ -1,9 +1,10 @@
-"""Parts that the kernels of rows share on the device, and how they are declared.
+"""Device functions that the kernels of rows share, and how these kernels are declared.
 
-Tiles are (BM, BN) over an outer and an inner group of dimensions, of which one is the row: any dimension, through any
-strides. Where it is the outer one, the inner holds the neighbours in memory of a row's elements, and what is left is
-the batch, of which each block has one. A row that fits stays on the chip between its sum and its results (WHOLE): one
-read, one write. A longer one is read twice, tile by tile; where there are few of them, by several blocks (SPLIT).
+Tiles are (BM, BN) over an outer and an inner group of dimensions. One of the two is the row: any dimension, with any
+strides. If the row is the outer group (rows across memory), the inner group holds the memory neighbours of its
+elements. The other dimensions are the batch, and a block has one index of it. A row that fits stays on the chip between
+its sum and its results (WHOLE): one read, one write. A longer one is read twice, tile by tile; if there are few,
+several blocks share it (SPLIT).
 """
 
 import triton
@@ -16,20 +17,20 @@ from .operand import constants
 from .scaling import BEYOND, apart, power_below, reciprocal
 from .tile import at_column, at_shift, base_of, corner, indices, is_whole, offset_of, store, within
 
-# A kernel that sums no row: a block takes one tile.
+# The config of a kernel that sums no row: a block takes one tile.
 TileConfig = constants("AXIS BM BN VEC C I")
 
 
 @triton.jit
 def part_of(parts, across, I: tl.constexpr):
-    """(part, group of rows, its batch, its block of that) of a program: the parts of a group follow each other."""
+    """Returns (part, group of rows, its batch, its block in the batch). A group's parts are consecutive programs."""
     part, group = tl.program_id(0).to(I) % parts, tl.program_id(0).to(I) // parts
     return part, group, group // across, group % across
 
 
 @triton.jit
 def split_of(parts, config):
-    """`part_of`, of the splits of rows. There is no batch of rows along memory: two divisions less where neither is."""
+    """`part_of` for the splits of rows. Whole rows and rows along memory (no batch) need fewer divisions."""
     part, group = part_of(1 if config.WHOLE else parts.splits, 1, config.I)[:2]
     batch, block = group * 0, group
     if config.AXIS != INNER:
@@ -39,20 +40,20 @@ def split_of(parts, config):
 
 @triton.jit
 def piece_of(piece, parts):
-    """(first tile, end) of a piece of a row."""
+    """Returns (first tile, end) of a piece of a row."""
     start = piece * parts.per_piece
     return start, tl.minimum(start + parts.per_piece, parts.tiles)
 
 
 @triton.jit
 def written_tiles(first, last, parts):
-    """(first tile, end) of the tiles that the block of these pieces writes."""
+    """Returns (first tile, end) of the tiles that the block with pieces [first, last) writes."""
     return first * parts.per_piece, tl.where(last == parts.pieces, parts.written, last * parts.per_piece)
 
 
 @triton.jit
 def peeled(space, x, row, config):
-    """The space of one row whose tiles begin with the 16 bytes that it begins in."""
+    """The space of a PEELED row: its tiles begin at the last multiple of VEC elements before its first one."""
     size: tl.constexpr = x.pointer.dtype.element_ty.primitive_bitwidth // 8
     start = (base_of(x, space) + offset_of(row, space.outer_shape, x.outer)).to(tl.int64, bitcast=True)
     shift = (start // size % config.VEC).to(config.I)
@@ -61,15 +62,15 @@ def peeled(space, x, row, config):
 
 @triton.jit
 def tile_at(space, block, t, config):
-    """(rows, columns) of tile t of the rows of a block: (BM,), (BN,)."""
+    """Returns (row indices (BM,), column indices (BN,)) of tile t of a block's rows."""
     m0, n0 = corner(space, block, t, config)
     return indices(m0, n0, config)
 
 
 @triton.jit
 def summed_tile(space, block, t, config):
-    """(the space of tile t of the rows of a block where they are summed, its rows, its columns, whether it needs no
-    bounds): of PEELED rows, too, whose column 0 is that of the first tile."""
+    """Returns (space, rows, columns, whether it needs no bounds) of tile t of a block's rows where they are summed.
+    There a PEELED row, too, has its column 0 at the beginning of the first tile."""
     m0, n0 = corner(space, block, t, config)
     m, n = indices(m0, n0, config)
     in_bounds = False
@@ -87,7 +88,7 @@ def tile_is_whole(space, block, t, config):
 @triton.jit
 def store_tile(operand, space, block, t, m, n, value, config):
     in_bounds = False
-    if operand.kind > PEELED:  # elements beside the row are left out one by one, if there are any
+    if operand.kind > PEELED:  # else elements beside the row are masked
         in_bounds = tile_is_whole(space, block, t, config)
     if in_bounds:
         store(operand, space, m, n, value, True, False)
@@ -97,15 +98,15 @@ def store_tile(operand, space, block, t, m, n, value, config):
 
 @triton.jit
 def again(m, number, space):
-    """The rows m, which the compiler takes for others that depend on a number of each row: what is read at them is read
-    anew, and not before."""
+    """The row indices m, made to depend on `number` (one per row) for the compiler: what is read at them is read anew,
+    and not before `number` is known."""
     nothing = tl.max(tl.max(number.to(tl.int32, bitcast=True) & (space.N >> 31).to(tl.int32), 1), 0)
     return m + nothing.to(m.dtype)
 
 
 @triton.jit
 def one_per_row(space, m, n, config):
-    """Where a number of each row is stored: (BM, 1), or of rows across memory (1, BN)."""
+    """Bool (BM, 1), or (1, BN) for rows across memory: True for rows in the tensor. The mask of per-row numbers."""
     if config.AXIS == INNER:
         inside = (m < space.M)[:, None]
     else:
@@ -115,14 +116,14 @@ def one_per_row(space, m, n, config):
 
 @triton.jit
 def at_most(norm, eps):
-    """True where eps is the divisor. A norm that is marked by a minus is beyond fp64."""
+    """True where norm <= eps, and eps is the divisor. A negative norm is one beyond fp64 (scaling.BEYOND)."""
     return (norm >= 0) & (norm <= eps)
 
 
 @triton.jit
 def inverse(norm, eps, C: tl.constexpr):
-    """1 / max(norm, eps) of fp64 as two factors in C, the second a power of two: neither overflows, and for the first
-    no quotient of fp64 is needed, which every thread would work out for itself. 0 for a vector of zeros."""
+    """1 / max(norm, eps), norm in fp64, as two factors in C; the second is a power of two, so that neither overflows.
+    In fp32 the quotient is of fp32: every thread computes it, and fp64 is slow. 0 where the norm is 0."""
     floor = tl.where(at_most(norm, eps), eps, tl.abs(norm))  # NaN stays
     if C == tl.float64:
         power = power_below(floor)
@@ -136,20 +137,20 @@ def inverse(norm, eps, C: tl.constexpr):
 
 @triton.jit
 def times(x, by):
-    """x c, of c as two factors, one number a row."""
+    """x * by[0] * by[1]: x times a factor that comes as two numbers, one pair per row."""
     c, power = by
     return x * c * power
 
 
 @triton.jit
 def unit_vector(x, norm, eps, C: tl.constexpr):
-    """x / max(norm, eps). What has the norm 0 is all zeros, or is not kept."""
+    """x / max(norm, eps); 0 where the norm is 0, since the vector is all zeros, or not kept."""
     return tl.where(norm == 0, 0.0, times(x, inverse(norm, eps, C)))
 
 
 @triton.jit
 def divisor(root, unit, eps):
-    """The number by which x / unit is divided to be x / max(root unit, eps), root unit the norm; 1 where that is 0."""
+    """The number that divides x / unit to give x / max(norm, eps), where norm = root * unit; 1 in place of 0."""
     small = tl.full([1, 1], eps, root.dtype) * reciprocal(unit).to(root.dtype)
     by = tl.where(root <= small, small, root)  # NaN stays
     return tl.where(by == 0, 1.0, by)
@@ -157,7 +158,7 @@ def divisor(root, unit, eps):
 
 @triton.jit
 def is_ordinary(squares, inside):
-    """True if no sum of squares of a block has overflowed, nor is so small that squares may have vanished from it."""
+    """True if each sum of squares of a block is finite, and so large that no square can matter that has underflowed."""
     least: tl.constexpr = 2.0**-900 if squares.dtype == tl.float64 else 2.0**-100
     ordinary = (squares >= least) & (squares < float("inf")) | ~inside
     return tl.min(tl.min(ordinary.to(tl.int32), 1), 0) != 0
@@ -165,16 +166,16 @@ def is_ordinary(squares, inside):
 
 @triton.jit
 def scaled_squares(x, ACROSS: tl.constexpr):
-    """(unit, x / unit, sum of (x / unit)^2) of each row, with a unit for which the sum does not overflow."""
+    """Returns (unit, x / unit, sum of (x / unit)^2) per row. unit: a power of two that keeps the sum in range."""
     unit = power_below(tl.max(tl.abs(x), ACROSS, keep_dims=True))
     x = x * reciprocal(unit)
     return unit, x, tl.sum(rounded_product(x, x), ACROSS, keep_dims=True)
 
 
-# Left alone, the assembler spills two registers of the general variant to fit one block more.
+# Without a limit the assembler spills two registers of the general variant to fit one more block.
 REGISTERS = (None, 128)
 
 
 def declare(fn, **config):
-    """A kernel of rows. config: how many threads, bytes of a tile, and the most registers."""
+    """Declares a kernel of rows. config: fields of kernel.Config."""
     return Kernel(fn, {None: Config(**{"max_registers": REGISTERS, **config})})

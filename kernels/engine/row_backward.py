@@ -25,7 +25,7 @@ from .tile import fetch, in_batch, kept, store, within
 
 @triton.jit
 def dot_term(x, g, keep, first, second, by, OP: tl.constexpr, C: tl.constexpr):
-    """(y, what a row's dot product sums): y = exp(x - top) / total, or x / norm."""
+    """Returns (y, the terms of the row's dot product): y = exp(x - maximum) / total, or x / norm."""
     if OP == NORMALIZE:
         y = times(x, by)
         term = tl.where(keep, g * y, 0.0)
@@ -40,7 +40,7 @@ def dot_term(x, g, keep, first, second, by, OP: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def gradient_tile(y, g, keep, dot, by, OP: tl.constexpr, C: tl.constexpr):
-    """softmax: y (g - dot); its logarithm: g - y dot; x / norm: (g - y dot) / norm."""
+    """softmax: y (g - dot); log_softmax: g - y dot; normalize: (g - y dot) / norm."""
     if OP == SOFTMAX:
         value = y * (g - dot)
     else:
@@ -52,7 +52,7 @@ def gradient_tile(y, g, keep, dot, by, OP: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def tile_terms(x, grad, mask, a, b, by, space, m, n, config, EDGE: tl.constexpr):
-    """(y, the dot product's terms, the upstream gradient, what is kept) of a tile: (BM, BN) each."""
+    """Returns (y, terms of the dot product, upstream gradient, keep) of a tile: (BM, BN) each."""
     C: tl.constexpr = config.C
     keep = kept(mask, None, space, m, n, config, EDGE)[0]
     v = fetch(x, space, m, n, keep, EDGE).to(C)
@@ -63,7 +63,7 @@ def tile_terms(x, grad, mask, a, b, by, space, m, n, config, EDGE: tl.constexpr)
 
 @triton.jit
 def dot_pieces(first, last, block, x, grad, mask, a, b, by, partial, output, rows, space, parts, config):
-    """Leaves what some pieces of a block's rows add to their dot products among the partials."""
+    """Sums pieces [first, last) of the dot products of a block's rows, and stores them among the partials."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     for piece in range(first, last):
         start, end = piece_of(piece, parts)
@@ -85,7 +85,7 @@ def write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, d
         space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
-        # Beside a row nothing is stored: it needs no bounds here, unless elements of grad are loaded one by one.
+        # Elements beside a PEELED row are not stored: they need no bounds here, unless grad is loaded one by one.
         ONE_BY_ONE: tl.constexpr = grad.kind == STRIDED or grad.kind > UNALIGNED
         keep = kept(mask, None, space, m, n, config, mask is not None or not config.PEEL or ONE_BY_ONE)[0]
         v = fetch(x, space, m, n, keep, True).to(C)
@@ -99,7 +99,7 @@ def rows_backward_kernel(
     x: Operand, grad: Operand, mask: Operand, out: Operand, first: Operand, second: Operand, partial: tl.pointer_type,
     counter: tl.pointer_type, eps: tl.float64, space: Space, parts: Parts, config: RowsConfig,
 ):  # fmt: skip
-    """softmax: dx = y (g - sum y g); its logarithm: dx = g - y sum g; y = x / |x|: dx = (g - y sum y g) / |x|."""
+    """softmax: dx = y (g - sum y g); log_softmax: dx = g - y sum g; y = x / |x|: dx = (g - y sum y g) / |x|."""
     OP: tl.constexpr = config.OP
     C: tl.constexpr = config.C
     I: tl.constexpr = config.I
@@ -113,11 +113,11 @@ def rows_backward_kernel(
     space = in_batch(space, batch, (x, grad, mask, out, first, second))
     m, n = tile_at(space, block, 0, config)
     nowhere = tl.zeros([1, 1], tl.int1)
-    a = fetch(first, space, m, n, nowhere, True)  # one number a row: (BM, 1), or (1, BN)
+    a = fetch(first, space, m, n, nowhere, True)  # one number per row: (BM, 1), or (1, BN)
     if OP == NORMALIZE:
         by = inverse(a, eps, C)
         b = a
-        counts = ~at_most(a, eps)  # otherwise the divisor is eps, a constant
+        counts = ~at_most(a, eps)  # elsewhere the divisor is the constant eps
     else:
         b = fetch(second, space, m, n, nowhere, True).to(C)
         a = a.to(C)
@@ -126,7 +126,7 @@ def rows_backward_kernel(
     if config.WHOLE:
         y, term, g, keep = tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)
         dot = tl.sum(term, ACROSS, keep_dims=True)
-        if config.WIDE:  # what was read is still near, and y takes the registers
+        if config.WIDE:  # grad is read again, from a cache: y takes the registers
             m = again(m, dot, space)
             keep = kept(mask, None, space, m, n, config, True)[0]
             g = fetch(grad, space, m, n, keep, True).to(C)
@@ -147,7 +147,7 @@ def rows_backward_kernel(
                 dot_pieces(start, end, block, x, grad, mask, a, b, by, partial, output, rows, space, parts, config)
                 if (count_summed(counter, group) == splits - 1) & many:
                     sums = add_partials(partial, pieces, output, rows, BS, BO)[0]
-                    tl.debug_barrier()  # every thread has loaded what it overwrites
+                    tl.debug_barrier()  # every thread has loaded the partials that are overwritten next
                     tl.store(partial + output, sums)
                     count_summed(counter, group)
             else:
@@ -162,7 +162,7 @@ def rows_backward_kernel(
         else:
             zero = parts.tiles * 0
             dot_pieces(zero, pieces, block, x, grad, mask, a, b, by, partial, output, rows, space, parts, config)
-            tl.debug_barrier()  # every thread's part of them is stored
+            tl.debug_barrier()  # every thread has stored its part of the partials
             dot = tl.expand_dims(add_partials(partial, pieces, output, rows, BS, BO)[0], ACROSS).to(C)
             if OP == NORMALIZE:
                 dot = tl.where(counts, dot, 0.0)

@@ -1,7 +1,8 @@
-"""The forward of softmax and normalize, whose every result needs the whole of its row.
+"""The forward of softmax and normalize: each result needs the whole of its row.
 
-exp and log of fp32 are tl.exp and tl.log: those of base 2 that the GPU has, with 2 units in the last place, after
-multiplying by log2(e), which adds |x - top| / 2 more; what is far below the top of its row is small by then.
+In fp32, tl.exp multiplies by log2(e) and takes the GPU's base 2 power. The error of exp(x - maximum) is 2 units in the
+last place plus |x - maximum| / 2 for the multiplication; where x is far below the maximum, the power itself is small.
+tl.log uses the GPU's base 2 logarithm.
 """
 
 import triton
@@ -32,53 +33,54 @@ SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
 
 @triton.jit
-def softmax_tile(x, keep, top, total, OP: tl.constexpr):
+def softmax_tile(x, keep, maximum, total, OP: tl.constexpr):
     if OP == LOG_SOFTMAX:
-        value = tl.where(keep, (x - top) - tl.log(total), float("-inf"))
+        value = tl.where(keep, (x - maximum) - tl.log(total), float("-inf"))
     else:
-        value = tl.where(keep, tl.exp(x - top) * (1 / total), 0.0)
+        value = tl.where(keep, tl.exp(x - maximum) * (1 / total), 0.0)
     return value
 
 
 @triton.jit
 def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second, state, eps, space, config):
-    """The results of some tiles, from the state of their whole rows; with the first tile, the rows' numbers."""
+    """Writes `out` for tiles [first_tile, last_tile) from the state of their whole rows. Split 0 also writes the
+    numbers of each row to `first` and `second`."""
     OP: tl.constexpr = config.OP
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
-    # (BM, 1), or of rows across memory (1, BN)
-    count, top, total = tl.tuple([tl.expand_dims(s.to(tl.float64), ACROSS) for s in (state[0], state[4], state[5])])
+    # (BM, 1), or (1, BN) for rows across memory
+    count, maximum, total = tl.tuple([tl.expand_dims(s.to(tl.float64), ACROSS) for s in (state[0], state[4], state[5])])
     m, n = tile_at(space, block, 0, config)
     inside = one_per_row(space, m, n, config) & (split == 0)
     if OP == NORMALIZE:
         root = tl.sqrt(total)
-        norm = product_beyond(root, top)
-        unit, by = top.to(C), (1 / divisor(root, top, eps)).to(C)
+        norm = product_beyond(root, maximum)
+        unit, by = maximum.to(C), (1 / divisor(root, maximum, eps)).to(C)
         store(first, space, m, n, norm, inside, True)
     else:
-        # as exp(inf - inf) and exp(-inf - -inf) have it
-        odd = (top == float("inf")) | (total == float("inf")) | ((total == 0) & (count > 0))
+        # NaN, as exp(inf - inf) and exp(-inf - -inf) give it
+        odd = (maximum == float("inf")) | (total == float("inf")) | ((total == 0) & (count > 0))
         total = tl.where(odd, float("nan"), total)
-        store(first, space, m, n, top, inside, True)
+        store(first, space, m, n, maximum, inside, True)
         store(second, space, m, n, total, inside, True)
-        top, total = top.to(C), total.to(C)
+        maximum, total = maximum.to(C), total.to(C)
     if config.PEEL:
         space = peeled(space, x, block, config)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, config)
-        # (beside a row nothing is stored: it needs no bounds here)
+        # (elements beside a PEELED row are not stored: without a mask they need no bounds here)
         keep = kept(mask, None, space, m, n, config, mask is not None or not config.PEEL)[0]
         v = fetch(x, space, m, n, keep, True).to(C)  # (BM, BN)
         if OP == NORMALIZE:
             value = v * reciprocal(unit) * by  # y = x / max(|x|, eps)
         else:
-            value = softmax_tile(v, keep, top, total, OP)  # y = exp(x - top) / total, or log y
+            value = softmax_tile(v, keep, maximum, total, OP)  # y = exp(x - maximum) / total, or log y
         store_tile(out, space, block, t, m, n, value, config)
 
 
 @triton.jit
 def sum_pieces(first, last, block, x, mask, partial, output, rows, space, parts, config, MODE: tl.constexpr):
-    """Leaves the states of some pieces of a block's rows among the partials."""
+    """Sums pieces [first, last) of a block's rows, and stores their states among the partials."""
     for piece in range(first, last):
         start, end = piece_of(piece, parts)
         state = add_tiles(start, end, block, x, mask, None, space, config, MODE, False, False)
@@ -93,7 +95,7 @@ def rows_kernel(
     x: Operand, mask: Operand, out: Operand, first: Operand, second: Operand, partial: tl.pointer_type,
     counter: tl.pointer_type, eps: tl.float64, space: Space, parts: Parts, config: RowsConfig,
 ):  # fmt: skip
-    """out, and of each row its top and total (softmax), or its norm, in fp64."""
+    """Writes out and, for each row in fp64, its maximum and total (softmax) or its norm (normalize)."""
     OP: tl.constexpr = config.OP
     AXIS: tl.constexpr = config.AXIS
     C: tl.constexpr = config.C
@@ -118,18 +120,18 @@ def rows_kernel(
             value = scaled * rounded_quotient(1.0, divisor(root, unit, eps))  # y = x / max(|x|, eps)
             store(first, space, m, n, norm, inside, True)
         else:
-            top = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
-            if config.WIDE and mask is not None:  # it is still near, and a thread has no registers for it
-                m = again(m, top, space)
+            maximum = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
+            if config.WIDE and mask is not None:  # it is read again, from a cache: a thread has no registers for it
+                m = again(m, maximum, space)
                 keep = kept(mask, None, space, m, n, config, True)[0]
-            total = tl.sum(tl.where(keep, tl.exp(v - top), 0.0), ACROSS, keep_dims=True)
+            total = tl.sum(tl.where(keep, tl.exp(v - maximum), 0.0), ACROSS, keep_dims=True)
             if config.WIDE and mask is not None:
                 m = again(m, total, space)
                 keep = kept(mask, None, space, m, n, config, True)[0]
                 if OP == LOG_SOFTMAX:
                     v = fetch(x, space, m, n, keep, True).to(C)
-            value = softmax_tile(v, keep, top, total, OP)  # y = exp(x - top) / total, or log y
-            store(first, space, m, n, top.to(tl.float64), inside, True)
+            value = softmax_tile(v, keep, maximum, total, OP)  # y = exp(x - maximum) / total, or log y
+            store(first, space, m, n, maximum.to(tl.float64), inside, True)
             store(second, space, m, n, total.to(tl.float64), inside, True)
         edge = within(space, m, n)
         store(out, space, m, n, value, edge, True)
@@ -147,7 +149,7 @@ def rows_kernel(
                 sum_pieces(first_piece, last_piece, block, x, mask, partial, output, rows, space, parts, config, MODE)
                 if (count_summed(counter, group) == splits - 1) & many:
                     state = merge_partials(partial, pieces, output, rows, pieces, MODE, False, BS, BO, C)
-                    tl.debug_barrier()  # every thread has loaded what it overwrites
+                    tl.debug_barrier()  # every thread has loaded the partials that are overwritten next
                     store_state(partial + output, pieces * rows, output < rows, state, MODE, False)
                     count_summed(counter, group)
             else:
@@ -160,7 +162,7 @@ def rows_kernel(
         else:
             zero = parts.tiles * 0
             sum_pieces(zero, pieces, block, x, mask, partial, output, rows, space, parts, config, MODE)
-            tl.debug_barrier()  # every thread's part of them is stored
+            tl.debug_barrier()  # every thread has stored its part of the partials
             state = merge_partials(partial, pieces, output, rows, pieces, MODE, False, BS, BO, C)
             write_rows(zero, parts.written, block, zero, x, mask, out, first, second, state, eps, space, config)
 

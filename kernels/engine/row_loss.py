@@ -1,4 +1,4 @@
-"""Rows that have a class each, or class probabilities: what the kernels of their losses have in common."""
+"""Shared parts of the kernels for losses whose rows have a class, or class probabilities."""
 
 import torch
 import triton
@@ -14,31 +14,31 @@ from .tile import base_of, fetch, offset_of, store
 
 
 @triton.jit
-def at_class(place, operand, space, config):
-    """The offset of each row's class along the classes of an operand."""
+def at_class(class_index, operand, space, config):
+    """The offset of each row's class along the class dimension of an operand."""
     if config.AXIS == INNER:
-        offset = offset_of(place, space.inner_shape, operand.inner)
+        offset = offset_of(class_index, space.inner_shape, operand.inner)
     else:
-        offset = offset_of(place, space.outer_shape, operand.outer)
+        offset = offset_of(class_index, space.outer_shape, operand.outer)
     return offset
 
 
 @triton.jit
-def own_class(place, operand, space, m, n, config):
-    """Pointers to an operand's elements at each row's class: (BM, 1), or of rows across memory (1, BN)."""
+def own_class(class_index, operand, space, m, n, config):
+    """Pointers to an operand's element at each row's class: (BM, 1), or (1, BN) for rows across memory."""
     if config.AXIS == INNER:
         row = offset_of(m, space.outer_shape, operand.outer)[:, None]
     else:
         row = offset_of(n, space.inner_shape, operand.inner)[None, :]
-    return base_of(operand, space) + row + at_class(place, operand, space, config)
+    return base_of(operand, space) + row + at_class(class_index, operand, space, config)
 
 
-NOWHERE = tl.constexpr(1 << 10)  # the place of an operand whose pointer is what it says
+NOWHERE = tl.constexpr(1 << 10)  # a place that no operand has: base_of takes the Operand's own pointer
 
 
 @triton.jit
 def fetch_stat(row_stats, offset, space, m, n):
-    """A number of each row, so far behind the first of them."""
+    """One number per row, `offset` elements behind the row's first number in row_stats."""
     base = base_of(row_stats, space) + offset
     nowhere = tl.zeros([1, 1], tl.int1)
     return fetch(
@@ -58,7 +58,7 @@ def store_stat(row_stats, offset, space, m, n, value, inside):
 
 @triton.jit
 def upstream(grad, denominator, space, m, n):
-    """The gradient of each row's loss, in fp64. Of a mean over all rows one number, which their count divides."""
+    """The upstream gradient of each row's loss, in fp64. For a mean over all rows it is grad / denominator."""
     if denominator is None:
         g = fetch(grad, space, m, n, tl.zeros([1, 1], tl.int1), True).to(tl.float64)
     else:
@@ -68,52 +68,52 @@ def upstream(grad, denominator, space, m, n):
 
 @triton.jit
 def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: tl.constexpr = False):
-    """(each row's class, -1 where it has none; whether the row is kept; the weight of its class), one number a row:
-    (BM, 1), or of rows across memory (1, BN).
+    """Returns (place, keep, w), one number per row, (BM, 1), or (1, BN) for rows across memory: the row's class, or -1;
+    whether the row is kept; the weight of its class.
 
-    Without a target, where rows have probabilities, a row has no class. An index that is no class excludes its row, and
-    so does a class of weight 0; PARTIAL: it is one of others than these classes, and its row is kept."""
+    Without a target, where rows have probabilities, all classes are -1. A row is not kept if its index is no class, or
+    its class has weight 0. PARTIAL: the tensor has some of the classes; a row with one of the others is kept."""
     nowhere = tl.zeros([1, 1], tl.int1)
     keep = one_per_row(space, m, n, config)
     if mask is not None:
         keep &= fetch(mask, space, m, n, nowhere, True)
-    place = tl.where(keep, -1, -1).to(config.I)
+    class_index = tl.where(keep, -1, -1).to(config.I)
     w = tl.where(keep, 1.0, 0.0).to(config.C)
     if target is not None:
         index = fetch(target, space, m, n, nowhere, True)
-        # (one that a number of fp64 does not hold exactly is the index of no class, and excluded in any case)
+        # (ignore_index comes in fp64. An index that fp64 cannot hold exactly is no class, and never kept.)
         keep &= index.to(tl.int64) != tl.full([1, 1], ignore_index, tl.int64)
         result = keep & (index >= 0) & (index < (space.N if config.AXIS == INNER else space.M))
-        place = tl.where(result, index, -1).to(config.I)
+        class_index = tl.where(result, index, -1).to(config.I)
         if weight is not None:
-            pointer = weight.pointer + at_class(tl.where(result, place, 0), weight, space, config)
+            pointer = weight.pointer + at_class(tl.where(result, class_index, 0), weight, space, config)
             w = tl.load(pointer, mask=result, other=0).to(config.C)
             result &= w != 0
         if PARTIAL:
-            keep &= result | (place < 0)
+            keep &= result | (class_index < 0)
         else:
             keep = result
-    return place, keep, w
+    return class_index, keep, w
 
 
-NONE, MEAN, SUM_OF_ROWS = (tl.constexpr(i) for i in range(3))  # REDUCE: what is made of the rows' losses
+NONE, MEAN, SUM_OF_ROWS = (tl.constexpr(i) for i in range(3))  # REDUCE: how the rows' losses are reduced
 
 
 @triton.jit
-def store_part(partial, place, size, total, count, weights, WEIGHTED: tl.constexpr):
-    tl.store(partial + place, total)
-    tl.store(partial + size + place, count)
+def store_part(partial, class_index, size, total, count, weights, WEIGHTED: tl.constexpr):
+    tl.store(partial + class_index, total)
+    tl.store(partial + size + class_index, count)
     if WEIGHTED:
-        tl.store(partial + 2 * size + place, weights)
+        tl.store(partial + 2 * size + class_index, weights)
 
 
 @triton.jit
 def add_up(value, kept, w, out, used, partial, counter, group, groups, config, WEIGHTED: tl.constexpr):
-    """The sum or mean of all rows' losses: the last block of a bundle adds up the parts of its blocks, and the last of
-    these the bundles', in order. used: what a mean divides by, the count of the kept rows or the sum of their weights.
-    w: 0 where a row is not kept."""
+    """The sum or mean of all rows' losses, added up in a fixed order: (1) each block stores its part; (2) the last
+    block of a bundle to finish adds up the parts of its blocks; (3) the last of these adds up the bundles. used: gets
+    what a mean divides by, the count of the kept rows or the sum of their weights. w: 0 where a row is not kept."""
     ARRAYS: tl.constexpr = 3 if WEIGHTED else 2
-    most = tl.maximum(BUNDLE, (groups + BUNDLES - 1) // BUNDLES)  # blocks of a bundle
+    most = tl.maximum(BUNDLE, (groups + BUNDLES - 1) // BUNDLES)  # blocks per bundle
     bundle, bundles = group // most, (groups + most - 1) // most
     size = tl.minimum(most, groups - bundle * most)
     of_bundle, of_all, first = partial + 3 * bundle * most, partial + 3 * groups, tl.zeros([1], tl.int32)
@@ -146,12 +146,12 @@ def row_shape(x):
 
 
 def per_row(number, x):
-    """A number of each row, or one that broadcasts to it, as it broadcasts to (N, C, d1, ...)."""
+    """One number per row, or a shape that broadcasts to it, with a class dimension of size 1: (N, 1, d1, ...)."""
     return None if number is None else number.expand(row_shape(x)).unsqueeze(class_dim(x))
 
 
 def per_class(weight, x):
-    """(C,) as it broadcasts to (N, C, d1, ...)."""
+    """weight (C,) with the dimensions of x added, so that it broadcasts to (N, C, d1, ...)."""
     dim = class_dim(x)
     return None if weight is None else weight[(None,) * dim + (slice(None),) + (None,) * (x.dim() - dim - 1)]
 
@@ -161,17 +161,17 @@ def row_results(x, dtype, *many):
 
 
 def reduced_results(x, dtype):
-    """(the sum or mean, what a mean divides by), and both as numbers of the rows, which `add_up` writes."""
+    """Returns ((sum or mean, what a mean divides by), both scalars expanded to the rows as operands for `add_up`)."""
     results = empty((), dtype, x.device), empty((), torch.float64, x.device)
     return results, [per_row(t, x) for t in results]
 
 
 def reduction(mean, empty_nan):
-    """The constants of a reduction; of losses that are not reduced: `reduction(None, False)`."""
+    """The constants of a reduction. mean: True for the mean, False for the sum, None for each row's loss."""
     kind = NONE if mean is None else MEAN if mean else SUM_OF_ROWS
     return {"REDUCE": kind.value, "EMPTY_NAN": empty_nan}
 
 
 def count_stats(has_probabilities, weighted, smooth):
-    """How many numbers of a row the backward of cross_entropy needs: two of L, and where there are any k and e."""
+    """How many numbers per row the backward of cross_entropy needs: two of L, and k and e where the call has them."""
     return 2 + (has_probabilities or (weighted and smooth)) + smooth

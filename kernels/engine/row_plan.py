@@ -28,22 +28,22 @@ from .launch import Plan, cached_plan
 from .tensors import check_operands, traits
 
 MOST_THREADS = 512
-WIDE = 1024  # those of a block that has one row, and a multiprocessor for itself
-WIDE_BYTES = 4  # that are read of an element, or registers do not hold the row
-REGISTERS = 65536  # of a block, at most
-# Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses.
+WIDE = 1024  # threads of a block that has one row, and a multiprocessor to itself
+WIDE_BYTES = 4  # bytes read per element of such a row, at most: else registers do not hold it
+REGISTERS = 65536  # registers of a block, at most
+# Bytes of a tile in the compute dtype that a thread holds; half of it if single accesses need registers for addresses.
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
-FEWEST = 16  # neighbours that make a group of their own
-# phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one
-# result a row, which depends on one element of it; one result a row, of which one block has the whole
+FEWEST = 16  # neighbours in memory that make a group of their own
+# phases. MAP: results depend on their own tile alone. SUM: one result a row. SUM_AND_WRITE: results depend on the whole
+# row. PICK: one result a row, from one element of it. ALONE: one result a row, by one block that has the whole row.
 MAP, SUM, SUM_AND_WRITE, PICK, ALONE = range(5)
-UNSHARED = MAP, PICK, ALONE  # no row by several blocks, which would gather what they have
-FEWEST_TILES = 3  # of a piece of a row
-PIECES = 128  # of a row, until each has so many tiles as are added up in fp32
-BUNDLES = tl.constexpr(512)  # of blocks, at most, where all rows are reduced
-BUNDLE = tl.constexpr(256)  # blocks of one, at least, whose parts are loaded together
-AT_ONCE = 8  # numbers of each part that the gathering block holds
+UNSHARED = MAP, PICK, ALONE  # several blocks never share a row: none gathers partial results
+FEWEST_TILES = 3  # tiles of a piece of a row, at least
+PIECES = 128  # pieces of a row, at most, until a piece has as many tiles as fp32 adds up
+BUNDLES = tl.constexpr(512)  # bundles of blocks, at most, where all rows are reduced
+BUNDLE = tl.constexpr(256)  # blocks per bundle, at least; so many parts are loaded together
+AT_ONCE = 8  # numbers of each part that the gathering block holds at a time
 
 
 class Tile(NamedTuple):
@@ -54,9 +54,9 @@ class Tile(NamedTuple):
 
 
 def whole_along(N, vec, tile, per_thread, threads, most):
-    """A tile of whole rows along memory. A row for which a warp needs more than one access gets as few warps as can
-    hold it: one warp sums its row without a barrier, in few steps. Few rows have the tile of many: a row's sum must not
-    depend on how many there are."""
+    """A tile of whole rows along memory. A row that takes a warp more than one access gets as few warps as can hold it:
+    one warp sums its row in few steps, without a barrier. Few rows have the tile of many, so that a row's sum does not
+    depend on their number."""
     columns = max(at_least(N, 2 * most * per_thread), vec)
     if vec > 1 and columns > tiling.WARP * vec:
         threads = min(max(columns // per_thread, tiling.WARP), most)
@@ -66,8 +66,8 @@ def whole_along(N, vec, tile, per_thread, threads, most):
 
 def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
     """A tile of whole rows across memory. Each lane of a warp takes VEC neighbouring rows, and as many elements of each
-    as a thread may hold; only a row that has more is shared by several warps. What is worked out for a row is worked
-    out by every thread that has a part of it."""
+    as a thread may hold; several warps share only rows that have more. Arithmetic per row is repeated in every thread
+    that has a part of the row."""
     rows, fewest = at_least(M, 2 * MOST_THREADS * per_thread), NEAR // itemsize
     if vec > 1:
         vec = min(vec, max(4 // itemsize, per_thread // rows, 2))
@@ -78,15 +78,15 @@ def whole_across(M, N, vec, tile, per_thread, threads, itemsize):
 
 
 def is_wide(N, per_thread, x, dense):
-    """True if rows are read once that the registers of a multiprocessor just hold, and that fill most of a tile.
-    dense: what is read, and the result, which has the dtype of x."""
+    """True if a row just fits the registers of a multiprocessor and fills most of a tile: it is read once then. dense:
+    the operands that are read, and the result, which has the dtype of x."""
     held = sum(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point) - x.element_size()
     fits = 3 * WIDE * per_thread < 4 * N <= 4 * WIDE * per_thread
     return fits and held <= WIDE_BYTES
 
 
 def part_along(N, vec, tile, threads):
-    """A tile for rows that are read in parts: few at a time, for blocks enough."""
+    """A tile for rows along memory that are read in parts: few rows per tile, to have enough blocks."""
     columns = max(at_least(N, tile), vec)
     return Tile(max(tile // columns, 1), columns, vec, threads)
 
@@ -99,7 +99,7 @@ def part_across(M, N, vec, per_thread, threads, itemsize):
 
 
 def grouped(shape, strides, dim):
-    """(AXIS, batch, outer, inner): the groups of engine/tiling.py, and the dimensions that belong to neither."""
+    """Returns (AXIS, batch, outer, inner): the groups of tiling.groups, and the batch, the dimensions of neither."""
     axis, outer, inner, _ = tiling.groups(shape, strides, [d == dim for d in range(len(shape))])
     batch, near = split_inner(inner)
     if axis is INNER or near.numel < FEWEST:
@@ -108,17 +108,17 @@ def grouped(shape, strides, dim):
 
 
 def pieces_of(tiles, axis):
-    """(pieces, tiles of each): a row that is read in parts is summed in pieces, and what they leave is merged in one
-    order, whether a block has one of them or all. Its length alone decides, so that its bits do not depend on how many
-    rows there are. Across memory a tile has few elements of a row."""
+    """Returns (pieces, tiles of each). A row that is read in parts is summed in pieces, and their results are merged in
+    one order, whether one block has all of them or one. The row's length alone decides, so that its bits do not depend
+    on how many rows there are. Across memory a piece has the most tiles: a tile has few elements of a row."""
     most = tiling.FLUSH.value
     per_piece = most if axis is OUTER else min(FEWEST_TILES + tiles // PIECES, most)
     return -(-tiles // per_piece), per_piece
 
 
 def counters_of(groups, split, phases, reduces):
-    """The counters of a launch: those of tickets or of the blocks that share a row, if rows are split; and behind them
-    those of each bundle's blocks and of the bundles, if all rows are reduced (classification.add_up)."""
+    """How many counters a launch has. If rows are split: one per group of rows, or those of the tickets. Behind them,
+    if all rows are reduced: one per bundle of blocks, and one for the bundles (row_loss.add_up)."""
     counters = 0
     if split:
         counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
@@ -128,8 +128,8 @@ def counters_of(groups, split, phases, reduces):
 
 
 def split_rows(pieces, groups, phases, per_row_math, reduces):
-    """(splits, pieces of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts.
-    per_row_math: over fewer, since what a block does beside its tiles takes the time of two."""
+    """Returns (splits, pieces of each). Rows that are read in parts and too few to fill a GPU are spread over several
+    blocks; over fewer with per_row_math, since what a block does beside its tiles takes as long as two tiles."""
     if pieces <= 1 or counters_of(groups, True, phases, reduces) > COUNTERS:
         return 1, pieces
     blocks = tiling.POLICY.blocks // phases // (4 if per_row_math else 1)
@@ -141,32 +141,31 @@ def plan(
     kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0,
     per_row_math=False, held=1, registers=(None, None),
 ):  # fmt: skip
-    """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
-    a row; partials: the numbers that each part of a row leaves for the whole of it. per_row_math: whether much is to be
-    worked out for each row beside its elements. Rows across memory are then read in parts, so that a row has one
-    thread, and tiles hold no more than a thread may. held: of how many operands a thread holds the elements of a
-    row. registers: the most that the variant of vector accesses may take, of rows along memory and across it, where the
-    assembler left alone would spill."""
+    """tensors: the operands, those at the places `per_row` with one number a row. Rows lie along `dim`. phases: MAP,
+    ..., what is done with a row. partials: how many numbers each part of a row stores for the whole row. per_row_math:
+    much is computed for each row beside its elements. Rows across memory are then read in parts, so that a row has one
+    thread, and tiles hold no more than a thread may. held: of how many operands a thread holds a row's elements.
+    registers: limits for the vector variant of (rows along memory, rows across it), against spills."""
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
     outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
-    shared = [i for i, name in enumerate(kernel.operands) if name == "weight"]  # of the classes
+    shared = [i for i, name in enumerate(kernel.operands) if name == "weight"]  # class weights: all rows share them
     kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row), True, shared)
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // held
     peel = False
-    # (of rows that fit a tile, half of it would lie beside them, and all their elements need bounds)
+    # (not for rows that fit a tile: half of it would lie beside them, and all their elements would need bounds)
     if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:
         lead = kernel.operands.index("dx" if tensors[0] is None else "x")
         result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead, shared)
         if width > 1:
             kinds, vec, peel = result, width, True
     kinds = sparse_kinds(kinds, outer, inner, per_row)
-    if M == 1:  # as in a tile of several rows
+    if M == 1:  # treat one row as several
         kinds = [ROW if kind is SCALAR else kind for kind in kinds]
-    reach = N + vec - 1 if peel else N  # columns of all tiles where rows are written
+    reach = N + vec - 1 if peel else N  # columns of all tiles when rows are written
     numbers = [t for i, t in enumerate(dense) if t is not None and t.dtype.is_floating_point and i not in shared]
     itemsize = min(t.element_size() for t in numbers)
     tile = config.tile(itemsize, vec, dense)
@@ -193,7 +192,7 @@ def plan(
     if phases == PICK:
         most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
-    # No warp holds what another one does: an H100 gave a wrong loss of 4 x 32 doubles that eight warps held.
+    # No two warps hold the same elements: an H100 gave a wrong loss of 4 x 32 doubles that eight warps held.
     threads = max(min(max(threads, BM * BN // per_thread), most, BM * BN), tiling.WARP)
     config = replace(config, threads=threads)
     LM, LN = tiling.lanes_of(axis, BM, BN, vec, threads)
@@ -241,7 +240,7 @@ def plan(
     plan = Plan(kernel, tensors, tiling.scratch(leaves or reduces), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch, batch=batch)  # fmt: skip
-    if peel:  # what is selected from takes registers; 64 at most for four blocks to a multiprocessor
+    if peel:  # unaligned reads take registers; 64 at most for four blocks to a multiprocessor
         most_registers = max(most_registers, 112) if most_registers else 64 if phases == SUM_AND_WRITE else None
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
@@ -255,8 +254,8 @@ def exists(tensor):
 
 
 def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), constants=None, **options):
-    """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to. floats, constants: the
-    kernel's own arguments. options: those of the plan."""
+    """tensors: the kernel's operands, outputs included, in order. shape: the shape that they broadcast to. floats,
+    constants: the kernel's own arguments. options: keyword arguments of `plan`."""
     result, addresses = traits(tensors)
     device = next(filter(exists, tensors)).device
     key = id(kernel), result, shape, dim, compute, constants and tuple(constants.items()), tiling.POLICY
@@ -276,5 +275,5 @@ def floor(eps, compute):
 
 
 def with_one_per_row(shape, dim):
-    """With one number a row."""
+    """The shape with one number a row: size 1 along `dim`."""
     return (*shape[:dim], 1, *shape[dim + 1 :]) if shape else shape

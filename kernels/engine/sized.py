@@ -6,11 +6,11 @@ import torch
 
 
 class Sized:
-    """A tensor of such sizes and strides, without elements: what a launcher asks of one, as torch answers."""
+    """A tensor of given sizes and strides, without elements. Its methods, which launchers need, answer as torch's."""
 
     def __init__(self, shape, steps, dtype, device, beyond=0):
         self.shape, self.steps, self.dtype, self.device = shape, steps, dtype, device
-        self.beyond = beyond  # bytes beyond a multiple of 16
+        self.beyond = beyond  # the address modulo 16, in bytes
 
     @classmethod
     def contiguous(cls, shape, dtype, device):
@@ -73,7 +73,7 @@ class Sized:
         for d in reversed(range(len(shape))):
             if d >= lead:
                 size, step = self.shape[d - lead], self.steps[d - lead]
-                if size != shape[d] and size != 1:  # (what is compared, a trace notes)
+                if size != shape[d] and size != 1:  # (a trace notes the comparison of symbols)
                     raise ValueError(f"shape {self.shape} does not expand to {shape}")
             else:
                 size, step = 1, shape[d + 1] * steps[0] if steps else 1
@@ -84,7 +84,7 @@ class Sized:
         if where == 0:
             return self.view(self.shape[1:], self.steps[1:])
         shape, steps, d = [], [], 0
-        for part in where:  # new dimensions, and whole ones
+        for part in where:  # None, a new dimension, or a whole one
             old = part is not None
             if old and part != slice(None):
                 raise NotImplementedError(f"index {part}")
@@ -108,9 +108,9 @@ class Sized:
         return self.is_contiguous() or self._fills(order)
 
     def _packed(self):
-        """Steps in the order of this one's, without gaps."""
+        """Strides without gaps, with the dimensions in this tensor's memory order, as torch.empty_like has them."""
         order = list(range(self.dim()))[::-1]  # nearest in memory first
-        for end in range(1, len(order)):  # torch sorts by insertion, and a relation that is none: 0 is beside all
+        for end in range(1, len(order)):  # insertion sort, as in torch: stride 0 equals every other
             at = end
             for before in range(end - 1, -1, -1):
                 sign = self._farther(order[before], order[at])

@@ -1,8 +1,7 @@
-"""How a compiled kernel is started: by the extension (csrc/launch), which then launches calls like this one without
-Python.
+"""Starts compiled kernels through the extension (csrc/launch), which then launches calls like it without Python.
 
-Triton's own way, `compiled[grid](...)`, asks for the device, prepares what hooks would read that nobody has set, calls
-those hooks, and asks the driver about each pointer that comes as a tensor: three quarters of its time.
+Triton's own way, `compiled[grid](...)`, asks for the device, prepares arguments for launch hooks that nobody has set,
+calls those hooks, and asks the driver about each pointer that comes as a tensor: three quarters of its time.
 """
 
 import ctypes
@@ -15,7 +14,7 @@ from triton.runtime import driver
 
 from safeops.core.library import cpu_extension
 
-RELEASES = ((3, 6), (3, 7))  # whose kernels take two addresses of scratch memory after their own arguments
+RELEASES = ((3, 6), (3, 7))  # releases whose kernels take two scratch addresses after their arguments
 CUDA, TORCH = "libcuda.so.1", "libtorch_cuda.so"  # both are loaded already
 
 
@@ -25,10 +24,10 @@ def current_stream(index):
 
 
 def starter(compiled, index, places):
-    """start(plan, addresses, floats), on the current stream of device `index`. places: of the kernel's parameters among
-    its words.
+    """Returns start(plan, addresses, floats), which launches on the current stream of device `index`. places: each
+    kernel parameter's index among the words of a launch (Plan.places).
 
-    In Triton's own way where somebody, such as its profiler, is to be told of every launch, or Triton is another."""
+    start launches in Triton's own way if the extension cannot, or if launch hooks are set, as by a profiler."""
 
     def slowly(plan, addresses, floats):
         compiled[plan.grid](*plan.arguments(addresses, floats))
@@ -46,13 +45,13 @@ def starter(compiled, index, places):
         pointers = array("Q", [addresses[i] for i in present]).tobytes()
         words = b"".join((pointers, array("d", flat(floats)).tobytes(), tail))
         if launch(function, plan.grid, threads, shared, index, len(present), split, apart, words, places):
-            slowly(plan, addresses, floats)  # which knows what to do without a context, and the names of errors
+            slowly(plan, addresses, floats)  # Triton handles a missing context, and names the error
 
     return start
 
 
 def _plain(run, metadata):
-    """True if a launch takes nothing but a grid and arguments."""
+    """True if the extension knows this release of Triton, and a launch takes nothing but a grid and arguments."""
     release = tuple(map(int, triton.__version__.split(".")[:2]))
     special = (run.global_scratch_size, run.profile_scratch_size, run.launch_cooperative_grid, run.launch_pdl)
     ours = type(run).__module__ == "triton.backends.nvidia.driver" and release in RELEASES
@@ -61,7 +60,7 @@ def _plain(run, metadata):
 
 @cache
 def connect():
-    """Tell the extension where the driver's functions are."""
+    """Pass the addresses of the driver's functions and Triton's lists of launch hooks to the extension."""
     cuda, torch = ctypes.CDLL(CUDA), ctypes.CDLL(TORCH)
     functions = (cuda.cuLaunchKernelEx, cuda.cuStreamIsCapturing, cuda.cuCtxGetDevice,
                  torch.aoti_torch_get_current_cuda_stream)  # fmt: skip
@@ -70,13 +69,13 @@ def connect():
 
 
 def share(index, stream, partials, counters):
-    """Tell the extension which buffers the launches of a stream share."""
+    """Register the buffers that the launches of a stream share with the extension."""
     if cpu_extension is not None:
         cpu_extension.keep_buffers(index, stream, partials.data_ptr(), counters.data_ptr())
 
 
 def flat(values):
-    """Numbers, and those in tuples and lists among them."""
+    """Yields the numbers in `values`, and those in its tuples and lists."""
     for x in values:
         if isinstance(x, (tuple, list)):
             yield from x

@@ -1,23 +1,23 @@
-"""The state of a statistic that is more than a sum, for a lane, a block or a split, and how two become one.
+"""The state of a statistic that is more than a sum, for a lane, a block or a split, and how states are merged.
 
-A state is the tuple (count, weights, pivot, shift, top, total), of which each MODE uses some:
+A state is the tuple (count, weights, pivot, shift, maximum, total). Each MODE uses some of it:
 
-    count     kept elements. MOMENTS with weights need no count, only whether it is 0: there it is the largest
+    count     how many elements are kept. MOMENTS with weights only ask if it is 0: there it is the largest
               `heaviness` (accumulate.py) of a kept weight, which would otherwise take one more register a lane
-    weights   the sum of their weights (SQUARES, MOMENTS, where there are weights)
-    total     in the unit that `top` says:
-              SQUARES       sum w x^2            = total top^2, top a power of two not below any |x|, or nearly
-              MOMENTS       sum w (x - pivot)^2  = total top^2
-              EXPONENTIALS  sum w exp(x)         = total exp(top), top the largest x
-              EXTREME       top the largest x, NaN above all others, total how many are equal to it
+    weights   the sum of the kept weights (SQUARES and MOMENTS with weights)
+    total     in the unit that `maximum` sets:
+              SQUARES       sum w x^2            = total maximum^2, maximum a power of two near the largest |x|
+              MOMENTS       sum w (x - pivot)^2  = total maximum^2, maximum a power of two near the largest |x - pivot|
+              EXPONENTIALS  sum w exp(x)         = total exp(maximum), maximum the largest x
+              EXTREME       maximum the largest x, NaN above all others; total how many elements equal it
               ABSOLUTE      sum w |x|            = total
     pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
-    shift     MOMENTS: sum w (x - pivot) = shift top
+    shift     MOMENTS: sum w (x - pivot) = shift maximum
 
 Nothing overflows or underflows on the way to a result that does neither, as long as no difference of two elements does.
-And a variance loses no digits to a large mean: its pivot is one of the elements, and how far that lies from the others
-is part of their variance, unless its weight is small beside theirs, which is why it is the heaviest. States are merged
-pairwise, by shifting them to a common pivot (Chan, Golub and LeVeque 1979) and scaling them to a common top.
+A variance loses no digits to a large mean: the pivot is one of the elements, and its distance from the others is part
+of their variance, unless its weight is small beside theirs. So the pivot is the heaviest. States are merged pairwise:
+both are moved to a common pivot (Chan, Golub and LeVeque 1979), scaled to a common maximum, and added.
 """
 
 import triton
@@ -30,41 +30,41 @@ from .scaling import power_below, reciprocal
 COUNT, ABSOLUTE, SQUARES, EXPONENTIALS, EXTREME, MOMENTS = map(tl.constexpr, range(6))  # MODE
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOWEST_DOUBLE = tl.constexpr(-1.7976931348623157e308)
-# The arrays of partials, each where its state needs it
+# Indices of the arrays of partials; a state stores only those that its MODE needs
 COUNTS, TOTALS, TOPS, SHIFTS, PIVOTS, WEIGHTS = map(tl.constexpr, range(6))
-ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 3, MOMENTS: 5}  # of partials, without weights
+ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 3, MOMENTS: 5}  # for states without weights
 MOST_ARRAYS = 6
 
 
 @triton.jit
-def lowest_top(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
-    """The top of no elements, below every other (of dtype C)."""
+def lowest_maximum(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
+    """The maximum of a state without elements, in dtype C: below every other maximum."""
     if MODE == EXTREME:
-        top = tl.full(shape, float("-inf"), C)
+        maximum = tl.full(shape, float("-inf"), C)
     elif MODE == EXPONENTIALS:
-        top = tl.full(shape, LOWEST_DOUBLE if C == tl.float64 else LOWEST, C)
+        maximum = tl.full(shape, LOWEST_DOUBLE if C == tl.float64 else LOWEST, C)
     else:
-        top = power_below(tl.zeros(shape, C))
-    return top
+        maximum = power_below(tl.zeros(shape, C))
+    return maximum
 
 
 @triton.jit
 def empty_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr, COUNT_TYPE: tl.constexpr):
     zero = tl.zeros(shape, C)
-    return tl.zeros(shape, COUNT_TYPE), zero, zero, zero, lowest_top(shape, MODE, C), zero
+    return tl.zeros(shape, COUNT_TYPE), zero, zero, zero, lowest_maximum(shape, MODE, C), zero
 
 
 @triton.jit
 def empty_double_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
-    """With the lowest top of C: exp(top - other) is then 0, and not exp(-inf + inf)."""
+    """An empty state in fp64 with C's lowest maximum. For EXPONENTIALS it is finite: exp(maximum - other) is no NaN."""
     return widened(empty_state(shape, MODE, C, C))
 
 
 @triton.jit
 def widened(state):
-    """In fp64, but elements and powers of two, which are compared: in fp64 that takes ten times the instructions."""
-    count, weights, pivot, shift, top, total = state
-    return count.to(tl.float64), weights.to(tl.float64), pivot, shift.to(tl.float64), top, total.to(tl.float64)
+    """The state in fp64, but pivot and maximum in C: they are exact, and fp64 comparisons take ten times as long."""
+    count, weights, pivot, shift, maximum, total = state
+    return count.to(tl.float64), weights.to(tl.float64), pivot, shift.to(tl.float64), maximum, total.to(tl.float64)
 
 
 @triton.jit
@@ -73,21 +73,22 @@ def square(x):
 
 
 @triton.jit
-def repivot(total, shift, w, top, away, by):
-    """(total, shift) about another pivot q, in the unit 1 / by; away: p - q.
+def repivot(total, shift, w, maximum, away, by):
+    """Moves (total, shift) from pivot p to pivot q, in the unit 1 / by. away: p - q; w: the sum of the weights.
 
+    sum w (x - q)   = sum w (x - p) + (p - q) sum w
     sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
-    scale, away = (top * by).to(total.dtype), away * by
+    scale, away = (maximum * by).to(total.dtype), away * by
     shift, moved = shift * scale, w * away
     return total * square(scale) + (2 * shift + moved) * away, shift + moved
 
 
 @triton.jit
-def less_top(x, top):
-    """x - top for a top that is not below x: NaN of NaN, and 0 of two that are inf (a `where` takes an instruction
-    more). The largest finite number counts as inf beside one."""
+def less_maximum(x, maximum):
+    """x - maximum for a maximum that is not below x: NaN if x is NaN, and 0 if both are inf (with one instruction less
+    than a `where`). Beside a maximum of inf, the largest finite x gives 0, too."""
     largest: tl.constexpr = -(LOWEST_DOUBLE if x.dtype == tl.float64 else LOWEST)
-    return tl.minimum(x - tl.minimum(top, largest), 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(x - tl.minimum(maximum, largest), 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -97,20 +98,24 @@ def larger_of(a, b):
 
 @triton.jit
 def largest(x, axis: tl.constexpr):
-    """NaN where there is one."""
+    """The maximum along an axis; NaN if there is a NaN."""
     return tl.reduce(x, axis, larger_of)
 
 
 @triton.jit
-def same(x, top):
-    """True where x is as large as the maximum of its group."""
-    return (x == top) | (x != x)
+def same(x, maximum):
+    """True where x equals maximum, the maximum of its group, or is NaN."""
+    return (x == maximum) | (x != x)
 
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
-    """The states along one axis as one: of lanes in C, of larger parts widened. Sums are trees of a fixed shape."""
-    count, weights, pivot, shift, top, total = state
+    """Merges the states along one axis, lanes' in C, others widened. Sums are trees of a fixed shape. MOMENTS:
+
+    (1) The new pivot is the mean of the pivots, weighted by |weights| or counts.
+    (2) The new maximum is the largest of all tops and of the distances to the new pivot.
+    (3) Each state is moved to both (repivot), and added."""
+    count, weights, pivot, shift, maximum, total = state
     if MODE == MOMENTS:
         held = count > 0
         high = tl.max(tl.where(held, pivot, float("-inf")), axis)
@@ -121,28 +126,28 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         else:
             parts = count / tl.expand_dims(tl.maximum(tl.sum(count, axis), 1.0), axis)
         middle = tl.sum(tl.where(held, parts * pivot, 0.0), axis).to(C)
-        middle = tl.where(high == low, high, middle)  # exactly, where all elements are equal
+        middle = tl.where(high == low, high, middle)  # exact where all elements are equal
         away = tl.where(held, pivot.to(total.dtype) - tl.expand_dims(middle, axis).to(total.dtype), 0.0)
         w = weights if WEIGHT else count
-        larger = tl.max(tl.maximum(top, power_below(tl.abs(away).to(C))), axis)
+        larger = tl.max(tl.maximum(maximum, power_below(tl.abs(away).to(C))), axis)
         by = tl.expand_dims(reciprocal(larger), axis)
-        total, shift = repivot(total, shift, w, top, away, by)
+        total, shift = repivot(total, shift, w, maximum, away, by)
         shift = tl.sum(shift, axis)
         total = tl.sum(total, axis)
         pivot = middle
     elif MODE == SQUARES:
-        larger = tl.max(top, axis)
-        by = square((top * tl.expand_dims(reciprocal(larger), axis)).to(total.dtype))
+        larger = tl.max(maximum, axis)
+        by = square((maximum * tl.expand_dims(reciprocal(larger), axis)).to(total.dtype))
         total = tl.sum(rounded_product(total, by), axis)
         shift = tl.sum(shift, axis)
         pivot = larger
     else:
-        larger = largest(top, axis) if MODE == EXTREME else tl.max(top, axis)
+        larger = largest(maximum, axis) if MODE == EXTREME else tl.max(maximum, axis)
         if MODE == EXPONENTIALS:
-            by = exponential(less_top(top, tl.expand_dims(larger, axis))).to(total.dtype)
+            by = exponential(less_maximum(maximum, tl.expand_dims(larger, axis))).to(total.dtype)
             total = rounded_product(total, by)
         elif MODE == EXTREME:
-            total = tl.where(same(top, tl.expand_dims(larger, axis)), total, 0.0)
+            total = tl.where(same(maximum, tl.expand_dims(larger, axis)), total, 0.0)
         total = tl.sum(total, axis)
         shift = tl.sum(shift, axis)
         pivot = larger
@@ -160,13 +165,13 @@ def merge(a, b, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def store_state(pointer, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.constexpr):
-    """A split's state among the partials, in arrays of `size`."""
-    count, weights, pivot, shift, top, total = state
+    """Stores a split's state among the partials, in arrays of `size`."""
+    count, weights, pivot, shift, maximum, total = state
     tl.store(pointer + size * COUNTS, count, mask=inside)
     if MODE != COUNT:
         tl.store(pointer + size * TOTALS, total, mask=inside)
     if MODE >= SQUARES:
-        tl.store(pointer + size * TOPS, top, mask=inside)
+        tl.store(pointer + size * TOPS, maximum, mask=inside)
     if MODE == MOMENTS:
         tl.store(pointer + size * SHIFTS, shift, mask=inside)
         tl.store(pointer + size * PIVOTS, pivot, mask=inside)
@@ -188,7 +193,7 @@ def merge_partials(
     partial, splits, output, outputs, parts,
     MODE: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr, BO: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The state of the first `parts` of all splits, in order of split whoever wrote last."""
+    """Merges the states of the first `parts` of all splits, in order of split, whichever block finished last."""
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
     size = splits * outputs
     state = empty_double_state([BO], MODE, C)
@@ -197,14 +202,14 @@ def merge_partials(
         inside = (s < parts)[:, None] & (output < outputs)[None, :]
         offset = (
             s[:, None] * outputs + output[None, :]
-        )  # for all arrays: addresses for each took registers, and spilled
+        )  # one for all arrays: an address for each took registers, and spilled
         count = load_array(partial + size * COUNTS, offset, inside, True)
         total = load_array(partial + size * TOTALS, offset, inside, MODE != COUNT)
-        top = load_array(partial + size * TOPS, offset, inside, MODE >= SQUARES)
-        top = tl.where(inside, top.to(C), lowest_top([1, 1], MODE, C))
+        maximum = load_array(partial + size * TOPS, offset, inside, MODE >= SQUARES)
+        maximum = tl.where(inside, maximum.to(C), lowest_maximum([1, 1], MODE, C))
         shift = load_array(partial + size * SHIFTS, offset, inside, MODE == MOMENTS)
         pivot = load_array(partial + size * PIVOTS, offset, inside, MODE == MOMENTS).to(C)
         weights = load_array(partial + size * WEIGHTS, offset, inside, WEIGHED)
-        part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)
+        part = merge_along((count, weights, pivot, shift, maximum, total), 0, MODE, WEIGHT, C)
         state = merge(state, part, MODE, WEIGHT, C)
     return state

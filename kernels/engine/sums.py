@@ -1,12 +1,11 @@
 """Sums and means of keep ? w * f(x, y, z) : 0 over any dimensions, in one launch.
 
-Tiles are (BM, BN) over an outer and an inner group of dimensions; the inner group holds the one nearest in memory. What
-is reduced is the inner group (rows), the outer group (columns) or both, and nothing else differs. Where there are too
-few outputs to fill a GPU, the tiles of one output block are split among several blocks, and the last block to finish
-adds their partial sums. Each sum is added in a fixed order: results are the same bits in every run, on every number of
-multiprocessors.
+Tiles are (BM, BN) over an outer and an inner group of dimensions. The inner group holds the dimension nearest in
+memory. The kernel reduces the inner group (rows), the outer group (columns) or both: AXIS is the only difference. Where
+outputs are too few to fill a GPU, several blocks split the tiles of one output block, and the last block to finish adds
+their partial sums. Each sum has a fixed order: its bits do not depend on the run, nor on the number of multiprocessors.
 
-A lane adds at most FLUSH fp32 numbers in sequence; tl.sum adds lanes as a tree, and all above that is fp64.
+A lane adds at most FLUSH fp32 numbers in sequence; tl.sum adds lanes as a tree; all sums above that are fp64.
 """
 
 from dataclasses import replace
@@ -26,7 +25,8 @@ from .tensors import check_operands, common_shape, traits
 from .tile import corner, fetch, indices, is_whole, kept, output_offset, over_axis, within_lane
 from .tiling import FLUSH
 
-# DIVISOR, the second output: the count of kept elements (the sum of their weights), a tensor's or a number's value
+# DIVISOR, what the second output holds: the count of kept elements (with weights, the sum of the kept weights), or the
+# value of the tensor `denominator`, or of the number `divisor`
 BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -57,7 +57,7 @@ def add_tile(total, weights, count, x, y, z, mask, weight, parameters, space, m,
 
 @triton.jit
 def add_tiles(first, last, block, x, y, z, mask, weight, parameters, space, config):
-    """Sums, weights and counts of tiles [first, last), at most FLUSH of them; one entry per output."""
+    """Returns (sums, sums of weights, counts) over tiles [first, last), at most FLUSH tiles: one entry per output."""
     total = tl.zeros([config.LM, config.LN], config.C)
     weights = tl.zeros([config.LM, config.LN], config.C)
     count = tl.zeros([config.LM, config.LN], tl.float32)
@@ -68,7 +68,7 @@ def add_tiles(first, last, block, x, y, z, mask, weight, parameters, space, conf
             in_bounds = False
         else:
             in_bounds = is_whole(space, m0, n0, config)
-        if in_bounds:  # needs no bounds
+        if in_bounds:
             total, weights, count = add_tile(
                 total, weights, count, x, y, z, mask, weight, parameters, space, m, n, config, False
             )
@@ -85,8 +85,8 @@ def sum_kernel(
     out: tl.pointer_type, used: tl.pointer_type, partial: tl.pointer_type, counter: tl.pointer_type,
     divisor: tl.float64, parameters: tl.float64, reduced: tl.tensor, space: Space, parts: Parts, config: SumConfig,
 ):  # fmt: skip
-    """out = sum keep w f(x, y, z), over the inner group, the outer one, or both; a mean divides by `used`. FINISH: what
-    is made of the sum and the count instead, and of both."""
+    """out = sum keep w f(x, y, z) over the inner group, the outer group or both. A mean divides it by `used`. FINISH: a
+    functor that makes both outputs from the sum and the count."""
     AXIS: tl.constexpr = config.AXIS
     BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)  # outputs of one block
     SOME: tl.constexpr = mask is not None or weight is not None
@@ -116,7 +116,7 @@ def sum_kernel(
     inside = output < parts.outputs
     finished = True
     if config.SPLIT:
-        size = parts.splits * parts.outputs  # of one array of partials: sums, then counts, then weights
+        size = parts.splits * parts.outputs  # elements of one array of partials; the arrays are sums, counts, weights
         pointer = partial + split * parts.outputs + output
         tl.store(pointer, total, mask=inside)
         if SOME:
@@ -130,7 +130,7 @@ def sum_kernel(
             total, counts, weights = add_partials(partial, parts.splits, output, parts.outputs, config.BS, BO, ARRAYS)
             if SOME:
                 count = counts
-        # value = total (/ divisor), or what stands for nothing kept; in fp64 until the store
+        # value = total or total / by, 0 or NaN where nothing is kept; in fp64 until the store
         if config.DIVISOR == BY_TENSOR:
             by = tl.load(denominator).to(tl.float64) + count * 0
         elif config.DIVISOR == BY_NUMBER:
@@ -141,7 +141,7 @@ def sum_kernel(
             by = count
         nothing = count == 0
         if config.DIVISOR == BY_TENSOR or config.DIVISOR == BY_NUMBER:
-            # it counts the kept of all micro-batches and ranks: it says whether there is nothing, and 0 / inf is 0
+            # `by` may count the kept elements of all micro-batches and ranks: 0 means that none has any. 0 / inf is 0.
             nothing = by == 0
             by = tl.where(nothing, float("inf"), by)
         value = total / by if config.MEAN else total
@@ -157,8 +157,8 @@ def sum_kernel(
 
 SUM = Kernel(
     sum_kernel,
-    # Three blocks to a multiprocessor, or two. Left alone, the assembler spills a register or two to fit one more;
-    # told of a limit it does not.
+    # For three blocks per multiprocessor (vector accesses), or two. Without a limit the assembler spills a register or
+    # two to fit one more block; with a limit it does not.
     {None: Config(max_registers=(80, 128))},
 )
 
@@ -166,11 +166,11 @@ SUM = Kernel(
 def plan(
     f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, count=0, arch=None, policy=None, finish=None
 ):
-    """tensors: x, y, z, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor); count: of
-    parameters."""
+    """tensors: x, y, z, mask, weight. reduced: a bool per dimension. divisor: (a DIVISOR, the dtype of the tensor or
+    None). count: how many parameters f takes."""
     _, y, _, mask, weight = tensors
     arrays = 1 + (mask is not None or weight is not None) + (weight is not None)
-    at_once = 2 if compute == torch.float64 else 1  # whose lanes' sums take twice the registers
+    at_once = 2 if compute == torch.float64 else 1  # fp64 sums of lanes take twice the registers
     narrow = y is None and weight is None and compute == torch.float32
     cut = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy, at_once, narrow=narrow)
     M, N = cut.outer.numel, cut.inner.numel
@@ -185,9 +185,9 @@ def plan(
         "reduced": {OUTER.value: M, INNER.value: N, ALL.value: M * N}[cut.values["AXIS"]],
     }
     planned = cut.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
-    if y is None and weight is None:  # little to hold but the partials: more blocks, for as many bytes in flight
+    if y is None and weight is None:  # one operand needs few registers: more blocks fit, for enough bytes in flight
         columns = cut.values["AXIS"] == OUTER.value and tensors[0].element_size() == 2
-        few = 64 if columns else 48  # (of eight columns 48 spill)
+        few = 64 if columns else 48  # 48 spill where a thread has eight columns
         planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else few, 128))
     return planned
 
@@ -196,9 +196,9 @@ def weighted_sum(
     name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype=None,
     finish=None,
 ):  # fmt: skip
-    """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * f(*operands, *parameters) : 0, or
-    of keep ? w * x : 0 where x is the only one. dtype: None is fp64 where an operand is, and else fp32. finish: a
-    functor, by which both follow from the sum and the count; then all is fp64."""
+    """Returns (value, divisor): the sum or mean of keep ? w * f(*operands, *parameters) : 0 over `dim` (None or ():
+    all). With a single operand x, f is not used: the terms are keep ? w * x : 0. dtype: None means fp64 if an operand
+    is fp64, else fp32. finish: a functor that makes both results from the sum and the count; all is fp64 then."""
     x, y, z = operands = (*operands, None, None)[:3]
     tensors = x, y, z, mask, weight, denominator
     dim = tuple(dim) if dim else ()

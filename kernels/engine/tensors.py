@@ -1,4 +1,4 @@
-"""The tensors that a launcher gets: what a plan depends on in them, their shape in common, and outputs like them."""
+"""Parts of a launcher: the traits of its tensors that a plan depends on, their common shape, and outputs like them."""
 
 import torch
 
@@ -7,7 +7,7 @@ from .kernel import POINTER
 
 
 def traits(tensors):
-    """(all that a plan may depend on in these tensors, their addresses)"""
+    """Returns (everything in these tensors that a plan may depend on, their addresses)."""
     results, addresses = [], []
     for x in tensors:
         if x is None:
@@ -21,7 +21,7 @@ def traits(tensors):
 
 
 def check_operands(name, first, *others):
-    """Memory safety only; the Python layer has already reported what a user can get wrong."""
+    """Checks devices and dtypes for memory safety only: the Python layer has already reported a user's mistakes."""
     for tensor in (first, *others):
         if tensor is not None and tensor.device != first.device:
             raise ValueError(f"{name}: operands on {first.device} and {tensor.device}")
@@ -30,14 +30,14 @@ def check_operands(name, first, *others):
 
 
 def like(tensor, shape, dtype):
-    """An output in the tensor's own memory order where it has the full shape, else contiguous."""
+    """An empty output: in the tensor's own memory order if the tensor has this shape, else contiguous."""
     if tensor.shape == shape:
         return torch.empty_like(tensor, dtype=dtype)
     return empty(shape, dtype, tensor.device)
 
 
 def common_shape(first, *others):
-    """torch.broadcast_shapes takes 5 us, and nearly always says what was known."""
+    """The shape that all tensors broadcast to. They nearly always have one shape; torch.broadcast_shapes takes 5 us."""
     shape = first.shape
     for x in others:
         if x.shape != shape:
@@ -46,7 +46,7 @@ def common_shape(first, *others):
 
 
 def broadcast_shape(a, b):
-    """The shape that two broadcast to; of sizes that may be symbols (trace.py)."""
+    """The shape that the shapes a and b broadcast to. Sizes may be symbols (trace.py)."""
     if len(a) < len(b):
         a, b = b, a
     lead = len(a) - len(b)

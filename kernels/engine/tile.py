@@ -1,10 +1,12 @@
 """A tile on the device: where its elements lie, which of them are kept, loads and stores.
 
-A tile has BM rows and BN columns of the space (operand.py): `m` (BM,) are the indices of its rows, `n` (BN,) those of
-its columns. Rows that begin at no multiple of 16 bytes (PEELED) are read in the 16 bytes they begin in, and those they
-end in: what lies there beside the row is not used, and not written. Such a tile has one row. Where rows are summed its
-columns are those of any row (unaligned.py), so that lanes do not depend on where a row begins; where they are written
-it begins with the 16 bytes that the row begins in.
+A tile has BM rows and BN columns of the space (operand.py). `m` (BM,) holds the indices of its rows, `n` (BN,) those of
+its columns.
+
+A row that begins at no multiple of 16 bytes (PEELED) is read from the 16 bytes it begins in to those it ends in. The
+elements there beside the row are not used and not written. Such a tile has one row. Where rows are summed, the tile's
+columns are those of an aligned row (unaligned.py), so that lanes do not depend on where a row begins. Where rows are
+written, the first tile begins with the 16 bytes that the row begins in.
 """
 
 import triton
@@ -27,7 +29,7 @@ def offset_of(index, shape, strides):
 
 @triton.jit
 def corner(space, block, t, config):
-    """(first row, first column) of tile t of a block: tiles follow each other along the reduced group."""
+    """Returns (first row, first column) of tile t of a block. They follow each other along the reduced group."""
     if config.AXIS == OUTER:
         m0, n0 = t * config.BM, block * config.BN
     elif config.AXIS == INNER:
@@ -42,7 +44,7 @@ def corner(space, block, t, config):
 
 @triton.jit
 def is_whole(space, m0, n0, config):
-    """True if a tile lies in the tensor, and needs no bounds."""
+    """True if all of a tile lies in the tensor, so that it needs no bounds."""
     inside = (m0 + config.BM <= space.M) & (n0 + config.BN <= space.N)
     if len(space.span) > 0:
         inside &= n0 >= 0
@@ -51,18 +53,18 @@ def is_whole(space, m0, n0, config):
 
 @triton.jit
 def indices(m0, n0, config):
-    """(rows, columns) of a tile. max_contiguous makes an access 16 bytes of data wide: a byte mask alone would allow 16
-    elements, and the accesses of a warp to the data would then leave gaps between them."""
+    """Returns (row indices, column indices) of a tile. max_contiguous limits an access to 16 bytes of data: a byte mask
+    alone would allow 16 elements, and the accesses of a warp to the data would then leave gaps between them."""
     m = m0 + tl.arange(0, config.BM).to(config.I)  # (BM,)
     return m, tl.max_contiguous(n0 + tl.arange(0, config.BN).to(config.I), config.VEC)  # (BM,), (BN,)
 
 
 @triton.jit
 def within(space, m, n):
-    """(BM, BN): which elements of a tile lie in the tensor."""
+    """Bool (BM, BN): True where an element of the tile lies in the tensor."""
     columns = n < space.N
     if len(space.span) > 0:
-        u = n + space.span[0]  # of which other accesses have the numbers: fewer registers
+        u = n + space.span[0]  # other accesses compute it, too: fewer registers
         columns = (u >= space.span[0]) & (u < space.span[1])
     return (m < space.M)[:, None] & columns[None, :]
 
@@ -75,14 +77,14 @@ def aligned_columns(space, n, VEC: tl.constexpr):
 
 @triton.jit
 def row_accesses(space, m, n, VEC: tl.constexpr):
-    """PEELED: the accesses that have any element of the row."""
+    """PEELED, bool: True for accesses that have any element of the row."""
     end = (space.span[1] + VEC - 1) // VEC * VEC
     return (m < space.M)[:, None] & (aligned_columns(space, n, VEC) < end)[None, :]
 
 
 @triton.jit
 def full_accesses(space, m, n, VEC: tl.constexpr):
-    """PEELED: the accesses that have nothing else."""
+    """PEELED, bool: True for accesses that have only elements of the row."""
     first, end = (space.span[0] + VEC - 1) // VEC * VEC, space.span[1] // VEC * VEC
     u = aligned_columns(space, n, VEC)
     return (m < space.M)[:, None] & ((u >= first) & (u < end))[None, :]
@@ -90,10 +92,10 @@ def full_accesses(space, m, n, VEC: tl.constexpr):
 
 @triton.jit
 def split_by_lane(tile, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, config):
-    """(LM, LN, elements that one thread holds) of a tile (BM, BN): by its lanes (tiling.lanes_of)."""
+    """A tile (BM, BN) by its lanes (tiling.lanes_of): (LM, LN, elements that one thread holds)."""
     LM: tl.constexpr = config.LM
     LN: tl.constexpr = config.LN
-    SIDE: tl.constexpr = VEC if LN * VEC <= BN else BN // LN  # neighbours of a lane
+    SIDE: tl.constexpr = VEC if LN * VEC <= BN else BN // LN  # neighbouring columns of a lane
     tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM // LM, LM, BN // (LN * SIDE), LN, SIDE))
     return tl.reshape(tl.permute(tile, (1, 3, 0, 2, 4)), (LM, LN, BM * BN // (LM * LN)))
 
@@ -105,8 +107,8 @@ def by_lane(tile, config):
 
 @triton.jit
 def both_by_lane(tile, keep, config):
-    """A tile and which of it are kept, both by lane, in the threads that hold the tile. (By itself, what is kept of one
-    without a mask would be in other threads, and the tile would go there through shared memory.)"""
+    """Returns (tile, keep), both by lane, in the threads that hold the tile. (Without a mask, `keep` by itself would be
+    in other threads, and the tile would go there through shared memory.)"""
     BM: tl.constexpr = config.BM
     BN: tl.constexpr = config.BN
     both = tl.reshape(tl.join(tl.broadcast_to(tile, (BM, BN)), keep.to(tile.dtype)), (BM, 2 * BN))
@@ -117,7 +119,7 @@ def both_by_lane(tile, keep, config):
 
 @triton.jit
 def within_lane(tile, config):
-    """(LM, LN): adds up what one thread holds of a tile, so that accumulators take few registers. No data moves."""
+    """Adds up what each thread holds of a tile: (LM, LN). Accumulators then take few registers, and no data moves."""
     return tl.sum(by_lane(tile, config), 2)
 
 
@@ -135,7 +137,7 @@ def over_axis(tile, config):
 
 @triton.jit
 def output_offset(output, space, parts, config):
-    """Where the outputs of a block lie: they are contiguous over the group that is not reduced."""
+    """The offsets of a block's outputs in the result, which is contiguous in the order of the caller's dimensions."""
     offset = output
     if config.AXIS == OUTER:
         offset = offset_of(output, space.inner_shape, parts.out_strides)
@@ -146,9 +148,9 @@ def output_offset(output, space, parts, config):
 
 @triton.jit
 def in_batch(space, batch, operands):
-    """The space of one batch, for the first of a kernel's operands. In the place of an absent one is what nobody reads.
+    """The space of one batch. operands: the first of a kernel's; an absent one gets a pointer that is not read.
 
-    (Triton 3.6 keeps no constant of a tuple that is assigned: an operand itself cannot be moved.)"""
+    (Triton 3.6 loses the constants of a tuple that is assigned: an operand itself cannot be moved.)"""
     pointers = tl.tuple(
         [batch if o is None else o.pointer + offset_of(batch, space.batch_shape, o.batch) for o in operands]
     )
@@ -159,7 +161,7 @@ def in_batch(space, batch, operands):
 
 @triton.jit
 def with_rows(space, M):
-    """The space with another number of rows."""
+    """The space with M rows."""
     return Space(
         M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, space.span, space.column
     )
@@ -167,7 +169,7 @@ def with_rows(space, M):
 
 @triton.jit
 def at_shift(space, shift):
-    """The space of tiles that begin so many columns before column 0."""
+    """The space of tiles that begin `shift` columns before column 0."""
     span = shift, shift + space.N
     return Space(space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, span, ())
 
@@ -180,7 +182,7 @@ def at_column(space, n0):
 
 @triton.jit
 def base_of(operand, space):
-    """Where an operand begins, in the batch of the space."""
+    """Pointer to where an operand begins in the batch of the space."""
     base = operand.pointer
     if operand.place < len(space.pointers):
         base = space.pointers[operand.place]
@@ -208,9 +210,9 @@ def address(operand, space, m, n):
         if operand.kind == VECTOR or operand.kind > UNALIGNED:
             pointer += n[None, :]
         elif operand.kind == STRIDED:
-            # Neighbours in a row are nearest in memory, which single strides do not say: Triton would lay lanes along
-            # columns. (Accesses stay single: of the pointer itself no alignment is known.) A row of one element, as
-            # an empty tensor has, holds no two that are contiguous: Triton would not compile it.
+            # Neighbours in a row are nearest in memory, which variable strides do not show: Triton would lay lanes
+            # along columns. (Accesses stay single: the alignment of the pointer itself is unknown.) A tile of one
+            # column, as an empty tensor has, has no two contiguous elements: Triton would not compile the hint.
             pointer += offset_of(n, space.inner_shape, operand.inner)[None, :]
             if n.shape[0] > 1:
                 pointer = tl.max_contiguous(pointer, [1, 2])
@@ -237,7 +239,8 @@ def load_tile(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexp
 
 @triton.jit
 def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 0):
-    """One operand's elements of a tile, OTHER outside the tensor (EDGE: the tile reaches over it); of PEELED anything.
+    """An operand's elements of a tile, OTHER outside the tensor; undefined there for PEELED and UNALIGNED. EDGE: the
+    tile may reach beyond the tensor.
 
     Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
     inside a 16-byte access would break it up."""
@@ -253,7 +256,8 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
 
 @triton.jit
 def kept(mask, weight, space, m, n, config, EDGE: tl.constexpr):
-    """(which elements of a tile count, their weights in fp32 or fp64, or anything where there are none)."""
+    """Returns (keep, w): bool (BM, BN), True where an element counts, and its weight in fp32 or fp64 (without weights
+    anything)."""
     keep = tl.full([config.BM, config.BN], True, tl.int1)
     if EDGE:
         keep = within(space, m, n)
@@ -270,11 +274,12 @@ def kept(mask, weight, space, m, n, config, EDGE: tl.constexpr):
 
 @triton.jit
 def store(operand, space, m, n, value, inside, EDGE: tl.constexpr):
-    """A gradient too large for the dtype becomes inf, never the largest number: a gradient scaler looks for it.
+    """Stores value in the operand's dtype. A gradient that is too large for it becomes inf, never the largest finite
+    number: a gradient scaler looks for inf.
 
-    Several threads may hold an element, such as the number of a row, and on its way to another layout Triton has each
-    of them store it. Their bits are the same: they hold what all of them computed from the same sum, and lanes that
-    exchange the parts of a sum add two rounded numbers, in either order (math.rounded_product)."""
+    Several threads may hold an element, such as a row's number, and in changing layouts Triton has each of them store
+    it. Their bits are equal: all computed it from the same sum, and lanes that exchange the parts of a sum add two
+    rounded numbers, in either order (math.rounded_product)."""
     pointer = address(operand, space, m, n)
     value = value.to(operand.pointer.dtype.element_ty)
     if EDGE and operand.kind > PEELED and operand.kind < UNALIGNED:

@@ -25,22 +25,22 @@ from .indexing import (
 from .launch import Plan
 
 WARP = 32
-FLUSH = tl.constexpr(16)  # tiles, after which the lanes' fp32 sums are added up in fp64
+FLUSH = tl.constexpr(16)  # after so many tiles, lanes' fp32 sums are added up in fp64
 
 
 class Policy(NamedTuple):
-    blocks: int = 4096  # to aim for when an output block is split: many waves even on the largest GPU
+    blocks: int = 4096  # to aim for if output blocks are split: many waves even on the largest GPU
     most_splits: int = 16384
     widest: int = 1024  # columns of a tile with more than one row
     widest_kept: int = 64  # columns of a tile whose columns are outputs: many blocks, and few splits of each to gather
-    partials: int = 1024  # that the last block adds at a time
+    partials: int = 1024  # partials that the last block adds at a time
 
 
 POLICY = Policy()
 
 
 def groups(shape, strides, reduced):
-    """(AXIS, outer group, inner group, outputs) for operands with these strides, the output the last of them."""
+    """Returns (AXIS, outer group, inner group, number of outputs). The groups have these strides, the output's last."""
     outputs = 1
     out_strides = [0] * len(shape)
     for d in reversed(range(len(shape))):
@@ -59,7 +59,7 @@ def groups(shape, strides, reduced):
 
 
 def split_tiles(tiles, blocks, policy):
-    """(splits, tiles of each split) of each of `blocks` output blocks."""
+    """Returns (splits of each output block, tiles of each split), for `blocks` output blocks of `tiles` tiles."""
     if tiles <= 1 or blocks >= COUNTERS:
         return 1, max(tiles, 1)
     flush = FLUSH.value
@@ -70,28 +70,28 @@ def split_tiles(tiles, blocks, policy):
 
 
 def lanes_of(axis, BM, BN, vec, threads):
-    """(LM, LN): a tile's lanes, down and across, each what one thread holds of an output, and may add up without moving
-    data (tile.by_lane). Threads take `vec` columns each, row after row; fewer of a tile that has no more for all."""
+    """Returns (LM, LN), a tile's lanes down and across. A lane is what one thread holds of one output, and adds up
+    without moving data (tile.by_lane). Threads take `vec` columns each, row after row, or fewer in a small tile."""
     across = min(BN // min(vec, max(BM * BN // threads, 1)), threads)
     return (BM if axis is INNER else min(BM, threads // across)), (BN if axis is OUTER else across)
 
 
 class Cut(NamedTuple):
-    """How a reduction is spread over tiles, blocks and splits. values: the arguments every such kernel takes."""
+    """How a reduction is spread over tiles, blocks and splits. values: arguments that every such kernel takes."""
 
     config: object
     outer: object
     inner: object
-    batch: object  # None where there is none
+    batch: object  # None: no batch
     kinds: list
     vec: int
     values: dict
     grid: tuple
     wide: bool  # 64-bit indices
-    workspace: int  # numbers that the splits leave for the last block
+    workspace: int  # fp64 numbers that the splits store for the last block
 
     def with_shared(self, which):
-        """Tiles where the operands at these places, which rows share, are read once for a tile."""
+        """The cut, with the operands at these places, which many rows share, read once for a tile."""
         return self._replace(kinds=shared_kinds(self.kinds, self.outer, self.inner, which))
 
     def plan(self, kernel, tensors, dtypes, values, arch):
@@ -106,10 +106,10 @@ class Cut(NamedTuple):
 
 def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1, batched=False, tile_of=None,
         narrow=False):  # fmt: skip
-    """tensors: the operands, the first `data` of which set the size of a tile; reduced: a bool per dimension; arrays:
-    the partial results that a split leaves for each output; at_once: of which the last block holds so many; batched:
-    whether the first dimension belongs to neither group, and a block has one of its indices; tile_of(axis, M, N, vec,
-    elements): (BM, BN), where `tile_shape` does not do; narrow: whether a thread holds little beside its elements."""
+    """The Cut of a reduction. tensors: the operands, the first `data` of which set the size of a tile. reduced: a bool
+    per dimension. arrays: how many partial results a split stores for each output. at_once: divides how many partials
+    the last block loads at a time. batched: the first dimension is in neither group, one index a block. tile_of(axis,
+    M, N, vec, elements): (BM, BN), in place of `tile_shape`. narrow: a thread holds little else."""
     policy = policy or POLICY
     lined = line(tensors, shape) if all(reduced) and not batched else None
     if lined:
@@ -120,7 +120,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
         batch, steps = 1, [None if s is None else (0,) for s in strides]
         if batched:
             batch, shape, reduced = shape[0], shape[1:], reduced[1:]
-            # (nobody steps over a batch of one, whose stride may be anything)
+            # (a batch of one gets stride 0: its own may be anything)
             steps, strides = [s and (s[0] * (batch > 1),) for s in strides], [s and s[1:] for s in strides]
         axis, outer, inner, outputs = groups(shape, strides, reduced)
         out_strides = (inner if axis is OUTER else outer).strides[-1]
@@ -129,11 +129,10 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     kinds, vec = tile_kinds(tensors, outside, inner)
     config = kernel.config(arch)
     M, N = outer.numel, inner.numel
-    # A tile twice as large has twice the bytes in flight. There must be elements for it.
+    # A tile twice as large has twice the bytes in flight, if there are elements for it.
     times = 2 if narrow and vec > 1 and M * N >= POLICY.blocks * config.tile_bytes else 1
     if axis is INNER and vec > 1 and N > WARP * vec and M * times >= 4 * POLICY.blocks and not batched:
-        # A warp for each of many rows: the states of its lanes, which are wide, are merged in few steps, and without a
-        # barrier.
+        # One warp per row, for many rows: its lanes' states are merged in few steps and without a barrier.
         threads = min(WARP, config.threads)
         config = replace(config, threads=threads, tile_bytes=config.tile_bytes * times * threads // config.threads)
     elif axis is OUTER:
@@ -141,14 +140,14 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     sizes = [None if t is None else t.element_size() for t in tensors]
     narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
     widest = policy.widest_kept if axis is OUTER else policy.widest
-    elements = config.tile(narrowest, vec, () if tile_of else tensors)  # (who shapes the tile knows what it holds)
+    elements = config.tile(narrowest, vec, () if tile_of else tensors)  # (tile_of knows what its tile holds)
     BM, BN = tile_of(axis, M, N, vec, elements) if tile_of else tile_shape(M, N, vec, elements, widest)
     LM, LN = lanes_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)
     by_axis = {OUTER.value: (down, across, BN), INNER.value: (across, down, BM), ALL.value: (down * across, 1, 1)}
     tiles, blocks, BO = by_axis[axis.value]
     blocks, outputs = batch * blocks, batch * outputs
-    aim = policy.blocks // (2 if axis is OUTER else 1)  # (whose lanes, one for each column, take long to merge)
+    aim = policy.blocks // (2 if axis is OUTER else 1)  # (OUTER has a lane per column: slow to merge)
     splits, per_split = split_tiles(tiles, blocks, policy._replace(blocks=aim))
     wide = needs_int64(outside, inner, arrays * splits * outputs)
     values = {
@@ -176,12 +175,12 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
 
 
 def scratch(split):
-    """dtypes of what only split blocks need."""
+    """dtypes of the pointers that only split blocks need."""
     return {"partial": torch.float64 if split else None, "counter": torch.int32 if split else None}
 
 
 def workspace(plan, device):
-    """(partial, counter) of one launch."""
+    """Returns (partial, counter) for one launch: the stream's buffers, or new ones."""
     if not plan.workspace:
         return None, None
     kept = None if plan.index is None else split_buffers(plan.index, device)
@@ -198,7 +197,7 @@ def reduced_dims(shape, dim):
 
 
 def restore_dims(tensor, reduced):
-    """A result without the reduced dimensions, with each of them put back, of size 1."""
+    """The tensor, with each reduced dimension put back with size 1."""
     for d, gone in enumerate(reduced):
         tensor = tensor.unsqueeze(d) if gone else tensor
     return tensor

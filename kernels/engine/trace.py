@@ -1,8 +1,9 @@
-"""How a launch follows from sizes: a launcher is run once more, on symbols in place of sizes and strides, and what it
-does with them is written on a tape, by which the extension (csrc/launch) launches calls of other sizes.
+"""How a launch follows from sizes. A launcher is run once more on symbols in place of sizes and strides, and what it
+computes is written on a tape. From the tape the extension (csrc/launch) launches calls of other sizes.
 
-A comparison is answered as the sizes at hand have it, and noted: the tape is for all sizes of which every comparison
-comes out so. What must have the number, such as a constant of a kernel, notes that it is this one.
+A comparison has the result that it has for the sizes at hand, and the tape notes it: the tape holds for all sizes for
+which every comparison comes out the same. Code that needs a symbol's number, such as a constant of a kernel, makes the
+tape note that the symbol equals this number.
 """
 
 import operator
@@ -29,7 +30,7 @@ class Tape:
         self.sizes, self.steps, self.plans = 0, {}, []
 
     def stand_in(self, argument):
-        """The stand-in for an argument of the raw op."""
+        """The stand-in for an argument of the raw op: a Sized for a tensor, symbols for a list of sizes."""
         if isinstance(argument, torch.Tensor):
             shape, steps = self.stand_in(list(argument.shape)), self.stand_in(list(argument.stride()))
             return Sized(tuple(shape), tuple(steps), argument.dtype, argument.device, argument.data_ptr() % 16)
@@ -39,7 +40,7 @@ class Tape:
         return argument
 
     def place(self, x):
-        """Where among the values a symbol or a number is."""
+        """The index of a symbol or of a number among the tape's values."""
         return x.place if isinstance(x, Symbol) else self.step(CONSTANT, x)
 
     def step(self, code, a, b=0):
@@ -62,7 +63,7 @@ def number(x):
 
 
 def _arithmetic(code, function, neutral=None, commutes=False):
-    """The methods `x op y` and `y op x`; x op neutral is x."""
+    """Returns the methods for `x op y` and `y op x`. `x op neutral` is x, without a step."""
 
     def forward(x, y):
         if not isinstance(y, (int, Symbol)):
@@ -78,7 +79,7 @@ def _arithmetic(code, function, neutral=None, commutes=False):
 
 
 def _comparison(function, yes, no):
-    """yes: the step for `x op y`; no: that for `y op x`, its contrary."""
+    """yes, no: the step to note where `x op y` is true, and where it is false: (code, whether x and y are swapped)."""
 
     def compare(x, y):
         if not isinstance(y, (int, Symbol)):
@@ -92,7 +93,7 @@ def _comparison(function, yes, no):
 
 
 class Symbol:
-    """A size, a stride, or what is worked out of them; no number, so that nothing takes it for one unnoticed."""
+    """A size, a stride, or a value computed from them. It is not an int: code cannot use its number unnoticed."""
 
     __slots__ = ("tape", "place", "value")
 
@@ -134,15 +135,15 @@ class Symbol:
 
 
 def trace(launch, arguments, extension):
-    """Hand the extension a tape of this launcher's call, which it has just seen. If there can be none, such as where a
-    launcher does more than launch, its calls stay with Python."""
-    if torch.cuda.is_current_stream_capturing():  # which has buffers of its own
+    """Run the launcher of the call just made on symbols, and pass the tape to the extension. If no tape can be made,
+    such as where the launcher does more than launch, the tape is empty, and such calls stay with Python."""
+    if torch.cuda.is_current_stream_capturing():  # a captured launch has buffers of its own
         return
     tape = active.tape = Tape()
     try:
         results = launch(*map(tape.stand_in, arguments))
         (plan,) = tape.plans
-        hash(plan.variant())  # all that is compiled into the kernel
+        hash(plan.variant())  # notes every number that is compiled into the kernel
         values = [*plan.grid, plan.apart, *plan.numbers]
         for x in results if isinstance(results, tuple) else (results,):
             values += *x.shape, *x.stride()

@@ -1,8 +1,9 @@
-"""Rows that begin at no multiple of 16 bytes, read into the lanes that would hold them if they did: what a row's sum is
-made of, in which order, does not depend on where the row begins.
+"""Reads rows that begin at no multiple of 16 bytes into the lanes that would hold them if they did. The terms of a
+row's sum, and their order, then do not depend on where the row begins.
 
-The VEC elements of a thread are read as words of 32 bits, two at a time, from the multiple of 8 bytes before them. The
-last two are its neighbour's first, and come from the cache. A row's shift then selects whole words, and parts of two.
+A thread reads its VEC elements as 32-bit words, two at a time, from the multiple of 8 bytes before them. The last two
+words are the first two of the next thread, and come from the cache. The row's shift then selects whole words and, for
+elements of less than 4 bytes, parts of two words.
 """
 
 import triton
@@ -11,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def funnel(low, high, bits, PART: tl.constexpr):
-    """The word that begins so many bits after the beginning of `low`; without PART it is `low`."""
+    """The 32-bit word that begins `bits` bits into the two words (low, high); `low` itself without PART."""
     word = low
     if PART:
         word = (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> bits).to(tl.uint32)
@@ -20,7 +21,7 @@ def funnel(low, high, bits, PART: tl.constexpr):
 
 @triton.jit
 def load_two(pointer, w, end, EDGE: tl.constexpr, BM: tl.constexpr, K: tl.constexpr):
-    """The words w of each access, two times (BM, K); beyond the row's end anything."""
+    """The words at w and w + 1 of each access: two tensors (BM, K), undefined beyond the row's end."""
     if EDGE:
         words = tl.load(pointer + w, mask=w < end)
     else:
@@ -30,7 +31,7 @@ def load_two(pointer, w, end, EDGE: tl.constexpr, BM: tl.constexpr, K: tl.conste
 
 @triton.jit
 def elements(words, DTYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Those of DTYPE that words of 32 bits are; of bf16 in fp32."""
+    """The elements (BM, BN) of type DTYPE that 32-bit words hold: bf16 in fp32, a mask as bool."""
     SIZE: tl.constexpr = (DTYPE.primitive_bitwidth + 7) // 8
     if SIZE == 8:
         low, high = tl.split(tl.reshape(words, (BM, BN, 2)))
@@ -43,7 +44,7 @@ def elements(words, DTYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     elif SIZE == 2:
         both = tl.join((words & 0xFFFF).to(tl.uint16), (words >> 16).to(tl.uint16))
         result = tl.reshape(both, (BM, BN)).to(DTYPE, bitcast=True)
-    else:  # of a mask
+    else:  # a mask
         even, odd = tl.join(words & 0xFF, (words >> 16) & 0xFF), tl.join((words >> 8) & 0xFF, words >> 24)
         result = tl.reshape(tl.join(even, odd), (BM, BN)) != 0
     return result
@@ -51,8 +52,8 @@ def elements(words, DTYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def fetch_unaligned(start, n0, N, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, EDGE: tl.constexpr):
-    """Columns n0, ..., n0 + BN - 1 of rows that begin at `start` (BM,); what is beyond column N is anything. n0 is a
-    multiple of VEC, and VEC elements have 8 bytes or 16. EDGE: the tile reaches over column N."""
+    """Columns n0, ..., n0 + BN - 1 of the rows that begin at `start` (BM,): (BM, BN), undefined beyond column N. n0 is
+    a multiple of VEC, and VEC elements take 8 or 16 bytes. EDGE: the tile reaches beyond column N."""
     DTYPE: tl.constexpr = start.dtype.element_ty
     SIZE: tl.constexpr = (DTYPE.primitive_bitwidth + 7) // 8
     PART: tl.constexpr = SIZE < 4
@@ -65,7 +66,7 @@ def fetch_unaligned(start, n0, N, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.co
     i = tl.arange(0, 2 * K)
     w = tl.multiple_of(tl.max_contiguous((i // 2 + n0 // VEC) * W + i % 2, 2), 2)[None, :]
     shift = shift.to(tl.int32)[:, None]
-    # (in elements, which 31 bits count where they do not count the bytes)
+    # (computed from elements: an index of 31 bits that counts the elements may not count their bytes)
     end = ((N + skipped.to(tl.int32)[:, None] + PAIR - 1) // PAIR * 2).to(w.dtype)  # (BM, 1)
     second, bits = shift >= 4, (shift % 4 * 8).to(tl.uint64)
     w0, w1 = load_two(pointer, w, end, EDGE, BM, K)

@@ -1,9 +1,9 @@
-"""lpips_distance in one layer: sum_c w_c (u_c - v_c)^2 at each position, of the unit vectors u = x / |x| and
-v = y / |y| of its channels; and its gradient. With e = 2 g w (u - v):
+"""lpips_distance in one layer: D = sum_c w_c (u_c - v_c)^2 at each position, for the unit vectors u = x / |x| and
+v = y / |y| of its channels. With e = 2 g w (u - v) its gradient is
 
     dx = (e - u sum u e) / |x|,   dy = -(e - v sum v e) / |y|
 
-The forward stores each position's norms and sum w u (u - v), from which the distance is the other sum away: so the
+The forward stores each position's norms and S = sum w u (u - v). Then sum u e = 2 g S and sum v e = 2 g (S - D): the
 backward sums nothing.
 """
 
@@ -41,7 +41,7 @@ def norm_of(root, unit):
 
 @triton.jit
 def unit_rows(x, eps, ACROSS: tl.constexpr):
-    """(x / |x|, |x|) of whole rows."""
+    """Returns (x / |x|, |x|) of whole rows."""
     unit, x, squares = scaled_squares(x, ACROSS)
     root = rounded_root(squares)
     return x * rounded_quotient(1.0, divisor(root, unit, eps)), norm_of(root, unit)
@@ -57,7 +57,7 @@ def weighed(weight, d, space, m, n, edge, C: tl.constexpr):
 
 @triton.jit
 def add_terms(u, v, weight, space, m, n, edge, config):
-    """Sums over the channels of w (u - v)^2 and w u (u - v), one number a row."""
+    """Returns the sums over the channels of w (u - v)^2 and of w u (u - v), one number per row each."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     d = u - v
     by = tl.where(edge, weighed(weight, d, space, m, n, edge, config.C), 0.0)
@@ -73,7 +73,7 @@ def lpips_kernel(
     x: Operand, y: Operand, weight: Operand, keep: Operand, out: Operand, product: Operand, first: Operand,
     second: Operand, eps: tl.float64, space: Space, parts: Parts, config: LpipsConfig,
 ):  # fmt: skip
-    """The distance of each position, sum w u (u - v), and both norms; all 0 where it is not kept."""
+    """Writes the distance of each position, sum w u (u - v), and both norms; all 0 where a position is not kept."""
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
@@ -121,7 +121,7 @@ def lpips_backward_kernel(
     space = in_batch(space, batch, (x, y, weight, grad, value, product, first, second, dx, dy))
     m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
-    # one number a row: (BM, 1), or of rows across memory (1, BN)
+    # one number per row: (BM, 1), or (1, BN) for rows across memory
     g = 2 * fetch(grad, space, m, n, nowhere, True).to(C)
     distance = fetch(value, space, m, n, nowhere, True).to(C)
     dot = fetch(product, space, m, n, nowhere, True).to(C)
@@ -132,7 +132,7 @@ def lpips_backward_kernel(
     v = unit_vector(fetch(y, space, m, n, edge, True).to(C), norm2, eps, C)
     e = g * weighed(weight, u - v, space, m, n, edge, C)
     if dx is not None:
-        along = tl.where(at_most(norm1, eps), 0.0, g * dot)  # where the divisor is eps, a constant
+        along = tl.where(at_most(norm1, eps), 0.0, g * dot)  # 0 where the divisor is eps, a constant
         store(dx, space, m, n, unit_vector(e - u * along, norm1, eps, C), edge, True)
     if dy is not None:
         along = tl.where(at_most(norm2, eps), 0.0, g * (dot - distance))
@@ -143,7 +143,7 @@ LPIPS, LPIPS_BACKWARD = declare(lpips_kernel), declare(lpips_backward_kernel)
 
 
 def prepare(input, target, weight, keep):
-    """(the results, what a plan takes, its options)"""
+    """Returns (results, arguments of row_plan.launch, its options)."""
     rows, compute, device = with_one_per_row(input.shape, 1), compute_dtype(input, target), input.device
     results = tuple(empty(rows, dtype, device) for dtype in (compute, compute, torch.float64, torch.float64))
     tensors = input, target, weight, keep, *results

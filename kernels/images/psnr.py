@@ -1,5 +1,5 @@
-"""psnr of each image: -10 log10 of the mean of ((x - y) / data_range)^2, in fp64, where no square of fp32 numbers
-overflows or vanishes; and its gradient, dx = -20 / ln 10 (x - y) / the sum of the squares.
+"""psnr of each image: -10 log10 of the mean of ((x - y) / data_range)^2, in fp64, where no square of an fp32 number
+overflows or vanishes. Its gradient is dx = -20 / ln 10 (x - y) / sum (x - y)^2.
 """
 
 import torch
@@ -12,7 +12,7 @@ from ..engine.sums import weighted_sum
 from ..engine.tensors import like
 from ..losses.mse_loss import value
 
-DECIBELS = tl.constexpr(-4.342944819032518)  # of a power's logarithm: -10 / ln 10
+DECIBELS = tl.constexpr(-4.342944819032518)  # per unit of the natural logarithm of a mean square: -10 / ln 10
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def square(x, y, unit):
 
 @triton.jit
 def decibels(total, count):
-    """(decibels, sum of squares). Of no pixels the sum is -1."""
+    """Returns (decibels, sum of squares). Without pixels the sum is -1."""
     return DECIBELS * tl.log(total / count), tl.where(count > 0, total, -1.0)
 
 

@@ -10,7 +10,7 @@ from .pointwise_loss import pointwise_loss
 
 @triton.jit
 def excess(d):
-    """e^d - 1 - d of |d| < 1/2 by its series, which does not cancel: d^2 / 2 (1 + d / 3 (1 + d / 4 (..."""
+    """e^d - 1 - d for |d| < 1/2 by its series, which does not cancel: d^2 / 2 (1 + d / 3 (1 + d / 4 (..."""
     p = d * 0 + 1
     for k in tl.static_range(15 if d.dtype == tl.float64 else 9, 2, -1):
         p = 1 + p * (d * (1 / k))
@@ -21,7 +21,7 @@ def excess(d):
 def value(x, y, prior_mean, prior_log_var, scale):
     d, u = y - prior_log_var, (x - prior_mean) * scale
     e = tl.exp(d)
-    far = e - 1 - tl.where(e == float("inf"), 0.0, d)  # inf of an infinite d, too
+    far = e - 1 - tl.where(e == float("inf"), 0.0, d)  # inf for d = inf, too
     return 0.5 * (tl.where(tl.abs(d) < 0.5, excess(d), far) + u * u)
 
 

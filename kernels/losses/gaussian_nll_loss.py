@@ -1,4 +1,4 @@
-"""gaussian_nll_loss: f = (log v + d^2 / v) / 2, d = x - y, v = max(z, eps), NaN of z < 0; full: + log(2 pi) / 2."""
+"""gaussian_nll_loss: f = (log v + d^2 / v) / 2, d = x - y, v = max(z, eps), NaN for z < 0; full: + log(2 pi) / 2."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""hinge_embedding_loss: f = x where y = 1, max(margin - x, 0) where y = -1; of any other y the sum; y - y shows NaN."""
+"""hinge_embedding_loss: f = x for y = 1, max(margin - x, 0) for y = -1, their sum for any other y; y - y keeps NaN."""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,7 @@
 """js_div: s = x + y, u = |x - y| / s, f = s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)).
 
-Where u is small the terms cancel. In fp32 their sum is then u^2 times a polynomial of u^2; of a larger u the first is a
-polynomial. In fp64 it is log(1 - u^2) + u log(1 + 2 u / (1 - u)), whose terms hardly cancel, or what it says above."""
+For u < 1/2 the terms cancel. In fp32 their sum is then u^2 times a polynomial in u^2; for larger u the first term is a
+polynomial in 1 - u. In fp64 the sum is then log(1 - u^2) + u log(1 + 2 u / (1 - u)), whose terms hardly cancel."""
 
 import triton
 import triton.language as tl
@@ -10,8 +10,8 @@ from ..engine.math import log1p, log_any, polynomial, rough_log, rough_quotient
 from .logistic import product
 from .pointwise_loss import pointwise_loss
 
-# sum u^2k / (k (2k - 1)) / u^2 by powers of u^2 <= 1/4, and (2 - v) log(2 - v) by those of v <= 1/2. Fitted for the
-# least relative error, 5e-8 and 2e-8.
+# NEAR: sum over k >= 1 of u^2k / (k (2k - 1)), over u^2, in powers of u^2 <= 1/4. FAR: (2 - v) log(2 - v) in powers of
+# v = 1 - u <= 1/2. Both are fitted for the least relative error, 5e-8 and 2e-8.
 NEAR = tl.constexpr((1.00000005, 0.16665668, 0.06697402, 0.03246433, 0.03555328))
 FAR = tl.constexpr((1.38629434, -1.69314423, 0.24993885, 0.04213511, 0.00880909, 0.00554437))
 
@@ -38,7 +38,7 @@ def spread(u):
 
 @triton.jit
 def value(x, y):
-    s, d = (x + y) * 0.25, (x - y) * 0.25  # a quarter: the GPU's quotient is 0 of a divisor beyond 2^126
+    s, d = (x + y) * 0.25, (x - y) * 0.25  # quarters: the GPU's quotient is 0 for a divisor beyond 2^126
     least = 2.0**-1022 if x.dtype == tl.float64 else 2.0**-126
     return s * spread(tl.abs(rough_quotient(d, tl.where(tl.abs(s) < least, 1.0, s))))
 
@@ -60,6 +60,6 @@ def slopes(x, y):
     return half_log(x, y), half_log(y, x)
 
 
-slopes.small = True  # at most 52
+slopes.small = True  # the slopes are at most 52
 
 js_div, js_div_backward = pointwise_loss("js_div", value, slopes=slopes)

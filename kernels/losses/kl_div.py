@@ -1,4 +1,4 @@
-"""kl_div: f = y (log y - x), where 0 log 0 is 0; of two logarithms e^y (y - x)."""
+"""kl_div: f = y (log y - x), where 0 log 0 is 0; with log_target f = e^y (y - x)."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Parts of the losses of logits: neither half of the logistic function is one less the other."""
+"""Parts of the losses of logits. Neither half of the logistic function is computed as 1 minus the other half."""
 
 import triton
 import triton.language as tl
@@ -20,21 +20,21 @@ def product_slope(a, b):
 
 @triton.jit
 def linear_cost(x, hit, miss):
-    """hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail, in which a
-    NaN of x shows."""
+    """hit max(-x, 0) + miss max(x, 0), one of which is 0: the loss of a logit without its tail (logistic). A NaN of x,
+    which this may hide, shows in the tail."""
     wrong = tl.where(x < 0, hit, miss)
     return wrong * tl.where(wrong == 0, 0.0, tl.abs(x))
 
 
 @triton.jit
 def at_least(x, low):
-    """NaN stays NaN."""
+    """max(x, low), where NaN stays NaN."""
     return tl.where(x < low, low, x)
 
 
 @triton.jit
 def logistic(x):
-    """1 / (1 + e^-x), 1 / (1 + e^x), log(1 + e^-|x|)"""
+    """Returns (1 / (1 + e^-x), 1 / (1 + e^x), the tail log(1 + e^-|x|))."""
     e = tl.exp(-tl.abs(x))
     near = 1 / (1 + e)
     far = e * near

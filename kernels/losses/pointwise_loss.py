@@ -1,15 +1,15 @@
 """A pointwise loss from its functors, in registers.
 
     value(x, y, *parameters)    the loss of one element
-    slope(x, y, *parameters)    its derivative by x, of a loss of x - y: that by y is the negative
-    slopes(x, y, *parameters)   all derivatives, of any other loss
+    slope(x, y, *parameters)    its derivative by x, for a loss of x - y: that by y is the negative
+    slopes(x, y, *parameters)   all derivatives, for any other loss
 
-One of three tensors takes (x, y, z, *parameters). A loss with flags gives a dict in place of value, {flags: (value,
-slopes)}: they come first among the parameters. Where the third tensor is optional, whether it is given comes before
-them, and without it the functors take (x, y). A loss that is `flat` in places has no gradient there, whatever comes in.
+The functors of a loss of three tensors take (x, y, z, *parameters). A loss with flags passes a dict {flags: (value,
+slopes)} as value; its flags are its first parameters. If the third tensor is optional, its presence is the first flag,
+and without it the functors take (x, y). If a loss is `flat`, a slope of 0 gives gradient 0, even for an upstream NaN.
 
-Operands and the parameters, which stand in the order of the raw op's schema, come in the compute dtype, the parameters
-as (1, 1) tiles. A functor must let NaN through: clamp with comparisons, not with tl.minimum or tl.maximum.
+Operands and parameters come in the compute dtype, the parameters as (1, 1) tiles, in the order of the raw op's schema.
+A functor must let NaN through: clamp with comparisons, not with tl.minimum or tl.maximum.
 """
 
 import torch
@@ -23,17 +23,17 @@ from ..engine.tensors import common_shape, like
 def pointwise_loss(
     name, value, slope=None, slopes=None, flat=False, count=2, optional=False, flags_of=None, parameters_of=None
 ):
-    """(forward, backward): the launchers of `_<name>` and `_<name>_backward`, with the arguments of their schemas.
+    """Returns (forward, backward): the launchers of `_<name>` and `_<name>_backward`, with their schemas' arguments.
 
-    count: of the loss's tensors. optional: whether the last may be None. flags_of: the flags as a function of the
-    parameters, where they are not among those. parameters_of: what the functors take in the parameters' place, as a
-    function of these: in fp64, so that 1 - p keeps its digits."""
+    count: how many tensors the loss has. optional: the last of them may be None. flags_of: computes the flags from the
+    parameters, where they are not the first of these. parameters_of: computes what the functors take from the
+    parameters, in fp64, so that 1 - p keeps its digits."""
     formulas = value if isinstance(value, dict) else {(): (value, slopes or slope)}
     flags = 0 if flags_of else len(next(iter(formulas))) - optional
     kind = DIFFERENCE if slope else FLAT if flat else ALL_SLOPES
 
     def chosen(tensors, parameters):
-        """((value, derivative), the parameters that they take)"""
+        """Returns ((value, derivative), the parameters that they take)."""
         has_last = (tensors[-1] is not None,) * optional
         chosen_flags = flags_of(*parameters) if flags_of else parameters[:flags]
         parameters = parameters[flags:]

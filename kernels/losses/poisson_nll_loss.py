@@ -1,4 +1,4 @@
-"""poisson_nll_loss: f = e^x - y x of logarithms, x - y log(x + eps) of rates; full: Stirling's log y! where y > 1."""
+"""poisson_nll_loss: f = e^x - y x for log rates x, x - y log(x + eps) for rates; full: + Stirling's log y! (y > 1)."""
 
 import triton
 import triton.language as tl
@@ -12,10 +12,10 @@ LOG_2_PI = tl.constexpr(1.8378770664093453)
 
 @triton.jit
 def stirling(y):
-    """(y log y - y + log(2 pi y) / 2, its derivative)"""
+    """Returns (y log y - y + log(2 pi y) / 2, its derivative); both are 0 for y <= 1."""
     applies = y > 1
-    n = tl.maximum(y, 1.0)  # (a NaN, which this hides, shows in the rest of the loss; a tl.where spills registers)
-    e = rough_log2(n)  # beside n its error is that of fp32
+    n = tl.maximum(y, 1.0)  # (it hides a NaN, which shows in the rest of the loss; a tl.where spills registers)
+    e = rough_log2(n)  # its error times n is that of fp32 beside n
     # (n + 1/2) log n - n, not n (log n - 1): NaN where n is infinite, as the definition's
     value = (n * LOG_2 + LOG_2 / 2) * e + (LOG_2_PI / 2 - n)
     return tl.where(applies, value, 0.0), tl.where(applies, e * LOG_2 + 0.5 / n, 0.0)
@@ -36,7 +36,7 @@ def of_rates(x, y, eps):
     return x - product(y, log_any(x + eps))
 
 
-of_rates.max_registers = (96, 128)  # of 80 it would spill
+of_rates.max_registers = (96, 128)  # 80 would spill
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""quantile_loss of several quantiles z, one for each prediction: NaN outside of [0, 1]."""
+"""quantile_loss with a quantile z for each prediction: NaN for z outside of [0, 1]."""
 
 import triton
 import triton.language as tl
@@ -22,7 +22,7 @@ def value(x, y, z):
 def slopes(x, y, z):
     d, under = x - y, bounded(z)
     share = tl.where(d > 0, 1 - under, under)
-    none = share - share  # or NaN
+    none = share - share  # 0, or NaN where z is not in [0, 1]
     slope = tl.where(d > 0, share, tl.where(d < 0, -share, d + none))  # 0 stays 0, and NaN stays NaN
     return slope, -slope, product_slope(share, -d) + none
 

@@ -1,9 +1,9 @@
-"""dice_loss, tversky_loss from the sums of their regions, and the gradients of those: one block, in fp64.
+"""dice_loss, tversky_loss from the sums of their regions, and the gradients of the sums: one block, in fp64.
 
-    loss = w (1 - numerator / total)    a mean divides by the count of the regions kept, or by the sum of their weights
+    loss = w (1 - numerator / total)    a mean divides by the count of kept regions, or by the sum of their weights
 
-I/O: a few numbers of each region; they are in L2, where the kernel before has left them. Backward works out from the
-sums again what the mean divides by.
+I/O: a few numbers per region, which the kernel before has left in L2. The backward computes what the mean divides by
+again, from the sums.
 """
 
 import torch
@@ -17,13 +17,13 @@ from ..engine.launch import Plan, cached_plan
 from ..engine.operand import constants
 from ..engine.tensors import check_operands, traits
 
-NONE, MEAN = tl.constexpr(0), tl.constexpr(1)  # of the reductions, safeops.core.loss_reduction
+NONE, MEAN = tl.constexpr(0), tl.constexpr(1)  # REDUCTION, from safeops.core.loss_reduction
 TILE = 1024  # regions
 
 
 @triton.jit
 def load_regions(sums, n, c, images, classes):
-    """(sums of p t, of p and of t, how many pixels are kept) of a tile."""
+    """Returns (sums of p t, of p, of t, number of kept pixels) of a tile of regions."""
     inside, size = (n < images) & (c < classes), images * classes
     at = sums + n * classes + c
     both = tl.load(at, mask=inside, other=0.0)
@@ -34,7 +34,7 @@ def load_regions(sums, n, c, images, classes):
 
 @triton.jit
 def regions_from(sums, first, c, images, classes, config):
-    """`load_regions` of the tile from image `first` on; with BATCH those of all images together, as one row."""
+    """`load_regions` of BN images from `first` on; with BATCH the sums over all images, as one row."""
     n = tl.arange(0, config.BN)[:, None]
     if config.BATCH:
         both = tl.zeros([config.BN, config.BC], tl.float64)
@@ -54,7 +54,7 @@ def regions_from(sums, first, c, images, classes, config):
 
 @triton.jit
 def quotient(both, p, t, smooth, parameters, TVERSKY: tl.constexpr):
-    """(numerator, total, whether that is 0: it is 1 then)"""
+    """Returns (numerator, total, whether total is 0); a total of 0 is replaced by 1."""
     if TVERSKY:
         total = both + parameters[0] * (p - both) + parameters[1] * (t - both) + smooth[1]
         numerator = both + smooth[0]
@@ -67,7 +67,7 @@ def quotient(both, p, t, smooth, parameters, TVERSKY: tl.constexpr):
 
 @triton.jit
 def to_double(x):
-    """(by fp32, to which all GPUs convert halves)"""
+    """x in fp64. (Halves by way of fp32, to which all GPUs convert them.)"""
     return x if x.dtype == tl.float64 else x.to(tl.float32).to(tl.float64)
 
 
@@ -88,7 +88,7 @@ def load_weights(weight, weight_stride, c, classes):
 
 @triton.jit
 def region_losses(sums, w, first, c, images, classes, smooth, parameters, config):
-    """(loss without its weight, numerator, total, whether the quotient has a slope, which regions are kept)"""
+    """Returns (loss without its weight, numerator, total, whether the quotient has a slope, which regions are kept)."""
     both, p, t, count = regions_from(sums, first, c, images, classes, config)
     numerator, total, zero = quotient(both, p, t, smooth, parameters, config.TVERSKY)
     return 1 - tl.where(zero, 1.0, numerator / total), numerator, total, ~zero, (count > 0) & (w != 0)
@@ -96,7 +96,7 @@ def region_losses(sums, w, first, c, images, classes, smooth, parameters, config
 
 @triton.jit
 def reduced(sums, weight, weight_stride, images, classes, smooth, parameters, config):
-    """(sum of the losses, how many, sum of their weights)"""
+    """Returns (sum of the losses, number of kept regions, sum of their weights)."""
     loss = tl.zeros([1 if config.BATCH else config.BN, config.BC], tl.float64)
     kept, weights = loss, loss
     for c0 in range(0, classes, config.BC):
@@ -112,7 +112,7 @@ def reduced(sums, weight, weight_stride, images, classes, smooth, parameters, co
 
 @triton.jit
 def divisor_of(kept, weights, weight, denominator, divisor, config):
-    """(what a mean divides by: inf where nothing is kept; whether that is so)"""
+    """Returns (what a mean divides by, inf if nothing is kept; whether the mean is over nothing)."""
     if denominator is not None:
         by = tl.load(denominator).to(tl.float64)
         nothing = by == 0
@@ -170,7 +170,7 @@ def region_loss_backward_kernel(
     BATCH: tl.constexpr = config.BATCH
     rows, size = 1 if BATCH else images, images * classes
     upstream = tl.zeros([1, 1], tl.float64)
-    of_divisor = upstream  # the gradient of a weight as part of what the mean divides by
+    of_divisor = upstream  # the gradient of a weight through what the mean divides by
     if config.REDUCTION != NONE:
         upstream += tl.load(grad).to(tl.float64)
     if config.REDUCTION == MEAN:
@@ -193,7 +193,7 @@ def region_loss_backward_kernel(
                 inside = (n < rows) & (c < classes)
                 g = tl.load(grad + n * grad_strides[0] + c * grad_strides[1], mask=inside, other=0.0).to(tl.float64)
             of_weight += tl.where(keep, g * value + of_divisor, 0.0)
-            # the slope of -w numerator / total
+            # (1) the slopes of -w numerator / total by the numerator and the total; (2) from them, by both, p and t
             of_numerator = -(w * g) / total
             of_total = -of_numerator * (numerator / total)
             if config.TVERSKY:
@@ -221,7 +221,7 @@ REGION_LOSS, REGION_LOSS_BACKWARD = Kernel(region_loss_kernel), Kernel(region_lo
 
 
 def loss_plan(kernel, dtypes, sums, weight, divisor, reduction, empty_nan, batch, parameters, arch=None, **values):
-    """dtypes: of the kernel's pointers."""
+    """dtypes: of the kernel's pointers, by name."""
     images, classes = sums.shape[1:]
     columns = 8 if classes <= 8 else 128
     values |= {
@@ -244,7 +244,7 @@ def loss_plan(kernel, dtypes, sums, weight, divisor, reduction, empty_nan, batch
 
 
 def _launch(kernel, names, tensors, sums, weight, divisor, smooth, parameters, options, **values):
-    """tensors: in the kernel's order, by names."""
+    """tensors: in the kernel's order. names: of the kernel's pointers."""
     result, addresses = traits(tensors)
 
     def build(arch):
@@ -266,7 +266,7 @@ BACKWARD = "grad", "sums", "weight", "denominator", "out", "weight_out"
 def region_loss(
     sums, weight, denominator, divisor, reduction, empty_nan, batch, dtype, smooth_nr, smooth_dr, alpha=None, beta=None
 ):
-    """The loss of the sums; without alpha and beta the Dice loss."""
+    """The loss from the sums: the Tversky loss, or without alpha and beta the Dice loss."""
     shape = () if reduction else tuple(sums.shape[2:] if batch else sums.shape[1:])
     out, options = empty(shape, dtype, sums.device), (reduction, empty_nan, batch)
     tensors = sums, weight, denominator, out
@@ -279,7 +279,7 @@ def region_loss_backward(
     grad, sums, weight, denominator, divisor, reduction, empty_nan, batch, smooth_nr, smooth_dr, alpha, beta,
     need_sums, need_weight,
 ):  # fmt: skip
-    """(gradient of the sums, gradient of the weight); one that is not needed has no elements."""
+    """Returns (gradient of the sums, gradient of the weight); a gradient that is not needed has no elements."""
     out = empty(tuple(sums.shape) if need_sums else (0,), torch.float64, sums.device)
     like = sums if weight is None else weight
     weight_out = empty(tuple(like.shape) if need_weight else (0,), like.dtype, sums.device)

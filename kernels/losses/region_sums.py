@@ -1,13 +1,13 @@
-"""dice_loss, tversky_loss: the sums that they are made of, over the kept pixels of each class of each image.
+"""dice_loss, tversky_loss: the sums that they need, over the kept pixels of each class of each image.
 
     sums[0] = sum p t    sums[1] = sum p, or p^2    sums[2] = sum t, or t^2    sums[3] = how many pixels are kept
 
-I/O: reads p and t once; of class indices 8 bytes a pixel for every eight classes (channels last: for every 64).
+I/O: reads p and t once; class indices take 8 bytes a pixel for every eight classes (channels last: for every 64).
 
-The sums are exact to fp32 for any number of pixels. A product of two halves is exact in fp32, and so is nearly what a
-thread adds up of one access; all above that is added in twice the digits of fp32, the rounding errors beside the sums.
-Sums in plain fp32 are not: of a constant prediction, as networks begin with, each addition rounds the same way. And
-fp64 for each element would be, but most GPUs convert to it at a few elements a clock, and memory brings as many.
+The sums are exact to fp32 for any number of pixels. A product of two halves is exact in fp32, and so, nearly, is the
+sum of a thread's elements of one access. All larger sums have twice the digits of fp32: rounding errors are summed,
+too. Sums in plain fp32 would not do: for a constant prediction, as networks begin with, each addition rounds in the
+same direction. fp64 for each element would do, but most GPUs convert to fp64 no faster than memory delivers.
 """
 
 from dataclasses import replace
@@ -38,8 +38,8 @@ def add(high, low, x):
 
 @triton.jit
 def over_axis(high, low, config):
-    """(classes of the block, SUMS) in fp64."""
-    # (of an infinite sum the rounding error is NaN)
+    """The sums over the reduced group: (classes of the block, SUMS), in fp64."""
+    # (the rounding error of an infinite sum is NaN)
     total = high.to(tl.float64) + tl.where(low == low, low, 0.0).to(tl.float64)
     if config.AXIS == ALL:
         total = tl.sum(tl.sum(total, 1, keep_dims=True), 0)
@@ -59,10 +59,10 @@ def add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, confi
     both = p * t
     if config.SQUARED:
         p, t = p * p, t * t
-    # The four as one: each by itself, they would be added up in the threads that read the class indices, and not in
-    # those that hold the prediction. Within the last two dimensions p comes before t.
+    # The four terms as one tensor: by itself, each would be added up in the threads that read the class indices, and
+    # not in those that hold the prediction. The last two dimensions, flattened, are (both, p, t, keep).
     terms = tl.join(tl.join(both, t), tl.join(p, keep.to(config.C)))
-    # (BM, BN, 2, 2) of one lane, as tile.by_lane has them
+    # (BM, BN, 2, 2) by lane, as in tile.split_by_lane
     SIDE: tl.constexpr = VEC if LN * VEC <= config.BN else config.BN // LN
     terms = tl.reshape(terms, (config.BM // LM, LM, config.BN // (LN * SIDE), LN, SIDE, SUMS))
     return add(high, low, tl.sum(tl.sum(tl.sum(terms, 4), 2), 0))  # (LM, LN, SUMS)
@@ -91,19 +91,19 @@ def region_sums_kernel(
     for tile in range(first, tl.minimum(first + parts.per_split, parts.tiles)):
         m0, n0 = corner(space, block, tile, config)
         m, n = indices(m0, n0, config)
-        # (of whole tiles, what indices say of each class would go through shared memory)
+        # (in a whole tile, the comparisons of indices with classes would go through shared memory)
         if config.VEC == 1 or config.INDEXED:
             in_bounds = False
         else:
             in_bounds = is_whole(space, m0, n0, config)
-        if in_bounds:  # needs no bounds
+        if in_bounds:
             high, low = add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, config, False)
         else:
             high, low = add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, config, True)
 
     which, output = tl.arange(0, SUMS).to(I)[None, :], block * BO + tl.arange(0, BO).to(I)[:, None]
     place = which * outputs + image * classes + output  # (BO, SUMS)
-    base = out  # (SUMS, N, C); each split of the pixels leaves as many partial sums
+    base = out  # (SUMS, N, C); with SPLIT each split stores as many partial sums
     if config.SPLIT:
         base = partial + split * outputs * SUMS
     total = over_axis(high, low, config)
@@ -113,7 +113,7 @@ def region_sums_kernel(
     if config.SPLIT:
         if is_last(counter + tl.program_id(0), splits):
             inside = tl.reshape(output + which * 0, (BO * SUMS,)) < classes
-            # (behind the last class lies the next image, whose blocks may be writing)
+            # (places behind the last class are not read: they are the next image's, whose blocks may be writing)
             places = tl.where(inside, tl.reshape(place, (BO * SUMS,)), outputs * SUMS)
             totals = tl.zeros([BO * SUMS], tl.float64)
             for first in range(0, splits, config.BS):  # (added step by step: else it spills on sm_100 and sm_120)
@@ -126,7 +126,7 @@ REGION_SUMS = Kernel(region_sums_kernel, {None: Config(max_registers=(80, 128))}
 
 
 def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):
-    # Fewer parts than a sum has, and more of them gathered at a time: there are four numbers of each class.
+    # Fewer splits than for a sum, and more partials gathered at a time: each class has four numbers.
     policy = tiling.POLICY._replace(blocks=tiling.POLICY.blocks // 2, partials=tiling.POLICY.partials * 4 // SUMS.value)
     tensors, dtypes = (input, target, mask), {"out": torch.float64}
     launch_plan = plan(REGION_SUMS, tensors, 1, input, exists, ignore_index, squared, dtypes, arch, policy)
@@ -137,7 +137,7 @@ def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):
 
 
 def region_sums(input, target, mask=None, exists=None, ignore_index=None, squared=False):
-    """(4, N, C) in fp64."""
+    """The sums, (4, N, C) in fp64."""
     device, tensors = input.device, (input, target, mask, exists)
     result, addresses = traits(tensors)
 

@@ -1,8 +1,8 @@
-"""The gradients of the region losses' sums: dp = keep ? both t + marginal : 0 (squared: 2 marginal p), and dt likewise,
-for the gradients `both` and `marginal` of a region's sums of p t, and of p.
+"""The gradients of the region losses' sums: dp = keep ? both t + marginal : 0 (squared: both t + 2 marginal p), where
+`both` is the gradient of a region's sum of p t, and `marginal` of its sum of p; dt likewise, from its sum of t.
 
-I/O: reads of p and t what the result depends on (of class indices those alone, once for eight classes of a pixel, where
-nothing is squared), the mask; writes dp, dt.
+I/O: reads the mask, and p and t if the result depends on them (only the class indices, if nothing is squared: once for
+eight classes of a pixel); writes dp, dt.
 """
 
 import torch
@@ -21,7 +21,7 @@ from .regions import SUMS, check, class_numbers, image_of, plan, region_tile
 
 @triton.jit
 def high_and_low(number, C: tl.constexpr):
-    """An fp64 number as the sum of two of dtype C."""
+    """An fp64 number as the sum of two numbers of dtype C."""
     high = number.to(C)
     low = tl.where(tl.abs(high) < float("inf"), number - high.to(tl.float64), 0.0)
     return high, low.to(C)
@@ -29,11 +29,11 @@ def high_and_low(number, C: tl.constexpr):
 
 @triton.jit
 def scaled(both, marginal, SQUARED: tl.constexpr, C: tl.constexpr):
-    """(both, marginal), each as high_and_low has it, in units of a power of two, and that power.
+    """Returns (both, marginal, power), the first two divided by a power of two, and split by high_and_low.
 
-    The two may lie outside the range of fp32, and what they multiply then at its other end. The power has half their
-    exponent: neither a product nor the result, multiplied by it, overflows or loses bits on the way. `marginal` may be
-    far larger than `both` where it multiplies nothing."""
+    These numbers may be out of the range of fp32, if what they multiply is at its other end. power has half their
+    exponent: neither a product nor the result, which power multiplies, overflows or loses bits on the way. Without
+    SQUARED, marginal multiplies nothing, and may be far larger than both."""
     power = tl.full([1, 1], 1.0, C)
     if C != tl.float64:
         limit = tl.abs(marginal) if SQUARED else tl.abs(marginal) * 2.0**-120
@@ -45,10 +45,10 @@ def scaled(both, marginal, SQUARED: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def slope(factors, other, x, SQUARED: tl.constexpr):
-    """both other + marginal (squared: marginal x), where `both` and `marginal` are numbers of the region, `scaled`.
+    """both other + marginal (SQUARED: marginal x), from a region's numbers as `scaled` returns them.
 
-    The two terms may cancel: they are added in the digits of fp64, with fused products for what fp32 rounds away. (In
-    fp64, in which nothing is left of the numbers, that is as exact.)"""
+    The two terms may cancel: they are added in twice the digits of fp32, with fused products for what fp32 rounds away.
+    (In fp64 the low parts of the numbers are 0.)"""
     both, marginal, power = factors
     term, rest = marginal
     if SQUARED:
@@ -65,7 +65,7 @@ def backward_tile(out, dy, x, y, mask, exists, of_input, of_target, number, ther
     p, t, keep = region_tile(x, y, mask, number, classes, ignored, space, m, n, config, EDGE)  # (BM, BN) each
     if exists is not None:
         keep &= there
-    # selected, not multiplied: where nothing is kept the gradient may be NaN
+    # select, do not multiply: the gradient may be NaN where an element is not kept
     inside = within(space, m, n)
     if out is not None:
         if config.INDEXED and not SQUARED:
@@ -92,7 +92,7 @@ def region_sums_backward_kernel(
     image, block = image_of(classes, config)
     space = in_batch(space, image, (out, dy, x, y, mask))
 
-    # The sums' gradients, of each class of the block. In fp32 once, for all its tiles: on most GPUs fp64 is slow.
+    # The gradients of the sums of each class of the block, converted once for all its tiles: fp64 is slow on most GPUs.
     number = class_numbers(block, config)
     gradients = grad + image * grad_strides[1] + number * grad_strides[2]
     inside, twice = number < classes, 2.0 if SQUARED else 1.0
@@ -103,7 +103,7 @@ def region_sums_backward_kernel(
     marginal = tl.load(gradients + grad_strides[0], mask=inside, other=0.0) * twice
     marginal_target = tl.load(gradients + 2 * grad_strides[0], mask=inside, other=0.0) * twice
     of_target = scaled(both, marginal_target, SQUARED, C)
-    if INDEXED and not SQUARED:  # the slopes are two numbers: of the pixels of the class, and of others
+    if INDEXED and not SQUARED:  # the slope is one of two numbers: in pixels of the class, in others
         of_input = (both + marginal).to(C), (both * 0 + marginal).to(C)
     else:
         of_input = scaled(both, marginal, SQUARED, C)
@@ -112,12 +112,12 @@ def region_sums_backward_kernel(
     for tile in range(first, tl.minimum(first + parts.per_split, parts.tiles)):
         m0, n0 = corner(space, block, tile, config)
         m, n = indices(m0, n0, config)
-        # (of whole tiles, what indices say of each class would go through shared memory)
+        # (in a whole tile, the comparisons of indices with classes would go through shared memory)
         if config.VEC == 1 or INDEXED:
             in_bounds = False
         else:
             in_bounds = is_whole(space, m0, n0, config)
-        if in_bounds:  # needs no bounds
+        if in_bounds:
             backward_tile(
                 out, dy, x, y, mask, exists, of_input, of_target, number, there, classes, ignored, space, m, n, config,
                 False,
@@ -129,7 +129,7 @@ def region_sums_backward_kernel(
             )  # fmt: skip
 
 
-# Left alone, the general variant spills.
+# Without a limit the general variant spills.
 REGION_SUMS_BACKWARD = Kernel(region_sums_backward_kernel, {None: Config(max_registers=(None, 168))})
 
 
@@ -144,7 +144,7 @@ def backward_plan(grad, tensors, like, exists, ignore_index, squared, arch=None)
 def region_sums_backward(
     grad, input, target, mask=None, exists=None, ignore_index=None, squared=False, need_input=True, need_target=False
 ):
-    """(gradient of input, gradient of target); one that is not needed has no elements."""
+    """Returns (gradient of input, gradient of target); a gradient that is not needed has no elements."""
     name = "region_sums_backward"
     check(name, input, target, mask, exists)
     if grad.dtype != torch.float64 or grad.shape != (SUMS.value, *input.shape[:2]) or grad.device != input.device:
@@ -155,7 +155,7 @@ def region_sums_backward(
     dx = torch.empty_like(input) if need_input else input.new_empty(0)
     dy = torch.empty_like(target) if need_target else target.new_empty(0, dtype=dtype)
     if input.numel() and (need_input or need_target):
-        # what is not read: the prediction by its own gradient, and the target by its own, where nothing is squared
+        # without squares the gradient of the prediction needs no prediction, nor that of the target a target
         x = input if squared or need_target else None
         y = target if squared or need_input else None
         tensors = (dx if need_input else None, dy if need_target else None, x, y, mask)

@@ -1,8 +1,8 @@
-"""Parts of the region losses' sums and of their backward: the elements that a block takes, and those that are kept.
+"""Shared parts of the region losses' sums and of their backward: which elements a block takes, and which are kept.
 
-A region is a class of an image. Each image is cut by itself, into tiles of classes and pixels, whichever are nearer in
-memory: the tile knows which class a row or a column is, and reads the class index of a pixel, and what a mask says of
-it, once for all its classes. An index is compared with the number of the class, in the 64 bits that it comes in.
+A region is one class of one image. Each image is cut by itself into tiles of classes and pixels, whichever are nearer
+in memory. So a row or a column of a tile is a class, and a pixel's class index and mask are read once for all classes
+of the tile. An index is checked in the 64 bits that it comes in.
 """
 
 import torch
@@ -17,13 +17,13 @@ from ..engine.tensors import check_operands
 from ..engine.tile import fetch, kept
 
 SUMS = tl.constexpr(4)
-CLASSES = 8  # of a tile whose rows are classes: what more of them would save is little beside the prediction
+CLASSES = 8  # classes of a tile, as rows: more would save little beside the prediction
 WIDEST = 64  # columns of a tile whose columns are classes
 
 
 @triton.jit
 def class_numbers(block, config):
-    """The classes of a block: (BM, 1), (1, BN), or (1, 1) where the image has one and the pixels both groups."""
+    """The class numbers of a block: (BM, 1), (1, BN), or (1, 1) if both groups are pixels of a single class."""
     if config.AXIS == INNER:
         number = block * config.BM + tl.arange(0, config.BM).to(config.I)[:, None]
     elif config.AXIS == OUTER:
@@ -35,7 +35,7 @@ def class_numbers(block, config):
 
 @triton.jit
 def image_of(classes, config):
-    """(the image of a block, which of its blocks it is)"""
+    """Returns (the image of a block, the block's index in the image)."""
     AXIS: tl.constexpr = config.AXIS
     BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)  # classes of one block
     across = (classes + BO - 1) // BO  # blocks of one image
@@ -44,17 +44,16 @@ def image_of(classes, config):
 
 @triton.jit
 def region_tile(x, y, mask, number, classes, ignored, space, m, n, config, EDGE: tl.constexpr):
-    """(prediction, target, which are kept): (BM, BN) each. The first two are 0 where nothing is kept, and where they
-    are not given.
+    """Returns (prediction, target, keep), (BM, BN) each. The first two are 0 where not kept, and if x or y is None.
 
-    number: of the tile's classes. ignored: one of them, or none."""
+    number: the class numbers of the tile. ignored: the class index whose pixels are not kept, or -1."""
     C: tl.constexpr = config.C
     keep, _ = kept(mask, None, space, m, n, config, EDGE)
     p = tl.zeros([1, 1], C)
     t = p
     if config.INDEXED:
         index = fetch(y, space, m, n, keep, EDGE)
-        # compared in the 64 bits that it comes in, and narrow from then on
+        # checked in its 64 bits, and narrow from then on
         index = tl.where((index >= 0) & (index < classes) & (index != ignored), index, -1).to(tl.int32)
         keep &= index >= 0
         t = tl.where(keep & (index == number.to(tl.int32)), 1.0, 0.0).to(C)
@@ -68,7 +67,7 @@ def region_tile(x, y, mask, number, classes, ignored, space, m, n, config, EDGE:
 
 
 def tile_of(axis, M, N, vec, elements):
-    """Several classes of a pixel, and as many pixels as there is room for: less where accesses are single elements."""
+    """(BM, BN): several classes of a pixel, and as many pixels as fit; with single accesses half as many."""
     elements //= 2 if vec == 1 else 1
     if axis is OUTER:
         columns = max(at_least(N, WIDEST), vec)
@@ -80,8 +79,8 @@ def tile_of(axis, M, N, vec, elements):
 
 
 def plan(kernel, tensors, data, like, exists, ignore_index, squared, dtypes, arch=None, policy=None, **values):
-    """The plan of a kernel for operands of the shape of `like`, the last two of them the target and the mask, the first
-    `data` as tiling.cut says. values: of arguments that the kernel has alone."""
+    """The plan of a kernel for operands of the shape of `like`. tensors: the last two are the target and the mask.
+    data: as in tiling.cut. values: the kernel's own arguments."""
     *others, target, mask = tensors
     indexed = target is not None and target.dtype == torch.int64
     tensors = (*others, target.unsqueeze(1) if indexed else target, mask)  # indices: (N, 1, d1, ...)
@@ -91,7 +90,7 @@ def plan(kernel, tensors, data, like, exists, ignore_index, squared, dtypes, arc
     cut = cut.with_shared((len(others), len(others) + 1))
     values |= {
         "classes": shape[1],
-        # (what is no class is left out anyway)
+        # (pixels whose index is no class are never kept: no such index needs to be passed)
         "ignored": ignore_index if ignore_index is not None and 0 <= ignore_index < shape[1] else -1,
         "exists_stride": 0 if exists is None else exists.stride(0),
         "INDEXED": indexed,
@@ -102,7 +101,7 @@ def plan(kernel, tensors, data, like, exists, ignore_index, squared, dtypes, arc
 
 
 def check(name, input, target, mask, exists):
-    """Memory safety only: what does not fit here would be read beyond its end."""
+    """Memory safety only: tensors that do not fit here would be read beyond their end."""
     check_operands(name, input, target, mask, exists)
     pixels = (input.shape[0], *input.shape[2:]) if target.dtype == torch.int64 else input.shape
     if input.dim() < 2 or target.shape != pixels:

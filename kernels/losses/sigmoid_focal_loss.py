@@ -1,8 +1,8 @@
-"""sigmoid_focal_loss: f = a m^gamma bce, m = y q + (1 - y) p, a = hit y + miss (1 - y), where hit is alpha and
-miss 1 - alpha, or both 1 if alpha < 0.
+"""sigmoid_focal_loss: f = a m^gamma bce with p = 1 / (1 + e^-x), q = 1 - p, m = y q + (1 - y) p and
+a = hit y + miss (1 - y), where hit is alpha and miss 1 - alpha, or both are 1 if alpha < 0.
 
-All but a is the same of -x and 1 - y: it is computed of |x|, of which `wrong` is the target's share against it. The
-square, gamma 2, is a kernel of its own: it takes half the instructions of a power."""
+m and bce are equal for (x, y) and (-x, 1 - y). They are computed from |x|: `wrong` is the target's share against the
+sign of x. gamma = 2 has its own kernels: a square takes half the instructions of a power."""
 
 import triton
 import triton.language as tl
@@ -14,13 +14,13 @@ from .pointwise_loss import pointwise_loss
 
 @triton.jit
 def square(m, gamma, bce):
-    """(m^2, its derivative times bce)"""
+    """Returns (m^2, its derivative times bce)."""
     return m * m, 2 * m * bce
 
 
 @triton.jit
 def power(m, gamma, bce):
-    """m^gamma, and its derivative times bce, which is 0 where it has no value. bce / m fits where m is subnormal."""
+    """Returns (m^gamma, its derivative times bce, which is 0 for m <= 0). bce / m is in range where m is subnormal."""
     positive = m > 0
     base = tl.where(positive, m, m * 0 + 1)
     to = tl.where(positive, tl.exp(gamma * log_unit(base)), tl.where(gamma == 0, 1.0, m))
@@ -30,8 +30,8 @@ def power(m, gamma, bce):
 
 @triton.jit
 def parts(x, y, POWER: tl.constexpr):
-    """(wrong, 1 - wrong, e^-|x|, bce); m = (wrong + (1 - wrong) e) / (1 + e)"""
-    e = rough_exp(-tl.abs(x)) if POWER is square else tl.exp(-tl.abs(x))  # a square of what it loses would be 0
+    """Returns (wrong, 1 - wrong, e = e^-|x|, bce); m = (wrong + (1 - wrong) e) / (1 + e)."""
+    e = rough_exp(-tl.abs(x)) if POWER is square else tl.exp(-tl.abs(x))  # rough_exp loses an e whose square is 0
     wrong = tl.where(x < 0, y, 1 - y)
     return wrong, 1 - wrong, e, linear_cost(x, y, 1 - y) + log1p_unit(e)
 
@@ -72,7 +72,7 @@ def value_of_power(x, y, hit, miss, gamma):
     return value_of(x, y, hit, miss, gamma, power)
 
 
-value_of_power.max_registers = (80, 112)  # of 80 it would spill; arithmetic, not memory, is what it waits for
+value_of_power.max_registers = (80, 112)  # 80 would spill; it waits for arithmetic, not for memory
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def slopes_of_power(x, y, hit, miss, gamma):
     return slopes_of(x, y, hit, miss, gamma, power)
 
 
-# Small unless a logit is huge; and arithmetic, not memory, is what they wait for.
+# The slopes are small unless a logit is huge, and these kernels wait for arithmetic, not for memory.
 slopes_of_square.small = slopes_of_power.small = True
 
 FORMULAS = {(True,): (value_of_square, slopes_of_square), (False,): (value_of_power, slopes_of_power)}  # by gamma == 2

@@ -1,5 +1,5 @@
-"""smooth_l1_loss: with d = x - y and q = min(|d|, beta), f = q^2 / (2 beta) + |d| - q. beta = 0 is l1, and
-so is a subnormal one."""
+"""smooth_l1_loss: with d = x - y and q = min(|d|, beta), f = q^2 / (2 beta) + |d| - q. For beta = 0, or a subnormal
+beta, it is l1_loss."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""masked_amax, masked_amin: the largest and the smallest of the kept; all that are equal to it share its gradient."""
+"""masked_amax, masked_amin: the largest and the smallest kept element. All elements equal to it share its gradient."""
 
 import triton
 import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
@@ -9,15 +9,15 @@ from .statistic import launcher
 
 @triton.jit
 def largest(state, by, parameter):
-    count, weights, pivot, shift, top, ties = state
-    return top, top, 1 / ties, count > 0
+    count, weights, pivot, shift, maximum, ties = state
+    return maximum, maximum, 1 / ties, count > 0
 
 
 @triton.jit
 def smallest(state, by, parameter):
-    """The state is of negated elements."""
-    count, weights, pivot, shift, top, ties = state
-    return -top, -top, 1 / ties, count > 0
+    """The state holds negated elements."""
+    count, weights, pivot, shift, maximum, ties = state
+    return -maximum, -maximum, 1 / ties, count > 0
 
 
 masked_amax = launcher("masked_amax", EXTREME, largest)

@@ -1,5 +1,5 @@
-"""masked_norm, safe_norm, masked_rms, masked_sum_of_squares: (sum w |x|^p)^(1/p) over the kept, for p of 1, 2, inf and
--inf; the same, saturated; sqrt(sum w x^2 / sum w); sum w x^2.
+"""Over the kept elements, masked_norm: (sum w |x|^p)^(1/p) for p of 1, 2, inf and -inf; safe_norm: masked_norm,
+saturated; masked_rms: sqrt(sum w x^2 / sum w); masked_sum_of_squares: sum w x^2.
 """
 
 import torch
@@ -14,28 +14,28 @@ from .statistic import launcher, statistic
 
 @triton.jit
 def absolute_sum(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     return total, count * 0, count * 0 + 1.0, count > 0
 
 
 @triton.jit
 def norm(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     root = tl.sqrt(total)
-    return root * top, count * 0, inverse_beyond(root, top), count > 0
+    return root * maximum, count * 0, inverse_beyond(root, maximum), count > 0
 
 
 @triton.jit
 def root_mean_square(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
+    count, weights, pivot, shift, maximum, total = state
     root = tl.sqrt(total / by)
-    return root * top, count * 0, inverse_beyond(root * by, top), count > 0
+    return root * maximum, count * 0, inverse_beyond(root * by, maximum), count > 0
 
 
 @triton.jit
 def square_sum(state, by, parameter):
-    count, weights, pivot, shift, top, total = state
-    return total * top * top, count * 0, count * 0 + 2.0, count > 0
+    count, weights, pivot, shift, maximum, total = state
+    return total * maximum * maximum, count * 0, count * 0 + 2.0, count > 0
 
 
 ORDERS = {  # parameter -> (mode, finish, negate)
@@ -49,7 +49,7 @@ ORDERS = {  # parameter -> (mode, finish, negate)
 def masked_norm(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0, *,
                 name="masked_norm", saturate=False):  # fmt: skip
     if parameter not in ORDERS:
-        # any other runs as plain torch: the public functions never send it here
+        # (the public functions run any other order as plain torch)
         raise ValueError(f"{name}: the kernel knows the orders {', '.join(map(str, ORDERS))}, got {parameter}")
     mode, finish, negate = ORDERS[parameter]
     return statistic(
@@ -64,7 +64,7 @@ def safe_norm(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=
         input, mask, weight, dim, keepdim, empty_nan, dtype, parameter, name="safe_norm", saturate=True
     )
     if parameter == 1 and input.dtype == torch.float64:
-        # Nothing wider tells a sum that overflowed from an infinite element: two more launches, in this case alone.
+        # No dtype is wider: the largest |x| shows whether the sum overflowed or has an infinite element.
         most = statistic("safe_norm", EXTREME, largest, input, mask, weight, dim, keepdim, absolute=True)[0]
         over = value.isinf() & most.isfinite()
         value = torch.where(over, torch.finfo(value.dtype).max, value)

@@ -1,4 +1,4 @@
-"""masked_sum, masked_mean: sum of keep ? w * x : 0, and the same over the kept count or the sum of kept weights.
+"""masked_sum, masked_mean: sum of keep ? w * x : 0, and this sum over the kept count or the sum of kept weights.
 
 Both have one backward, keep ? (g / denominator) * w : 0: the mean's denominator is the forward's second result.
 """
@@ -22,7 +22,7 @@ masked_mean = launcher("masked_mean", mean=True)
 
 
 def masked_sum_backward(grad, size, dtype, denominator=None, mask=None, weight=None, dim=None, keepdim=False):
-    """The gradient of a whole input of shape `size`, contiguous."""
+    """The gradient of the input, which has shape `size`: contiguous."""
     if not keepdim:
         reduced = reduced_dims(size, dim)
         grad = restore_dims(grad, reduced)

@@ -1,7 +1,9 @@
-"""The gradient of the segment reductions: dx = keep ? (grad / denominator) w : 0 of a sum (which has no denominator) or
-a mean, and keep && x == extreme ? grad / denominator : 0 of a maximum, whose denominator are the ties.
+"""The gradient of the segment reductions:
 
-I/O: reads mask, weight, and of a maximum x; writes dx. grad, denominator and extreme have a row for each sequence.
+    sum, mean   dx = keep ? (grad / denominator) w : 0; a sum has no denominator
+    maximum     dx = keep && x == extreme ? grad / denominator : 0; the denominator is how many are equal to it
+
+I/O: reads mask, weight, and for a maximum x; writes dx. grad, denominator and extreme have one row per sequence.
 """
 
 import triton
@@ -23,7 +25,7 @@ WAYS = tl.constexpr(256)  # bounds that a block reads at once: one after the oth
 
 @triton.jit
 def sequence_of_ends(m, bounds, segments, steps):
-    """The last sequence that begins at or before each of a few rows: -1 before all of them, `segments` behind."""
+    """For each of a few rows the last sequence that begins at or before it: -1 before all, `segments` behind all."""
     low, span = m * 0, segments + 1
     begun = low
     for _ in range(steps):
@@ -38,7 +40,7 @@ def sequence_of_ends(m, bounds, segments, steps):
 
 @triton.jit
 def sequence_of(m, bounds, segments, first, last):
-    """As above, of rows in sequences from `first` to `last`."""
+    """For rows in sequences `first` to `last` the last sequence that begins at or before each: a binary search."""
     low, high = m * 0 + first, m * 0 + last
     apart = last - first
     while apart > 0:
@@ -59,7 +61,7 @@ def backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, se
     exists = (sequence >= 0) & (sequence < segments)
     keep, w = kept(mask, weight, space, m, n, config, EDGE)
     keep &= exists[:, None]
-    # (the bounds of rows are those of sequences here, also where the tile needs none)
+    # (operands with a row per sequence are bounded by `segments`, also where the tile needs no bounds)
     rows = with_rows(space, segments)
     s = tl.where(exists, sequence, segments)
     inside = exists[:, None] & (n < space.N)[None, :]
@@ -67,28 +69,28 @@ def backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, se
     power = tl.full([1, 1], 1.0, C)
     if denominator is not None:
         by = fetch(denominator, rows, s, n, inside, True, 1)
-        if APART:  # for a large weight to meet what a huge denominator leaves of a tiny gradient
+        if APART:  # the quotient may underflow, although a large weight brings it back: two factors
             value, power = quotient_apart(value, by.to(tl.float64))
         else:
             value = value / by.to(C)
     if extreme is not None:
-        top = fetch(extreme, rows, s, n, inside, True).to(C)
+        maximum = fetch(extreme, rows, s, n, inside, True).to(C)
         v = fetch(x, space, m, n, keep, EDGE).to(C)
-        keep &= (v == top) | ((v != v) & (top != top))
+        keep &= (v == maximum) | ((v != v) & (maximum != maximum))
     elif weight is not None:
         value = value * (power * w.to(C))
-    # selected, not multiplied: where nothing is kept the gradient may be NaN
+    # select, do not multiply: the gradient may be NaN where an element is not kept
     store(out, space, m, n, tl.where(keep, value, 0.0), within(space, m, n), EDGE)
 
 
 @triton.jit
 def either_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m0, n0, m, n, config):
-    """sequence: (BM,), or (1,) of all rows."""
+    """sequence: (BM,), or (1,) for all rows."""
     if config.VEC == 1:
         in_bounds = False
     else:
         in_bounds = is_whole(space, m0, n0, config)
-    if in_bounds:  # needs no bounds
+    if in_bounds:
         backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, False)
     else:
         backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m, n, config, True)
@@ -112,7 +114,7 @@ def segment_backward_kernel(
         ends = tl.minimum(m0 + tl.arange(0, 2).to(config.I) * (config.BM - 1), space.M - 1)
         of_ends = sequence_of_ends(ends, bounds, segments, steps)
         first, last = tl.min(of_ends, 0), tl.max(of_ends, 0)
-        if first == last:  # as most are: the numbers of a sequence are read once for the tile
+        if first == last:  # as in most tiles: the numbers of a sequence are read once
             of_all = first + tl.zeros([1], config.I)
             either_tile(x, extreme, mask, weight, grad, denominator, out, of_all, segments, space, m0, n0, m, n, config)
         else:
@@ -152,7 +154,7 @@ def segment_backward(
     grad, size, dtype, denominator=None, input=None, extreme=None, mask=None, weight=None, cu_seqlens=None,
     segment_ids=None,
 ):  # fmt: skip
-    """The gradient of an input of shape `size`, contiguous."""
+    """The gradient of the input, which has shape `size`: contiguous."""
     shape = tuple(size)
     out = empty(shape, dtype, grad.device)
     if out.numel():

@@ -1,10 +1,10 @@
 """segment_sum, segment_mean, segment_max: reductions of the rows of each sequence.
 
-A sequence is cut into chunks of as many rows, counted from its own first, and their results are merged in a fixed
-order: its bits depend neither on its place nor on the other sequences. Where there are few sequences, several blocks
-share the chunks of one, and the last of them to finish merges them.
+A sequence is cut into chunks of equally many rows, counted from its first row. The chunks' results are merged in a
+fixed order: the bits depend neither on the sequence's place nor on the other sequences. Where there are few sequences,
+several blocks share the chunks of one, and the last of them to finish merges them.
 
-    a chunk's result: (total, count, weights), or (largest, how many are equal to it, 0)
+    a chunk's result: (total, count, weights), or for a maximum (largest, how many equal it, 0)
 
 I/O: reads x, mask, weight once.
 """
@@ -27,25 +27,25 @@ from ..engine.tensors import check_operands, traits
 from ..engine.tile import both_by_lane, fetch, kept, with_rows, within_lane
 from .segments import check_vectors, groups_of_rows
 
-TILES = tl.constexpr(8)  # of a chunk: fp32 additions one after the other
+TILES = tl.constexpr(8)  # tiles of a chunk: fp32 additions one after the other
 SUM, MEAN, EXTREME = map(tl.constexpr, range(3))  # MODE
-AIM = 2048  # blocks, where those of one sequence are several
+AIM = 2048  # blocks to aim for, if several share a sequence
 WIDEST = 64  # columns of a tile
 
 
 @triton.jit
 def add_tile(state, x, mask, weight, space, m, n, config, EDGE: tl.constexpr):
-    """The state (LM, LN) of the lanes (tile.by_lane), and a tile."""
+    """Adds a tile to the state of the lanes (tile.by_lane), (LM, LN) each."""
     first, count, weights = state
     C: tl.constexpr = config.C
     keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
     v = fetch(x, space, m, n, keep, EDGE).to(C)
     if config.MODE == EXTREME:
         v, keep = both_by_lane(tl.where(keep, v, float("-inf")), keep, config)
-        top = larger_of(first, largest(v, 2))
-        ties = tl.sum(tl.where(same(v, tl.expand_dims(top, 2)) & keep, 1.0, 0.0), 2)
-        count = tl.where(same(first, top), count, 0.0) + ties
-        first = top
+        maximum = larger_of(first, largest(v, 2))
+        ties = tl.sum(tl.where(same(v, tl.expand_dims(maximum, 2)) & keep, 1.0, 0.0), 2)
+        count = tl.where(same(first, maximum), count, 0.0) + ties
+        first = maximum
     else:
         if weight is not None:
             w = w.to(C)
@@ -59,19 +59,19 @@ def add_tile(state, x, mask, weight, space, m, n, config, EDGE: tl.constexpr):
 
 @triton.jit
 def merged(first, count, weights, MODE: tl.constexpr):
-    """States along axis 0 as one: sums are trees of a fixed shape."""
+    """Merges the states along axis 0 into one, in fp64. Sums are trees of a fixed shape."""
     if MODE == EXTREME:
-        top = largest(first, 0)
-        count = tl.sum(tl.where(same(first, top[None, :]), count, 0.0), 0)
+        maximum = largest(first, 0)
+        count = tl.sum(tl.where(same(first, maximum[None, :]), count, 0.0), 0)
     else:
-        top = tl.sum(first, 0)
+        maximum = tl.sum(first, 0)
         count = tl.sum(count, 0)
-    return top.to(tl.float64), count.to(tl.float64), tl.sum(weights, 0).to(tl.float64)
+    return maximum.to(tl.float64), count.to(tl.float64), tl.sum(weights, 0).to(tl.float64)
 
 
 @triton.jit
 def chunk_state(first_row, last_row, x, mask, weight, order, space, n, n0, config):
-    """(BN,) each, in fp64."""
+    """The state of rows [first_row, last_row), at most a chunk: (BN,) each, in fp64."""
     zero = tl.zeros([config.LM, config.LN], config.C)
     lowest = tl.full([config.LM, config.LN], float("-inf"), config.C)
     state = lowest if config.MODE == EXTREME else zero, tl.zeros([config.LM, config.LN], tl.float32), zero
@@ -86,7 +86,7 @@ def chunk_state(first_row, last_row, x, mask, weight, order, space, n, n0, confi
                 in_bounds = False
             else:
                 in_bounds = (m0 + config.BM <= last_row) & (n0 + config.BN <= space.N)
-            if in_bounds:  # needs no bounds
+            if in_bounds:
                 state = add_tile(state, x, mask, weight, rows, m, n, config, False)
             else:
                 state = add_tile(state, x, mask, weight, rows, m, n, config, True)
@@ -95,7 +95,7 @@ def chunk_state(first_row, last_row, x, mask, weight, order, space, n, n0, confi
 
 @triton.jit
 def merge_chunks(partial, chunks, size, n, N, config):
-    """The states of a sequence's chunks as one, in order of chunk whoever wrote last."""
+    """Merges the states of a sequence's chunks, in order of chunk, whichever block finished last."""
     lowest = float("-inf") if config.MODE == EXTREME else 0.0
     first = tl.zeros([config.BN], tl.float64) + lowest
     count = tl.zeros([config.BN], tl.float64)
@@ -104,9 +104,9 @@ def merge_chunks(partial, chunks, size, n, N, config):
         c = start + tl.arange(0, config.BS).to(config.I)
         inside = (c < chunks)[:, None] & (n < N)[None, :]
         offset = c[:, None] * N + n[None, :]
-        top = tl.where(inside, load(partial + offset, inside), lowest)
+        maximum = tl.where(inside, load(partial + offset, inside), lowest)
         more, more_count, more_weights = merged(
-            top, load(partial + size + offset, inside), load(partial + 2 * size + offset, inside), config.MODE
+            maximum, load(partial + size + offset, inside), load(partial + 2 * size + offset, inside), config.MODE
         )
         if config.MODE == EXTREME:
             larger = larger_of(first, more)
@@ -138,7 +138,7 @@ def segment_kernel(
     s, n0 = block // across, block % across * config.BN
     n = tl.max_contiguous(n0 + tl.arange(0, config.BN).to(I), config.VEC)
 
-    # (a direct call of the op may bring any bounds)
+    # (clamped: a direct call of the raw op may bring any bounds)
     begin = tl.minimum(tl.maximum(tl.load(bounds + s).to(I), 0), space.M)
     end = tl.minimum(tl.maximum(tl.load(bounds + s + 1).to(I), begin), space.M)
     chunks = tl.maximum((end - begin + CHUNK - 1) // CHUNK, 1)
@@ -146,8 +146,8 @@ def segment_kernel(
     first_chunk = split * per_split
     last_chunk = tl.minimum(first_chunk + per_split, chunks)
 
-    # Sequences of several chunks have places of their own among the partials: the next one begins at least as many
-    # chunks later as this one has whole ones.
+    # A sequence of c > 1 chunks has its own slots among the partials: it has more than (c - 1) CHUNK rows, so the slots
+    # of the next sequence begin at least 2 (c - 1) >= c later.
     slot = begin // CHUNK * 2
     size = slots * N
     first = tl.zeros([config.BN], tl.float64)
@@ -192,9 +192,9 @@ def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_n
     M, N = outer.numel, inner.numel
     config = SEGMENT.config(arch)
     elements = config.tile(tensors[0].element_size(), vec, tensors) // (2 if tensors[2] is not None else 1)
-    if N == 1:  # of whose rows few sequences have as many
+    if N == 1:  # few sequences have as many rows as its tiles
         elements //= 4
-    BM, BN = tile_shape(elements, N, vec, elements, WIDEST)  # (from the number of columns alone)
+    BM, BN = tile_shape(elements, N, vec, elements, WIDEST)  # (by the number of columns alone)
     LM, LN = tiling.lanes_of(OUTER, BM, BN, vec, config.threads)
     rows = BM * TILES.value
     blocks = sequences * -(-N // BN)

@@ -1,15 +1,15 @@
-"""Sequences of rows: what forward and backward of the segment reductions share.
+"""Sequences of rows: what the forward and the backward of the segment reductions share.
 
-The first dimension is the outer group, whatever lies nearest in memory, and the others are the inner one in their own
-order. Operands that have a row for each sequence are read by sequence in the place of the row.
+The first dimension is the outer group, whatever lies nearest in memory. The other dimensions are the inner group, in
+their own order. Operands with one row per sequence are indexed by the sequence in place of the row.
 """
 
 from ..engine.indexing import Group, broadcast_strides, fuse, needs_int64, tile_kinds
 
 
 def groups_of_rows(tensors, shape, sequences, which):
-    """(outer group, inner group, kinds, VEC, whether indices are wide); which: the places of the operands that have a
-    row for each of the sequences."""
+    """Returns (outer group, inner group, kinds, VEC, whether indices need 64 bits). which: the places of the operands
+    that have one row per sequence."""
     of_sequences = (sequences, *shape[1:])
     strides = [
         None if t is None else broadcast_strides(t, of_sequences if i in which else shape)

@@ -1,11 +1,11 @@
-"""A statistic: elements added to a state (engine/accumulate.py), and the state finished to a value and to what the
-backward needs of it, an origin and a scale.
+"""Statistics: elements are added to a state (engine/accumulate.py), and the state is turned into a value and into what
+the backward needs, an origin and a scale.
 
-A statistic brings a functor of the state, whose entries are fp64:
+A statistic has a functor of the state, whose entries are fp64:
 
     finish(state, by, parameter) -> (value, origin, scale, whether there is a result)
 
-by: the count of kept elements, or the sum of their weights. A state of no elements may give anything.
+by: the count of kept elements, or the sum of their weights. For a state without elements the numbers may be anything.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ from ..engine.tile import output_offset
 
 @triton.jit
 def largest_of(dtype: tl.constexpr):
-    """The largest finite number, in fp64."""
+    """The largest finite number of dtype, in fp64: (1,)."""
     if dtype == tl.float16:
         most = tl.full([1], 65504.0, tl.float64)
     elif dtype == tl.bfloat16:
@@ -55,17 +55,17 @@ StatisticConfig = constants("MODE FINISH ABS NEGATE SATURATE AXIS EMPTY_NAN SPLI
 
 @triton.jit
 def write(state, out, origin, scale, offset, inside, parameter, config, WEIGHED: tl.constexpr):
-    """(BO,) each of value, origin and scale, in fp64 until the store; a COUNT is the value alone."""
-    count, weights, pivot, shift, top, total = state
-    pivot, top = pivot.to(tl.float64), top.to(tl.float64)
-    state = count, weights, pivot, shift, top, total
+    """Stores value, origin and scale, (BO,) each, in fp64 until the store. A COUNT stores the value alone."""
+    count, weights, pivot, shift, maximum, total = state
+    pivot, maximum = pivot.to(tl.float64), maximum.to(tl.float64)
+    state = count, weights, pivot, shift, maximum, total
     if config.FINISH is None:
         tl.store(out + offset, count.to(tl.int64), mask=inside)
     else:
         value, center, factor, exists = config.FINISH(state, weights if WEIGHED else count, parameter)
         if config.SATURATE:
             most = largest_of(out.dtype.element_ty)
-            over = (value > most) & (total < float("inf")) & (tl.abs(top) < float("inf"))  # of finite elements
+            over = (value > most) & (total < float("inf")) & (tl.abs(maximum) < float("inf"))  # no element is inf
             value = tl.where(over, most, value)
             factor = tl.where(over, 0.0, factor)
         value = tl.where(exists, value, float("nan") if config.EMPTY_NAN else 0.0)
@@ -119,12 +119,12 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     x, mask, weight = tensors
     light = weight is None and compute == torch.float32
     policy = policy or tiling.POLICY
-    if mode in (COUNT, MOMENTS):  # little to read, or much to gather
+    if mode in (COUNT, MOMENTS):  # COUNT reads little, MOMENTS gathers much
         policy = policy._replace(blocks=policy.blocks // 2, partials=policy.partials * (2 if mode is COUNT else 1))
     at_once = 1 if light and mode is not MOMENTS else 2
 
     def tile_of(axis, M, N, vec, elements):
-        """Half where weights, states of several rows, or addresses of single elements take registers too."""
+        """Half a tile if weights, states of several rows, or addresses of single elements take registers, too."""
         crowded = vec == 1 or weight is not None or axis is INNER and M > 1
         widest = policy.widest_kept if axis is OUTER else policy.widest
         return tile_shape(M, N, vec, elements // 2 if crowded else elements, widest)
@@ -143,7 +143,7 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     planned = cut.plan(STATISTIC, tensors, {"out": dtype, "origin": stat_dtype, "scale": stat_dtype}, values, arch)
     across = cut.values["AXIS"] == OUTER.value
     rows = cut.values["BM"] > 1
-    of_rows = cut.values["SPLIT"] and rows  # states that the last block gathers
+    of_rows = cut.values["SPLIT"] and rows  # the last block gathers states of several rows
     registers = 80 if across or mode is MOMENTS and not rows else 64
     if mode is MOMENTS and not across and not rows and mask is not None and x.element_size() == 2:
         registers = 88  # (80 spill on sm_120)
@@ -155,13 +155,13 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
 
 def statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan=False, dtype=None, parameter=0.0, *,
               absolute=False, negate=False, saturate=False):  # fmt: skip
-    """(value, origin, scale) over `dim` (None or (): all); of a COUNT, which reads no input, the value alone."""
+    """Returns (value, origin, scale) over `dim` (None or (): all); for a COUNT, which reads no input, the value."""
     counting = mode is COUNT
     if counting:
         dtype = torch.int64
     elif dtype is None:
         dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
-    x = None if counting else input  # of any dtype
+    x = None if counting else input  # a count's input has any dtype
     inputs = [t for t in (x, mask, weight) if t is not None]
     dim, device = tuple(dim) if dim else (), inputs[0].device
     result, addresses = traits((x, mask, weight))
@@ -171,8 +171,8 @@ def statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan=F
     def build(arch):
         check_operands(name, *inputs)
         reduced = tiling.reduced_dims(input.shape, dim)
-        # |x| whose sum must saturate is added in fp64, where finite fp32 elements do not overflow: an infinite sum then
-        # has an infinite element.
+        # A sum of |x| that must saturate is added in fp64, where finite fp32 elements do not overflow: an infinite sum
+        # then has an infinite element.
         wide = saturate and mode is ABSOLUTE or torch.float64 in (dtype, *(t.dtype for t in inputs))
         launch_plan = plan(
             mode, finish, (x, mask, weight), input.shape, reduced, dtype, torch.float64 if wide else torch.float32,

@@ -1,9 +1,8 @@
 """The backward of every statistic: dx = keep ? (grad * scale) * w * slope(x, origin) : 0, in one elementwise launch.
 
-There is one fp64 origin and one fp64 scale for each output: the product grad * scale may lie outside the range of fp32
-where the gradient does not. A functor gives c * slope. It takes x, the origin as the sum of two numbers (in fp64 the
-second is 0), and c. Those that compare select c and do not multiply it by 0: a NaN or inf from upstream stays with the
-extreme.
+Each output has one fp64 origin and one fp64 scale: grad * scale may be out of the range of fp32 where the gradient is
+not. A functor returns c * slope. It takes x, the origin as the sum of two numbers (in fp64 the second is 0), and c.
+Functors that compare select c, and do not multiply it by 0: a NaN or inf from upstream stays with the extreme.
 """
 
 import torch
@@ -15,7 +14,7 @@ from ..engine.kernel import Kernel
 from ..engine.launch import cached_plan
 from ..engine.operand import Operand, Space, constants
 from ..engine.scaling import BEYOND, MARKED, apart
-from ..engine.state import less_top
+from ..engine.state import less_maximum
 from ..engine.tensors import check_operands, traits
 from ..engine.tile import fetch, indices, is_whole, kept, store, within
 from ..engine.tiling import reduced_dims, restore_dims
@@ -33,7 +32,7 @@ def equal(x, origin, rest, c):
 
 @triton.jit
 def exponential(x, origin, rest, c):
-    return tl.exp(less_top(x, origin) - rest) * c
+    return tl.exp(less_maximum(x, origin) - rest) * c
 
 
 @triton.jit
@@ -47,7 +46,7 @@ def sign_of_equal(x, origin, rest, c):
 
 
 SLOPES = (linear, equal, exponential, sign, sign_of_equal)  # by the raw op's `kind`
-COMPARING = (equal, sign_of_equal)  # where the weight counts only as a mask
+COMPARING = (equal, sign_of_equal)  # for these the weight is only a mask
 
 
 StatisticBackwardConfig = constants("F COMPARES BM BN VEC C I")
@@ -55,14 +54,14 @@ StatisticBackwardConfig = constants("F COMPARES BM BN VEC C I")
 
 @triton.jit
 def gradient(x, origin, weight, grad, scale, w, keep, space, m, n, config, EDGE: tl.constexpr):
-    """(grad * scale) * w * slope; in fp64 grad comes last: of a small norm, grad * scale may overflow alone."""
+    """grad * scale * w * slope. In fp64 grad comes last: for a small norm, grad * scale alone may overflow."""
     C: tl.constexpr = config.C
     WEIGHED: tl.constexpr = weight is not None and not config.COMPARES
-    v = fetch(x, space, m, n, keep, EDGE).to(C)  # (BM, BN); what is one number an output: (BM, 1) or (1, BN)
+    v = fetch(x, space, m, n, keep, EDGE).to(C)  # (BM, BN); numbers per output: (BM, 1) or (1, BN)
     o = fetch(origin, space, m, n, keep, EDGE).to(tl.float64)
     c = fetch(grad, space, m, n, keep, EDGE).to(tl.float64)
     by = fetch(scale, space, m, n, keep, EDGE).to(tl.float64)
-    c = tl.where(by == 0, 0.0, c)  # there is no statistic, or it is constant: 0 whatever the gradient
+    c = tl.where(by == 0, 0.0, c)  # no statistic, or a constant one: 0 whatever the gradient
     if C == tl.float64:
         if config.COMPARES:
             value = config.F(v, o, tl.zeros([1, 1], C), c * by)
@@ -72,7 +71,7 @@ def gradient(x, origin, weight, grad, scale, w, keep, space, m, n, config, EDGE:
                 value = value * w.to(C)
             value = value * tl.where(by <= MARKED, BEYOND, 1.0) * c
     else:
-        high = o.to(tl.float32)  # (x - high) - low: to all digits, without fp64 per element
+        high = o.to(tl.float32)  # (x - high) - low has all digits, without fp64 per element
         low = tl.where(tl.abs(o) < float("inf"), o - high.to(tl.float64), 0.0).to(tl.float32)
         c, power = apart(c * by)
         value = config.F(v, high, low, c)
@@ -100,7 +99,7 @@ def statistic_backward_kernel(
         in_bounds = False
     else:
         in_bounds = is_whole(space, m0, n0, config)
-    if in_bounds:  # needs no bounds
+    if in_bounds:
         statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, False)
     else:
         statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, True)

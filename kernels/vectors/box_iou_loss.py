@@ -1,5 +1,5 @@
 """box_iou_loss: 1 - IoU of each pair of boxes (x1, y1, x2, y2), with the terms of GIoU, DIoU and CIoU, and its
-gradients. One kernel for both directions: a thread has a pair, whose eight edges are two accesses where they are dense.
+gradients. One kernel for both directions: a thread has a pair of boxes, which are two accesses if they are dense.
 """
 
 import torch
@@ -22,7 +22,7 @@ IOU, GIOU, DIOU, CIOU = (tl.constexpr(i) for i in range(4))  # KIND
 
 @triton.jit
 def edge_pointers(boxes, space, m, n, config):
-    """(BM, 4), or of boxes across memory (4, BN)."""
+    """Pointers to the edges of the boxes: (BM, 4), or (4, BN) for boxes across memory."""
     edge = tl.arange(0, 4)
     if config.AXIS == INNER and config.DENSE:
         size: tl.constexpr = boxes.pointer.dtype.element_ty.primitive_bitwidth // 8
@@ -37,7 +37,7 @@ def edge_pointers(boxes, space, m, n, config):
 
 @triton.jit
 def load_edges(boxes, space, m, n, inside, config):
-    """(x1, x2, y1, y2) of each row: (rows,) each."""
+    """Returns (x1, x2, y1, y2) of each row: (rows,) each."""
     tile = tl.load(edge_pointers(boxes, space, m, n, config), mask=inside, other=0).to(config.C)
     if config.AXIS != INNER:
         tile = tl.trans(tile)
@@ -57,7 +57,7 @@ def store_edges(boxes, space, m, n, x1, x2, y1, y2, inside, config):
 
 @triton.jit
 def is_upside_down(x1, x2, y1, y2):
-    """NaN is not."""
+    """True where width or height is negative, and neither is NaN."""
     width, height = x2 - x1, y2 - y1
     return ((width < 0) & (height == height)) | ((height < 0) & (width == width))
 
@@ -69,13 +69,13 @@ def largest(x1, x2, y1, y2):
 
 @triton.jit
 def divisor(y):
-    """x / y is 0 for this y in the place of a y of 0."""
+    """y, or inf in place of 0: x / divisor(0) is 0."""
     return tl.where(y == 0, float("inf"), y)
 
 
 @triton.jit
 def lengths(a1, a2, b1, b2):
-    """Along x or y: the lengths of a, of b, of what both have, of what is around both; the distance of the centres."""
+    """Along x or y, the lengths of a, b, their intersection and their hull, and the difference of their centres."""
     a, b = a2 - a1, b2 - b1
     both = tl.minimum(a2, b2) - tl.maximum(a1, b1)
     both = tl.where(both > 0, both, 0.0) + (a - a) + (b - b)  # NaN shows
@@ -84,7 +84,7 @@ def lengths(a1, a2, b1, b2):
 
 @triton.jit
 def turn(across, along):
-    """atan2(across, along) of along >= 0, in quarters of a circle; 0 at the origin."""
+    """atan2(across, along) for along >= 0, in quarters of a circle; 0 at the origin."""
     size = tl.abs(across)
     steep = size > along
     angle = atan_unit(tl.where(steep, along, size) / divisor(tl.where(steep, size, along))) * 0.6366197723675814
@@ -94,17 +94,17 @@ def turn(across, along):
 
 @triton.jit
 def loss_and_slopes(x, y, KIND: tl.constexpr):
-    """(the loss, its slopes by the lengths x, by the lengths y)"""
+    """Returns (the loss, its slopes by the lengths along x, its slopes by the lengths along y)."""
     xa, xb, x_both, x_hull, x_apart = x
     ya, yb, y_both, y_hull, y_apart = y
-    # what both have, and of each what the other has not: no sum cancels
+    # the intersection, and what each box has outside of it: no sum cancels
     both = x_both * y_both
     rest = ((xa - x_both) * ya + x_both * (ya - y_both)) + ((xb - x_both) * yb + x_both * (yb - y_both))
-    area = both + rest  # of the union
+    area = both + rest  # the area of the union
     by = divisor(area)
     iou = rounded_quotient(both, by)
     loss = tl.where(area == 0, 1.0, rest / by)
-    # d(iou) = ((1 + iou) d(both) - iou d(areas)) / union. Terms that cancel are quotients: no product is fused.
+    # d(iou) = ((1 + iou) d(both) - iou d(areas)) / union. Terms that may cancel are quotients, so no product is fused.
     dxa, dxb, dx_both = iou * ya / by, iou * yb / by, -(1 + iou) * y_both / by
     dya, dyb, dy_both = iou * xa / by, iou * xb / by, -(1 + iou) * x_both / by
     zero = loss * 0
@@ -122,7 +122,7 @@ def loss_and_slopes(x, y, KIND: tl.constexpr):
         dx_apart, dx_hull = 2 * x_apart / c, -2 * distance * x_hull / c
         dy_apart, dy_hull = 2 * y_apart / c, -2 * distance * y_hull / c
         if KIND == CIOU:  # alpha v
-            lesser = xa + ya <= xb + yb  # of two boxes, whose sides times the differences do not cancel
+            lesser = xa + ya <= xb + yb  # the smaller box: its sides times the differences do not cancel
             w, h = tl.where(lesser, xa, xb), tl.where(lesser, ya, yb)
             angle = turn((xb - xa) * h - w * (yb - ya), ya * yb + xa * xb)
             angle = tl.where((xa == 0) & (ya == 0) | (xb == 0) & (yb == 0), 0.0, angle)  # a point has no shape
@@ -140,7 +140,7 @@ def loss_and_slopes(x, y, KIND: tl.constexpr):
 
 @triton.jit
 def share_of_lesser(x, y):
-    """How much of the slope of min(x, y) is by x; of that of max(x, y) it is by y."""
+    """The slope of min(x, y) by x, and of max(x, y) by y: 1, 0, or 1/2 where they are equal."""
     return tl.where(x == y, 0.5, tl.where(x < y, 1.0, 0.0))
 
 
@@ -163,13 +163,13 @@ def box_kernel(
     dy: Operand, denominator: Operand, partial: tl.pointer_type, counter: tl.pointer_type, space: Space, parts: Parts,
     config: BoxConfig,
 ):  # fmt: skip
-    """loss, or of a grad dx and dy. With REDUCE loss is that of all rows, and used what a mean divides by."""
+    """Writes loss or, given a grad, dx and dy. REDUCE: `loss` is of all rows, and `used` what a mean divides by."""
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     _, group, batch, block = part_of(1, parts.across, config.I)
     space = in_batch(space, batch, (x, y, mask, grad, loss, keep, used, dx, dy))
     m, n = tile_at(space, block, 0, config)
-    inside = one_per_row(space, m, n, config)  # one number a row: (BM, 1), or of rows across memory (1, BN)
+    inside = one_per_row(space, m, n, config)  # one number per row: (BM, 1), or (1, BN) for rows across memory
     ax1, ax2, ay1, ay2 = load_edges(x, space, m, n, inside, config)
     bx1, bx2, by1, by2 = load_edges(y, space, m, n, inside, config)
     upside_down = is_upside_down(ax1, ax2, ay1, ay2) | is_upside_down(bx1, bx2, by1, by2)
@@ -208,14 +208,14 @@ OPTIONS = {"phases": PICK, "held": 16}
 
 
 def is_dense(x):
-    """True if each box is one access, or two of 16 bytes: of addresses a plan knows no more."""
+    """True if each box is one access, or two of 16 bytes: a plan knows addresses modulo 16 alone."""
     begins = x.data_ptr() % min(4 * x.itemsize, 16)
     return x.stride(-1) == 1 and not any(step % 4 for step in x.stride()[:-1]) and begins == 0
 
 
 def prepare(input, target, mask, kind, mean=None, empty_nan=False, grad=None, denominator=None, needed=(False, False)):
-    """(results, what a plan takes, its constants). mean: of all rows, or their sum; None: each row's. grad: the results
-    are the slopes; of a mean over all rows there is a denominator, and one grad."""
+    """Returns (results, arguments of row_plan.launch, its constants). mean: True for the mean of all rows, False for
+    the sum, None for each row's loss. grad: the results are gradients. A mean has a denominator, and one grad."""
     rows, dtype, device = input.shape[:-1], compute_dtype(input, target), input.device
     loss = keep = used = None
     slopes = tuple(torch.empty_like(x) if wanted else None for x, wanted in zip((input, target), needed))
@@ -241,17 +241,16 @@ def box_iou_loss(input, target, mask=None, kind=0):
 
 
 def box_iou_loss_of_rows(input, target, mask=None, kind=0, mean=True, empty_nan=False):
-    """(the mean or the sum, what a mean divides by) of all rows, of which there is one."""
+    """Returns (the mean or sum of all rows, what a mean divides by). There must be a row."""
     results, plan, constants = prepare(input, target, mask, kind, mean, empty_nan)
     launch("box_iou_loss", *plan, (), constants, **OPTIONS)
     return results
 
 
 def box_iou_loss_of_rows_backward(grad, denominator, input, target, mask=None, kind=0, *needed):
-    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
-    slopes, plan, constants = prepare(
-        input, target, mask, kind, grad=grad, denominator=denominator, needed=needed or (True, True)
-    )
+    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
+    needed = needed or (True, True)
+    slopes, plan, constants = prepare(input, target, mask, kind, grad=grad, denominator=denominator, needed=needed)
     if input.numel() and any(needed):
         launch("box_iou_loss_backward", *plan, (), constants, **OPTIONS)
     return tuple(x.new_empty(0) if dx is None else dx for x, dx in zip((input, target), slopes))

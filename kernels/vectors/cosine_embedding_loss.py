@@ -1,5 +1,5 @@
-"""cosine_embedding_loss of each row: what the kernels of cosine_similarity make of a cosine and a target; and its
-gradient."""
+"""cosine_embedding_loss of each row, and its gradient: the kernels are those of cosine_similarity, with
+a target."""
 
 import torch
 
@@ -14,7 +14,7 @@ def each_row(*row_stats):
 
 
 def prepare(input1, input2, target, keep):
-    """(the results, what a plan takes, its options)"""
+    """Returns (results, arguments of row_plan.launch, its options)."""
     compute = compute_dtype(input1, input2)
     dtypes = compute, compute, torch.float64, torch.float64
     results = tuple(empty(target.shape, dtype, input1.device) for dtype in dtypes)

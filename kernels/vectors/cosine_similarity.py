@@ -1,7 +1,7 @@
 """cosine_similarity: x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) for each row; 0 where one is all zeros.
 
-A state is (unit1, squares1, unit2, squares2, products): sums of a row in units of powers of two that are not far below
-its largest elements, and so neither overflow nor vanish.
+A state is (unit1, squares1, unit2, squares2, products): the sums of a row in units that are powers of two. Units are 1,
+or near the row's largest elements, so that sums neither overflow nor vanish.
 """
 
 from math import prod
@@ -38,14 +38,14 @@ from ..engine.tile import fetch, in_batch, store, within
 
 @triton.jit
 def cosine_tile(x, y, block, t, space, config):
-    """(unit, sum of squares) of the rows of two tiles, and the sum of their products, in units of both."""
+    """The state of the rows of a tile: unit and sum of squares of x and of y, and sum of products in units of both."""
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     m, n = tile_at(space, block, t, config)
     edge = within(space, m, n)
     a = tl.where(edge, fetch(x, space, m, n, edge, True).to(C), 0.0)  # (BM, BN)
     b = tl.where(edge, fetch(y, space, m, n, edge, True).to(C), 0.0)
-    squares1 = tl.sum(rounded_product(a, a), ACROSS, keep_dims=True)  # (BM, 1), or of rows across memory (1, BN)
+    squares1 = tl.sum(rounded_product(a, a), ACROSS, keep_dims=True)  # (BM, 1), or (1, BN) for rows across memory
     squares2 = tl.sum(rounded_product(b, b), ACROSS, keep_dims=True)
     products = tl.sum(rounded_product(a, b), ACROSS, keep_dims=True)
     unit1 = tl.full(squares1.shape, 1.0, C)
@@ -65,7 +65,7 @@ def widened(state):
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr):
-    """The states along one axis as one: sums of the largest units. In order, as a tree of a fixed shape."""
+    """Merges the states along one axis, in the largest units. Sums are trees of a fixed shape."""
     unit1, squares1, unit2, squares2, products = state
     larger1, larger2 = tl.max(unit1, axis, keep_dims=True), tl.max(unit2, axis, keep_dims=True)
     by1, by2 = unit1 * reciprocal(larger1), unit2 * reciprocal(larger2)
@@ -99,7 +99,7 @@ def empty_state(BO: tl.constexpr, ACROSS: tl.constexpr):
 
 @triton.jit
 def merge_partials(partial, pieces, output, rows, BS: tl.constexpr, BO: tl.constexpr, ACROSS: tl.constexpr):
-    """The state of all pieces, in order of piece whoever wrote last."""
+    """Merges the states of all pieces, in order of piece, whichever block finished last."""
     size = pieces * rows
     state = empty_state(BO, ACROSS)
     for first in range(0, pieces, BS):
@@ -119,7 +119,7 @@ CosineConfig = constants("AXIS WHOLE BM BN BS VEC C I")
 
 @triton.jit
 def embedding_loss(cosine, target, margin):
-    """1 - cosine where the target is 1, max(cosine - margin, 0) where it is -1, else 0; NaN of NaN."""
+    """1 - cosine where the target is 1, max(cosine - margin, 0) where it is -1, NaN where it is NaN, else 0."""
     d = cosine - margin
     other = tl.where(target == target, 0.0, float("nan")).to(cosine.dtype)
     apart = tl.where(target == -1, tl.where(d <= 0, 0.0, d), other)
@@ -132,8 +132,8 @@ def cosine_kernel(
     second: Operand, partial: tl.pointer_type, counter: tl.pointer_type, eps: tl.float64, margin: tl.float64,
     space: Space, parts: Parts, config: CosineConfig,
 ):  # fmt: skip
-    """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms; of a target the loss, too, which is 0 with all
-    others where a row is not kept."""
+    """Writes x . y / (max(|x|, eps) max(|y|, eps)) and both norms of each row, and given a target the loss. With
+    `keep`, all are 0 where a row is not kept."""
     I: tl.constexpr = config.I
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
@@ -184,7 +184,7 @@ def cosine_backward_kernel(
     x: Operand, y: Operand, target: Operand, grad: Operand, value: Operand, first: Operand, second: Operand,
     dx: Operand, dy: Operand, eps: tl.float64, margin: tl.float64, space: Space, parts: Parts, config: TileConfig,
 ):  # fmt: skip
-    """With u = x / max(|x|, eps), v = y / max(|y|, eps): dx = (v - value u) grad / max(|x|, eps).
+    """With u = x / max(|x|, eps), v = y / max(|y|, eps): dx = (v - value u) grad / max(|x|, eps), dy likewise.
 
     No row is summed: a block takes one tile."""
     C: tl.constexpr = config.C
@@ -192,7 +192,7 @@ def cosine_backward_kernel(
     space = in_batch(space, batch, (x, y, target, grad, value, first, second, dx, dy))
     m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
-    # one number a row: (BM, 1), or of rows across memory (1, BN)
+    # one number per row: (BM, 1), or (1, BN) for rows across memory
     g = fetch(grad, space, m, n, nowhere, True).to(C)
     c = fetch(value, space, m, n, nowhere, True).to(C)
     if target is not None:  # the slope of embedding_loss
@@ -202,12 +202,12 @@ def cosine_backward_kernel(
     norm1 = fetch(first, space, m, n, nowhere, True)
     norm2 = fetch(second, space, m, n, nowhere, True)
     by1, by2 = inverse(norm1, eps, C), inverse(norm2, eps, C)
-    c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
+    c1 = tl.where(at_most(norm1, eps), 0.0, c)  # 0 where the divisor is eps, a constant
     c2 = tl.where(at_most(norm2, eps), 0.0, c)
     edge = within(space, m, n)
     u = times(fetch(x, space, m, n, edge, True).to(C), by1)  # (BM, BN)
     v = times(fetch(y, space, m, n, edge, True).to(C), by2)
-    if target is not None:  # rows that are not kept
+    if target is not None:  # a row that is not kept has norms of 0
         u, v = tl.where(norm1 == 0, 0.0, u), tl.where(norm2 == 0, 0.0, v)
     if dx is not None:
         store(dx, space, m, n, times(v - c1 * u, (g * by1[0], by1[1])), edge, True)
@@ -235,7 +235,7 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
 
 
 def cosine_similarity_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=True, need_x2=True):
-    """Gradients of the full shape: the caller sums them to the operands', and so those of a broadcast one stay wide."""
+    """Gradients of the full shape, for the caller to sum. That of a broadcast operand is in the compute dtype."""
     shape, compute = common_shape(x1, x2), compute_dtype(x1, x2, grad)
     dim = dim % max(len(shape), 1)
     if shape:

@@ -1,12 +1,12 @@
-"""info_nce_loss of half rows, without their (N, N) logits in memory: log sum exp of each row's, less its own.
+"""info_nce_loss of rows in half precision, without their (N, N) logits in memory: for each row the logsumexp of its
+logits, less its own logit.
 
-Half numbers are exact on the tensor cores, whose sums are fp32. So rows are multiplied as they are, but for a power of
-two each (info_nce_units.py), and the products by the inverse norms of their row and of their column:
+Products of half numbers are exact on the tensor cores, whose sums are fp32. So rows are only scaled by a power of two
+each (info_nce_units.py) and multiplied, and the products are multiplied by the inverse norms of query and key:
 
     logit = (q' . k') / (|q'| |k'| temperature)
 
-Of row_stats the last two are of each query: the largest logit and the inverse of the sum of exp(logit - largest), base
-2.
+The last two row_stats of each query are its largest logit, and 1 / sum 2^(logit - largest), with logits in base 2.
 """
 
 import torch
@@ -20,15 +20,15 @@ from ..engine.math import rounded_product
 from ..engine.operand import constants
 from .info_nce_units import STEP, TILE, UNITS, WHOLE, dtypes_of, launch, padded_shape, plain_plan, units_plan
 
-ROOMY = (90,)  # architectures with shared memory for rows as wide as WHOLE, and registers for what is made of them
-BLOCKS = 132  # that run at once
+ROOMY = (90,)  # architectures with shared memory for rows of width WHOLE, and registers for products
+BLOCKS = 132  # blocks that run at once
 LOWEST = tl.constexpr(-3e38)  # below all logits, and finite
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def load_tile(units, first, width, column, config):
-    """TILE rows from `first` on, STEP columns of each."""
+    """Rows first, ..., first + BM - 1, and BN columns of each from `column` on."""
     m, n = first + tl.arange(0, config.BM), column + tl.arange(0, config.BN)
     pointer = units + m[:, None] * width + n[None, :]
     return tl.load(tl.multiple_of(pointer, (16, 16)))
@@ -36,7 +36,7 @@ def load_tile(units, first, width, column, config):
 
 @triton.jit
 def products(units, keys, query, block, tile, width, config):
-    """q' . k' of a block's queries with a tile of keys. query: its tile, where a row is whole."""
+    """q' . k' of a block's queries with a tile of keys. query: the queries' tile, if it holds whole rows (WHOLE)."""
     if config.WHOLE:
         result = tl.dot(query, load_tile(keys, tile * config.BM, width, 0, config).T)
     else:
@@ -50,8 +50,8 @@ def products(units, keys, query, block, tile, width, config):
 
 @triton.jit
 def logits(product, query_scale, row_stats, tile, padded, config):
-    """Those of the products, base 2, -inf where there is no such key. Rounded: else what is subtracted from one would
-    be subtracted from the exact product, and a row whose only key is its own would have a loss."""
+    """The logits of the products, in base 2, -inf for a missing key. They are rounded: otherwise a subtraction would be
+    fused with the exact product, and a row whose only key is its own would have a loss."""
     scale = tl.load(row_stats + padded + tile * config.BM + tl.arange(0, config.BM))
     scaled = product * tl.abs(scale)[None, :] + tl.where(scale < 0, float("-inf"), 0.0)[None, :]
     return rounded_product(scaled, query_scale[:, None])
@@ -59,7 +59,7 @@ def logits(product, query_scale, row_stats, tile, padded, config):
 
 @triton.jit
 def inverse_of(temperature, number):
-    """1 / temperature, in fp64 (by fp32, to which all GPUs convert halves)"""
+    """1 / temperature, in fp64 (halves by way of fp32, to which all GPUs convert them)."""
     if temperature is None:
         t = tl.full([1], number, tl.float64)
     else:
@@ -70,7 +70,7 @@ def inverse_of(temperature, number):
 
 @triton.jit
 def query_scales(row_stats, m, temperature, number):
-    """log2(e) / (|q'| temperature); of no query that of another norm, and never 0."""
+    """log2(e) / (|q'| temperature). For a missing query |q'| counts as 1: the scale is never 0."""
     return tl.abs(tl.load(row_stats + m)) * (inverse_of(temperature, number) * LOG2_E).to(tl.float32)
 
 
@@ -83,7 +83,7 @@ def info_nce_kernel(
     counter: tl.pointer_type, loss: tl.pointer_type, number: tl.float64, rows: tl.tensor, padded: tl.tensor,
     width: tl.tensor, splits: tl.tensor, per_split: tl.tensor, config: InfoNCEConfig,
 ):  # fmt: skip
-    """A block meets its queries with a part of the keys; the last of those that share the queries makes the losses."""
+    """A block multiplies its queries with a part of the keys; the last of those that share them computes the losses."""
     block, split = tl.program_id(0), tl.program_id(1)
     m = block * config.BM + tl.arange(0, config.BM)
     keys = units + padded.to(tl.int64) * width
@@ -135,7 +135,7 @@ def product_tiling(width, arch):
 
 
 def splits_of(blocks):
-    """How many blocks share a tile of queries: as few as leave few multiprocessors idle."""
+    """How many blocks share a tile of queries: as few as possible without many idle multiprocessors."""
 
     def cost(splits):
         return triton.cdiv(blocks * splits, BLOCKS) * (triton.cdiv(blocks, splits) + 2)
@@ -156,7 +156,7 @@ def info_nce_plan(tensors, arch):
 
 
 def info_nce(query, key, keep=None, temperature=None, number=1.0):
-    """(loss of each row, units, row_stats). temperature: a 0-dim tensor, in place of `number`."""
+    """Returns (loss of each row, units, row_stats). temperature: a 0-dim tensor, in place of `number`."""
     device, (rows, columns) = query.device, query.shape
     padded, width = padded_shape(rows, columns)
     units = empty((2, padded, width), query.dtype, device)

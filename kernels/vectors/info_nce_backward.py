@@ -1,11 +1,11 @@
-"""The gradients of info_nce_loss. The slopes of the logits, from products made once more, are the one (N, N) matrix in
-memory, in half; torch multiplies it by the units. With p the softmax of the logits, g the gradient of the losses:
+"""The gradients of info_nce_loss. The products are made again. The slopes of the logits are the only (N, N) matrix in
+memory, in half; torch multiplies it by the units. With p the softmax of the logits and g the losses' gradient:
 
-    slopes_ij = s (p_ij - (i = j)) g_i / (|q'_i| |k'_j|)        s: a power of two, so that fp16 holds them
-    H = slopes k', and of the keys slopes^T q'
-    dq = 2^e / (s temperature) (H - (H . q') q' / |q'|^2)
+    (1) slopes_ij = s (p_ij - (i = j)) g_i / (|q'_i| |k'_j|)        s: a power of two, so that fp16 holds them
+    (2) H = slopes k', and for the keys slopes^T q'
+    (3) dq = 2^e / (s temperature) (H - (H . q') q' / |q'|^2)
 
-The sum of each query's slopes times logits is (H . q') / (s temperature), of which the temperature's gradient is made.
+The sum of a query's slopes times logits is (H . q') / (s temperature). The temperature's gradient is made from it.
 """
 
 import torch
@@ -24,7 +24,7 @@ SLOPE_TILE = 4096  # rows whose gradients are read at once, to find the largest
 
 @triton.jit
 def load_gradient(grad, grad_stride, row_stats, m, rows):
-    """0 of a row that does not exist."""
+    """The gradients of the losses of rows m; 0 for a row that does not exist."""
     inside = m < rows
     inside = inside & ~(tl.load(row_stats + m, mask=inside, other=MISSING) < 0)
     return tl.load(grad + m.to(tl.int64) * grad_stride, mask=inside, other=0.0)
@@ -39,7 +39,7 @@ def info_nce_slopes_kernel(
     slopes: tl.pointer_type, scale: tl.pointer_type, number: tl.float64, grad_stride: tl.tensor, rows: tl.tensor,
     padded: tl.tensor, width: tl.tensor, per_split: tl.tensor, config: SlopesConfig,
 ):  # fmt: skip
-    """scale: 1 / s, which every block works out alike."""
+    """scale: receives 1 / s. Every block computes the same s."""
     block, split = tl.program_id(0), tl.program_id(1)
     sizes = tl.zeros([config.BG], tl.float32)
     for start in range(0, rows, config.BG):
@@ -100,7 +100,7 @@ def info_nce_gradients_kernel(
     strength: tl.pointer_type, number: tl.float64, rows: tl.tensor, columns: tl.tensor, padded: tl.tensor,
     steps: tl.tensor, config: GradientsConfig,
 ):  # fmt: skip
-    """FIRST: 0, or 1 where the keys alone have a gradient."""
+    """FIRST: the first side with a gradient: 0 the queries, 1 the keys."""
     width, columns = steps * config.STEP, columns * config.VEC
     factor = tl.load(scale) * inverse_of(temperature, number)
     if config.FIRST + tl.program_id(1) == 0:
@@ -140,7 +140,7 @@ def gradients_plan(tensors, arch):
 
 
 def wide_product(a, b):
-    """a b of halves, in fp32."""
+    """a @ b of half matrices, in fp32."""
     if not a.is_cuda:  # interpreted
         return a.float() @ b.float()
     with torch.autocast("cuda", enabled=False):
@@ -148,7 +148,7 @@ def wide_product(a, b):
 
 
 def info_nce_backward(grad, units, row_stats, temperature, number, columns, need_query, need_key):
-    """(gradients of the queries, and of the keys; the sum of each row's slopes times logits)"""
+    """Returns (gradients of the queries, gradients of the keys, sum of each row's slopes times logits)."""
     device, rows = grad.device, grad.shape[0]
     dquery = empty((rows if need_query else 0, columns), units.dtype, device)
     dkey = empty((rows if need_key else 0, columns), units.dtype, device)

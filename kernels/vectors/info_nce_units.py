@@ -1,10 +1,10 @@
 """The rows that info_nce_loss multiplies, and how its kernels are launched.
 
-    x' = 2^e x, with 256 <= |x'| < 512        units (2, P, W): of the queries, of the keys
+    x' = 2^e x, with 256 <= |x'| < 512        units (2, P, W): the queries, then the keys
 
-P is N, and W the vectors' width, filled up to whole tiles with zeros, so that no load is masked. row_stats (6, P): of
-queries and of keys 1 / |x'| (MISSING where there is no such row), of both the exponents e (NO_SLOPE where there is none
-to multiply by), and two numbers that the products leave (info_nce.py).
+P is N, and W the vectors' width, both filled up with zeros to whole tiles, so that no load is masked. row_stats (6, P):
+1 / |x'| of queries and of keys (MISSING where there is no such row), the exponents e of both (NO_SLOPE where a row has
+no gradient), and two numbers per query that the products leave (info_nce.py).
 """
 
 import triton
@@ -18,23 +18,23 @@ from ..engine.operand import constants
 from ..engine.scaling import power_below, reciprocal
 from ..engine.tensors import check_operands, traits
 
-TILE = 128  # queries of a block, and keys that it meets at once
-WHOLE = 256  # a row that is no wider stays in shared memory, where there is enough of it
-STEP = 64  # otherwise so many columns at a time
-ROW_TILE = 2048  # numbers of a tile of rows: two of the widest
+TILE = 128  # queries of a block, and keys that it takes at once
+WHOLE = 256  # rows up to this width stay in shared memory, if there is enough of it
+STEP = 64  # of wider rows, columns that are taken at once
+ROW_TILE = 2048  # numbers of a tile of rows: two rows of the widest
 MISSING, NO_SLOPE = tl.constexpr(-1.0), tl.constexpr(-1023.0)
 
 
 @triton.jit
 def exponent(power):
-    """That of a result of power_below, in fp32."""
+    """The exponent of a result of power_below, as an fp32 number."""
     return ((power.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32)
 
 
 @triton.jit
 def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, padded, width, config):
-    """x' of a tile of rows, 1 / |x'|, and e. VEC: of a row's numbers, so many lie side by side at a multiple of 16
-    bytes; row strides and columns are counted in as many."""
+    """Stores x', 1 / |x'| and e of a tile of rows. VEC: so many numbers of a row are contiguous, at a multiple of 16
+    bytes; row strides and columns are counted in units of VEC."""
     m = tl.program_id(0) * config.BM + tl.arange(0, config.BM)
     n = tl.arange(0, config.BN)
     there = m < rows
@@ -51,7 +51,7 @@ def scale_rows(x, strides, keep, keep_stride, out, row_stats, rows, columns, pad
     value = value * reciprocal(unit)[:, None]
     norm = rounded_root(tl.sum(rounded_product(value, value), 1))
     sloped = there & (norm != 0)
-    norm = tl.where(norm == 0, 1.0, norm)  # at least 1, as all others now
+    norm = tl.where(norm == 0, 1.0, norm)  # all are at least 1 now
     other = power_below(norm)
     inverse = rounded_quotient(1.0 / 256, norm * reciprocal(other))
     inverse = tl.where(norm == float("inf"), float("nan"), inverse)
@@ -72,7 +72,7 @@ def info_nce_units_kernel(
     keep_stride: tl.tensor, rows: tl.tensor, columns: tl.tensor, padded: tl.tensor, steps: tl.tensor,
     config: UnitsConfig,
 ):  # fmt: skip
-    """Beside the units, the counters of the next launch are put to 0. steps: W is so many of them."""
+    """Stores the units, and sets the counters of the next launch to 0. steps: W / STEP."""
     width = steps * config.STEP
     if tl.program_id(1) == 0:
         scale_rows(query, query_strides, keep, keep_stride, units, row_stats, rows, columns, padded, width, config)
@@ -88,14 +88,14 @@ UNITS = Kernel(info_nce_units_kernel)
 
 
 def plain_plan(kernel, dtypes, grid, values, arch):
-    """That of a kernel whose tensors are all pointers alone. dtypes: in the kernel's order."""
+    """The plan of a kernel whose tensors are all plain pointers. dtypes: in the kernel's order."""
     nothing, dtypes = Group((), ()), dict(zip(kernel.pointers, dtypes))
     values = {"VEC": 1, **values}
     return Plan(kernel, (), dtypes, nothing, nothing, (), 1, values, grid=grid, wide=False, arch=arch)
 
 
 def launch(kernel, make, tensors, *numbers, key=()):
-    """make(tensors, arch): the plan."""
+    """Launches a kernel. make(tensors, arch) returns its plan."""
     result, addresses = traits(tensors)
 
     def build(arch):
@@ -110,7 +110,7 @@ def dtypes_of(tensors):
 
 
 def padded_shape(rows, columns):
-    """(P, W)"""
+    """(P, W) for `rows` vectors of `columns` numbers."""
     width = triton.next_power_of_2(columns) if columns <= WHOLE else triton.cdiv(columns, STEP) * STEP
     return triton.cdiv(rows, TILE) * TILE, max(width, STEP)
 
@@ -133,7 +133,7 @@ def row_tiling(width, columns, vec):
 
 
 def vector(columns, *tensors):
-    """VEC of rows that lie so."""
+    """VEC for these rows of halves: 8 if all are contiguous, 16-byte aligned and a multiple of 8 long, else 1."""
     fits = all(x.stride(1) == 1 and not x.stride(0) % 8 and not x.data_ptr() % 16 for x in tensors)
     return 8 if fits and not columns % 8 else 1
 

@@ -1,7 +1,7 @@
-"""triplet_margin_loss: max(|a - p| - |a - n| + margin, 0) for each row; with SWAP the distance of p and n, where less.
+"""triplet_margin_loss: max(|a - p| - |a - n| + margin, 0) for each row; with SWAP |p - n| for |a - n| where it is less.
 
-A difference is x - y + eps, as torch's, and equal vectors are at distance 0. The state of a distance is (unit, squares,
-differ): the sum of squares in a unit that is a power of two, and whether the vectors differ anywhere, 1 or 0.
+A difference is x - y + eps, as in torch, but equal vectors are at distance 0. The state of a distance is (unit,
+squares, differ): a power of two, the sum of (difference / unit)^2, and 1 if the vectors differ anywhere, else 0.
 """
 
 import torch
@@ -23,27 +23,27 @@ from ..engine.tile import fetch, in_batch, store, within, within_lane
 
 @triton.jit
 def distance_tile(x, y, eps, edge, config):
-    """The state of each row of a tile, in fp64: (BM, 1), or of rows across memory (1, BN)."""
+    """The state of each row of a tile, in fp64: (BM, 1), or (1, BN) for rows across memory."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     d = x - y  # 0 outside
     most = tl.max(tl.abs(d), ACROSS, keep_dims=True)
     unit = power_below(most + tl.abs(eps))
     parts = tl.where(edge, d + eps, 0.0) * reciprocal(unit)
-    # fp32 adds up what one thread holds, fp64 the threads' sums: of two distances the loss takes the difference. (Of
-    # rows across memory a tile has few elements, and registers for no more.) Squares that are fp64 already would fuse
-    # with the addition of another thread's.
+    # Each thread adds up in fp32, the threads' sums are added in fp64: the loss is a difference of two distances.
+    # (Rows across memory have few elements in a tile, and no registers for fp64.) rounded_product: fp64 squares would
+    # fuse with the addition of another thread's.
     if ACROSS == 1 and parts.dtype == tl.float32:
         squares = within_lane(parts * parts, config).to(tl.float64)
     else:
         squares = rounded_product(parts, parts)
     squares = tl.sum(squares, ACROSS, keep_dims=True).to(tl.float64)
-    differ = (most > 0) | (squares != squares)  # of NaN there is no largest
+    differ = (most > 0) | (squares != squares)  # the maximum ignores NaN
     return unit.to(tl.float64), squares, differ.to(tl.float64)
 
 
 @triton.jit
 def tile_states(x, y, z, block, t, eps, space, config):
-    """Those of the three distances; without SWAP the third is the second."""
+    """The states of |a - p|, |a - n| and |p - n|; without SWAP the third is the second."""
     C: tl.constexpr = config.C
     m, n = tile_at(space, block, t, config)
     edge = within(space, m, n)
@@ -69,7 +69,7 @@ def merge(a, b):
 
 @triton.jit
 def merge_partials(partial, size, pieces, output, rows, BS: tl.constexpr, BO: tl.constexpr, ACROSS: tl.constexpr):
-    """The state of all pieces, in order of piece whoever wrote last."""
+    """Merges the states of all pieces, in order of piece, whichever block finished last."""
     state = empty_state(BO, ACROSS)
     for first in range(0, pieces, BS):
         unit, inside = load_partials(partial, pieces, first, output, rows, BS, ACROSS)
@@ -111,8 +111,8 @@ def triplet_kernel(
     apart: Operand, partial: tl.pointer_type, counter: tl.pointer_type, margin: tl.float64, eps: tl.float64,
     space: Space, parts: Parts, config: TripletConfig,
 ):  # fmt: skip
-    """The loss of each row, and its distances; all 0 where a row is not kept. With REDUCE loss is that of all rows, and
-    used what a mean divides by."""
+    """Writes the loss of each row, and its distances; all 0 where a row is not kept. REDUCE: `loss` is that of all
+    rows, and `used` what a mean divides by."""
     I: tl.constexpr = config.I
     SWAP: tl.constexpr = config.SWAP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
@@ -142,7 +142,7 @@ def triplet_kernel(
         finished = is_finished(counter + group, parts.splits)
     if finished:
         if not config.WHOLE:
-            BS: tl.constexpr = config.BS * 2  # of fewer than it has threads, each would load several
+            BS: tl.constexpr = config.BS * 2  # with fewer elements than threads, several threads would load each
             state = merge_partials(partial, size, pieces, output, rows, BS, BO, ACROSS)
             other = merge_partials(partial + size * 3, size, pieces, output, rows, BS, BO, ACROSS)
             third = other
@@ -180,8 +180,8 @@ def each_row(*row_stats):
 
 
 def prepare(anchor, positive, negative, keep, swap, mean=None, empty_nan=False):
-    """(the results, what a plan takes, its constants, its options). mean: of all rows, or their sum; None: each row's,
-    where the second result is None."""
+    """Returns (results, arguments of row_plan.launch, its constants, its options). mean: True for the mean of all rows,
+    False for their sum, None for each row's loss, without a second result."""
     rows, compute, device = anchor.shape[:-1], compute_dtype(anchor, positive, negative), anchor.device
     near, far, apart = (empty(shape, torch.float64, device) for shape in (rows, rows, rows if swap else (0,)))
     loss = empty(rows if mean is None else (), compute, device)
@@ -196,7 +196,7 @@ def prepare(anchor, positive, negative, keep, swap, mean=None, empty_nan=False):
 def triplet_margin_loss_of_rows(
     anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, swap=False, mean=None, empty_nan=False
 ):
-    """(the mean or the sum, what a mean divides by, the distances) of all rows, of which there is one."""
+    """Returns (loss, what a mean divides by or None, three distances). There must be a row for a mean or sum."""
     if p != 2:
         raise ValueError(f"_triplet_margin_loss: the kernel has p = 2 alone, got {p}")
     results, plan, constants, options = prepare(anchor, positive, negative, keep, swap, mean, empty_nan)

@@ -1,4 +1,4 @@
-"""The backward of triplet_margin_loss: of |d| the slope d / |d|. No row is summed: a block takes one tile."""
+"""The backward of triplet_margin_loss: |d| has the slope d / |d|. No row is summed: a block takes one tile."""
 
 import torch
 import triton
@@ -15,7 +15,7 @@ from .triplet_margin_loss import each_row, excess
 
 @triton.jit
 def slope(x, y, eps, factor, norm, C: tl.constexpr):
-    """factor (x - y + eps) / norm; 0 of equal vectors. (0 times a slope that is not finite is NaN, as everywhere.)"""
+    """factor (x - y + eps) / norm; 0 for equal vectors, and for a factor of 0 unless the norm is infinite or NaN."""
     c, power = inverse(norm, -1.0, C)
     none = (norm == 0) | ((factor == 0) & (norm < float("inf")))
     return tl.where(none, 0.0, times(x - y + eps, (factor * c, power)))
@@ -36,13 +36,13 @@ def triplet_backward_kernel(
     space = in_batch(space, batch, (x, y, z, grad, near, far, apart, dx, dy, dz))
     m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
-    # one number a row: (BM, 1), or of rows across memory (1, BN)
+    # one number per row: (BM, 1), or (1, BN) for rows across memory
     g = upstream(grad, denominator, space, m, n).to(C)
     to_positive = fetch(near, space, m, n, nowhere, True)
     to_negative = fetch(far, space, m, n, nowhere, True)
     between = to_negative
     of_far, of_apart = tl.full([1, 1], 1.0, C), tl.full([1, 1], 0.0, C)
-    if SWAP:  # the smaller distance has the slope; of equal ones each a half, as torch's minimum
+    if SWAP:  # the smaller distance has the slope; equal ones have half each, as in torch.minimum
         between = fetch(apart, space, m, n, nowhere, True)
         of_far = tl.where(to_negative == between, 0.5, tl.where(to_negative > between, 0.0, 1.0))
         of_apart = tl.where(to_negative == between, 0.5, tl.where(to_negative < between, 0.0, 1.0))
@@ -69,7 +69,7 @@ TRIPLET_BACKWARD = declare(triplet_backward_kernel)
 
 
 def prepare_backward(grad, vectors, distances, swap, needed, denominator=None):
-    """denominator: of a mean over all rows; grad is 0-dim then, as of their sum."""
+    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
     rows, compute = vectors[0].shape[:-1], compute_dtype(*vectors, grad)
     slopes = tuple(torch.empty_like(x) if wanted else None for x, wanted in zip(vectors, needed))
     shared = (None if t is None else t.expand(rows) for t in (grad, denominator))

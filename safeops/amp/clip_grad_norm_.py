@@ -3,11 +3,13 @@
 import types
 import warnings
 from collections.abc import Iterable
+from typing import NoReturn
 
 import torch
 
 from safeops.amp._gradients import by_device, gradients, held, named, narrowed, order, total_norm
 from safeops.core import check
+from safeops.core.foreign import refuse, sign
 from safeops.ops.lists.clip_grad_norm_ import scale_
 from safeops.ops.lists.health import health_
 
@@ -17,8 +19,9 @@ def clip_grad_norm_(
     parameters: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
     norm_type: float = 2.0,
-    *,
+    *extra: NoReturn,
     nonfinite: check.Nonfinite = "propagate",
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """Scale the gradients in place so that their norm together is at most `max_norm`; return the norm before.
 
@@ -56,6 +59,8 @@ def clip_grad_norm_(
         >>> weight.grad
         tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.float16)
     """
+    if extra or unknown:
+        refuse(clip_grad_norm_, extra, unknown)
     ord = order("clip_grad_norm_", norm_type)
     check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
     check.choice("clip_grad_norm_", "nonfinite", nonfinite, check.NONFINITE)
@@ -78,6 +83,9 @@ def clip_grad_norm_(
         scale_(group, factor.to(group[0].device))
         torch.autograd.graph.increment_version(group)
     return narrowed(norm, result)
+
+
+sign(clip_grad_norm_)  # (as a decorator it would hide the types)
 
 
 def _check_writable(keys, grads):

@@ -46,7 +46,7 @@ def runs_when_called(function, region, called):
 
 def tensor(function, name, x):
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}")
+        raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}{meant(function, name, x)}")
     if kind := undense(x):
         raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
     if x.dtype not in FLOATING and x.is_floating_point():
@@ -72,12 +72,15 @@ def undense(x):
     return "a quantized one" if x.dtype not in FLOATING and x.is_quantized else None
 
 
-def floating(function, name, x):
+def floating(function, name, x, numbers=False):
+    """numbers: whether integers would be numbers of the same kind (class indices are none)."""
     tensor(function, name, x)
     if x.dtype not in FLOATING:
+        remedy = meant(function, name, x) if name in ("weight", "negative_keys") else ""
+        if numbers and not x.is_complex():
+            remedy = remedy or say(f"{name}.float()")
         raise TypeError(
-            f"{function}: {name} must be a floating point tensor of at least 16 bits, got {x.dtype}"
-            f"{meant(function, x) if name == 'weight' else ''}"
+            f"{function}: {name} must be a floating point tensor of at least 16 bits, got {x.dtype}{remedy}"
         )
 
 
@@ -215,6 +218,13 @@ def classes_first(name, x, target):
     return ""
 
 
+def of_one_hot(name, x, shape, dim):
+    """The expression of class indices in place of integers that have the shape of probabilities; or ""."""
+    if tuple(x.shape) != tuple(shape) or x.is_floating_point() or x.is_complex():
+        return ""
+    return f"{name}.int().argmax({dim})" if x.dtype == torch.bool else f"{name}.argmax({dim})"
+
+
 def mask(function, x, target_name, target, shape=None):
     if x is None:
         return
@@ -226,7 +236,9 @@ def boolean(function, name, x, sense):
     tensor(function, name, x)
     if x.dtype != torch.bool:
         kept = f"{name} > 0.5" if x.is_floating_point() else f"{name} != 0"
-        raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}{say(kept)}")
+        # a float mask is one of 0 and 1, or is added to scores: 0 where they are kept, and very negative elsewhere
+        additive = f" (an additive mask: {name} == 0)" if x.is_floating_point() and sense == "True = keep" else ""
+        raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}{say(kept)}{additive}")
 
 
 def weight(function, x, target_name, target, shape=None):
@@ -268,7 +280,7 @@ def boolean_flag(function, name, value):
 
 def shown_value(function, x):
     """A value as errors have it: a tensor without its numbers."""
-    return f"a tensor{meant(function, x)}" if isinstance(x, torch.Tensor) else repr(x)
+    return f"a tensor{meant(function, '', x)}" if isinstance(x, torch.Tensor) else repr(x)
 
 
 def is_number(value):
@@ -277,7 +289,8 @@ def is_number(value):
 
 def number(function, name, value, *, minimum=None, above=None, maximum=None):
     if not is_number(value):
-        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}{meant(function, value)}")
+        kind = type(value).__name__
+        raise TypeError(f"{function}: {name} must be a number, got {kind}{meant(function, name, value)}")
     double(function, name, value)
     if isinstance(value, SYMBOLIC):  # to compare it would bind the sizes that an exported program takes
         value = private_torch.value_at_trace(value)
@@ -330,7 +343,8 @@ def integers(function, dim):
             raise TypeError
         return tuple(map(operator.index, values))
     except TypeError:
-        raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
+        got = shown_value(function, dim)
+        raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {got}") from None
 
 
 def one_dim(function, dim, ndim):
@@ -338,7 +352,7 @@ def one_dim(function, dim, ndim):
     try:
         (d,) = (dim,) if dim.__class__ is int else integers(function, (dim,))
     except TypeError:
-        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
+        raise TypeError(f"{function}: dim must be an int, got {shown_value(function, dim)}") from None
     rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
     if not -rank <= d < rank:
         raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")

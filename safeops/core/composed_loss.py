@@ -9,7 +9,7 @@ from safeops.core.dtypes import compute_dtype
 def vectors(name, **operands):
     """Check that the operands have one shape, with vectors along the last dim. Returns the shape without that dim."""
     for key, x in operands.items():
-        check.floating(name, key, x)
+        check.floating(name, key, x, numbers=True)
     (first, like), *others = operands.items()
     if like.dim() == 0:
         raise ValueError(f"{name}: {first} must have vectors along its last dim, got shape ()")
@@ -19,12 +19,14 @@ def vectors(name, **operands):
     return like.shape[:-1]
 
 
-def one_a_row(name, key, x, vectors, rows):
-    """Check that x is real and has the shape `rows`. vectors: the operand whose rows they are."""
+def one_a_row(name, key, x, vectors, rows, classes=False):
+    """Check that x is real and has the shape `rows`. vectors: the operand whose rows they are. classes: True: x holds
+    the rows' classes."""
     check.real(name, key, x)
     if x.shape != rows:
         raise ValueError(
             f"{name}: {key} {check.shown(x)} must have a number for each of the rows {check.shown(vectors, rows)}"
+            f"{check.say(check.of_one_hot(key, x, vectors.shape, -1)) if classes else ''}"
         )
 
 

@@ -5,22 +5,58 @@ knows of no other library. All of this is read only where a call is refused alre
 """
 
 import inspect
+import re
 
 import torch
 
-# Other libraries' names of arguments: {its name: {an argument that the function must have: the expression}}. The first
-# that the function has is taken.
-_CLASSES = "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)"
-_PIXELS = {"smooth_nr": "target may be class indices (N, d1, ...) as they are"}
+LEAVE = "leave it out"
+# The default of an argument that has none: Python's own refusal, which asks for it first, would know of no other name.
+REQUIRED = inspect.Parameter.empty
+
+
+def _unless(default, expression):
+    """The expression of a flag, one value of which is what is done here anyway."""
+    return lambda flag: LEAVE if flag is default else expression
+
+
+def _background(channels, weight):
+    """include_background=False, which drops the first of several channels. (A weight of [0.] would drop all.)"""
+    return _unless(True, f"1 channel has no background, {LEAVE}; of {channels} say {weight}")
+
+
+def _for_classes(scaled):
+    """alpha of a focal loss: a number scales the loss, and of a number for each class one is a class weight."""
+    return lambda alpha: scaled if isinstance(alpha, (int, float)) else "weight=torch.as_tensor(alpha)"
+
+
+def _attention(name):
+    """A mask of attention: bools and integers say what is kept, and floats may be added to the scores."""
+
+    def expression(mask):
+        if is_bool(mask):
+            return f"mask={name}, where True is kept"
+        if isinstance(mask, torch.Tensor) and mask.is_floating_point():
+            return f"mask={name} > 0.5 (an additive mask: mask={name} == 0)"
+        return f"mask={name} != 0"
+
+    return expression
+
+
+# Other libraries' names of arguments: {its name: {an argument that the function must have, or the function's own name:
+# the expression}}. The first that fits is taken. An expression may be a function of the value, and has it in the place
+# of the name where it can be written.
+_CLASSES = _background("more", "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)")
+_PROBABILITIES = _unless(False, "torch.softmax(input, 1) as input, of 1 channel torch.sigmoid(input)")
+_PIXELS = {"smooth_nr": f"{LEAVE}: target may be class indices (N, d1, ...)"}
 NAMES = {
-    "softmax": {"smooth_nr": "torch.softmax(input, 1) as input"},
-    "sigmoid": {"smooth_nr": "torch.sigmoid(input) as input"},
-    "from_logits": {"smooth_nr": "torch.softmax(input, 1) as input"},
+    "softmax": {"smooth_nr": _PROBABILITIES},
+    "sigmoid": {"smooth_nr": _unless(False, "torch.sigmoid(input) as input")},
+    "from_logits": {"smooth_nr": _PROBABILITIES},
     "include_background": {"smooth_nr": _CLASSES, "ignore_index": _CLASSES},
     "smooth": {"smooth_nr": "smooth_nr=smooth, smooth_dr=smooth", "label_smoothing": "label_smoothing=smooth"},
     **dict.fromkeys(("to_onehot_y", "num_classes"), _PIXELS),
     "alpha": {
-        "gamma": "alpha * safeops.softmax_focal_loss(input, target), or of a number for each class weight=alpha",
+        "gamma": _for_classes("alpha * safeops.softmax_focal_loss(input, target)"),
         "smooth_nr": "safeops.tversky_loss(input, target, alpha=alpha, beta=1 - alpha)",
     },
     "cu_seqlens": {
@@ -29,8 +65,31 @@ NAMES = {
     },
     "size_average": {"win_size": 'reduction="mean" or "none"', "reduction": 'reduction="mean" or "sum"'},
     "reduce": {"reduction": 'reduction="none", "mean" or "sum"'},
-    "key_padding_mask": {"mask": "mask=~key_padding_mask"},
+    "key_padding_mask": {"mask": lambda x: f"mask={'~key_padding_mask' if is_bool(x) else 'key_padding_mask == 0'}"},
     "padding_mask": {"mask": "mask=~padding_mask, where True is padding"},
+    "attn_mask": {"mask": _attention("attn_mask")},
+    "attention_mask": {"mask": _attention("attention_mask")},
+    "unbiased": {"correction": lambda unbiased: f"correction={int(unbiased is not False)}"},
+    "logit_scale": {"temperature": "temperature=1 / logit_scale"},
+    "delta": {"smooth_l1_loss": "beta=delta"},
+    "beta": {"huber_loss": "delta=beta"},
+    "mask": {"masked_fill": "fill_mask=mask"},
+    "error_if_nonfinite": {"nonfinite": _unless(False, 'nonfinite="raise"')},
+    "foreach": {"nonfinite": LEAVE},
+}
+# The constructor of a module knows no operands: there it is these.
+_CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
+OPTIONS = {
+    "softmax": {"smooth_nr": _CALL},
+    "sigmoid": {"smooth_nr": _unless(False, "in the call say loss(torch.sigmoid(input), target)")},
+    "from_logits": {"smooth_nr": _CALL},
+    "include_background": dict.fromkeys(
+        ("smooth_nr", "ignore_index"), _background("C channels", "weight=torch.tensor([0.0] + [1.0] * (C - 1))")
+    ),
+    "alpha": {
+        "gamma": _for_classes("alpha * safeops.nn.SoftmaxFocalLoss()(input, target)"),
+        "smooth_nr": "safeops.nn.TverskyLoss(alpha=alpha, beta=1 - alpha)",
+    },
 }
 # Where nothing but the name differs: {ours: theirs}.
 RENAMED = {
@@ -47,6 +106,8 @@ RENAMED = {
     "dim": ("axis",),
     "keepdim": ("keepdims",),
     "eps": ("epsilon",),
+    "correction": ("ddof",),
+    "temperature": ("tau",),
     "input": ("logits", "pred", "preds", "prediction", "y_pred"),
     "target": ("targets", "label", "labels", "y_true", "gt"),
     "ignore_index": ("ignore_label", "ignored_index"),
@@ -73,35 +134,107 @@ def refuse(function, extra, unknown):
     """The TypeError of arguments that a function does not have."""
     name, parameters = function.__name__, inspect.signature(function).parameters
     if extra:
-        by_position = [x for x in parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
+        count = sum(x.kind is x.POSITIONAL_OR_KEYWORD for x in parameters.values())
         raise TypeError(
-            f"{name}() takes {len(by_position)} positional arguments but {len(by_position) + len(extra)} were given: "
-            f"{by_name(extra[0], [x.name for x in parameters.values() if x.kind is x.KEYWORD_ONLY])}"
+            f"{name}() takes {count} positional arguments but {count + len(extra)} were given"
+            f"{by_name(extra[0], parameters.values())}"
         )
-    raise TypeError(f"{name}() {unexpected(next(iter(unknown)), parameters)}")
+    key, value = next(iter(unknown.items()))
+    raise TypeError(f"{name}() {unexpected(key, value, parameters, name)}")
 
 
-def by_name(value, names):
-    """How to give a value that may not come by position: by one of these names, or by which of them one cannot know."""
-    for name, fits in ("mask", is_bool(value)), ("reduction", isinstance(value, str)):
-        if fits and name in names:
-            return f"say {name}={value!r}" if name == "reduction" else f"say {name}="
-    return f"give the others by name ({', '.join(f'{name}=' for name in names)})"
+def require(function, **arguments):
+    """Raise Python's TypeError where one of the arguments is missing."""
+    for name, value in arguments.items():
+        if value is REQUIRED:
+            raise TypeError(f"{function}() missing 1 required argument: {name!r}")
 
 
-def unexpected(key, parameters):
-    """How the error of a keyword goes on, and ends with what it is here."""
+def by_name(value, parameters):
+    """How the error of a value goes on that may not come by position: with the name that it has, or all there are."""
+    names = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY}
+    if not names:
+        return ""
+    if isinstance(value, bool) and "nonfinite" in names:  # torch's next argument
+        return f": {_advice(expression('error_if_nonfinite', value, names))}"
+    if name := _name_of(value, names):
+        return f": say {name}=" if is_bool(value) else f": say {name}={value!r}"
+    return f": give the others by name ({', '.join(f'{name}=' for name in names)})"
+
+
+def _name_of(value, names):
+    """Which of the keywords, {name: default}, a value is, if that is certain; else ""."""
+    if isinstance(value, bool):
+        fits = [] if "reduction" in names else [x for x, default in names.items() if isinstance(default, bool)]
+    elif isinstance(value, (int, float)):
+        numbers = [x for x, default in names.items() if type(default) in (int, float)]
+        floats = [x for x in numbers if type(names[x]) is float]
+        required = [x for x, default in names.items() if default is REQUIRED]
+        first = [x for x in [*names][:1] if x == "eps"]
+        fits = required or first or isinstance(value, float) and floats or numbers
+    else:
+        kinds = {"mask": is_bool(value), "reduction": isinstance(value, str), "dtype": isinstance(value, torch.dtype)}
+        fits = [x for x, is_one in kinds.items() if is_one and x in names]
+    return fits[0] if len(fits) == 1 else ""
+
+
+def unexpected(key, value, parameters, function):
+    """How the error of a keyword goes on, and ends with what it is here. function: its name."""
+    return _ending(key, expression(key, value, (*parameters, function)), parameters)
+
+
+def unexpected_option(key, value, module):
+    """How that of a constructor goes on: the tensors of a module are given in the call."""
+    options, function = tuple(module.defaults), module.function.__name__
+    says = expression(key, value, options, OPTIONS) or expression(key, value, (*options, function))
+    if not says:
+        tensor = f"{key}={key}" if key in module.tensors else expression(key, value, module.tensors)
+        if tensor:
+            says = LEAVE if value is None else f"in the call say loss({', '.join(module.operands)}, {tensor})"
+    return _ending(key, says, options)
+
+
+def _ending(key, says, parameters):
     text = f"got an unexpected keyword argument {key!r}"
-    for ours, expression in NAMES.get(key, {}).items():
-        if ours in parameters:
-            return f"{text}: say {expression}"
-    return f"{text}, which does not exist here; the arguments are {', '.join(parameters)}"
+    if not says:
+        return f"{text}, which does not exist here; the arguments are {', '.join(parameters)}"
+    return f"{text}: {_advice(says)}"
 
 
-def meant(function, x):
-    """How the error of an argument ends, if it is a mask, given by position where another argument comes first."""
-    takes = is_bool(x) and function in signed and "mask" in inspect.signature(signed[function]).parameters
-    return ": say mask=" if takes else ""
+def _advice(says):
+    return says if LEAVE in says or "say " in says else f"say {says}"
+
+
+def expression(key, value, names, table=NAMES):
+    """The expression, where these names exist, of an argument that another library has; or ""."""
+    for ours, text in table.get(key, {}).items():
+        if ours in names:
+            if value is None and text != f"{ours}={key}":
+                return LEAVE
+            return _written(text(value) if callable(text) else text, key, value)
+    return ""
+
+
+def _written(text, key, value):
+    """An expression with a value in the place of its name, if it is one that can be written."""
+    for x in value if isinstance(value, (list, tuple)) else (value,):
+        if x is not None and not isinstance(x, (int, float, str)):
+            return text
+    return re.sub(rf"(?<![\w.]){key}\b(?!=)", lambda _: repr(value), text)
+
+
+def meant(function, key, x):
+    """How the error of an argument ends, if it is another one, given by position where this comes first."""
+    parameters = inspect.signature(signed[function]).parameters if function in signed else {}
+    if is_bool(x) and "mask" in parameters:
+        return ": say mask="
+    if key == "negative_keys" and isinstance(x, (int, float)):
+        return f": say temperature={x!r}"
+    by_position = key in parameters and parameters[key].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    dims = x if isinstance(x, (list, tuple)) and x else (x,)
+    if key == "mask" and by_position and "dim" in parameters and all(type(d) is int for d in dims):
+        return f": say dim={x!r}"
+    return ""
 
 
 def is_bool(x):

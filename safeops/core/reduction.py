@@ -79,7 +79,7 @@ class Reduction(Op):
         return isinstance(parameter, (int, float)) and not isinstance(parameter, bool)
 
     def validate(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
-        check.floating(self.name, "input", input)
+        check.floating(self.name, "input", input, numbers=True)
         validate(self.name, input, mask, weight, dim, keepdim)
         check.output_dtype(self.name, dtype)
         check.choice(self.name, "empty", empty, self.empties)

@@ -26,4 +26,4 @@ def run(arguments):
     enter_process()
     code, crashed = execute("run", script, arguments.arguments, lambda: run_main(arguments))
     sys.stdout.flush()
-    return 1 if crashed else code
+    return code or int(crashed)

@@ -52,31 +52,41 @@ class BinaryCrossEntropy(Rule):
     what = "`binary_cross_entropy` and `BCELoss` raise under CUDA autocast."
     why = "A sigmoid rounded to half is exactly 0 or 1 much too soon, and its logarithm infinite: torch refuses."
     fix = """`F.binary_cross_entropy_with_logits(x, y)` on what went into the sigmoid; or the loss outside autocast, on
-    `.float()`."""
+    `.float()`. Where no autocast is in sight, its caller may have entered one: that is told as possible."""
     rewrites = """`F.binary_cross_entropy(torch.sigmoid(x), y)` to `F.binary_cross_entropy_with_logits(x, y)`: equal to
-    rounding"""
+    rounding. Only where an autocast on CUDA is in sight, else the clamp at -100 of torch's logarithm counts"""
     ops = ("binary_cross_entropy",)
     events = ("Call",)
     message = "binary_cross_entropy raises under CUDA autocast; use binary_cross_entropy_with_logits"
 
     def operation(self, op, walk):
-        if not walk.scope.autocast or walk.scope.wide or op.origin == "method":
+        if op.origin == "method" or not self._may_raise(op.input, walk):
             return
-        fix = None
+        fix, raises = None, self._raises(walk)
         sigmoid = walk.op(op.input) if op.input is not None else None
         func = op.node.func
         inline = sigmoid is not None and sigmoid.name == "sigmoid" and sigmoid.node is op.input
-        if inline and isinstance(func, cst.Attribute):
+        if raises and inline and isinstance(func, cst.Attribute):  # else torch's clamp at -100 counts
             fix = [(func.attr, "binary_cross_entropy_with_logits"), (op.input, walk.text(sigmoid.input))]
-        walk.report(self, op.node, self.message, fix, imports=False)
+        walk.report(self, op.node, self.message, fix, imports=False, likely=raises)
+
+    def _raises(self, walk):
+        return bool(walk.scope.autocast) and not walk.scope.on_cpu
+
+    def _may_raise(self, p, walk):
+        """True under autocast, and in a loss or a step that its caller may run there."""
+        if walk.scope.wide:
+            return False
+        return walk.scope.autocast or walk.training and not walk.value(p).wide
 
     def visit(self, event, node, walk):
         """criterion = nn.BCELoss(), called under autocast."""
-        if not walk.scope.autocast or walk.scope.wide:
+        if not node.args or not self._may_raise(node.args[0].value, walk):
             return
         made = walk.value(node.func).node
         if isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.BCELoss":
-            walk.report(self, node, "BCELoss raises under CUDA autocast; use BCEWithLogitsLoss on the logits")
+            message = "BCELoss raises under CUDA autocast; use BCEWithLogitsLoss on the logits"
+            walk.report(self, node, message, likely=self._raises(walk))
 
 
 RULES = (HalfLoss, BinaryCrossEntropy)

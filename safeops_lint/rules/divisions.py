@@ -12,7 +12,8 @@ from safeops_lint.tables import REDUCTIONS, SHAPING
 # what made the divisor -> what to use
 USE = dict.fromkeys("sum mean nansum nanmean count_nonzero".split(), "safeops.masked_mean or safeops.safe_div")
 USE["norm"] = "safeops.normalize or safeops.safe_div"
-MASKED = "use safeops.masked_mean(x, mask), or mask= of the loss"
+COUNTS = "counts the elements of x, mask.sum() those of mask"
+MASKED = f"use safeops.masked_mean(x, mask), or mask= of the loss: it {COUNTS}"
 KEEPS_ZERO = SHAPING | set("sqrt pow square neg abs index".split())
 
 
@@ -80,7 +81,8 @@ class DivisionByReduction(Rule):
     why = """A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count
     beyond 65504 is inf too."""
     fix = """`safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
-    `clamp(min=...)` on the divisor."""
+    `clamp(min=...)` on the divisor. masked_mean counts the elements of x that are kept; `mask.sum()` counts those of a
+    mask that broadcasts once, so that the quotient is larger."""
     rewrites = """`a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`; where b is 0 the
     result is 0. `(x * mask).sum() / mask.sum()` to
     `safeops.masked_mean(x, mask, dtype=x.dtype)`, where the mask is a condition on x and so has its shape; else it is
@@ -94,12 +96,14 @@ class DivisionByReduction(Rule):
         made = reduction(node, walk)
         if made is None:
             return
-        use = USE.get(made, "safeops.safe_div")
+        use, count = USE.get(made, "safeops.safe_div"), walk.op(node)
+        if count is not None and count.name == "sum" and walk.value(count.input).mask:
+            use = f"safeops.safe_div or safeops.masked_mean(x, mask), which {COUNTS}"
         message, fix = f"nothing keeps this count, norm or spread away from 0; use {use}", self._fix(op, walk)
         if masked_factor(op.input, walk):
             message = f"nothing keeps this divisor away from 0, and NaN times a mask is NaN; {MASKED}"
-        if made == "sum" and in_half(walk.op(node) and walk.op(node).input, walk):
-            message = "this count is inf in half beyond 65504, and 0 for an empty mask; use safeops.masked_mean"
+        if made == "sum" and in_half(count and count.input, walk):
+            message = f"this count is inf in half beyond 65504, and 0 for an empty mask; {MASKED}"
             fix = None  # another division leaves the count what it is
         walk.report(self, op.node, message, fix, likely=often_zero(node, walk))
 

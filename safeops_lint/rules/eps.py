@@ -6,7 +6,7 @@ import libcst as cst
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.domains import HALF_STEP, PROBABILITY, sources, without_graph
-from safeops_lint.rules.squares import through, wide
+from safeops_lint.rules.squares import in_half, through, wide
 from safeops_lint.syntax import number
 from safeops_lint.tables import HALVED, RAISED, SHAPING
 
@@ -15,6 +15,7 @@ STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are 
 STEEP_OPS = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "div", "addcdiv"}
 GUARDS = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "where", "masked_fill", "full_like", "pow")
 GUARDS += ("normalize", "cosine_similarity")
+COUNT = ", where a count beyond 65504 is inf; use safeops.masked_mean"
 
 DATA = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # fp32, as data are
 
@@ -60,6 +61,13 @@ def _raised(node, walk, depth=0):
     if op is None or depth > 12 or op.name in HALVED or walk.casts_to_half:
         return False
     return op.name in RAISED or any(_raised(n, walk, depth + 1) for n in (op.input, *op.args))
+
+
+def _counts(op, walk):
+    """True if a mask that was cast to half is counted in it: where nothing makes that sum fp32, it is inf beyond 65504,
+    and an empty mask leaves the eps alone, which is 0."""
+    made = [walk.op(n) for n in (op.input, *op.args)]
+    return any(m is not None and m.name == "sum" and in_half(m.input, walk) for m in made)
 
 
 class TinyEps(Rule):
@@ -115,8 +123,10 @@ class TinyEps(Rule):
         for guard in () if whole else guards(op.args[-1] if divides and op.args else op.input, walk):
             report = walk.reports.get((self.code, id(guard.node)))
             plain = not any(_raised(n, walk) for n in (guard.input, *guard.args) if walk.value(n).tensor)
-            if report is not None and (plain if divides else _small(guard, walk)):
-                walk.report(self, guard.node, report.message, report.fix)
+            counts = divides and _counts(guard, walk)
+            if report is not None and (counts or (plain if divides else _small(guard, walk))):
+                message = report.message.partition(";")[0] + COUNT if counts else report.message
+                walk.report(self, guard.node, message, report.fix)
 
     def _steep(self, op, walk):
         """log(p + 1e-6), 1 / (p + 1e-6): half holds the eps, but neither the slope nor the quotient."""
@@ -154,7 +164,8 @@ class TinyEps(Rule):
             return
         name = f"safeops.safe_{op.name}"
         use = f"{name} with eps=" + " and fill_value=None" * (op.name in ("div", "reciprocal"))
-        message = f"{walk.text(eps)} is 0 in fp16; use {use}, which is resolved in fp32"
+        message = f"{walk.text(eps)} is 0 in fp16"
+        message += COUNT if op.name == "div" and _counts(guard, walk) else f"; use {use}, which is resolved in fp32"
         floor = guard.name != "add" and op.name == "log"
         fix = [(op.node, f"{name}({walk.argument(guard.input)}, eps={walk.text(eps)})")] if floor else None
         walk.report(self, op.node, message, fix, covers=[(self.code, inner)], likely=report.likely)

@@ -5,6 +5,7 @@ import math
 import libcst as cst
 
 from safeops_lint.rule import Rule
+from safeops_lint.rules.masks import of_itself
 from safeops_lint.rules.squares import in_half, through
 from safeops_lint.tables import SHAPING
 
@@ -19,8 +20,9 @@ class LargeFill(Rule):
     enough. `p * log(p)` of such a row is 0 * -inf in the gradient, whatever replaces it later."""
     fix = """`safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden,
     -1e9)` saturates to the dtype. `safeops.xlogy(p, p)` for `p * log(p)`."""
-    rewrites = """`softmax(x.masked_fill(hidden, -inf), dim)` to `safeops.masked_softmax(x, ~hidden, dim)`, and other
-    fills to `safeops.masked_fill`"""
+    rewrites = """`softmax(x.masked_fill(hidden, -inf), dim)` to `safeops.masked_softmax(x, ~hidden, dim)`, where hidden
+    is a condition on x and so has its shape (masked_softmax takes none that is larger); other fills to
+    `safeops.masked_fill`"""
     ops = ("masked_fill", "softmax", "log_softmax", "mul")
 
     def operation(self, op, walk):
@@ -69,10 +71,10 @@ class LargeFill(Rule):
         fix = None
         inline = fill.name == "masked_fill" and fill.node is op.input and not fill.inplace and not op.inplace
         dim = op.arg(0, "dim")
-        if inline and dim is not None and len(op.args) + len(op.kwargs) == 1:
-            mask = fill.arg(0, "mask")
-            text = walk.argument(mask)
-            text = text if isinstance(mask, (cst.Name, cst.Call, cst.Attribute, cst.Subscript)) else f"({text})"
+        # torch's fill takes a mask that is larger than the scores, masked_softmax does not
+        fits = inline and of_itself(mask, fill.input, walk)
+        if fits and dim is not None and len(op.args) + len(op.kwargs) == 1:
+            text = walk.argument(mask) if isinstance(mask, cst.Call) else f"({walk.argument(mask)})"
             text = f"safeops.masked_{op.name}({walk.argument(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
         message = f"a row that is masked out whole is NaN; use safeops.masked_{op.name}"

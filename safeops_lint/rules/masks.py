@@ -5,7 +5,7 @@ import libcst as cst
 from safeops_lint.rule import Rule
 from safeops_lint.rules.domains import unsafe
 from safeops_lint.syntax import descendants, dotted, number
-from safeops_lint.tables import SAVES_RESULT
+from safeops_lint.tables import FLOATING, KEEPS_INTEGER, SAVES_RESULT
 
 
 def index_masks(node, walk):
@@ -32,6 +32,17 @@ def of_itself(mask, base, walk):
     return asked and elementwise and isinstance(mask, (cst.Comparison, cst.Call))
 
 
+def floating(node, walk, depth=0):
+    """True if a number or a tensor is certainly no integer: by its dtype, or by an operation or an operand of it."""
+    value, op = walk.value(node), walk.op(node)
+    if value.wide or value.half or isinstance(walk.number(node), float):
+        return True
+    if op is None or depth > 8:
+        return False
+    operands = (op.input, *op.args) if op.name in KEEPS_INTEGER else ()
+    return op.name in FLOATING or any(floating(n, walk, depth + 1) for n in operands if n is not None)
+
+
 def on_host(subscript, walk):
     """True if no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
     masks = index_masks(subscript, walk)
@@ -44,14 +55,16 @@ class BooleanRead(Rule):
     why = """The launch queue runs dry at every call, a CUDA graph cannot capture it, and torch.compile breaks its
     graph. With nothing kept, the mean of the result is NaN."""
     fix = """Give the mask to the reduction or the loss: `safeops.masked_mean(x, mask)`, `safeops.mse_loss(x, y,
-    mask=mask)`; or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted."""
+    mask=mask)`; or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted. `x[mask]`
+    aligns the mask with x's first dims, `mask=` with the last: `mask.unsqueeze(-1)` where x has one more."""
     rewrites = "`x[condition on x].mean()` to `safeops.masked_mean`, in x's dtype (of nothing: 0 instead of NaN)"
     ops = ("masked_select", "mean")
     events = ("Subscript",)
 
     def visit(self, event, node, walk):
         if index_masks(node, walk) and not walk.value(node.value).constant and not on_host(node, walk):
-            walk.report(self, node, "boolean index waits for the GPU; give the mask to a masked_* reduction or a loss")
+            use = "a masked_* reduction or a loss, as mask.unsqueeze(-1) where it has x's first dims alone"
+            walk.report(self, node, f"boolean index waits for the GPU; give the mask to {use}")
 
     def operation(self, op, walk):
         if op.name == "masked_select" and walk.stepping:
@@ -100,8 +113,8 @@ class BooleanWriteScalar(Rule):
     operands; a log or a division has a NaN gradient where it is hidden. The write also reaches the caller's tensor,
     when x is an argument."""
     fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
-    rewrites = """`x[condition on x] = number`, x made in the same function and known by no other name, to
-    `safeops.masked_fill`"""
+    rewrites = """`x[condition on x] = number` to `safeops.masked_fill`, where x was made in the same function and all
+    that is done with it before is known to give it no other name; a negative number where x is certainly floating"""
     events = ("store",)
 
     def visit(self, event, node, walk):
@@ -120,7 +133,7 @@ class BooleanWriteScalar(Rule):
         name = target.value.value if isinstance(target.value, cst.Name) else None
         fix = None
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
-            fix = self._rewrite(target, masks[0], statement, base, walk)
+            fix = self._rewrite(target, masks[0], statement, walk)
         message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
         # A tensor of its own, which nothing has saved yet, may be written to.
         caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
@@ -128,14 +141,14 @@ class BooleanWriteScalar(Rule):
         sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and risky
         walk.report(self, target, message, fix, last=statement, likely=sure)
 
-    def _rewrite(self, target, mask, statement, base, walk):
-        number_ = number(statement.value)
-        scope = walk.scope
-        if number_ is None or not base.owned or not of_itself(mask, target.value, walk):
+    def _rewrite(self, target, mask, statement, walk):
+        value = number(statement.value)
+        parts = (statement.value, target.value, *(n for n in descendants(mask) if isinstance(n, cst.Float)))
+        if value is None or value < 0 and not any(floating(n, walk) for n in parts):
+            return None  # an unsigned x takes it modulo 256, and masked_fill the number nearest to it
+        if not of_itself(mask, target.value, walk) or not walk.memory.alone(target.value, statement):
             return None
         name = target.value.value
-        if name not in scope.names or scope.depth[name] != scope.loops:
-            return None
         text = f"{name} = safeops.masked_fill({name}, {walk.argument(mask)}, {walk.argument(statement.value)})"
         return [(statement, text)]
 

@@ -4,6 +4,7 @@ import libcst as cst
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.bounds import finite
+from safeops_lint.rules.shapes import steps
 from safeops_lint.syntax import number
 from safeops_lint.tables import SHAPING
 
@@ -76,8 +77,9 @@ class SquareSum(Rule):
     half squares in half."""
     fix = """`safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it
     is and squared in fp32. Or `.float()` before the square."""
-    rewrites = """`((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, `(x ** 2).sum(...)` to
-    `safeops.masked_sum_of_squares(x, ...)`: fp32 for half input"""
+    rewrites = """`((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, where a and b get their shapes in one way
+    (mse_loss warns where they broadcast), `(x ** 2).sum(...)` to `safeops.masked_sum_of_squares(x, ...)`: fp32 for
+    half input"""
     ops = ("sum", "mean", "sqrt")
 
     def operation(self, op, walk):
@@ -110,6 +112,8 @@ class SquareSum(Rule):
             return None
         sides = [walk.value(n) for n in (difference.left, difference.right)]
         if not all(v.tensor and not v.integer and v.mask != "bool" for v in sides):  # mse_loss takes floating tensors
+            return None
+        if steps(difference.left, walk) != steps(difference.right, walk):  # mse_loss warns where they broadcast
             return None
         return [(op.node, f"safeops.mse_loss({walk.argument(difference.left)}, {walk.argument(difference.right)})")]
 

@@ -4,7 +4,10 @@ The truth is torch's function in fp64. Values and gradients are compared whereve
 fp64; torch's error inputs are refused by name. What differs beyond them: docs/twins.md.
 """
 
+import inspect
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,3 +127,22 @@ def test_which_functions_of_torch_have_a_twin():
     """A function that is added under a name of torch's is compared here."""
     theirs = {name for name in safeops.__all__ if hasattr(torch.nn.functional, name) or hasattr(torch, name)}
     assert theirs - {"nn", "distributed"} == set(TWINS)
+
+
+def names_of(function):
+    """The names of the arguments of a function of torch: of a builtin, those of its schemas."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except ValueError:
+        packet = getattr(torch.ops.aten, function.__name__)
+        schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
+        return {x.name for schema in schemas for x in schema.arguments} - {"self"}
+
+
+@pytest.mark.parametrize("name", [*sorted(TWINS), "clip_grad_norm_"])
+def test_an_argument_of_torchs_that_is_refused_is_in_the_table(name):
+    where = next(x for x in (torch.nn.functional, torch, torch.nn.utils) if hasattr(x, name))
+    missing = names_of(getattr(where, name)) - inspect.signature(getattr(safeops, name)).parameters.keys()
+    page = (Path(__file__).parents[2] / "docs" / "twins.md").read_text()
+    rows = [line.split(" | ")[1] for line in page.splitlines() if re.match(rf"\| (all|.*`{name}`.*) \| ", line)]
+    assert missing <= set(re.findall(r"`(\w+)=?", " ".join(rows)))

@@ -249,6 +249,29 @@ def test_what_cannot_be_run_is_exit_code_2(run, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("tool", ["trace", "audit"])
+def test_a_module_that_cannot_be_run_is_exit_code_2(tool, tmp_path, monkeypatch, capfd):
+    package = tmp_path / f"pk_{tool}"
+    package.mkdir()
+    sources = {"__init__": "", "bad": "x = (\n", "needs": "import nowhere", "ends": "import sys; sys.exit(2)"}
+    for name, text in sources.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for module, code, words in (
+        ("nomod", 2, "No module named nomod"),
+        ("no.mod", 2, "No module named 'no'"),
+        ("pk.nomod", 2, "No module named pk.nomod"),
+        ("pk", 2, "'pk' is a package and cannot be directly executed"),
+        ("pk.bad", 2, "pk.bad does not parse: '(' was never closed (bad.py, line 1)"),
+        ("pk.needs", 3, "pk.needs ended with the exception above"),
+        ("pk.ends", 2, ""),
+    ):
+        assert cli.main([tool, "-m", module.replace("pk", package.name)]) == code, module
+        out, err = capfd.readouterr()
+        assert words.replace("pk", package.name) in err
+        assert module in ("pk.needs", "pk.ends") or err.startswith(f"safeops {tool}: ") and not out, (module, out, err)
+
+
+@pytest.mark.parametrize("tool", ["trace", "audit"])
 def test_ctrl_c_is_130(run, tool):
     assert run(tool, "raise KeyboardInterrupt\n")[0] == 130
 

@@ -29,7 +29,7 @@ NO_FORMULA = {
     *("fp32_region", "masked_compact", "masked_scatter", "masked_select", "safe_gather", "safe_index_select"),
     *("safe_mode", "to_device", "warmup"),
 }
-# What is computed number by number has a curve, and others may.
+# A function of single numbers has a curve; others may have one.
 CURVES = {op.name for op in registry.values() if isinstance(op, (Unary, Binary, PointwiseLoss))}
 
 # Questions to the search, each with a page that is to be among its first three.

@@ -136,3 +136,23 @@ def test_trace_and_audit_advise_the_same(case):
     told = [tracer.report.instead, *(finding.instead for finding in audit.findings if finding.code == "domain")]
     form = words if words.startswith("F.log_") or "log1mexp(F" in words else words.partition("(")[0]
     assert len(told) > 1 and all(form in instead for instead in told), told
+
+
+def messages(code, arguments, body):
+    return [f.message for f in lint_source(program(arguments, body)) if f.code == code]
+
+
+@pytest.mark.parametrize("cast", ["", "mask = mask.type_as(e)\n"])
+def test_a_masked_mean_counts_the_elements_of_what_it_averages(cast):
+    e, mask = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4) > 0.5
+    torch.testing.assert_close((e * mask).sum() / mask.sum(), 3 * safeops.masked_mean(e, mask))
+    torch.testing.assert_close((e * mask).sum() / mask.expand_as(e).sum(), safeops.masked_mean(e, mask))
+    (message,) = messages("SO202", "e, mask", f"{cast}return (e * mask).sum() / mask.sum()")
+    assert "counts the elements of x, mask.sum() those of mask" in message
+
+
+def test_an_index_aligns_a_mask_at_the_left_and_a_loss_at_the_right():
+    x, y, mask = torch.rand(3, 3), torch.rand(3, 3), torch.tensor([True, False, True])
+    torch.testing.assert_close(F.mse_loss(x[mask], y[mask]), safeops.mse_loss(x, y, mask=mask.unsqueeze(-1)))
+    told = messages("SO101", "x, y, mask", "return F.mse_loss(x[mask], y[mask])")
+    assert len(told) == 2 and all("mask.unsqueeze(-1)" in message for message in told)

@@ -2,6 +2,7 @@
 
 import itertools
 import textwrap
+import warnings
 
 import pytest
 import torch
@@ -62,9 +63,9 @@ EXPRESSIONS = [
     ("SO207", "x, y", "x.masked_fill(y > 0.5, -1e9).sum()", "safeops.masked_fill(x, y > 0.5, -1e9).sum()"),
     (
         "SO207",
-        "x, y",
-        'F.softmax(x.masked_fill(y > 2, float("-inf")), dim=-1)',
-        "safeops.masked_softmax(x, ~(y > 2), dim=-1)",
+        "x",
+        'F.softmax(x.masked_fill(x > 2, float("-inf")), dim=-1)',
+        "safeops.masked_softmax(x, ~(x > 2), dim=-1)",
     ),
     ("SO208", "x, y", "torch.where(y != 0, x / y, 0)", "safeops.safe_div(x, y)"),
 ]
@@ -168,6 +169,17 @@ def test_what_a_rewrite_could_change_is_left_alone(body):
         assert "# natural" in new and "# kept" in new
     else:
         assert (new, count) == (source, 0)
+
+
+@pytest.mark.parametrize("code, arguments, before, after", CASES, ids=lambda x: x.split("return")[-1].strip()[:40])
+def test_a_rewrite_takes_operands_that_broadcast(code, arguments, before, after):
+    def values(source):
+        torch.manual_seed(1)
+        inputs = [torch.rand(shape, dtype=torch.float64) + 0.1 for shape in ((4, 5), (3, 1, 4, 5))]
+        return evaluated(source, *inputs[: arguments.count(",") + 1])
+
+    with warnings.catch_warnings(record=True):
+        torch.testing.assert_close(values(rewritten(before, code)), values(before))
 
 
 def test_another_division_leaves_a_count_in_half_as_it_is():

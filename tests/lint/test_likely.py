@@ -144,12 +144,49 @@ BY_DEFAULT = [
     ("SO202", "x, padding_mask", "return x.sum(1) / padding_mask.sum(1, keepdim=True)"),
     ("SO202", "x, x_mask", "return x.sum() / x_mask.sum()"),
     ("SO202", "x, labels", "return x.sum() / (labels != -100).sum()"),
+    ("SO206", "x, mask", "m = mask.type_as(x)\nreturn (x * m).sum() / (m.sum() + 1e-8)"),
+    ("SO206", "x, y", "m = (y > 0).to(x.dtype)\nreturn (x * m).sum(1) / (m.sum(1) + 1e-8)"),
+    ("SO206", "x, mask", "n = mask.to(x).sum() + 1e-8\nreturn x.sum() / n"),
+    ("SO206", "x, mask", "n = mask.type_as(x).sum().clamp(min=1e-8)\nreturn x.sum() / n"),
 ]
 
 
 @pytest.mark.parametrize("code, arguments, body", BY_DEFAULT)
 def test_a_run_without_options_names_it(code, arguments, body):
     assert code in {f.code for f in lint_source(program(arguments, body))}
+
+
+@pytest.mark.parametrize("body", [body for code, _, body in BY_DEFAULT if code == "SO206" and "mask" in body])
+def test_a_count_in_half_is_not_mended_by_another_division(body):
+    (finding,) = lint_source(program("x, mask", body))
+    assert "safeops.masked_mean" in finding.message and "safe_div" not in finding.message and not finding.fixable
+
+
+BCE = [
+    "return F.binary_cross_entropy(torch.sigmoid(x), y)",
+    "return F.binary_cross_entropy(x, y)",
+    "bce = nn.BCELoss()\nreturn bce(x.sigmoid(), y)",
+]
+
+
+@pytest.mark.parametrize("body", BCE)
+def test_whether_a_loss_runs_under_autocast_its_caller_may_decide(body):
+    """Where nothing shows that it does, it need not raise, and is not rewritten: torch clamps the logarithm at -100."""
+    indented = body.replace("\n", "\n    ")
+    source = program("x, y", f"with torch.autocast(DEVICE):\n    {indented}")
+    (finding,) = lint_source(source.replace("DEVICE", "'cuda'"), rules=[RULES["SO402"]])
+    assert finding.likely and finding.fixable == ("sigmoid(x)" in body)
+    for possible in (
+        program("x, y", body),
+        source.replace("DEVICE", "'cpu'"),
+        source.replace("DEVICE", "device_type='cpu'"),
+    ):
+        assert "SO402" not in {f.code for f in lint_source(possible)}
+        (finding,) = lint_source(possible, rules=[RULES["SO402"]])
+        assert not finding.likely and not finding.fixable
+    off = source.replace("DEVICE", "'cuda', enabled=False")
+    for silent in (off, program("x, y", body.replace("x", "x.float()"))):
+        assert lint_source(silent, rules=[RULES["SO402"]]) == []
 
 
 WRITES = [

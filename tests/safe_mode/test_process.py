@@ -50,7 +50,7 @@ def test_run_a_module(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout.splitlines() == [SAFE] * 3 and reported(done.stderr)
     done = subprocess.run([*command[:5], "no.where"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.returncode == 1 and "No module named 'no'" in done.stderr
+    assert done.returncode == 2 and "No module named 'no'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_variable(tmp_path):

@@ -61,19 +61,19 @@ namespace {
 
 constexpr int64_t kNoRow = INT64_MAX;
 
-// Index is uint32_t or uint64_t, so that a negative class is out of range, too.
+// Index is uint32_t or uint64_t. Returns the first kept row whose class is out of range, or kNoRow.
 template <class Index>
 int64_t read_classes(const ClassRows& rows, const View& target, const View* mask, int64_t ignore_index, uint8_t* keep) {
   const Order order = Order::contiguous(rows.shape);
   Source<Index> source;
   Source<uint8_t> kept;
-  View bits = target;  // (an index is read as the bit pattern of its width)
+  View bits = target;  // the index is read as bit patterns of its width
   bits.dtype = sizeof(Index) == 4 ? DType::kFloat : DType::kDouble;
   source.bind(bits, rows.shape, order);
   if (mask) kept.bind(*mask, rows.shape, order);
   const uint64_t classes = static_cast<uint64_t>(rows.classes);
   const double* weights = rows.weighted ? rows.weights.data() : nullptr;
-  constexpr int64_t kLittle = 8 * kGrain;  // in rows, each of which is little work
+  constexpr int64_t kLittle = 8 * kGrain;  // rows; each is little work
   std::atomic<int64_t> missing{kNoRow};
   parallel((rows.count + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
     alignas(64) Index indices[kBuffer];
@@ -99,7 +99,7 @@ int64_t read_classes(const ClassRows& rows, const View& target, const View* mask
           in_range = in_range && w != 0;
           rows.weight[at + i] = w;
         }
-        rows.place[at + i] = in_range ? static_cast<double>(index) : other;
+        rows.class_index[at + i] = in_range ? static_cast<double>(index) : other;
         if (keep) keep[at + i] = in_range;
       }
     }
@@ -117,7 +117,7 @@ void find_kept(const ClassRows& rows, const View* mask, uint8_t* keep) {
     const uint8_t* m = mask ? kept.fetch(at, n, at + kAhead, bytes) : nullptr;
     for (int64_t i = 0; i < n; ++i) {
       const bool keep_row = !m || m[i] != 0;
-      rows.place[at + i] = keep_row ? 0.0 : -1.0;
+      rows.class_index[at + i] = keep_row ? 0.0 : -1.0;
       if (keep) keep[at + i] = keep_row;
     }
   }
@@ -127,7 +127,7 @@ void find_kept(const ClassRows& rows, const View* mask, uint8_t* keep) {
 
 void ClassRows::read(const char* op, const Tensor* target, const std::optional<Tensor>& mask, int64_t ignore_index,
                      bool refuse, uint8_t* keep) {
-  place.reset(new double[std::max<int64_t>(1, count)]);
+  class_index.reset(new double[std::max<int64_t>(1, count)]);
   std::optional<View> masked;
   if (mask) masked.emplace(*mask);
   const View* m = masked ? &*masked : nullptr;

@@ -1,5 +1,5 @@
-// The forward of cross entropy, for class indices or probabilities.
-// I/O: read x, and q if there are probabilities; for each row read the class, write its loss and logsumexp.
+// The forward of cross entropy, for class indices or probabilities, and of token_log_probs.
+// I/O: read x, and q if there are probabilities; for each row read its class, write its loss and logsumexp.
 #include "cpu/engine/math.h"
 #include "cpu/classification/cross_entropy_sums.h"
 
@@ -10,85 +10,91 @@ namespace {
 template <class C>
 void finish(const void* data, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
-  double *loss = results[0], *high = results[1], *low = results[2];  // logsumexp = high + low
+  double *loss = results[0], *maximum_result = results[1], *log_total = results[2];  // logsumexp = maximum + log_total
   const double *maximum = states[kMax], *target_logit = states[kTargetLogit], confidence = 1 - op.smoothing;
   double infinite = 0;
 #pragma omp simd reduction(+ : infinite)
   for (int64_t r = 0; r < rows; ++r) {
-    high[r] = maximum[r];
-    low[r] = math::log_positive(states[kTotal][r]);
-    loss[r] = (maximum[r] - target_logit[r]) + low[r];  // L - x_y
+    maximum_result[r] = maximum[r];
+    log_total[r] = math::log_positive(states[kTotal][r]);
+    loss[r] = (maximum[r] - target_logit[r]) + log_total[r];  // L - x_y
     infinite += select_or_zero(maximum[r] - maximum[r] != 0, 1.0);
   }
-  const double* mass = states[kMass];
+  const double* target_weights = states[kTargetWeight];
   if (op.row_weights) {
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) loss[r] *= parameters[kRowWeight][r];
   } else if (op.has_probabilities) {
     SAFEOPS_SIMD
-    for (int64_t r = 0; r < rows; ++r)  // (with an infinite mass the parts would be inf - inf)
-      loss[r] = select(mass[r] - mass[r] == 0, (mass[r] * maximum[r] - target_logit[r]) + mass[r] * low[r], mass[r]);
+    for (int64_t r = 0; r < rows; ++r) {
+      const double weight = target_weights[r], finite = (weight * maximum[r] - target_logit[r]) + weight * log_total[r];
+      loss[r] = select(weight - weight == 0, finite, weight);  // an infinite weight would give inf - inf
+    }
   }
   if (op.has_uniform) {
     double* uniform = results[3 + op.has_factor];
-    const double *sum = states[kSum], *weight = states[kWeight];
+    const double *sum = states[kLogitSum], *weight = states[kWeightSum];
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) {
       // smoothing / A sum_c w_c (L - x_c)
-      uniform[r] = op.smoothing / states[kCount][r];
-      loss[r] = confidence * loss[r] + uniform[r] * ((weight[r] * maximum[r] - sum[r]) + weight[r] * low[r]);
+      uniform[r] = op.smoothing / states[kClassCount][r];
+      loss[r] = confidence * loss[r] + uniform[r] * ((weight[r] * maximum[r] - sum[r]) + weight[r] * log_total[r]);
     }
   }
   if (op.has_factor) {
     for (int64_t r = 0; r < rows; ++r) {
-      const double target_weight = op.has_probabilities ? mass[r] : static_cast<double>(parameters[kRowWeight][r]);
-      results[3][r] = confidence * target_weight + (op.has_uniform ? results[4][r] * states[kWeight][r] : 0.0);
+      const double target_weight =
+          op.has_probabilities ? target_weights[r] : static_cast<double>(parameters[kRowWeight][r]);
+      results[3][r] = confidence * target_weight + (op.has_uniform ? results[4][r] * states[kWeightSum][r] : 0.0);
     }
   }
   if (op.z != 0) {  // z L^2
     SAFEOPS_SIMD
-    for (int64_t r = 0; r < rows; ++r) loss[r] += op.z * (maximum[r] + low[r]) * (maximum[r] + low[r]);
+    for (int64_t r = 0; r < rows; ++r)
+      loss[r] += op.z * (maximum[r] + log_total[r]) * (maximum[r] + log_total[r]);
   }
-  // A row of nothing but -inf gives NaN, as torch has it. So does +inf, unless it is the target's logit and no other.
+  // A row of logits that are all -inf gives NaN, as in torch. So does a row with +inf, unless only the target's logit
+  // is +inf, and there are neither smoothing nor z-loss nor probabilities: its loss is 0.
   for (int64_t r = 0; r < rows && infinite != 0; ++r) {
     if (!std::isinf(maximum[r])) continue;
     const bool plain = !op.has_probabilities && !op.has_uniform && op.z == 0;
     const bool certain = plain && maximum[r] > 0 && states[kTotal][r] == 1 && target_logit[r] == maximum[r];
-    high[r] = certain ? maximum[r] : std::numeric_limits<double>::quiet_NaN();
-    loss[r] = certain ? 0 : high[r];
+    maximum_result[r] = certain ? maximum[r] : std::numeric_limits<double>::quiet_NaN();
+    loss[r] = certain ? 0 : maximum_result[r];
   }
   for (int i = 0; i < 1 + op.stats_count(); ++i) {
     SAFEOPS_SIMD
-    for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, results[i][r]);
+    for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kClassHigh][r] >= 0, results[i][r]);
   }
 }
 
-// The results of token_log_probs (log probability, entropy, L); of its backward the numbers: L in two parts, entropy.
+// Results 0 to 2 are those of token_log_probs: log probability, entropy, L. Results 3 to 5 are the row_stats for its
+// backward: the largest logit, L minus it, the entropy.
 template <class C>
 void finish_entropy(const void*, int64_t rows, const double* const* states, double* const* results,
                     C* const* parameters) {
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    const double top = states[kMax][r], spread = math::log_positive(states[kTotal][r]);
-    results[0][r] = (states[kTargetLogit][r] - top) - spread;
-    results[1][r] = results[5][r] = spread - states[kMoment][r] / states[kTotal][r];
-    results[2][r] = top + spread;
-    results[3][r] = top;
-    results[4][r] = spread;
+    const double maximum = states[kMax][r], log_total = math::log_positive(states[kTotal][r]);
+    results[0][r] = (states[kTargetLogit][r] - maximum) - log_total;
+    results[1][r] = results[5][r] = log_total - states[kEntropySum][r] / states[kTotal][r];
+    results[2][r] = maximum + log_total;
+    results[3][r] = maximum;
+    results[4][r] = log_total;
   }
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   for (int64_t r = 0; r < rows; ++r) {
-    const double top = states[kMax][r];
-    if (top - top == 0) continue;
-    const bool certain = top > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == top;
+    const double maximum = states[kMax][r];
+    if (maximum - maximum == 0) continue;
+    const bool certain = maximum > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == maximum;
     for (int i : {0, 1, 4, 5}) results[i][r] = certain ? 0 : kNaN;
-    results[2][r] = certain ? top : kNaN;
-    // (-inf tells one who has other classes that none of these exists)
-    results[3][r] = certain || states[kTotal][r] == 0 ? top : kNaN;
+    results[2][r] = certain ? maximum : kNaN;
+    // -inf if all logits are -inf: a caller that has the other classes (of a split vocabulary) needs to know this.
+    results[3][r] = certain || states[kTotal][r] == 0 ? maximum : kNaN;
   }
   for (int i = 0; i < 6; ++i) {
     SAFEOPS_SIMD
-    for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, results[i][r]);
+    for (int64_t r = 0; r < rows; ++r) results[i][r] = select_or_zero(parameters[kClassHigh][r] >= 0, results[i][r]);
   }
 }
 
@@ -97,7 +103,7 @@ void finish_argmax(const void* op, int64_t rows, const double* const* states, do
                    C* const* parameters) {
   finish_entropy<C>(op, rows, states, results, parameters);
   for (int64_t r = 0; r < rows; ++r)
-    results[6][r] = select_or_zero(parameters[kPlaceHigh][r] >= 0, states[kIndex][r]);
+    results[6][r] = select_or_zero(parameters[kClassHigh][r] >= 0, states[kIndex][r]);
 }
 
 // ---- the ops
@@ -114,12 +120,12 @@ RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
   loops.merge = op.has_argmax                ? pick<&merge_best<C>>()
                 : op.has_entropy             ? pick<&merge_moments<C>>()
                 : loops.states == kStates    ? pick<&merge<C, kStates>>()
-                : loops.states == kMass + 1 ? pick<&merge<C, kMass + 1>>()
+                : loops.states == kTargetWeight + 1 ? pick<&merge<C, kTargetWeight + 1>>()
                                             : pick<&merge<C, kTargetLogit + 1>>();
   loops.finish = op.has_argmax    ? pick<&finish_argmax<C>>()
                  : op.has_entropy ? pick<&finish_entropy<C>>()
                                   : pick<&finish<C>>();
-  // (the other loops have buffers for a chunk)
+  // The loops for the other options have buffers of one chunk, so they need the shorter pieces.
   if (!op.has_probabilities && !op.has_uniform && !op.has_entropy) loops.converted_piece = 2 * kChunk;
   loops.start[kMax] = kMinusInfinity<double>;
   if (op.has_argmax) loops.start[kBest] = kMinusInfinity<double>, loops.start[kIndex] = kInfinity<double>;
@@ -135,9 +141,9 @@ void run(const ClassRows& rows, const View& x, const View* probabilities, double
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
   if (probabilities) walk.input(*probabilities);
-  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
-  const RowValues<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.place.get(), DType::kDouble);
-  walk.row_input(place.view(), false);
+  const RowValues<double> class_index(rows.shape, rows.class_index.get(), DType::kDouble);
+  const RowValues<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.class_index.get(), DType::kDouble);
+  walk.row_input(class_index.view(), false);
   walk.row_input(weight.view(), false);
   walk.result(loss, false);
   for (int i = 0; i < op.stats_count(); ++i) walk.result(row_stat(rows, row_stats, i).view(), false);
@@ -175,7 +181,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, co
   return {loss, keep, weights, row_stats};
 }
 
-// argmax: of each row, or null.
+// argmax: receives the class of the largest logit of each row; null: not wanted.
 template <class C>
 void run_entropy(const ClassRows& rows, const View& x, double temperature, double softcap, const View& results,
                  const View& row_stats, double* argmax) {
@@ -184,10 +190,10 @@ void run_entropy(const ClassRows& rows, const View& x, double temperature, doubl
   op.has_argmax = argmax != nullptr;
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
-  if (argmax && op.logits.changed) walk.input(x);  // as it is
-  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
-  walk.row_input(place.view(), false);
-  walk.row_input(place.view(), false);  // (no weight)
+  if (argmax && op.logits.changed) walk.input(x);  // without softcap and temperature
+  const RowValues<double> class_index(rows.shape, rows.class_index.get(), DType::kDouble);
+  walk.row_input(class_index.view(), false);
+  walk.row_input(class_index.view(), false);  // in place of the weight, which is not used
   for (const View& all : {results, row_stats})
     for (int i = 0; i < 3; ++i) walk.result(row_stat(rows, all, i).view(), false);
   if (argmax) walk.result(RowValues<double>(rows.shape, argmax, DType::kDouble).view(), false);
@@ -231,7 +237,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> token_log_probs_argmax(const Tensor& 
   auto* is_own = reinterpret_cast<uint8_t*>(View(correct).data);
   for (int64_t r = 0; r < rows.count; ++r) {
     classes[r] = static_cast<int64_t>(index[r]);
-    is_own[r] = rows.place[r] == index[r];
+    is_own[r] = rows.class_index[r] == index[r];
   }
   return {results, argmax, correct, row_stats};
 }

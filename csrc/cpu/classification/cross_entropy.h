@@ -1,7 +1,8 @@
-// The loss of a row x with class y, where L = log sum exp x and A is the number of classes that are not -inf:
+// The loss of a row x with class y, where L = log sum exp x, w are the class weights, s is label_smoothing, z is
+// z_loss, and sum_c is over the A classes that are not -inf:
 //     loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2
-// For probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c). Forward and backward share this file, with
-// the log probability, the entropy and L of a row.
+// For probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c). This file is shared by forward and backward,
+// and by token_log_probs.
 #pragma once
 
 #include "cpu/classification/classification.h"
@@ -15,11 +16,11 @@ template <class C>
 struct CrossEntropy {
   bool has_probabilities;      // each row has probabilities q, the second input
   double smoothing, z;         // label_smoothing, z_loss
-  const C* weights;            // of the classes, or null
-  bool row_weights;            // each row has a weight: that of its class
-  bool has_factor, has_uniform;  // the row_stats that exist after the two parts of logsumexp
-  bool has_entropy = false;    // the entropy is wanted, and nothing of the above
-  bool has_argmax = false;     // beside it the class of the largest logit; the logits as they are may be a second input
+  const C* weights;            // the weight of each class, or null
+  bool row_weights;            // each row has a weight, that of its class
+  bool has_factor, has_uniform;  // row_stats has these after the two parts of logsumexp
+  bool has_entropy = false;    // for token_log_probs: the entropy is wanted, and none of the above
+  bool has_argmax = false;     // also the class of the largest logit; input 1 has the logits if `logits` changes them
   Logits<C> logits;
 
   CrossEntropy(bool has_probabilities_, const C* weights_, bool weighted, double smoothing_, double z_,
@@ -30,7 +31,7 @@ struct CrossEntropy {
     has_factor = has_probabilities || (weighted && has_uniform);
   }
 
-  // row_stats: the largest logit, logsumexp minus it (a sum with a large logit would lose digits), factor, uniform.
+  // row_stats: the largest logit, L minus it (L itself would lose digits if the logit is large), [factor], [uniform].
   int stats_count() const { return 2 + has_factor + has_uniform; }
 };
 
@@ -39,7 +40,8 @@ void read_logits(const void* op, const C* x, int64_t height, int64_t width, int6
   static_cast<const CrossEntropy<C>*>(op)->logits.read(x, height, width, step, to);
 }
 
-// The gradient of a piece of interleaved rows, as that of the logits. Those that are not live keep their zeros.
+// Turns the gradient of the values that were read, for a piece of interleaved rows, into the gradient of the logits.
+// Rows with live < 0 are not kept: their gradient stays 0.
 template <class C>
 void differentiate_columns(const Logits<C>& logits, const Piece<C>& p, const C* live) {
   if (!logits.changed) return;
@@ -57,7 +59,7 @@ std::vector<C> narrowed(const std::vector<double>& weights) {
   return std::vector<C>(weights.begin(), weights.end());
 }
 
-// Statistic number i of row_stats (count, *rows).
+// Statistic i of row_stats (stats_count, *rows).
 inline RowValues<char> row_stat(const ClassRows& rows, const View& row_stats, int i) {
   return RowValues<char>(rows.shape, row_stats.data + i * rows.count * size_of(row_stats.dtype), row_stats.dtype);
 }

@@ -1,6 +1,10 @@
-// p_c = exp(x_c - L) and dx_c = g ((k + 2 z L) p_c - e w_c - t_c), with L, k (factor), e (uniform) from row_stats. The
-// target's term t_c is (1 - s) w_y for the row's class y and 0 elsewhere, or (1 - s) w_c q_c for probabilities, for
-// which dq_c = g (1 - s) w_c (L - x_c).
+// The backward of cross entropy (cross_entropy.h). With p_c = exp(x_c - L), e = s / A and W = sum_c w_c, d/dx_c of
+//     (1) (1 - s) w_y (L - x_y)      is (1 - s) w_y (p_c - [c = y])
+//     (2) e sum_c w_c (L - x_c)      is e (W p_c - w_c), and 0 where x_c is -inf
+//     (3) z L^2                      is 2 z L p_c
+// so dx_c = g ((k + 2 z L) p_c - e w_c - t_c), with k = (1 - s) w_y + e W and t_c = (1 - s) w_y [c = y]. For
+// probabilities sum_c w_c q_c takes the place of w_y in k, t_c = (1 - s) w_c q_c, and dq_c = g (1 - s) w_c (L - x_c).
+// row_stats has L, k (factor) and e (uniform).
 // I/O: read x, and q if there are probabilities; write dx, dq.
 #include "cpu/classification/cross_entropy.h"
 
@@ -8,12 +12,12 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row: L as the largest logit and the rest; g (k + 2 z L) exp(-rest); g e; g (1 - s) w_y (without w_y
-// for probabilities). All are 0 where dx is.
-enum { kHigh = kFirstFree, kLow, kFactor, kUniform, kTarget };
+// Parameters of a row: the largest logit; log_total = L minus it; g (k + 2 z L) exp(-log_total) / 2^kLowest; g e;
+// g (1 - s) w_y, or g (1 - s) for probabilities.
+enum { kMaximum = kFirstFree, kLogTotal, kFactor, kUniform, kTarget };
 
-// Inputs of a row. Those that a call does not have are copies of the place.
-enum { kInputPlace, kInputGrad, kInputHigh, kInputLow, kInputWeight, kInputFactor, kInputUniform };
+// Inputs of a row. In place of an input that a call does not have, another one is passed twice.
+enum { kInputClass, kInputGrad, kInputMaximum, kInputLogTotal, kInputWeight, kInputFactor, kInputUniform };
 
 template <class C>
 void prepare(const void* data, int64_t rows, const double* const* row_inputs, C* const* parameters) {
@@ -22,34 +26,35 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   const bool weighted = op.row_weights, has_factor = op.has_factor, has_uniform = op.has_uniform;
   const double z = 2 * op.z, confidence = 1 - op.smoothing;
   SAFEOPS_SIMD
-  for (int64_t r = 0; r < rows; ++r) {  // (absent inputs are read too: a branch would not be vectorised)
-    const double high = row_inputs[kInputHigh][r], l = high + row_inputs[kInputLow][r], g = row_inputs[kInputGrad][r];
+  for (int64_t r = 0; r < rows; ++r) {  // inputs that are not used are read too: a branch would not be vectorised
+    const double maximum = row_inputs[kInputMaximum][r], l = maximum + row_inputs[kInputLogTotal][r];
+    const double g = row_inputs[kInputGrad][r];
     const double weight = select(weighted, row_inputs[kInputWeight][r], 1.0);
     const double factor = select(has_factor, row_inputs[kInputFactor][r], weight) + select_or_zero(z != 0, z * l);
-    const C low = static_cast<C>(row_inputs[kInputLow][r]);
-    parameters[kHigh][r] = static_cast<C>(high);
-    parameters[kLow][r] = low;
-    parameters[kFactor][r] = static_cast<C>(g * factor) * (kLower * exp_(0 - low));
+    const C log_total = static_cast<C>(row_inputs[kInputLogTotal][r]);
+    parameters[kMaximum][r] = static_cast<C>(maximum);
+    parameters[kLogTotal][r] = log_total;
+    parameters[kFactor][r] = static_cast<C>(g * factor) * (kLower * exp_(0 - log_total));
     parameters[kUniform][r] = static_cast<C>(select_or_zero(has_uniform, g * row_inputs[kInputUniform][r]));
     parameters[kTarget][r] = static_cast<C>(g * (confidence * weight));
   }
   for (int64_t r = 0; r < rows; ++r) {
-    // +inf is the row's target alone: the loss is 0, and so is the gradient.
-    const bool certain = row_inputs[kInputHigh][r] == std::numeric_limits<double>::infinity();
-    split_place(certain ? -1.0 : row_inputs[kInputPlace][r], r, parameters);
+    // A largest logit of +inf is the target's alone (else the forward made it NaN): loss and gradient are 0.
+    const bool certain = row_inputs[kInputMaximum][r] == std::numeric_limits<double>::infinity();
+    split_class_index(certain ? -1.0 : row_inputs[kInputClass][r], r, parameters);
   }
 }
 
-// p_c exp(rest), raised by 2^kLowest; the row's factor is lowered by as much.
+// Returns 2^kLowest p_c exp(log_total). The parameter kFactor is divided by 2^kLowest exp(log_total).
 template <class C>
-inline C probability_of(C x, C high) {
-  return exp_raised<kLowest<C>>(x - high);
+inline C probability_of(C x, C maximum) {
+  return exp_raised<kLowest<C>>(x - maximum);
 }
 
 // dq_c / (g (1 - s)). A class with logit -inf and probability 0 contributes nothing.
 template <class C>
-inline C probability_slope(C x, C q, C w, C high, C low) {
-  return select((x == kMinusInfinity<C>) & (q * w == 0), C(0), w * ((high - x) + low));
+inline C probability_slope(C x, C q, C w, C maximum, C log_total) {
+  return select((x == kMinusInfinity<C>) & (q * w == 0), C(0), w * ((maximum - x) + log_total));
 }
 
 template <class C>
@@ -66,28 +71,30 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
       continue;
     }
     const C *x = p.in[0] + r * p.step[0], *q = op.has_probabilities ? p.in[1] + r * p.step[1] : nullptr;
-    const C high = parameters[kHigh][r], low = parameters[kLow][r], target = parameters[kTarget][r];
+    const C maximum = parameters[kMaximum][r], log_total = parameters[kLogTotal][r], target = parameters[kTarget][r];
     if (dq)
-      for_blocks(n, [&](int64_t i) { dq[i] = target * probability_slope(x[i], q[i], w ? w[i] : C(1), high, low); });
+      for_blocks(n, [&](int64_t i) {
+        dq[i] = target * probability_slope(x[i], q[i], w ? w[i] : C(1), maximum, log_total);
+      });
     if (!dx) continue;
     const C uniform = parameters[kUniform][r];
     // dx = g (k + 2 z L) p - uniform term - target term
     const C factor = parameters[kFactor][r];
-    // The value is computed before it is stored: for_blocks may compute an element twice.
+    // dx[i] is set, and never updated: for_blocks may compute an element twice.
     if (op.has_probabilities) {
       for_blocks(n, [&](int64_t i) {
         const C wi = w ? w[i] : C(1);
         const C minus = target * (q[i] * wi) + select_or_zero(x[i] != kMinusInfinity<C>, uniform * wi);
-        dx[i] = factor * probability_of(x[i], high) - minus;
+        dx[i] = factor * probability_of(x[i], maximum) - minus;
       });
     } else if (op.has_uniform) {
       for_blocks(n, [&](int64_t i) {
         const C minus = select_or_zero(x[i] != kMinusInfinity<C>, w ? uniform * w[i] : uniform);
-        dx[i] = factor * probability_of(x[i], high) - minus;
+        dx[i] = factor * probability_of(x[i], maximum) - minus;
       });
     } else {
       for_blocks(
-          n, [&](int64_t i) { dx[i] = factor * probability_of(x[i], high); },
+          n, [&](int64_t i) { dx[i] = factor * probability_of(x[i], maximum); },
           [&](int64_t i) { p.prefetch(r * n + i); });
     }
     const int64_t at = place_of(parameters, r) - p.first;
@@ -99,9 +106,9 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
 template <class C>
 void map_columns(const void* data, const Piece<C>& p, const C* const* parameters) {
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
-  const C *high = parameters[kHigh], *low = parameters[kLow], *uniform = parameters[kUniform],
+  const C *maximum = parameters[kMaximum], *log_total = parameters[kLogTotal], *uniform = parameters[kUniform],
       *target = parameters[kTarget];
-  const C *factor = parameters[kFactor], *live = parameters[kPlaceHigh];
+  const C *factor = parameters[kFactor], *live = parameters[kClassHigh];
   const int64_t n = p.width;
   for (int64_t i = 0; i < p.height; ++i) {
     const C *x = p.in[0] + i * p.step[0], *q = op.has_probabilities ? p.in[1] + i * p.step[1] : nullptr;
@@ -111,7 +118,7 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
     if (dq) {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dq[k] = select_or_zero(live[k] >= 0, target[k] * probability_slope(x[k], q[k], w, high[k], low[k]));
+        dq[k] = select_or_zero(live[k] >= 0, target[k] * probability_slope(x[k], q[k], w, maximum[k], log_total[k]));
     }
     if (!dx) continue;
     if (op.has_probabilities || op.has_uniform) {
@@ -119,12 +126,12 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
       for (int64_t k = 0; k < n; ++k) {
         const C target_term = q ? target[k] * (q[k] * w) : C(0);
         const C minus = target_term + select_or_zero(x[k] != kMinusInfinity<C>, uniform[k] * w);
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], high[k]) - minus);
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], maximum[k]) - minus);
       }
     } else {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], high[k]));
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * probability_of(x[k], maximum[k]));
     }
   }
   if (!p.out[0]) return;
@@ -156,14 +163,14 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* probab
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
   if (probabilities) walk.input(*probabilities);
-  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
-  const RowValues<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.place.get(), DType::kDouble);
-  const RowValues<char> high = row_stat(rows, row_stats, 0), low = row_stat(rows, row_stats, 1),
+  const RowValues<double> class_index(rows.shape, rows.class_index.get(), DType::kDouble);
+  const RowValues<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.class_index.get(), DType::kDouble);
+  const RowValues<char> maximum = row_stat(rows, row_stats, 0), log_total = row_stat(rows, row_stats, 1),
                          factor = row_stat(rows, row_stats, 1 + op.has_factor),
                          uniform = row_stat(rows, row_stats, op.stats_count() - 1);
-  walk.row_input(place.view(), false);
+  walk.row_input(class_index.view(), false);
   walk.row_input(g, false);
-  for (const View& row_stat_view : {high.view(), low.view(), weight.view(), factor.view(), uniform.view()})
+  for (const View& row_stat_view : {maximum.view(), log_total.view(), weight.view(), factor.view(), uniform.view()})
     walk.row_input(row_stat_view, false);
   walk.output(dx ? *dx : x, dx != nullptr);
   walk.output(dq ? *dq : x, dq != nullptr);

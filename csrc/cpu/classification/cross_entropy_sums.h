@@ -1,4 +1,4 @@
-// Sums over the classes of a row for its cross entropy, piece by piece.
+// Accumulates the sums over a row's classes for cross entropy and token_log_probs, piece by piece.
 #pragma once
 
 #include "cpu/classification/cross_entropy.h"
@@ -7,35 +7,35 @@ namespace safeops::cpu {
 
 namespace {
 
-// States. Class indices use the first three, probabilities and the entropy four, smoothing all: with few classes, to
-// merge them is much of the work. A piece sums x minus its maximum, so that the sums do not cancel against A L; `kSum`
-// and `kTargetLogit` have the maximum added back.
+// States of a row. Class indices use the first three, probabilities and the entropy the first four, smoothing all: with
+// few classes, merging states is much of the work. A piece sums x minus its maximum, which keeps the digits that L - x
+// needs; then the maximum is added back to kLogitSum and kTargetLogit.
 enum {
   kMax,          // the largest value
   kTotal,        // sum of exp(x - max); where max is inf, the number of infinite logits
   kTargetLogit,  // x_y, or sum of w q x
-  kMass,         // sum of w q
-  kSum,          // sum of w x over the classes that are not -inf
-  kWeight,       // sum of w over the same classes
-  kCount,        // A, their number
+  kTargetWeight,         // sum of w q
+  kLogitSum,          // sum of w x over the classes that are not -inf
+  kWeightSum,       // sum of w over the same classes
+  kClassCount,        // A, the number of those classes
   kStates,
-  kMoment = kMass,  // of the entropy: sum of exp(x - max) (x - max)
-  kBest = kSum,     // of the argmax: the largest logit as it is, NaN above all others
-  kIndex = kWeight  // its class, the first of several
+  kEntropySum = kTargetWeight,  // for the entropy: sum of exp(x - max) (x - max)
+  kBest = kLogitSum,     // for the argmax: the largest logit without softcap and temperature; NaN counts as the largest
+  kIndex = kWeightSum  // its class, the first one if there are several
 };
 enum { kRowWeight = kFirstFree };
 
 template <class C>
 int states_of(const CrossEntropy<C>& op) {
   if (op.has_argmax) return kIndex + 1;
-  return op.has_uniform ? kStates : op.has_probabilities || op.has_entropy ? kMass + 1 : kTargetLogit + 1;
+  return op.has_uniform ? kStates : op.has_probabilities || op.has_entropy ? kTargetWeight + 1 : kTargetLogit + 1;
 }
 
 template <class C>
 void prepare(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    split_place(row_inputs[0][r], r, parameters);
+    split_class_index(row_inputs[0][r], r, parameters);
     parameters[kRowWeight][r] = static_cast<C>(row_inputs[1][r]);
   }
 }
@@ -43,7 +43,7 @@ void prepare(const void*, int64_t rows, const double* const* row_inputs, C* cons
 template <class C>
 constexpr C kInfinity = std::numeric_limits<C>::infinity();
 
-// Counts the values that are +inf; NaN if one is NaN.
+// Returns the number of values that are +inf, or NaN if one is NaN.
 template <class C>
 double count_infinite(const C* x, int64_t n, int64_t step) {
   double count = 0;
@@ -61,24 +61,24 @@ const C* logits_as_they_are(const CrossEntropy<C>& op, const Piece<C>& p, int64_
   return p.in[input];
 }
 
-// The largest of n values, and where it is first; NaN is above all others.
+// Sets `best` to the largest of n values and returns its first index. NaN counts as the largest.
 template <int kBytes, class C>
 inline int64_t best_run(const C* x, int64_t n, double& best) {
-  const C top = max_run<kBytes>(x, n);
+  const C maximum = max_run<kBytes>(x, n);
   const auto length = static_cast<BitsOf<C>>(n);
   BitsOf<C> at = length, at_nan = length;
 #pragma omp simd reduction(min : at, at_nan)
   for (BitsOf<C> i = 0; i < length; ++i) {
-    const BitsOf<C> own = x[i] == top ? i : length, nan = x[i] != x[i] ? i : length;
-    at = own < at ? own : at;
+    const BitsOf<C> index = x[i] == maximum ? i : length, nan = x[i] != x[i] ? i : length;
+    at = index < at ? index : at;
     at_nan = nan < at_nan ? nan : at_nan;
   }
   const bool has_nan = at_nan < length;
-  best = has_nan ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(top);
+  best = has_nan ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(maximum);
   return static_cast<int64_t>(has_nan ? at_nan : at);
 }
 
-// x (rows, classes), q likewise
+// x, q: (rows, classes)
 template <class C, int kBytes>
 void accumulate_rows(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -104,7 +104,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
         counts[i] = exp_term(x[i] - pivot);
         terms[i] = select_or_zero(counts[i] != 0, counts[i] * (x[i] - pivot));
       });
-      states[kMoment][r] = sum(terms);
+      states[kEntropySum][r] = sum(terms);
     }
     states[kTotal][r] =
         maximum == kInfinity<C> ? count_infinite(x, n, 1)
@@ -118,18 +118,18 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
         counts[i] = w ? q[i] * w[i] : q[i];
         terms[i] = select(counts[i] == 0, C(0), counts[i] * (x[i] - pivot));
       });
-      states[kMass][r] = sum(counts);
-      states[kTargetLogit][r] = sum(terms) + states[kMass][r] * pivot;
+      states[kTargetWeight][r] = sum(counts);
+      states[kTargetLogit][r] = sum(terms) + states[kTargetWeight][r] * pivot;
     } else {
       const int64_t target = place_of(parameters, r) - p.first;
       if (target >= 0 && target < n) states[kTargetLogit][r] = x[target];
     }
     if (call.has_uniform) {
-      if (!w) {  // if the sum is finite, every class exists
+      if (!w) {  // if the sum is finite, no class is -inf
         const double sum_of_x = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(x + i, v), v -= pivot; });
         if (sum_of_x - sum_of_x == 0) {
-          states[kWeight][r] = states[kCount][r] = static_cast<double>(n);
-          states[kSum][r] = sum_of_x + static_cast<double>(n) * pivot;
+          states[kWeightSum][r] = states[kClassCount][r] = static_cast<double>(n);
+          states[kLogitSum][r] = sum_of_x + static_cast<double>(n) * pivot;
           continue;
         }
       }
@@ -137,18 +137,18 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
         counts[i] = select_or_zero(x[i] != kMinusInfinity<C>, C(1));
         terms[i] = select_or_zero(x[i] != kMinusInfinity<C>, x[i] - pivot);
       });
-      states[kWeight][r] = states[kCount][r] = sum(counts);
+      states[kWeightSum][r] = states[kClassCount][r] = sum(counts);
       if (w) {
         for_blocks(n, [&](int64_t i) { counts[i] = select_or_zero(x[i] != kMinusInfinity<C>, w[i]); });
-        states[kWeight][r] = sum(counts);
+        states[kWeightSum][r] = sum(counts);
         for_blocks(n, [&](int64_t i) { counts[i] = terms[i] * w[i]; });
       }
-      states[kSum][r] = sum(w ? counts : terms) + states[kWeight][r] * pivot;
+      states[kLogitSum][r] = sum(w ? counts : terms) + states[kWeightSum][r] * pivot;
     }
   }
 }
 
-// x (classes, rows), q likewise
+// x, q: (classes, rows)
 template <class C>
 void accumulate_columns(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   const auto& call = *static_cast<const CrossEntropy<C>*>(op);
@@ -189,7 +189,7 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const* param
         weight[k] += select_or_zero(e != 0, e * (xi[k] - maximum[k]));
       }
     }
-    for (int64_t k = 0; k < n; ++k) states[kMoment][k] = weight[k];
+    for (int64_t k = 0; k < n; ++k) states[kEntropySum][k] = weight[k];
   }
   if (call.has_argmax) {
     int64_t step;
@@ -209,7 +209,7 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const* param
       states[kIndex][k] = static_cast<double>(p.first) + count[k];
     }
   }
-  if (call.has_uniform) std::fill_n(states[kMass], n, 0.0);
+  if (call.has_uniform) std::fill_n(states[kTargetWeight], n, 0.0);
   for (int64_t k = 0; k < n && infinite != 0; ++k)
     if (maximum[k] == kInfinity<C>) states[kTotal][k] = count_infinite(x + k, p.height, p.step[0]);
   const C* w = call.weights ? call.weights + p.first : nullptr;
@@ -219,14 +219,14 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const* param
       const C *xi = x + i * p.step[0], *qi = p.in[1] + i * p.step[1], wi = w ? w[i] : C(1);
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) {
-        const C mass = qi[k] * wi;
-        weight[k] += mass;
-        sum[k] += select(mass == 0, C(0), mass * (xi[k] - maximum[k]));
+        const C target_weight = qi[k] * wi;
+        weight[k] += target_weight;
+        sum[k] += select(target_weight == 0, C(0), target_weight * (xi[k] - maximum[k]));
       }
     }
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
-      states[kMass][k] = weight[k];
+      states[kTargetWeight][k] = weight[k];
       states[kTargetLogit][k] = sum[k] + static_cast<double>(weight[k]) * maximum[k];
     }
   } else {
@@ -248,9 +248,9 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const* param
   }
   SAFEOPS_SIMD
   for (int64_t k = 0; k < n; ++k) {
-    states[kCount][k] = count[k];
-    states[kWeight][k] = weight[k];
-    states[kSum][k] = sum[k] + static_cast<double>(weight[k]) * maximum[k];
+    states[kClassCount][k] = count[k];
+    states[kWeightSum][k] = weight[k];
+    states[kLogitSum][k] = sum[k] + static_cast<double>(weight[k]) * maximum[k];
   }
 }
 
@@ -263,16 +263,16 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
   }
 }
 
-// The moment about the larger of two maxima: exp(a - larger) (m + (a - larger) total), of both.
+// With M the larger maximum, a state (maximum a, total t, moment m) adds exp(a - M) (m + (a - M) t) to the moment.
 template <class C>
 void merge_moments(int64_t rows, double* const* into, const double* const* from) {
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
     const double a = into[kMax][r], b = from[kMax][r], most = a > b ? a : b;
     const double total = into[kTotal][r], other = from[kTotal][r];
-    const double moment = into[kMoment][r] + select_or_zero(total != 0 && a != most, (a - most) * total);
-    const double other_moment = from[kMoment][r] + select_or_zero(other != 0 && b != most, (b - most) * other);
-    into[kMoment][r] = moment * ratio_of<C>(a, most) + other_moment * ratio_of<C>(b, most);
+    const double moment = into[kEntropySum][r] + select_or_zero(total != 0 && a != most, (a - most) * total);
+    const double other_moment = from[kEntropySum][r] + select_or_zero(other != 0 && b != most, (b - most) * other);
+    into[kEntropySum][r] = moment * ratio_of<C>(a, most) + other_moment * ratio_of<C>(b, most);
   }
   merge<C, kTargetLogit + 1>(rows, into, from);
 }

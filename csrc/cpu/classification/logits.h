@@ -1,4 +1,4 @@
-// Logits as a loss reads them: softcap tanh(x / softcap), then over the temperature.
+// The values that a loss reads in place of logits x: softcap tanh(x / softcap), or x, divided by the temperature.
 #pragma once
 
 #include <limits>
@@ -9,7 +9,7 @@ namespace safeops::cpu {
 
 template <class C>
 struct Logits {
-  bool capped, changed;  // changed: they are not read as they are
+  bool capped, changed;  // capped: there is a softcap; changed: the values differ from the logits
   C scale, cap, inverse, per_cap;
 
   Logits(double temperature, double softcap)
@@ -22,7 +22,7 @@ struct Logits {
     return select(x < 0, -value, value);
   }
 
-  // A class of -inf does not exist, and stays at -inf.
+  // A logit of -inf, a class that does not exist, stays -inf.
   C value(C x) const {
     return select(x == -std::numeric_limits<C>::infinity(), x, tanh(x * inverse) * cap * scale);
   }
@@ -39,7 +39,7 @@ struct Logits {
     }
   }
 
-  // The gradient of n values that were read, as that of the logits.
+  // Turns d, the gradient of n values from read(), into the gradient of their logits.
   void differentiate(const C* read, int64_t n, C* d) const {
     if (capped) {
       SAFEOPS_SIMD

@@ -9,7 +9,7 @@ namespace {
 // States: the largest kept value, the sum of exp(x - max), and 1 if any value is kept.
 enum { kMax, kTotal, kKept };
 
-// A piece whose maximum is -inf keeps no value, or only -inf: the mask tells which.
+// Returns 1 if the mask keeps any value of the row. A piece with maximum -inf keeps no value, or only values of -inf.
 template <class C>
 double keeps_any(const Piece<C>& p, int64_t row) {
   for (int64_t i = 0; i < p.length(); ++i)
@@ -102,7 +102,7 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
 template <class C, bool kLog>
 void finish(const void*, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
   for (int64_t r = 0; r < rows; ++r) {
-    // A row that keeps no value gives zeros, one that keeps only -inf gives NaN, as torch has it.
+    // A row that keeps no value gives zeros; a row that keeps only -inf gives NaN, as in torch.
     const double maximum = states[kMax][r], total = states[kTotal][r];
     const bool empty = states[kKept][r] == 0;
     const double sum = total == 0 && !empty ? std::numeric_limits<double>::quiet_NaN() : total;
@@ -142,7 +142,7 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
     if (!kLog && p.memo) {
       const C* e = p.memo + r * n;
       const C factor = memo_factor(p.memo_state[r], pivot, inverse);
-      if (kMask && factor != factor)  // the kept values are NaN; the others must stay 0
+      if (kMask && factor != factor)  // the kept values are NaN, the masked values 0
         for_blocks(n, [&](int64_t i) { y[i] = select_bits_or_zero<C>(keep[i], factor); });
       else
         for_blocks(n, [&](int64_t i) { y[i] = e[i] * factor; });

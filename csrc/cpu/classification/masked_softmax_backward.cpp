@@ -1,14 +1,16 @@
-// The gradient of softmax y: dx = y (g - sum g y); of log softmax, where exp(log softmax) = y: dx = g - y sum g.
-// I/O: read g, mask, and x (y is recomputed from the row's maximum and sum) or y itself, write dx.
+// The gradient of softmax and log softmax; y is the softmax:
+//     softmax:      dx = y (g - sum g y)
+//     log softmax:  dx = g - y sum g
+// I/O: read g, mask, and y, or x (from which y is computed with the row's maximum and sum); write dx.
 #include "cpu/classification/softmax.h"
 
 namespace safeops::cpu {
 
 namespace {
 
-// The state is the sum over a row. The memo holds y where it was recomputed.
+// The state is the sum over a row. The memo holds y if it is computed from x (kInput).
 
-enum YSource { kInput, kLogInput, kOutput };  // y is computed from x, from x for the logarithm, or is itself the input
+enum YSource { kInput, kLogInput, kOutput };  // y is computed from x; so for log softmax; the input is y itself
 
 template <class C, YSource kFrom>
 inline C probability_of(C x, C pivot, C inverse) {
@@ -98,7 +100,7 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
   for (int64_t r = 0; r < rows; ++r) parameters[kDot][r] = static_cast<C>(states[0][r]);
 }
 
-// dx = y (g - sum g y), of the logarithm g - y sum g
+// softmax: y (g - dot), with dot = sum g y; log softmax: g - y dot, with dot = sum g
 template <class C, YSource kFrom, bool kMask>
 inline C slope_of(const C* g, C y, C dot, const BitsOf<C>* keep, int64_t i) {
   const C slope = kFrom == kLogInput ? g[i] - y * dot : y * (g[i] - dot);

@@ -57,14 +57,14 @@ void spread_loop(const C* row_values, int64_t rows, int64_t n, C* to) {
 // Rows (..., C), in contiguous order: several short ones are read at once, a long one in pieces.
 template <class C>
 struct Rows {
-  ClassRows of;  // a row of a class of weight 0 has no class
+  ClassRows of;  // the place of a row whose class has weight 0 is -1
   Shape shape;
   Order order;
   int64_t classes, rows, batch;  // batch: rows that are read at once
   C margin;
   Source<C> x;
 
-  // keep: which rows a mean counts, or null, where a class out of range is no error.
+  // keep: receives the rows that a mean counts. If it is null, a class out of range is not an error.
   Rows(const char* op, const View& x_, const Tensor& target, const std::optional<Tensor>& weight,
        const std::optional<Tensor>& mask, double margin_, uint8_t* keep)
       : of(op, x_, x_.ndim - 1), shape(x_.shape()), order(Order::contiguous(shape)), margin(static_cast<C>(margin_)) {
@@ -75,16 +75,16 @@ struct Rows {
       of.read_weights(op, *weight);
       of.weight.reset(new double[std::max<int64_t>(1, rows)]);
       for (int64_t row = 0; row < rows; ++row) {
-        of.weight[row] = place(row) < 0 ? 0 : of.weights[place(row)];
-        if (of.weight[row] == 0) of.place[row] = -1;
+        of.weight[row] = class_index(row) < 0 ? 0 : of.weights[class_index(row)];
+        if (of.weight[row] == 0) of.class_index[row] = -1;
       }
     }
     x.bind(x_, shape, order);
   }
 
-  int64_t place(int64_t row) const { return static_cast<int64_t>(of.place[row]); }
+  int64_t class_index(int64_t row) const { return static_cast<int64_t>(of.class_index[row]); }
 
-  // w_y/C times a sum over the classes of a row
+  // Returns w_y/C times a sum over the classes of a row.
   double scaled(int64_t row, double sum) const {
     const double mean = sum / static_cast<double>(std::max<int64_t>(classes, 1));
     return of.weight ? mean * of.weight[row] : mean;
@@ -92,7 +92,7 @@ struct Rows {
 
   struct Buffers { alignas(64) C x[kBuffer], to[kBuffer], spread[kBuffer], target[kBuffer], per_row[kChunk]; };
 
-  // body(first row, number of rows, buffers)
+  // Calls body(first row, number of rows, buffers) for each batch.
   template <class Body>
   void run(const Body& body) const {
     parallel((rows + batch - 1) / batch, batch * classes, [&](int64_t begin, int64_t end) {
@@ -103,8 +103,8 @@ struct Rows {
     });
   }
 
-  // Each piece of `count` rows: loop() fills buffers.to, which is then set to 0 for a row's target class and in rows
-  // that do not exist. Then body(first class, classes in the piece, its offset in the walk, its sums by row).
+  // For each piece of `count` rows: calls loop(), which fills buffers.to, and sets it to 0 at each row's target class
+  // and in rows that are not kept. Then calls body(first class, classes in the piece, offset in the walk, row sums).
   template <class Loop, class Body>
   void for_pieces(int64_t row, int64_t count, Buffers& b, Loop loop, const Body& body) const {
     const auto spread = pick<&spread_loop<C>>();
@@ -114,19 +114,20 @@ struct Rows {
       const int64_t n = std::min(kChunk, classes - first), at = row * classes + first;
       const C* from = x.fetch(at, count * n, at + kAhead, b.x);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = std::max<int64_t>(0, this->place(row + r));
+        const int64_t class_index = std::max<int64_t>(0, this->class_index(row + r));
         const bool one_piece = classes == n;
         b.per_row[r] =
-            margin - (one_piece ? from[r * n + place] : *x.fetch(row * classes + place, 1, kNever, b.target));
+            margin -
+            (one_piece ? from[r * n + class_index] : *x.fetch(row * classes + class_index, 1, kNever, b.target));
       }
       spread(b.per_row, count, n, b.spread);
       loop(b.spread, from, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = this->place(row + r) - first;
-        if (this->place(row + r) < 0)
+        const int64_t class_index = this->class_index(row + r) - first;
+        if (this->class_index(row + r) < 0)
           std::fill_n(b.to + r * n, n, C(0));
-        else if (place >= 0 && place < n)
-          b.to[r * n + place] = 0;
+        else if (class_index >= 0 && class_index < n)
+          b.to[r * n + class_index] = 0;
       }
       sum(b.to, count, n, sums);
       body(first, n, at, sums);
@@ -143,7 +144,7 @@ void forward(const Rows<C>& rows, bool square, C* out) {
       for (int64_t r = 0; r < count; ++r) total[r] += sums[r];
     });
     for (int64_t r = 0; r < count; ++r)
-      out[row + r] = rows.place(row + r) < 0 ? C(0) : static_cast<C>(rows.scaled(row + r, total[r]));
+      out[row + r] = rows.class_index(row + r) < 0 ? C(0) : static_cast<C>(rows.scaled(row + r, total[r]));
   });
 }
 
@@ -154,19 +155,19 @@ void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C
   const auto scale = pick<&scale_loop<C>>();
   const bool one_piece = rows.classes <= kChunk;
   rows.run([&](int64_t row, int64_t count, auto& b) {
-    double slope = 0;  // of a long row, whose target class may come before others
+    double slope = 0;  // the sum over a long row, needed at its target class before all its pieces are written
     const auto add = [&](int64_t, int64_t, int64_t, const double* sums) { slope += sums[0]; };
     if (!one_piece) rows.for_pieces(row, count, b, slopes, add);
-    // dx_j = g / C slope_j for j != y, dx_y = -sum of the others
+    // dx_j = g w_y/C slope_j for j != y,  dx_y = -(sum of these)
     const auto write = [&](int64_t first, int64_t n, int64_t at, const double* sums) {
       for (int64_t r = 0; r < count; ++r) b.per_row[r] = static_cast<C>(rows.scaled(row + r, grad[row + r]));
       spread(b.per_row, count, n, b.spread);
       scale(b.spread, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = rows.place(row + r) - first;
+        const int64_t class_index = rows.class_index(row + r) - first;
         const double total = one_piece ? sums[r] : slope;
-        if (place >= 0 && place < n && rows.place(row + r) >= 0 && total != 0)
-          b.to[r * n + place] = static_cast<C>(-total * rows.scaled(row + r, grad[row + r]));
+        if (class_index >= 0 && class_index < n && rows.class_index(row + r) >= 0 && total != 0)
+          b.to[r * n + class_index] = static_cast<C>(-total * rows.scaled(row + r, grad[row + r]));
       }
       C* to = sink.target(at, b.to);
       if (to != b.to) std::copy_n(b.to, count * n, to);

@@ -7,11 +7,11 @@ namespace safeops::cpu {
 
 namespace {
 
-// Calls each(row, offset) for the rows [begin, end) in their contiguous order; `offset` is that of the row's first
-// element in x, in elements.
+// Calls each(row, offset) for the rows [begin, end) in contiguous order. offset: the offset, in elements, of the row's
+// first element in x.
 template <class Each>
 void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int64_t end, const Each& each) {
-  if (begin == end) return;  // (a dim of 0 rows would divide by 0)
+  if (begin == end) return;  // a dim of size 0 would be a division by 0
   const Shape& shape = rows.shape;
   int64_t index[kMaxDims], offset = 0, rest = begin;
   for (int d = shape.ndim - 1; d >= 0; --d) {
@@ -30,7 +30,7 @@ void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int6
   }
 }
 
-// The strides of an input, separated into those of the rows and that of the classes.
+// The strides of an input, split into the strides of the rows and the stride of the classes.
 struct RowStrides {
   int64_t of_row[kMaxDims] = {}, of_class;
 
@@ -48,8 +48,9 @@ void gather(const ClassRows& rows, const View& x, void* out, bool in_double) {
   parallel(rows.count, 1, [&](int64_t begin, int64_t end) {
     for_rows(rows, strides.of_row, begin, end, [&](int64_t row, int64_t offset) {
       double loss = 0;
-      if (rows.place[row] >= 0) {
-        loss = -static_cast<double>(widen(from[offset + static_cast<int64_t>(rows.place[row]) * strides.of_class]));
+      if (rows.class_index[row] >= 0) {
+        const int64_t index = static_cast<int64_t>(rows.class_index[row]);
+        loss = -static_cast<double>(widen(from[offset + index * strides.of_class]));
         if (weight) loss *= weight[row];
       }
       if (in_double)
@@ -60,7 +61,7 @@ void gather(const ClassRows& rows, const View& x, void* out, bool in_double) {
   });
 }
 
-// dx must be contiguous, and 0.
+// Writes the gradient at each row's class. dx must be contiguous and filled with 0.
 template <class S>
 void scatter(const ClassRows& rows, const Shape& shape, const double* g, void* dx) {
   int64_t all[kMaxDims] = {};
@@ -69,9 +70,10 @@ void scatter(const ClassRows& rows, const Shape& shape, const double* g, void* d
   const double* weight = rows.weight.get();
   parallel(rows.count, 1, [&](int64_t begin, int64_t end) {
     for_rows(rows, strides.of_row, begin, end, [&](int64_t row, int64_t offset) {
-      if (rows.place[row] < 0) return;
+      if (rows.class_index[row] < 0) return;
       const double slope = weight ? -weight[row] * g[row] : -g[row];
-      static_cast<S*>(dx)[offset + static_cast<int64_t>(rows.place[row]) * strides.of_class] = Narrow<S>::from(slope);
+      const int64_t index = static_cast<int64_t>(rows.class_index[row]);
+      static_cast<S*>(dx)[offset + index * strides.of_class] = Narrow<S>::from(slope);
     });
   });
 }

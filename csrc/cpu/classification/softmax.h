@@ -10,14 +10,14 @@
 namespace safeops::cpu {
 
 template <class C>
-constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();  // a masked value: not a maximum, and its exp is 0
+constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();  // stands for a masked value: its exp is 0
 
 template <class C>
 inline C pivot_of(C maximum) {
-  return select(maximum == kMinusInfinity<C>, C(0), maximum);  // a piece may keep no value
+  return select(maximum == kMinusInfinity<C>, C(0), maximum);  // a piece that keeps no value has maximum -inf
 }
 
-// exp(a - b) of two maxima, 1 where both are the same infinity.
+// exp(a - b) for two maxima a <= b; 1 if both are the same infinity.
 template <class C>
 inline C ratio_of(double a, double b) {
   return exp_nonpositive(static_cast<C>(a == b ? 0.0 : a - b));
@@ -33,7 +33,7 @@ inline double sum_exponentials(const C* x, int64_t n, C pivot, const Before& bef
   });
 }
 
-// Merges two pieces of a row: the maximum, and the sum of exp(x - maximum).
+// Merges the states of two pieces of each row: the maximum, and the sum of exp(x - maximum).
 template <class C>
 inline void merge_exponentials(int64_t rows, double* maximum, double* total, const double* other_maximum,
                                const double* other_total) {
@@ -45,8 +45,8 @@ inline void merge_exponentials(int64_t rows, double* maximum, double* total, con
   }
 }
 
-// Parameters of a row: the pivot that is subtracted before exp, the inverse or the logarithm of the sum of exp, and in
-// the backward the sum of g y.
+// Parameters of a row: the pivot that is subtracted before exp; the inverse (log softmax: the logarithm) of the sum of
+// exp; in the backward the sum of g y (log softmax: of g).
 enum SoftmaxParameter { kPivot, kInverse, kDot };
 
 }  // namespace safeops::cpu

@@ -1,5 +1,6 @@
-// The backward of token_log_probs: dx_c = p_c (c - a - b (log p_c + H)), and a more at the row's class, of the upstream
-// gradients a of the log probability, b of the entropy H, c of L; p_c = exp(x_c - L).
+// The backward of token_log_probs. With p_j = exp(x_j - L) and the upstream gradients a of the log probability, b of
+// the entropy H, c of L:
+//     dx_j = p_j (c - a - b (log p_j + H)) + a [j is the row's class]
 // I/O: read x; write dx.
 #include "cpu/classification/cross_entropy.h"
 
@@ -7,34 +8,35 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row: L as the largest logit and the rest; the rest less H; (c - a) and b, both by exp(-rest); a.
-enum { kHigh = kFirstFree, kOffset, kFactor, kEntropy, kTarget };
-enum { kInputPlace, kInputLogProb, kInputEntropy, kInputSum, kInputHigh, kInputLow, kInputH };
+// Parameters of a row, with log_total = L - largest logit: the largest logit; log_total - H;
+// (c - a) exp(-log_total) / 2^kLowest; b exp(-log_total) / 2^kLowest; a.
+enum { kMaximum = kFirstFree, kOffset, kFactor, kEntropy, kTarget };
+enum { kInputClass, kInputLogProb, kInputEntropy, kInputSum, kInputMaximum, kInputLogTotal, kInputH };
 
 template <class C>
 void prepare(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
   constexpr C kLower = 1 / static_cast<C>(int64_t{1} << kLowest<C>);
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    const double low = row_inputs[kInputLow][r], a = row_inputs[kInputLogProb][r];
-    const C by = kLower * exp_(0 - static_cast<C>(low));
-    parameters[kHigh][r] = static_cast<C>(row_inputs[kInputHigh][r]);
-    parameters[kOffset][r] = static_cast<C>(low - row_inputs[kInputH][r]);
+    const double log_total = row_inputs[kInputLogTotal][r], a = row_inputs[kInputLogProb][r];
+    const C by = kLower * exp_(0 - static_cast<C>(log_total));
+    parameters[kMaximum][r] = static_cast<C>(row_inputs[kInputMaximum][r]);
+    parameters[kOffset][r] = static_cast<C>(log_total - row_inputs[kInputH][r]);
     parameters[kFactor][r] = static_cast<C>(row_inputs[kInputSum][r] - a) * by;
     parameters[kEntropy][r] = static_cast<C>(row_inputs[kInputEntropy][r]) * by;
     parameters[kTarget][r] = static_cast<C>(a);
   }
   for (int64_t r = 0; r < rows; ++r) {
-    // +inf is the row's own class alone: no result depends on the logits.
-    const bool certain = row_inputs[kInputHigh][r] == std::numeric_limits<double>::infinity();
-    split_place(certain ? -1.0 : row_inputs[kInputPlace][r], r, parameters);
+    // A largest logit of +inf is that of the row's class alone: the results do not depend on the logits.
+    const bool certain = row_inputs[kInputMaximum][r] == std::numeric_limits<double>::infinity();
+    split_class_index(certain ? -1.0 : row_inputs[kInputClass][r], r, parameters);
   }
 }
 
-// (log p_c of a class without a share is -inf.)
+// dx_j without the term a. Where p_j is 0, log p_j is -inf and left out.
 template <class C>
-inline C slope(C x, C high, C offset, C factor, C entropy) {
-  const C above = x - high, p = exp_raised<kLowest<C>>(above);
+inline C slope(C x, C maximum, C offset, C factor, C entropy) {
+  const C above = x - maximum, p = exp_raised<kLowest<C>>(above);
   return p * (factor - select_or_zero(p != 0, entropy * (above - offset)));
 }
 
@@ -48,10 +50,10 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
       std::fill_n(dx, n, C(0));
       continue;
     }
-    const C *x = p.in[0] + r * p.step[0], high = parameters[kHigh][r], offset = parameters[kOffset][r];
+    const C *x = p.in[0] + r * p.step[0], maximum = parameters[kMaximum][r], offset = parameters[kOffset][r];
     const C factor = parameters[kFactor][r], entropy = parameters[kEntropy][r];
     for_blocks(
-        n, [&](int64_t i) { dx[i] = slope(x[i], high, offset, factor, entropy); },
+        n, [&](int64_t i) { dx[i] = slope(x[i], maximum, offset, factor, entropy); },
         [&](int64_t i) { p.prefetch(r * n + i); });
     const int64_t at = place_of(parameters, r) - p.first;
     if (at >= 0 && at < n) dx[at] += parameters[kTarget][r];
@@ -62,15 +64,15 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
 template <class C>
 void map_columns(const void* data, const Piece<C>& p, const C* const* parameters) {
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
-  const C *high = parameters[kHigh], *offset = parameters[kOffset], *factor = parameters[kFactor],
-      *entropy = parameters[kEntropy], *target = parameters[kTarget], *live = parameters[kPlaceHigh];
+  const C *maximum = parameters[kMaximum], *offset = parameters[kOffset], *factor = parameters[kFactor],
+      *entropy = parameters[kEntropy], *target = parameters[kTarget], *live = parameters[kClassHigh];
   const int64_t n = p.width;
   for (int64_t i = 0; i < p.height; ++i) {
     const C* x = p.in[0] + i * p.step[0];
     C* dx = p.out[0] + i * p.out_step[0];
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k)
-      dx[k] = select_or_zero(live[k] >= 0, slope(x[k], high[k], offset[k], factor[k], entropy[k]));
+      dx[k] = select_or_zero(live[k] >= 0, slope(x[k], maximum[k], offset[k], factor[k], entropy[k]));
   }
   alignas(64) int32_t line[kChunk];
   target_lines(p, parameters, line);
@@ -92,9 +94,9 @@ void run(const ClassRows& rows, const View& g, const View& x, const View& row_st
   loops.map_columns = pick<&map_columns<C>>();
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
-  const RowValues<double> place(rows.shape, rows.place.get(), DType::kDouble);
-  walk.row_input(place.view(), false);
-  View grad = g;  // of one number a row
+  const RowValues<double> class_index(rows.shape, rows.class_index.get(), DType::kDouble);
+  walk.row_input(class_index.view(), false);
+  View grad = g;  // (3, *rows), walked as three views of one number per row
   --grad.ndim, ++grad.sizes, ++grad.strides;
   for (int i = 0; i < 3; ++i, grad.data += g.strides[0] * size_of(g.dtype)) walk.row_input(grad, false);
   for (int i = 0; i < 3; ++i) walk.row_input(row_stat(rows, row_stats, i).view(), false);

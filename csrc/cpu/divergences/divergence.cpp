@@ -1,6 +1,6 @@
-// kl_div_with_logits, js_div_with_logits and tv_with_logits: a divergence of the distributions of two rows of logits.
-// I/O: read x and y, and again where the terms need the whole rows' sums first; of each row write the divergence and
-// the numbers of its backward.
+// kl_div_with_logits, js_div_with_logits and tv_with_logits: divergences of the distributions of two rows of logits.
+// I/O: read x and y (twice for js and tv, whose terms need the sums of whole rows first); for each row write the
+// divergence and the numbers for its backward.
 #include "cpu/divergences/divergence.h"
 
 namespace safeops::cpu {
@@ -32,7 +32,8 @@ void Pair::check_numbers(const char* name, const View& numbers) const {
 
 namespace {
 
-// ---- the sums of each row alone; for the divergence of Kullback and Leibler sum exp(y - top) (y - x) about both tops
+// ---- first pass: the largest logit (top) and sum exp((x - top) / T) of x, and likewise of y; for Kl also kCross =
+// sum exp((y - top_y) / T) ((y - top_y) - (x - top_x))
 
 enum { kTotalX = kTopX + 1, kTotalY = kTopY + 1, kCross, kScale, kSumStates };  // kScale: 1 / T, for `merge_sums`
 
@@ -117,7 +118,7 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
   for (int64_t k = 0; k < n; ++k) states[kCross][k] = cross[k], states[kScale][k] = scale;
 }
 
-// The change of differences from a top that gives way to the larger of two.
+// top - most, the change of differences from `top` if `most` takes its place; 0 if both are equal, also if infinite.
 inline double raised(double top, double most) { return select_or_zero(top != most, top - most); }
 
 template <class C>
@@ -163,13 +164,13 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
   }
 }
 
-// ---- the terms, from whole rows' sums
+// ---- second pass, for Js and Tv: sums of the terms, which need the sums of whole rows
 
 enum { kValue, kOfY, kTermStates };
 
 template <class C>
 void prepare_numbers(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
-  for (int i = 0; i <= kMeanX; ++i) {  // the last is whether the row is kept
+  for (int i = 0; i <= kMeanX; ++i) {  // the last input is 1 if the row is kept, else 0
     C* to = parameters[i == kMeanX ? kKept : i];
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) to[r] = static_cast<C>(row_inputs[i][r]);
@@ -241,7 +242,7 @@ void finish_terms(const void*, int64_t rows, const double* const* states, double
 
 // ---- the op
 
-// sums: what the classes add to both slopes' sums and to the divergence.
+// sums: receive, for each row, sum q h (= divergence - sum p f for Js and Tv), sum p f and the divergence.
 template <class Kind, class C>
 void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& numbers,
                std::initializer_list<View> sums) {
@@ -297,7 +298,7 @@ std::tuple<Tensor, Tensor> divergence(const Tensor& input, const Tensor& target,
   return {loss, numbers};
 }
 
-// (3, *rows): the sums of some of the classes, from numbers of whole rows.
+// Returns (3, *rows): sum q h, sum p f and the divergence over some of the classes, from the numbers of whole rows.
 template <class Kind>
 Tensor divergence_sums(const Tensor& input, const Tensor& target, const Tensor& numbers,
                        const std::optional<Tensor>& keep, double temperature, double beta) {

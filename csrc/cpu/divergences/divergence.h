@@ -1,5 +1,6 @@
-// Divergences of the distributions p = softmax(y / T) and q = softmax(x / T), with u = log p and v = log q. Each has
-// the slopes of its sum over the classes, p (f - sum p f) to y and q (h - sum q h) to x, both over T.
+// Divergences of the distributions p = softmax(y / T) and q = softmax(x / T), with u = log p and v = log q. A
+// divergence is a sum over the classes. Its gradient is p (f - sum p f) / T for y and q (h - sum q h) / T for x; each
+// kind has its own f and h.
 #pragma once
 
 #include "cpu/engine/math.h"
@@ -8,18 +9,18 @@
 
 namespace safeops::cpu {
 
-// The numbers of a row that its backward needs: of both operands the largest logit and log sum exp((x - top) / T);
-// then the means sum q h and sum p f. (Logits over T, and their top, would each be rounded: of large ones nothing would
-// be left.)
+// The numbers of a row that its backward needs: for x and for y, the largest logit (top) and log sum exp((x - top) / T)
+// (spread); then the means sum q h and sum p f. (The difference x - top is divided by T, not the logits: they would
+// each be rounded, and for large logits the difference would be lost.)
 enum DivergenceNumber { kTopX, kSpreadX, kTopY, kSpreadY, kMeanX, kMeanY, kNumbers };
 
-// A class's share of the divergence, and its p f and q h.
+// The term of a class: value is its part of the divergence, of_y is p f, of_x is q h.
 template <class C>
 struct Terms {
   C value, of_y, of_x;
 };
 
-// sum p (u - v); of x the slope is q - p, which is q h less its mean for q h = -p.
+// sum p (u - v).  f = u - v.  q h = -p, whose sum is -1, so that the gradient for x is q - p.
 struct Kl {
   static constexpr bool one_pass = true;
 
@@ -30,8 +31,11 @@ struct Kl {
   }
 };
 
-// sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q. Of the larger of p and q the logarithm is -log1p of a
-// number from -1 to 0, and that of the other differs from it by their ratio's.
+// sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q.  f = b log(p / m),  h = (1 - b) log(q / m).
+// If p >= q:
+//     (1) log(p / m) = -log1p((1 - b) (q / p - 1)), whose argument is in [-1, 0]
+//     (2) log(q / m) = log(p / m) + log(q / p)
+// If q > p, p and q change places, and so do b and 1 - b.
 struct Js {
   static constexpr bool one_pass = false;
 
@@ -45,7 +49,7 @@ struct Js {
   }
 };
 
-// sum |p - q| / 2
+// sum |p - q| / 2.  f = sign(p - q) / 2,  h = -f
 struct Tv {
   static constexpr bool one_pass = false;
 
@@ -59,7 +63,7 @@ struct Tv {
 // The call's options.
 template <class C>
 struct DivergenceOptions {
-  C scale, beta;  // 1 / T
+  C scale, beta;  // scale: 1 / T
 };
 
 // Parameters of a row: its numbers, whether it is kept, and in the backward the upstream gradient over T.
@@ -74,7 +78,7 @@ inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C sp
   return Kind::template terms<C>(u, v, p, q, op.beta);
 }
 
-// A call's operands and rows, and which of these are kept.
+// The operands of a call and their rows. kept: 1 for a row that is kept, else 0.
 struct Pair {
   View x, y;
   Shape shape, rows;
@@ -83,12 +87,12 @@ struct Pair {
 
   Pair(const char* name, const Tensor& input, const Tensor& target, const std::optional<Tensor>& keep);
 
-  // (6, *rows)
+  // Returns (6, *rows).
   Shape numbers_shape() const;
 
   void check_numbers(const char* name, const View& numbers) const;
 
-  // Number i of each row, contiguous.
+  // Number i of each row.
   RowValues<char> number(const View& numbers, int i) const {
     return RowValues<char>(rows, numbers.data + i * rows.numel() * size_of(dtype), dtype);
   }

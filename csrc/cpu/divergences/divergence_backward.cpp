@@ -16,7 +16,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   for (int64_t r = 0; r < rows; ++r) parameters[kGrad][r] *= scale;
 }
 
-// The slope of a class to x (kOut = 0) or y.
+// The gradient of one class, for x (kOut = 0) or y (kOut = 1).
 template <class Kind, int kOut, class C>
 inline C slope(const DivergenceOptions<C>& op, C x, C y, const C (&row)[kGrad + 1]) {
   C p, q;

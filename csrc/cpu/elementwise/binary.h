@@ -7,7 +7,7 @@
 //     };
 //     SAFEOPS_BINARY(safe_atan2, SafeAtan2)
 //
-// Where one loop over these is not the fastest, BinaryLoops is specialised (safe_div.cpp).
+// A function with a faster loop than the one over value() or slopes() specialises BinaryLoops (safe_div.cpp).
 // I/O: forward reads a, b and writes y; backward reads g, a, b and writes da, db.
 #pragma once
 
@@ -25,7 +25,7 @@ struct BinaryLoops {
     for (int64_t i = 0; i < chunk.n; ++i) out[i] = f.value(a[i], b[i]);
   }
 
-  // The template parameters say which slopes are wanted: the compiler drops what only the other one needs.
+  // kInput, kOther: the slope is wanted. The compiler removes what only the other slope needs.
   template <bool kInput, bool kOther>
   static void slopes(const void* op, const Chunk<C>& chunk) {
     const Function<C> f = *static_cast<const Function<C>*>(op);
@@ -65,7 +65,7 @@ struct Binary {
     return result;
   }
 
-  // The second operand; a number is one element for all.
+  // Returns the second operand: a tensor, or a number that broadcasts.
   static View second(const std::optional<Tensor>& other, std::optional<double>& number) {
     STD_TORCH_CHECK(other.has_value() != number.has_value(), "safeops: either other or number is needed");
     return other ? View(*other) : View(&*number, DType::kDouble);
@@ -89,7 +89,7 @@ struct Binary {
              &op);
   }
 
-  // The gradient's dtype is the output's: elements that saturated there have slope 0.
+  // grad has the output's dtype: elements that saturate in it have slope 0.
   static std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& input,
                                              const std::optional<Tensor>& other, const std::optional<double>& eps,
                                              bool need_input, bool need_other,

@@ -13,12 +13,14 @@ struct Log1mexp {
 
   bool absent(C x) const { return x > -eps; }
   C stand_in(C, C) const { return lowest; }
-  // Near 0, 1 - e^x is small and log sees its digits; far below, e^x is small and log1p sees them.
+  // For x > -log 2, 1 - e^x is small, and expm1 keeps its digits. For other x, e^x is small, and log1p keeps its
+  // digits.
   C value(C x) const {
     const C near = math::log(-math::expm1_nonpositive(x)), far = math::log1p(-math::exp(x));
     return select(x > C(-0x1.62e42fefa39efp-1), near, far);  // -log 2
   }
-  // Far below, e^x itself may be too small for its digits where g times it is not; near 0 the slope is one factor.
+  // e^x = root^2. For x <= -1, g is multiplied between the roots, since e^x may be subnormal where g e^x is not. For
+  // other x the derivative is computed first.
   C slope(C g, C x, C) const {
     const C root = math::exp(x * C(0.5)), rest = root / math::expm1_nonpositive(x);
     return select(x > C(-1), g * (root * rest), g * root * rest);

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// r = sqrt(a^2 + b^2), without a square that over- or underflows.  da = g a / r,  db = g b / r, and 0 at the origin.
+// r = sqrt(a^2 + b^2); no square over- or underflows.  da = g a / r,  db = g b / r;  both are 0 at the origin.
 template <class C>
 struct Magnitude {
   explicit Magnitude(const Arguments&) {}
@@ -23,7 +23,7 @@ struct Magnitude {
 
   Slopes<C> slopes(C g, C a, C b) const {
     const bool far = is_far(a, b), origin = (a == 0) & (b == 0);
-    // an infinite part has the slope of its sign, the other none
+    // An infinite operand has the slope +-1, its sign; the other operand then has slope 0.
     const C one = std::fabs(a) == kInf ? std::copysign(C(1), a) : C(0);
     const C two = std::fabs(b) == kInf ? std::copysign(C(1), b) : C(0);
     const C first = far ? one : a, second = far ? two : b;

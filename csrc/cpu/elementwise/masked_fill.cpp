@@ -1,4 +1,4 @@
-// out = fill_mask ? value : input, by bit pattern: elements that are not filled keep their bits, NaN payloads included.
+// out = fill_mask ? value : input, as bit patterns: elements that are not filled keep their bits, and NaN its payload.
 // I/O: read input, read mask, write out.
 #include "cpu/engine/elementwise.h"
 

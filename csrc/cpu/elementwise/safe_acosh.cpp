@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// acosh of x, at least 1; the slope is 0 for x <= 1.  d(acosh x) = g / sqrt((x - 1)(x + 1))
+// acosh(max(x, 1)); the slope is 0 for x <= 1.  d(acosh x) = g / sqrt((x - 1)(x + 1))
 template <class C>
 struct SafeAcosh {
   static constexpr double most = 800;
@@ -18,7 +18,7 @@ struct SafeAcosh {
     const C y = 2 * math::log1p(std::sqrt(h) + h / (1 + std::sqrt(1 + h)));
     return select(x < std::numeric_limits<C>::infinity(), y, x);
   }
-  // two roots: the product under one overflows
+  // Two roots, since (x - 1)(x + 1) may overflow.
   C slope(C g, C x, C) const { return g / (std::sqrt(x - 1) * std::sqrt(x + 1)); }
 };
 

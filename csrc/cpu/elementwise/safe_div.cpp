@@ -1,5 +1,5 @@
-// q = a / b where b is not (nearly) zero, else a fill value; a quotient too large for the output dtype saturates.
-// With a negative eps q = a / (sign(b) max(|b|, -eps)), where 0 counts as positive: fill_value=None.
+// eps >= 0: q = a / b, or a fill value where b = 0 or |b| < eps. eps < 0 (fill_value=None): q = a / (sign(b) max(|b|,
+// -eps)), with sign(0) = 1. A quotient of a finite a that is too large for the output dtype saturates.
 // I/O: forward reads a, b and writes q; backward reads g, a, b and writes da, db.
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 template <class C>
 struct SafeDiv {
-  C least;                           // of |b|, where eps is negative; else 0
+  C least;                           // the least magnitude of the divisor if eps is negative; else 0
   C floor, fill, largest, overflow;  // |b| <= floor counts as 0; |q| >= overflow would round to inf in the output dtype
 
   explicit SafeDiv(const Arguments& given)
@@ -25,16 +25,16 @@ struct SafeDiv {
 
   C divisor(C b) const { return select(std::fabs(b) < least, select(b < 0, -least, least), b); }
 
-  bool divides(C b) const { return !(std::fabs(b) <= floor); }  // a NaN b does, and shows
+  bool divides(C b) const { return !(std::fabs(b) <= floor); }  // true for a NaN b, which then shows in q
 
   bool saturated(C a, C q) const {
     return (std::fabs(q) >= overflow) & (std::fabs(a) < std::numeric_limits<C>::infinity());
   }
 };
 
-// Every loop is written twice. The first only divides, and counts rare cases: quotients that saturate, slopes that
-// leave the normal numbers. A chunk that has any, and each chunk where the divisor has a floor, goes through the second
-// loop, which handles them. Outputs are buffers or memory of our own, so writing them twice is safe.
+// Forward and backward have two loops each. The first only divides, and counts rare cases: quotients that saturate,
+// slopes that leave the normal numbers. A chunk with such a case, and every chunk if eps is negative, goes through the
+// second loop, which handles them. Outputs are buffers or new memory, so writing them twice is safe.
 
 template <class C>
 C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
@@ -65,7 +65,7 @@ void forward_loop(const void* op, const Chunk<C>& chunk) {
   }
 }
 
-// q = a/b:  da = g/b,  db = -(g/b) q;  both exactly 0 where the output was a stand-in.
+// q = a/b:  da = g/b,  db = -(g/b) q;  both are exactly 0 where the output is the fill value.
 template <class C, bool kInput, bool kOther>
 C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   const C *g = chunk.in[0], *a = chunk.in[1], *b = chunk.in[2];
@@ -88,7 +88,7 @@ C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   return rare;
 }
 
-// db is -g (q/b) where g/b over- or underflows and the product may not, unless q/b overflows.
+// Where g/b overflows, or underflows while q/b is finite, db is computed as -g (q/b), which may be representable.
 template <class C, bool kInput, bool kOther>
 void backward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);

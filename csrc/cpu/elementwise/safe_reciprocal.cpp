@@ -2,7 +2,7 @@
 
 namespace safeops::cpu {
 
-// 1/x; a fill value below eps.  d(1/x) = -g/x^2
+// 1/x, or a fill value where |x| < eps.  d(1/x) = -g/x^2
 template <class C>
 struct SafeReciprocal {
   static constexpr double most = std::numeric_limits<double>::infinity();

@@ -1,10 +1,10 @@
 // The driver of the unary functions. A function is a struct
 //
 //     template <class C> struct SafeSqrt {
-//       static constexpr double most = 1.9e19;       // bounds |value|: does it fit the output dtype?
+//       static constexpr double most = 1.9e19;       // |value| is at most this: may it overflow the output dtype?
 //       explicit SafeSqrt(const Arguments& arguments);
 //       bool absent(C x) const;                      // there is no value or no slope at x (false for a NaN) ...
-//       C stand_in(C x, C y) const;                  // ... so the output is this, with y = value(x), and the slope 0
+//       C stand_in(C x, C y) const;                  // ... so the output is this (y = value(x)), and the slope is 0
 //       C value(C x) const;
 //       C slope(C g, C x, C y) const;                // g times the derivative
 //     };
@@ -23,7 +23,7 @@
 
 namespace safeops::cpu {
 
-// Arguments of the op: the floor, the fill value, the output's dtype.
+// The arguments of the op: the floor, the fill value (saturated in the output's dtype), the output's dtype.
 struct Arguments {
   double eps, fill;
   DType out;
@@ -38,10 +38,10 @@ struct Arguments {
   }
 };
 
-// Saturates a finite operand's value that does not fit the output dtype; its slope is 0.
+// Saturates the value of a finite x that does not fit the output dtype; its slope is 0.
 template <class C>
 struct Saturation {
-  C largest, overflow;  // a value from `overflow` on would round to inf in the output dtype
+  C largest, overflow;  // |value| >= overflow would round to inf in the output dtype
 
   explicit Saturation(DType out)
       : largest(static_cast<C>(safeops::largest(out))), overflow(static_cast<C>(overflow_from(out))) {}
@@ -95,7 +95,7 @@ struct Unary {
     }
   }
 
-  // Picks the loop that saturates only where a value may need it.
+  // Returns loop(true) if a value may overflow the output dtype, so that the loop must saturate; else loop(false).
   template <class C, class Pick>
   static Loop<C> loop_for(DType out, const Pick& loop) {
     constexpr double most = Function<C>::most, half_overflow = 65520;
@@ -138,7 +138,7 @@ struct Unary {
     loop.run(loop_for<C>(arguments.out, [](auto saturates) { return pick<&slope_loop<C, saturates>>(); }), &op);
   }
 
-  // The gradient's dtype is the output's: elements that saturated there have slope 0.
+  // grad has the output's dtype: elements that saturate in it have slope 0.
   static Tensor backward(const Tensor& grad, const Tensor& input, const std::optional<double>& eps) {
     const View g(grad), x(input);
     STD_TORCH_CHECK(g.is_floating() && x.is_floating(), "safeops: grad and input must be floating point");

@@ -1,4 +1,4 @@
-// Numbers by their bit patterns, and selection without a branch.
+// Bit patterns of numbers, and selection without a branch.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ inline To bit_cast(const From& from) {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// ElementOf: the type of T's elements, where T is a number or a GNU vector. WithElement: a T of other elements of equal
-// size.
+// T is a number or a GNU vector. ElementOf<T>: the type of its elements. WithElement<T, E>: T with elements of type E,
+// in as many bytes.
 template <class T, class = void>
 struct ElementsOf {
   using Type = T;
@@ -43,8 +43,8 @@ using ElementOf = typename ElementsOf<T>::Type;
 template <class T, class E>
 using WithElement = typename ElementsOf<T>::template With<E>;
 
-// A positive number too large for a double is stored negated and divided by kBeyond. Numbers that are negative
-// themselves never come near such magnitudes, so the sign tells the two apart.
+// A positive number too large for a double is stored negated and divided by kBeyond. The numbers stored this way are
+// otherwise never this far below 0, so is_beyond() recognises it.
 constexpr double kBeyond = 0x1p+64;
 
 inline bool is_beyond(double x) { return x <= -0x1p+959; }

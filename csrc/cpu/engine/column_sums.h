@@ -1,4 +1,4 @@
-// Sums of columns side by side, of one block: few enough rows that fp32 (or fp64) accumulators add them one by one.
+// Sums of columns side by side, over one block: so few rows that an fp32 (or fp64) accumulator adds them one by one.
 #pragma once
 
 #include "cpu/engine/elementwise.h"
@@ -8,14 +8,15 @@ namespace safeops::cpu {
 constexpr int64_t kBlock = 64;      // additions to an accumulator
 constexpr int64_t kColumns = 4096;  // accumulators at most
 
-// A loop takes whole registers of each of several rows of `period` accumulators, since it would take what is left value
-// by value. Values beyond the row, which are the next row's, go to accumulators that nobody reads (kPad).
-constexpr int64_t kPad = 64;    // values of a mask in the widest register, which gcc takes at once
-constexpr int64_t kLanes = 16;  // of floats alone
+// A loop over a row of `period` values takes whole registers, since gcc would take a remainder value by value. The
+// values beyond the row belong to the next row; they go to kPad extra accumulators, which nobody reads.
+constexpr int64_t kPad = 64;    // values that gcc takes at once in a loop over bytes: the widest register's bytes
+constexpr int64_t kLanes = 16;  // values that gcc takes at once in a loop over floats
 
 inline int64_t padded(int64_t period, int64_t lanes) { return (period + lanes - 1) / lanes * lanes; }
 
-// Calls body(at, m) for the rows of n values: m of a row are to be taken from `at` on.
+// Calls body(at, m) for each row of `period` values among n. The row starts at `at`; the loop takes m values: the width
+// in whole registers, or the row alone if fewer values follow.
 template <class Body>
 inline void for_rows(int64_t n, int64_t period, int64_t lanes, const Body& body) {
   const int64_t width = padded(period, lanes);

@@ -29,7 +29,7 @@ inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
 inline float widen(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// Rescaling the exponent converts normal numbers, a magic subtraction subnormal ones (M. Dukhan's FP16 library).
+// Normal numbers are converted by rescaling the exponent, subnormal ones by a subtraction (M. Dukhan's FP16 library).
 inline float widen(Half x) {
   const uint32_t w = static_cast<uint32_t>(x.bits) << 16;
   const uint32_t sign = w & 0x80000000u;
@@ -50,7 +50,7 @@ template <> struct Narrow<double> {
   static double from(double x) { return x; }
 };
 
-// double -> float rounded to odd: a later rounding to half then gives the same as one rounding from double.
+// double -> float, rounded to odd: rounding this to half or bfloat16 gives the same bits as rounding the double once.
 inline float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const double back = nearest;
@@ -82,7 +82,7 @@ template <> struct Narrow<Half> {
   static Half from(double x) { return from(round_to_odd(x)); }
 };
 
-// The element of a tensor that has only one.
+// Returns the element of a one-element tensor.
 double read_scalar(const View& view);
 
 }  // namespace safeops::cpu

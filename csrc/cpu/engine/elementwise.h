@@ -1,4 +1,4 @@
-// The one strided, broadcasting elementwise loop: chunks of contiguous inputs -> chunks of outputs.
+// The strided, broadcasting elementwise loop of all ops: chunks of contiguous inputs -> chunks of outputs.
 #pragma once
 
 #include "cpu/engine/operand.h"
@@ -8,7 +8,7 @@ namespace safeops::cpu {
 constexpr int kMaxInputs = 5;
 constexpr int kMaxOutputs = 3;
 
-// An inner loop gets n <= kChunk contiguous values of each operand.
+// The operands of one call of an inner loop: n <= kChunk contiguous values of each.
 template <class C>
 struct Chunk {
   int64_t n;
@@ -26,8 +26,8 @@ struct Slopes { C first, second, third = 0; };
 template <class C>
 using Loop = void (*)(const void* op, const Chunk<C>& chunk);
 
-// Contiguous elements as they are stored, any number of them. A loop that does little else reads these instead of the
-// buffers of a Chunk, since the copies would take longer than memory does.
+// A run of n contiguous elements in their stored dtypes; n may exceed kChunk. A loop that computes little reads it
+// instead of a Chunk, since copies to the buffers would take longer than the memory traffic.
 struct Stored {
   int64_t n;
   const void* in[kMaxInputs];
@@ -56,15 +56,16 @@ struct Inputs {
     masked = true;
   }
 
-  // Elements that a reduction takes at once: many, so that fixed costs count little, as long as the operands' buffers
-  // fit the L1 cache. Several operands that are read in place are prefetched, for which short chunks (kFine) are right;
-  // one operand alone is faster in long chunks.
+  // Elements per chunk of a reduction: as many as fit the L1 cache with all operands' buffers, so that fixed costs
+  // count little. Several operands that are read in place are prefetched, which needs short chunks (kFine); one operand
+  // alone is faster in long chunks.
   int64_t step() const {
     if (count >= 2) return direct() ? 2 * kFine : kChunk / 2;
     return sizeof(C) <= 4 ? kChunk : kChunk / 2;
   }
 
-  // Elements that a row adds before the next double, which do not depend on where or how the operands are stored.
+  // Elements of a row that are summed before the sum is added to a double. Unlike step(), unit() does not depend on the
+  // operands' dtypes and layouts, so neither do the bits of the result.
   int64_t unit() const { return count >= 2 || sizeof(C) > 4 ? 2 * kFine : kChunk; }
 
   // True if nothing goes through a buffer.
@@ -74,8 +75,8 @@ struct Inputs {
     return all;
   }
 
-  // Sets `run` to elements [start, start + n) of the inputs from number `first` on, as they are stored; false where
-  // they are not contiguous.
+  // Sets `run` to elements [start, start + n) of inputs first, first + 1, ... in their stored dtypes. Returns false if
+  // an input or the mask is not contiguous.
   bool stored(int64_t start, int64_t n, Stored& run, int first = 0) const {
     run.n = n;
     if (masked && mask.kind != Kind::kDirect) return false;
@@ -84,7 +85,7 @@ struct Inputs {
       if (source[i].kind > Kind::kConvert) return false;
       run.in[i - first] = source[i].data + start * source[i].element;
     }
-    for (int i = count - first; i < kMaxInputs; ++i) run.in[i] = run.in[0];  // a loop may name one it does not use
+    for (int i = count - first; i < kMaxInputs; ++i) run.in[i] = run.in[0];  // a loop may name an input it never reads
     return true;
   }
 
@@ -102,7 +103,7 @@ struct Inputs {
   void fetch(int64_t start, int64_t n, int64_t ahead, Buffers& buffers, Chunk<C>& chunk) const {
     chunk.n = n;
     for (int i = 0; i < count; ++i) chunk.in[i] = source[i].fetch(start, n, ahead, buffers.values[i]);
-    for (int i = count; i < kMaxInputs; ++i) chunk.in[i] = chunk.in[0];  // a loop may name one it does not use
+    for (int i = count; i < kMaxInputs; ++i) chunk.in[i] = chunk.in[0];  // a loop may name an input it never reads
     chunk.mask = masked ? mask.fetch(start, n, ahead, buffers.mask) : nullptr;
   }
 };
@@ -130,8 +131,8 @@ struct Elementwise {
     wanted[outputs++] = wanted_;
   }
 
-  // `stored` computes the same from contiguous inputs as they are stored. It skips input 0, a single number that `op`
-  // holds too. Null where no such loop exists for the stored types.
+  // `stored` computes the same outputs from contiguous inputs in their stored dtypes; null if no such loop exists. It
+  // does not get input 0, a single number that `op` holds too.
   void run(Loop<C> loop, const void* op, StoredLoop<C> stored = nullptr) const;
 
  private:
@@ -142,8 +143,8 @@ struct Elementwise {
   }
 };
 
-// New outputs: with the strides of empty_like(t), or contiguous on the device of `like`. Large ones ask for huge pages:
-// the page faults of fresh memory cost more than the loop.
+// New outputs: output_like has the strides of empty_like(t), new_output is contiguous on the device of `like`. Both ask
+// for huge pages where the output is large: the page faults of fresh memory would cost more than the loop.
 Tensor output_like(const Shape& shape, DType dtype, const Tensor& t, const View& view);
 Tensor new_output(const Shape& shape, DType dtype, const Tensor& like);
 Tensor on_huge_pages(Tensor out, int64_t bytes);

@@ -8,8 +8,8 @@
 
 namespace safeops::cpu {
 
-// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2; ln 2 is subtracted in two parts, the first of them
-// exact. `shifted` holds n in its low bits, which are all that a shift to the exponent's place leaves of it.
+// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2. n ln 2 is subtracted in two parts, the first of them
+// exact. `shifted` holds n in its low bits; shifted to the exponent field, it loses all other bits.
 
 namespace detail {
 
@@ -90,16 +90,16 @@ inline T exp_raised(const T& x) {
   constexpr int kLeast = std::numeric_limits<C>::min_exponent - 1 - kRaise;
   T shifted;
   const T e = detail::exp2_reduced<std::numeric_limits<C>::max_exponent - 1 + kRaise>(x, shifted);
-  // (added to the bits of e, the exponent would make a number of a NaN)
+  // 2^n is a factor: added to the exponent bits of e, n would turn a NaN into a number.
   const T power = bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(shifted) << (std::numeric_limits<C>::digits - 1)));
   return zero_where(x < C(kLeast * 0x1.62e42fefa39efp-1), T(e * power));
 }
 
-// With e^x raised by 2^kLowest, a factor may be lowered by as much, and subnormal products come out right.
+// The product of exp_raised<kLowest<C>>(x) and a factor divided by 2^kLowest is right even where it is subnormal.
 template <class C>
 constexpr int kLowest = std::numeric_limits<C>::digits;
 
-// A term of a sum that contains a 1, so that terms too small to be normal may become 0.
+// e^x as a term of a sum that contains a 1: terms too small to be normal numbers may become 0.
 template <class T>
 inline T exp_term(const T& x) {
   return exp_raised<0>(x);
@@ -110,7 +110,7 @@ inline float exp_(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);
   const int32_t n = bit_cast<int32_t>(shifted) - bit_cast<int32_t>(detail::kRound), half = n >> 1;
-  // A NaN's n is any integer, whose bits a shift may lose: that is defined for unsigned ones alone.
+  // For a NaN, n is any integer, and the shift may lose bits of it, which is defined only for unsigned integers.
   const uint32_t low = half + 127, high = n - half + 127;
   const float first = bit_cast<float>(low << 23), second = bit_cast<float>(high << 23);
   return select(x > 89.0f, HUGE_VALF, select_or_zero(!(x < -104.0f), e * first * second));

@@ -26,7 +26,7 @@ Isa limit() {
   const char* wanted = std::getenv("SAFEOPS_CPU_ISA");
   if (!wanted || !*wanted || std::strcmp(wanted, "avx512") == 0) return Isa::kAvx512;
   if (std::strcmp(wanted, "avx2") == 0) return Isa::kAvx2;
-  // An error: a misspelt name would silently test the wrong path.
+  // An unknown name is an error, since it would silently test the wrong path.
   STD_TORCH_CHECK(std::strcmp(wanted, "default") == 0, "SAFEOPS_CPU_ISA: expected avx512, avx2 or default, got '",
                   wanted, "'");
   return Isa::kBaseline;

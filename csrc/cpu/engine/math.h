@@ -4,7 +4,7 @@
 // the polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite, NaN operands are right.
 //
 // Where a result needs more digits than its type has, factors are split into halves, whose products are exact: std::fma
-// is a library call on the baseline. All of it holds whether or not the compiler contracts a * b + c.
+// is a library call on the baseline. The code is right whether or not the compiler contracts a * b + c.
 //
 // Largest errors in ulp over 4 million operands of all sizes (pow: 20 million) and the edges, baseline and AVX2, as
 // tests/cpu_math/ulp.cpp measures them against a wider type:
@@ -13,7 +13,7 @@
 //   float    0.77   0.86   0.78   1.37   0.80   0.77   0.51   0.51
 //   double   0.80   1.17   0.82   1.37   0.84   0.78   0.94   0.81
 //
-// (log1p is log1p_unit, for operands from 0 to 1. The losses that call log1p of any operand test it.)
+// (log1p is log1p_unit, for operands from 0 to 1. log1p for any operand is tested by the losses that call it.)
 #pragma once
 
 #include <cmath>
@@ -52,7 +52,7 @@ SAFEOPS_INLINE C product_error(C a, C b, C product) {
   return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2;
 }
 
-// Constants of each type. Adding kRound rounds to an integer (below 2^22, 2^51) and leaves it in the low bits.
+// Constants of each type. Adding kRound rounds to an integer, in the low bits: for |x| < 2^22 (float) or 2^51 (double).
 template <class C> struct Traits;
 
 template <> struct Traits<float> {
@@ -189,8 +189,9 @@ SAFEOPS_INLINE C log1p(C x) {
   return log(u) + select_or_zero(u > 0 && u < C(kInf), lost / u);
 }
 
-// The arc that asin and acos share, for 0 <= |x| <= 1: asin(leg) = hi + lo with leg = |x| up to 1/2, and above, where
-// asin|x| = pi/2 - 2 asin(leg), 2 asin(leg) = hi + lo with leg = sqrt((1 - |x|)/2).
+// The angle hi + lo from which asin and acos follow, for a = |x| in [0, 1]:
+//     a <= 1/2:         hi + lo = asin(a)
+//     a > 1/2 (large):  hi + lo = 2 asin(sqrt((1 - a)/2)), so that asin(a) = pi/2 - (hi + lo)
 template <class C>
 struct Arc {
   bool large;

@@ -51,9 +51,10 @@ void Operand::bind_walk(const View& view, const Shape& shape, const Order& order
 
 namespace {
 
-constexpr int64_t kLongRun = 16;  // from here on a call of the vectorised conversion pays
+constexpr int64_t kLongRun = 16;  // elements; runs at least this long go through the vectorised conversion
 
-// Prefetches the elements kAhead further along the run that starts at `row`, or as far into the next run.
+// Prefetches `length` elements, kAhead beyond `index` of the run at `row`. Beyond the end of the run, they are those of
+// the next one.
 template <int kWrite>
 __attribute__((always_inline)) inline void prefetch_run(const Operand& op, const char* row, int64_t index,
                                                         int64_t length) {

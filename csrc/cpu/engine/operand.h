@@ -1,8 +1,8 @@
 // Loops read and write tensors of any dtype and layout as runs of contiguous values of the compute type.
 //
 // All operands of a loop are walked in one Order of the dimensions, chosen so that the output (or the input of a
-// reduction) is dense. Each operand merges dimensions by itself in that order, so one that cannot be merged slows down
-// no other.
+// reduction) is dense. Each operand merges dimensions in that order by itself: an operand that cannot merge them does
+// not slow down the others.
 #pragma once
 
 #include "cpu/engine/convert.h"
@@ -22,8 +22,8 @@ struct Order {
     size[ndim++] = n;
   }
 
-  // The dim of the smallest stride is innermost. Broadcast dims (stride 0) say nothing about memory and keep their
-  // place. `only` leaves just the dims where only[d] == wanted.
+  // Sorts the dims by stride, the smallest innermost. Broadcast dims (stride 0) keep their place, since their stride
+  // says nothing about memory. With `only`, the order has just the dims where only[d] == wanted.
   static Order by_strides(const Shape& shape, const int64_t* strides, const bool* only = nullptr, bool wanted = true);
   static Order contiguous(const Shape& shape);
 
@@ -34,13 +34,12 @@ struct Order {
   }
 };
 
-constexpr int64_t kAhead = 1536;  // a loop over consecutive chunks prefetches so far ahead; a power of two would alias
+constexpr int64_t kAhead = 1536;  // elements that a loop over consecutive chunks prefetches ahead; 2^n would alias
 
-constexpr int64_t kNever = INT64_MAX;  // for loops that compute so long that the hardware prefetcher keeps up
+constexpr int64_t kNever = INT64_MAX;  // no prefetch: for loops that compute so long that the hardware's suffices
 
-// Elements that a loop takes at once where nothing goes through a buffer: few enough that the cache lines it prefetches
-// for a chunk fit the core's queue of outstanding misses. A full queue would stop the core, and memory would idle
-// meanwhile.
+// Elements per chunk where nothing goes through a buffer. The cache lines that a loop prefetches for a chunk then fit
+// the core's queue of outstanding misses; a full queue would stop the core while memory idles.
 constexpr int64_t kFine = 128;
 
 enum class Kind : uint8_t { kDirect, kConvert, kConstant, kStrided };
@@ -49,7 +48,7 @@ struct Operand : Walk {   // strides in bytes
   char* data;
   Kind kind;
   int64_t element;        // bytes of a stored element
-  Convert convert;        // contiguous run <-> compute type; nullptr where they are the same
+  Convert convert;        // contiguous run <-> compute type; nullptr if stored in the compute type
   // Copies to or from the buffer. A read may instead return the address of a contiguous piece in memory.
   const void* (*strided)(const Operand&, int64_t start, int64_t n, void* buffer);
 
@@ -59,9 +58,9 @@ struct Operand : Walk {   // strides in bytes
   void bind_walk(const View& view, const Shape& shape, const Order& order);
 
   // Prefetches the n elements from `ahead` on, which a later chunk will read: the hardware alone loses track of a
-  // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it). The hardware does
-  // follow a run longer than any chunk, and prefetching all of it at once would stop the core. (Inlined by force: gcc
-  // takes a function that only prefetches for one without effect, and drops the call.)
+  // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it). A run longer than
+  // a chunk is left to the hardware, which follows it; prefetching all of it at once would stop the core. The function
+  // must be inlined: gcc drops calls of a function that only prefetches, as if it had no effect.
   template <int kWrite>
   __attribute__((always_inline)) void prefetch(int64_t ahead, int64_t n) const {
     if (kind > Kind::kConvert || n > kChunk || ahead >= size[0]) return;
@@ -76,11 +75,12 @@ template <class C>
 struct Source : Operand {
   void bind(const View& view, const Shape& shape, const Order& order);
 
-  // Called once per thread, before fetch: `buffer` of kChunk elements belongs to this operand from then on.
+  // Called once per thread, before fetch. It fills `buffer` (kChunk elements) if the operand is constant; from then on
+  // the buffer belongs to this operand.
   void prime(C* buffer) const;
 
-  // Elements [start, start + n) of the walk, n <= kChunk: in place where possible, else in the buffer. A later call
-  // will read from `ahead` on.
+  // Returns elements [start, start + n) of the walk, n <= kChunk: in place where possible, else in the buffer. A later
+  // call will read from `ahead` on.
   const C* fetch(int64_t start, int64_t n, int64_t ahead, C* buffer) const {
     prefetch<0>(ahead, n);
     switch (kind) {
@@ -93,7 +93,7 @@ struct Source : Operand {
   }
 };
 
-// An operand to write. Values are computed at `target`, then stored by `commit`.
+// An operand to write. A loop writes its values at `target`, then `commit` stores them.
 template <class C>
 struct Sink : Operand {
   void bind(const View& view, const Shape& shape, const Order& order);

@@ -1,4 +1,4 @@
-// pow and its derivatives, through a logarithm of more digits than the type has. The rules at the top of math.h hold.
+// pow and its derivatives, through a logarithm with more digits than the type has. The rules at the top of math.h hold.
 #pragma once
 
 #include "cpu/engine/math.h"
@@ -47,7 +47,7 @@ SAFEOPS_INLINE double exp_twice(double x, double lo) {
   return exp_sum(at_least(at_most(x, 800.0), -800.0), select_or_zero(inside, lo));
 }
 
-// For a float a double has all the digits that are needed.
+// For a float, a double has enough digits: lo is 0.
 SAFEOPS_INLINE Twice log_wide(float x_) {
   const double x = x_;
   const uint64_t root = 0x3FE6A09E667F3BCDu, bits = bit_cast<uint64_t>(x) - root;
@@ -89,8 +89,8 @@ SAFEOPS_INLINE bool is_integer(C y) {
   return (a >= kWhole) | ((a + kWhole) - kWhole == a);
 }
 
-// x^y as C's pow defines it, and the factors of its derivatives. Those are doubles for floats too, since they may not
-// fit a float. x and y are compared in their own type, of which a register holds twice as many where they are floats.
+// x^y as pow of the C library defines it, and the factors of its derivatives. The factors are doubles even for floats,
+// whose range they may leave. x and y are compared in type C: a register holds twice as many floats as doubles.
 template <class C>
 struct Power {
   C x, y, a;  // a = |x|
@@ -141,7 +141,7 @@ struct Power {
     return select(y == 0, C(1), select(y == y, limit, y));
   }
 
-  // The sign of x^y: -magnitude for a negative x, if `wanted`.
+  // Returns -magnitude if x is negative and `wanted`, else magnitude.
   SAFEOPS_INLINE C flip(C magnitude, bool wanted) const {
     using Bits = BitsOf<C>;
     const Bits sign = static_cast<Bits>(bit_cast<Bits>(x) & bit_cast<Bits>(C(-0.0)));

@@ -1,12 +1,12 @@
-// The driver of every reduction: any dims of any layout, one read, an order that depends on an output's elements alone.
+// The driver of every reduction, over any dims of any layout. It reads the input once.
 //
-// Where an output's elements lie one after the other it is a row, summed in registers. Elsewhere outputs lie side by
-// side, as columns. A column's elements go to its accumulators in turn (fold_of: one, or several where columns are
-// few); each adds kBlock elements one after the other, then their states are merged. So the bits of an output do not
-// depend on its place, and on the number of others only in so far as they are few.
+// An output whose elements are consecutive in memory is a row, which is summed in registers. Other outputs lie side by
+// side, as columns. A column has one accumulator, or several where columns are few (fold_of); its elements go to them
+// in turn. Each adds kBlock elements one after the other, then their states are merged. So the bits of an output do not
+// depend on its place, nor on the number of outputs, except that few columns have several accumulators each.
 //
-// An Accumulator turns elements into the state of an output (States); the driver decides which elements, in which
-// order, on which thread.
+// An Accumulator turns elements into the state of an output (States). The driver decides which elements it gets, in
+// which order, on which thread.
 //
 //     struct Accumulator {
 //       bool has_weight, has_second, has_count;           the arrays of States that it uses besides value
@@ -17,10 +17,11 @@
 //         buffers, chunk;
 //         void prepare();                                 called when a chunk has been fetched
 //
-//         bool rows(g, reduced, States);                  whole rows (g, reduced) of the chunk; false: take columns
+//         bool rows(g, reduced, States);                  whole rows (g, reduced) of the chunk; false: none, take them
+//                                                         as columns
 //
 //         void start_row(); void row(m);                  one row, a chunk of m elements at a time
-//         bool stored_row(inputs, begin, end);            or all of it as it is stored, where that is possible
+//         bool stored_row(inputs, begin, end);            optional: all of a row in its stored dtype; false: not done
 //         void finish_row(States);
 //
 //         void start_columns(n);                          n accumulators side by side
@@ -50,7 +51,7 @@ constexpr int64_t kHeldStates = 4096;  // states that a thread holds before it w
 struct States {
   double* value;
   double* weight;
-  double* second;  // as a variance's squared deviations, logsumexp's sum
+  double* second;  // such as a variance's sum of squared deviations
   int64_t* count;
 
   States from(int64_t i) const {
@@ -58,7 +59,7 @@ struct States {
     return {at(value), at(weight), at(second), at(count)};
   }
 
-  // Calls body(source, target) for each array that both have.
+  // Calls body(source, target) for each array that these states and `to` both have.
   template <class Body>
   void for_pairs(const States& to, const Body& body) const {
     body(value, to.value);
@@ -68,7 +69,7 @@ struct States {
   }
 };
 
-// The memory of n states.
+// Memory for n states.
 struct StateBuffer {
   std::unique_ptr<double[]> value, weight, second;
   std::unique_ptr<int64_t[]> count;
@@ -85,8 +86,8 @@ struct StateBuffer {
   States from(int64_t i) const { return States{value.get(), weight.get(), second.get(), count.get()}.from(i); }
 };
 
-// States of n outputs, each of `reduced` elements -> results. `finish` is the op's data. `unscale`: the factors by
-// which each output's elements were multiplied before they were accumulated, or null.
+// States of n outputs, each of `reduced` elements -> results. `finish` is the op's data. `unscale`: for each output the
+// factor that its elements were multiplied by before they were accumulated, or null.
 using Results = void (*)(const void* finish, int64_t reduced, const States& states, int64_t n, const double* unscale,
                          double* const* results);
 
@@ -96,7 +97,7 @@ struct Outputs {
   const void* finish;
   int64_t reduced;
   Shape full;   // the outputs' shape with size-1 reduced dims
-  Order order;  // of the outputs: that of their elements in the input
+  Order order;  // of the outputs, as the input's walk visits them
   int count = 0;
   bool scaled = false;
   Sink<double> sink[kMaxResults];
@@ -110,7 +111,7 @@ struct Outputs {
         full(r.dims.output(r.shape, true)),
         order(r.output_order) {}
 
-  // Contiguous outputs of their own shape, whose states know how many elements each is made of.
+  // Contiguous outputs of any shape. `reduced` is not used (0): the states hold the number of elements of each output.
   Outputs(const Shape& shape, Results results_, const void* finish_)
       : results(results_), finish(finish_), reduced(0), full(shape), order(Order::contiguous(shape)) {}
 
@@ -143,13 +144,13 @@ constexpr bool has_stored_row<Worker, std::void_t<decltype(&Worker::stored_row)>
 
 template <class C, class Accumulator, class Writer = Outputs>
 struct ReductionDriver {
-  // Long rows and columns are cut into slices, which several threads take: at most kMaxSlices of at least so many.
+  // Long rows and columns are cut into slices for several threads: at most kMaxSlices, each of at least this length.
   static constexpr int64_t kSlice = 32768;  // elements of a row
-  static constexpr int64_t kMinRows = kChunk / 4 + 1;  // of columns: two that fit in a chunk are not cut
+  static constexpr int64_t kMinRows = kChunk / 4 + 1;  // rows of columns: kChunk / 2 rows, as in run_short, are not cut
   static constexpr int64_t kMaxSlices = 256;
   static constexpr int64_t kColumns = Accumulator::kColumns, kBlock = Accumulator::kBlock;
   static constexpr int64_t kFewColumns = 64;
-  static constexpr int64_t kNarrowTile = 512;  // columns; tiles are no narrower, however few tasks there are
+  static constexpr int64_t kNarrowTile = 512;  // columns; tiles of more are halved while there are too few tasks
   static constexpr int64_t kEnoughTasks = 4;
 
   struct Worker : Accumulator::Worker {
@@ -174,7 +175,7 @@ struct ReductionDriver {
   }
 
  protected:
-  // All elements of an output fit in a chunk: a task is a chunk of as many outer indices as it holds.
+  // An outer index, reduced * inner elements, fits in a chunk. A task is a chunk of as many outer indices as it holds.
   void run_short() const {
     const int64_t each = r.reduced * r.inner, most = r.inputs.step() / each;
     const int64_t groups = most >= 4 ? most / 4 * 4 : std::max<int64_t>(1, most);  // they are transposed four by four
@@ -210,7 +211,7 @@ struct ReductionDriver {
       const StateBuffer held_states(accumulator, partial ? 0 : std::min(kHeldStates, r.outer * r.inner));
       int64_t held = 0;
       for (int64_t task = begin; task < end; ++task) {
-        const bool rows = slices * tiles == 1;  // perhaps many short ones, for which the divisions would take long
+        const bool rows = slices * tiles == 1;  // there may be many short rows, too short for the divisions below
         const int64_t slice = rows ? 0 : task % slices;
         const int64_t tile = rows ? 0 : task / slices % tiles;
         const int64_t outer = rows ? task : task / slices / tiles;
@@ -244,7 +245,7 @@ struct ReductionDriver {
     s.finish_row(states);
   }
 
-  // One row, all at once or a chunk at a time.
+  // One row: all at once if the worker can read its stored dtype, else a chunk at a time.
   void row(Worker& s, int64_t begin, int64_t end) const {
     const int64_t step = r.inputs.step();
     s.start_row();
@@ -276,7 +277,7 @@ struct ReductionDriver {
       }
       return;
     }
-    const int64_t together = n == r.inner ? step / period * fold : 0;  // rows without a gap between them, in a chunk
+    const int64_t together = n == r.inner ? step / period * fold : 0;  // rows per chunk; 0: they have gaps between them
     for (int64_t top = 0; top < rows; top += block) {
       const int64_t last = std::min(rows, top + block);
       s.start_columns(period);
@@ -293,7 +294,7 @@ struct ReductionDriver {
     }
   }
 
-  // All of a chunk (g, reduced, inner) -> states (g, inner).
+  // A whole chunk (g, reduced, inner) -> states (g, inner).
   void groups(Worker& s, int64_t g, int64_t reduced, int64_t inner, const States& states) const {
     if (inner == 1 && s.rows(g, reduced, states)) return;
     // Short columns of many groups are transposed, so that they lie side by side: (g, reduced, inner) -> (reduced,
@@ -307,7 +308,7 @@ struct ReductionDriver {
       out.for_pairs(states, [&](const auto* from, auto* to) { transpose(from, inner, g, to); });
   }
 
-  // Elements [at, at + m) of the chunk, rows of n columns.
+  // Elements [at, at + m) of the chunk, which are rows of n columns -> states[0, n).
   void blocks(Worker& s, bool first, int64_t at, int64_t m, int64_t n, int64_t fold, const States& states) const {
     const int64_t period = fold * n, most = kBlock * period;
     for (int64_t done = 0; done < m; done += most, first = false) {
@@ -318,14 +319,15 @@ struct ReductionDriver {
     }
   }
 
-  // The number of an output's accumulators. A short row has one for each 16 elements, so that those of a chunk fill the
-  // registers; a long column has several where columns are few.
+  // The number of accumulators of an output. A short row has one for each 16 elements, so that the accumulators of a
+  // chunk's rows fill the registers. A long column has several where columns are few.
   static int64_t fold_of(int64_t reduced, int64_t inner) {
     if (inner == 1) return (reduced + 15) / 16;
     return inner >= kFewColumns || reduced < kShortRow ? 1 : reduced < 4 * kShortRow ? 4 : 16;
   }
 
-  // Merges the accumulators of a block of m elements, and their states into those of the blocks before it.
+  // Merges the accumulators of a block of m elements for each output, then merges the block into `states`; the first
+  // block is copied to them.
   void collect(Worker& s, bool first, int64_t n, int64_t period, int64_t m, const States& states) const {
     const States block = s.finish_columns(m);
     for (int64_t p = n; p < period; p += n) accumulator.merge(block, block.from(p), n);
@@ -335,7 +337,7 @@ struct ReductionDriver {
       accumulator.merge(states, block, n);
   }
 
-  // There is nothing to reduce, but there may be outputs to write.
+  // Outputs of no elements: their states are all 0.
   void run_empty() const {
     const StateBuffer zeros(accumulator, kChunk);
     const States none = zeros.from(0);

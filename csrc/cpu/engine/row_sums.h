@@ -1,4 +1,4 @@
-// Sums of rows and groups that lie within a chunk: only doubles are carried from one chunk to the next.
+// Sums of rows that lie within a chunk. Only doubles are carried from one chunk to the next.
 #pragma once
 
 #include "cpu/engine/simd.h"
@@ -8,10 +8,10 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kShortRow = 64;  // shorter rows are summed several at once
+constexpr int64_t kShortRow = 64;  // elements; of shorter rows several are summed at once
 
-// A register of values, as a GNU vector. For an array of accumulators gcc would emit loads and stores, and for a vector
-// wider than a register single elements.
+// A register of kBytes bytes, as a GNU vector. For an array of accumulators gcc would emit loads and stores; a vector
+// wider than a register it would split into single elements.
 template <class T, int kBytes>
 using Vector [[gnu::vector_size(kBytes)]] = T;
 
@@ -29,7 +29,7 @@ inline void add_vector(V& sum, const T* from) {
 
 template <class T, class S, class V>
 inline S sum_vector(const V& vector) {
-  if constexpr (sizeof(T) == 1) {  // values <= 31, added in pairs as 16-bit numbers, which hold their sum
+  if constexpr (sizeof(T) == 1) {  // bytes <= 31: as 16-bit numbers they are added without overflow
     constexpr uint64_t kLow = 0x00FF00FF00FF00FF;
     constexpr int kWords = sizeof(V) / 8;
     uint64_t words[kWords], sum = 0;
@@ -48,7 +48,7 @@ inline S sum_vector(const V& vector) {
   }
 }
 
-// Sum of n values: at most 16 additions to a lane.
+// The sum of n <= 16 kBytes values: at most 16 additions to a lane.
 template <int kBytes, class T, class S>
 inline S sum_piece(const T* values, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(T);
@@ -99,7 +99,8 @@ void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
       case Isa::kBaseline: return sum_rows<16>(values, groups, reduced, out);
     }
   }
-  // A tree adds neighbours, in all rows at once, as long as rows halve and a count of so many still fits a byte.
+  // Adds neighbours, in all rows at once, as long as the row length is even and a byte holds the count of the elements
+  // that were summed.
   alignas(64) T pairs[kChunk / 2];
   for (int summed = 1; reduced % 2 == 0 && summed < 128; summed *= 2) {
     reduced /= 2;

@@ -11,7 +11,7 @@ namespace safeops::cpu {
 
 constexpr int64_t kShortestRun = 16;
 
-// Zeroes the values that the mask words `keep` do not keep.
+// Zeroes the values whose words in `keep` are 0; the other words are all ones.
 template <class C, class V>
 inline void mask_vector(const void* keep, V& vector) {
   using Bits [[gnu::vector_size(sizeof(V))]] = BitsOf<C>;
@@ -65,7 +65,7 @@ inline void largest_of(V& most, const V& vector) {
   most = vector > most ? vector : most;
 }
 
-// The largest of n values; a NaN is ignored unless it stands among the first.
+// The largest of n values. If there is a NaN among them, the result is any of the values.
 template <int kBytes, class C>
 inline C max_run(const C* x, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(C);
@@ -87,8 +87,8 @@ inline C max_run(const C* x, int64_t n) {
   return most[0];
 }
 
-// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises, and before(i) where a
-// block starts. The last block overlaps: one() may be called twice for an i.
+// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises, and before(i) at the
+// start i of each block. A last, partial block is moved back to be a full one: one() may be called twice for an i.
 template <class One, class Before>
 inline void for_blocks(int64_t n, const One& one, const Before& before) {
   int64_t i = 0;

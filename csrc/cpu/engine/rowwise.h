@@ -1,12 +1,12 @@
-// The driver of functions of whole rows along one dim (softmax, cross entropy, normalize), of any layout, bitwise
+// The driver of functions of whole rows along one dim (softmax, cross entropy, normalize): any layout, bitwise
 // repeatable.
 //
-// An op consists of loops over pieces of rows: accumulate() reduces a piece to a state for each row, merge() adds the
-// states of two pieces, finish() turns states into results and parameters, and map() computes the outputs of a piece
-// from its inputs and the parameters. The input is read from memory once as long as a row (or a tile of rows) fits the
+// An op consists of loops over pieces of rows. accumulate() reduces a piece to a state for each row, merge() combines
+// the states of two pieces, finish() turns states into results and parameters, and map() computes the outputs of a
+// piece from its inputs and the parameters. The input is read from memory once if a row (or a tile of rows) fits the
 // cache, else twice.
 //
-// Rows that are contiguous in memory are reduced one by one. All others are interleaved: they lie side by side as
+// Rows that are contiguous in memory are reduced one by one. All other rows are interleaved: they lie side by side as
 // columns, and are reduced together in the order of memory. Short contiguous rows are first transposed to columns.
 #pragma once
 
@@ -17,31 +17,31 @@ namespace safeops::cpu {
 
 constexpr int kRowInputs = 3;
 constexpr int kRowOutputs = 3;
-constexpr int kRowStats = 9;      // states, inputs or results per row
+constexpr int kRowStats = 9;      // at most as many states, inputs or results per row
 constexpr int kRowParameters = 10;
 constexpr int kRecompute = kRowParameters - 1;
 
-// A matrix of values, (height, width): (rows, values), or interleaved (values, rows).
+// A piece of several rows, as a matrix (height, width): (rows, values), or interleaved (values, rows).
 template <class C>
 struct Piece {
   bool interleaved;
   int64_t height, width;
-  int64_t first;             // index in their rows of the first values
+  int64_t first;             // index, in the rows, of the piece's first values
   const C* in[kRowInputs];
   int64_t step[kRowInputs];  // elements from one line of the matrix to the next
-  const BitsOf<C>* keep;     // words of all ones or zero (with bytes, gcc would use half of each register); null: all
+  const BitsOf<C>* keep;     // words of all ones or 0 (for bytes gcc would use half of a register); null: all are kept
   int64_t keep_step;
   C* out[kRowOutputs];       // null: not wanted
   int64_t out_step[kRowOutputs];
-  C* memo;                   // (height, width), dense: accumulate() leaves it to map(); null: map() reads the inputs
+  C* memo;                   // (height, width), dense: written by accumulate(), read by map(); null: none is kept
   const double* memo_state;  // for a memo: the first state of this piece alone, before merging
 
-  // Address at which the first input continues after this piece, and the bytes of its elements.
+  // The address where the first input continues after this piece, and the bytes of an element.
   const char* ahead;
   int64_t ahead_step;
 
-  // Converting a piece is a burst of loads that overlaps no computation, unless the loop before prefetches them. (The
-  // hardware prefetches what is read in place: ahead_step is then 0.)
+  // A loop prefetches the next piece while it computes; otherwise the loads of the next piece's conversion overlap no
+  // computation. (An input that is read in place is left to the hardware: ahead_step is then 0.)
   void prefetch(int64_t i) const { __builtin_prefetch(ahead + i * ahead_step); }
 
   int64_t rows() const { return interleaved ? width : height; }
@@ -53,7 +53,7 @@ struct Piece {
   bool kept(int64_t r, int64_t i) const { return !keep || keep[interleaved ? i * keep_step + r : r * keep_step + i]; }
 };
 
-// select() and select_or_zero() by a word of a piece's mask.
+// select() and select_or_zero() by a word of Piece::keep.
 template <class C>
 inline C select_bits(BitsOf<C> keep, C x, C other) {
   return bit_cast<C>(static_cast<BitsOf<C>>((bit_cast<BitsOf<C>>(x) & keep) | (bit_cast<BitsOf<C>>(other) & ~keep)));
@@ -64,11 +64,12 @@ inline C select_bits_or_zero(BitsOf<C> keep, C x) {
   return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep));
 }
 
-// The first input of a piece as the other loops read it, (height, width), whose lines are `step` apart: dense.
+// Computes the values that the other loops read as their first input. x: (height, width), lines `step` elements apart;
+// to: (height, width), dense.
 template <class C>
 using Read = void (*)(const void* op, const C* x, int64_t height, int64_t width, int64_t step, C* to);
 
-// The loops of an op; a loop that it does not need is null. `op` is its data. States, inputs and results per row are
+// The loops of an op; those that it does not need are null. `op` is its data. States, inputs and results per row are
 // arrays with one entry for each row.
 template <class C>
 struct RowLoops {
@@ -90,14 +91,14 @@ struct RowLoops {
   Map map_rows = nullptr, map_columns = nullptr;
   int states = 0;
   double start[kRowStats] = {};               // states of a row without values
-  int64_t converted_piece = kChunk;           // values of a piece of one row that are converted: at most kPieceValues
-  bool memo = false;                          // accumulate() leaves a memo
+  int64_t converted_piece = kChunk;           // values of a piece of one row if converted: at most kPieceValues
+  bool memo = false;                          // accumulate() writes a memo
   bool map_reads = true;                      // map() needs the inputs even with a memo (it always gets the mask)
 };
 
 template <class C>
 struct Rowwise {
-  // The walk follows the memory of x, seen in the full shape.
+  // The walk follows the memory of x, broadcast to `shape`.
   Rowwise(const Shape& shape, int64_t dim, const View& x);
 
   void input(const View& view) { source_[inputs_++].bind(view, shape_, order_); }
@@ -106,7 +107,7 @@ struct Rowwise {
     if (wanted) sink_[outputs_].bind(view, shape_, order_);
     wanted_[outputs_++] = wanted;
   }
-  // One value per row: floating, of the shape with the dim of size 1, or without it (keepdim = false).
+  // Operands of one floating value per row: their shape has the dim with size 1, or lacks it (keepdim = false).
   void row_input(const View& view, bool keepdim);
   void result(const View& view, bool keepdim);
 
@@ -121,7 +122,7 @@ struct Rowwise {
   ReducedDims dims_;
   int dim_;
   Order order_, row_order_;  // of the values; of the rows
-  bool interleaved_, transposed_ = false;  // contiguous rows, interleaved in the cache
+  bool interleaved_, transposed_ = false;  // transposed: contiguous rows that are interleaved in the cache
   int64_t outer_ = 1, length_ = 1, inner_ = 1;
   int inputs_ = 0, outputs_ = 0, row_inputs_ = 0, results_ = 0;
   bool masked_ = false, wanted_[kRowOutputs] = {};
@@ -132,7 +133,7 @@ struct Rowwise {
   Sink<double> result_[kRowStats];
 };
 
-// The shape of one value per row.
+// The shape of a tensor with one value per row.
 Shape row_shape(const Shape& shape, int64_t dim, bool keepdim);
 
 }  // namespace safeops::cpu

@@ -1,4 +1,4 @@
-// One call of a Rowwise: it cuts rows into pieces, loads, accumulates and maps them (the inside of rowwise.cpp).
+// Implements one call of Rowwise::run for rowwise.cpp: cuts rows into pieces, loads, accumulates and maps them.
 #pragma once
 
 #include <memory>
@@ -9,17 +9,17 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTile = 32768;        // values of rows that stay in the cache until map() reads them
-constexpr int64_t kWidth = 256;         // rows side by side at most
-constexpr int64_t kNarrow = 64;         // and at least, however long they are
-constexpr int64_t kPieceValues = 4096;  // in a piece of interleaved or several rows: keeps fixed costs low
-constexpr int64_t kHeight = kPieceValues / kWidth;  // of a piece of long interleaved rows, however few they are
-constexpr int64_t kSegment = 4096;      // values of a row that are summed by themselves, whoever has them
+constexpr int64_t kTile = 32768;        // values of a group of rows that stay in the cache until map() reads them
+constexpr int64_t kWidth = 256;         // interleaved rows of a group, at most
+constexpr int64_t kNarrow = 64;         // interleaved rows of a group, not fewer for long rows
+constexpr int64_t kPieceValues = 4096;  // values of a piece of interleaved or several rows: keeps fixed costs low
+constexpr int64_t kHeight = kPieceValues / kWidth;  // height of a piece of long interleaved rows, however few rows
+constexpr int64_t kSegment = 4096;      // values of a row that are reduced to one state, on one thread or several
 constexpr int64_t kRows = std::max(kWidth, kChunk / kShortestRun);
 constexpr int64_t kTransposed = 32;     // contiguous rows shorter than this are transposed
-constexpr int64_t kFewGroups = 16;      // fewer groups of rows are shared by the threads
+constexpr int64_t kFewGroups = 16;      // fewer groups than this, if rows are long, are cut for the threads
 
-// Boundaries of [begin, end) in steps of `step`, the last part not shorter than kShortestRun.
+// Boundaries that cut [begin, end) into steps of `step`; the last part is not shorter than kShortestRun.
 struct Cut {
   int64_t begin, end, step;
 
@@ -31,7 +31,7 @@ struct Cut {
   }
 };
 
-// Mask bytes (height, width), lines `step` apart -> words of all ones or zero, dense.
+// Mask bytes (height, width), lines `step` apart -> words of all ones or 0, dense.
 template <class Bits>
 void expand_mask_loop(const uint8_t* mask, int64_t height, int64_t width, int64_t step, Bits* keep) {
   for (int64_t i = 0; i < height; ++i, mask += step, keep += width) {
@@ -49,7 +49,7 @@ struct Rowwise<C>::Scratch {
   alignas(64) uint8_t mask[kPieceValues + 64], mask_stage[kPieceValues + 64];
   alignas(64) BitsOf<C> keep[kPieceValues + 64];
   alignas(64) double state[kRowStats][kRows], segment[kRowStats][kRows], extra[kRowStats][kRows];
-  alignas(64) double row_input[kRowStats][kChunk];  // (a constant fills kChunk)
+  alignas(64) double row_input[kRowStats][kChunk];  // kChunk, since prime() fills as many for a constant
   alignas(64) double result[kRowStats][kRows];
   alignas(64) C parameter[kRowParameters][kRows];
   alignas(64) C memo[kTile + kChunk];
@@ -65,14 +65,14 @@ struct Rowwise<C>::Scratch {
     for (int i = 0; i < kRowParameters; ++i) parameters[i] = parameter[i];
   }
 
-  static Scratch& mine() {  // kept between calls: fresh memory would cost its page faults at every call
+  static Scratch& mine() {  // kept between calls, since fresh memory would cost page faults at every call
     static thread_local std::unique_ptr<Scratch> scratch;
     if (!scratch) scratch.reset(new Scratch);
     return *scratch;
   }
 };
 
-// Rows that follow each other in the rows' walk; `base` is the offset of their first value in the values' walk.
+// Rows [first, first + rows) of the rows' walk; `base` is the place of their first value in the values' walk.
 template <class C>
 struct Rowwise<C>::RowGroup {
   int64_t first, rows, base;
@@ -86,8 +86,8 @@ struct Rowwise<C>::Job {
   const void* op;
   decltype(pick<&expand_mask_loop<BitsOf<C>>>()) expand_mask = pick<&expand_mask_loop<BitsOf<C>>>();
   int64_t group_rows;    // rows of a group
-  int64_t tiles;         // groups of an outer index, where rows are interleaved
-  int64_t piece_height;  // of a piece, where rows are interleaved
+  int64_t tiles;         // groups, per outer index if rows are interleaved in memory
+  int64_t piece_height;  // values per row of a piece of interleaved rows
   int64_t row_piece = kChunk;  // values of a piece of one row
 
   Job(const Rowwise& r_, const RowLoops<C>& loops_, const void* op_) : r(r_), loops(loops_), op(op_) {
@@ -99,7 +99,7 @@ struct Rowwise<C>::Job {
     } else if (r.interleaved_) {
       const int64_t fits = std::max(kNarrow, kTile / length / kShortestRun * kShortestRun);
       int64_t most = std::min({kWidth, fits, r.inner_});
-      // Short rows: a piece then holds as many complete rows as fit, so that nothing is merged.
+      // Short rows: a piece holds as many complete rows as fit, so that nothing has to be merged.
       const int64_t complete_rows = kPieceValues / length / kShortestRun * kShortestRun;
       if (complete_rows >= kWidth / 4) most = std::min(most, complete_rows);
       tiles = (r.inner_ + most - 1) / most;
@@ -111,13 +111,14 @@ struct Rowwise<C>::Job {
       bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // its buffer holds kChunk values
       for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
       if (!constant && r.source_[0].kind == Kind::kConvert) row_piece = loops.converted_piece;
-      group_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several only uncut
+      group_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several only if rows are uncut
       tiles = (r.outer_ + group_rows - 1) / group_rows;
       piece_height = 0;
     }
   }
 
-  // True if a group stays in the cache: by the length of its rows alone, since with a memo they are rounded otherwise.
+  // True if a group stays in the cache. It depends on the rows' length alone: with a memo rows are rounded differently,
+  // and the number of rows must not change a row's bits.
   bool fits_tile() const { return r.length_ <= (r.interleaved_ && !r.transposed_ ? kTile / kNarrow : kTile); }
 
   int64_t groups() const { return r.interleaved_ && !r.transposed_ ? r.outer_ * tiles : tiles; }
@@ -138,7 +139,7 @@ struct Rowwise<C>::Job {
     return r.interleaved_ ? std::min(cut.end, cut.begin + k * cut.step) : cut.at(k);
   }
 
-  // The values of a piece, in place or in the buffer.
+  // Returns the values of a piece, in place or in the buffer; `step` is the distance of its lines.
   template <class T>
   const T* fetch(const Source<T>& source, int64_t start, const Piece<C>& piece, T* buffer, T* stage,
                  int64_t& step) const {
@@ -158,7 +159,7 @@ struct Rowwise<C>::Job {
       return reinterpret_cast<const T*>(source.data) + start;
     }
     if (piece.width == r.inner_) return source.fetch(start, count, start + count, buffer);
-    // Prefetch distance: the next piece has more values of these rows, or, if they are complete, the neighbouring rows.
+    // Prefetch distance: the next piece holds the next values of these rows, or the next rows if these are complete.
     const int64_t prefetch_distance = piece.height == r.length_ ? piece.width : piece.height * r.inner_;
     for (int64_t i = 0; i < piece.height; ++i) {
       const int64_t from = start + i * r.inner_;
@@ -231,8 +232,9 @@ struct Rowwise<C>::Job {
     if (loops.prepare) loops.prepare(op, group.rows, s.row_inputs, parameters);
   }
 
-  // Values [from, to) of a group's rows -> states. `last` is the last piece, which stays loaded. memo: that of whole
-  // rows; `before`: their pieces that come before. Returns how many pieces these are.
+  // Accumulates values [from, to) of a group's rows in `states`, piece by piece. `last` becomes the last piece, which
+  // stays loaded. memo: the memo of the whole rows. before: the number of the rows' earlier pieces. Returns the number
+  // of pieces.
   int64_t accumulate(Scratch& s, const RowGroup& group, int64_t from, int64_t to, bool careful, C* memo,
                      const C* const* parameters, double* const* states, Piece<C>& last, int64_t before = 0) const {
     const auto fast = r.interleaved_ ? loops.accumulate_columns : loops.accumulate_rows;
@@ -253,7 +255,7 @@ struct Rowwise<C>::Job {
     return pieces.count();
   }
 
-  // Whole rows, segment by segment: as few long rows are summed by several threads.
+  // Accumulates whole rows segment by segment, in the order of run_sliced(): both give the same bits.
   void accumulate_whole(Scratch& s, const RowGroup& group, bool careful, C* memo, const C* const* parameters,
                         Piece<C>& last) const {
     const Cut segments{0, r.length_, kSegment};
@@ -275,7 +277,8 @@ struct Rowwise<C>::Job {
     for (int i = 0; i < r.results_; ++i) r.result_[i].commit(group.first, group.rows, s.result[i]);
   }
 
-  // Outputs [from, to) of a group's rows; `last` is the only piece if it is loaded already, or null.
+  // Computes outputs [from, to) of a group's rows. last: the piece that accumulate() left loaded, which is mapped
+  // without loading it again if it is the only piece; or null.
   void map_all(Scratch& s, const RowGroup& group, int64_t from, int64_t to, C* memo, const C* const* parameters,
                Piece<C>* last) const {
     if (r.outputs_ == 0) return;

@@ -6,7 +6,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define SAFEOPS_X86 1
-// `flatten` pulls the generic loop into the tagged wrapper, where the compiler vectorises it for that target.
+// `flatten` inlines the generic loop into the wrapper, where the compiler vectorises it for the wrapper's target.
 #define SAFEOPS_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
 #define SAFEOPS_AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -24,7 +24,7 @@ Isa isa();
 
 // Elements per chunk: a few buffers of this size stay in the L1 cache together.
 constexpr int64_t kChunk = 1024;
-constexpr int64_t kBuffer = kChunk + 64;  // the reserve keeps buffers apart: at distances of 4 KiB they would alias
+constexpr int64_t kBuffer = kChunk + 64;  // the extra 64 avoid distances of 4 KiB, at which buffers would alias
 
 template <auto Loop, class Signature = decltype(Loop)>
 struct Versions;
@@ -53,7 +53,7 @@ auto pick() {
   return Versions<Loop>::pick();
 }
 
-// Picks the loop for registers of 64, 32 or 16 bytes that suits this machine.
+// Returns the loop for this machine's registers: Wide for 64 bytes, Middle for 32, Narrow for 16.
 template <auto Wide, auto Middle, auto Narrow>
 auto pick_width() {
 #ifdef SAFEOPS_X86

@@ -8,7 +8,7 @@
 
 namespace safeops::cpu {
 
-// Sums of the values that a loop computes, sums of the weights, and counts of the kept elements.
+// The sum of the values that a loop computes, the sum of the weights, and the number of kept elements.
 template <class C>
 struct Sums {
   static constexpr int64_t kColumns = cpu::kColumns, kBlock = cpu::kBlock;
@@ -44,7 +44,7 @@ struct Sums {
       chunk.keep = keep_buffer;
     }
 
-    void prepare() { computed = false; }  // a row may not need the loop
+    void prepare() { computed = false; }  // the loop runs when its values are needed; a plain row needs none
 
     bool rows(int64_t g, int64_t reduced, const States& out) {
       if (sums.finish.plain && reduced >= kShortRow) {
@@ -158,7 +158,8 @@ inline void sum_results_loop(const void* op, int64_t reduced, const States& stat
                   double* const* results) {
   const Finish& finish = *static_cast<const Finish*>(op);
   double *value = results[0], *denominator = results[1];
-  // A divisor counts the kept elements of all micro-batches and ranks: if it is 0 there are none, and 0 / inf is 0.
+  // A divisor counts the kept elements of all micro-batches and ranks. If it is 0 nothing is kept, and a denominator of
+  // inf makes the mean 0.
   const bool has_divisor = finish.divisor.has_value(), zero_divisor = has_divisor && *finish.divisor == 0;
   constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
   const double full_denominator = zero_divisor ? kInfinity : finish.divisor.value_or(static_cast<double>(reduced));

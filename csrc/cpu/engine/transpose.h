@@ -1,4 +1,4 @@
-// (rows, columns) -> (columns, rows), for a block that lies in the cache, in squares of four by four.
+// Transposes a block that lies in the cache, (rows, columns) -> (columns, rows), in squares of four by four.
 #pragma once
 
 #include <cstring>
@@ -45,7 +45,7 @@ inline void transpose_block(const uint8_t* from, int64_t from_step, uint8_t* to,
   for (int64_t i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &out[i], 4);
 }
 
-// Consecutive rows of `from` are from_step elements apart, those of `to` to_step.
+// Consecutive rows are from_step elements apart in `from`, and to_step elements apart in `to`.
 template <class T>
 void transpose_rows(const T* from, int64_t rows, int64_t columns, int64_t from_step, T* to, int64_t to_step) {
   int64_t r = 0;

@@ -6,8 +6,8 @@
 
 namespace safeops::cpu {
 
-// n contiguous elements. x: null where they are only counted. keep: bytes of 0 and 1, null where all are kept. w: null
-// without weights, and 0 where not kept.
+// Contiguous elements. x: null if they are only counted. keep: bytes of 0 and 1; null if all are kept. w: weights, 0
+// where an element is not kept; null without weights.
 template <class C>
 struct Elements {
   const C* x;
@@ -66,7 +66,8 @@ struct Register {
   }
 };
 
-// body(k, x, keep, w) for each register of the row; consecutive k < 4 use separate accumulators to hide latency.
+// Calls body(k, x, keep, w) for each register of the row. Consecutive registers have different k < 4, for separate
+// accumulators, which hide latency.
 template <class C, int kBytes, bool kKeep, bool kWeight, class Body>
 inline void for_vectors(const Elements<C>& e, int64_t n, const Body& body) {
   using R = Register<C, kBytes>;
@@ -115,7 +116,7 @@ struct Unchanged {
   static void apply(typename R::V&) {}
 };
 
-// sum w f(x); `kept` is x, or 0 where it is not kept
+// Returns sum w f(x); x counts as 0 where it is not kept.
 template <class C, int kBytes, bool kKeep, bool kWeight, class F = Unchanged>
 double sum_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;

@@ -7,7 +7,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// In double, as one number is divided: a row has the same factor alone and among others.
+// The quotient is taken in double, as for single numbers, so that a row alone has the same factor as among others.
 void quotient_loop(const void*, const Chunk<double>& chunk) {
   const double *g = chunk.in[0], *d = chunk.in[1];
   double* out = chunk.out[0];

@@ -1,5 +1,5 @@
-// Sums, means and pointwise losses share the loop that computes each kept element's term, and the factor of their
-// gradients.
+// Shared by sums, means and pointwise losses: the loop that computes the term of each kept element, and the factor of
+// their gradients.
 #pragma once
 
 #include "cpu/engine/reduction.h"
@@ -53,7 +53,7 @@ Loop<C> pick_value(bool mask, bool weight) {
   return weight ? pick<&value_loop<C, F, false, true>>() : pick<&value_loop<C, F, false, false>>();
 }
 
-// For losses of a few instructions, whose time memory decides.
+// A StoredSum, for losses of so few instructions that memory bandwidth decides their time.
 template <class C, class F, class S, bool kMask>
 void stored_sum(const void* op, const Stored& run, double& value, int64_t& count) {
   constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane, then double
@@ -91,7 +91,7 @@ void stored_sum(const void* op, const Stored& run, double& value, int64_t& count
   value += sums[0];
 }
 
-// Calls run(S(), std::bool_constant<mask>()) with the stored type S; null where such a loop would not pay.
+// Returns run(S(), std::bool_constant<mask>()) for the stored type S; null where such a loop would not pay.
 template <class C, class Run>
 auto with_stored(DType type, bool mask, const Run& run) -> decltype(run(C(), std::true_type())) {
   if constexpr (sizeof(C) == sizeof(float)) {
@@ -117,8 +117,8 @@ Loop<C> pick_scale(bool flat, bool mask, bool weight);
 // A weight in float64 makes the loop run in double, since it may be too small or too large for fp32.
 inline bool in_double(const std::optional<Tensor>& weight) { return weight && dtype_of(*weight) == DType::kDouble; }
 
-// The factor of a gradient, grad / denominator, in the fewest divisions: one where both are single numbers, else one
-// for each element of `grad`, which is the smaller side of a reduction. It owns the memory that the view points to.
+// The factor grad / denominator of a gradient, in few divisions: one if both are single numbers, else one for each
+// output of the reduction, of which there are fewer than elements. It owns the memory of `view`.
 template <class C>
 struct GradientScale {
   C number;
@@ -128,7 +128,8 @@ struct GradientScale {
   GradientScale(const Tensor& grad, const std::optional<Tensor>& denominator);
 };
 
-// True if the factor is one number outside fp32's normal range: a large slope or weight may bring the product back.
+// True if the factor is one number, not 0, outside fp32's normal range: its product with a large or small slope or
+// weight may lie within the range.
 bool leaves_fp32(const Tensor& grad, const std::optional<Tensor>& denominator);
 
 }  // namespace safeops::cpu

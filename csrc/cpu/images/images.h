@@ -1,6 +1,6 @@
-// Two images and a mask as SSIM reads them: tile by tile, row by row, as s = x + y and d = x - y, in units of the data
-// range and relative to the level of the tile. (N, C, H, W) are volumes (N, C, 1, H, W) whose windows are one slice
-// deep.
+// Reads two images and a mask for SSIM, tile by tile and row by row, as s = x + y and d = x - y, in units of the data
+// range and relative to the level (mean) of the tile. Images (N, C, H, W) are read as volumes (N, C, 1, H, W) whose
+// windows are one slice deep.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 
 namespace safeops::cpu {
 
-// Sizes of a tile, at most: its rows of moments, and for volumes its slices of them, stay in the cache.
+// The largest tile of images, and of volumes: its rows (for volumes slices) of moments stay in the cache.
 constexpr int64_t kTileRows[] = {128, 32}, kTileColumns[] = {512, 128};
-constexpr int64_t kWork = 8;  // a pixel costs as much as so many elements of an elementwise loop
+constexpr int64_t kWork = 8;  // a pixel costs as much as this many elements of an elementwise loop
 
 // ---- loops over a row
 
-// Adds the finite kept values, and their number.
+// Adds the kept finite values to `sum`, and their number to `count`.
 template <class C, bool kMask>
 void level_loop(const C* x, const uint8_t* keep, int64_t n, double* sum, int64_t* count) {
   double total = 0;
@@ -79,11 +79,11 @@ template <class C>
 struct Images {
   using OptionalTensor = std::optional<Tensor>;
 
-  Shape shape, map;  // of the windows
+  Shape shape, map;  // map: one element for each window
   Order order;
   bool volumes, masked, incomplete;  // incomplete: windows may lack pixels
   int64_t planes, depth, height, width, size;
-  int64_t before, before_slice;  // pixels from the start of a window to its position
+  int64_t before, before_slice;  // pixels, or slices, from the start of a window to its position in the map
   int64_t window_slices, window_rows, window_columns;
   C scale, c1, c2;
   std::unique_ptr<C[]> weights;
@@ -112,20 +112,20 @@ struct Images {
 
   int64_t slices_of_window() const { return volumes ? size : 1; }
 
-  // Elements of an array of a row, with room for reads and writes beyond it.
+  // Elements of an array of a row, including the room for reads and writes beyond its end.
   int64_t step(int64_t columns) const {
     constexpr int64_t kLine = 64 / sizeof(C);
     return (columns + size + kLine - 1) / kLine * kLine + 2 * kVectors / sizeof(C);
   }
 
-  // Slices x rows x columns of each plane are cut into tiles: tile number i is in plane i / tiles_of_plane.
+  // The number of tiles into which rows x columns of a plane are cut; tile i is in plane i / tiles_of_plane.
   int64_t tiles_of_plane(int64_t rows, int64_t columns) const {
     return (rows + kTileRows[volumes] - 1) / kTileRows[volumes] *
            ((columns + kTileColumns[volumes] - 1) / kTileColumns[volumes]);
   }
 
-  // Each thread makes work = start(rows, columns of a tile, at most), and calls work->run(tile, its number) for its
-  // tiles.
+  // Each thread makes work = start(most rows, most columns of a tile), and calls work->run(tile, number of the tile)
+  // for its tiles.
   template <class Start>
   void for_tiles(int64_t slices, int64_t rows, int64_t columns, const Start& start) const {
     if (slices * rows * columns == 0) return;
@@ -158,7 +158,7 @@ struct Images {
 
 // ---- one thread's reader of the images
 
-// Rows of a plane, columns [column, column + columns) of it, which may lie outside of the image.
+// Reads rows of a plane: their columns [column, column + columns), which may lie outside the image.
 template <class C>
 struct Pixels {
   const Images<C>& images;
@@ -176,7 +176,7 @@ struct Pixels {
     if (images.masked) images.mask.prime(mask);
   }
 
-  // The tile's level: the mean of each image's finite pixels that its windows may see.
+  // Sets the level: for each image, the mean of the kept finite pixels in t (those that a tile's windows may see).
   void find_level(const Tile& t) {
     double sums[2] = {};
     int64_t counts[2] = {};
@@ -194,7 +194,7 @@ struct Pixels {
     level = {mean(sums[0], counts[0]), mean(sums[1], counts[1])};
   }
 
-  // Reads s, d and their mask; zeros outside of the image.
+  // Reads s, d and their mask; all are 0 outside the image.
   void read(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = std::max<int64_t>(column, 0), last = std::min(column + columns, images.width);
     const bool beyond = slice < 0 || slice >= images.depth || row < 0 || row >= images.height;
@@ -222,7 +222,7 @@ struct Pixels {
   }
 
  private:
-  // body(n, offset in the row, x, y, mask or null) for pieces of the part inside the image
+  // Calls body(n, offset in the row, x, y, mask or null) for pieces of the part inside the image.
   template <class Body>
   void for_pieces(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns, const Body& body) {
     const int64_t last = std::min(column + columns, images.width);

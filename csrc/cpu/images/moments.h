@@ -32,10 +32,10 @@ struct Moments {
   const Images<C>& images;
   int64_t step;
   Pixels<C> pixels;
-  Slices<C> rows, row_weights;      // of one slice: the last rows, blurred across
+  Slices<C> rows, row_weights;      // the last rows of one slice, blurred across
   Slices<uint8_t> row_kept;         // masks of the pixels in these rows
-  Slices<C> slices, slice_weights;  // of volumes: the last slices, blurred across and down
-  Slices<uint8_t> slice_counted;    // 1 if the pixel at the middle of a window's slice is kept
+  Slices<C> slices, slice_weights;  // the last slices of volumes, blurred across and down
+  Slices<uint8_t> slice_counted;    // 1 if the pixel in the middle of a window's slice is kept
   std::unique_ptr<C[]> means, weight_sum;  // E s, E d, E s^2, E d^2, not yet divided by the sum of kept weights
   std::unique_ptr<uint8_t[]> counted;
 
@@ -48,7 +48,7 @@ struct Moments {
         slice_counted(slices.size, images_.volumes && images_.masked ? step * tile_rows : 0), means(new C[4 * step]()),
         weight_sum(new C[step]()), counted(new uint8_t[step]()) {}
 
-  // Starts with the windows of this tile, which lies inside of the map.
+  // Starts the windows of a tile, which must lie inside the map.
   void begin(const Tile& tile_) {
     tile = tile_;
     slices.pushed = slice_weights.pushed = slice_counted.pushed = 0;
@@ -59,8 +59,8 @@ struct Moments {
       for (int64_t k = 1; k < slices.size; ++k) push_slice();
   }
 
-  // Computes the next row of windows in `means`, `weight_sum` and, with a mask, `counted`; after a slice's last row
-  // follow those of the next slice.
+  // Computes `means`, `weight_sum` and, with a mask, `counted` of the next row of windows. After a slice's last row it
+  // continues with the next slice.
   void advance() {
     if (!images.volumes) {
       if (row == 0) begin_slice();
@@ -78,8 +78,8 @@ struct Moments {
 
  private:
   Tile tile{};
-  int64_t slice = 0, row = 0;      // of the next windows; the slice of pixels that is read next
-  int64_t pixel_row = 0;           // that is read next
+  int64_t slice = 0, row = 0;      // the slice of pixels to be read next; the row of windows to be computed next
+  int64_t pixel_row = 0;           // the row of pixels to be read next
 
   void push_slice() {
     C *to = slices.push(), *to_weight_sum = slice_weights.push();

@@ -1,4 +1,4 @@
-// The pixels of images, with their neighbours along each spatial dim, row by row.
+// Walks the pixels of images row by row, with their neighbours along each spatial dim.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTaskPixels = 65536;  // approximately
+constexpr int64_t kTaskPixels = 65536;  // pixels of a task, approximately
 
 // Words of a mask: all bits are set where an element is kept.
 template <class C>
@@ -18,8 +18,8 @@ using Keep = const BitsOf<C>*;
 template <class C>
 C kept(C x, BitsOf<C> keep) { return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep)); }
 
-// Widens the mask once for all neighbours: with bytes gcc would use half of each register. Returns the number of kept
-// elements.
+// Widens mask bytes to words, once for all neighbours: for bytes gcc would use half of each register. Returns the
+// number of kept elements.
 template <class C>
 int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
   int32_t count = 0;
@@ -34,13 +34,13 @@ int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
 // n pixels, and their mask (null: all are kept).
 template <class C>
 struct PixelPiece {
-  int64_t image, at, n;  // at: index of the first in the walk
+  int64_t image, at, n;  // at: the first pixel's index in the walk
   const C* x;
   Keep<C> keep;
   int64_t kept;  // number of kept pixels
 };
 
-// The neighbours of a piece's pixels along a dim: pixels [first, n) have one before them, and [0, last) one after.
+// The neighbours of a piece's pixels along a dim: pixels [first, n) have a neighbour before them, [0, last) one after.
 template <class C>
 struct Neighbours {
   int64_t first, last;
@@ -48,20 +48,20 @@ struct Neighbours {
   Keep<C> keep_before = nullptr, keep_after = nullptr;
 };
 
-// Images in the order of their memory. A row is the nearest spatial dim with all dims that are nearer (the channels,
-// where they come last). Along it the neighbour of a pixel is `step` further on; along every other dim it lies in
-// another row.
+// Images in the order of their memory. A row is the innermost spatial dim, with all dims inside it (the channels, if
+// they come last). Along that dim, a pixel's neighbour is `step` elements further in the row; along the other dims it
+// is in another row.
 template <class C>
 struct PixelRows {
   struct Dim { int64_t size, step; };
 
   Shape shape;
   Order order;
-  int64_t images, pixels;  // of an image
+  int64_t images, pixels;  // pixels: elements of an image
   int64_t row, rows, block, blocks;  // elements of a row; rows of an image, of a task; tasks of an image
-  Dim dims[kMaxDims];  // spatial ones, the row's first
+  Dim dims[kMaxDims];  // the spatial dims, that of the row first
   int ndims = 0;
-  bool masked, in_place;  // in_place: rows are read as they lie; converted ones are walked in strips of rows
+  bool masked, in_place;  // in_place: rows are read in place; otherwise they are walked in strips of kChunk columns
   Source<C> x;
   Source<uint8_t> mask;
 
@@ -85,7 +85,7 @@ struct PixelRows {
     in_place = x.direct() && !masked;
   }
 
-  // Each row is a neighbour of two others; the buffers keep four, so that its pieces are read once.
+  // Each row is a neighbour of two others. The buffers keep pieces of four rows, so that each piece is read once.
   struct Buffers {
     struct Read {
       alignas(64) C x[kBuffer];
@@ -97,7 +97,7 @@ struct PixelRows {
     alignas(64) C to[kBuffer];
   };
 
-  // body(task, piece of the task, buffers)
+  // Calls body(task, piece of the task, buffers) for each piece.
   template <class Body>
   void run(const Body& body) const {
     parallel(images * blocks, block * row * 4, [&](int64_t begin, int64_t end) {
@@ -120,7 +120,7 @@ struct PixelRows {
 
   Neighbours<C> neighbours(const PixelPiece<C>& p, int k, Buffers& buffers) const {
     const int64_t step = dims[k].step, at = p.at - p.image * pixels;
-    if (k == 0) {  // along the row: all but its first, or last, pixels
+    if (k == 0) {  // along the row: only its first pixels have none before, only its last none after
       const int64_t from = at % row;
       Neighbours<C> y{std::clamp<int64_t>(step - from, 0, p.n), std::clamp<int64_t>(row - step - from, 0, p.n)};
       if (p.n == row) {
@@ -132,7 +132,7 @@ struct PixelRows {
     }
     const int64_t place = at / step % dims[k].size;
     Neighbours<C> y{place == 0 ? p.n : 0, place == dims[k].size - 1 ? 0 : p.n};
-    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // (not in adjacent rows)
+    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // they are not in adjacent rows
     if (y.first == 0) {
       const PixelPiece<C> other = read_row(p.image, at - step, p.n, buffers);
       y.before = other.x, y.keep_before = other.keep;
@@ -166,7 +166,8 @@ struct PixelRows {
     return y;
   }
 
-  // The next row's part is prefetched where rows are read in parts; the hardware prefetches complete rows, and better.
+  // Where rows are read in parts, this part of the next row is prefetched. Complete rows are left to the hardware,
+  // which prefetches them better.
   void fetch(int64_t image, int64_t at, int64_t n, Read& to) const {
     const int64_t ahead = row > kChunk && !in_place ? at + row : INT64_MAX;
     to.piece = {image, at, n, x.fetch(at, n, ahead, to.x), nullptr, n};

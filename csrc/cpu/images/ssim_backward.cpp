@@ -1,9 +1,11 @@
-// The gradients of 1 - SSIM. Each window has a slope with respect to each of its four moments; a pixel's gradient is
-// the weighted sum of the slopes of the windows that see it:
-//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  and likewise dd;  dx = ds + dd,  dy = ds - dd
-// The weights are symmetric, so that this sum is a blur as well. The moments are recomputed, one row of windows after
-// the other.
-// I/O: reads x, y, mask, and the map's gradient; writes dx, dy.
+// The gradients of 1 - SSIM:
+//     (1) The moments of the windows are recomputed, row by row. Each window has a slope by each of its four moments:
+//         by_s, by_d, by_ss, by_dd.
+//     (2) A moment is a weighted sum over pixels, so a pixel's gradient is a sum over the windows that see it:
+//         ds = sum w by_s + 2 s sum w by_ss,  dd = sum w by_d + 2 d sum w by_dd
+//         The weights are symmetric, so these sums are a blur of the slopes.
+//     (3) s and d are x + y and x - y over the data range: dx = (ds + dd) / range,  dy = (ds - dd) / range
+// I/O: read x, y, mask, and the map's gradient; write dx, dy.
 #include "common/reducer.h"
 #include "cpu/images/similarity.h"
 
@@ -11,8 +13,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// The slopes of n windows by E s, E d, E s^2, E d^2, an array each. loss_grad is the gradient of 1 - SSIM in the map,
-// or in the result, contrast_grad that of contrast'.
+// Writes the slopes of n windows by E s, E d, E s^2, E d^2, as four arrays. The upstream gradient of 1 - SSIM is
+// loss_grad map[i] (kMap) or loss_grad; that of contrast' is contrast_grad.
 template <class C, bool kMap, bool kDivide, bool kCounted>
 void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contrast_grad, int64_t n, int64_t step,
                  C* out) {
@@ -23,7 +25,7 @@ void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contr
     const C inverse = r.template inverse<kDivide, kCounted>(i);
     const C by_loss = kMap ? loss_grad * map[i] : loss_grad;
     const MomentSlopes<C> slope = r.template at<kDivide>(i, inverse).slopes(by_loss, contrast_grad);
-    const auto store = [&](C* to, C value) {  // the mean is the sum times the inverse
+    const auto store = [&](C* to, C value) {  // kDivide: a mean is its sum times `inverse`
       if constexpr (kDivide) value *= inverse;
       to[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
     };
@@ -31,7 +33,8 @@ void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contr
   }
 }
 
-// A pixel that no window sees has gradient 0, even where it is NaN: all its sums are 0.
+// dx, dy of n pixels from the blurred slopes. With a mask, a pixel that no window sees (all its sums are 0) has
+// gradient 0, even if it is NaN.
 template <class C, bool kMask>
 void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const uint8_t* keep, int64_t n, C scale, C* dx,
                    C* dy) {
@@ -53,8 +56,8 @@ void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const ui
 template <class C>
 struct Upstream {
   bool by_window;
-  C map_sign;  // -1 where the map is of SSIM, and not of 1 - SSIM
-  View view, result_slope;  // result_slope: d(mean or sum)/d(window), or empty
+  C map_sign;  // 1 for a map of 1 - SSIM, -1 for a map of SSIM
+  View view, result_slope;  // result_slope: d(mean or sum)/d(window); empty for maps and planes
   Source<C> map;
   int64_t classes;
 
@@ -84,7 +87,7 @@ template <class C>
 struct Backward {
   const Images<C>& images;
   const Upstream<C>& upstream;
-  const Sink<C>*dx, *dy;  // null where not wanted
+  const Sink<C>*dx, *dy;  // null: this gradient is not wanted
   Moments<C> moments;
   Pixels<C> pixels;
   int64_t step;
@@ -110,10 +113,10 @@ struct Backward {
     if (upstream.by_window) upstream.map.prime(buffer);
   }
 
-  // The gradients of a tile of pixels.
+  // Computes the gradients of a tile of pixels.
   void run(const Tile& tile_, int64_t) {
     tile = tile_;
-    const int64_t back = images.size - 1 - images.before;  // the first window that sees a pixel begins so far before it
+    const int64_t back = images.size - 1 - images.before;  // from the first window that sees a pixel to the pixel
     const int64_t back_slice = images.volumes ? back : 0;
     const auto clamped_start = [](int64_t at, int64_t reach) { return std::max<int64_t>(at - reach, 0); };
     const auto clamped_end = [](int64_t at, int64_t reach, int64_t end) { return std::min(at + reach, end); };
@@ -123,7 +126,7 @@ struct Backward {
     windows.slices = clamped_end(tile.slice + tile.slices, images.before_slice, images.window_slices) - windows.slice;
     windows.rows = clamped_end(tile.row + tile.rows, images.before, images.window_rows) - windows.row;
     windows.columns = clamped_end(tile.column + tile.columns, images.before, images.window_columns) - windows.column;
-    std::fill_n(slopes.get(), 4 * step, C(0));  // where there are no windows
+    std::fill_n(slopes.get(), 4 * step, C(0));  // stays 0 at positions without a window
     moments.begin(windows);
     pixels.level = moments.pixels.level;
     slices.pushed = 0;
@@ -138,9 +141,9 @@ struct Backward {
   }
 
  private:
-  Tile tile{}, windows{};  // the windows that see a pixel of the tile
+  Tile tile{}, windows{};  // windows: those that see a pixel of the tile
 
-  // Blurs the slopes of a slice of windows across and down, and writes the gradients, or for volumes pushes the slice.
+  // Blurs the slopes of a slice of windows across and down. Then it writes the gradients, or pushes a volume's slice.
   void blur_slice(int64_t z, int64_t back) {
     C* out = images.volumes ? slices.push() : sums.get();
     if (z < windows.slice || z >= windows.slice + windows.slices) {
@@ -183,7 +186,7 @@ struct Backward {
     loop(SimilarityRow<C>(moments), map.get(), upstream.map_sign, 0, n, step, out);
   }
 
-  // The gradients of a row of pixels, from the blurred slopes in `sums`.
+  // Writes the gradients of a row of pixels, from the blurred slopes in `sums`.
   void write(int64_t slice, int64_t row) {
     pixels.read(tile.plane, slice, row, tile.column, tile.columns);
     (images.masked ? kept : all)(sums.get(), step, pixels.s.get(), pixels.d.get(), pixels.keep.get(), tile.columns,

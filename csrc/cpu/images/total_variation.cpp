@@ -1,8 +1,8 @@
 // Total variation: for each image the sum of |x - neighbour| over the pairs of kept neighbours along the spatial dims,
 // then the mean over the images that have a kept pixel, or the sum. The gradient is g sum sign(x - neighbour).
 //
-// I/O: forward reads x and the mask once from memory, and so does the backward, which writes dx. A pixel is read again
-// for each of its neighbours, from the cache.
+// I/O: forward and backward read x and the mask once from memory, and again from the cache for each neighbour; backward
+// writes dx.
 #include <tuple>
 
 #include "common/reducer.h"
@@ -13,7 +13,7 @@ namespace safeops::cpu {
 namespace {
 
 using OptionalTensor = std::optional<Tensor>;
-constexpr int64_t kPiece = 256;  // elements whose differences are added in C
+constexpr int64_t kPiece = 256;  // elements whose differences are added in C; then they are added to a double
 
 // ---- loops over a piece: x, a neighbour of each pixel, and their masks (null: all are kept)
 
@@ -35,7 +35,7 @@ void add_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, do
 template <class C>
 C sign(C d) { return std::fabs(d) > 0 ? std::copysign(C(1), d) : d; }
 
-// to += g sign(x - y). (g is multiplied per pixel: a pixel without a pair has gradient 0, even if g is NaN.)
+// to += g sign(x - y) for each kept pair: a pixel without a pair has gradient 0, even if g is NaN.
 template <class C, bool kMask>
 void sign_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, C g, C* to) {
   SAFEOPS_SIMD
@@ -45,7 +45,7 @@ void sign_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, C
   }
 }
 
-// to += g (sign(x - y) + sign(x - z)), or without kAdd to = that, so that the output need not be zeroed first.
+// to += g (sign(x - y) + sign(x - z)). Without kAdd it is `to =`, so that the output need not be zeroed first.
 template <class C, bool kMask, bool kAdd>
 void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> keep_y, Keep<C> keep_z, int64_t n, C g,
                 C* to) {
@@ -61,7 +61,7 @@ void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> keep_y
 
 // ---- forward
 
-// Returns the sum of each image, or their mean or sum and its derivative by each image.
+// Returns (sum of each image, empty) or (mean or sum over the images, its derivative by an image).
 template <class C>
 std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by, const Tensor& like) {
   const auto add = images.masked ? pick<&add_loop<C, true>>() : pick<&add_loop<C, false>>();
@@ -108,7 +108,7 @@ void backward(const PixelRows<C>& images, const View& grad, const View& result_s
                                 : upstream[p.image * grad.strides[0]];
     C* to = sink.target(p.at, buffers.to);
     bool written = false;
-    for (int k = images.ndims - 1; k >= 0; --k) {  // (rows last: they lack neighbours at their ends)
+    for (int k = images.ndims - 1; k >= 0; --k) {  // the dim of the row last: not all its pixels have two neighbours
       const Neighbours<C> y = images.neighbours(p, k, buffers);
       const auto one = [&](const C* other, Keep<C> keep, int64_t from, int64_t end) {
         if (from < end) add(p.x + from, other + from, kMask ? p.keep + from : nullptr, kMask ? keep + from : nullptr,
@@ -148,7 +148,7 @@ std::tuple<Tensor, Tensor> total_variation(const Tensor& input, const OptionalTe
                                    : forward(PixelRows<float>(x, mask), by, input);
 }
 
-// share: the second result of _total_variation for a mean or sum, else empty.
+// share: the second result of _total_variation.
 Tensor total_variation_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
                                 const OptionalTensor& mask) {
   const View g(grad), s(share), x(input);

@@ -1,5 +1,5 @@
-// Multiplies every tensor of a list by one factor, in place, with one rounding: in fp32, or in fp64 for fp64 tensors
-// and for factors too small for fp32's normal numbers. A factor of exactly 1 writes nothing.
+// Multiplies every tensor of a list by one factor in place: in fp32, or in fp64 for fp64 tensors and for factors below
+// the normal numbers of fp32. A factor of exactly 1 writes nothing.
 // I/O: read and write each tensor once.
 #include "cpu/lists/multi_tensor.h"
 

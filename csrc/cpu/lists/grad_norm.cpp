@@ -1,4 +1,4 @@
-// The norm of all elements of a list of tensors together, in double: 1: sum |x|, 2: sqrt(sum x^2), inf: max |x|.
+// The norm of all elements of a list of tensors together, in double. Order 1: sum |x|, 2: sqrt(sum x^2), inf: max |x|.
 // I/O: read each tensor once.
 #include "common/squares.h"
 #include "cpu/engine/vectors.h"
@@ -8,7 +8,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// Sums in double registers, where squares of fp32 numbers fit; four separate sums hide the latency.
+// sum x^2 or sum |x| in double, where squares of fp32 numbers fit. Four separate sums hide the latency.
 template <class C, int kBytes, bool kSquare>
 double sum_loop(const C* x, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(double);
@@ -42,7 +42,7 @@ double sum_of(const C* x, int64_t n) {
   return pick_width<&sum_loop<C, 64, kSquare>, &sum_loop<C, 32, kSquare>, &sum_loop<C, 16, kSquare>>()(x, n);
 }
 
-// The largest magnitude as bits; NaN has larger bits than inf, so no NaN is lost.
+// The bits of the largest magnitude. NaN has larger bits than inf, so no NaN is lost.
 template <class C>
 int64_t largest_loop(const C* x, int64_t n) {
   using T = std::make_signed_t<BitsOf<C>>;
@@ -76,7 +76,7 @@ struct Squared {
 struct Root {
   Squares squares;
 
-  // Sums in fp32 by trees of 16; where a square may not fit, they are repeated in double.
+  // Sums in fp32, at most 16 additions to a lane. If squares may have over- or underflowed, sums again in double.
   void add(const float* x, int64_t n) {
     const auto rows = pick_width<&sum_row<float, 64, false, false, Squared>, &sum_row<float, 32, false, false, Squared>,
                                  &sum_row<float, 16, false, false, Squared>>();

@@ -1,5 +1,5 @@
-// Statistics of the values of a list of tensors: a row of integers each (safeops/ops/lists/health.py), and the values
-// at the index that a row names. Values are read as bit patterns, whose order without the sign is that of the
+// _health_ writes a row of statistics (common/health.h) for each tensor of a list; _pick_ reads the values of tensors
+// at the index in a row's kFirst. Values are read as bit patterns, whose order without the sign bit is that of the
 // magnitudes.
 // I/O: read each tensor once.
 #include <array>
@@ -12,12 +12,13 @@ namespace safeops::cpu {
 
 namespace {
 
-// A tracer counts after every op: on shared cores, waiting for a second thread costs more than it saves.
+// Lists of up to this many elements take one thread. A tracer counts after every op: on shared cores, waiting for a
+// second thread costs more than it saves.
 constexpr int64_t kSingleThread = 1 << 20;
 
 using Row = std::array<int64_t, kHealthColumns>;
 
-// Every instruction set can compare signed integers.
+// The type in which bits are compared: every instruction set can compare signed integers.
 template <class Bits>
 using Signed = std::make_signed_t<Bits>;
 
@@ -43,7 +44,7 @@ struct Special {
 template <class Bits>
 constexpr Signed<Bits> kMagnitude = std::numeric_limits<Signed<Bits>>::max();
 
-// n <= kChunk, so that the counts fit 16 bits
+// n <= kChunk, so that the counts fit 16 bits.
 template <class Bits>
 void finite_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Finite<Bits>& counts) {
   using T = Signed<Bits>;
@@ -117,7 +118,7 @@ Row row_of(const Member& member, int64_t start, int64_t stop) {
   return row;
 }
 
-// A pointer to row `row` of a contiguous matrix, which must have `count` rows from there on.
+// Returns a pointer to row `row` of a contiguous matrix, which must have at least `row + count` rows.
 template <class T>
 T* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int64_t count, const char* op) {
   const View view(matrix);

@@ -1,8 +1,8 @@
-// The loop over a list of floating tensors of any dtypes, sizes and layouts: pieces of at most kPiece elements, each
-// walked in the order of its tensor's memory, on all threads.
+// The loop over a list of floating tensors of any dtypes, sizes and layouts. Tensors are cut into pieces of at most
+// kPiece elements, each walked in the order of its tensor's memory, on all threads.
 //
-// Results of pieces are stored by the piece's number and merged in that order, so the bits do not depend on the number
-// of threads.
+// Results of pieces are stored by the number of the piece and merged in that order, so their bits do not depend on the
+// number of threads.
 #pragma once
 
 #include <vector>
@@ -18,8 +18,8 @@ struct Member {
   View view;
   Shape shape;
   Order order;
-  Walk elements;         // element number i of the walk is element offset(i) of the contiguous tensor
-  int64_t numel, first;  // first: number of its first piece
+  Walk elements;         // element i of the walk has index offset(i) in contiguous order
+  int64_t numel, first;  // first: the number of the tensor's first piece
 
   Member(const Tensor& t, int64_t first_piece);
 
@@ -33,8 +33,8 @@ class TensorList {
   int64_t pieces() const { return pieces_; }
   const std::vector<Member>& members() const { return members_; }
 
-  // body(member, number of the piece, start, stop) for elements [start, stop) of the member's walk; lists of at most
-  // `little` elements take one thread
+  // Calls body(member, number of the piece, start, stop) for each piece, which is elements [start, stop) of the
+  // member's walk. Lists of about `little` elements or fewer take one thread.
   template <class Body>
   void each_piece(const Body& body, int64_t little = kGrain) const {
     if (pieces_ == 0) return;
@@ -57,7 +57,7 @@ class TensorList {
   int64_t pieces_ = 0, elements_ = 0;
 };
 
-// body(values, start, n) for the chunks [start, start + n) of a piece, read as values of type C.
+// Calls body(values, start, n) for each chunk [start, start + n) of a piece, read as values of type C.
 template <class C, class Body>
 void each_chunk(const Member& member, int64_t start, int64_t stop, const Body& body) {
   Source<C> source;

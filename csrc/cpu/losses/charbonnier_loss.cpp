@@ -2,8 +2,8 @@
 
 namespace safeops::cpu {
 
-// sqrt(d^2 + eps^2), d = x - y. Numbers whose squares would overflow or underflow are first multiplied by a power of
-// two, which costs less than a division by the larger one.
+// sqrt(d^2 + eps^2), d = x - y. If their squares would overflow or underflow, d and eps are first multiplied by a power
+// of two, which costs less than a division by the larger of them.
 template <class C>
 struct Charbonnier {
   C eps;

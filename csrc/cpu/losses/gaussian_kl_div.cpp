@@ -4,7 +4,8 @@
 
 namespace safeops::cpu {
 
-// (e^d - 1 - d + u^2) / 2, d = y - prior_log_var, u = (x - prior_mean) / e^(prior_log_var / 2): a square may overflow
+// (e^d - 1 - d + u^2) / 2, d = y - prior_log_var, u = (x - prior_mean) / e^(prior_log_var / 2). u is scaled before it
+// is squared, since (x - prior_mean)^2 may overflow.
 template <class C>
 struct GaussianKl {
   C prior_mean, prior_log_var, scale;
@@ -15,7 +16,7 @@ struct GaussianKl {
 
   C value(C x, C y) const {
     const C d = y - prior_log_var, e = exp_(d), u = (x - prior_mean) * scale;
-    const C far = e - 1 - select(e == math::kInf, C(0), d);  // inf of an infinite d, too
+    const C far = e - 1 - select(e == math::kInf, C(0), d);  // inf - d would be NaN for d = inf
     return (select(is_near(d), excess(d), far) + u * u) / 2;
   }
 

@@ -3,8 +3,8 @@
 
 namespace safeops::cpu {
 
-// x where y = 1, max(margin - x, 0) where y = -1, and for any other y the sum of both, as torch has it. Comparisons
-// would hide a y of NaN; y - y shows it.
+// x where y = 1, max(margin - x, 0) where y = -1, and for any other y the sum of both, as in torch. The comparisons
+// hide a NaN in y, so y - y is added.
 template <class C>
 struct HingeEmbedding {
   static constexpr bool kFlat = true;

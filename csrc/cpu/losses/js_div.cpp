@@ -3,9 +3,9 @@
 
 namespace safeops::cpu {
 
-// With s = x + y and u = |x - y| / s: s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)). For small u both terms are of
-// order u and their sum is of order u^2, which would cancel; log(1 - u^2) + u log(1 + 2 u / (1 - u)) has terms of order
-// u^2.
+// With s = x + y and u = |x - y| / s the loss is s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)). For small u both terms
+// are of order u and cancel, since their sum is of order u^2. The equal sum log(1 - u^2) + u log(1 + 2 u / (1 - u)) has
+// terms of order u^2, so it is used for u < 1/2.
 template <class C>
 struct JsDiv {
   C value(C x, C y) const {
@@ -24,7 +24,7 @@ struct JsDiv {
   // log(2 x / (x + y)) / 2, and 0 where x is 0
   static C slope(C x, C y) {
     const C u = relative_difference(x, y);
-    const C log = select(u < C(-0.5), math::log(x / ((x + y) / 2)), math::log1p(u));  // 1 + u would have lost digits
+    const C log = select(u < C(-0.5), math::log(x / ((x + y) / 2)), math::log1p(u));  // near u = -1, 1 + u loses digits
     return select_or_zero(x != 0, log / 2);
   }
 };

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// With a = |x - y| and e = e^-a: log(1 + (1 - e)^2 / (2 e)) where a < log 2, a - log 2 + log(1 + e^2) from there on.
+// With a = |x - y| and e = exp(-a): log(1 + (1 - e)^2 / (2 e)) where a < log 2, else a - log 2 + log(1 + e^2).
 template <class C>
 struct LogCosh {
   C value(C x, C y) const {

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// log x - log y, silog_loss's difference of two depths
+// log x - log y: the difference of two depths in silog_loss
 template <class C>
 struct LogRatio {
   C value(C x, C y) const { return math::log(x) - math::log(y); }

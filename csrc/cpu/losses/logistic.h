@@ -1,5 +1,5 @@
 // The logistic function and its logarithm, for losses of logits. p and q = 1 - p are computed separately, since the
-// subtraction would cancel, and an infinite logit whose target matches costs nothing.
+// subtraction would cancel. product() makes an infinite logit with the right target cost nothing.
 #pragma once
 
 #include "cpu/engine/exp.h"
@@ -7,7 +7,7 @@
 
 namespace safeops::cpu {
 
-// a b, and 0 where a is 0 and b infinite.
+// a b, but 0 if a is 0 and b infinite.
 template <class C>
 C product(C a, C b) { return select_or_zero(a != 0 || std::fabs(b) != math::kInf, a * b); }
 
@@ -27,7 +27,7 @@ struct Logistic {
   }
 };
 
-// hit max(-x, 0) + miss max(x, 0), where one maximum is 0: with (hit + miss) tail, the cost of a logit.
+// hit max(-x, 0) + miss max(x, 0); one of the maxima is 0. This plus (hit + miss) tail is the cost of a logit.
 template <class C>
 C linear_cost(C x, C hit, C miss) { return product(select(x < 0, hit, miss), std::fabs(x)); }
 

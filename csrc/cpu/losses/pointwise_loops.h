@@ -1,5 +1,5 @@
-// The loops of the pointwise losses (pointwise_loss.h): values and gradients, over chunks and over elements as they are
-// stored.
+// The loops of the pointwise losses (pointwise_loss.h): values and gradients, over chunks, and gradients over elements
+// in their stored dtypes.
 #pragma once
 
 #include "cpu/engine/weighted_sum.h"
@@ -11,21 +11,22 @@ constexpr bool has_slopes = false;
 template <class F>
 constexpr bool has_slopes<F, std::void_t<decltype(&F::slopes)>> = true;
 
-// A loss with flat parts declares `static constexpr bool kFlat = true`: there its gradients are 0 for any upstream.
+// A loss with flat parts declares `static constexpr bool kFlat = true`: where its slope is 0, its gradients are 0 for
+// any upstream gradient.
 template <class F, class = void>
 constexpr bool is_flat = false;
 template <class F>
 constexpr bool is_flat<F, std::void_t<decltype(F::kFlat)>> = true;
 
-// True for losses of a few instructions, whose time memory decides.
+// True for losses of so few instructions that memory bandwidth decides their time.
 template <class F>
 constexpr bool is_light = !has_slopes<F> || is_flat<F>;
 
-// The argument of a loop. The loops of a loss with slopes() ignore mask and weight, since each is costly in code and
-// compile time: `select` applies both to their outputs, which are in the L1 cache then.
+// The argument of a loop. The loops of a loss with slopes() ignore mask and weight, since more versions of them would
+// cost much code and compile time: `select` applies both to their outputs, which are then in the L1 cache.
 template <class F, class C>
 struct LossLoop {
-  F loss;  // (first: the loop of engine/weighted_sum.h reads a loss here)
+  F loss;  // must be first: the loop of engine/weighted_sum.h reads a loss here
   C sign;  // -1 where the first output is dy = -dx
   C scale;  // sign c, if c is a single number
   bool weighted;
@@ -71,11 +72,12 @@ void slope_loop(const void* op, const Chunk<C>& chunk) {
 }
 
 template <int kPlace, class C>
-C at(Slopes<C> slopes) {  // (by value: a reference keeps gcc from vectorising the loop)
+C at(Slopes<C> slopes) {  // by value, since a reference keeps gcc from vectorising the loop
   return kPlace == 0 ? slopes.first : kPlace == 1 ? slopes.second : slopes.third;
 }
 
-// The derivative with respect to one operand; slope() gives the one by x, and `sign` turns it into that by y.
+// The derivative with respect to operand kPlace. slope() is always the derivative by x; the loops' `sign` negates it
+// for y.
 template <int kPlace, class C, class F>
 C slope_of(const F& f, C x, C y, C z) {
   if constexpr (!has_slopes<F>)
@@ -86,7 +88,7 @@ C slope_of(const F& f, C x, C y, C z) {
     return at<kPlace>(f.slopes(x, y));
 }
 
-// The gradient of one operand from slopes(). The compiler drops what only the others need.
+// The gradient of one operand from slopes(). The compiler removes what only the other operands' gradients need.
 template <int kPlace, class C, class F>
 void gradient_loop(const LossLoop<F, C>& loop, const F& f, const Chunk<C>& chunk) {
   const C *const *in = chunk.in + 1 + loop.weighted, *x = in[0], *y = in[1], *z = in[2];

@@ -1,16 +1,16 @@
-// The driver of the pointwise losses. A loss is a struct of the schema's parameters, constructed from them in order. It
-// has the loss of an element and its derivatives as functions of (x, y) = (input, target):
+// The driver of the pointwise losses. A loss is a struct of the parameters in its op's schema, constructed from them in
+// order. It has the loss of an element and its derivatives as functions of (x, y) = (input, target):
 //
 //     template <class C> struct Huber {                    C: float or double
 //       C delta;
 //       explicit Huber(double delta);
 //       C value(C x, C y) const;
-//       C slope(C x, C y) const;                           d/dx of a function of x - y, whose d/dy is the opposite
+//       C slope(C x, C y) const;                           d/dx, for a function of x - y; d/dy is -d/dx
 //     };
 //     SAFEOPS_POINTWISE_LOSS(huber_loss, Huber, double)
 //
-// Any other function gives all derivatives, `Slopes<C> slopes(C x, C y) const` in place of slope(). A flag is best
-// decided outside of the loops: in place of a constructor, such a loss has
+// A loss that is not a function of x - y has `Slopes<C> slopes(C x, C y) const`, with all derivatives, in place of
+// slope(). A flag is best decided outside of the loops: a loss with flags has, in place of a constructor,
 //
 //     template <class Run> static auto choose(Run run, bool log_target) {
 //       return log_target ? run(OfLogs<C>{}) : run(OfProbabilities<C>{});

@@ -3,7 +3,8 @@
 
 namespace safeops::cpu {
 
-// e^x - y x of logarithms, x - y log(x + eps) of rates; full adds Stirling's log y! where y > 1.
+// kLog, x is the logarithm of the rate: e^x - y x. Else x is the rate: x - y log(x + eps). kFull adds, where y > 1,
+// Stirling's log y! = y log y - y + log(2 pi y) / 2.
 template <class C, bool kLog, bool kFull>
 struct PoissonOf {
   C eps;

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// (1 - quantile) d where d > 0, quantile |d| elsewhere, and 0 for an infinite d whose share is 0;  d = x - y
+// (1 - quantile) d where d > 0, else quantile |d|;  d = x - y. Where the factor is 0, an infinite d costs 0.
 template <class C>
 struct Quantile {
   C over, under;
@@ -22,7 +22,7 @@ struct Quantile {
 
 SAFEOPS_POINTWISE_LOSS(quantile_loss, Quantile, double)
 
-// The quantile is an operand z, NaN outside of [0, 1].
+// The quantile is an operand z. A z outside [0, 1] gives NaN.
 template <class C>
 struct QuantileOfEach {
   C value(C x, C y, C z) const {

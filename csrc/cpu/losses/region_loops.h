@@ -1,7 +1,7 @@
 // The loops of the region losses: sums over the pixels of a class, and gradients, pixel by pixel.
 //
-// C is the type in memory: float, double, or uint16_t, which is bf16 as it is stored. Two bf16 lie in a 32-bit word,
-// and a shift is all the conversion that they need.
+// C is the type in memory: float, double, or uint16_t for stored bf16. A 32-bit word holds two bf16; a shift or a mask
+// converts each to fp32.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@
 namespace safeops::cpu {
 
 template <class C>
-using IndexOf = std::conditional_t<sizeof(C) == 2, int16_t, int32_t>;  // of a class: as wide as the values, or an int
+using IndexOf = std::conditional_t<sizeof(C) == 2, int16_t, int32_t>;  // the type of a class index
 
 template <class C>
 inline double value_of(C x) {
@@ -44,8 +44,8 @@ void kept_loop(const C* x, const uint8_t* keep, int64_t n, C* to) {
 
 // ---- sums
 
-// Adds the three sums of a chunk. They are in double from the products on, because the loss may cancel their leading
-// digits.
+// Adds sum p t, sum p and sum t (squared: sum p^2 and sum t^2) of a chunk to sums[0], [1], [2]. Products and sums are
+// in double, because the loss may cancel their leading digits.
 template <class C, bool kSquared>
 void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
   double both = 0, input = 0, target = 0;
@@ -59,7 +59,8 @@ void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
   sums[0] += both, sums[1] += input, sums[2] += target;
 }
 
-// The sums of a class given by indices: its target is 1 or 0, and equals its square.
+// The sums for class c where the target is class indices: t is 1 or 0, so t^2 = t. Pixels of a negative index are
+// skipped.
 template <class C, bool kSquared>
 void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double* sums) {
   constexpr int64_t kBlock = 256;
@@ -71,7 +72,7 @@ void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t 
     _Pragma("omp simd reduction(+ : both, input, target)")
     for (int64_t i = at; i < stop; ++i) {
       const double x = value_of(select_or_zero(index[i] >= 0, p[i]));
-      both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as a dense target makes it
+      both += x * (index[i] == c ? 1.0 : 0.0);  // an infinite x times 0 is NaN, as with a dense target
       input += kSquared ? x * x : x;
       target += index[i] == c;
     }
@@ -79,8 +80,8 @@ void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t 
   }
 }
 
-// Sums of bf16: its 8 digits add up in fp32 without rounding, unless exponents are far apart. Pairs are summed first,
-// at most 16 pairs to a lane, then double. load(i, values, targets) sets a register of each.
+// Sums of bf16. fp32 adds their 8-bit significands without rounding, unless exponents are far apart: the two values of
+// a word are added, then at most 16 such pairs to a lane, then double. load(i, x, y) sets a register of each.
 template <int kBytes, class Load>
 inline void add_pairs(int64_t n, const Load& load, double* sums) {
   using Words = Vector<uint32_t, kBytes>;
@@ -103,7 +104,7 @@ inline void add_pairs(int64_t n, const Load& load, double* sums) {
   }
 }
 
-// Elements [i, n) of x, at most a register of them, padded with `rest`.
+// Loads elements [i, n) of x, at most a register of them, padded with `rest`.
 template <class V, class T>
 inline void load_padded(const T* x, int64_t i, int64_t n, T rest, V& vector) {
   constexpr int64_t lanes = sizeof(V) / sizeof(T);
@@ -154,8 +155,8 @@ SAFEOPS_AVX512 inline __m512d load_doubles(__mmask8 keep, const float* from) {
   return _mm512_maskz_cvtps_pd(keep, _mm256_loadu_ps(from));
 }
 
-// index_sums_loop with the masks of comparisons, which gcc would expand to words and widen: 1.7 times slower in cache,
-// 1.2 times from memory.
+// index_sums_loop with mask registers for the comparisons. gcc would expand the masks to words and widen those: 1.7
+// times slower in cache, 1.2 times from memory.
 template <class C, bool kSquared>
 SAFEOPS_AVX512 void index_sums_avx512(const C* p, const int32_t* index, int32_t c, int64_t n, double* sums) {
   __m512d both[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()}, input[2] = {both[0], both[0]};
@@ -182,8 +183,8 @@ SAFEOPS_AVX512 void index_sums_avx512(const C* p, const int32_t* index, int32_t 
 
 // ---- gradients
 
-// dx = keep ? g_product other + g_sum (squared: 2 g_sum x) : 0, with the gradients of the sums. It is computed in
-// double, because the two terms may cancel.
+// dx = keep ? g_product other + g_sum (squared: g_sum x) : 0. g_product: the gradient of sum p t. g_sum: the gradient
+// of x's own sum (squared: twice that). It is computed in double, because the two terms may cancel.
 template <class C, bool kKeep, bool kSquared>
 void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, double g_product, double g_sum, C* dx) {
   SAFEOPS_SIMD
@@ -193,9 +194,9 @@ void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, d
   }
 }
 
-// The gradient of bf16 without squares, two elements to a word. A product of 16-bit and 8-bit significands is exact in
-// fp32: g_product is split into high + low, of equal sign and neither 0, so that infinite results stay infinite. That
-// leaves one rounding that the result can see.
+// gradient_loop for bf16 without mask and squares, two elements to a word. g_product is split into high + low: high has
+// a 16-bit significand, whose product with the 8 bits of a bf16 is exact in fp32. low has the sign of high and is not 0
+// where high is not, so that infinite results stay infinite. Only one rounding is large enough to show in the result.
 inline void pair_gradient_loop(const uint16_t* other, int64_t n, double g_product, double g_sum, uint16_t* dx) {
   const float high = bit_cast<float>(bit_cast<uint32_t>(static_cast<float>(g_product)) & 0xFFFFFF00u);
   const float rest = static_cast<float>(g_product - static_cast<double>(high));
@@ -216,14 +217,14 @@ inline void pair_gradient_loop(const uint16_t* other, int64_t n, double g_produc
   if (n % 2) dx[n - 1] = Narrow<BFloat16>::from(slope(static_cast<uint32_t>(other[n - 1]) << 16)).bits;
 }
 
-// True if no product with a bf16 overflows, and no part of one is subnormal.
+// True if |x| < 2^14, and x and its parts in pair_gradient_loop are normal fp32 numbers or 0.
 inline bool is_moderate(double x) { return x == 0 || (std::fabs(x) < 0x1p+14 && std::fabs(x) > 0x1p-70); }
 
-// The gradient of a class given by indices. Without squares it takes only two values.
+// gradient_loop for class c where the target is class indices. Without squares dx takes only two values.
 template <class C, bool kSquared>
 void index_gradient_loop(const C* x, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double g_product, double g_sum,
                          C* dx) {
-  const double none = g_product * 0;  // NaN shows
+  const double none = g_product * 0;  // 0, or NaN if g_product is NaN or inf
   const C hit = stored<C>(g_product + g_sum), miss = stored<C>(none + g_sum);
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {

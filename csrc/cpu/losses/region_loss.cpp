@@ -1,10 +1,12 @@
-// dice_loss, tversky_loss from the sums of their regions, and the gradients of those, in fp64.
+// dice_loss and tversky_loss from the sums of region_sums.cpp, and the gradients of the sums and weights, in fp64. With
+// both = sum p t, p = sum p (or p^2), t = sum t (or t^2) of a region:
 //
 //     loss = w (1 - numerator / total)
+//     dice:     numerator = 2 both + smooth_nr,  total = p + t + smooth_dr
+//     Tversky:  numerator = both + smooth_nr,    total = both + alpha (p - both) + beta (t - both) + smooth_dr
 //
-// A mean divides by the count of the regions that are kept, or by the sum of their weights.
-// I/O: a few numbers of each region, which are in the cache. Backward works out from the sums again what the mean
-// divides by.
+// A mean divides by the number of kept regions, or by the sum of their weights. Backward computes this divisor again.
+// I/O: a few numbers of each region, which are in the cache.
 #include <limits>
 #include <memory>
 #include <optional>
@@ -19,7 +21,7 @@ namespace {
 using OptionalTensor = std::optional<Tensor>;
 using OptionalNumber = std::optional<double>;
 constexpr int kSums = 4;
-enum Reduction { kNone, kMean, kSum };  // safeops.core.loss_reduction
+enum Reduction { kNone, kMean, kSum };  // as REDUCTION in safeops/core/loss_reduction.py
 
 double element(const View& view, int64_t offset) {
   return read_scalar(View(view.data + offset * size_of(view.dtype), view.dtype));
@@ -49,7 +51,7 @@ struct Regions {
   int64_t reduction;
   bool empty_nan, batch;
   double smooth_nr, smooth_dr;
-  OptionalNumber alpha, beta;  // of the Tversky loss
+  OptionalNumber alpha, beta;  // of the Tversky loss; null for dice
 
   const double* data = reinterpret_cast<const double*>(sums.data);
   int64_t images = sums.sizes[1], classes = sums.sizes[2], rows = batch ? 1 : images, count = rows * classes;
@@ -81,8 +83,8 @@ struct Regions {
   }
 
   struct Mean {
-    double loss = 0, by = 1;  // the sum of the losses; what it is divided by, inf where nothing is kept
-    bool some = false, nothing = true;
+    double loss = 0, by = 1;  // the sum of the kept losses; its divisor, inf if nothing is kept
+    bool some = false, nothing = true;  // some: a region is kept here; nothing: the loss has none, on any rank
   };
 
   Mean reduced() const {
@@ -150,7 +152,7 @@ std::tuple<Tensor, Tensor> region_loss_backward(const Tensor& grad, const Tensor
   double* out = need_sums ? reinterpret_cast<double*>(View(of_sums).data) : nullptr;
   const auto weight_slopes = std::make_unique<double[]>(C);
 
-  double upstream = dims ? 0 : read_scalar(g), of_divisor = 0;  // the latter of a weight in what the mean divides by
+  double upstream = dims ? 0 : read_scalar(g), of_divisor = 0;  // of_divisor: a weight's gradient through the divisor
   if (reduction == kMean) {
     const Regions::Mean mean = all.reduced();
     upstream /= mean.by;
@@ -162,13 +164,15 @@ std::tuple<Tensor, Tensor> region_loss_backward(const Tensor& grad, const Tensor
     if (dims) upstream = element(g, c * g.strides[dims - 1] + (dims == 2 ? n * g.strides[0] : 0));
     if (r.kept) weight_slopes[c] += upstream * r.loss() + of_divisor;
     if (!out) continue;
-    const bool live = r.kept && r.sloped;  // else 0, whatever comes from upstream
+    const bool live = r.kept && r.sloped;  // else the gradient is 0, for any upstream gradient
+    // (1) d loss/d numerator = -w / total,  (2) d loss/d total = w numerator / total^2
     const double of_numerator = live ? -(r.weight * upstream) / r.total : 0;
     const double of_total = live ? -of_numerator * (r.numerator / r.total) : 0;
+    // (3) of p: alpha (2),  of t: beta (2),  of both: (1) + (1 - alpha - beta) (2);  dice: of p, t: (2), of both: 2 (1)
     const double a = alpha.value_or(1), b = alpha ? *beta : 1;
     const double slopes[kSums] = {
         alpha ? of_numerator + (of_total - a * of_total - b * of_total) : 2 * of_numerator, a * of_total, b * of_total,
-        0};  // a count has no slope
+        0};  // the count has no gradient
     for (int64_t image = n; image < (batch ? all.images : n + 1); ++image)
       for (int k = 0; k < kSums; ++k) out[k * each + image * C + c] = slopes[k];
   }

@@ -1,8 +1,8 @@
-// Sums for the region losses (dice, Tversky), for each image n and class c over its kept pixels:
+// Sums for the region losses (dice, Tversky), for each image n and class c over the kept pixels:
 //
 //     sums[0] = sum p t    sums[1] = sum p, or p^2    sums[2] = sum t, or t^2    sums[3] = number of kept pixels
 //
-// p (N, C, d1, ...) is the prediction. t is the target: of p's shape, or class indices (N, d1, ...), where t = 1 at the
+// p (N, C, d1, ...) is the prediction. The target has p's shape, or is class indices (N, d1, ...), for which t is 1 at
 // pixels of class c, else 0.
 // I/O: forward reads p, t, mask once; backward reads them and writes dp, dt.
 #include "cpu/engine/vectors.h"
@@ -73,7 +73,8 @@ struct Sum {
   void finish(const Tile&) const {}
 };
 
-// (kSums, N, C) from the tasks' partial sums, in the order of the pixels, whatever the threads did.
+// Computes out (kSums, N, C). The tasks' partial sums are added in the order of the pixels, whatever the threads did.
+// Returns false if a class index is out of range.
 template <class C>
 bool forward(const Regions<C>& r, bool squared, double* out) {
   const std::unique_ptr<double[]> partials(new double[r.images * r.blocks * r.groups * r.group * kSums]());
@@ -105,7 +106,7 @@ struct Gradient {
   const Regions<C>& r;
   View grad;  // (kSums, N, C)
   bool squared;
-  const TileSink<C>*input, *target;  // null where not wanted
+  const TileSink<C>*input, *target;  // null: this gradient is not wanted
   bool reads_input = target || squared, reads_target = !r.indexed && (input || squared);
   decltype(pick_gradient<C>(true, true)) kept_slopes = pick_gradient<C>(true, squared),
                                          all_slopes = pick_gradient<C>(false, squared);
@@ -172,7 +173,8 @@ bool backward(const Regions<C>& r, const Tensor& grad, bool squared, const Tenso
 
 // ---- the ops
 
-// Calls body with a zero of the type that the loops read: bf16 as it is stored, if there is nothing else.
+// Calls body with a zero of the type in which the loops read x and y: double if either is, uint16_t (stored bf16) if
+// both are bf16 or y is indices, and there are no squares; else float.
 template <class Body>
 bool with_values(const View& x, const View& y, bool squared, const Body& body) {
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble) return body(0.0);

@@ -1,7 +1,7 @@
-// The walk over pixels that forward and backward of the region losses share, with their targets and masks.
+// The walk over pixels, targets and masks that forward and backward of the region losses share.
 //
-// A task is a block of pixels of a few classes of one image, or of all classes where these are innermost in memory. It
-// is walked in tiles: a tile's class indices are read once for all classes, and never become a one-hot tensor.
+// A task is a block of pixels of a few classes of one image, or of all classes if the classes are innermost in memory.
+// It is walked in tiles. A tile's class indices are read once for all classes, and never become a one-hot tensor.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@
 namespace safeops::cpu {
 
 constexpr int64_t kTaskElements = 65536;  // elements of a task, approximately
-constexpr int64_t kMaxBlocks = 1024;      // of one image
+constexpr int64_t kMaxBlocks = 1024;      // blocks of an image
 
 // ---- loops over class indices
 
-// Converts to int32; indices that do not fit become `replacement`. A loop of its own, because gcc vectorises no loop
-// over both widths and a byte: three times slower.
+// Converts indices to int32; those that do not fit become `replacement`. The loop is separate from keep_loop, because
+// gcc does not vectorise a loop over both widths and mask bytes, which is three times slower.
 inline void index_loop(const int64_t* index, int64_t n, int32_t replacement, int32_t* to) {
   int64_t overflow = 0;
   _Pragma("omp simd reduction(| : overflow)")
@@ -31,7 +31,7 @@ inline void index_loop(const int64_t* index, int64_t n, int32_t replacement, int
     if (index[i] != static_cast<int64_t>(to[i])) to[i] = replacement;
 }
 
-// For indices that are all kept and in range, which the largest one (the result) tells.
+// Converts indices that are all kept. Returns the largest, as an unsigned number: all are in range if it is.
 template <class I>
 uint64_t plain_index_loop(const int64_t* index, int64_t n, I* to) {
   uint64_t most = 0;
@@ -49,8 +49,8 @@ struct IndexRules {
   bool ignores = false;
 };
 
-// The class of each kept pixel, -1 for any other. Returns the number of kept pixels, or -1 where a class is out of
-// range.
+// Writes the class of each kept pixel, and -1 for other pixels. Returns the number of kept pixels, or -1 if the class
+// of a kept pixel is out of range.
 template <class I, bool kMask>
 int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRules rules, I* to) {
   int32_t kept = 0, bad = 0;
@@ -68,14 +68,14 @@ int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRul
 
 // ---- the walk
 
-// n elements of one region: prediction and target, null where not wanted; or class indices, -1 where not kept.
+// n elements of one region: prediction and target (null: not wanted), or class indices, -1 where not kept.
 template <class C>
 struct Pixels {
   int64_t n;
   const C *p = nullptr, *t = nullptr;
   const IndexOf<C>* index = nullptr;
-  const uint8_t* keep = nullptr;  // for a target that is no index (null: all)
-  int64_t kept = 0;               // with indices: kept pixels that no earlier Pixels of this tile and class has counted
+  const uint8_t* keep = nullptr;  // the mask where the target is not indices; null: all are kept
+  int64_t kept = 0;               // with indices: kept pixels, beyond those in earlier Pixels of this tile and class
 };
 
 template <class C>
@@ -89,7 +89,7 @@ struct Regions {
   bool indexed, masked = false, by_pixel = false;  // by_pixel: the mask is the same for all classes
   IndexRules rules;
   TileSource<C> input, target;
-  Source<uint64_t> index;  // of pixels, as is a mask `by_pixel`
+  Source<uint64_t> index;  // walks pixels, not classes, as does a mask if by_pixel
   Source<uint8_t> mask;
   const char* exists = nullptr;  // bools, one per class
   int64_t exists_stride = 0;
@@ -108,7 +108,7 @@ struct Regions {
     }
     if (mask_) {
       const View view(*mask_);
-      const int d = view.ndim - (shape.ndim - 1);  // where it has the classes
+      const int d = view.ndim - (shape.ndim - 1);  // the mask's dim of classes; < 0: it has none
       masked = true, by_pixel = indexed && (d < 0 || view.sizes[d] == 1 || view.strides[d] == 0);
       mask.bind(view, shape, by_pixel ? grid.by_pixel : grid.by_row);
     }
@@ -133,9 +133,9 @@ struct Regions {
 
   bool has_class(int64_t c) const { return !exists || exists[c * exists_stride]; }
 
-  // Each thread makes work = start(). Each tile of a task then gets work.chunk(task, tile, c, pixels) for every class
-  // that exists (or for all, if kWantsAll), and work.finish(tile). work.reads_input and reads_target say whether it
-  // needs these values. False where a class index is out of range.
+  // Each thread makes work = start(). For each tile of a task it calls work.chunk(task, tile, c, pixels) for every
+  // class that exists (for all classes if kWantsAll), then work.finish(tile). work.reads_input and reads_target are
+  // true if chunk() needs these values. Returns false if a class index is out of range.
   template <class Start>
   bool run(const Start& start) const {
     using Work = decltype(start());
@@ -182,7 +182,7 @@ struct Regions {
     TileBuffer<C> p, t;
     alignas(64) uint8_t mask[kBuffer];
     alignas(64) uint64_t index[kBuffer];
-    std::unique_ptr<int32_t[]> classes;  // of a tile's pixels
+    std::unique_ptr<int32_t[]> classes;  // the index of each pixel of a tile; `kept`: -1 where not kept
     std::unique_ptr<IndexOf<C>[]> kept;
 
     Buffers(const Grid& grid, bool indexed)
@@ -204,8 +204,8 @@ struct Regions {
     return view;
   }
 
-  // Reads a tile's indices. Returns how many are kept, -1 where one is out of range. A mask that differs between
-  // classes is applied later, by read_mask.
+  // Reads a tile's indices. Returns the number of kept pixels, or -1 if an index is out of range. A mask that differs
+  // between classes is applied later, by read_mask.
   int64_t read_indices(const Tile& tile, Buffers& buffers) const {
     int64_t sum = 0;
     bool good = true;
@@ -221,7 +221,7 @@ struct Regions {
         continue;
       }
       int32_t* to = buffers.classes.get() + i;
-      // no class, and not the index that is ignored
+      // An index beyond int32 becomes a number that is neither a class nor the ignored index.
       index_(indices, m, rules.ignored == -1 ? -2 : -1, to);
       if (masked && !by_pixel) continue;
       const uint8_t* keep = masked ? mask.fetch(start, m, start + kAhead, buffers.mask) : nullptr;

@@ -4,11 +4,11 @@
 
 namespace safeops::cpu {
 
-// a m^gamma bce, with m = y q + (1 - y) p, the probability that the prediction misses, and a = alpha y + (1 - alpha) (1
-// - y), or 1 where alpha is negative.
+// a m^gamma bce. m = y q + (1 - y) p is the probability that the prediction misses. a = alpha y + (1 - alpha) (1 - y),
+// or 1 if alpha is negative.
 template <class C, bool kSquare>
 struct FocalOf {
-  C hit, miss, gamma;  // alpha, 1 - alpha
+  C hit, miss, gamma;  // hit: alpha, miss: 1 - alpha; both 1 if alpha is negative
 
   FocalOf(double alpha, double gamma_)
       : hit(static_cast<C>(alpha < 0 ? 1 : alpha)),
@@ -20,8 +20,8 @@ struct FocalOf {
     return select(m == 0, select_or_zero(gamma == 0, C(1)), math::pow(m, gamma));
   }
 
-  // gamma m^(gamma - 1) bce, and 0 where that has no value. bce / m is representable, while a small power of a
-  // subnormal m divided by m may not be.
+  // gamma m^(gamma - 1) bce, as gamma m^gamma (bce / m), and 0 if m or gamma is 0. bce / m is representable, but a
+  // small power of a subnormal m divided by m may not be.
   C power_slope(C m, C m_power, C bce) const {
     if constexpr (kSquare) return 2 * m * bce;
     return select_or_zero(m != 0 && gamma != 0, gamma * m_power * (bce / m));

@@ -1,6 +1,6 @@
-// Tensors (N, C, d1, ...) in tiles. A tile holds pixels of one image, and for each class a row of them, which is read
-// piece by piece. Where the classes are innermost in memory (channels last), a tile is one piece, and is transposed in
-// the cache.
+// Reads and writes tensors (N, C, d1, ...) in tiles. A tile is a set of pixels of one image; for each class it has a
+// row of them, which is read piece by piece. If the classes are innermost in memory (channels last), a tile is one
+// piece, which is transposed in the cache.
 #pragma once
 
 #include <memory>
@@ -11,18 +11,18 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTile = 8192;  // elements: at most of a transposed tile, exactly of a row of any other
+constexpr int64_t kTile = 8192;  // elements of a transposed tile, at most; elements of a row of any other tile
 
 // Pixels [at, at + m) of image n: a tile, or a piece of one.
 struct Tile {
   int64_t n, at, m;
 };
 
-// The walk over the tiles of all tensors: pixels in the order in which they lie in the input's memory.
+// The walk over the tiles of all tensors, with pixels in the order of the input's memory.
 struct Grid {
   int64_t classes, pixels;     // of an image
-  int64_t tile, piece;         // in pixels; tiles that are not transposed are long, since the runs in memory are
-  int64_t row = 0;             // distance of the rows of a transposed tile: a power of two would alias
+  int64_t tile, piece;         // pixels; tiles that are not transposed are long, since the runs in memory are
+  int64_t row = 0;             // elements between the rows of a transposed tile; a power of two would alias
   bool channels_last = false;  // the input's classes are innermost in memory
   Order by_pixel;              // pixels, images
   Order by_row, by_class;      // pixels, classes, images; and classes, pixels, images
@@ -44,11 +44,11 @@ struct Grid {
     row = tile + 16;
   }
 
-  // Offsets: of a row in the order `by_row`, of a pixel in `by_class`.
+  // The place of the tile's first pixel: in the order `by_row`, for class c; in the order `by_class`.
   int64_t start(const Tile& t, int64_t c) const { return (t.n * classes + c) * pixels + t.at; }
   int64_t start(const Tile& t) const { return (t.n * pixels + t.at) * classes; }
 
-  // body(first pixel, number of pixels) for pieces of the tile that fit a buffer
+  // Calls body(first pixel, number of pixels) for pieces of the tile that fit a buffer.
   template <class Body>
   void for_pieces(const Tile& t, const Body& body) const {
     const int64_t most = std::max<int64_t>(2 * kFine / classes / 4, 1) * 4;
@@ -107,7 +107,7 @@ struct TileSource : Tiles<Source<C>> {
   decltype(pick<&transpose_rows<C>>()) transpose_ = pick<&transpose_rows<C>>();
 };
 
-// Values are computed at `row`, and committed row by row, then for the tile.
+// A loop writes a row's values at row(). commit() is called for each row, then for the tile.
 template <class C>
 struct TileSink : Tiles<Sink<C>> {
   using Tiles<Sink<C>>::operand, Tiles<Sink<C>>::grid, Tiles<Sink<C>>::channels_last;
@@ -116,7 +116,7 @@ struct TileSink : Tiles<Sink<C>> {
     return channels_last ? buffer.rows.get() + c * grid->row : operand.target(grid->start(t, c), buffer.piece);
   }
 
-  // (There is no prefetch for rows that are written in place: the hardware follows runs as long as these.)
+  // Rows that are written in place are not prefetched: the hardware follows runs as long as these.
   void commit(const Tile& t, int64_t c, TileBuffer<C>& buffer) const {
     if (!channels_last && operand.kind != Kind::kDirect) operand.commit(grid->start(t, c), t.m, buffer.piece);
   }

@@ -1,4 +1,4 @@
-// The accumulator of extremes: the largest or smallest kept element, and how many are equal to it.
+// The accumulator of extremes: the largest or smallest kept element, and the number of kept elements equal to it.
 #pragma once
 
 #include "cpu/reductions/statistic.h"
@@ -24,7 +24,7 @@ inline void rank(V& x) {
   if constexpr (negated(kWhich)) x = -x;
 }
 
-// Sets `best` to the largest kept element, -inf if there is none. Returns true if any is NaN.
+// Sets `best` to the largest ranked kept element, -inf if there is none. Returns true if any kept element is NaN.
 template <class C, int kBytes, bool kKeep, Extremum kWhich>
 bool best_row(const Elements<C>& e, int64_t n, C* best) {
   using R = Register<C, kBytes>;
@@ -55,7 +55,7 @@ bool best_row(const Elements<C>& e, int64_t n, C* best) {
   return any;
 }
 
-// Counts the kept elements equal to `best`, or if `best` is NaN those that are NaN.
+// Counts the kept elements whose rank equals `best`; if `best` is NaN, those that are NaN.
 template <class C, int kBytes, bool kKeep, Extremum kWhich>
 int64_t ties_row(const Elements<C>& e, int64_t n, C best) {
   using R = Register<C, kBytes>;
@@ -102,7 +102,7 @@ void extreme_columns(const Elements<C>& e, int64_t n, int64_t period, const Extr
   });
 }
 
-// ---- the accumulator. value: the maximum of ranked(x); count: how many elements have it, 0 where nothing is kept
+// ---- the accumulator. value: the maximum of ranked(x); count: the number of elements that have it, 0 if none is kept
 
 template <class C>
 struct Extreme {
@@ -157,7 +157,7 @@ struct Extreme {
     void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {
       C best;
       if (best_row_(e, n, &best)) best = std::numeric_limits<C>::quiet_NaN();
-      if (best < row_best_) return;  // few chunks hold a new maximum: only those are read a second time
+      if (best < row_best_) return;  // ties are counted only in chunks that reach the maximum, which are few
       join(row_best_, row_ties_, static_cast<double>(best), ties_row_(e, n, best));
     }
 

@@ -1,4 +1,4 @@
-// The largest or smallest kept element, and how many elements share that value: its gradient is divided among them.
+// The largest or smallest kept element, and 1 / the number of elements equal to it, which share the gradient.
 // I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/extreme.h"
 

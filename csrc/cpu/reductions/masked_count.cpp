@@ -1,5 +1,5 @@
-// The number of kept elements: mask True and weight not 0. I/O: read mask, weight. The input is only a shape, unless it
-// is bool and there is no mask: then it is the mask.
+// The number of kept elements: mask True and weight not 0. Only the input's shape is used, except that a bool input
+// without a mask is the mask. I/O: read mask, weight.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
@@ -36,7 +36,7 @@ struct Count {
   };
 };
 
-// There is no Sink for integers, so they are stored as bit patterns.
+// There is no Sink for integers, so counts are stored as bit patterns.
 struct CountOutput {
   Sink<uint64_t> sink;
 

@@ -1,5 +1,5 @@
-// log sum w exp(x) = max + log sum w exp(x - max), where max is the largest kept element so far: no exponential
-// overflows. I/O: forward reads x, mask, weight once.
+// log sum w exp(x) = max + log sum w exp(x - max). max is the largest kept element so far, so no exponential overflows.
+// I/O: forward reads x, mask, weight once.
 #include "cpu/engine/exp.h"
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
@@ -10,7 +10,7 @@ namespace {
 
 // ---- inner loops
 
-// The largest kept element, the lowest number if there is none. NaN is ignored: it shows in the exponentials.
+// The largest kept element; the lowest finite number if there is none. NaN is ignored here: the exponentials show it.
 template <class C, int kBytes, bool kKeep>
 C max_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;
@@ -48,8 +48,8 @@ struct ExponentialColumns {
   C *maximum, *sum;
 };
 
-// One exponential per element, of its distance to the column's maximum so far: a new maximum scales the sum down by it,
-// any other element adds it.
+// One exponential per element: factor = exp(-|x - maximum|), for the column's maximum so far. A larger x becomes the
+// maximum, and the old sum is multiplied by factor; any other x adds w factor to the sum.
 template <class C, bool kKeep, bool kWeight>
 void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const ExponentialColumns<C>& columns) {
   C *maximum = columns.maximum, *sum = columns.sum;
@@ -66,7 +66,7 @@ void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const 
   });
 }
 
-// (maximum, sum) += (other, more)
+// Adds the state (other, more) to the state (maximum, sum).
 inline void join(double& maximum, double& sum, double other, double more) {
   const double d = select(other == maximum, 0.0, other - maximum), factor = exp_(0 - std::fabs(d));
   const bool higher = d > 0;
@@ -153,8 +153,8 @@ struct LogSumExp {
   };
 };
 
-// The gradient is w exp(x - maximum) / sum, not w exp(x - value): the difference to the maximum loses no digits where
-// both are large. Where every kept element is -inf the maximum counts as 0, since exp(x) itself is then right, 0.
+// origin = maximum, scale = 1 / sum: the gradient is w exp(x - maximum) / sum. w exp(x - value) would lose digits where
+// x and value are large. If the sum is 0 (all kept elements are -inf), origin = 0 and scale = 1 give w exp(x) = 0.
 void finish_logsumexp(const void* op, int64_t, const States& states, int64_t n, const double*,
                       double* const* results) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -162,7 +162,7 @@ void finish_logsumexp(const void* op, int64_t, const States& states, int64_t n, 
   for (int64_t i = 0; i < n; ++i) {
     const bool none = states.count[i] == 0;
     const double maximum = states.value[i], second = states.second[i];
-    // Negative weights may make a negative sum, which has no logarithm and no slope.
+    // Negative weights may make the sum negative: its logarithm and its slope are NaN.
     const double sum = second < 0 ? std::numeric_limits<double>::quiet_NaN() : second;
     results[0][i] = none ? f.empty_value : sum == 0 ? -kInfinity : maximum + std::log(sum);
     results[1][i] = none || sum == 0 ? 0.0 : maximum;

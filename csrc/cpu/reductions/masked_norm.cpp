@@ -1,5 +1,6 @@
-// Norms, root mean square and sum of squares: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor
-// underflow: elements that float cannot square are summed in double.  I/O: forward reads x, mask, weight once.
+// Norms, root mean square and sum of squares, from sum w |x| or sum w x^2 over the kept elements. Squares neither
+// overflow nor underflow: elements that float cannot square are summed in double.
+// I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
@@ -17,7 +18,7 @@ inline C power(C x) {
     return std::fabs(x);
 }
 
-// Applied to a register of kept elements: x^2 or |x|.
+// x^2 or |x| of a register of kept elements.
 template <bool kSquare>
 struct Power {
   template <class R>
@@ -135,7 +136,7 @@ struct Powers {
       columns_(e, n, period, {sums_ + first, sw_ + first});
     }
 
-    // Adds the elements out of the range in double, one by one, and returns the others, with zeros in their place.
+    // Adds the kept elements outside `range` in double, one by one. Returns all elements with zeros in their place.
     const C* add_rare(const Elements<C>& e, int64_t first, int64_t n, int64_t period, const SafeRange& range) {
       if (!any_rare_) std::fill_n(value_, this->width_, 0.0);
       any_rare_ = true;
@@ -164,7 +165,7 @@ struct Powers {
     decltype(pick<&widen_loop<C, double>>()) widen_ = pick<&widen_loop<C, double>>();
     alignas(64) C sums_[kColumns + kPad];
     alignas(64) C sw_[kColumns + kPad];
-    alignas(64) double value_[kColumns + kPad];  // of rare elements
+    alignas(64) double value_[kColumns + kPad];  // sums of the elements outside the range
     alignas(64) double wide_sums_[kColumns + kPad];
     alignas(64) double weight_[kColumns + kPad];
     alignas(64) C others_[kBuffer];
@@ -226,7 +227,7 @@ static Statistics norm(const Statistic& s, double order, bool empty_nan) {
 
 SAFEOPS_STATISTIC(masked_norm, { return norm(s, parameter, empty_nan); })
 
-// The norm of finite elements is finite: an overflow becomes the largest number, with gradient 0.
+// The norm of finite elements stays finite: one that overflows becomes the dtype's largest number, with gradient 0.
 SAFEOPS_STATISTIC(safe_norm, {
   Statistic saturated = s;
   saturated.most = largest(s.type);

@@ -1,6 +1,6 @@
-// The sum, sum w x over the kept elements, and the mean, the sum divided by their count (by sum w with weights). They
-// share a backward, to which the mean passes the denominator.  I/O: forward reads x, mask, weight once; backward reads
-// mask, writes dx.
+// masked_sum is sum w x over the kept elements; masked_mean divides it by their count (by sum w with weights). They
+// share a backward, to which the mean passes the denominator.
+// I/O: forward reads x, mask, weight once; backward reads mask, writes dx.
 #include <vector>
 
 #include "cpu/engine/weighted_sum.h"
@@ -60,7 +60,7 @@ void backward(const Shape& shape, const ReducedDims& dims, bool keepdim, const T
   work.run(pick_gradient<C>(mask.has_value(), weight.has_value()), nullptr);
 }
 
-// (sum or mean, denominator) of the kept elements; the denominator is their count, or the sum of their weights.
+// Returns (sum or mean of the kept elements, denominator); the denominator is their count, or the sum of their weights.
 std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
                                             bool empty_nan, const std::optional<ScalarType>& dtype) {
@@ -102,7 +102,7 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
-  // Double is asked for only where all is reduced: else a row alone would have it, and no row among others.
+  // leaves_fp32 matters only if all dims are reduced: else a single row would run in double, but not among other rows.
   const bool all = dims.output(shape, false).ndim == 0;
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight) ||
       (weight && all && leaves_fp32(grad, denominator)))

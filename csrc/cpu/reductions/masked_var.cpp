@@ -1,5 +1,5 @@
-// Variance, standard deviation and the root of silog_loss: (sum of weights, mean, sum of squared deviations m2) of the
-// kept elements in one read, by Welford's method for whole chunks (welford_loops.h).
+// Variance, standard deviation and the root of silog_loss, from (sum of weights, mean, sum of squared deviations m2) of
+// the kept elements. One read gives all three, by Welford's method for whole chunks (welford_loops.h).
 // I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/statistic.h"
 #include "cpu/reductions/welford_loops.h"
@@ -57,8 +57,8 @@ struct Moments {
       const bool new_pivot = row_weight_ == 0 || e.w;
       if (new_pivot) pivot = static_cast<C>(plain_(e, n) / weight);
       deviations_(e, n, pivot, sums);
-      // These deviations are as small as the rounding of the mean. Elements that are all equal must deviate by exactly
-      // 0, so one of them becomes the pivot.
+      // The deviations are no larger than the rounding of the mean. Equal elements must deviate by exactly 0, so the
+      // first kept element becomes the pivot.
       const double noise = static_cast<double>(pivot) * (8 * std::numeric_limits<C>::epsilon());
       if (new_pivot && !(sums[1] > noise * noise * weight)) {
         pivot = first_kept(e);
@@ -95,7 +95,7 @@ struct Moments {
       for (auto* all : {s1_, s2_}) std::fill_n(all, n, C(0));
     }
 
-    // Elements with weights, and those that float cannot square, join their columns one by one.
+    // Elements with weights, and elements that float cannot square, join their columns one by one, in double.
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       if (this->weighted_) return join(e, first, n, period);
       if constexpr (sizeof(C) == 4) {
@@ -145,7 +145,7 @@ struct Moments {
     }
 
     double row_weight_, row_mean_, row_m2_;
-    bool seeded_, any_joined_;  // each column has its pivot; some elements have joined one by one
+    bool seeded_, any_joined_;  // seeded: each column has its pivot; any joined: elements have joined one by one
     decltype(&sum_row<C, 16, true, true>) plain_;
     decltype(&deviations_row<C, 16, true, true>) deviations_;
     decltype(&careful_row<C, true, true>) careful_;
@@ -166,7 +166,7 @@ struct Moments {
     alignas(64) double mean_[kColumns + kPad];
     alignas(64) double weight_[kColumns + kPad];
     alignas(64) double m2_[kColumns + kPad];
-    alignas(64) double joined_[kColumns + kPad];  // elements that joined one by one
+    alignas(64) double joined_[kColumns + kPad];  // the number of elements that joined one by one
     alignas(64) uint8_t joins_[kBuffer];
     alignas(64) uint8_t others_[kBuffer];
   };
@@ -179,10 +179,10 @@ void finish_moments(const void* op, int64_t, const States& states, int64_t n, co
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
     const double divisor = states.weight[i] - f.correction, m2 = states.second[i] < 0 ? 0.0 : states.second[i];
-    // Less weight than the correction counts as nothing kept, but a NaN or inf among the elements shows.
+    // A sum of weights up to the correction counts as nothing kept, unless a NaN or inf among the elements made m2 NaN.
     const bool none = states.count[i] == 0 || (divisor <= 0 && m2 == m2);
     if (f.lost && !none && may_be_lost(m2)) *f.lost = true;
-    // A kept infinity makes m2 NaN, and so the gradient of all elements.
+    // An inf that is kept makes m2 NaN, and with it the scale: the gradient of all elements is NaN.
     const double by = unscale ? unscale[i] : 1;
     double value = m2 / divisor, mean = states.value[i], scale = m2 != m2 ? m2 : 2 / divisor;
     if (f.root) {
@@ -216,7 +216,7 @@ Statistics moments(const Statistic& s, bool root, double correction, bool empty_
   return to;
 }
 
-// `parameter` is the correction, or the focus on the variance.
+// `parameter` is the correction; for silog_loss it is the focus on the variance.
 SAFEOPS_STATISTIC(masked_var, return moments(s, false, parameter, empty_nan);)
 SAFEOPS_STATISTIC(masked_std, return moments(s, true, parameter, empty_nan);)
 SAFEOPS_STATISTIC(silog_loss, return moments(s, true, 0, empty_nan, parameter);)

@@ -1,6 +1,7 @@
-// The gradient of a reduction of sequences: dx = keep ? (grad / denominator) w : 0 of a sum or mean (whose sum has no
-// denominator), and keep && x == extreme ? grad / denominator : 0 of a maximum.
-// I/O: read mask, weight, and of a maximum x; write dx. grad, denominator and extreme have a row for each sequence.
+// The gradients of segment_sum, segment_mean and segment_max:
+//     sum, mean:  dx = keep ? (grad / denominator) w : 0, without the denominator for a sum
+//     max:        dx = keep && x == extreme ? grad / denominator : 0
+// I/O: read mask, weight, and x for max; write dx. grad, denominator and extreme have one row for each sequence.
 #include <memory>
 
 #include "cpu/engine/weighted_sum.h"
@@ -10,7 +11,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// in: c = grad / denominator, [weight], of a maximum x, extreme;  out: dx
+// in: c = grad / denominator, [weight], for max x, extreme;  out: dx
 template <class C, bool kExtreme, bool kMask, bool kWeight>
 void gradient_loop(const void*, const Chunk<C>& chunk) {
   const C *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight], *extreme = chunk.in[2 + kWeight];
@@ -35,7 +36,7 @@ Loop<C> pick_gradient(bool mask, bool weight) {
   return weight ? pick<&gradient_loop<C, kExtreme, false, true>>() : pick<&gradient_loop<C, kExtreme, false, false>>();
 }
 
-// grad / denominator, and extreme where there is one.  in: grad, denominator, extreme
+// in: grad, denominator, [extreme];  out: grad / denominator, [extreme]
 template <class C>
 void of_sequences_loop(const void*, const Chunk<C>& chunk) {
   const C *g = chunk.in[0], *by = chunk.in[1], *extreme = chunk.in[2];
@@ -47,7 +48,7 @@ void of_sequences_loop(const void*, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) at[i] = extreme[i];
 }
 
-// A contiguous tensor of the results' shape that lives in C++.
+// Contiguous memory of the results' shape, with a view of it.
 template <class C>
 struct OfSequences {
   std::unique_ptr<C[]> values;
@@ -63,10 +64,10 @@ struct OfSequences {
   }
 };
 
-// The sequences of rows that are asked for in order.
+// Finds the sequence s of a row; rows must come in increasing order.
 struct Cursor {
   const std::vector<int64_t>& bounds;
-  const int64_t* sequences;  // of each row; null where the bounds tell
+  const int64_t* sequences;  // the sequence of each row; null: `bounds` gives it
   int64_t s;
 
   Cursor(const std::vector<int64_t>& bounds_, const int64_t* sequences_, int64_t row)
@@ -74,7 +75,7 @@ struct Cursor {
     s = std::upper_bound(bounds.begin(), bounds.end(), row) - bounds.begin() - 1;
   }
 
-  // The first row from `row` on that is of another sequence than `row`, which is then of sequence s; at most `last`.
+  // Sets s to the sequence of `row`. Returns the next row that belongs to another sequence, at most `last`.
   int64_t end_of_run(int64_t row, int64_t last) {
     int64_t end = row + 1;
     if (sequences) {
@@ -87,12 +88,12 @@ struct Cursor {
   }
 };
 
-// Numbers of each sequence at the elements of a chunk of rows.
+// Copies the values of each row's sequence to the elements of a chunk of rows.
 template <class C>
 struct Spread {
   const C* values;  // (S, columns)
   int64_t columns;
-  int64_t sequence = -1, first = -1, filled = 0;  // the buffer has this sequence's alone, from this column on
+  int64_t sequence = -1, first = -1, filled = 0;  // the buffer's only sequence or -1, its first column, its elements
   alignas(64) C buffer[kBuffer];
 
   const C* fetch(Cursor at, int64_t row, int64_t rows, int64_t column, int64_t width) {
@@ -120,7 +121,7 @@ struct Backward {
   const OptionalTensor &denominator, &input, &extreme, &mask, &weight;
   Shape shape, results;
   const std::vector<int64_t>& bounds;
-  const std::vector<int64_t>& ids;  // of the rows; empty where the bounds tell
+  const std::vector<int64_t>& ids;  // the sequence of each row; empty: `bounds` gives it
 
   template <class C>
   void run(const View& dx) const {
@@ -145,7 +146,7 @@ struct Backward {
     const Loop<C> loop = extreme ? pick_gradient<C, true>(mask.has_value(), weight.has_value())
                                  : pick_gradient<C, false>(mask.has_value(), weight.has_value());
 
-    // A chunk are as many whole rows as it holds, or a part of one.
+    // A chunk is as many whole rows as it holds, or a part of one row.
     const int64_t width = std::min(columns, kChunk), height = kChunk / width;
     parallel((rows + height - 1) / height, height * columns, [&](int64_t begin, int64_t end) {
       typename Inputs<C>::Buffers buffers;
@@ -194,7 +195,7 @@ Tensor segment_backward(const Tensor& grad, const std::vector<int64_t>& size, Sc
                                    std::none_of(ids.begin(), ids.end(), outside)),
                   op, ": segment_ids must have an id from 0 to num_segments - 1 for each row");
   const Backward work{grad, denominator, input, extreme, mask, weight, shape, results, bounds, ids};
-  // (a weight may bring a slope back that is beyond the range of fp32)
+  // With a weight in double: its product with a slope outside fp32's range may lie within the range.
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || weight)
     work.run<double>(View(dx));
   else

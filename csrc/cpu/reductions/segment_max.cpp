@@ -1,4 +1,4 @@
-// The largest kept element of each sequence of rows, and how many elements are equal to it.
+// The largest kept element of each sequence of rows, and the number of kept elements equal to it.
 // I/O: read x, mask, weight once.
 #include "cpu/reductions/extreme.h"
 #include "cpu/reductions/segments.h"

@@ -1,5 +1,5 @@
-// Rows in order of their segment ids, by counting: those of one id keep their own order.
-// I/O: read the ids twice, write a place for each.
+// Orders rows by their segment ids with a stable counting sort.
+// I/O: read the ids (rows,), three times if they are not sorted; write bounds (S + 1,) and order (rows,).
 #include <numeric>
 
 #include "cpu/reductions/segments.h"
@@ -8,7 +8,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// True if no id is smaller than the one before it. (Without an exit the loop is vectorised.)
+// True if no id is smaller than the previous id. The loop has no early exit, so that it vectorises.
 template <class T>
 bool are_sorted(const T* id, int64_t n) {
   int decreases = 0;
@@ -16,7 +16,7 @@ bool are_sorted(const T* id, int64_t n) {
   return decreases == 0;
 }
 
-// The first row from `at` on whose id is not below s: in steps that double, since it is near.
+// Returns the first row from `at` on with an id >= s. The search doubles its step, since the row is usually near.
 template <class T>
 int64_t first_of(const T* id, int64_t at, int64_t rows, int64_t s) {
   int64_t step = 64;
@@ -26,14 +26,15 @@ int64_t first_of(const T* id, int64_t at, int64_t rows, int64_t s) {
 
 template <class T>
 void sort_rows(const T* id, int64_t rows, int64_t segments, int64_t* bounds, int64_t* order) {
-  if (pick<&are_sorted<T>>()(id, rows)) {  // as a packed batch has them: nothing is to be moved
+  if (pick<&are_sorted<T>>()(id, rows)) {  // as in a packed batch: no row has to move
     for (int64_t s = 0, at = 0; s <= segments; ++s) bounds[s] = at = first_of(id, at, rows, s);
     std::iota(order, order + rows, int64_t{0});
     return;
   }
-  // Ids below 0 come before all sequences, and those from `segments` on behind them.
+  // Bucket 0 has the ids below 0, bucket s + 1 the id s, bucket segments + 1 the ids >= segments. First places[b + 1]
+  // counts the rows of bucket b; after the prefix sum places[b] is where its next row goes.
   const auto bucket = [=](T s) { return s < 0 ? 0 : std::min<int64_t>(s, segments) + 1; };
-  std::vector<int64_t> places(segments + 3);  // of a bucket: where its next row goes; counted one behind
+  std::vector<int64_t> places(segments + 3);
   for (int64_t i = 0; i < rows; ++i) ++places[bucket(id[i]) + 1];
   for (int64_t s = 0; s <= segments; ++s) bounds[s] = places[s + 1] += places[s];
   for (int64_t i = 0; i < rows; ++i) order[places[bucket(id[i])]++] = i;

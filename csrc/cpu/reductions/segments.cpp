@@ -4,7 +4,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// (Without an exit the loop is vectorised.)
+// The loop has no early exit, so that it vectorises.
 bool is_identity(const int64_t* places, int64_t n) {
   int64_t differences = 0;
   for (int64_t i = 0; i < n; ++i) differences |= places[i] ^ i;
@@ -43,7 +43,7 @@ const int64_t* read_order(const char* op, const OptionalTensor& order, int64_t r
   STD_TORCH_CHECK(view.ndim == 1 && view.sizes[0] == rows && view.dtype == DType::kLong && view.contiguous(), op,
                   ": order must have a contiguous int64 for each row");
   const auto* places = reinterpret_cast<const int64_t*>(view.data);
-  return pick<&is_identity>()(places, rows) ? nullptr : places;  // (index_select refuses what is no row)
+  return pick<&is_identity>()(places, rows) ? nullptr : places;  // index_select checks the range of `places`
 }
 
 std::optional<Tensor> in_order(const OptionalTensor& t, const Shape& input, const int64_t* order,
@@ -66,7 +66,7 @@ Segments::Segments(const char* op, const Tensor& input_, const OptionalTensor& m
   STD_TORCH_CHECK(shape.ndim && x.is_floating(), op, ": input must be floating point, with a first dim of rows");
   out = shape_of_results(shape, bounds);
   const int64_t* places = read_order(op, order, shape.size[0]);
-  // (before any copy: operands that do not broadcast are refused by what explains it)
+  // Before any copy, broadcast() raises a clear error for operands that do not broadcast.
   if (mask_) broadcast(shape, View(*mask_).shape());
   if (weight_) broadcast(shape, View(*weight_).shape());
   input = *in_order(input_, shape, places, order);

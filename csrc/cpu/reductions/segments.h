@@ -1,7 +1,8 @@
-// Reductions of sequences of rows: the driver, and what their forward and backward read.
+// Reductions of sequences of rows: the driver, and the operands of forward and backward.
 //
-// A sequence is cut into slices of as many rows, counted from its own first: the bits of its result depend neither on
-// its place nor on the other sequences. A task are the slices that begin among as many rows of the input.
+// A sequence is cut into slices of a fixed number of rows, counted from its own first row, so that the bits of its
+// result depend neither on its place nor on other sequences. The input is cut into tasks of the same number of rows; a
+// task reduces the slices that begin among its rows.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +14,16 @@ namespace safeops::cpu {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// A vector of int64 or int32.
+// Reads a one-dimensional int64 or int32 tensor.
 std::vector<int64_t> read_integers(const char* op, const char* name, const Tensor& t);
 
-// cu_seqlens, whose values only the host can check.
+// Reads cu_seqlens (S + 1,), the bounds of the sequences: they must go from 0 to `rows` and never decrease.
 std::vector<int64_t> read_bounds(const char* op, const Tensor& cu_seqlens, int64_t rows);
 
-// The places of rows in order of their sequences; null where that is the order they have.
+// Returns the rows' indices in order of their sequences; null if the rows are in that order already.
 const int64_t* read_order(const char* op, const OptionalTensor& order, int64_t rows);
 
-// (S, *rest)
+// Returns (S, *rest) for an input of shape (rows, *rest).
 inline Shape shape_of_results(const Shape& input, const std::vector<int64_t>& bounds) {
   Shape shape = input;
   shape.size[0] = static_cast<int64_t>(bounds.size()) - 1;
@@ -64,7 +65,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
       Held held(*this);
       const int64_t first = begin * slice, last = end == tasks ? rows + 1 : end * slice;
       int64_t s = std::lower_bound(bounds.begin(), bounds.end() - 1, first) - bounds.begin();
-      if (s > 0 && bounds[s] > first) --s;  // of which later slices may begin here
+      if (s > 0 && bounds[s] > first) --s;  // later slices of the previous sequence may begin in this task
       for (; s < segments && bounds[s] < last; ++s) {
         int64_t k = std::max<int64_t>(0, (first - bounds[s] + slice - 1) / slice);
         if (rows_of(s) <= slice) {
@@ -89,7 +90,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
     Held held(*this);
     for (int64_t s = 0; s < segments; ++s) {
       if (rows_of(s) <= slice) continue;
-      for_tiles([&](int64_t column, int64_t n) {  // in this order, whatever the threads did
+      for_tiles([&](int64_t column, int64_t n) {  // slices are merged in this order, whatever the threads did
         const States sum = partial(s, 0, column);
         for (int64_t k = 1; k < slices_of(s); ++k) accumulator.merge(sum, partial(s, k, column), n);
         held.write(s, column, n, sum);
@@ -101,7 +102,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
   int64_t rows_of(int64_t s) const { return bounds[s + 1] - bounds[s]; }
   int64_t slices_of(int64_t s) const { return (rows_of(s) + slice - 1) / slice; }
 
-  // All of a sequence fits in a chunk.
+  // Reduces a sequence that fits in a chunk.
   void reduce_short(Worker& worker, int64_t s, const States& states) const {
     const int64_t start = bounds[s] * columns, n = rows_of(s) * columns;
     r.inputs.fetch(start, n, start + kAhead, worker.buffers, worker.chunk);
@@ -114,7 +115,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
     for (int64_t column = 0; column < columns; column += width) body(column, std::min(width, columns - column));
   }
 
-  // The states of outputs that follow each other, which are written many at a time.
+  // Holds the states of consecutive outputs, so that many are written at a time.
   struct Held {
     const SegmentDriver& driver;
     const int64_t most = std::max(driver.width, std::min(kHeldStates, driver.segments * driver.columns));
@@ -125,7 +126,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
     explicit Held(const SegmentDriver& driver_) : driver(driver_) {}
     ~Held() { flush(); }
 
-    // Room for the states of n outputs.
+    // Returns room for the states of n_more outputs, the columns from `column` on of sequence s.
     States next(int64_t s, int64_t column, int64_t n_more) {
       const int64_t output = s * driver.columns + column;
       if (output != first + n || n + n_more > most) {
@@ -157,12 +158,12 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
 
 // ---- operands
 
-// Rows in the order of their sequences, as a copy where they are not. An operand that is broadcast along them is as it
-// is.
+// Returns t with its rows in order of their sequences, as a copy. It returns t itself if `order` is null or t is
+// broadcast along the rows.
 std::optional<Tensor> in_order(const OptionalTensor& t, const Shape& input, const int64_t* order,
                                const OptionalTensor& indices);
 
-// A forward's operands.
+// The operands of a forward.
 struct Segments {
   View x;
   Shape shape, out;
@@ -174,7 +175,7 @@ struct Segments {
   Segments(const char* op, const Tensor& input, const OptionalTensor& mask, const OptionalTensor& weight,
            const Tensor& cu_seqlens, const OptionalTensor& order);
 
-  // finish: the data of `results`.
+  // finish: the data that `results` gets.
   template <class C, class Accumulator>
   void run(const Accumulator& accumulator, Results results, const void* finish) const {
     Reduction<C> r(shape);

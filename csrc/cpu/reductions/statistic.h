@@ -1,4 +1,4 @@
-// The raw ops of the statistics have arguments, results and the dispatch on the compute type in common.
+// Shared by the raw ops of all statistics: their arguments, results, and the dispatch on the compute type.
 //
 //     _<op>(input, mask, weight, dim, keepdim, empty_nan, dtype, parameter) -> (value, origin, scale)
 //
@@ -35,7 +35,7 @@ struct Statistic {
   ReducedDims dims = reduced_dims(shape, dim);
   Shape out = dims.output(shape, keepdim);
   DType type = floating(dtype, wide(x.dtype, x.dtype));
-  double most = std::numeric_limits<double>::infinity();  // bounds a finite result: safe_norm saturates
+  double most = std::numeric_limits<double>::infinity();  // larger finite results become this (safe_norm)
 
   bool in_double() const {
     return x.dtype == DType::kDouble || type == DType::kDouble || cpu::in_double(weight);
@@ -45,8 +45,8 @@ struct Statistic {
     return {empty(out, type, input), empty(out, DType::kDouble, input), empty(out, DType::kDouble, input)};
   }
 
-  // scale_down: a float64 tensor of the outputs' shape. Elements are multiplied by their output's entry before they are
-  // accumulated.
+  // scale_down: a float64 tensor of the outputs' shape. Each element is multiplied by the entry of its output before it
+  // is accumulated.
   template <class C, class Accumulator>
   void run(const Accumulator& accumulator, Results results, const void* finish, const Statistics& to,
            const Tensor* scale_down = nullptr) const {
@@ -78,7 +78,8 @@ struct StatisticFinish {
   std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflowed
 };
 
-// unscale / root, which is 1 / norm, the scale of a backward; if it overflows, negated and divided by kBeyond.
+// Returns unscale / root, the inverse of the unscaled root, as the scale for the backward. If it overflows, it is
+// negated and divided by kBeyond.
 inline double inverse_of(double root, double unscale) {
   if (root == 0) return 0;
   const double scale = unscale / root;
@@ -95,12 +96,12 @@ Statistics moments(const Statistic& s, bool root, double correction, bool empty_
 // sum w |x|, or sum w x^2, its root, or the root of its mean
 Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan);
 
-// Powers of two (float64, the outputs' shape) that bring the largest element of each output near 1; nullopt if all
-// outputs can be squared as they are.
+// Returns a power of two for each output (float64, the outputs' shape). It brings the output's largest element near 1,
+// or is 1 if all its elements can be squared as they are. nullopt: all are 1.
 std::optional<Tensor> scales_of(const Statistic& s);
 
-// For squares accumulated in double, which can square any float, but not any double: where the sum of an output shows
-// that squares may be lost, all outputs are accumulated again, scaled to magnitudes near 1.
+// Runs an accumulator of squares in double, which cannot square every double. If the sum of an output shows that
+// squares may have over- or underflowed, all outputs are accumulated again, scaled by scales_of(s).
 template <class Accumulator>
 void run_squares(const Statistic& s, Accumulator accumulator, Results results, StatisticFinish finish,
                  const Statistics& to) {

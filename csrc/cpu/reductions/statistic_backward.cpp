@@ -1,5 +1,5 @@
 // The gradient of every statistic: dx = keep ? grad scale w derivative(x, origin) : 0.
-// I/O: read x, mask, weight, write dx; grad, scale and origin have an entry for each output, which are fewer.
+// I/O: read x, mask, weight, write dx; grad, scale and origin have one entry for each output.
 #include "cpu/engine/exp.h"
 #include "cpu/reductions/statistic.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 enum Kind : int64_t { kLinear = 0, kEqual = 1, kExp = 2, kSign = 3, kEqualMagnitude = 4 };
 
-// These kinds compare x with the origin: their weight only matters where it is 0.
+// True for kinds that compare x with the origin: a weight does not scale their gradient, it only drops elements if 0.
 constexpr bool compares(int kind) { return kind == kEqual || kind == kEqualMagnitude; }
 
 // d|x|/dx: 0 at 0, NaN at NaN
@@ -18,8 +18,8 @@ inline C sign(C x) {
   return select(x > 0, C(1), select(x < 0, C(-1), x));
 }
 
-// c times the derivative of the kind. `rest` is the part of the origin that float lost. A kind that compares selects c
-// and does not multiply it by 0, so a NaN or inf in c reaches only the extreme elements.
+// c times the derivative of the kind. rest: the part of the origin that rounding to float lost. A kind that compares
+// selects c instead of multiplying it by 0, so that a NaN or inf in c reaches only the extreme elements.
 template <class C, int kKind>
 inline C times_derivative(C c, C x, C origin, C rest) {
   if constexpr (kKind == kLinear) return c * ((x - origin) - rest);
@@ -40,13 +40,13 @@ void slope_loop(const void*, const Chunk<C>& chunk) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
     C slope = times_derivative<C, kKind>(c[i], x[i], origin[i], kRest ? rest[i] : C(0));
-    if constexpr (kWeight && !compares(kKind)) slope *= w[i];  // not c w: that may leave the range where dx does not
+    if constexpr (kWeight && !compares(kKind)) slope *= w[i];  // last, since c w may overflow where dx does not
     dx[i] = select_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
-// dx where grad scale leaves the range of double. The gradient is multiplied last, since for a small norm its product
-// with the scale may overflow where dx does not. Where scale is 0, grad is ignored.
+// dx where grad scale leaves the range of double. grad is multiplied last, since for a small norm grad scale may
+// overflow where dx does not. Where scale is 0, grad is ignored.
 // in: grad, scale, [weight], x, origin;  out: dx
 template <int kKind, bool kMask, bool kWeight>
 void extreme_slope_loop(const void*, const Chunk<double>& chunk) {
@@ -117,7 +117,7 @@ void slope_loop_of_outputs(const void*, const Chunk<double>& chunk) {
   }
 }
 
-// The rounding errors of n origins in float; true if any is not 0.
+// Sets `rest` to the rounding errors of n origins in float, 0 if not finite. Returns true if any is not 0.
 bool rest_loop(const double* origin, int64_t n, double* rest) {
   double lost = 0;
 #pragma omp simd reduction(+ : lost)
@@ -136,7 +136,7 @@ void scale_by_rest_loop(const double* c, double* rest, int64_t n) {
   for (int64_t i = 0; i < n; ++i) rest[i] = c[i] * exp_(0 - rest[i]);
 }
 
-// Numbers that a loop's type holds: 0, those from `low` to `high`, and those larger than `most`.
+// The values of c with which a loop may run: 0, magnitudes from `low` to `high` or larger than `most`, and NaN.
 struct Range {
   double low, high, most;
 
@@ -147,8 +147,8 @@ struct Range {
   }
 };
 
-// Float holds all normal numbers, inf and NaN with full precision; a product of double with a derivative, and then with
-// a weight, stays in the range of double.
+// Loops in float take the normal numbers of float, and inf. Loops in double take values that leave room for a product
+// with a derivative, and then with a weight.
 constexpr Range kFloatRange{std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
                             std::numeric_limits<double>::max()};
 constexpr Range kDoubleRange{0x1p-500, 0x1p+500, std::numeric_limits<double>::infinity()};
@@ -160,7 +160,7 @@ bool holds_all_loop(const Range* range, const double* c, int64_t n) {
   return lost == 0;
 }
 
-// in: c, a gradient of a wider type, dx;  out: dx, the wider one where the range does not hold c
+// in: c, the gradient computed in a wider type, dx;  out: dx, or the wider gradient where the range does not hold c
 void replace_loop(const void* op, const Chunk<double>& chunk) {
   const Range range = *static_cast<const Range*>(op);
   const double *c = chunk.in[0], *wider = chunk.in[1], *dx = chunk.in[2];
@@ -169,13 +169,14 @@ void replace_loop(const void* op, const Chunk<double>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) out[i] = select(range.holds(c[i]), dx[i], wider[i]);
 }
 
-// The inputs and the output of a slope loop, apart from the operands with one entry per output.
+// The operands of a slope loop that have one entry per element of x.
 struct Walk {
   const View &x, &dx;
   const OptionalTensor &mask, &weight;
   int64_t kind;
 
-  // before, after: operands per output that a loop reads before weight and x, and after them; null: none.
+  // before, after: the operands with one entry per output, which the loop reads before weight and x, and after them;
+  // null: none.
   template <class C>
   void run(Loop<C> loop, std::initializer_list<const View*> before, std::initializer_list<const View*> after) const {
     Elementwise<C> work(x.shape(), dx);
@@ -195,7 +196,7 @@ struct Walk {
   }
 };
 
-// Slopes in float from c and origin in double.
+// Computes the gradient in float from c and origin in double.
 void run_in_float(const Walk& walk, const Tensor& c, const Tensor& origin, const View& o) {
   const View slopes(c);
   if (walk.kind != kExp && !(walk.kind == kLinear && walk.x.dtype == DType::kFloat))
@@ -241,8 +242,8 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
 
   const double* c_values = reinterpret_cast<const double*>(slopes.data);
   const int64_t n = slopes.shape().numel();
-  // Runs with the range's type, and where that does not hold c with the next wider one: another output's c decides
-  // nothing.
+  // Computes dx in the narrow type, and again in the wider type if the range does not hold some c. Only outputs with
+  // such a c take the wider gradient: the c of one output must not change the bits of another.
   const auto run = [&](const Range& range, const View& to, const auto& narrow, const auto& wider) {
     const bool all = pick<&holds_all_loop>()(&range, c_values, n);
     const std::optional<Tensor> other = all ? std::nullopt : std::optional(output_like(shape, x.dtype, input, x));

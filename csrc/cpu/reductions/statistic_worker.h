@@ -1,4 +1,4 @@
-// Accumulators of the statistics share the kept elements of a chunk, and the bookkeeping of rows and columns.
+// Shared by the accumulators of the statistics: the kept elements of a chunk, and the bookkeeping of rows and columns.
 #pragma once
 
 #include "cpu/engine/reduction_driver.h"
@@ -26,7 +26,7 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
-// Magnitudes that float can square, or add, kBlock times over without loss.
+// Magnitudes whose squares (kSquares), or which (kMagnitudes), float can add kBlock times without over- or underflow.
 struct SafeRange {
   float low, high;
 
@@ -34,8 +34,8 @@ struct SafeRange {
 };
 constexpr SafeRange kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
 
-// True if any kept element but 0 is out of the range. The signs of differences tell: gcc compares 64-byte integer
-// registers one lane at a time, ten times slower.
+// True if a kept element other than 0 is outside the range. It tests the signs of differences, because gcc compares
+// 64-byte integer registers one lane at a time, ten times slower.
 template <int kBytes, bool kKeep>
 bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& range) {
   using R = Register<float, kBytes>;
@@ -53,8 +53,8 @@ bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& rang
   return any < 0;
 }
 
-// Calls one(row, p) for each of n elements that lie in rows of `period` columns: p is the column, row.x[p] the element.
-// By itself gcc takes as many elements at once as a register has bytes of a mask, which a short row has not.
+// Calls one(row, p) for each of n elements in rows of `period` columns: p is the column, row.x[p] the element. A narrow
+// row needs simdlen(16): in a loop with a mask gcc would take 64 elements at once, one per byte of a register.
 template <class C, class One>
 inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
   const bool narrow = period < kPad;
@@ -72,8 +72,8 @@ inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const O
 
 // ---- one thread's part of a reduction
 
-// Accumulator::Worker derives from it and accumulates a row: reset_row(), accumulate_row(elements, n, kept),
-// row_state(out), and columns: reset_columns(), accumulate_columns(elements, first, n, period), column_states().
+// Accumulator::Worker derives from it. It defines, for rows, reset_row(), accumulate_row(elements, n, kept) and
+// row_state(out); for columns, reset_columns(), accumulate_columns(elements, first, n, period) and column_states().
 template <class C, class Accumulator>
 class StatisticWorker {
  public:
@@ -151,13 +151,13 @@ class StatisticWorker {
   }
 
   States finish_columns(int64_t m) {
-    const int64_t all = m / width_, more = m % width_;  // elements of an accumulator, and how many have another one
+    const int64_t all = m / width_, more = m % width_;  // `all` elements per accumulator, one more in the first `more`
     for (int64_t p = 0; p < width_; ++p) column_counts_[p] = masked_ || weighted_ ? counts_[p] : all + (p < more);
     return self().column_states();
   }
 
  protected:
-  // Calls pick(keep, weight) with two std::bool_constants: elements have a mask (also with weights), and weights.
+  // Calls pick(keep, weight) with two std::bool_constants. keep: elements have a mask or weights; weight: weights.
   template <class Pick>
   void pick_kind(const Pick& pick) const {
     if (weighted_) return pick(std::true_type{}, std::true_type{});
@@ -166,7 +166,7 @@ class StatisticWorker {
   }
 
   const Accumulator& accumulator_;
-  const bool weighted_, masked_, scaled_, valued_;  // valued: there is an input; a count reads none
+  const bool weighted_, masked_, scaled_, valued_;  // valued: there is an input x; a count has none
   const int64_t unit_;
   int64_t count_, width_;                           // kept elements of the row; accumulators side by side
   int64_t column_counts_[Accumulator::kColumns + kPad];  // kept elements of each column

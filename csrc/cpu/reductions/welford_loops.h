@@ -1,9 +1,10 @@
-// The inner loops of the variance, and the merge of two parts of it.
+// The inner loops of the variance, and the merge of two states.
 //
-// Deviations are taken from a pivot near the mean, so that nothing cancels: of a row the mean so far, and at first the
-// mean of its first chunk; of a column the first element of each block. A pivot off the mean costs digits only in
-// proportion to its distance in standard deviations, which is small. Weights break that, since a distant pivot may have
-// almost no weight: rows with weights take each chunk's mean, and columns with weights add their elements one by one.
+// Deviations are taken from a pivot near the mean, so that little cancels. For a row, the pivot is the mean so far, at
+// first the mean of its first chunk. For a column, it is the first kept element of each block. A pivot costs digits in
+// proportion to its distance from the mean in standard deviations, which is small. With weights it may be large, since
+// a distant pivot may have almost no weight. So rows with weights take the mean of each chunk as the pivot, and columns
+// with weights add their elements one by one.
 #pragma once
 
 #include "cpu/reductions/statistic_worker.h"
@@ -34,10 +35,10 @@ void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
   sums[1] = second;
 }
 
-// A weight, NaN where it is negative: partial sums of such weights may have no mean to take deviations from.
+// Returns w, or NaN if it is negative: a partial sum of such weights may be 0, and then has no mean to deviate from.
 inline double frequency(double w) { return select(w < 0, std::numeric_limits<double>::quiet_NaN(), w); }
 
-// The sum of weights, in double: little may be left after the correction is subtracted.
+// The sum of weights, in double, since little may be left of it after the correction is subtracted.
 template <class C>
 double weight_row(const C* w, int64_t n) {
   double sum = 0;
@@ -99,7 +100,7 @@ bool any_nan_loop(const C* x, int64_t n) {
   return any;
 }
 
-// Elements join their columns one by one, in double. It is West's weighted form of Welford's update, in which nothing
+// Adds elements to their columns one by one, in double, by West's weighted form of Welford's update, in which nothing
 // cancels, whatever the weights.
 template <class C, bool kWeight>
 void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weight, double* mean, double* m2,
@@ -119,21 +120,22 @@ void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weigh
   });
 }
 
-// Merges a part of weight n, with sum s1 and sum of squares s2 of the deviations from p, into the state (w, mean, m2).
-// Chan's formula is applied around both means, so that only terms near them cancel.
+// Merges a part of weight n, with the sum s1 and the sum of squares s2 of its deviations from p, into the state
+// (w, mean, m2), by Chan's formula:
+//     (1) part mean = p + s1 / n,  part m2 = s2 - s1^2 / n
+//     (2) shift = part mean - mean,  mean += shift n / (w + n),  m2 += part m2 + shift^2 w n / (w + n)
 inline void merge_moments(double& w, double& mean, double& m2, double n, double p, double s1, double s2) {
   const bool any = n != 0;
   const double total = w + n, fraction = select_or_zero(total != 0, n / select(total != 0, total, 1.0));
   const double offset = select_or_zero(any, s1 / select(any, n, 1.0)), part_mean = p + offset;
   const double base = select((w == 0) & any, part_mean, mean), shift = select_or_zero(any, part_mean - base);
   const double step = shift * fraction;
-  // m2 += (s2 - s1^2 / n) + shift^2 w n / (w + n)
   m2 += (s2 - s1 * offset) + w * shift * step;
   mean = base + step;
   w = total;
 }
 
-// The states of columns by their sums of deviations alone.
+// The states of columns from their counts, pivots and sums of deviations.
 template <class C>
 void moments_loop(const int64_t* kept, const C* pivot, const C* s1, const C* s2, int64_t count, const States& state) {
   SAFEOPS_SIMD

@@ -36,8 +36,8 @@ inline bool in_range(I i, int64_t size) {
 // out[...] = input[..., index[...], ...] along `dim`, `fill` where the index is out of range. `out` is contiguous.
 void gather_elements(const BitView& input, int dim, const BitView& index, bool narrow, char* out, uint64_t fill);
 
-// The transpose: adds gradients up at their index along `dim` of a contiguous dx of `size`. Every other dim of the
-// index must be at most as large as in dx. The result is bitwise the same for any number of threads.
+// The transpose of gather_elements: adds gradients up at their index along `dim` of a contiguous dx of `size`. Every
+// other dim of the index must be at most as large as in dx. The result has the same bits for any number of threads.
 void scatter_add(const View& grad, int dim, const BitView& index, bool narrow, const Shape& size, const View& dx);
 
 }  // namespace safeops::cpu

@@ -1,6 +1,6 @@
 // values[k] = the k-th kept row of input, index[k] = its row number, count = the number of kept rows; and the backward.
-// I/O: read mask (twice with several threads, since each slice must know where it begins), read the kept rows, write
-// values and index.
+// I/O: read mask (twice with several threads, since each slice needs its first slot), read the kept rows, write values
+// and index.
 #include <atomic>
 
 #include "cpu/selection/pack.h"
@@ -16,9 +16,9 @@ struct Compaction {
   int64_t capacity;
   int64_t* index;
 
-  // Packs [start, stop) of the mask from slot `first` on: pack(mask bytes, at, n, slot, room) for each chunk. Returns
-  // the slot after the last one, counted beyond the capacity too; if slices were counted beforehand nothing needs that,
-  // and the loop ends with the last slot.
+  // Calls pack(mask bytes, at, n, slot, room) for each chunk of [start, stop) of the mask; the first kept row goes to
+  // slot `first`. Returns `first` plus the number of kept rows, also beyond the capacity. If slices were counted
+  // beforehand nothing needs this number, and the loop ends when the slots are full.
   template <class P>
   int64_t run(int64_t start, int64_t stop, int64_t first, const P& pack) const {
     const Count count_kept = find_count();
@@ -43,7 +43,7 @@ struct Compaction {
   }
 };
 
-// Rows of one element.
+// Compacts rows of one element each.
 template <class T>
 int64_t compact_elements(const Compaction& work, const View& input, const Shape& shape, char* values) {
   Source<T> x;
@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
   const Rows rows(x, m.ndim);
   const int64_t n = lead.numel();
   const Shape slots(1, &capacity), scalar(0, nullptr);
-  const Tensor fresh = new_like(out, input);  // first: it refuses a capacity whose bytes do not fit
+  const Tensor fresh = new_like(out, input);  // first, since it raises an error if the capacity needs too many bytes
   const Tensor values = on_huge_pages(fresh, capacity * rows.bytes);
   const Tensor index = new_output(slots, DType::kLong, input), count = empty(scalar, DType::kLong, input);
   char* packed = View(values).data;
@@ -120,12 +120,12 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
 
 // ---- backward
 
-// The row of each slot. As unsigned numbers, -1 of unused slots lies beyond every row.
+// The row of each slot, as an unsigned number: the -1 of an unused slot is then beyond every row.
 struct Slots {
   const uint64_t* index;
   int64_t count;
 
-  // The first slot of [from, to) whose row is `row` or a later one; rows must ascend, as the forward makes them.
+  // The first slot in [from, to) whose row is at least `row`. The slots' rows must ascend, as those of the forward do.
   int64_t lower(int64_t row, int64_t from, int64_t to) const {
     return std::lower_bound(index + from, index + to, static_cast<uint64_t>(row)) - index;
   }
@@ -139,8 +139,8 @@ struct Slots {
   }
 };
 
-// flags[i] = 1 if one of the slots belongs to row + i. Returns 1, and writes nothing, where slots do not ascend or
-// leave the n rows.
+// flags[i] = 1 if one of the slots belongs to row + i, else 0. Returns 1, and writes nothing, if the slots' rows do not
+// ascend or are outside [row, row + n).
 int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n, uint8_t* flags) {
   uint64_t wrong = 0;
   _Pragma("omp simd reduction(+ : wrong)")
@@ -151,7 +151,8 @@ int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n,
   return 0;
 }
 
-// Chunk by chunk, the slots' rows become a mask again, and grad is merged into zeros. False where slots do not ascend.
+// Writes the gradient chunk by chunk: the slots' rows are turned into a mask again, by which grad is merged into zeros.
+// Returns false if the slots' rows do not ascend.
 template <class T>
 bool expand_elements(const Slots& slots, int64_t rows, const Source<T>& grad, T* out) {
   std::atomic<bool> sorted{true};
@@ -184,7 +185,8 @@ bool expand_elements(const Slots& slots, int64_t rows, const Source<T>& grad, T*
   return sorted && slots.none_from(rows);
 }
 
-// Each block is zeroed, and while it is in the cache the kept rows are copied. False where the slots do not ascend.
+// Writes the gradient block by block: a block is zeroed, and the kept rows are copied while it is in the cache. Returns
+// false if the slots' rows do not ascend.
 bool expand_rows(const Slots& slots, int64_t rows, const Rows& grad, char* out) {
   const int64_t bytes = grad.bytes, block = std::max<int64_t>(1, kGrain / 2 / bytes);
   std::atomic<bool> sorted{true};
@@ -241,7 +243,7 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
     });
   else
     done = expand_rows(slots, rows, from, out);
-  if (!done) {  // slots are in another order than the forward's
+  if (!done) {  // the index is not one that the forward returned
     fill_all(out, rows, from.bytes, 0);
     for (int64_t k = 0; k < slots.count; ++k)
       if (slots.index[k] < static_cast<uint64_t>(rows))

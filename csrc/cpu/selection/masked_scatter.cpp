@@ -1,5 +1,5 @@
-// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], where ranks count kept elements in the
-// order of the shape. The backward masks the gradient for input, and packs its kept elements for source.
+// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i]; rank(i) is the number of kept elements
+// before i. The backward masks the gradient for input, and packs its kept elements for source.
 // I/O: read mask (twice with several threads), read input, read source, write out.
 #include "cpu/selection/pack.h"
 #include "cpu/selection/patterns.h"
@@ -106,7 +106,7 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
           if (room > 0) pack(flag, x, n, at, ds + k, nullptr, room);
           if (k + kept <= available) {
             drop(flag, x, n, dx + at);
-          } else {  // source ends here: from then on the output was input
+          } else {  // the source ends in this chunk: the output after its end is the input
             for (int64_t i = 0, rank = k; i < n; ++i) {
               dx[at + i] = flag[i] && rank < available ? T{0} : x[i];
               rank += flag[i] != 0;

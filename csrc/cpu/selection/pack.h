@@ -1,4 +1,4 @@
-// Loops over masks: they count the kept elements, pack them together, and put them back.
+// Loops over masks that count the kept elements, pack them together, and put them back.
 #pragma once
 
 #include <vector>
@@ -12,22 +12,22 @@ namespace safeops::cpu {
 using Count = int64_t (*)(const uint8_t* mask, int64_t n);
 Count find_count();
 
-// Packs x[i] where mask[i] to `out` and base + i to `index`, in order, at most `room` of them, and returns their
-// number. Either output may be absent: x or index is then null. Slots below `room` after the result may be overwritten.
+// For the i with mask[i], in order and at most `room` of them, packs x[i] to `out` and base + i to `index`. Returns
+// their number k. Either output may be absent: x or index is then null. Entries [k, room) may be overwritten.
 template <class T>
 using Pack = int64_t (*)(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index,
                          int64_t room);
 template <class T> Pack<T> find_pack(bool values, bool index);
 
-// out[i] = mask[i] ? the next element of source : x[i], until `most` (> 0) of source are used, then x[i]. `readable`
-// elements of source may be read, at least `most`.
+// out[i] = mask[i] ? the next element of source : x[i]. After `most` (> 0) elements of source, out[i] = x[i]. readable:
+// the number of elements of source that may be read, at least `most`.
 template <class T>
 using Merge = void (*)(const uint8_t* mask, const T* x, const T* source, int64_t most, int64_t readable, int64_t n,
                        T* out);
 template <class T> Merge<T> find_merge();
 
-// A mask cut into slices whose first ranks are counted, so that each can be packed independently. A single slice is not
-// counted, unless the total is wanted.
+// A mask cut into slices. The rank of each slice's first kept element is counted, so that the slices can be packed
+// independently. A single slice is not counted, unless the total is wanted.
 struct Slices {
   int64_t numel, length, count;
   std::vector<int64_t> first;  // if counted: rank of the first kept element of each slice, and the total
@@ -36,7 +36,7 @@ struct Slices {
 
   bool counted() const { return !first.empty(); }
 
-  // The first slot that belongs to a later slice.
+  // The end of the slots of the slice that begins at `start`, at most `most`.
   int64_t limit(int64_t start, int64_t most) const {
     return counted() ? std::min(most, first[start / length + 1]) : most;
   }

@@ -1,4 +1,4 @@
-// The loops of pack.cpp. Eight mask bytes become a byte of bits, and a table has the positions of its set bits. No step
+// The loops of pack.cpp. Eight mask bytes become one byte of bits; a table gives the positions of its set bits. No step
 // branches on a single element: with a half-full mask every second branch would be mispredicted.
 #pragma once
 
@@ -18,8 +18,8 @@ inline int64_t count_loop(const uint8_t* mask, int64_t n) {
   return kept;
 }
 
-// Packs elements one by one, but skips eight mask bytes at once where they keep nothing. It serves the end of the
-// output, which whole vectors would overrun.
+// Packs elements one by one, but skips eight mask bytes at once if they keep nothing. It is used at the end of the
+// output, beyond which whole vectors would write.
 template <class T, bool kValues, bool kIndex>
 int64_t pack_last(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index, int64_t room) {
   int64_t k = 0;
@@ -94,13 +94,13 @@ SAFEOPS_PACK_AVX2 inline __m128i ranks_of(uint32_t bits) {
   return _mm_cvtsi64_si128(static_cast<long long>(kLanes.rank[bits]));
 }
 
-// The truth of 32 mask bytes, as bits.
+// Returns 32 mask bytes as bits: bit i is 1 if mask[i] is not 0.
 SAFEOPS_PACK_AVX2 inline uint32_t bits_of_mask(const uint8_t* mask) {
   const __m256i dropped = _mm256_cmpeq_epi8(load(mask), _mm256_setzero_si256());
   return ~static_cast<uint32_t>(_mm256_movemask_epi8(dropped));
 }
 
-// x[lanes[i]] for four elements of 8 bytes, or eight smaller ones.
+// Returns x[lanes[i]] for four elements of 8 bytes, or for eight smaller elements.
 SAFEOPS_PACK_AVX2 inline __m256i permute_four(const uint64_t* x, __m128i lanes) {
   const __m256i twice = _mm256_slli_epi64(_mm256_cvtepu8_epi64(lanes), 1);  // the halves of lane l: 2l, 2l + 1
   const __m256i next = _mm256_slli_epi64(_mm256_add_epi64(twice, _mm256_set1_epi64x(1)), 32);
@@ -118,7 +118,7 @@ SAFEOPS_PACK_AVX2 inline __m128i permute_eight(const uint8_t* x, __m128i lanes) 
   return _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)), lanes);
 }
 
-// Eight elements from x, those of `bits` first, to out; writes all eight.
+// Packs eight elements of x to out: the elements of the set bits in order, then others, which do not count.
 template <class T>
 SAFEOPS_PACK_AVX2 inline void pack_eight(uint32_t bits, const T* x, T* out) {
   if constexpr (sizeof(T) == 8) {

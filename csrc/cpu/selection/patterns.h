@@ -22,7 +22,7 @@ struct Pair {  // complex128
   uint64_t real, imag;
 };
 
-// Calls f(pattern) with a type of so many bytes.
+// Calls f with a zero of the unsigned type of `bytes` bytes (at most 8).
 template <class F>
 void by_width(int64_t bytes, const F& f) {
   switch (bytes) {
@@ -55,7 +55,7 @@ struct BitView {
     if (ndim == 0) push(1, 1);
   }
 
-  // Turns elements of 16 bytes into two of 8 along a further dim.
+  // Turns each element of 16 bytes into two of 8, along a new last dim.
   void split() {
     if (width != 16) return;
     for (int d = 0; d < ndim; ++d) stride[d] *= 2;
@@ -86,7 +86,7 @@ struct BitView {
   }
   int64_t numel() const { return count(0, ndim); }
 
-  // Valid while this lives.
+  // Valid while this BitView exists.
   View view() const {
     View v(data, bits_of(width));
     v.sizes = size;
@@ -96,7 +96,7 @@ struct BitView {
   }
 };
 
-// The mask of elements that may have been split in two.
+// The mask as a BitView. split: the elements were split in two, so the mask gets the new last dim too.
 inline BitView mask_bits(const View& mask, bool split) {
   STD_TORCH_CHECK(mask.dtype == DType::kBool, "safeops: a mask must be bool");
   BitView m(mask, 1);

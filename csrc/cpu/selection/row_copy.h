@@ -1,4 +1,4 @@
-// Rows of any layout, copied one by one in any order.
+// Copies rows of a tensor of any layout, one by one in any order.
 #pragma once
 
 #include "cpu/selection/patterns.h"
@@ -7,7 +7,7 @@ namespace safeops::cpu {
 
 constexpr int64_t kShortRun = 1024;  // bytes
 
-// Copies of a short known length are a few moves; memcpy itself costs more than that.
+// A memcpy of a short length that the compiler knows is a few moves; a call of memcpy costs more.
 inline void copy_run(char* to, const char* from, int64_t bytes) {
   if (bytes > kShortRun) {
     std::memcpy(to, from, bytes);
@@ -30,10 +30,10 @@ inline void copy_run(char* to, const char* from, int64_t bytes) {
   }
 }
 
-// A tensor as rows: its leading dims number the rows, the others number a row's elements.
+// A tensor as rows. Its leading dims index the rows, the other dims the elements of a row.
 struct Rows {
   const char* data;
-  Walk lead, inner;   // in bytes; `inner` without the run
+  Walk lead, inner;   // strides in bytes; `inner` lacks the dims of the run
   int64_t run;        // contiguous bytes
   int64_t bytes;      // of a row, packed
   int64_t width;      // of an element
@@ -51,8 +51,9 @@ struct Rows {
 
   const char* at(int64_t row) const { return data + lead.offset(row); }
 
-  // Rows come in random order, so each is prefetched before its turn. Only the beginning of a long run is, since the
-  // hardware predicts the rest. (Inlined by force: gcc drops the call of a function that only prefetches.)
+  // Rows are read in random order, so each is prefetched before its turn. Of a long run only the beginning is
+  // prefetched, since the hardware predicts the rest. It must be inlined: gcc drops calls of a function that only
+  // prefetches.
   __attribute__((always_inline)) void prefetch(int64_t row) const {
     const char* from = at(row);
     for (int64_t byte = 0, end = std::min(run, kShortRun); byte < end; byte += 64) __builtin_prefetch(from + byte);
@@ -82,7 +83,7 @@ struct Rows {
     by_any_width(width, [&](auto t) {
       using T = decltype(t);
       T* out = reinterpret_cast<T*>(to);
-      const char* x = from;  // (copies: gcc must assume that a store of bytes changes what a lambda captured)
+      const char* x = from;  // local copies: gcc assumes that a store of bytes may change captured variables
       const int64_t count = n, next = step;
       if (next == 0) return void(std::fill_n(out, count, *reinterpret_cast<const T*>(x)));
       for (int64_t i = 0; i < count; ++i, x += next) out[i] = *reinterpret_cast<const T*>(x);
@@ -93,7 +94,7 @@ struct Rows {
 
 constexpr int64_t kRowsAhead = 16;
 
-// to[k] = row number index[k], for n indices, all in range.
+// Copies row index[k] to place k of `to`, for n indices, which must be in range.
 inline void gather_rows(const Rows& rows, const int64_t* index, int64_t n, char* to) {
   for (int64_t k = 0; k < n; ++k, to += rows.bytes) {
     if (k + kRowsAhead < n) rows.prefetch(index[k + kRowsAhead]);

@@ -1,4 +1,4 @@
-// I/O: read grad and index, write dx once.
+// scatter_add (indexed.h). I/O: read grad and index, write dx once.
 #include <vector>
 
 #include "cpu/selection/indexed.h"
@@ -8,17 +8,17 @@ namespace safeops::cpu {
 namespace {
 
 constexpr int64_t kWide = 32768;  // sums in double that still fit the L2 cache
-constexpr int64_t kDummies = 16;  // sums for indices out of range, never read; several, so that additions do not wait
+constexpr int64_t kDummies = 16;  // sums for indices out of range, never read; several, so that none waits for another
 
-// Sums of one task: destinations [first, first + size) along dim, `tile` columns, `block` rows of the outer dims.
+// The sums of a task: destinations [first, first + size) along dim, `tile` columns, `block` rows of the outer dims.
 template <class C>
 struct Sums {
   C* to;
   int64_t first, size, tile;
   C dummy[kDummies];
 
-  // Adds g[j] at index[j], for one row: `tile` columns from `column` on, or with one column any number of indices. (Not
-  // inlined: the loops around it leave gcc too few registers for its own, which then takes 1.3 times as long.)
+  // Adds g[j] at index[j] of one row: at column + j, or at the only column. Not inlined: in the loops around it gcc has
+  // too few registers for this loop, which then takes 1.3 times as long.
   template <class I>
   __attribute__((noinline)) void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
     const int64_t columns = tile;
@@ -43,12 +43,12 @@ struct Sums {
 };
 
 struct Scatter {
-  Shape size, sizes;      // of dx, of index
+  Shape size, sizes;      // the shapes of dx and of index
   int dim;
-  int64_t outer, picks, columns;  // of index: before dim, along dim, after dim
-  int64_t length, stride;         // of dx: along dim, after dim
-  bool exact;                     // index spans dx in all dims but dim
-  Walk before, after;             // the offset in dx of an index position, for the dims before and after dim
+  int64_t outer, picks, columns;  // elements of index before dim, along dim, after dim
+  int64_t length, stride;         // elements of dx along dim, after dim
+  bool exact;                     // index is as large as dx in all dims but dim
+  Walk before, after;             // offsets in dx of the positions of index, in the dims before and after dim
   DType dtype;
   char* out;
 
@@ -108,7 +108,7 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
       std::fill_n(sums.to, rows * sums.size * sums.tile, C{0});
       std::fill_n(sums.dummy, kDummies, C{0});
       const int64_t chunk = sums.tile == s.columns ? kChunk : sums.tile;
-      // Positions of index in memory order: full rows at once, or a tile of one pick after another.
+      // Walks the positions of index in memory order: whole rows at once, or a tile of columns of one pick at a time.
       const int64_t first = row * s.picks * s.columns, last = (row + rows) * s.picks * s.columns;
       const int64_t stride = sums.tile == s.columns ? chunk : s.columns;
       for (int64_t at = first + column; at < last; at += stride) {
@@ -118,7 +118,7 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
         for (int64_t done = 0; done < n;) {
           const int64_t position = at + done - first;
           const int64_t t = position % s.columns - column, r = position / (s.picks * s.columns);
-          // to the end of the columns, or with one column to the end of the row
+          // Up to the end of the tile's columns; with one column in all, up to the end of the row's picks.
           const int64_t left = sums.tile == 1 ? (s.columns == 1 ? s.picks - position % s.picks : 1) : sums.tile - t;
           const int64_t m = std::min(n - done, left), rows_left = (n - done) / s.picks;
           if (s.columns == 1 && m == s.picks && m <= kDummies && rows_left > 1) {
@@ -135,7 +135,7 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
   });
 }
 
-// One index for each row, as a loss picks its class: nothing is added up, and nearly all of dx is 0.
+// For one index per row, as where a loss picks a class: nothing is added up, and nearly all of dx is 0.
 template <class T, class I>
 void place_with(const Scatter& s, const View& grad, const View& index) {
   const Order order = Order::contiguous(s.sizes);
@@ -143,7 +143,7 @@ void place_with(const Scatter& s, const View& grad, const View& index) {
   Source<I> indices;
   g.bind(grad, s.sizes, order);
   indices.bind(index, s.sizes, order);
-  const int64_t span = s.length * s.stride;  // of dx, for one row of columns
+  const int64_t span = s.length * s.stride;  // elements of dx for one row
   const int64_t rows = std::max<int64_t>(1, std::min(kChunk / s.columns, kWide / span));
   parallel((s.outer + rows - 1) / rows, rows * span, [&](int64_t begin, int64_t end) {
     alignas(64) T values[kBuffer];
@@ -195,10 +195,10 @@ void scatter_add(const View& grad, int dim, const BitView& index, bool narrow, c
       by_index(narrow, [&](auto i) { place_with<decltype(t), decltype(i)>(s, bits, index.view()); });
     });
   }
-  // Sums are in double wherever they fit the cache; else in the compute dtype, with a range of dx for each thread.
+  // Sums are in double if they fit the cache; else in the compute dtype, each thread with a range of dx.
   const int64_t most = kWide / s.length;
   const bool wide = most >= std::min<int64_t>(8, s.columns) && most > 0;
-  // (A tile of fewer than all columns is read at once, so it must fit a buffer.)
+  // A tile of fewer than all columns is read at once, so it must fit a buffer.
   const int64_t tile = !wide || most >= s.columns ? s.columns : std::min(most, kChunk);
   const int64_t all = s.length * s.columns;
   const int64_t block = wide && tile == s.columns ? std::min(s.outer, std::max<int64_t>(1, kWide / 8 / all)) : 1;

@@ -1,5 +1,5 @@
-// 1 - IoU of each pair of boxes (x1, y1, x2, y2), with the terms of GIoU, DIoU and CIoU, and its gradients. Each edge
-// is an operand of its own, strided over the rows.
+// 1 - IoU of each pair of boxes (x1, y1, x2, y2), with the terms of GIoU, DIoU and CIoU, and its gradients. Each of the
+// eight edges of a pair is an operand of the loop, strided over the rows.
 // I/O: forward reads both boxes, backward reads them again and writes their gradients.
 #include <atomic>
 
@@ -12,27 +12,27 @@ namespace safeops::cpu {
 namespace {
 
 enum Kind { kIou, kGiou, kDiou, kCiou };
-constexpr int kEdges = 8;  // of the input, then of the target
+constexpr int kEdges = 8;  // those of the input, then those of the target
 
 template <class C>
 struct BoxChunk {
   int64_t n;
   const C* edge[kEdges];
   const uint8_t* mask;
-  const C* grad;               // backward alone
+  const C* grad;               // backward only
   C* out[kEdges];              // the loss, or the slopes by the edges
-  uint8_t *keep, *refused;     // forward alone
+  uint8_t *keep, *refused;     // forward only
 };
 
-// x / y is 0 for this y in the place of a y of 0.
+// Returns y, but inf if y is 0, so that x / y is 0.
 template <class C>
 SAFEOPS_INLINE C divisor(C y) { return select(y == 0, std::numeric_limits<C>::infinity(), y); }
 
-// How much of the slope of min(x, y) is by x; of that of max(x, y) it is by y.
+// d min(x, y)/dx, which is also d max(x, y)/dy: 1 if x < y, 1/2 if x = y, else 0.
 template <class C>
 SAFEOPS_INLINE C share_of_lesser(C x, C y) { return select(x == y, C(0.5), select_or_zero(x < y, C(1))); }
 
-// The power of two that brings the largest edge near 1: no area overflows or vanishes.
+// The power of two that brings the largest edge near 1, so that no area overflows or underflows.
 template <class C>
 SAFEOPS_INLINE C scale_of(C most) {
   using Bits = BitsOf<C>;
@@ -43,7 +43,8 @@ SAFEOPS_INLINE C scale_of(C most) {
   return bit_cast<C>(static_cast<Bits>(kMost + kOne - power));
 }
 
-// The edges of two boxes along x or y. (All of these go by value: a reference keeps gcc from vectorising the loop.)
+// The edges of two boxes along x or y. These structs are passed by value: a reference keeps gcc from vectorising the
+// loop.
 template <class C>
 struct Edges {
   C a1, a2, b1, b2;
@@ -60,8 +61,8 @@ SAFEOPS_INLINE Edges<C> times(Edges<C> e, C scale) {
   return {e.a1 * scale, e.a2 * scale, e.b1 * scale, e.b2 * scale};
 }
 
-// The lengths of a, of b, of what both have and of what is around both, and the distance of the centres; or the slopes
-// of the loss by each.
+// Along x or y: the lengths of a, of b, of their intersection (both) and of the box around them (hull), and the
+// distance of their centres (apart); or the slopes of the loss by each of these.
 template <class C>
 struct Axis {
   C a, b, both, hull, apart;
@@ -83,12 +84,13 @@ struct LossAndSlopes {
 
 template <int kKind, class C>
 SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
-  // what both have, and of each what the other has not: no sum cancels
+  // both: the area of the intersection; rest: the area of the union without it, as a sum in which nothing cancels
   const C both = x.both * y.both;
   const C rest = ((x.a - x.both) * y.a + x.both * (y.a - y.both)) + ((x.b - x.both) * y.b + x.both * (y.b - y.both));
-  const C area = both + rest, by = divisor(area), iou = both / by;  // area: of the union
+  const C area = both + rest, by = divisor(area), iou = both / by;  // area: the area of the union
   C loss = select(area == 0, C(1), rest / by);
-  // d(iou) = ((1 + iou) d(both) - iou d(areas)) / union. Terms that cancel are quotients: no product is fused.
+  // d(iou) = ((1 + iou) d(both) - iou d(area a + area b)) / union. Terms that may cancel are quotients, which the
+  // compiler cannot fuse into a multiply-add.
   Axis<C> dx{iou * y.a / by, iou * y.b / by, (0 - (1 + iou)) * y.both / by, 0, 0};
   Axis<C> dy{iou * x.a / by, iou * x.b / by, (0 - (1 + iou)) * x.both / by, 0, 0};
   if constexpr (kKind == kGiou) {  // 1 - union / C
@@ -97,16 +99,16 @@ SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
     dx = {dx.a - y.a / of, dx.b - y.b / of, dx.both + y.both / of, part * y.hull / of, 0};
     dy = {dy.a - x.a / of, dy.b - x.b / of, dy.both + x.both / of, part * x.hull / of, 0};
   }
-  if constexpr (kKind >= kDiou) {  // d^2 / c^2
+  if constexpr (kKind >= kDiou) {  // (distance of the centres)^2 / (diagonal of the hull)^2
     const C c = divisor(x.hull * x.hull + y.hull * y.hull), distance = (x.apart * x.apart + y.apart * y.apart) / c;
     dx.apart = 2 * x.apart / c, dx.hull = -2 * distance * x.hull / c;
     dy.apart = 2 * y.apart / c, dy.hull = -2 * distance * y.hull / c;
-    if constexpr (kKind == kCiou) {  // alpha v
-      const bool lesser = x.a + y.a <= x.b + y.b;  // of two boxes, whose sides times the differences do not cancel
+    if constexpr (kKind == kCiou) {  // alpha v, with v = (2 / pi (angle of b - angle of a))^2; alpha has no slope
+      const bool lesser = x.a + y.a <= x.b + y.b;  // across = x.b y.a - x.a y.b, by the sides of the smaller box
       const C w = select(lesser, x.a, x.b), h = select(lesser, y.a, y.b);
       const C across = (x.b - x.a) * h - w * (y.b - y.a), along = y.a * y.b + x.a * x.b;
       constexpr C kTurn = C(0x1.45f306dc9c883p-1);  // 2 / pi
-      const bool point = ((x.a == 0) & (y.a == 0)) | ((x.b == 0) & (y.b == 0));  // it has no shape
+      const bool point = ((x.a == 0) & (y.a == 0)) | ((x.b == 0) & (y.b == 0));  // a point has no angle
       const C angle = select_or_zero(!point, math::atan2(across, along)) * kTurn, v = angle * angle;
       const C alpha = v / divisor(loss + v), slope = 2 * alpha * angle * kTurn;
       const C of_a = slope / divisor(x.a * x.a + y.a * y.a), of_b = slope / divisor(x.b * x.b + y.b * y.b);
@@ -120,7 +122,7 @@ SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
   return {loss, dx, dy};
 }
 
-// The slopes by the edges, from those by the lengths.
+// Turns the slopes by the lengths into the slopes by the edges.
 template <class C>
 SAFEOPS_INLINE Edges<C> edge_slopes(Axis<C> d, Edges<C> e) {
   const C low = share_of_lesser(e.b1, e.a1), high = share_of_lesser(e.a2, e.b2), half = d.apart / 2;
@@ -128,13 +130,14 @@ SAFEOPS_INLINE Edges<C> edge_slopes(Axis<C> d, Edges<C> e) {
           0 - d.b - (1 - low) * d.both - low * d.hull - half, d.b + (1 - high) * d.both + high * d.hull - half};
 }
 
-// NaN is not.
+// True for a negative width or height; false if either is NaN.
 template <class C>
 SAFEOPS_INLINE bool is_upside_down(C width, C height) {
   return ((width < 0) & (height == height)) | ((height < 0) & (width == width));
 }
 
-// (A function of its own: gcc keeps structs that are declared in the loop in memory, and does not vectorise it.)
+// The body of box_loop. It is a function, because gcc keeps structs that a loop declares in memory, and then does not
+// vectorise the loop.
 template <class C, int kKind, bool kBackward>
 SAFEOPS_INLINE void pair_at(const BoxChunk<C>& chunk, int64_t i) {
   const C* const* e = chunk.edge;
@@ -179,7 +182,7 @@ auto pick_loop(int64_t kind) {
   }
 }
 
-// One edge of all boxes, which are in a tensor (..., 4).
+// Edge i of all boxes in a tensor (..., 4).
 View edge_of(const View& boxes, int i) {
   View edge = boxes;
   edge.ndim = boxes.ndim - 1;
@@ -200,8 +203,9 @@ struct Pairs {
   }
 };
 
-// Runs a loop over all rows. slopes: two tensors to write, of which one may be null; or null: forward, which writes
-// `loss` and `keep`, and says whether a box of a kept row is upside down.
+// Runs a loop over all rows. Backward: `slopes` has the two tensors to write; one of them may be null. Forward:
+// `slopes` is null, and `loss` and `keep` are written; returns true if a box of a row that is not masked is upside
+// down.
 template <class C>
 bool run(const Pairs& pairs, const std::optional<Tensor>& mask, int64_t kind, const View* grad,
          const Tensor* const* slopes, const Tensor* loss, uint8_t* keep) {
@@ -220,7 +224,7 @@ bool run(const Pairs& pairs, const std::optional<Tensor>& mask, int64_t kind, co
   }
   const auto loop = grad ? pick_loop<C, true>(kind) : pick_loop<C, false>(kind);
   const int64_t count = pairs.rows.numel();
-  constexpr int64_t kStep = kChunk / 4;  // what is used of all buffers fits the L1 cache
+  constexpr int64_t kStep = kChunk / 4;  // the parts of the buffers that are used fit the L1 cache together
   std::atomic<bool> refused{false};
   parallel((count + kStep - 1) / kStep, 8 * kStep, [&](int64_t begin, int64_t end) {
     alignas(64) C read[kEdges + 1][kBuffer], written[kEdges][kBuffer];

@@ -95,7 +95,7 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
     const double root1 = std::sqrt(states[kSquares1][r]), root2 = std::sqrt(states[kSquares2][r]);
     results[1][r] = saved_norm(root1, power1);
     results[2][r] = saved_norm(root2, power2);
-    // The division is at the scales, where nothing overflows.
+    // The sums stay scaled for the division, so that nothing overflows.
     const double floor1 = eps * power1, floor2 = eps * power2;
     const double divisor1 = root1 <= floor1 ? floor1 : root1, divisor2 = root2 <= floor2 ? floor2 : root2;
     const double value = states[kProducts][r] / divisor1 / divisor2;
@@ -104,7 +104,7 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
   }
 }
 
-// ---- backward: dx1 = g (x2/d2 - c x1/d1) / d1 with d = max(|x|, eps); the second term is 0 where d1 = eps.
+// ---- backward: dx1 = g (x2/d2 - c x1/d1) / d1 with d = max(|x|, eps); the second term is 0 where |x1| <= eps.
 
 enum { kScale1, kRatio1, kCosine1, kScale2, kRatio2, kCosine2, kUpstream, kLive1, kLive2 };
 
@@ -125,13 +125,13 @@ void prepare(const void* op, int64_t rows, const double* const* row_inputs, C* c
     parameters[kRatio2][r] = ratio;
     parameters[kCosine2][r] = static_cast<C>(at_most(norm2, eps) ? 0.0 : c);
     parameters[kUpstream][r] = static_cast<C>(g);
-    // If the other vector is zero, a NaN still shows.
+    // An operand has gradient 0 if it is zero, or if the other is zero and its own norm is finite: a NaN or inf shows.
     parameters[kLive1][r] = (norm1 == 0) | ((norm2 == 0) & (norm1 <= most)) ? C(0) : C(1);
     parameters[kLive2][r] = (norm2 == 0) | ((norm1 == 0) & (norm2 <= most)) ? C(0) : C(1);
   }
 }
 
-// The gradient of operand 1; unit = x / d.
+// The gradient of operand 1. unit1 = x1 / d1, unit2 = x2 / d2; scale and ratio are those of d1.
 template <class C>
 inline C slope_of(C unit1, C unit2, C cosine, C upstream, C scale, C ratio) {
   return (unit2 - cosine * unit1) * upstream * ratio * scale;
@@ -235,7 +235,7 @@ void compare_rows_backward(const Shape& shape, const View& g, const View& x1, co
   rows.run(loops, &op);
 }
 
-// A broadcast operand's gradient is summed later, so it keeps the dtype in which it was computed.
+// The gradient of a broadcast operand is summed by the caller, so it has the dtype in which it is computed.
 std::tuple<Tensor, Tensor> cosine_similarity_backward(const Tensor& grad, const Tensor& x1, const Tensor& x2,
                                                       const Tensor& value, const Tensor& norm1, const Tensor& norm2,
                                                       int64_t dim, const std::optional<double>& eps, bool need_x1,

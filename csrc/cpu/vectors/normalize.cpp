@@ -6,7 +6,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- forward. States: a scale, and the sum of squares of x times the scale. Parameters: the divisor, split.
+// ---- forward. States: a scale, and the sum of (x scale)^2. Parameters: the divisor as scale and ratio
+// (split_divisor).
 
 enum { kPower, kSquares };
 enum { kScale, kRatio, kFloored, kDot, kLive };

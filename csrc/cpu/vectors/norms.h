@@ -1,8 +1,8 @@
 // Sums of squares of rows that neither overflow nor underflow, for normalize and cosine similarity.
 //
-// The state of a row is a scale, which is a power of two, and sums of values multiplied by it. The fast loops take
-// scale 1, in the compute type. A row whose sum has left the safe range is summed again, in double, at the scale that
-// brings its largest value near 1. Sums at different scales are merged at the smaller one.
+// The state of a row is a scale, which is a power of two, and sums of products of values multiplied by it. The fast
+// loops take scale 1 and the compute type. A row whose sum has left the safe range is summed again in double, with the
+// scale that brings its largest value near 1. Sums of different scales are merged at the smaller scale.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace safeops::cpu {
 
-// The power of two that brings `most` to [1, 2), as far as that is a normal number.
+// The power of two, from 2^-1000 to 2^1000, that brings `most` into [1, 2) or nearest to it.
 inline double scale_for(double most) {
   const int64_t exponent = static_cast<int64_t>(bit_cast<uint64_t>(most) >> 52 & 0x7FF) - 1023;
   const int64_t power = std::min<int64_t>(1000, std::max<int64_t>(-1000, -exponent));
@@ -23,7 +23,7 @@ inline double scale_for(double most) {
 template <class C>
 inline double scale_of_row(const Piece<C>& p, int input, int64_t row) {
   double most = 0;
-  if (!p.interleaved) {  // rows of zeros may be many, and need no second loop
+  if (!p.interleaved) {  // there may be many rows of zeros, which need no second loop
     const C* x = p.in[input] + row * p.step[input];
     C sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -54,10 +54,11 @@ bool find_lost(int64_t rows, const double* const* states, C* recompute) {
   return rare != 0;
 }
 
-// A sum of products after its factors were scaled by these ratios.
+// A sum of products, after the factors of each product are multiplied by ratio1 and ratio2.
 inline double rescaled(double sum, double ratio1, double ratio2) { return sum == 0 ? sum : sum * ratio1 * ratio2; }
 
-// A norm as the backward reads it: root / scale, or if that overflows a double, negated and divided by kBeyond.
+// The norm that is saved for the backward: root / scale; if that overflows a double, it is negated and divided by
+// kBeyond.
 inline double saved_norm(double root, double scale) {
   const double norm = root / scale;
   return std::isinf(norm) && !std::isinf(root) ? -(root / (scale * kBeyond)) : norm;
@@ -77,7 +78,7 @@ inline void split_divisor(double divisor, C& scale, C& ratio) {
   ratio = static_cast<C>(1.0 / (divisor * two));
 }
 
-// split_divisor of max(norm, eps).
+// split_divisor of max(norm, eps), for a norm from saved_norm().
 template <class C>
 inline void split_norm(double saved, double eps, C& scale, C& ratio) {
   split_divisor(at_most(saved, eps) ? eps : std::fabs(saved), scale, ratio);

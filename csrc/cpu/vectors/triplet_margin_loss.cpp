@@ -1,6 +1,5 @@
 // max(|a - p| - |a - n| + margin, 0) for each row of anchors, positives and negatives, and its gradients. With `swap`
-// |p - n| replaces |a - n| where it is less. A difference is x - y + eps, as torch's, and equal vectors have distance
-// 0.
+// |p - n| replaces |a - n| where it is less. A difference is x - y + eps, as in torch. Equal vectors have distance 0.
 // I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
 #include "cpu/vectors/norms.h"
 
@@ -8,7 +7,7 @@ namespace safeops::cpu {
 
 namespace {
 
-constexpr int kFirst[] = {0, 0, 1}, kSecond[] = {1, 2, 2};  // operands of each distance's difference, by input number
+constexpr int kFirst[] = {0, 0, 1}, kSecond[] = {1, 2, 2};  // the two inputs of each distance
 enum { kNear, kFar, kApart };                               // the distances |a - p|, |a - n| and |p - n|
 
 struct Op {
@@ -28,7 +27,7 @@ constexpr int power_of(int pair) { return 3 * pair; }
 constexpr int squares_of(int pair) { return 3 * pair + 1; }
 constexpr int differ_of(int pair) { return 3 * pair + 2; }
 
-// No sum of squares of n differences of eps is larger, however it is rounded.
+// An upper bound of the rounded sum of squares of n differences that are all eps.
 inline double most_of_equal(const void* op, int64_t n) {
   const double eps = static_cast<const Op*>(op)->eps;
   return 1.001 * eps * eps * static_cast<double>(n);
@@ -79,7 +78,7 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const*, doub
   }
 }
 
-// Also marks rows whose differences may all be eps: accumulate_carefully decides whether they are.
+// RowLoops::find_lost. It also marks rows whose differences may all be eps; accumulate_carefully decides that.
 template <class C, int kPairs>
 bool find_unsure(int64_t rows, const double* const* states, C* recompute) {
   bool any = false;
@@ -171,7 +170,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
       C &scale = parameters[scale_of(pair)][r], &ratio = parameters[ratio_of(pair)][r];
       parameters[factor_of(pair)][r] = static_cast<C>(factor);
       split_divisor(norm == 0 ? 1 : norm, scale, ratio);
-      // (0 times the slope of a distance that is not finite is NaN, as everywhere.)
+      // A distance that is not finite keeps its slope, also for factor 0: the gradient is NaN.
       if ((norm == 0) | ((factor == 0) & (norm <= std::numeric_limits<double>::max()))) scale = 0;
     }
   }
@@ -183,8 +182,8 @@ inline C slope_of(C x, C y, C eps, C factor, C scale, C ratio) {
   return select_or_zero(scale != 0, (x - y + eps) * scale * ratio * factor);
 }
 
-// A gradient sums the slopes of two distances. x and y are the inputs of a distance; where the operand is the second of
-// them, the slope has the opposite sign.
+// A term of an operand's gradient, which is the sum of the slopes of two distances. x and y are the inputs of distance
+// `pair`. first: the operand is x; otherwise it is y, and the slope has the opposite sign.
 struct DistanceTerm {
   int pair, x, y;
   bool first;
@@ -279,7 +278,8 @@ void compare(const Vectors& x, const Op& op, const View& loss, const View* dista
   rows.run(loops, &op);
 }
 
-// The loss of each row, and the distances that backward reads; both are 0 where a row is not kept.
+// Returns (loss, near, far, apart): the loss of each row, and the distances for the backward; all are 0 for rows that
+// are not kept.
 std::tuple<Tensor, Tensor, Tensor, Tensor> triplet_margin_loss(
     const Tensor& anchor, const Tensor& positive, const Tensor& negative, const std::optional<Tensor>& keep,
     double margin, double p, double eps, bool swap) {

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import runpy
 import sys
@@ -36,9 +37,10 @@ _TOOLS = (
     "<frozen runpy",
     *(f"{_TORCH}{name}" for name in ("_compile.py", f"_dynamo{os.sep}", "_ops.py", "overrides.py")),
 )
+_IMPORTLIB = importlib.util.__file__  # (which is frozen from Python 3.11 on)
 _CODES = (
     "Exit code: 0 nothing found, 1 something found (whatever else happened), 2 the script could not be run (no such "
-    "file, it does not parse), 3 the script ended with an exception of its own; else the script's own."
+    "file or module, it does not parse), 3 the script ended with an exception of its own; else the script's own."
 )
 
 
@@ -98,6 +100,8 @@ def run(arguments):
         return FOUND if crashed else code
     hint = "; safeops trace --locate tells more of it"
     code, crashed = execute(tool, script, arguments.arguments, watched, hint)
+    if crashed and code:
+        return code
     if tool == "trace":
         result = _print_trace(watcher, crashed or children_found)
         if html:
@@ -136,7 +140,8 @@ def _print_of_child(strict, watcher, name):
 
 
 def execute(tool, script, arguments, run, hint=""):
-    """Run a script, by `run`, as Python would: (its exit code, whether it ended by an exception, which is printed).
+    """Run a script, by `run`, as Python would: (its exit code, whether it ended by an exception, which is printed). The
+    code of a module that was not begun is CANNOT_RUN, beside True.
 
     hint: what the line on an error that nobody has located adds."""
     with _as_main(script, arguments):
@@ -150,6 +155,9 @@ def execute(tool, script, arguments, run, hint=""):
             print(f"safeops {tool}: interrupted", file=sys.stderr)
             return 130, False
         except BaseException as error:
+            if problem := _problem_of_module(script, error):
+                print(f"safeops {tool}: {problem}", file=sys.stderr)
+                return CANNOT_RUN, True
             _print_traceback(error)
             located = isinstance(error, LocatedError) or not isinstance(error, RuntimeError)
             print(f"safeops {tool}: {script} ended with the exception above{'' if located else hint}", file=sys.stderr)
@@ -216,6 +224,14 @@ def problem_of(script):
     return None
 
 
+def _problem_of_module(name, error):
+    """Why a module could not be run, or None where its code, or that of its package, has begun."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, (ImportError, SyntaxError)) or not all(map(_is_a_tools_or_imports, frames)):
+        return None
+    return f"{name} does not parse: {error}" if isinstance(error, SyntaxError) else str(error)
+
+
 @contextlib.contextmanager
 def _as_main(script, arguments):
     """sys.argv and sys.path as `python SCRIPT ...` would have them."""
@@ -248,6 +264,10 @@ def _print_traceback(error):
 def _is_a_tools(frame):
     name, asks_the_mode = frame.filename, (frame.line or "").startswith("return handle_torch_function(")
     return name.startswith(_TOOLS) or name.endswith(f"{os.sep}runpy.py") or asks_the_mode
+
+
+def _is_a_tools_or_imports(frame):
+    return _is_a_tools(frame) or frame.filename.startswith("<frozen importlib") or frame.filename == _IMPORTLIB
 
 
 def _print_trace(tracer, crashed):

@@ -131,16 +131,21 @@ class Classification(RowLoss):
 
     def validate_indices(self, input, target, also=""):
         """also: the error's text on other targets that are allowed."""
+        rows = row_shape(input)
         if target.dtype not in INDICES:
             indices = f"int64, int32 or uint8 (class indices){also}"
-            raise TypeError(f"{self.name}: target must be {indices}, got {target.dtype}")
-        rows = row_shape(input)
+            remedy = "target.long()" if tuple(target.shape) == rows else self._remedy(input, target, also)
+            raise TypeError(f"{self.name}: target must be {indices}, got {target.dtype}{check.say(remedy)}")
         if tuple(target.shape) != rows:
-            remedy = check.classes_first("input", input, target) or check.reshaped("target", target, rows)
             raise ValueError(
                 f"{self.name}: target {check.shown(target)} does not fit input {check.shown(input)}, whose dim "
-                f"{class_dim(input)} are the classes: it must be {rows}{check.say(remedy)}"
+                f"{class_dim(input)} are the classes: it must be {rows}{check.say(self._remedy(input, target, also))}"
             )
+
+    def _remedy(self, input, target, also):
+        if classes := check.of_one_hot("target", target, input.shape, class_dim(input)):
+            return f"target.float() (probabilities), or {classes}" if also else classes
+        return check.classes_first("input", input, target) or check.reshaped("target", target, row_shape(input))
 
     def validate_input(self, input, target):
         check.floating(self.name, "input", input)

@@ -113,7 +113,7 @@ class MaskedSoftmax(Op):
         return True, (input, mask, dim, True) if self.log else (input, mask, dim)
 
     def validate(self, input, mask, dim):
-        check.floating(self.name, "input", input)
+        check.floating(self.name, "input", input, numbers=True)
         check.mask(self.name, mask, "input", input)
         check.same_device(self.name, "input", input, mask=mask)
         check.one_dim(self.name, dim, input.dim())

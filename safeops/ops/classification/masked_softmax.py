@@ -1,12 +1,13 @@
 """masked_softmax: the softmax of the kept elements of each row."""
 
+from safeops.core.foreign import refuse
 from safeops.ops.classification._softmax import MaskedSoftmax
 
 _masked_softmax = MaskedSoftmax("masked_softmax", log=False)
 
 
 @_masked_softmax.public()
-def masked_softmax(input, mask=None, dim=-1):
+def masked_softmax(input, mask=None, dim=-1, *extra, **unknown):
     """exp(x) / sum exp(x) over the kept elements of each row along `dim`; 0 at the masked ones.
 
     It replaces `x.masked_fill(~mask, -inf).softmax(dim)`, which turns a fully masked row into NaN. (A fill with -1e9
@@ -25,4 +26,6 @@ def masked_softmax(input, mask=None, dim=-1):
         tensor([[0.5000, 0.0000, 0.5000],
                 [0.0000, 0.0000, 0.0000]])
     """
+    if extra or unknown:
+        refuse(masked_softmax, extra, unknown)
     return _masked_softmax.call(input, mask, dim)

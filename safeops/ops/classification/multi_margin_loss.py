@@ -115,7 +115,7 @@ class MultiMarginLoss(Classification):
 
     def validate(self, input, target, weight, mask, margin, p):
         name, rows = self.name, vectors(self.name, input=input)
-        one_a_row(name, "target", target, input, rows)
+        one_a_row(name, "target", target, input, rows, classes=True)
         if target.is_floating_point() or target.dtype == torch.bool:
             raise TypeError(f"{name}: target must be class indices, integers, got {target.dtype}")
         validate_class_weight(name, weight, input)

@@ -186,12 +186,14 @@ class TokenLogProbsOp(Op):
         if logits.dim() == 0:
             raise ValueError(f"{NAME}: logits must have a last dim of classes, got shape ()")
         if target.dtype not in INDICES:
-            raise TypeError(f"{NAME}: target must be int64, int32 or uint8 (class indices), got {target.dtype}")
+            remedy = check.say(check.of_one_hot("target", target, logits.shape, -1))
+            raise TypeError(f"{NAME}: target must be int64, int32 or uint8 (class indices), got {target.dtype}{remedy}")
         rows = logits.shape[:-1]
         if target.shape != rows:
             raise ValueError(
                 f"{NAME}: target {check.shown(target)} must have the shape {tuple(rows)} of the rows of logits "
                 f"{check.shown(logits)}, whose last dim are the classes"
+                f"{check.say(check.of_one_hot('target', target, logits.shape, -1))}"
             )
         check.mask(NAME, mask, "the rows", logits, rows)
         validate_index(NAME, ignore_index)

@@ -14,6 +14,7 @@ from safeops.core.dtypes import (
     saturate_tensor,
     where,
 )
+from safeops.core.foreign import REQUIRED, refuse, require
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
 from safeops.core.sums import sum_to, total
@@ -67,6 +68,7 @@ class MaskedFill(Op):
         return takes, (input, fill_mask, None, value)
 
     def validate(self, input, fill_mask, value):
+        require("masked_fill", fill_mask=fill_mask, value=value)
         check.real("masked_fill", "input", input)
         check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
         check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
@@ -104,7 +106,7 @@ _masked_fill = MaskedFill("masked_fill", _forward, definition=definition)
     "(Tensor input, Tensor fill_mask, Scalar value) -> Tensor",
     ".Tensor(Tensor input, Tensor fill_mask, Tensor value) -> Tensor",
 )
-def masked_fill(input, fill_mask, value):
+def masked_fill(input, fill_mask=REQUIRED, value=REQUIRED, *extra, **unknown):
     """Return `input` with `value` where `fill_mask` is True.
 
     As `torch.Tensor.masked_fill`, except that a finite value too large for the dtype saturates (`-1e9` in fp16 is
@@ -129,4 +131,6 @@ def masked_fill(input, fill_mask, value):
         >>> safeops.masked_fill(scores, torch.tensor([True, False, True]), -1e9)
         tensor([-65504.,      0., -65504.], dtype=torch.float16)
     """
+    if extra or unknown:
+        refuse(masked_fill, extra, unknown)
     return _masked_fill.call(input, fill_mask, value)

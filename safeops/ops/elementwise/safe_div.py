@@ -6,6 +6,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import compute_dtype, largest_like, overflows, saturate, to_one
+from safeops.core.foreign import refuse
 from safeops.ops.elementwise._binary import Binary
 
 # ---- definition
@@ -86,7 +87,7 @@ _safe_div = Division("safe_div", _define)
     "(Tensor input, Tensor other, *, float? eps=None, float? fill_value=0.0, ScalarType? dtype=None) -> Tensor",
     ".Scalar(Tensor input, Scalar other, *, float? eps=None, float? fill_value=0.0, ScalarType? dtype=None) -> Tensor",
 )
-def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
+def safe_div(input, other, *extra, eps=None, fill_value=0.0, dtype=None, **unknown):
     """`input / other`, finite for finite input; no NaN or inf gradient comes from a division that has no value.
 
     Where `|other| < eps` or `other == 0` the position counts as masked out: the result is `fill_value`, whatever
@@ -121,4 +122,6 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
         >>> safeops.safe_div(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 4.0]))
         tensor([0.0000, 0.2500])
     """
+    if extra or unknown:
+        refuse(safe_div, extra, unknown)
     return _safe_div.call(input, other, eps, fill_value, dtype)

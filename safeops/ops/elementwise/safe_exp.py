@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.elementwise._unary import Unary
 
 _safe_exp = Unary(
@@ -15,7 +16,7 @@ _safe_exp = Unary(
 
 
 @_safe_exp.public("(Tensor input, *, ScalarType? dtype=None) -> Tensor")
-def safe_exp(input, *, dtype=None):
+def safe_exp(input, *extra, dtype=None, **unknown):
     """The exponential, which saturates at the output dtype's largest finite value, with gradient 0 there.
 
     It does so above 11.1 in fp16, above 88.7 in bf16 and fp32, above 709.8 in fp64. A NaN or inf shows in the result.
@@ -34,4 +35,6 @@ def safe_exp(input, *, dtype=None):
         >>> safeops.safe_exp(torch.tensor([0.0, 1.0, 1000.0]))
         tensor([1.0000e+00, 2.7183e+00, 3.4028e+38])
     """
+    if extra or unknown:
+        refuse(safe_exp, extra, unknown)
     return _safe_exp.call(input, None, 0.0, dtype)

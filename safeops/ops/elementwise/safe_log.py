@@ -1,6 +1,7 @@
 """safe_log: log(max(x, eps))."""
 
 from safeops.core.dtypes import filled
+from safeops.core.foreign import refuse
 from safeops.ops.elementwise._unary import Unary, lift
 
 
@@ -22,7 +23,7 @@ _safe_log = Unary(
 
 
 @_safe_log.public("(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
-def safe_log(input, *, eps=None, dtype=None):
+def safe_log(input, *extra, eps=None, dtype=None, **unknown):
     """`log(max(input, eps))`, finite for finite input.
 
     The gradient is `1 / input` from `eps` on and exactly 0 below. A NaN, and a positive inf, show in the result. The
@@ -45,4 +46,6 @@ def safe_log(input, *, eps=None, dtype=None):
         >>> safeops.safe_log(torch.tensor([1.0, 0.0]), eps=1e-3)
         tensor([ 0.0000, -6.9078])
     """
+    if extra or unknown:
+        refuse(safe_log, extra, unknown)
     return _safe_log.call(input, eps, 0.0, dtype)

@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core.dtypes import largest_like, overflows, wide
+from safeops.core.foreign import refuse
 from safeops.ops.elementwise._binary import Binary
 from safeops.ops.elementwise.safe_log import log
 
@@ -67,7 +68,7 @@ _safe_pow = Binary("safe_pow", _define, other="exponent")
     "(Tensor input, Tensor exponent, *, ScalarType? dtype=None) -> Tensor",
     ".Scalar(Tensor input, Scalar exponent, *, ScalarType? dtype=None) -> Tensor",
 )
-def safe_pow(input, exponent, *, dtype=None):
+def safe_pow(input, exponent, *extra, dtype=None, **unknown):
     """`input ** exponent`, finite for finite operands; no NaN or inf gradient comes from a power that has no slope.
 
     A negative base with an exponent that is not an integer gives 0. A power that does not fit the output dtype (0 to a
@@ -94,4 +95,6 @@ def safe_pow(input, exponent, *, dtype=None):
         >>> safeops.safe_pow(torch.tensor([-8.0, 0.0, 4.0]), 0.5)
         tensor([0., 0., 2.])
     """
+    if extra or unknown:
+        refuse(safe_pow, extra, unknown)
     return _safe_pow.call(input, exponent, None, 0.0, dtype)

@@ -2,6 +2,7 @@
 
 from safeops.core import check
 from safeops.core.dtypes import filled, saturate
+from safeops.core.foreign import refuse
 from safeops.ops.elementwise._unary import Unary
 from safeops.ops.elementwise.safe_div import _safe_div, quotient
 
@@ -16,7 +17,7 @@ _safe_reciprocal = Unary(
 
 
 @_safe_reciprocal.public("(Tensor input, *, float? eps=None, float? fill_value=0.0, ScalarType? dtype=None) -> Tensor")
-def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
+def safe_reciprocal(input, *extra, eps=None, fill_value=0.0, dtype=None, **unknown):
     """`1 / input`, finite for finite input: `safe_div` of 1 by `input`.
 
     Where `|input| < eps` or `input == 0` the result is `fill_value` and the gradient 0. A reciprocal that does not fit
@@ -41,6 +42,8 @@ def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
         >>> safeops.safe_reciprocal(torch.tensor([0.0, 4.0]))
         tensor([0.0000, 0.2500])
     """
+    if extra or unknown:
+        refuse(safe_reciprocal, extra, unknown)
     if fill_value is None:
         _safe_reciprocal.validate(input, eps, 0.0, dtype)
         if eps is not None:

@@ -1,6 +1,7 @@
 """safe_rsqrt: 1 / sqrt(max(x, eps))."""
 
 from safeops.core.dtypes import filled
+from safeops.core.foreign import refuse
 from safeops.ops.elementwise._unary import Unary, lift
 
 
@@ -22,7 +23,7 @@ _safe_rsqrt = Unary(
 
 
 @_safe_rsqrt.public("(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
-def safe_rsqrt(input, *, eps=None, dtype=None):
+def safe_rsqrt(input, *extra, eps=None, dtype=None, **unknown):
     """`1 / sqrt(max(input, eps))`, finite for finite input; its gradient is exactly 0 below `eps`.
 
     A value that does not fit the output dtype saturates at its largest finite one, with gradient 0: in fp16 that is so
@@ -45,4 +46,6 @@ def safe_rsqrt(input, *, eps=None, dtype=None):
         >>> safeops.safe_rsqrt(torch.tensor([4.0, 0.0]), eps=0.01)
         tensor([ 0.5000, 10.0000])
     """
+    if extra or unknown:
+        refuse(safe_rsqrt, extra, unknown)
     return _safe_rsqrt.call(input, eps, 0.0, dtype)

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core.foreign import refuse
 from safeops.ops.elementwise._unary import Unary
 
 _safe_sqrt = Unary(
@@ -15,7 +16,7 @@ _safe_sqrt = Unary(
 
 
 @_safe_sqrt.public("(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
-def safe_sqrt(input, *, eps=None, dtype=None):
+def safe_sqrt(input, *extra, eps=None, dtype=None, **unknown):
     """The square root, 0 for negative numbers; its gradient is exactly 0 below `eps`.
 
     So the gradient of a norm is 0, not NaN, at the zero vector. The value between 0 and `eps` is the true one. A NaN,
@@ -41,4 +42,6 @@ def safe_sqrt(input, *, eps=None, dtype=None):
         >>> x.grad
         tensor([0., 0., 0.])
     """
+    if extra or unknown:
+        refuse(safe_sqrt, extra, unknown)
     return _safe_sqrt.call(input, eps, 0.0, dtype)

@@ -77,7 +77,7 @@ class TotalVariation(Op):
 
     def validate(self, input, mask, reduction, empty):
         loss_reduction.validate_options(NAME, reduction, empty)
-        check.floating(NAME, "input", input)
+        check.floating(NAME, "input", input, numbers=True)
         validate_dims(NAME, input)
         check.mask(NAME, mask, "input", input)
         check.same_device(NAME, "input", input, mask=mask)

@@ -36,14 +36,16 @@ def validate_per_class(name, key, x, linear_weight):
             raise ValueError(f"{name}: {key} must be ({len(linear_weight)},), one a class, got {check.shown(x)}")
 
 
-def validate_classes(name, input, target, mask):
+def validate_classes(name, input, linear_weight, target, mask):
     rows = input.shape[:-1]
     check.tensor(name, "target", target)
     if target.dtype not in INDICES:
-        raise TypeError(f"{name}: target must be class indices, int64, int32 or uint8, got {target.dtype}")
+        remedy = check.say(check.of_one_hot("target", target, (*rows, len(linear_weight)), -1))
+        raise TypeError(f"{name}: target must be class indices, int64, int32 or uint8, got {target.dtype}{remedy}")
     if target.shape != rows:
         raise ValueError(
             f"{name}: target {check.shown(target)} must have the shape of input's rows {check.shown(input, rows)}"
+            f"{check.say(check.of_one_hot('target', target, (*rows, len(linear_weight)), -1))}"
         )
     check.mask(name, mask, "the rows", input, rows)
     check.same_device(name, "input", input, target=target, mask=mask)

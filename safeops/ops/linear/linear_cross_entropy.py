@@ -223,7 +223,7 @@ def linear_cross_entropy(
         )  # fmt: skip
     validate_layer(NAME, input, linear_weight, linear_bias)
     validate_per_class(NAME, "weight", weight, linear_weight)
-    validate_classes(NAME, input, target, mask)
+    validate_classes(NAME, input, linear_weight, target, mask)
     check.same_device(NAME, "input", input, weight=weight)
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)

@@ -182,7 +182,7 @@ def linear_token_log_probs(
     if extra or unknown:
         refuse(linear_token_log_probs, extra, unknown)
     validate_layer(NAME, input, linear_weight, linear_bias)
-    validate_classes(NAME, input, target, mask)
+    validate_classes(NAME, input, linear_weight, target, mask)
     validate_index(NAME, ignore_index)
     validate_logits(NAME, temperature, softcap)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)

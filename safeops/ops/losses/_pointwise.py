@@ -294,7 +294,7 @@ class PointwiseLoss(Op):
         if self.optional and named[self.names[-1]] is None:
             del named[self.names[-1]]
         for name, x in named.items():
-            check.floating(self.name, name, x)
+            check.floating(self.name, name, x, numbers=True)
         shape = check.broadcast(self.name, **named)
         operands = " and ".join(self.names[:2])
         check.mask(self.name, mask, operands, tensors[0], shape)

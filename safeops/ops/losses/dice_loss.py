@@ -19,7 +19,7 @@ def dice_loss(
     """Dice loss: 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr) for each class of each image.
 
     The sums are over the kept pixels; then the mean over all regions. Milletari et al., "V-Net", 2016, with the
-    arguments of MONAI's DiceLoss. (Its `include_background=False` is a `weight` that is 0 for class 0.)
+    arguments of MONAI's DiceLoss. (Its `include_background=False` is, of several classes, a `weight` of 0 for class 0.)
 
     Args:
         {arguments}

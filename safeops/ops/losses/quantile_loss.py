@@ -99,7 +99,7 @@ def _along_last_dim(input, target, quantile):
     """Returns (quantile as a tensor (Q,), target with as many dims as input)."""
     name = "quantile_loss"
     for key, x in {"input": input, "target": target}.items():
-        check.floating(name, key, x)
+        check.floating(name, key, x, numbers=True)
     count = len(quantile) if not isinstance(quantile, torch.Tensor) or quantile.dim() == 1 else None
     if count is None or input.dim() == 0 or count != input.shape[-1]:
         raise ValueError(

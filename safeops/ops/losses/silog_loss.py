@@ -28,8 +28,8 @@ def validate_options(name, reduction, empty, variance_focus, batch, eps):
 
 
 def validate(input, target, mask, weight, reduction, denominator, batch):
-    check.floating(NAME, "input", input)
-    check.floating(NAME, "target", target)
+    check.floating(NAME, "input", input, numbers=True)
+    check.floating(NAME, "target", target, numbers=True)
     if input.shape != target.shape:
         raise ValueError(
             f"{NAME}: target {check.shown(target)} must have the shape of input {check.shown(input)}; where an image "

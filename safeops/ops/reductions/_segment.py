@@ -228,7 +228,7 @@ class SegmentReduction(Op):
     def _validate(self, input, cu_seqlens, segment_ids, num_segments, mask, weight, empty):
         """Raise for wrong shapes, dtypes and devices, without reading values."""
         name = self.name
-        check.floating(name, "input", input)
+        check.floating(name, "input", input, numbers=True)
         for key, x in (("input", input), ("mask", mask), ("weight", weight)):
             if isinstance(x, torch.Tensor):
                 check.no_dtensor(name, key, x)  # a packed batch belongs to one rank

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from safeops.core import check, route
+from safeops.core.foreign import REQUIRED, refuse, require
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.core.private_torch import saved_by_name
@@ -88,6 +89,7 @@ class Compaction(Op):
         return takes, (input, mask, capacity, fill_value)
 
     def validate(self, input, mask, capacity, fill_value):
+        require("masked_compact", capacity=capacity)
         check_movable("masked_compact", "input", input)
         check.boolean("masked_compact", "mask", mask, "True = keep")
         if mask.dim() > input.dim() or not all(map(check.stretches, mask.shape, input.shape)):
@@ -130,7 +132,7 @@ _masked_compact = Compaction("masked_compact", _forward, _backward, definition)
     "(Tensor input, Tensor mask, *, SymInt capacity, Scalar fill_value=0) -> "
     "(Tensor values, Tensor index, Tensor count)"
 )
-def masked_compact(input, mask, *, capacity, fill_value=0):
+def masked_compact(input, mask, *extra, capacity=REQUIRED, fill_value=0, **unknown):
     """The kept elements, or rows, packed into `capacity` slots: `input[mask]` without waiting for its size.
 
     `input[mask]` has a size that only the device knows: the host waits for it, and neither a CUDA graph nor
@@ -170,4 +172,6 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         >>> values, index, int(count)
         (tensor([3., 5., 7., 0.]), tensor([ 0,  2,  3, -1]), 3)
     """
+    if extra or unknown:
+        refuse(masked_compact, extra, unknown)
     return MaskedCompact(*_masked_compact.call(input, mask, capacity, fill_value))

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import fill_of, filled, where
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.ops.selection._indexed import Indexed
 from safeops.ops.selection._selection import check_dim, full, summed_wide
@@ -72,7 +73,7 @@ _safe_gather = Indexed("safe_gather", _forward, _backward, definition, _check_sh
 
 
 @_safe_gather.public("(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")
-def safe_gather(input, dim, index, *, fill_value=0):
+def safe_gather(input, dim, index, *extra, fill_value=0, **unknown):
     """`torch.gather`, where an index out of range gives `fill_value` and no gradient.
 
     In torch such an index is an IndexError on the CPU and, on CUDA, a device assert after which nothing works any
@@ -99,4 +100,6 @@ def safe_gather(input, dim, index, *, fill_value=0):
         tensor([[2.],
                 [0.]])
     """
+    if extra or unknown:
+        refuse(safe_gather, extra, unknown)
     return _safe_gather.call(input, dim, index, fill_value)

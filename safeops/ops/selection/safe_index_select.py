@@ -1,6 +1,7 @@
 """safe_index_select: torch.index_select in which an index out of range gives a fill value, not an error."""
 
 from safeops.core import check
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.ops.selection._indexed import Indexed
 from safeops.ops.selection._selection import check_dim, select_rows
@@ -55,7 +56,7 @@ _safe_index_select = Indexed("safe_index_select", _forward, _backward, definitio
 
 
 @_safe_index_select.public("(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")
-def safe_index_select(input, dim, index, *, fill_value=0):
+def safe_index_select(input, dim, index, *extra, fill_value=0, **unknown):
     """`torch.index_select`, where an index out of range gives `fill_value` and no gradient.
 
     For embedding lookups: a padding or ignored index (-1, -100, 255) is neither an IndexError nor, on CUDA, a device
@@ -82,4 +83,6 @@ def safe_index_select(input, dim, index, *, fill_value=0):
         tensor([[3., 4.],
                 [0., 0.]])
     """
+    if extra or unknown:
+        refuse(safe_index_select, extra, unknown)
     return _safe_index_select.call(input, dim, index, fill_value)

@@ -7,6 +7,7 @@ import torch
 from safeops.core import check
 from safeops.core.definitions import keepdim_shape
 from safeops.core.dtypes import LARGEST, compute_dtype
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
 from safeops.core.sums import sum_to
@@ -82,8 +83,8 @@ class CosineSimilarity(Op):
         return True, (x1, x2, dim, eps)
 
     def validate(self, x1, x2, dim, eps):
-        check.floating("cosine_similarity", "x1", x1)
-        check.floating("cosine_similarity", "x2", x2)
+        check.floating("cosine_similarity", "x1", x1, numbers=True)
+        check.floating("cosine_similarity", "x2", x2, numbers=True)
         shape = check.broadcast("cosine_similarity", x1=x1, x2=x2)
         check.same_device("cosine_similarity", "x1", x1, x2=x2)
         check.one_dim("cosine_similarity", dim, len(shape))
@@ -101,7 +102,7 @@ _cosine_similarity = CosineSimilarity("cosine_similarity", _forward, _backward, 
 
 
 @_cosine_similarity.public("(Tensor x1, Tensor x2, int dim=1, float? eps=1e-8) -> Tensor")
-def cosine_similarity(x1, x2, dim=1, eps=1e-8):
+def cosine_similarity(x1, x2, dim=1, eps=1e-8, *extra, **unknown):
     """<x1, x2> / (max(|x1|, eps) max(|x2|, eps)) along `dim`, within [-1, 1].
 
     Where one of the vectors is zero the result is 0, with gradient 0 to both. Neither the norms nor the product
@@ -129,4 +130,6 @@ def cosine_similarity(x1, x2, dim=1, eps=1e-8):
         >>> safeops.cosine_similarity(x, torch.tensor([[4.0, 3.0]]))
         tensor([0.9600, 0.0000])
     """
+    if extra or unknown:
+        refuse(cosine_similarity, extra, unknown)
     return _cosine_similarity.call(x1, x2, dim, eps)

@@ -8,6 +8,7 @@ import torch
 from safeops.core import check
 from safeops.core.definitions import keepdim_shape
 from safeops.core.dtypes import LARGEST, compute_dtype, filled, to_one
+from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.ops.elementwise.safe_div import safe_div
@@ -98,7 +99,7 @@ class Normalize(Op):
         return True, (input, dim, eps)
 
     def validate(self, input, dim, eps):
-        check.floating("normalize", "input", input)
+        check.floating("normalize", "input", input, numbers=True)
         check.one_dim("normalize", dim, input.dim())
         if eps is not None:
             check.number("normalize", "eps", eps, minimum=0)
@@ -114,7 +115,7 @@ _normalize = Normalize("normalize", _forward, _backward, definition)
 
 def by_norm(input, p, dim, eps):
     """`normalize` by another norm, or over several dims: torch ops around `safe_norm`."""
-    check.floating("normalize", "input", input)
+    check.floating("normalize", "input", input, numbers=True)
     check.number("normalize", "p", p, minimum=-math.inf, maximum=math.inf)
     check.dims("normalize", dim, input.dim())
     if eps is not None:
@@ -127,7 +128,7 @@ def by_norm(input, p, dim, eps):
 
 
 @_normalize.public("(Tensor input, float p=2.0, int[1] dim=1, float? eps=1e-12) -> Tensor")
-def normalize(input, p=2.0, dim=1, eps=1e-12):
+def normalize(input, p=2.0, dim=1, eps=1e-12, *extra, **unknown):
     """`input / max(|input|_p, eps)` along `dim`: vectors of length 1.
 
     A zero vector stays 0, with gradient 0. The Euclidean norm neither overflows nor underflows: with eps=None, vectors
@@ -157,6 +158,8 @@ def normalize(input, p=2.0, dim=1, eps=1e-12):
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
+    if extra or unknown:
+        refuse(normalize, extra, unknown)
     if isinstance(dim, (list, tuple)) and len(dim) == 1:
         (dim,) = dim
     if not isinstance(p, torch.Tensor) and p == 2 and not isinstance(dim, (list, tuple)):

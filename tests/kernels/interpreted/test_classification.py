@@ -324,7 +324,7 @@ def test_classes_of_minus_infinity(length):
 
 @pytest.mark.parametrize("length", [20, 300])
 def test_logits_of_any_size(length):
-    """Sums about the top do not cancel, nor leave the range."""
+    """Sums about the maximum do not cancel, nor leave the range."""
     x = fill((3, length), F32, 1) * 1e-3 + 1e4
     check(x, labels((3, length)), {"label_smoothing": 0.25})
     check(x - 2e4, labels((3, length)), {})

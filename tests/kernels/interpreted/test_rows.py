@@ -43,8 +43,8 @@ def run(op, x, y=None, mask=None, dim=-1, eps=None):
     if op == "normalize":
         value, norm = normalize.normalize(x, dim, eps)
         return value, (norm,)
-    value, top, total = masked_softmax.masked_softmax(x, mask, dim, op == "log_softmax")
-    return value, (top, total)
+    value, maximum, total = masked_softmax.masked_softmax(x, mask, dim, op == "log_softmax")
+    return value, (maximum, total)
 
 
 def backward(op, grad, saved, x, y=None, mask=None, dim=-1, eps=None, needs=(True, True)):

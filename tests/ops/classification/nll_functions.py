@@ -32,8 +32,8 @@ def nll_function(name, element, steepest, values):
     """The record of a loss whose record in the library is an `NLLFunction`: parameters and their ranges are that's.
 
     element     (nll, **parameters) -> the loss of each row, in plain differentiable torch.
-    steepest    (**parameters) -> a bound of |element(nll)| / nll and of its slope.
-    values      {parameter: further values that samples have}.
+    steepest    (**parameters) -> a bound of |element(nll)| / nll and of |slope|, over all nll: the greater of the two.
+    values      {parameter: values of further samples}: its least value, and one beyond the default.
     """
     op = registry[name]
     parameters = {x.name: x.default if x.sample is None else x.sample for x in op.parameters}
@@ -87,7 +87,7 @@ def nll_function(name, element, steepest, values):
         {"row weights": (samples_of_row_weights(), {"skip": SKIP | MADE_OF_OTHERS, "row_terms": terms})},
         terms=terms,
         gpu="made of other ops, whose kernels the GPU tests run",
-        no_route="made of other ops: tests/contract/classification/test_focal.py watches which",
+        no_route="made of other ops: tests/contract/classification/test_nll_functions.py watches which",
     )
 
 
