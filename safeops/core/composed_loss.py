@@ -20,8 +20,8 @@ def vectors(name, **operands):
 
 
 def one_a_row(name, key, x, vectors, rows, classes=False):
-    """Check that x is real and has the shape `rows`. vectors: the operand whose rows they are. classes: True: x holds
-    the rows' classes."""
+    """Check that x is real and has the shape `rows`. vectors: the operand whose rows they are. classes: True if x holds
+    the rows' classes: the error then has the remedy for one-hot rows."""
     check.real(name, key, x)
     if x.shape != rows:
         raise ValueError(
