@@ -44,7 +44,7 @@ class Public:
     cpu: True if its CPU kernels run. cuda: {index of a CUDA device: True if its kernels run there}.
     """
 
-    public_function = None  # `public` sets it; the lists' scans have none
+    public_function = None  # `public` sets it; the scans of ops/lists have none
     module, buffers, example = None, (), "torch.tensor([0.5, 3.0]), torch.zeros(2)"
     parts, raw, owner = (), (), None
 

@@ -23,7 +23,7 @@ def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
     keep = kept(mask, weight)
     terms = input.to(compute)
     if keep is not None:
-        terms = torch.where(keep, terms, 0)  # select before arithmetic
+        terms = torch.where(keep, terms, 0)  # select before arithmetic: NaN * 0 is NaN
     if weight is not None:
         weights = torch.where(keep, weight.to(compute), 0)
         terms = terms * weights

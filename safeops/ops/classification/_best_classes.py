@@ -38,7 +38,7 @@ def buckets(input, values, indices, keep, temperature):
     of the target), both (..., K + 1): the K given classes, then all others."""
     compute, classes, indices = compute_dtype(input.dtype, values.dtype), input.shape[-1], indices.long()
     exists = (indices >= 0) & (indices < classes)
-    if keep is not None:  # select before arithmetic
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         exists = exists & keep.unsqueeze(-1)
         values = torch.where(keep.unsqueeze(-1), values, 0)
     input = gathered(input, [input.dim() - 1])

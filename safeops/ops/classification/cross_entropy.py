@@ -48,7 +48,7 @@ def define(
         place = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
     else:
         place, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
-    x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic
+    x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic: NaN * 0 is NaN
     if x.shape[dim] == 0:
         loss = x.sum(dim)  # 0, but in the graph
         loss = loss if not has_probabilities else loss + place.sum(dim)

@@ -23,7 +23,7 @@ def losses(log_probs, labels, input_lengths, target_lengths, keep, blank):
     frames = torch.arange(len(log_probs), device=log_probs.device).unsqueeze(-1)
     exists = frames < input_lengths.to(log_probs.device)  # (T, N)
     exists = exists if keep is None else exists & keep
-    x = torch.where(exists.unsqueeze(-1), log_probs, 0)  # select before arithmetic
+    x = torch.where(exists.unsqueeze(-1), log_probs, 0)  # select before arithmetic: NaN * 0 is NaN
     x = torch.where(x == -torch.inf, FLOOR, x)
     with without_autocast(x):
         # (zero_infinity: for labels that do not fit their frames, the gradient is 0)

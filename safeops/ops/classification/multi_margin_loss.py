@@ -31,7 +31,7 @@ def own_class(place, x):
 def losses(input, place, margin, p):
     """The losses (...) of rows. place: (...) int64, the row's own class; -1 where it has none: its loss is 0."""
     is_target, there = own_class(place, input), (place >= 0).unsqueeze(-1)
-    x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic
+    x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic: NaN * 0 is NaN
     d = hinge(margin - torch.where(is_target, x, 0).sum(-1, keepdim=True) + x)
     d = torch.where(is_target | ~there, 0, d * d if p == 2 else d)
     return (accumulate(d, -1) / max(input.shape[-1], 1)).to(d.dtype)

@@ -101,7 +101,7 @@ def multilabel_margin_loss(
     listed = (target >= 0).cumprod(-1) != 0
     if keep is not None:
         listed = listed & keep.expand(rows).unsqueeze(-1)
-        input = torch.where(keep.unsqueeze(-1), input, 0)  # select before arithmetic
+        input = torch.where(keep.unsqueeze(-1), input, 0)  # select before arithmetic: NaN * 0 is NaN
     refuse_missing_class(NAME, target, listed, None, input.shape[-1], "input", input.shape)
     listed = listed & check.in_range(target, input.shape[-1], listed)
     loss = losses(input, target, listed).to(compute_dtype(input.dtype))

@@ -32,7 +32,7 @@ def define(input, target, weight=None, mask=None, ignore_index=-100):
         loss = input.to(compute).sum(dim)  # 0, but in the graph
     else:
         target_value = input.gather(dim, place.unsqueeze(dim)).squeeze(dim).to(compute)
-        loss = -torch.where(keep, target_value, 0)  # select before arithmetic
+        loss = -torch.where(keep, target_value, 0)  # select before arithmetic: NaN * 0 is NaN
     loss = loss if weights is None else torch.where(keep, loss * weights, 0)
     loss = loss.to(dtype)
     return loss, keep, loss.new_empty(0) if weights is None else weights

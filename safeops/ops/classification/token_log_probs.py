@@ -51,7 +51,7 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
     input, dim = gather_classes(input), class_dim(input)
     compute = compute_dtype(input.dtype)
     place, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
-    x = torch.where(keep.unsqueeze(dim), input, 0)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(dim), input, 0)  # select before arithmetic: NaN * 0 is NaN
     x = shaped(wide_on_cpu(x.to(compute)), temperature, softcap)
     if x.shape[dim] == 0:
         return x.sum(dim).to(compute).expand(3, *keep.shape)  # 0, but in the graph
@@ -71,7 +71,7 @@ def define_argmax(input, target, mask=None, ignore_index=-100, *shape):
     the row's own class)."""
     rows, input, dim = define(input, target, mask, ignore_index, *shape), gather_classes(input), class_dim(input)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, torch.float64)
-    x = torch.where(keep.unsqueeze(dim), input.detach(), 0)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(dim), input.detach(), 0)  # select before arithmetic: NaN * 0 is NaN
     argmax = x.argmax(dim) if x.shape[dim] else torch.zeros_like(keep, dtype=torch.int64)
     return rows, argmax, keep & (argmax == target)
 

@@ -53,7 +53,7 @@ def _rows(terms):
     def definition(input, target, keep=None, temperature=1.0, beta=0.5):
         compute = compute_dtype(input.dtype, target.dtype)
         x, y = (wide_on_cpu(x.to(compute)) for x in (input, target))
-        if keep is not None:  # select before arithmetic
+        if keep is not None:  # select before arithmetic: NaN * 0 is NaN
             x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
         v, u = ((x / temperature).log_softmax(-1) for x in (x, y))
         total = terms(u, v, u.exp(), v.exp(), beta).sum(-1)

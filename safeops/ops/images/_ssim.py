@@ -108,7 +108,7 @@ def define(
             keep = keep & reach(counted, win_size, spatial)
     x, y = input.to(compute), target.to(compute)
     origin_x, origin_y = reference(x, keep, dims), reference(y, keep, dims)
-    x = (torch.where(keep, x, origin_x) - origin_x) / data_range  # select before arithmetic
+    x = (torch.where(keep, x, origin_x) - origin_x) / data_range  # select before arithmetic: NaN * 0 is NaN
     y = (torch.where(keep, y, origin_y) - origin_y) / data_range
     weights, s, d = window(win_size, win_sigma), x + y, x - y
     moments = blur(torch.stack((s, d, s * s, d * d)), weights, spatial, same)

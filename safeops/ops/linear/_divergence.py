@@ -25,7 +25,7 @@ _OPERANDS = (
 
 def _all_logits(x, weight, bias, keep, compute):
     """All logits of a layer, for the definition. weight: None if x are logits."""
-    if keep is not None:  # select before arithmetic
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         x = torch.where(keep.unsqueeze(-1), x, 0)
     if weight is None:
         return x

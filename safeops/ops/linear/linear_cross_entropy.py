@@ -44,7 +44,7 @@ def define(
     """
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, compute)
-    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
     logits = logits.movedim(-1, class_dim(logits))

@@ -24,7 +24,7 @@ def define(input, linear_weight, target, linear_bias=None, mask=None, ignore_ind
     """Log probability, entropy and logsumexp of each row, as one tensor (3, N)."""
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, compute)
-    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
     return define_rows(logits.movedim(-1, class_dim(logits)), target, keep, ignore_index, temperature, softcap)

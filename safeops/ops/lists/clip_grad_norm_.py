@@ -1,4 +1,4 @@
-"""clip_grad_norm_: one factor for all tensors of a list."""
+"""clip_grad_norm_: multiply all tensors of a list by one factor, in place."""
 
 import torch
 

@@ -43,7 +43,7 @@ def define(value, tensors, mask, weight, denominator, reduction, *options):
     operands = torch.broadcast_tensors(*(x.to(compute) for x in tensors if x is not None))
     keep = kept(mask, weight)
     if keep is not None:
-        operands = [torch.where(keep, x, 0) for x in operands]  # select before arithmetic
+        operands = [torch.where(keep, x, 0) for x in operands]  # select before arithmetic: NaN * 0 is NaN
     operands = iter(operands)
     loss = value(*(x if x is None else next(operands) for x in tensors), *parameters)
     if weight is not None:

@@ -37,7 +37,7 @@ def define(input, target, mask=None, exists=None, ignore_index=None, squared=Fal
     if exists is not None:
         keep = keep & exists.reshape(lead)
     keep = keep.expand(input.shape)
-    p, t = torch.where(keep, p, 0), torch.where(keep, t, 0).to(compute)  # select before arithmetic
+    p, t = torch.where(keep, p, 0), torch.where(keep, t, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
     terms = p * t, p * p if squared else p, t * t if squared else t, keep
     dims = tuple(range(2, input.dim()))
     return torch.stack([(accumulate(x, dims) if dims else x).to(torch.float64) for x in terms])

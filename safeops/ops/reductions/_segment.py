@@ -78,7 +78,7 @@ class Sequences:
         ]
 
     def largest(self):
-        """The largest kept element, NaN where one is; -inf where none is kept."""
+        """The largest kept element of each sequence. NaN if one of them is NaN; -inf if none is kept."""
         with torch.no_grad():
             x = self.select(self.x, float("-inf")).expand(self.shape)
             index = self.place.reshape(-1, *(1,) * (x.dim() - 1)).expand(self.shape)

@@ -61,7 +61,7 @@ class Kept:
         return self.sum(self.weight.expand(self.x.shape))
 
     def largest(self, x):
-        """The largest kept element, NaN where one is; -inf where none is kept."""
+        """The largest kept element. NaN if one of them is NaN; -inf if none is kept."""
         with torch.no_grad():
             if x.numel() == 0:  # amax refuses an empty tensor
                 return self.sum(x) - float("inf")
@@ -71,7 +71,7 @@ class Kept:
         return self.x.abs()
 
     def binade(self):
-        """A power of two that brings the largest magnitude into [1, 2): squares of x / binade neither overflow nor all
+        """A power of two b with the largest magnitude / b in [1, 2). The squares of x / b neither overflow nor all
         underflow, and the division is exact."""
         with torch.no_grad():
             largest = self.largest(self.sizes())

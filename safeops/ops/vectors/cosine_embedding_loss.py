@@ -20,7 +20,7 @@ SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, *FLOATING)  # dtype
 
 def definition(input1, input2, target, keep=None, margin=0.0):
     """The loss of each row. keep: bool, True where a row exists; None: all."""
-    if keep is not None:  # select before arithmetic
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         input1, input2 = (torch.where(keep.unsqueeze(-1), x, 0) for x in (input1, input2))
     cos = cosine_similarity(input1, input2, dim=-1, eps=None)
     apart = hinge(cos - margin)

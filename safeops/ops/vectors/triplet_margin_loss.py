@@ -29,7 +29,7 @@ def _composite(anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, sw
     empty. keep: bool, True where a row exists; None: all."""
     compute = compute_dtype(anchor.dtype, positive.dtype, negative.dtype)
     a, b, c = (x.to(compute) for x in (anchor, positive, negative))
-    if keep is not None:  # select before arithmetic
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         a, b, c = (torch.where(keep.unsqueeze(-1), x, 0) for x in (a, b, c))
     near, far = _distance(a, b, p, eps), _distance(a, c, p, eps)
     apart = _distance(b, c, p, eps) if swap else near.new_empty(0)
