@@ -59,7 +59,7 @@ def install(folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
         for launcher in lazy:
-            library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, kernels, "CPU")
+            library.cache_launches(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, kernels, "CPU")
     for record in registry.values():  # those whose kernels are Triton's alone run on the CPU now
         for op in (record, *record.parts):
             op.cpu = op.cpu or bool(op.raw) and all(library.has_kernel(name, "CPU") for name in op.raw)

@@ -1,4 +1,4 @@
-"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `run`. Needs torch; others say so."""
+"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `run`. It needs torch, `demo` more."""
 
 import argparse
 import importlib.metadata
@@ -17,7 +17,7 @@ from safeops.safe import command as safe
 from safeops.verify import command as verify
 from safeops_lint import command as lint
 
-ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
+ISA = ("baseline", "AVX2", "AVX-512")  # index: what _C.cpu_isa() returns
 
 
 def main(argv=None):
@@ -28,7 +28,7 @@ def main(argv=None):
 def _run(argv):
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
-    if unknown:  # of the command, which parse_args would not name
+    if unknown:  # report them with the subcommand's usage, unlike parse_args
         getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.command is None:
         parser.print_help()
@@ -119,7 +119,7 @@ def _cpu_kernels():
         return None
     try:
         return ISA[library.cpu_extension.cpu_isa()]
-    except ValueError as error:  # every op will say so; the doctor says the rest too
+    except ValueError as error:  # every op raises it; the doctor goes on with its report
         message = str(error).splitlines()[0]
         return f"none can run: {message[message.find('SAFEOPS_CPU_ISA') :]}"
 
@@ -147,7 +147,7 @@ def _op(op):
 
 
 def _on_cuda(op, index):
-    """The route on a device, and why. What calls other ops has none of its own."""
+    """The route on a device, and the reason. An op that only calls other ops has no route of its own."""
     if not op.owner:
         return {"route": "its parts'", "reason": ""}
     result = availability.availability(op, index)

@@ -58,7 +58,7 @@ class Binding:
         self._loop(node)
 
     def _bind_element(self, target, iterated, statement):
-        """The values of a loop's names: of `zip` and `enumerate`, each an element of its own."""
+        """Bind a loop's names. With `zip` and `enumerate`, each name gets an element of its own operand."""
         call = iterated if isinstance(iterated, cst.Call) else None
         name = dotted(call.func) if call is not None else None
         parts = [a.value for a in call.args if not a.keyword] if call is not None else []
@@ -75,7 +75,7 @@ class Binding:
             self._bind_used(target, tensor, name != "range", statement)
 
     def _bind_used(self, target, tensor, may_be, statement):
-        """A name of a loop or a batch is a tensor where a loss or a step goes on to use it as one."""
+        """Bind a name of a loop or a batch. It is a tensor if a loss or a step uses it as one."""
         for part in getattr(target, "elements", ()):
             self._bind_used(part.value, tensor, may_be, statement)
         if isinstance(target, cst.Name):

@@ -9,7 +9,7 @@ from safeops_lint.syntax import Op, dotted, operation
 from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS
 from safeops_lint.values import NOTHING, Value, of_op
 
-# Methods that say it wherever they are called.
+# Methods that only tensors have, in any code.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
@@ -39,7 +39,8 @@ class Calls:
         return value
 
     def _recognize(self, op):
-        """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
+        """Mark the operand as a tensor if only tensors have this method, or if a function of torch takes it:
+        `net(x).log()`, `torch.log(a / b)`."""
         value, name = self.value(op.input), op.name
         certain = op.origin == "method" and (name in CERTAIN or op.kwargs.keys() & DIMS)
         if op.origin == "method" and name in CASTS and isinstance(op.input, cst.Comparison):  # (distance < 4).float()
@@ -70,7 +71,7 @@ class Calls:
         if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
             return Value(foreign=True, positive=True, node=node)
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
-            return Value(node=node)  # a module: who calls it can look up what it is
+            return Value(node=node)  # a module: its node shows which, when it is called
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:
             made = None
             if full == "safeops.masked_fill" and node.args:  # as torch's
@@ -87,7 +88,7 @@ class Calls:
             layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
             model = name.rsplit(".", 1)[-1] in MODELS
             if model and (self.scope.step or self.scope.loss):
-                tensors = True  # what it is given came from a loader
+                tensors = True  # its arguments came from a data loader
             result = self._result(name, node)
             if result.tensor:
                 return result
@@ -114,7 +115,7 @@ class Calls:
         return value
 
     def _result(self, name, node):
-        """The Value of the one expression that a function of this file, or an own method, returns."""
+        """The Value of the only expression that a function of this file, or a method of this class, returns."""
         scope = self.scope
         while scope.outer is not None and scope.outer.name:  # a function within a method
             scope = scope.outer

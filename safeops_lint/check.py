@@ -23,7 +23,7 @@ PASSES = 10
 
 
 class CannotLint(Exception):
-    """A text that is no Python: carries the Problem."""
+    """The text cannot be parsed. `.problem` is the Problem."""
 
     def __init__(self, problem):
         super().__init__(problem.message)
@@ -36,9 +36,9 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None
     Args:
         source: the text of a Python file.
         path: what the findings call it.
-        rules: Rule objects; None: all, and what is likely alone.
-        noqa: whether `# noqa` comments count.
-        possible: whether to tell what a caller or the data may well keep away, too; None: where `rules` are given.
+        rules: Rule objects; None: all rules, and only their likely findings.
+        noqa: True: `# noqa` comments silence findings.
+        possible: True: also report what a caller or the data may well prevent; None: True if `rules` are given.
         scripted: names of functions and classes that are not rewritten, since torch.jit.script may compile them.
 
     Returns:
@@ -60,12 +60,12 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None
 
 
 def fix_source(source, path="<string>", rules=None):
-    """(the text with every rewrite applied, how many were). What does not parse raises CannotLint."""
+    """Returns (the text with every rewrite applied, number of rewrites). Raises CannotLint if it does not parse."""
     return rewrite(source, path, rules, rules is not None)[:2]
 
 
 def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
-    """(the rewritten text, how many rewrites, the findings that are left in it)."""
+    """Returns (the rewritten text, number of rewrites, the findings that are left in it)."""
     if "torch" not in source:
         _must_parse(source, path)
         return source, 0, []
@@ -87,8 +87,8 @@ def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
 
 
 def scripted_by(text):
-    """The names in a text that speaks of torch.jit.script, which knows torch's own functions alone: it may compile what
-    has one of these names, wherever that is defined."""
+    """All names in a text that mentions torch.jit.script, else none. It may compile any function or class of such a
+    name, wherever that is defined, and it knows no functions but torch's own."""
     return frozenset(re.findall(r"\w+", text)) if SCRIPTS.search(text) else frozenset()
 
 
@@ -110,17 +110,17 @@ def _rewrite(source, module, findings):
 
 
 def _taken(module, name):
-    """True if the file uses the name for something of its own: an argument, a variable."""
+    """True if the file binds the name itself: as a parameter or a variable."""
     params = {n.name.value for n in descendants(module) if isinstance(n, cst.Param)}
     targets = (n.target for n in descendants(module) if isinstance(n, cst.AssignTarget))
     return name in params or any(isinstance(t, cst.Name) and t.value == name for t in targets)
 
 
 def _must_parse(source, path):
-    """A file without torch has no findings, but one that does not parse is still bad input."""
+    """Raise CannotLint if Python cannot parse the text. A file without torch has no findings, but must parse, too."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes in strings: not ours to say
+            warnings.simplefilter("ignore")  # warnings about escapes in strings are not the linter's task
             ast.parse(source, path)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         message = f"does not parse: {getattr(error, 'msg', None) or error}"
@@ -129,7 +129,7 @@ def _must_parse(source, path):
 
 
 def _parse(source, path):
-    _must_parse(source, path)  # Python's words are clearer, and its limit on nesting spares libcst's stack
+    _must_parse(source, path)  # Python's errors are clearer, and its limit on nesting protects libcst's stack
     try:
         return cst.parse_module(source)
     except cst.ParserSyntaxError as error:
@@ -142,7 +142,7 @@ def _parse(source, path):
 def _lint(source, path, rules, noqa, possible, scripted):
     limit, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(limit, DEPTH))
-    gc.disable()  # a tree is a million objects, all alive: looking through them is a third of the time
+    gc.disable()  # a tree is a million live objects: collections would take a third of the time
     try:
         module = _parse(source, path)
         imports = Imports(module, path)
@@ -180,7 +180,7 @@ def _findings(source, path, module, reports, noqa):
         if noqa and any(_silenced(lines[i - 1], r.rule.code) for i in {line, end_line, place(last)[0]}):
             continue
         edits = tuple(fixing.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
-        if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one inside another: nothing that can be applied
+        if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one is inside another: they cannot be applied
             edits = ()
         where = (path, line, column, end_line, end_column)
         imports = r.imports_safeops and bool(edits)

@@ -24,12 +24,12 @@ def main(argv=None, prog="safeops-lint"):
 
 
 def piped(run, arguments):
-    """The exit code of a command whose reader may leave before its end."""
+    """Run a command, even if the reader of its output closes the pipe. Returns the exit code."""
     try:
         code = run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head` has seen enough; what Python would still write at its exit goes nowhere
+    except BrokenPipeError:  # `| head` closed it; discard what Python would still write at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 

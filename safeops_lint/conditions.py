@@ -1,4 +1,4 @@
-"""Conditions: facts about the names in one, and when its branches run."""
+"""Conditions (if, while, assert): the names that they ask about, and branches that rarely run."""
 
 import re
 
@@ -6,7 +6,7 @@ import libcst as cst
 
 from safeops_lint.syntax import children, descendants
 
-# A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
+# Names in conditions of code that runs once, or on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
     r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|(^|_)stats|warned|initiali[sz]ed", re.IGNORECASE
 )

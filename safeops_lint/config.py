@@ -9,7 +9,7 @@ import pathlib
 from safeops_lint.rules import unknown
 
 KEYS = {"select": list, "ignore": list, "exclude": list, "per-file-ignores": dict}
-# Folders that hold no source of the project. Only below a given path: who names one wants it linted.
+# Folders that hold no source of the project. They are skipped below a given path, but linted if they are that path.
 SKIPPED = set(
     """.git .hg .svn .venv venv .tox .nox .eggs build dist node_modules __pycache__ site-packages .ipynb_checkpoints
     .mypy_cache .ruff_cache .pytest_cache""".split()
@@ -17,7 +17,7 @@ SKIPPED = set(
 
 
 class BadConfig(Exception):
-    """Names the file, the key and the value."""
+    """The message names the file, the key and the value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Config:
 
 
 def _matches(path, root, pattern):
-    """A pattern is about the path below pyproject.toml, about a folder on that path, or about the file's name."""
+    """True if the pattern matches the path relative to pyproject.toml, a folder on that path, or the file's name."""
     relative = pathlib.PurePath(os.path.relpath(os.path.abspath(path), root or ".")).as_posix()
     pattern = pattern.rstrip("/")
     if fnmatch.fnmatch(relative, pattern) or fnmatch.fnmatch(relative, f"{pattern}/*"):
@@ -62,7 +62,7 @@ def load(path):
     """The Config in a pyproject.toml, None without a `[tool.safeops.lint]`."""
     text = pathlib.Path(path).read_bytes()
     if b"safeops" not in text:
-        return None  # without a TOML parser, Python 3.10 can still lint
+        return None  # so that Python 3.10, which has no TOML parser, can still lint
     try:
         table = _toml().loads(text.decode()).get("tool", {}).get("safeops", {}).get("lint")
     except (ValueError, AttributeError) as error:

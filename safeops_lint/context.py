@@ -1,4 +1,4 @@
-"""The part of the walk that a rule sees: values, sources, what kind of code this is; and where it reports."""
+"""The part of the walk that rules use: values and sources of expressions, the kind of code, and `report`."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ TO_HALF = re.compile(r"\.half\(|torch\.(half|float16)\b")
 AUTOCAST = re.compile(r"autocast\([^()]*\)")
 # Rules about values that the callers of a private function may well have prepared.
 PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210"}
-PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
+PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # also as an argument
 ARITHMETIC = {cst.Add: "add", cst.Subtract: "sub", cst.Multiply: "mul", cst.Divide: "truediv", cst.Power: "pow"}
 
 
@@ -68,8 +68,9 @@ class Context:
         return self.text(node.with_changes(lpar=(), rpar=()) if needless else node)
 
     def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
-        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
-        What is not likely, since a caller or the data may well keep it away, is told where the rule was asked for."""
+        """Keep a report on `node`. fix: [(node, new text)], dropped if a comment would be lost. covers: [(code, node)]
+        of reports that this one replaces. likely: False for what a caller or the data may well prevent; such a report
+        is shown only if the rule was selected."""
         prepared = self.private and rule.code in PREPARED
         likely = likely and not (prepared or self.imports.tests)
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
@@ -95,7 +96,7 @@ class Context:
 
     @functools.cached_property
     def casts_to_half(self):
-        """True if the file casts to fp16 itself: where autocast alone does, pow, sums and losses run in fp32."""
+        """True if the file casts to fp16 itself. If only autocast does, pow, sums and losses run in fp32."""
         return TO_HALF.search(AUTOCAST.sub("", self.code)) is not None
 
     @property
@@ -105,13 +106,13 @@ class Context:
 
     @property
     def entered(self):
-        """True if this is what a training step calls, and no helper, which is given what its caller made for it."""
+        """True if a training step calls this itself. False for a helper, whose caller prepares its arguments."""
         named = self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
         return named or not (self.scope.class_name or self.scope.helper)
 
     @property
     def private(self):
-        """True if the file alone calls it."""
+        """True if only this file calls the function."""
         return self.scope.name.startswith("_") and not self.scope.name.startswith("__")
 
     @property
@@ -123,11 +124,11 @@ class Context:
 
     @property
     def computing(self):
-        """True if it does, or computes a metric: values count, gradients may not."""
+        """True if `training`, or if this computes a metric, in which values count and gradients may not."""
         return self.training or self.scope.metric
 
     def checked(self, node):
-        """True if a condition asked about any name in this expression, or in what a reduction of it was taken of."""
+        """True if a condition asked about a name in this expression, or in the operand of a reduction that made it."""
         op = self.op(node)
         of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else None
         return any(self.scope.knows(name) for name in self.names_in(node) | self.names_in(of))

@@ -1,4 +1,4 @@
-"""The `safeops` command. It is here, and not in safeops, whose import is torch's: `safeops lint` needs neither."""
+"""The `safeops` command. It is not in safeops, which imports torch: `safeops lint` needs neither."""
 
 import sys
 

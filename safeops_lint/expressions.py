@@ -9,7 +9,7 @@ from safeops_lint.syntax import Op, children, dotted, number, operation
 from safeops_lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
 
-PLAIN = ("None", "True", "False")  # what a tensor is not compared with
+PLAIN = ("None", "True", "False")  # a comparison with these is no comparison of tensors
 
 
 class Expressions:
@@ -44,7 +44,7 @@ class Expressions:
             return FOREIGN
         inverted = isinstance(node.operator, cst.BitInvert)
         if not value.tensor:
-            if inverted and self.scope.loss and not value.foreign:  # what else would a loss invert?
+            if inverted and self.scope.loss and not value.foreign:  # a loss inverts masks only
                 return Value(tensor=True, mask="likely", node=node)
             return dataclasses.replace(value, node=node) if value.foreign else value
         if inverted:
@@ -68,7 +68,7 @@ class Expressions:
         return NOTHING
 
     def _of_numpy(self, *values):
-        """True if an array of numpy's is among them, and what else there is a tensor by its name alone."""
+        """True if one of the values is an array of numpy, and the others are tensors only by their names."""
         calls = [v.node.func for v in values if v.foreign and isinstance(v.node, cst.Call)]
         arrays = any((self.imports.resolve(f) or "").startswith("numpy.") for f in calls)
         return arrays and all(v.op is None for v in values if v.tensor)
@@ -158,7 +158,7 @@ class Expressions:
 
     @staticmethod
     def _asks(mask, base):
-        """True if the mask is a comparison of what it selects from: `x[x > 0]`, also by way of a name."""
+        """True if the mask is a comparison of the tensor that it selects from: `x[x > 0]`, also through a name."""
         if not isinstance(mask, cst.Comparison):
             return False
         sides = (mask.left, *(part.comparator for part in mask.comparisons))

@@ -1,4 +1,4 @@
-"""The linter's findings, as plain data: it crosses process borders and needs no libcst."""
+"""The linter's findings, as plain data that can be passed between processes and needs no libcst."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ class Finding:
     code: str
     message: str
     edits: tuple = ()  # of Edit: applied together or not at all
-    imports_safeops: bool = False  # the edits say `safeops.`
-    likely: bool = True  # False: a caller or the data may well keep it away
+    imports_safeops: bool = False  # the edits use `safeops.`
+    likely: bool = True  # False: a caller or the data may well prevent it
     cell: int | None = None  # of a notebook, from 1; line is then the line in the cell
 
     @property

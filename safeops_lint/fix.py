@@ -1,4 +1,4 @@
-"""Applying edits to a source text. What lies outside the edited expressions stays as it is, byte for byte."""
+"""Apply edits to a source text. Everything outside the edited expressions stays as it is, byte for byte."""
 
 import re
 
@@ -12,13 +12,13 @@ def spans(module, nodes):
     """(start, end) of nodes in the UTF-8 bytes of the module's code."""
     from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
-    # parsed from text just now: no node occurs twice, so there is nothing to copy
+    # the tree was parsed just now, so no node occurs twice, and no copy is needed
     result = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
     return {id(n): (result[n].start, result[n].start + result[n].length) for n in nodes}
 
 
 def compatible(edit_sets):
-    """Indices of the sets of edits that can be applied at once: sets that touch what an earlier one touches wait."""
+    """Indices of the sets of edits that can be applied together. A set that overlaps an earlier one is left out."""
     taken, chosen = [], []
     order = sorted(range(len(edit_sets)), key=lambda i: min(e.start for e in edit_sets[i]))
     for i in order:
@@ -30,8 +30,8 @@ def compatible(edit_sets):
 
 
 def edit(data, old, start, end, text):
-    """The Edit that puts `text` in place of the expression `old`, which is at [start, end) of a file's bytes, and of
-    the parentheses that a call makes needless."""
+    """The Edit that replaces the expression `old`, at [start, end) of a file's bytes, by `text`. If that is a call of
+    safeops, it also replaces the parentheses around `old`, which a call does not need."""
     if text.startswith("safeops.") and text.endswith(")"):
         for _ in getattr(old, "lpar", ()):
             before, after = data[:start].rstrip(), re.match(rb"\s*\)", data[end:])
@@ -50,10 +50,7 @@ def apply(code, edits):
 
 
 def import_edit(module, code, newline):
-    """(the edit that makes the name `safeops` mean this package, the name it has here); (None, alias) where it has one.
-
-    (None, None): the name is taken by something else, so nothing can be rewritten.
-    """
+    """Returns (the Edit that adds `import safeops`, "safeops"), or (None, the name) if the file imports safeops."""
     body = module.body
     for statement in body:
         for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
@@ -70,7 +67,7 @@ def import_edit(module, code, newline):
             break
         after = statement
     line = f"import safeops{newline}"
-    if after is None:  # before the first statement, behind the comments at the top
+    if after is None:  # before the first statement, after the comments at the top
         start = spans(module, [body[0]])[id(body[0])][0] if body else len(code.encode())
         return Edit(start, start, line), "safeops"
     end = spans(module, [after])[id(after)][1]

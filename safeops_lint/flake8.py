@@ -1,4 +1,4 @@
-"""The flake8 plugin: `flake8 --select SO`. flake8 hands over its tree and the lines; libcst reads the lines again."""
+"""The flake8 plugin: `flake8 --select SO`. flake8 passes its tree and the lines; libcst parses the lines again."""
 
 from safeops_lint import version
 from safeops_lint.check import CannotLint, lint_source

@@ -14,7 +14,7 @@ LOSS = re.compile(
 LOSS_CLASS = re.compile(
     r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity|Entropy|NCE|MMD)(\d|[A-Z]|$)"
 )
-# Names of loss formulas that do not say that they are one; their waits are not looked at.
+# Names of loss formulas without a word for loss. Rules about waits for the GPU skip these.
 FORMULA = re.compile(
     r"(^|_)(focal|tversky|jaccard|contrast(ive)?|triplets?|hinge|charbonnier|huber|wasserstein|sinkhorn|chamfer|kld"
     r"|hausdorff|likelihood|log_?probs?|cosine|hellinger|pearson|correlation|perceptual|distill\w*|distances?|similarity)(_|$|\d)"
@@ -29,14 +29,14 @@ PLUMBING = re.compile(
     r"|^__(?!call__)|config|lossless|^extra_repr$",
     re.I,
 )
-# The verb of these may be a part of what the loss is called: load_balancing_loss, initial_condition_loss.
+# These verbs may be a part of a loss's name: load_balancing_loss, initial_condition_loss.
 VERB = re.compile(r"^_*(load|init|test|update|parse|convert|reset|register)", re.I)
 NOT_A_LOSS = re.compile(r"^((set|make|build|create)_|(log|get)_(?!(\w+_)?loss$))", re.I)
 
 
 def kind(function, class_name, clue):
-    """(is it a loss, by its form alone, for its values alone), as far as it shows itself. The second is "formula"
-    of what only its words or its result tell: no wait is looked for there."""
+    """Returns Clues' (loss, helper, metric) for a function, as far as it shows itself. helper: "formula" if only words
+    in its name or its result show that it is a loss; rules about waits for the GPU skip these."""
     name = function.name.value
     if class_name is None or clue.backward or plumbing(name, clue):
         return False, False, False
@@ -56,13 +56,13 @@ def kind(function, class_name, clue):
 
 
 def plumbing(name, clue):
-    """True if a function sets up, checks or shows something by its name, and does not compute the loss it may name."""
+    """True if, by its name, a function sets up, checks or shows something, and computes no loss that its name has."""
     computes = VERB.search(name) and LOSS.search(name) and (clue.reduces or clue.computes)
     return bool(PLUMBING.search(name)) and not computes
 
 
 def _compares(function):
-    """True if it is given a prediction and a target first, as a loss or a metric is."""
+    """True if the first two parameters are a prediction and a target, as those of a loss or a metric."""
     names = [p.name.value for p in function.params.params if p.name.value not in ("self", "cls")]
     return len(names) > 1 and bool(PREDICTED.search(names[0]) and GIVEN.search(names[1]))
 

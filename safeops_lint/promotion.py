@@ -1,8 +1,8 @@
-"""A rewrite that returns fp32 for half must be the same program: nothing that it reaches takes one dtype alone.
+"""Which rewrites may return fp32 for half: those whose value reaches nothing that requires operands of one dtype.
 
 torch promotes half beside fp32 in arithmetic, reductions and most losses; `dot`, `lerp`, `index_add_`, a layer, a write
-through a mask raise. So a value is followed from the rewritten expression through names, results and calls of the file,
-and every step must be one of those that are known to promote, to cast, or to end there.
+through a mask raise. So the value of the rewritten expression is followed through names, results and calls of the file,
+and every step must be one that is known to promote, to cast, or to end there.
 """
 
 import collections
@@ -27,7 +27,7 @@ HOLDERS = (cst.Tuple, cst.List, cst.Dict)
 
 
 class Promotion:
-    """Where the values of a file go."""
+    """Follows the values of a file."""
 
     def __init__(self, walk):
         self.walk, self.parents = walk, {}
@@ -39,8 +39,8 @@ class Promotion:
                 self.parents[id(child)] = node
 
     def allows(self, node, text):
-        """True if `text`, which may return fp32, can take the place of the expression `node`: nor must anything be
-        divided by it where it may be 0, since what reports that division looks at the root."""
+        """True if `text`, which may return fp32, can replace the expression `node`. If `text` may be 0, nothing may be
+        divided by it either: the rule on divisions would no longer see, say, the root in the divisor."""
         zero = text.startswith(MAY_BE_ZERO)
         todo, seen = [node], set()
         while todo:
@@ -55,7 +55,7 @@ class Promotion:
         return True
 
     def _reached(self, node, parent, zero):
-        """The expressions that have the value of `node` next; None where one of them may not take it."""
+        """The expressions that the value of `node` reaches next; None if one of them may not take fp32."""
         if isinstance(parent, (cst.UnaryOperation, *HOLDERS, cst.Element, cst.DictElement)):
             return [parent]
         if isinstance(parent, cst.BinaryOperation):
@@ -137,19 +137,20 @@ class Promotion:
         return result
 
     def _results(self, node):
-        """The calls, in this file, of the function that returns; only a loss's result stays a loss's in others."""
+        """The calls in this file of the function that returns here. None if it computes no loss: only the result of a
+        loss is known to be used as a loss in other files."""
         function = self._enclosing(node, (cst.FunctionDef, cst.Lambda))
         clue = self.walk.clues.get(id(function))
         if clue is None or not (clue.loss or clue.backward or clue.computes):
             return None
         owner, name = self._enclosing(function, cst.ClassDef), function.name.value
         if owner is not None and name in ("forward", "__call__"):
-            return [] if len(self.mentions[owner.name.value]) == 1 else None  # an object of another file's
+            return [] if len(self.mentions[owner.name.value]) == 1 else None  # only other files make objects
         calls = [self._called(n) for n in self.mentions[name] if self.parents[id(n)] is not function]
         return None if None in calls else calls
 
     def _called(self, name):
-        """The call of the function that a Name or an attribute is; None where it is handed on."""
+        """The call of the function that `name` refers to; None if the function is passed on instead."""
         parent = self.parents[id(name)]
         node = parent if isinstance(parent, cst.Attribute) and parent.attr is name else name
         call = self.parents[id(node)]

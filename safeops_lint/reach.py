@@ -1,4 +1,5 @@
-"""The calls among a file's functions: by name, as methods, of what they or their class made, through bases."""
+"""The calls among a file's functions: by name, as methods, through objects that they or their class made, and through
+base classes."""
 
 import libcst as cst
 
@@ -9,7 +10,7 @@ LEARNED = ("Linear", "Conv", "Embedding", "Parameter", "LSTM", "GRU", "Attention
 
 
 class Reach:
-    """Functions by class and name, and what each may call for a result."""
+    """The functions by class and name, and the functions whose result each may use."""
 
     def __init__(self, module):
         self.functions = list(_functions(module, ""))
@@ -23,7 +24,7 @@ class Reach:
         self._models = {name for name, node in self.classes.items() if _learns(node)}
 
     def called(self, function, class_name):
-        """[(class, FunctionDef)] that a function calls for a result; not of a model, which is no part of a loss."""
+        """[(class, FunctionDef)] of the calls whose result a function uses, without models: they are no part of it."""
         made = {**self._made.get(class_name, {}), **_made(function, "", self.classes)}
         nodes = list(descendants(function.body))
         statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
@@ -51,7 +52,7 @@ class Reach:
         return self._methods(class_name, names) if class_name in self.classes and class_name not in self._models else ()
 
     def _methods(self, class_name, names):
-        """A method as a class has it: its own or its bases', and as the classes made of it have it."""
+        """Yield the methods of these names: a class's own or inherited ones, and those of its derived classes."""
         for name in names:
             owner = next((c for c in self._ancestors(class_name) if (c, name) in self.named), None)
             below = [c for c in self.classes if c != class_name and class_name in self._ancestors(c)]
@@ -84,7 +85,8 @@ def _learns(node):
 
 
 def _functions(node, class_name):
-    """(name of the class or "", None for one that holds no losses, FunctionDef) of all functions, in order."""
+    """Yield (class name, FunctionDef) for all functions, in order. The class name is "" outside of classes, None in a
+    class that holds no losses."""
     for child in children(node):
         if isinstance(child, cst.FunctionDef):
             yield class_name, child

@@ -21,7 +21,7 @@ def markdown():
 
 
 def insert(document):
-    """The document with its rules' part written anew."""
+    """The document with the part between BEGIN and END generated anew."""
     head, _, rest = document.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not end:

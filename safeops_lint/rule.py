@@ -1,4 +1,4 @@
-"""A rule. Its texts are data: docs/lint.md is made of them. Examples are in tests/lint/examples.py."""
+"""A rule. Its texts are data: docs/lint.md is generated from them. Examples are in tests/lint/examples.py."""
 
 
 class Rule:
@@ -7,7 +7,7 @@ class Rule:
     code = name = ""
     what = why = fix = ""  # what happens, why, and what to write instead
     rewrites = ""  # what --fix does; "" where it does nothing
-    widens = False  # what it writes returns fp32 for half
+    widens = False  # True: its rewrite returns fp32 for half
     ops = ()
     events = ()
 

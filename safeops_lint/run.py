@@ -49,7 +49,7 @@ def lint_paths(paths, options):
         for path in files:
             total.add(lint_file(path, options))
         return total
-    # fork where that is the system's way: a worker then has torch already
+    # fork on Linux: a worker then has all modules already
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
         futures = [pool.submit(lint_file, path, options) for path in files]
@@ -64,7 +64,7 @@ def lint_paths(paths, options):
 def _scripted(path):
     try:
         return scripted_by(source.read_bytes(path).decode("utf-8", "ignore"))
-    except source.Unreadable:  # said where it is linted
+    except source.Unreadable:  # reported when the file is linted
         return frozenset()
 
 
@@ -114,7 +114,7 @@ def lint_file(path, options):
     select = options.select or settings.select
     ignore = (*options.ignore, *settings.ignore, *settings.ignored_in(path))
     rules = chosen(select, ignore)
-    possible = bool(select)  # who asks for a rule wants all that it can tell
+    possible = bool(select)  # a selected rule reports all that it finds
     result = Outcome(files=1)
     try:
         if path.endswith(".ipynb"):
@@ -142,7 +142,7 @@ def lint_file(path, options):
 
 
 def _lint_notebook(path, rules, possible, result):
-    """All cells as one program; those that do not parse are named, and the others still linted."""
+    """Lint all cells as one program. Cells that do not parse are reported; the others are still linted."""
     lines, where = [], []
     for number, text in source.notebook(path):
         try:

@@ -1,4 +1,4 @@
-"""Facts of a function: does it compute a loss, run under autocast, keep a graph, and which names are tensors in it."""
+"""Facts about a function: does it compute a loss, run under autocast, keep a graph, and which names are tensors."""
 
 import re
 
@@ -18,19 +18,19 @@ class Scope:
         self.name, self.outer, self.class_name, self.is_module = name, outer, class_name, is_module
         self.names = {}
         self.checked = set()  # names that a condition asked about
-        self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
+        self.loss = self.step = self.metric = False  # metric: its values count, it may have no graph
         self.arguments = set()  # names of its arguments
         self.helper = False  # it is part of a loss, not one itself
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
-        self.filled = set()  # names of which a mask's places were overwritten by a number
+        self.filled = set()  # names that were filled by a number through a mask: name[mask] = 0
         self.returned = []  # the expressions that it returns
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.no_grad = self.autocast = self.wide = self.loops = 0
         self.on_cpu = False  # autocast there casts what it refuses on CUDA
         self.rare = 0  # in a branch that is taken once, or on demand
         self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
-        self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
+        self.scripted = outer is not None and outer.scripted  # not rewritten: torch.jit.script knows torch only
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
             self.on_cpu = outer.on_cpu
@@ -63,7 +63,7 @@ class Scope:
 
 
 def function_scope(node, outer, class_name, is_module, imports, clues):
-    """The Scope of a FunctionDef: decorators, parameters, what its body says about them."""
+    """The Scope of a FunctionDef, from its decorators and parameters, and from what its body shows about them."""
     scope = Scope(node.name.value, outer, class_name, is_module)
     for decorator in node.decorators:
         _decorate(scope, decorator.decorator, imports)
@@ -108,13 +108,13 @@ def _decorate(scope, decorator, imports):
 
 
 def _casts_to(call, imports):
-    """The arguments as `custom_fwd(cast_inputs=torch.float32)` casts them."""
+    """The dtype, as `dtype_of` says it, to which `custom_fwd(cast_inputs=torch.float32)` casts arguments, or None."""
     given = call.args if call else ()
     return next((dtype_of(a.value, imports) for a in given if a.keyword and a.keyword.value == "cast_inputs"), None)
 
 
 def enter_autocast(scope, call, step):
-    """autocast(enabled=False) is where arithmetic is wide on purpose."""
+    """Enter an autocast context. Inside autocast(enabled=False), arithmetic is wide on purpose."""
     given = call.args if call else ()
     if any(a.keyword and a.keyword.value == "enabled" and dotted(a.value) == "False" for a in given):
         scope.wide += step

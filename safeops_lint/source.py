@@ -47,7 +47,7 @@ def read_bytes(path):
 
 
 def write(path, text, encoding, bom):
-    """Replace a file at once: a reader, or a crash, sees the old text or the new one."""
+    """Replace a file atomically: a reader, or a crash, sees the old text or the new one."""
     real = os.path.realpath(path)
     try:
         data = bom + text.encode(encoding)

@@ -1,4 +1,4 @@
-"""Kinds of a file's functions: losses, parts of losses, training steps; and what their bodies say of their names."""
+"""The kinds of a file's functions (losses, parts of losses, training steps), and what their bodies show about names."""
 
 import dataclasses
 import re
@@ -17,28 +17,28 @@ class Clues:
     """Facts that a function's body shows, and those that the file adds."""
 
     tensors: set = dataclasses.field(default_factory=set)  # names used as only tensors are
-    arrays: set = dataclasses.field(default_factory=set)  # names used as tensors and arrays are
+    arrays: set = dataclasses.field(default_factory=set)  # names used as tensors or arrays are
     masks: set = dataclasses.field(default_factory=set)  # names that are a factor, and summed: (x * m).sum() / m.sum()
     backward: bool = False  # it calls .backward(), or an optimizer
-    computes: bool = False  # it calls a loss of torch's or ours
+    computes: bool = False  # it calls a loss of torch or safeops
     returns: bool = False  # it returns something
-    returns_loss: bool = False  # something made of what is called a loss
+    returns_loss: bool = False  # what it returns contains a call of a loss, or a name with "loss"
     reduces: bool = False  # it returns the mean or the sum of all elements
     loss: bool = False  # it is a loss, or part of one
-    helper: bool = False  # it is part of one, not one itself
+    helper: bool = False  # it is part of a loss, not one itself; "formula": see kinds.kind
     metric: bool = False
 
 
 def survey(module, imports, reach):
-    """({id of FunctionDef, or of the module: Clues}, names of functions that losses call). What a loss calls is part
-    of it."""
+    """Returns ({id of each FunctionDef and of the module: Clues}, names of the functions that losses call). A function
+    that a loss calls is part of the loss."""
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
     todo, helpers = [], set()
     for class_name, node in reach.functions:
         clue = clues[id(node)]
-        if class_name in metrics:  # what they count is no loss
+        if class_name in metrics:  # a metric that calls a loss is no training step
             clue.computes = False
             continue
         clue.loss, clue.helper, clue.metric = kind(node, class_name, clue)
@@ -49,7 +49,7 @@ def survey(module, imports, reach):
 
 
 def _spread(todo, reach, clues, helpers, metrics):
-    """Their callees are part of them; a metric's function is a loss where a loss calls it."""
+    """Mark the callees of losses as parts of losses. A function of a metric becomes a loss if a loss calls it."""
     while todo:
         class_name, node = todo.pop()
         caller = clues[id(node)]

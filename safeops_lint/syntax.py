@@ -72,7 +72,7 @@ NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
 def names_of(expression):
-    """The names in it, but for those of functions that are called."""
+    """The names in an expression, without those of called functions, attributes and keywords."""
     nodes = list(descendants(expression, stop=NESTED))
     called = {id(n.func) for n in nodes if isinstance(n, cst.Call)}
     called |= {id(n.attr) for n in nodes if isinstance(n, cst.Attribute)}
@@ -113,7 +113,7 @@ class Imports:
 
     def __init__(self, module, path=""):
         self.names = {}
-        self.torch = self.arrays = False  # arrays: other libraries' too
+        self.torch = self.arrays = False  # arrays: True if it imports another library of arrays
         for node in descendants(module):
             if isinstance(node, cst.Import):
                 for alias in node.names:

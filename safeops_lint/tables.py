@@ -19,16 +19,16 @@ NO_TENSOR_METHODS = words("""item tolist numpy size dim ndimension numel nelemen
     get_device is_contiguous is_floating_point is_complex is_shared backward register_hook equal allclose type split
     chunk unbind topk sort keys values items is_set_to is_pinned storage_offset names copy shape svd eigh qr slogdet
     unique requires_grad retain_grad is_signed is_inference __len__ aminmax kthvalue mode frexp""")
-# (tuples of tensors: split, topk, ... max and min with a dim are seen to below)
+# (split, topk, ... return tuples of tensors; for max and min with a dim, see PAIRS)
 NO_TENSOR_ATTRIBUTES = words("""shape dtype device ndim requires_grad is_cuda is_leaf layout names grad_fn nbytes
     itemsize is_sparse is_nested is_quantized is_meta""")
-# Who calls one of these on a name says that it is a tensor (numpy, str and dict have none of them).
+# A call of one of these on a name shows that it is a tensor (numpy, str and dict have none of them).
 TENSOR_METHODS = words("""detach unsqueeze view size float double half cuda cpu requires_grad_ new_zeros new_ones
     new_tensor new_full masked_fill masked_fill_ masked_select masked_scatter type_as contiguous permute expand
     expand_as numel dim softmax log_softmax sigmoid logsumexp gather scatter scatter_ scatter_add_ index_select isnan
     isinf isfinite bmm mm clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward
     unfold bool long addcdiv_ addcmul_""")
-# Names of a loss's arguments, where an array would be out of place.
+# Methods of tensors and arrays. On an argument of a loss, they show a tensor.
 ARRAY_METHODS = words("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all")
 TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 
@@ -45,7 +45,7 @@ CONSTRUCTORS = words("""zeros ones full empty arange linspace logspace eye tenso
 SINGLE = words("zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window")
 # Never 0 for the inputs they are given in practice.
 POSITIVE = words("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo")
-# Kept away from 0 if what goes in is.
+# Results are kept away from 0 if the operand is.
 KEEPS_POSITIVE = SHAPING | words("""sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack
     norm log1p rsqrt reciprocal logsumexp type type_as nansum pow masked_select""")
 NO_HALF = words("""svd svdvals svd_lowrank pca_lowrank eig eigh eigvals eigvalsh qr slogdet lstsq matrix_rank
@@ -54,7 +54,7 @@ NO_HALF = words("""svd svdvals svd_lowrank pca_lowrank eig eigh eigvals eigvalsh
 # (complex numbers have hardly any half either)
 WIDENING = NO_HALF | words("""float double stft istft fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn
     irfftn complex polar view_as_complex""")
-# Autocast computes these in half, whatever it is given.
+# Autocast computes these in half, whatever the operands' dtypes.
 HALVED = words("""matmul mm mv bmm addmm addmv addbmm baddbmm addr chain_matmul multi_dot einsum linear bilinear
     tensordot conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu
     scaled_dot_product_attention""")
@@ -69,19 +69,19 @@ HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
 INTEGER = words("argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize one_hot")
 # These return a pair, of values and indices, where a dim is given.
 PAIRS = {"max", "min", "median", "mode", "cummax", "cummin", "sort", "topk", "kthvalue"}
-# A batch that a step or a loss is given, and what is none.
+# Names of a batch, or of outputs, that a step or a loss unpacks.
 BATCHES = words("batch data sample samples example examples inputs outputs output out item preds predictions")
 # Methods of tensors alone, not of arrays or other things with values.
 SURE_METHODS = words("""unsqueeze masked_fill masked_fill_ masked_select type_as log_softmax logsumexp softmax sigmoid
     isnan isfinite isinf clamp clamp_ clamp_min clamp_max index_select bmm new_zeros requires_grad_ sqrt rsqrt exp pow
     square log abs log1p tanh detach gather permute expand expand_as contiguous unbind""")
-# These return a weight between 0 and 1, whatever its name.
+# Their result is a weight and no mask, even if it is named like one.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 DETACHES = {"detach", "data"}
 # These return floating numbers, whatever they are given.
 FLOATING = RAISED - words("cumprod cumsum pow prod renorm sum") | words("div mean sigmoid sqrt std tanh var")
 KEEPS_INTEGER = SHAPING | words("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where")
-# Whose backward needs the result: changing it in place breaks backward.
+# Operations whose backward needs the result: changing it in place breaks backward.
 SAVES_RESULT = words("""exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu
     elu_ tan std cumprod celu hardsigmoid_ softplus_""")
 REDUCTIONS = words("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero")

@@ -1,6 +1,6 @@
-"""Facts about an expression without types: is it a tensor, a mask, in fp32 for sure, kept away from 0.
+"""Facts about an expression, inferred without types: is it a tensor, a mask, certainly fp32, kept away from 0.
 
-The inference leans to silence: what is not known to be a tensor is none, and no rule fires on it.
+The inference prefers silence: an expression that is not known to be a tensor counts as none, and no rule fires on it.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ class Value:
     """Facts of the walk about an expression, or about the last thing bound to a name."""
 
     tensor: bool = False
-    foreign: bool = False  # surely none of torch's: numpy, a str, a shape
+    foreign: bool = False  # certainly no tensor of torch: numpy, a str, a shape
     mask: str | None = None  # bool: certain; likely: by its name; number: a mask that was cast to a number
     wide: bool = False  # fp32 or fp64 whatever the model's dtype
     half: bool = False  # cast to half by name
     positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
     constant: bool = False  # made here from numbers alone
-    integer: bool = False  # surely no floating tensor: no NaN, no gradient
+    integer: bool = False  # certainly no floating tensor: no NaN, no gradient
     host: bool = False  # on the CPU for certain
     detached: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
     op: object = None  # the Op that made it
@@ -80,7 +80,7 @@ def dtype_of(node, imports):
 
 def of_op(op, operands, imports, autocast=True):
     """The Value of a tensor operation; `operands` are the Values of input and arguments (numbers included).
-    autocast: whether it may be on, which casts fp32 to half for matrix products."""
+    autocast: True if it may be on, which casts fp32 to half for matrix products."""
     tensors = [v for v in operands if v.tensor]
     dtype = op.kwargs.get("dtype")
     if dtype is None and op.name in ("to", "type", "astype") and op.args:
@@ -112,7 +112,7 @@ def of_op(op, operands, imports, autocast=True):
 
 
 def _like_another(given):
-    """`y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`, `y.to(wide)`"""
+    """True for the arguments of `y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`, `y.to(wide)`."""
     return any(v.tensor or v.wide or isinstance(v.node, cst.Attribute) and v.node.attr.value == "dtype" for v in given)
 
 
@@ -156,5 +156,5 @@ def _positive(op, operands):
     if op.name == "div":
         return first.positive
     if op.name in tables.REDUCTIONS and first.op is not None and first.op.name in ("index", "masked_select"):
-        return False  # of nothing
+        return False  # the selection may be empty
     return op.name in tables.KEEPS_POSITIVE and first.positive

@@ -14,7 +14,7 @@ from safeops_lint.syntax import OPERATORS, Op, children, dotted
 from safeops_lint.tables import words
 from safeops_lint.values import NOTHING, of_op
 
-# Whose backward needs the operands.
+# Operations whose backward needs the operands.
 SAVES_INPUT = words("""pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin
     norm mse_loss softplus logsigmoid gelu silu lgamma erf cosine_similarity cdist""")
 
@@ -36,7 +36,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
                 self._by_event.setdefault(event, []).append(rule)
 
     def run(self):
-        """The Reports."""
+        """Walk over the file; return the Reports."""
         self.clues, self.helpers = survey(self.module, self.imports, Reach(self.module))
         self.scope, self.classes = Scope(), []
         self.reports = {}  # a later report about the same node replaces the earlier
@@ -177,7 +177,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
             rule.operation(op, self)
         if op.name in SAVES_INPUT and not op.inplace and not self.scope.no_grad:
             operands = [n for n in (op.input, *op.args) if n is not None and self.value(n).tensor]
-            if len(operands) > 1 or op.name not in ("mul", "div"):  # times a number nothing is saved
+            if len(operands) > 1 or op.name not in ("mul", "div"):  # a product with a number saves nothing
                 for n in operands:
                     if isinstance(n, cst.Name) and not self.value(n).constant:
                         self.scope.saved[n.value] = op.name

@@ -1,4 +1,4 @@
-// Python hands over the addresses of these functions of CUDA's driver and of torch at the first launch.
+// The functions of CUDA's driver and of torch that a launch needs. Python passes their addresses at the first launch.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -34,7 +34,7 @@ struct Driver {
   }
 };
 
-// One launch. A word is one of the kernel's parameters: addresses, then other numbers, of 32 bits the lower half.
+// One launch. words: the kernel's parameters, addresses first, then numbers; 32-bit ones are the lower half of a word.
 struct Launch {
   static constexpr int most = 256;  // of parameters
 
@@ -42,10 +42,10 @@ struct Launch {
   unsigned grid[3], threads, shared;
   int device;
   std::vector<uint64_t> words;
-  std::vector<uint8_t> places;  // among the words, of each parameter in the kernel's order
+  std::vector<uint8_t> places;  // for each parameter, in the kernel's order, its index in words
   int addresses;
   bool split;         // the kernel uses the stream's buffers for blocks that share a result
-  int64_t workspace;  // numbers in fp64 that it leaves for the last of them, if they are more than the buffer holds
+  int64_t workspace;  // fp64 numbers that these blocks store, if they are more than the buffer holds; else 0
 
   int start(const Driver& driver, uint64_t* values, void* stream) const {
     void* parameters[most];

@@ -32,7 +32,7 @@ std::optional<Buffers> buffers_of(int device, void* stream) {
   return entry == buffers.end() ? std::nullopt : std::make_optional(entry->second);
 }
 
-// The launcher in Python reports to the Front that called it in the same thread.
+// The launcher in Python reports to the LaunchCache that called it in the same thread.
 struct Report {
   bool wants_trace = false;
   std::vector<Launch> launches;
@@ -64,8 +64,8 @@ Output output_of(AtenTensorHandle t, uint64_t* address) {
   return output;
 }
 
-// The launch for any call of this key. None where an address in it has no owner, or could have two, or where it does
-// not write a result, which something else must have computed.
+// The launch for any call of this key. Returns null if an address in it has no owner, or could have two, or if it does
+// not write a result, which something else must then have computed.
 std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_t>& arguments,
                                         const StableIValue* stack, size_t results) {
   auto prepared = std::make_shared<Prepared>();
@@ -102,13 +102,13 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
   return prepared;
 }
 
-// The dispatcher hands over arguments alone, so each Front has a function of its own.
+// The dispatcher passes only the arguments, so each LaunchCache has a function of its own.
 constexpr size_t kFronts = 256;
-std::deque<Front> fronts;
+std::deque<LaunchCache> launch_caches;
 
 template <size_t I>
 void enter(StableIValue* stack, uint64_t, uint64_t results) {
-  fronts[I].call(stack, results);
+  launch_caches[I].call(stack, results);
 }
 
 template <size_t... I>
@@ -119,7 +119,7 @@ constexpr auto entrances(std::index_sequence<I...>) {
 }  // namespace
 
 // Looks up the launch for these sizes. Where there is none, *trace says whether Python should be traced.
-std::shared_ptr<const Prepared> Front::find(const Arguments& call, bool* trace) {
+std::shared_ptr<const Prepared> LaunchCache::find(const Arguments& call, bool* trace) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto entry = calls_.find(call.kind);
   if (entry == calls_.end()) return nullptr;
@@ -128,14 +128,14 @@ std::shared_ptr<const Prepared> Front::find(const Arguments& call, bool* trace) 
   if (exact != calls.prepared.end()) return exact->second;
   for (Program& program : calls.programs)
     if (auto prepared = program.at(call.sizes)) {
-      std::swap(program, calls.programs.front());
+      std::swap(program, calls.programs.cache_launches());
       return prepared;
     }
   *trace = calls.traced < kTraces;
   return nullptr;
 }
 
-void Front::keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::optional<Tape> tape) {
+void LaunchCache::keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::optional<Tape> tape) {
   const std::lock_guard<std::mutex> guard(mutex_);
   if (prepared && ++count_ > kMost) {
     calls_.clear();
@@ -150,13 +150,13 @@ void Front::keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::
   if (prepared) calls.prepared.emplace(std::move(call.sizes), std::move(prepared));
 }
 
-void Front::forget() {
+void LaunchCache::forget() {
   const std::lock_guard<std::mutex> guard(mutex_);
   calls_.clear();
   count_ = 0;
 }
 
-void Front::call(StableIValue* stack, size_t results) {
+void LaunchCache::call(StableIValue* stack, size_t results) {
   thread_local Arguments last;  // static, so that its memory serves the next call
   last.read(kinds_, stack);
   Report python_report;
@@ -175,8 +175,8 @@ void Front::call(StableIValue* stack, size_t results) {
   if (fresh || python_report.tape) keep(std::move(arguments), std::move(fresh), std::move(python_report.tape));
 }
 
-// False, before anything has changed, where Python must decide: another device, a capture, new buffers, a failure.
-bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const {
+// Returns false, before anything has changed, if Python must decide: another device, a capture, new buffers, a failure.
+bool LaunchCache::replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const {
   const Launch& launch = prepared.launch;
   void* stream;
   if (watched() || !driver.current(launch.device, &stream)) return false;
@@ -201,7 +201,7 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
     return true;
   };
   if (!std::all_of(prepared.outputs.begin(), prepared.outputs.end(), allocate)) return false;
-  if (launch.workspace != 0) {  // freed on return: what comes next on the stream may have it
+  if (launch.workspace != 0) {  // freed on return: only later work on the stream can get this memory
     const Output& like = prepared.outputs[0];
     if (!allocate({{launch.workspace}, {1}, aoti_torch_dtype_float64(), like.device_type, like.device})) return false;
   }
@@ -249,17 +249,17 @@ void fail(const std::string& message) {
   if (report) report->failure = message;
 }
 
-Front& front(const std::string& op, const std::string& kinds, const char* dispatch_key) {
+LaunchCache& cache_launches(const std::string& op, const std::string& kinds, const char* dispatch_key) {
   static constexpr auto table = entrances(std::make_index_sequence<kFronts>());
-  if (fronts.size() == kFronts) throw std::length_error("safeops: more Triton ops than entrances (csrc/launch)");
-  fronts.emplace_back(op, kinds);
+  if (launch_caches.size() == kFronts) throw std::length_error("safeops: more Triton ops than entrances (csrc/launch)");
+  launch_caches.emplace_back(op, kinds);
   auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "safeops", dispatch_key, __FILE__, __LINE__);
-  library->impl(op.substr(op.find("::") + 2).c_str(), table[fronts.size() - 1]);  // never freed: loaded code stays, too
-  return fronts.back();
+  library->impl(op.substr(op.find("::") + 2).c_str(), table[launch_caches.size() - 1]);  // is never freed
+  return launch_caches.back();
 }
 
 void forget() {
-  for (Front& each : fronts) each.forget();
+  for (LaunchCache& each : launch_caches) each.forget();
 }
 
 }  // namespace safeops::launch

@@ -1,9 +1,9 @@
 // Prepared calls of the Triton ops: a call like an earlier one is launched without Python.
 //
-// `safeops::_<op>` is a Front. A key that it has not seen goes on to `safeops::_<op>_launch`, the launcher in Python,
-// which reports its launch. The Front keeps that launch, and for each address in it which argument or result owns it.
-// After a call of a second size it also keeps how the launch follows from the sizes, so that further sizes need no
-// Python.
+// `safeops::_<op>` is a LaunchCache. A key that it has not seen goes on to `safeops::_<op>_launch`, the launcher in
+// Python, which reports its launch. The LaunchCache keeps that launch, and for each address in it which argument or
+// result owns it. After a call of a second size it also keeps how the launch follows from the sizes, so that further
+// sizes need no Python.
 #pragma once
 
 #include <algorithm>
@@ -52,9 +52,9 @@ struct Program {
   bool repeats(const Arguments& call) const;                      // replays the traced call itself, as a check
 };
 
-class Front {
+class LaunchCache {
  public:
-  Front(std::string op, std::string kinds) : op_(std::move(op)), kinds_(std::move(kinds)) {}
+  LaunchCache(std::string op, std::string kinds) : op_(std::move(op)), kinds_(std::move(kinds)) {}
 
   void call(StableIValue* stack, size_t results);
   void forget();
@@ -82,11 +82,11 @@ class Front {
 void use_driver(const Driver& driver);
 bool watched();                          // a hook, such as a profiler's, sees launches
 void keep_buffers(int device, void* stream, uint64_t partial, uint64_t counter);
-int start(Launch launch);                // on the current stream; the waiting Front keeps it
-bool wants_trace();                      // for the waiting Front
+int start(Launch launch);                // on the current stream; the waiting LaunchCache keeps it
+bool wants_trace();                      // for the waiting LaunchCache
 void trace(Tape tape);
 void fail(const std::string& message);   // the launcher in Python has failed
-Front& front(const std::string& op, const std::string& kinds, const char* dispatch_key);
+LaunchCache& cache_launches(const std::string& op, const std::string& kinds, const char* dispatch_key);
 void forget();                           // drops all prepared calls
 
 }  // namespace safeops::launch

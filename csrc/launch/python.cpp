@@ -98,11 +98,11 @@ PyObject* py_fail(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_front(PyObject*, PyObject* arguments) {
+PyObject* py_cache_launches(PyObject*, PyObject* arguments) {
   const char *op, *kinds, *key;
   if (!PyArg_ParseTuple(arguments, "sss", &op, &kinds, &key)) return nullptr;
   return guarded([&] {
-    front(op, kinds, key);
+    cache_launches(op, kinds, key);
     Py_RETURN_NONE;
   });
 }
@@ -121,7 +121,8 @@ bool watched() { return PyList_Size(hooks[0]) + PyList_Size(hooks[1]) > 0; }  //
 using namespace safeops::launch;
 
 PyMethodDef safeops_launch_methods[] = {
-    {"front", py_front, METH_VARARGS, "Put a Front before the launcher of a Triton op: (op, kinds, dispatch key)."},
+    {"cache_launches", py_cache_launches, METH_VARARGS,
+     "Put a LaunchCache before the launcher of a Triton op: (op, kinds, dispatch key)."},
     {"launch", py_launch, METH_VARARGS, "Launch a kernel on the current stream, and prepare the call that waits."},
     {"use_driver", py_use_driver, METH_VARARGS, "The addresses of the driver's functions, and the lists of hooks."},
     {"keep_buffers", py_keep_buffers, METH_VARARGS, "The addresses of what splits share on a stream."},

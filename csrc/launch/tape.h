@@ -33,7 +33,7 @@ struct Tape {
     return std::all_of(results.begin(), results.end(), [&](int64_t at) { return within(at, sizes + steps.size()); });
   }
 
-  // False where a comparison comes out otherwise, or a number overflows.
+  // Computes the values for these sizes. Returns false if a comparison comes out otherwise, or a number overflows.
   bool run(const Words& call_sizes, Words& values) const {
     if (call_sizes.size() != sizes) return false;
     values.resize(sizes + steps.size());

@@ -1,8 +1,8 @@
-"""The gradients that grad_norm and clip_grad_norm_ are about, and their norm.
+"""Collect the gradients for grad_norm and clip_grad_norm_, and compute their norm.
 
-Of a DTensor each rank takes its own shard; of copies the first counts. The norms of the ranks' parts, a double of each,
-are gathered by one collective a mesh: no rank holds a whole gradient, no square overflows on the way, and all ranks
-have the same bits.
+For a DTensor each rank takes its own shard; of copies only the first counts. One collective for each mesh gathers the
+norms of the ranks' parts, one fp64 number each: no rank holds a whole gradient, no square overflows, and all ranks get
+the same bits.
 """
 
 import torch
@@ -17,7 +17,8 @@ from safeops.ops.lists.grad_norm import norm, norm_definition
 
 
 def gradients(function, parameters):
-    """(keys, gradients) of what has one, each gradient once. A key is an index in the iterable, or a module's name."""
+    """Returns (keys, gradients) of the parameters that have a gradient, each gradient once. A key is an index in the
+    iterable, or a parameter's name in the module."""
     if isinstance(parameters, torch.nn.Module):
         items = parameters.named_parameters()
     elif isinstance(parameters, torch.Tensor):
@@ -42,7 +43,7 @@ def gradients(function, parameters):
                     "gradients"
                 )
         elif id(grad) not in seen:
-            # a sparse tensor may have an element in several parts
+            # a sparse tensor may store an element as several terms
             supported = type(grad) is torch.Tensor or check.mesh(grad) is not None
             if not supported or grad.layout != torch.strided:
                 kind = f"of type {type(grad).__name__}" if not supported else grad.layout
@@ -61,7 +62,7 @@ def gradients(function, parameters):
 
 
 def _check_distribution(function, keys, grads):
-    """All are DTensors, or none is: nobody can tell whether the ranks hold copies of a plain one, or parts."""
+    """Raise unless all gradients are DTensors, or none is: the ranks may hold copies or parts of a plain one."""
     plain = next((key for key, grad in zip(keys, grads) if check.mesh(grad) is None), None)
     other = next((key for key, grad in zip(keys, grads) if check.mesh(grad) is not None), None)
     if plain is not None and other is not None:
@@ -93,13 +94,13 @@ def total_norm(all_grads, ord):
 
 
 def together(norms, ord):
-    """The norm of what they are the norms of, on the device of the first."""
+    """The norm of all parts from the norms of the parts, on the device of the first."""
     first, *others = norms
     return norm_definition([first, *(n.to(first.device) for n in others)], ord) if others else first
 
 
 def _norm_on(mesh, grads, ord):
-    """The norm of the gradients of one mesh, or of plain ones (None)."""
+    """The norm of the gradients on one mesh, or of plain gradients (mesh None)."""
     if mesh is None:
         return together([norm(group, ord) for group in by_device(grads)], ord)
     group = group_of_mesh(here("grad_norm"), mesh)
@@ -117,11 +118,11 @@ def _norm_on(mesh, grads, ord):
 
 
 def _own_part(grad):
-    """The part that this rank adds to the norm of a DTensor: its shard, or None where another rank has added it."""
+    """The part of a DTensor that this rank adds to the norm: its shard, or None if another rank adds a copy of it."""
     if any(p.is_partial() for p in grad.placements):
         from torch.distributed.tensor import Replicate, Shard  # (a slow import)
 
-        # The norm of a sum is not to be had from its terms': it is added up, each rank a part.
+        # The norm of a sum does not follow from the norms of its terms: add them up, each rank a part.
         placement = Replicate() if grad.dim() == 0 else Shard(0)
         grad = grad.to(compute_dtype(grad.dtype)).redistribute(
             placements=[placement if p.is_partial() else p for p in grad.placements]
@@ -133,7 +134,7 @@ def _own_part(grad):
 
 
 def held(grad):
-    """This rank's part of a gradient: the memory itself."""
+    """This rank's part of a gradient, not a copy of it."""
     return grad if check.mesh(grad) is None else awaited(grad.to_local())
 
 
@@ -145,5 +146,5 @@ def by_device(grads):
 
 
 def narrowed(norm, grads):
-    """As it is returned: fp32, or fp64 if a gradient is."""
+    """The norm in the dtype that is returned: fp32, or fp64 if a gradient is fp64."""
     return norm.to(compute_dtype(*{grad.dtype for grad in grads}))

@@ -1,4 +1,4 @@
-"""Tensors inside lists, tuples, dicts, namedtuples, dataclasses and distributions, whatever their nesting."""
+"""Map the tensors inside lists, tuples, dicts, namedtuples, dataclasses and distributions, in any nesting."""
 
 import copy
 import dataclasses
@@ -10,13 +10,13 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(function, value):
-    """`value` with `function(tensor)` in the place of each tensor; a container in which nothing changed is itself."""
+    """Replace each tensor in `value` by `function(tensor)`. A container in which nothing changed is returned itself."""
     changed = _changed(function, value)
     return value if changed is None else changed
 
 
 def _changed(function, value):
-    """None where nothing changed (told by it, for the Dynamo of torch 2.11 cannot say whether two lists are one)."""
+    """The new value, or None if nothing changed. (Dynamo of torch 2.11 cannot compare two lists by `is`.)"""
     if isinstance(value, torch.Tensor):
         new = function(value)
         return None if new is value else new

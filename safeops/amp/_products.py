@@ -1,8 +1,8 @@
-"""Products of a compiled fp32_region, whose backward is in fp32 too.
+"""Matrix products of a compiled fp32_region, with a backward that is in fp32 too.
 
-A compiler traces the backward where the call is, under the autocast that is on around the region: the region's own
-end is not known there, and the products of the backward would be rounded to half. That of a Function is traced with
-what it says itself. (Its forward is there once more, for no result of it, and the compiler leaves it out.)
+The compiler traces the backward under the autocast that is on around the region, so its products would be rounded to
+half. The backward of an autograd Function is traced as it is written, and can switch autocast off: each product becomes
+such a Function. (Its backward computes the forward once more by vjp; the compiler removes this unused result.)
 """
 
 import torch
@@ -20,17 +20,17 @@ PRODUCTS = {
     *(getattr(torch, name) for name in f"{_FUNCTIONS} conv_transpose3d conv_tbc".split()),
     *(getattr(F, name) for name in f"{_NN} scaled_dot_product_attention".split()),
     *(torch.linalg.matmul, torch.linalg.multi_dot, torch.linalg.vecdot),
-}  # those of autocast's list of half, and functions made of them
+}  # autocast's list of functions in half, and functions made of them
 
 
 class Products(TorchFunctionMode):
-    """Inside a compiled region: each product of tensors with a gradient as a Function of its own."""
+    """The function mode of a compiled region: it runs each product as a `_Product`."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func not in PRODUCTS or func is F.scaled_dot_product_attention and _drops(*args, **kwargs):
             return func(*args, **kwargs)
-        # (once each: Dynamo takes no tensor twice; those without a derivative last)
+        # (each tensor once, as Dynamo takes no tensor twice; tensors without a derivative last)
         tensors = []
         map_tensors(lambda x: tensors.append(x) or x, (args, kwargs))  # (einsum and multi_dot take them in lists)
         tensors = [x for i, x in enumerate(tensors) if not any(x is y for y in tensors[:i])]
@@ -46,7 +46,7 @@ class Products(TorchFunctionMode):
 
 
 def _drops(query, key, value, attn_mask=None, dropout_p=0.0, *options, **more):
-    """True for attention with dropout: backward computes a product once more, which would draw another dropout."""
+    """True for attention with dropout: _Product's backward computes the product again, with another dropout."""
     return dropout_p != 0
 
 

@@ -1,4 +1,4 @@
-"""clip_grad_norm_: torch's, with the arithmetic in fp32, and a say in what happens to gradients that are not finite."""
+"""clip_grad_norm_: torch's function with arithmetic in fp32, and a choice for gradients that are not finite."""
 
 import types
 import warnings
@@ -26,19 +26,19 @@ def clip_grad_norm_(
     """Scale the gradients in place so that their norm together is at most `max_norm`; return the norm before.
 
     As `torch.nn.utils.clip_grad_norm_`: each gradient is multiplied by `min(max_norm / (norm + 1e-6), 1)`. The norm is
-    that of `grad_norm`, the factor is fp64, and the products are rounded once, from fp32 (fp64 for fp64). torch takes
-    all of it in the gradients' own dtype: there fp16 gradients of a norm beyond 65504 become 0. Where the norm is small
-    enough nothing is written. Under GradScaler, call `scaler.unscale_(optimizer)` first, as with torch's.
+    that of `grad_norm`, the factor is fp64, and the products are rounded once, from fp32 (fp64 for fp64). torch
+    computes all of it in the gradients' own dtype, where fp16 gradients of a norm beyond 65504 become 0. If the factor
+    is 1, nothing is written. Under GradScaler, call `scaler.unscale_(optimizer)` first, as with torch's.
 
     Args:
         parameters: a module, a tensor or an iterable of tensors; those without `.grad` are left out. Their gradients
-            may differ in dtype, strides and device; one that several parameters share is scaled once. Of DTensors,
-            whose norm is that of `grad_norm` over all ranks, each rank scales its own shards by the same factor.
+            may differ in dtype, strides and device; one that several parameters share is scaled once. The norm of
+            DTensors is that of `grad_norm` over all ranks; each rank scales its own shards by the same factor.
         max_norm: a number, at least 0.
         norm_type: order of the norm, a number above 0, or inf.
         nonfinite: what happens if a gradient has an inf or a NaN. `"propagate"`: as torch, a NaN makes all gradients
             NaN, an inf becomes NaN and makes all others 0. `"skip"`: all gradients stay as they are, for GradScaler to
-            find, and are not waited for. `"raise"`: an error, before anything is written; this one synchronises. All
+            find, and the host does not wait. `"raise"`: an error, before anything is written; this synchronizes. All
             ranks that share DTensors do the same.
 
     Returns:
@@ -66,7 +66,7 @@ def clip_grad_norm_(
     check.choice("clip_grad_norm_", "nonfinite", nonfinite, check.NONFINITE)
     if isinstance(parameters, types.GeneratorType):
         parameters = list(parameters)
-        if not parameters:  # most often one that a loop has exhausted
+        if not parameters:  # most often a loop has exhausted it
             warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
     keys, result = gradients("clip_grad_norm_", parameters)
     if not result:

@@ -1,4 +1,4 @@
-"""combine_losses: the weighted sum of several losses, wide, with a say in what happens to terms that are not finite."""
+"""combine_losses: the weighted sum of several losses, computed wide, with a choice for terms that are not finite."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from safeops.core.symbolic import scalar
 
 @saved_by_name
 class CombinedLosses(NamedTuple):
-    """The result of `combine_losses`. It holds no number that the host would have to wait for."""
+    """The result of `combine_losses`. All values stay on the device, so the host does not wait for them."""
 
     total: torch.Tensor  # (): to call backward on
-    terms: torch.Tensor  # (number of losses,): weight * loss, as it came, detached
-    finite: torch.Tensor  # (number of losses,) bool: which terms are
+    terms: torch.Tensor  # (number of losses,): weight * loss, finite or not, detached
+    finite: torch.Tensor  # (number of losses,) bool: True for finite terms
     names: tuple[str, ...]  # of the losses, in the same order
 
 
@@ -36,27 +36,27 @@ def combine_losses(
     *,
     nonfinite: check.Nonfinite = "propagate",
 ) -> CombinedLosses:
-    """The sum of weight * loss over named losses, with what each of them contributes, all on the device.
+    """The sum of weight * loss over named losses, with each loss's term, all on the device.
 
-    The replacement of `loss_a + 0.1 * loss_b + ...`, which in half overflows (an fp16 loss of 700 times a weight of
-    100) and rounds each product, and of `if torch.isfinite(loss_b)`, which waits for the GPU at each step. Each loss is
-    read wide before its weight is applied, and log values are read from `terms` when they are wanted, all at once.
+    It replaces `loss_a + 0.1 * loss_b + ...`, which in half overflows (an fp16 loss of 700 times a weight of 100) and
+    rounds each product, and `if torch.isfinite(loss_b)`, which waits for the GPU at each step. Each loss is widened
+    before its weight is applied. Values to log are in `terms`: read them when they are wanted, all at once.
 
     Args:
         losses: dict {name: loss} or {name: (loss, weight)}. A loss is a floating tensor of shape () or (1,), a weight a
             number or a 0-dim tensor, which is differentiable; 1 where there is none. With weight 0 the loss does not
             exist: its term is 0 and finite, its gradient 0, whatever its value.
         nonfinite: what happens if a term, weight * loss, is inf or NaN. `"propagate"`: the total shows it. `"skip"`:
-            the total is of the other terms, nobody waits, and the gradient that goes into the loss and its weight is
-            exactly 0. (What the loss's own backward makes of an upstream gradient of 0 is its own affair: 0 / 0 in
-            plain torch is still NaN, which the functions of safeops avoid.) Where no term is finite the total is NaN,
-            for such a run has died, and all gradients are 0. `"raise"`: FloatingPointError that names it; this one
-            synchronises, and cannot be compiled whole.
+            the total sums the other terms, the host does not wait, and the gradient that goes into the loss and its
+            weight is exactly 0. (The loss's own backward may still turn an upstream gradient of 0 into NaN, as 0 / 0
+            does in plain torch; the functions of safeops do not.) If no term is finite the total is NaN, as no loss is
+            left, and all gradients are 0. `"raise"`: FloatingPointError that names the term; this synchronizes, and
+            cannot be compiled whole.
 
     Returns:
         `(total, terms, finite, names)`, a named tuple. total: 0-dim, fp32, or fp64 if a loss is. terms: the weighted
         losses in that dtype, one for each, in the order of the dict, without a gradient; a skipped one shows its value.
-        finite: bool, which terms are. names: the names in the same order.
+        finite: bool, True for finite terms. names: the names in the same order.
 
     Raises:
         TypeError: `losses` is no dict, a name no string, a loss no floating tensor, a weight no number or real tensor.
@@ -72,8 +72,8 @@ def combine_losses(
     """
     names, values, weights = _read(losses, nonfinite)
     dtype = compute_dtype(*(x.dtype for x in values))
-    compute, device = torch.float64, values[0].device  # a weight too small or too large for fp32 is read as it is
-    # (that of a number is written by a kernel: to copy one from the host would be to wait)
+    compute, device = torch.float64, values[0].device  # fp64: a weight may be too small or too large for fp32
+    # (a kernel writes a weight that is a number: a copy from the host would wait)
     w = torch.stack([w.to(compute) if isinstance(w, torch.Tensor) else scalar(w, compute, device) for w in weights])
     x = torch.stack([x.to(compute) for x in values])
     keep = kept(None, w)
@@ -95,7 +95,7 @@ def _weigh(x, w, keep):
 
 
 def _read(losses, nonfinite):
-    """(names, losses, weights) of what the caller gave, checked."""
+    """Check the caller's losses; returns (names, losses, weights)."""
     check.choice("combine_losses", "nonfinite", nonfinite, check.NONFINITE)
     if not isinstance(losses, Mapping):
         raise TypeError(f"combine_losses: losses must be a dict of named losses, got {type(losses).__name__}")
@@ -134,7 +134,7 @@ def _read(losses, nonfinite):
 
 
 def _refuse(names, terms, finite):
-    if finite.all():  # the one synchronisation, where all is well
+    if finite.all():  # the only synchronization if all terms are finite
         return
     bad = ", ".join(f"{name!r} is {x}" for name, x, ok in zip(names, terms.tolist(), finite.tolist()) if not ok)
     raise FloatingPointError(f'combine_losses: nonfinite="raise": {bad} (weight * loss)')

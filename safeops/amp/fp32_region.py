@@ -1,4 +1,4 @@
-"""fp32_region: what is computed inside is computed in fp32, whatever autocast says outside."""
+"""fp32_region: the code inside computes in fp32, whatever autocast is on outside."""
 
 import contextlib
 import functools
@@ -45,8 +45,8 @@ def fp32_region(function: Callable | None = None) -> Any:
         The function, with the same signature, or a module; without an argument, a context that is also a decorator.
 
     Raises:
-        TypeError: `function` is not callable, is a class, or is a generator or coroutine function, whose body runs
-            when the region has been left.
+        TypeError: `function` is not callable, is a class, or is a generator or coroutine function, whose body would
+            run after the region has ended.
         RuntimeError: a context object is entered a second time.
 
     Example:
@@ -60,7 +60,7 @@ def fp32_region(function: Callable | None = None) -> Any:
 
 
 def _without_autocast():
-    if torch.compiler.is_compiling():  # what is exported may run under another autocast
+    if torch.compiler.is_compiling():  # an exported program may run under another autocast
         return _without(DEVICE_TYPES) if is_exporting() else _compiled()
     return _without(tuple(filter(torch.is_autocast_enabled, DEVICE_TYPES)))
 
@@ -76,7 +76,7 @@ def _without(types):
 
 @contextlib.contextmanager
 def _compiled():
-    # (one mode is enough: a region around this one would take the product inside of a Function for another product)
+    # (one mode only: the mode of an outer region would wrap the product inside a `_Product` once more)
     is_inside = any(isinstance(mode, Products) for mode in function_mode_stack())
     with contextlib.nullcontext() if is_inside else Products(), _without(DEVICE_TYPES):
         yield
@@ -87,7 +87,7 @@ class _Region:
 
     def __enter__(self):
         if self._context is not None:
-            # Autocast is a thread's own: what one has found is not what another must restore.
+            # Autocast is per thread: the state that one thread saved must not be restored in another.
             raise RuntimeError("fp32_region: this context was entered before; make one for each `with`")
         self._context = _without_autocast()
         self._context.__enter__()

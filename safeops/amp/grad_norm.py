@@ -1,4 +1,4 @@
-"""grad_norm: the norm of all gradients together, which does not overflow where they are half."""
+"""grad_norm: the norm of all gradients together, without overflow for half gradients."""
 
 from collections.abc import Iterable
 
@@ -14,17 +14,17 @@ def grad_norm(
     """The norm of the gradients of all parameters, as if they were one vector.
 
     As `torch.nn.utils.get_total_norm` of the gradients, in fp32 at least, and in fp64 where squares would not fit: fp16
-    gradients whose norm is beyond 65504, and fp32 gradients of 1e30 or 1e-30, have their true norm. Nothing is read by
-    the host. The same bits from run to run.
+    gradients whose norm is beyond 65504, and fp32 gradients of 1e30 or 1e-30, have their true norm. The host reads
+    nothing. The result has the same bits from run to run.
 
     Args:
         parameters: a module, a tensor or an iterable of tensors; those without `.grad` are left out. Their gradients
-            may differ in dtype, strides and device; one that several parameters share counts once. Gradients on several
-            devices meet on that of the first (between CPU and GPU the host waits for it). DTensors (`fully_shard`,
-            tensor parallel) give the norm of the whole gradients, the same on all ranks, which all have to call: each
-            takes its own shard, copies count once, and one collective of 8 bytes a rank follows (for each mesh; of a
-            mesh with names that is a part of the ranks, torch makes a process group at the first call). A partial one
-            is reduced first, to a shard on each rank.
+            may differ in dtype, strides and device; one that several parameters share counts once. Norms on several
+            devices are combined on the first gradient's device (between CPU and GPU the host waits). DTensors
+            (`fully_shard`, tensor parallel) give the norm of the whole gradients, the same on all ranks; all ranks have
+            to call. Each takes its own shard, copies count once, and one collective for each mesh sends 8 bytes a rank
+            (for a mesh with names that has only a part of the ranks, torch makes a process group at the first call). A
+            partial gradient is first reduced to a shard on each rank.
         norm_type: order of the norm, a number above 0, or inf.
 
     Returns:

@@ -1,4 +1,4 @@
-"""to_device: a batch to the GPU without waiting for it, and without the races of `non_blocking=True`."""
+"""to_device: copy a batch to the GPU without waiting for it, and without the races of `non_blocking=True`."""
 
 from typing import TypeVar
 
@@ -15,26 +15,26 @@ def to_device(
 ) -> Batch:
     """Move the tensors of a batch to a device: asynchronously from the host to a GPU, and yet safely.
 
-    `x.to("cuda", non_blocking=True)` of pinned memory returns before the copy has read `x`: whoever then writes the
+    `x.to("cuda", non_blocking=True)` of pinned memory returns before the copy has read `x`: code that then writes the
     next batch into `x` changes this one. Here each host tensor is first copied into pinned memory of its own, which
-    torch's allocator hands out again only when the copy to the device is done. The caller may write into the batch, or
-    free it, as soon as the call returns. That costs one copy on the host, at the speed of its memory, and pinned
-    memory of the batch's size, which is kept for the next one.
+    torch's allocator reuses only when the copy to the device is done. The caller may write into the batch, or free it,
+    as soon as the call returns. That costs one copy on the host, at the speed of its memory, and pinned memory of the
+    batch's size, which is kept for the next one.
 
     Other directions: from GPU to GPU as `.to(non_blocking=True)`, which orders the streams of both; from GPU to host it
-    waits, since the host could read what has not arrived. Tensors that are on the device already are returned as they
-    are, so on a machine without a GPU `to_device(batch, "cpu")` copies nothing: the result shares memory with the
-    batch, with a numpy array too if one is behind it.
+    waits, since the host could read values that have not arrived. Tensors that are on the device already are returned
+    as they are, so on a machine without a GPU `to_device(batch, "cpu")` copies nothing: the result shares memory with
+    the batch, also with a numpy array from which it was made.
 
     Args:
         batch: a tensor, or lists, tuples, dicts, namedtuples and dataclasses with tensors in them; everything else in
             them, numpy arrays too, is left as it is. Containers in which something moved are new ones.
-        device: a `torch.device`, or what names one.
-        stream: a `torch.cuda.Stream` on which host tensors are copied, beside what the current stream computes. The
-            current stream waits for the copies, not the host, and the memory is not used again before the current
-            stream is done with it. None: the current stream.
-        host_reused: False promises that the batch's host memory is not written any more, by a worker neither: then
-            what is pinned already is copied from where it lies.
+        device: a `torch.device`, or its name or index.
+        stream: a `torch.cuda.Stream` on which host tensors are copied while the current stream computes. The current
+            stream waits for the copies, the host does not, and the new memory is not reused before the current stream
+            is done with it. None: the current stream.
+        host_reused: False promises that nothing writes the batch's host memory any more, no worker either: then
+            tensors that are pinned already are not copied on the host.
 
     Returns:
         The batch with its tensors on `device`; their dtypes and strides are kept, and gradients flow back.
@@ -57,7 +57,7 @@ def to_device(
 
     def send(x):
         if id(x) not in sent:
-            sent[id(x)] = x, _send(x, target, stream, host_reused)  # x stays alive: its id is not given again
+            sent[id(x)] = x, _send(x, target, stream, host_reused)  # x stays alive, so that its id is not reused
         return sent[id(x)][1]
 
     moved = map_tensors(send, batch)
@@ -97,11 +97,11 @@ def _send(x, target, stream, host_reused):
         return pinned.to(target, non_blocking=True)
     with torch.cuda.stream(stream):
         y = pinned.to(target, non_blocking=True)
-    # its memory belongs to `stream`, and is read on the current one
+    # y was allocated on `stream` and is read on the current stream
     y.record_stream(torch.cuda.current_stream(target))
     return y
 
 
 def _staged(x):
-    """A copy in pinned memory, which the allocator does not hand out again before the copies from it are done."""
+    """A copy in pinned memory, which the allocator does not reuse before the copies from it are done."""
     return torch.empty_like(x, pin_memory=True).copy_(x)

@@ -1,4 +1,4 @@
-"""warmup: the Triton kernels of a training step, compiled side by side before it begins."""
+"""warmup: compile the Triton kernels of a training step in parallel, before it begins."""
 
 import inspect
 import os
@@ -19,22 +19,22 @@ def warmup(
     dtypes: Iterable[torch.dtype] | None = None,
     **options: Any,
 ) -> dict[str, str]:
-    """Compile and load what calls of these ops need on a GPU, forward and backward, several kernels at a time.
+    """Compile and load the kernels that calls of these ops need on a GPU, forward and backward, several at a time.
 
     A Triton kernel is compiled at its first call, which takes a second or so, and is refused while a CUDA graph is
     captured. Here each op is called once for each dtype, in a thread of its own, with the gradients of its result.
-    Calls that differ from these in sizes alone find their kernels loaded; other strides, alignment, dtypes or options
-    may need others. (What was compiled stays in Triton's cache on disk: the next process only loads it.)
+    Calls that differ from these only in sizes find their kernels loaded; other strides, alignment, dtypes or options
+    may need other kernels. (Compiled kernels stay in Triton's cache on disk: the next process only loads them.)
 
-    On a device without Triton kernels, and where an op runs as plain torch, nothing is done, and the result says so.
+    On a device without Triton kernels, and for an op that runs as plain torch, nothing is done, and the result says so.
 
     Args:
         ops: public functions of safeops that take tensors, or their names.
-        like: what the calls' operands are like: the first arguments, as a tuple, or one tensor, which then stands for
-            every argument that the op must have. Their shapes, strides, dtypes and device count, not their values, and
-            they are not written. The gradients are those of the operands that require one; if none does, of the first.
-        dtypes: floating dtypes that take the place of the operands' own, one after another. Such operands are made
-            anew, of zeros. None: the operands as they are.
+        like: examples of the calls' operands: the first arguments, as a tuple, or one tensor for every argument that
+            the op requires. Their shapes, strides, dtypes and device matter, not their values, and they are not
+            written. Gradients are computed for the operands that require one; if none does, for the first.
+        dtypes: floating dtypes to call with, one after another, in place of the operands' own; such operands are new
+            tensors of zeros. None: the operands as they are.
         options: keyword arguments of the calls, the same for every op.
 
     Returns:
@@ -57,7 +57,7 @@ def warmup(
     jobs = [(op, dtype) for op in records if results[op.name] == "ready" for dtype in dtypes]
     if not jobs:
         return results
-    here = current(device)  # a thread begins with the default stream of the first GPU
+    here = current(device)  # a new thread starts with the default stream of the first GPU
 
     def run(job):
         op, dtype = job
@@ -70,7 +70,7 @@ def warmup(
 
 
 def idle(op, device):
-    """Why an op needs no kernel to be compiled for tensors of a device, or None."""
+    """Why an op needs no compiled kernel for tensors on this device, or None."""
     if device.type != "cuda":
         return f"{device.type} has no Triton kernels"
     if op.runs_on(device):
@@ -81,7 +81,7 @@ def idle(op, device):
 
 
 def current(device):
-    """A function that makes a context: a GPU and its current stream, as they are in this thread."""
+    """Returns a function that makes a context: inside, the GPU and its current stream are those of this thread."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("warmup: kernels cannot be compiled while a CUDA graph is captured: call it before")
     stream = torch.cuda.current_stream(device)
@@ -122,7 +122,7 @@ def _required(op):
 
 
 def _call(op, operands, dtype, options, here):
-    """One call and its gradients, in this thread: else all gradients of a GPU would come, and be compiled, in one."""
+    """Call the op and its backward in this thread: else one autograd thread for the GPU would compile all backwards."""
     with ExitStack() as stack:
         for context in (here(), torch.enable_grad(), torch.autograd.set_multithreading_enabled(False)):
             stack.enter_context(context)
@@ -136,7 +136,7 @@ def _call(op, operands, dtype, options, here):
 
 
 def _stand_in(x, dtype):
-    """x of another dtype, of zeros, beginning where x does between 16-byte boundaries, or behind."""
+    """Zeros in `dtype` with x's shape and strides, as far from a 16-byte boundary as x, rounded up to an element."""
     if dtype is None or not x.is_floating_point():
         return x.detach()
     extent = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride())) if x.numel() else 0

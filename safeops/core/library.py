@@ -57,16 +57,16 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
         else:
             lib.define(f"{name}_launch{schema}")
             lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")  # `name` passed that key
-            put_front(launcher, op, lib, "CUDA")
+            cache_launches(launcher, op, lib, "CUDA")
     return op
 
 
-def put_front(launcher, op, lib, key, **options):
+def cache_launches(launcher, op, lib, key, **options):
     """Put the extension before a launcher. It repeats a launch that Python made once, without Python (csrc/launch)."""
     schema = private_torch.schema(op)
     name = f"{schema.name.partition('::')[2]}_launch"
     lib.impl(name, _held(launcher, len(schema.returns)), key, **options)
-    cpu_extension.front(schema.name, "".join(_KINDS[str(x.type)] for x in schema.arguments), key)
+    cpu_extension.cache_launches(schema.name, "".join(_KINDS[str(x.type)] for x in schema.arguments), key)
 
 
 # {type of an argument: its letter in csrc/launch/key.h}; a capital letter may be None

@@ -1,4 +1,4 @@
-"""Finding it: which line made the NaN, the device error, the unsafe pattern, the synchronisation.
+"""Find the source line that made a NaN, a device error, an unsafe pattern or a synchronization.
 
 with safeops.debug.trace(model):
     train_step()

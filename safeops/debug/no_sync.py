@@ -1,4 +1,4 @@
-"""No synchronisation: raise where a step waits for the device."""
+"""no_sync: raise an error where a training step makes the host wait for the device."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ from safeops.core.private_torch import STEPS_OPTIMIZER, OpOverload, TorchDispatc
 from safeops.debug.common.facts import facts, run, tensors_in
 from safeops.debug.common.source import called_by, line, traceback_frames, user_frames
 
-# Reads that the host waits for, and what to write instead.
+# ATen op that makes the host wait: (what the user wrote, what to write instead).
 _READS = {
     "_local_scalar_dense": ("item(), float(), int(), bool() or print of a tensor", "keep the value on the device"),
     "is_nonzero": ("bool() of a tensor", "torch.where, or keep the value on the device"),
@@ -31,7 +31,7 @@ _INDEX = "a boolean index, whose size depends on values"
 
 
 class SynchronizationError(RuntimeError):
-    """Raised by `no_sync`. `.line` is the user's line, `.what` what waited there."""
+    """Raised by `no_sync`. `.line` is the user's source line, `.what` names the call that waited."""
 
     def __init__(self, what, instead, frames):
         self.what, self.line = what, line(frames[0]) if frames else None
@@ -50,8 +50,8 @@ class no_sync(TorchDispatchMode):
 
     Args:
         cpu: treat CPU tensors as if they were on a device, to test a step on a machine without one. (`x.cpu()` of a
-            CPU tensor is x itself: nothing runs that could be seen.)
-        allow_scaler: GradScaler.step reads one flag a step; nothing but leaving the scaler avoids that.
+            CPU tensor returns x and runs no op, so it is not seen.)
+        allow_scaler: let GradScaler.step read its one flag per step, which a step with a GradScaler cannot avoid.
 
     Example:
         >>> x = torch.tensor([1.0, -1.0])
@@ -83,7 +83,7 @@ class no_sync(TorchDispatchMode):
     def __exit__(self, kind, error, traceback) -> None:
         super().__exit__(kind, error, traceback)
         self.stack.close()
-        # Torch's own mode raises where no op of the dispatcher waits, too: in a `synchronize` imported by its name.
+        # torch's sync debug mode also raises outside dispatched ops: in a `synchronize` that was imported by name.
         if _by_torch(error):
             raise SynchronizationError("a call that is no op", None, traceback_frames(traceback)) from error
 
@@ -110,7 +110,7 @@ class no_sync(TorchDispatchMode):
             return _READS[name]
         if name == "index" or name.startswith(("index_put", "_index_put")):
             indices = [x for x in args[1] if isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8)]
-            # One value written to all of a mask's places is a masked_fill, which waits for nothing.
+            # One value written through a single mask runs as masked_fill, which does not wait.
             if indices and (name == "index" or args[2].numel() != 1 or len(args[1]) > 1):
                 return _INDEX, "mask= of the losses and reductions, or safeops.masked_compact(x, mask, capacity=n)"
         if name == "repeat_interleave" and kwargs.get("output_size") is None and not isinstance(args[-1], int):
@@ -136,7 +136,7 @@ class no_sync(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _scalers_read(self):
-        """GradScaler's own read, let through torch's sync debug mode."""
+        """Let GradScaler's own read through torch's sync debug mode."""
         allowed = self.allow_scaler and torch.cuda.is_available() and called_by(STEPS_OPTIMIZER, 3, "grad_scaler.py")
         if allowed:
             torch.cuda.set_sync_debug_mode("default")
@@ -164,7 +164,7 @@ def _by_torch(error):
     return isinstance(error, RuntimeError) and not by_safeops and "called a synchronizing CUDA operation" in str(error)
 
 
-# The calls whose purpose is to wait; and the reads of CPU tensors that no op takes part in.
+# _WAITS: calls that wait on purpose. _CPU_READS: reads of CPU tensors that dispatch no op.
 _WAITS = (
     (torch.accelerator, "synchronize"),
     (torch.cuda, "synchronize"),

@@ -4,8 +4,8 @@ Disparity d is in pixels of the 741-pixel-wide images. Depth follows from the ca
 
     depth = focal * baseline / (d + doffs)        doffs: the principal points' offset, right minus left
 
-so the demo trains on D = d + doffs, the disparity that is 0 at infinity, and depth = FOCAL_BASELINE / D. What was not
-measured is stored as KITTI stores it, as 0.
+so the demo trains on D = d + doffs, the disparity that is 0 at infinity, and depth = FOCAL_BASELINE / D. Pixels that
+were not measured are stored as 0, as in KITTI.
 """
 
 import dataclasses

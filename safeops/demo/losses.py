@@ -1,14 +1,14 @@
 """One loss written seven times: five usual ways, the hand-made repair, and safeops.
 
-Every function gets what the training loop gives it, inside autocast: `disparity` (1, 1, H, W), the network's output,
-in fp16 and at least 0; and `truth` (1, 1, H, W) in fp32, 0 where it was not measured. Each returns, over the measured
-pixels, the error in pixels plus ten times the scale-invariant error of Eigen, Puhrsch and Fergus (2014): with
+The training loop calls every function inside autocast, with the network's output `disparity` (1, 1, H, W) in fp16, at
+least 0, and `truth` (1, 1, H, W) in fp32, 0 where it was not measured. Each returns, over the measured pixels, the
+error in pixels plus ten times the scale-invariant error of Eigen, Puhrsch and Fergus (2014): with
 g = log(truth / disparity), the logarithm of predicted over true depth,
 
     mean(smooth_l1(disparity - truth)) + 10 (mean(g^2) - mean(g)^2 / 2)
 
-None of the five is sabotaged: each is the pattern of many published training scripts, and each repairs what broke the
-one before. They fail by the truth's zeros and by its size, never by a number that the network happens to put out.
+None of the five is sabotaged: each is a pattern of many published training scripts, and each repairs the error of the
+one before. They fail because of the truth's zeros and its number of pixels, whatever the network outputs.
 """
 
 import torch
@@ -36,7 +36,7 @@ def multiply_by_mask(disparity, truth):
 
 
 def half_eps(disparity, truth):
-    """Keep the logarithm from 0 by + 1e-8: right in fp32, but the truth is cast to the network's dtype: + 0."""
+    """Add 1e-8 inside the logarithm: right in fp32, but the truth is cast to the network's dtype, where 1e-8 is 0."""
     truth = truth.type_as(disparity)
     mask = (truth > 0).float()
     g = (torch.log(truth + 1e-8) - torch.log(disparity.clamp(min=1))) * mask
@@ -45,7 +45,7 @@ def half_eps(disparity, truth):
 
 
 def where_after_log(disparity, truth):
-    """Replace what became infinite, after the logarithm: the gradient there is 0 times its infinite slope."""
+    """Replace infinite values after the logarithm: the gradient there is 0 times an infinite slope, NaN."""
     mask = truth > 0
     g = torch.where(mask, torch.log(truth / disparity.clamp(min=1)), 0)
     error = torch.where(mask, F.smooth_l1_loss(disparity, truth, reduction="none"), 0).sum() / mask.sum()
@@ -53,9 +53,10 @@ def where_after_log(disparity, truth):
 
 
 def half_mask(disparity, truth):
-    """Replace before the arithmetic; mask in the network's dtype, and divide by its sum: beyond 65504 pixels, by inf.
+    """Replace before the arithmetic; mask in the network's dtype, and divide by its sum: inf beyond 65504 pixels.
 
-    The loss is computed outside autocast, as where that ends with the network: inside it, CUDA would sum in fp32.
+    The loss is computed outside autocast, as in scripts whose autocast ends with the network: inside it, CUDA would sum
+    in fp32.
     """
     with torch.autocast(disparity.device.type, enabled=False):
         known = truth > 0
@@ -75,7 +76,7 @@ def repaired_by_hand(disparity, truth):
 
 
 def with_safeops(disparity, truth):
-    """The half prediction, the zeros of the truth and the mask, as they are; mean(g^2) is var(g) + mean(g)^2."""
+    """Pass the half prediction, the truth with its zeros and the mask as they are. mean(g^2) = var(g) + mean(g)^2."""
     mask = truth > 0
     g = safeops.safe_log(truth) - safeops.safe_log(disparity, eps=1)
     silog = safeops.masked_var(g, mask, correction=0) + 0.5 * safeops.masked_mean(g, mask) ** 2

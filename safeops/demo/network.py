@@ -50,8 +50,8 @@ class StereoNet(nn.Module):
         correction = self.head(x)
         disparity = SCALE * ((p * shift).sum(1, keepdim=True) + correction)
         disparity = F.interpolate(disparity, scale_factor=4, mode="bilinear", align_corners=False)
-        # Half under autocast, as its convolutions are: on CUDA softmax and interpolation have made fp32 of it.
-        return F.relu(disparity.to(correction.dtype))  # nothing lies behind infinity
+        # Half under autocast, as convolutions are: on CUDA softmax and interpolation return fp32.
+        return F.relu(disparity.to(correction.dtype))  # D = 0 is infinitely far, D < 0 impossible
 
     @staticmethod
     def _local(x):
@@ -68,7 +68,8 @@ class StereoNet(nn.Module):
 
 
 def _box(x, size):
-    """Mean over the `size` x `size` cells around each that lie inside: rows, then columns, since a CPU pools slowly."""
+    """Mean over the window of `size` x `size` cells, without cells outside the image. Each axis is pooled by itself,
+    as 2D pooling is slow on a CPU."""
     for window in ((size, 1), (1, size)):
         x = F.avg_pool2d(x, window, 1, tuple(n // 2 for n in window), count_include_pad=False)
     return x

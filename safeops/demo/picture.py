@@ -1,4 +1,4 @@
-"""The demo's picture: the pair, what is known of its disparity, both predictions, and how the losses went."""
+"""The demo's picture: the left image, the measured disparity, two predictions, and the losses step by step."""
 
 import io
 import math
@@ -26,7 +26,7 @@ def draw(path, pair, usual, by_hand, ours):
     curves, record = side.subplots(2, 1, height_ratios=(1.25, 1))
     _curves(curves, by_hand, ours)
     _record(record, usual)
-    # 256 colours: a third of the bytes, and no difference that the eye finds.
+    # 256 colors: a third of the bytes, and no visible difference.
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=100, format="png")
     Image.open(buffer).convert("RGB").quantize(256, kmeans=2).save(path, format="png", optimize=True)
@@ -74,7 +74,7 @@ def _curves(axes, by_hand, ours):
 
 
 def _record(axes, usual):
-    """Two lines a usual variant: what happens, and its loss at each step it got."""
+    """Write two lines for each usual variant: its verdict, and its loss at each step."""
     for row, (title, verdict, run) in enumerate(reversed(usual)):
         losses = "exception" if run.exception else " ".join(_short(s.loss) for s in run.steps[:8])
         axes.text(0, row + 0.48, f"{title}: {verdict}", fontsize=10.5, va="bottom")

@@ -82,7 +82,7 @@ def _run(pair, steps, seed, out):
 
 
 def _unwritable(path):
-    """Why a file cannot be written at `path`, or None; known before the minute of training."""
+    """Why a file cannot be written at `path`, or None. Asked before the minute of training."""
     if path.is_dir():
         return "it is a folder"
     existed = path.exists()

@@ -1,4 +1,4 @@
-"""The demo's output: a few lines a run while it goes, then one table and what it means."""
+"""The demo's output: a few lines for each run as it goes, then one table."""
 
 import math
 
@@ -43,7 +43,7 @@ def announce(console, number, name):
 
 
 def print_step(console, step, last):
-    """The first steps, the last one, and every 20th between them."""
+    """Print the first steps, the last one, and every 20th between them."""
     if step.number > SHOWN_FIRST and step.number % SHOWN_EVERY and not step.number == last:
         return
     loss = f"{step.loss:8.3f}"
@@ -66,7 +66,7 @@ def print_end(console, run):
 
 
 def verdict(run):
-    """In a few words, from the record alone."""
+    """How a run ended, in a few words, from its record alone."""
     if run.exception is not None:
         return f"raises at step {len(run.steps) + 1}"
     for step in run.steps:

@@ -15,9 +15,9 @@ from safeops.demo.network import StereoNet
 
 LEARNING_RATE = 0.02
 # The default, 65536, overflows the fp16 weight gradients of this network with any loss: the scaler would skip eleven
-# steps to come down to this, where they stay below a tenth of 65504. What is skipped now, the loss itself causes.
+# steps to reach this scale, at which they stay below a tenth of 65504. So the loss itself causes any step skipped now.
 INIT_SCALE = 32.0
-# A run that has not moved a weight for so many steps never will: the data is the same, the scale a sixteenth.
+# A run that moves no weight for so many steps never will: the data stay the same, and the scale is down to a sixteenth.
 PATIENCE = 4
 
 
@@ -94,7 +94,7 @@ def train(loss_function, pair, *, steps, seed=0, on_step=lambda step: None):
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: _rate(n, steps))
     scaler = torch.amp.GradScaler(device, init_scale=INIT_SCALE)
-    truth = pair.truth.clone()  # some of the losses write into what they are given
+    truth = pair.truth.clone()  # some losses write into their arguments
     run, idle, start = Run(loss_function.__name__), 0, time.perf_counter()
     for number in range(1, steps + 1):
         optimizer.zero_grad()
@@ -132,7 +132,7 @@ def train(loss_function, pair, *, steps, seed=0, on_step=lambda step: None):
 
 
 def _rate(n, steps):
-    """Warm up over a fifth of the steps, along a half cosine down to 0."""
+    """Factor of the learning rate: a warm-up over a fifth of the steps, times a half cosine down to 0."""
     return min(1, (n + 1) / max(1, steps // 5)) * (1 + math.cos(math.pi * n / steps)) / 2
 
 

@@ -1,11 +1,11 @@
-"""Losses that are exact across ranks. torch.distributed moves the data; nothing here does."""
+"""Losses that are exact across ranks. torch.distributed does all communication."""
 
 from safeops.core.op import Op
 from safeops.distributed.global_count import global_count
 
 
 def _call_over_ranks(op, operands, takes):
-    from safeops.distributed import _dtensor  # (a slow import, which whoever has a DTensor has paid for)
+    from safeops.distributed import _dtensor  # (slow to import, but a caller's DTensor has done that)
 
     return _dtensor.call(op, operands, takes)
 

@@ -1,8 +1,8 @@
-"""A check that all ranks make the same call: compared before its collectives where TORCH_DISTRIBUTED_DEBUG asks for it.
+"""Check that all ranks make the same call, before its collectives, if TORCH_DISTRIBUTED_DEBUG asks for it.
 
-torch compares, at DETAIL, what each collective sends. That does not say which call it belongs to, nor show ranks whose
-messages are alike by chance: a mean of one rank and a sum of another are 16 bytes each. So the ranks tell each other
-what they call, with the shapes, dtypes, placements and options that decide what is sent.
+At DETAIL, torch compares what each collective sends. That does not name the call, and does not notice messages that are
+alike by chance: a mean on one rank and a sum on another send 16 bytes each. So the ranks exchange the name of the
+function, with the shapes, dtypes, placements and options that decide what is sent.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from safeops.core.private_torch import TorchDispatchMode
 
 COLLECTIVES = "c10d", "_c10d_functional", "_dtensor"  # the namespaces of torch's own ops
 UNWATCHED = contextlib.nullcontext()
-REDUCTIONS = "none", "mean", "sum"  # as raw ops count them
+REDUCTIONS = "none", "mean", "sum"  # index: the reduction's code in raw ops
 
 
 def is_asked():
@@ -24,9 +24,10 @@ def is_asked():
 
 
 def agree(function, groups, operands):
-    """Raise, on all ranks of the groups, where they do not call this function alike. operands: by name.
+    """Raise on all ranks of the groups if their calls of this function differ. operands: {name: operand}.
 
-    groups: one, or those along the dims of a mesh, of which each hands on what the ranks of those before it told.
+    groups: one group, or one for each dim of a mesh. Each exchange passes on what the exchanges before it collected, so
+    that all ranks of the mesh are compared.
     """
     calls = {dist.get_rank(): {"": function, **{name: _shown(name, x) for name, x in operands.items()}}}
     for group in groups:
@@ -52,14 +53,14 @@ def _shown(name, x):
     if isinstance(x, torch.Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {check.shown(x)}"
     if isinstance(x, float) and x.is_integer():
-        x = int(x)  # the same number, as a rank may write it
+        x = int(x)  # a rank may write 1, another 1.0
     return REDUCTIONS[x] if name == "reduction" else repr(x)
 
 
 def watched(function, described, operands):
-    """A context of a call on DTensors. The ranks of their mesh agree on it before its first collective, if asked to.
+    """A context for a call on DTensors. If asked to, the ranks of their mesh compare it before its first collective.
 
-    described(operands): them by name.
+    described(operands): returns {name: operand}.
     """
     return _Watch(function, described(operands)) if is_asked() else UNWATCHED
 
@@ -71,7 +72,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(hasattr(kind, "device_mesh") for kind in types):
-            return NotImplemented  # a DTensor's own ops come here, on what each rank holds
+            return NotImplemented  # the DTensor runs the op on its local part, which comes here again
         if self.operands is not None and func.namespace in COLLECTIVES and "wait" not in func.__name__:
             operands, self.operands = self.operands, None
             mesh = next(m for m in map(check.mesh, operands.values()) if m is not None)

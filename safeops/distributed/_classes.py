@@ -1,8 +1,8 @@
-"""cross_entropy and nll_loss of DTensors: the local kernel on the rows of each rank.
+"""cross_entropy and nll_loss of DTensors: each rank runs the local kernel on its rows.
 
-Where the classes are sharded (vocabulary parallel) each rank sums up its own of them, all ranks learn those sums by one
-all-gather, 16 bytes a row, and the local backward kernel takes logsumexp from there. The logits stay where they are.
-nll_loss needs the number at each row's class alone, which one rank has: an all-reduce, 8 bytes a row.
+With sharded classes (vocabulary parallel), each rank computes sums over its own classes, one all-gather of 16 bytes a
+row gives them to all ranks, and the local backward kernel reads the logsumexp computed from them. No logits are moved.
+nll_loss needs only the value at each row's class, which one rank has: one all-reduce of 8 bytes a row.
 """
 
 import functools
@@ -20,13 +20,14 @@ from safeops.ops.classification._logits import shaped, slope_of_shape
 from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 
 INF = float("inf")
-NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known
+NO_CLASS = torch.iinfo(torch.int64).min  # passed as ignore_index: the mask already says which rows are kept
 
 
 class Rows:
-    """A rank's part of a call: x, target, weight, mask, and what the rows have in common.
+    """A rank's local operands x, target, weight and mask, and their layout.
 
-    target: indices of classes that exist, or probabilities. mask: which rows are kept. weights: of the rows, or None.
+    target: indices of classes that exist, or probabilities. weight: of the local classes. mask: True for kept rows.
+    weights: for each row the weight of its class, or None. first: the index of the rank's first class.
     """
 
     def __init__(self, input, target, weight, mask, ignore_index):
@@ -41,7 +42,7 @@ class Rows:
         parts = [i for i, p in enumerate(self.placements) if p.is_shard(self.dim)]
         if len(parts) > 1:
             raise Uncovered
-        self.part = parts[0] if parts else None  # the dim of the mesh that has the classes
+        self.part = parts[0] if parts else None  # the mesh dim that shards the classes
         self.shape = torch.Size(row_shape(input))
         self.rows = [
             Shard(p.dim - (p.dim > self.dim)) if p.is_shard() and p.dim != self.dim else Replicate()
@@ -73,8 +74,8 @@ class Rows:
         return self.x, self.target, self.weight, self.mask, NO_CLASS
 
     def share(self, result):
-        """A result of the rows as a DTensor."""
-        if result.shape == (0,) and self.mask.shape != (0,):  # left out
+        """A result with one or more numbers for each row, as a DTensor."""
+        if result.shape == (0,) and self.mask.shape != (0,):  # an empty result, left out by the op
             return shared(result, self.mesh, result.shape, [Replicate()] * self.mesh.ndim)
         return share_rows(result, self.mesh, self.shape, self.rows)
 
@@ -116,13 +117,13 @@ def _sum(x, mask, weight=None):
 
 
 def _target_logit(of, x):
-    """This rank's value at the class of each row, or 0. x: the classes last."""
+    """For each row x at the row's class if this rank has it, else 0. x: (*rows, local classes)."""
     at, inside = index_in(x.shape[-1], of.target - of.first)
     return torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else x.new_zeros(x.shape[:-1])
 
 
 def _of_owners(op, of):
-    """The results of the raw forward of whole rows."""
+    """The raw forward's results of whole rows: the rank that has a row's class gives its value, the others 0."""
     losses = torch.where(of.mask, -_target_logit(of, of.x.detach().movedim(of.dim, -1)), 0).double()
     loss, dtype = add_up(op.name, losses, of.mesh, [of.part]), compute_dtype(of.x.dtype)
     loss = (loss if of.weights is None else torch.where(of.mask, loss * of.weights, 0)).to(dtype)
@@ -130,7 +131,13 @@ def _of_owners(op, of):
 
 
 def _of_parts(op, of, label_smoothing, z_loss, temperature, softcap):
-    """The results of the raw forward of whole rows."""
+    """The raw forward's results of whole rows, from `columns`: sums over each rank's classes.
+
+    (1) L = logsumexp(x). With class indices t = x at the row's class, m = its weight or 1, loss = m (L - t).
+    (2) With probabilities q, already times the class weights: t = sum q x, m = sum q, loss = m L - t.
+    (3) Label smoothing s over C existing classes: loss <- (1 - s) loss + s / C (L sum w - sum w x).
+    (4) z-loss z: loss <- loss + z L^2.
+    """
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
     if softcap or temperature != 1:
         x = shaped(x.to(compute_dtype(x.dtype)), temperature, softcap)
@@ -147,7 +154,7 @@ def _of_parts(op, of, label_smoothing, z_loss, temperature, softcap):
         columns = [log_sum, _sum(x, q != 0, q), _sum(q, None)]
     else:
         target_logit = _target_logit(of, x)
-        # A logit of +inf takes all of the softmax: right where it is the row's own and there is one, else no number.
+        # A +inf logit has probability 1 if it is the row's class and the only +inf; else L is NaN.
         certain = (target_logit == INF) & (scale == 1) & (not smooth and not z_loss)
         columns = [torch.where((log_sum == INF) & ~certain, float("nan"), log_sum), target_logit]
     if smooth:
@@ -186,7 +193,8 @@ def _of_parts(op, of, label_smoothing, z_loss, temperature, softcap):
 
 
 def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, temperature, softcap, needs):
-    """The kernel makes it with the class weights of its own classes alone: those of the rows are factors of g."""
+    """The gradients from the local kernel. A row's class, and so its weight, may be another rank's: without label
+    smoothing the row's weight is multiplied into g."""
     x, target, weight, mask, _ = of.operands()
     need_input, need_target = needs
     backward = functools.partial(
@@ -202,7 +210,8 @@ def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, temperatur
     if factor is None or not z_loss:
         g = g if factor is None else g * factor
         return backward(g, target=target, weight=weight, **options)
-    # (w + 2 z logsumexp) p, less w at the row's class: with no class of its own in the kernel, and that one after it.
+    # dx_c = g ((w + 2 z L) p_c - w [c = y]), L the logsumexp. (1) The kernel computes the first term, with target -1,
+    # no class. (2) The code below overwrites the row's class y.
     slope = g * (factor + 2 * z_loss * row_stats.sum(0))
     d, other = backward(slope, target=torch.full_like(target, -1))
     if x.shape[of.dim]:
@@ -217,9 +226,10 @@ def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, temperatur
 
 
 def over_parts(function, mesh, part, columns):
-    """The first column's logsumexp over the ranks that share the rows, the sums of the others: by one all-gather.
+    """Combine the columns of the ranks that share the rows, by one all-gather: logsumexp of the first column, sums of
+    the others.
 
-    part: the dim of the mesh that has the classes.
+    part: the mesh dim that shards the classes.
     """
     result = gather(function, columns, mesh, [part])
     return result[:, 0].logsumexp(0), *result[:, 1:].sum(0)

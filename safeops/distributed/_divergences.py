@@ -1,9 +1,10 @@
-"""Divergences of DTensors of logits: the local kernel on the rows of each rank.
+"""Divergences of DTensors of logits: each rank runs the local kernel on its rows.
 
-Where the classes are sharded each rank's kernel gives the tops and logsumexps of its own, all ranks learn them by one
-all-gather, and the local backward kernel takes the row's numbers from there. Of Kullback and Leibler's the parts add
-up by their shares: D(p | q) = sum_r P_r (D_r + log P_r / Q_r). The terms of the others need the whole rows first: a
-second local read, whose sums an all-reduce adds up. The logits stay where they are.
+With sharded classes, each rank's kernel gives the maxima and logsumexps of its classes, one all-gather gives them to
+all ranks, and the local backward kernel reads the whole row's numbers computed from them. No logits are moved. For
+Kullback-Leibler, D(p | q) = sum_r P_r (D_r + log(P_r / Q_r)), with P_r and Q_r the probabilities of rank r's classes
+under p and q. The other divergences need the whole row's numbers first: the ranks read their logits a second time, and
+one all-reduce adds up the sums.
 """
 
 import torch
@@ -18,7 +19,7 @@ INF = float("inf")
 
 
 class Pair:
-    """A rank's part of both logits, which are laid out alike, and which of its rows are kept."""
+    """A rank's part of both logits, in one layout. keep: bool for its rows, True = kept, or None."""
 
     def __init__(self, input, target, keep):
         self.mesh, self.shape, self.placements = layout([input, target])
@@ -27,7 +28,7 @@ class Pair:
         self.rows = [Replicate() if by_class else p for by_class, p in zip(cut, self.placements)]
         keep = local(keep, self.shape[:-1], self.rows)
         self.keep = None if keep is None else keep.contiguous()
-        self.parts = [i for i, by_class in enumerate(cut) if by_class and self.shape[-1]]  # dims of the mesh
+        self.parts = [i for i, by_class in enumerate(cut) if by_class and self.shape[-1]]  # mesh dims of the classes
 
     def share(self, result):
         return share_rows(result, self.mesh, self.shape[:-1], self.rows)
@@ -53,23 +54,23 @@ def gradients(op, grad, needs, operands, results):
 
 
 def _of_parts(op, of, temperature, beta):
-    """The results of the raw forward of whole rows."""
+    """The raw forward's results of whole rows, from the numbers of each rank's classes."""
     rows, compute = of.x.shape[:-1], compute_dtype(of.x.dtype, of.y.dtype)
-    if of.x.shape[-1]:  # (that of Kullback and Leibler reads the logits once)
+    if of.x.shape[-1]:  # (kl_div_with_logits, for any divergence: it reads the logits once)
         loss, numbers = _kl_div_with_logits.forward(of.x, of.y, of.keep, temperature)
         columns = torch.stack((*numbers[:4], loss))
     else:
         columns = of.x.new_full((5, *rows), -INF, dtype=compute)
     columns = gather(op.name, columns, of.mesh, of.parts).double()  # (ranks, 5, *rows)
     tops, spreads, losses = columns[:, :4:2], columns[:, 1:4:2], columns[:, 4]
-    has_none = spreads == -INF  # a rank has none of the classes that exist
+    has_none = spreads == -INF  # all logits of a rank's classes are -inf
     tops = torch.where(has_none, -INF, tops)
     top = tops.amax(0)  # (2, *rows), of the input and of the target
     log_sums = torch.where(has_none, -INF, (tops - top) / temperature + spreads)
     spread = log_sums.logsumexp(0)
     numbers = torch.stack((top, spread), 1).flatten(0, 1)
     if op.sums is None:
-        log_q, log_p = (log_sums - spread).unbind(1)  # of the parts
+        log_q, log_p = (log_sums - spread).unbind(1)  # log Q_r and log P_r: (ranks, *rows)
         p = log_p.exp()
         terms = p * (torch.where(has_none[:, 0], 0, losses) + log_p - log_q)
         loss = torch.where(p == 0, 0, terms).sum(0)

@@ -1,9 +1,10 @@
-"""DTensors: the local kernel on the local shards, in both directions, and one collective of what the ranks found.
+"""Calls on DTensors: each rank runs the local kernel on its shards, forward and backward, and one collective combines
+the partial results.
 
-An op says by its attribute `shards` how its parts combine: "elementwise"; "loss", a pointwise one; "rows", one of rows
-that have a class; "log_probs", of such rows; "vocabulary", with the linear layer before it; "sum", "mean", "statistic"
-and "count" over dims; "softmax", "normalize" and "cosine" of vectors. What is not covered takes the composite, whose
-aten ops know DTensors.
+An op's attribute `shards` says how its parts combine: "elementwise"; "loss": a pointwise loss; "rows": rows with a
+class each; "log_probs": log-probabilities of such rows; "divergence": of rows of logits; "vocabulary": rows with a
+class, after a linear layer; "sum", "mean", "statistic" and "count" over dims; "softmax", "normalize" and "cosine" of
+vectors. Any other call goes to the composite, whose aten ops take DTensors.
 """
 
 import copy
@@ -23,7 +24,7 @@ from safeops.distributed._layout import Uncovered, for_composite, layout, local,
 
 
 def call(op, operands, takes):
-    """The results of an op of which an operand is a DTensor. takes: whether the kernel takes such arguments."""
+    """The results of an op with a DTensor among its operands. takes: True if the kernel takes such arguments."""
     results = _by_kernel(op, operands) if takes and op.shards else None
     return _named(op, _by_composite)(*operands) if results is None else results
 
@@ -33,7 +34,7 @@ def _by_composite(op, *operands):
 
 
 def _by_kernel(op, operands):
-    """None: the composite is to give them."""
+    """The results from the local kernel, or None if the composite must compute them."""
     tensors = [x for x in operands[: op.tensors] if isinstance(x, torch.Tensor)]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if wanted and any(x is not None and x.requires_grad for x in operands[op.constant_places]):
@@ -44,7 +45,7 @@ def _by_kernel(op, operands):
     try:
         if not wanted:
             return _shown(op, _over_ranks(op).forward(*operands))
-        # A plain number that has a gradient is every rank's: its gradient is the sum of theirs.
+        # A plain tensor that needs a gradient is the same on every rank: its gradient is the sum of the ranks'.
         everywhere = [Replicate()] * mesh.ndim
         operands = [
             DTensor.from_local(x, mesh, everywhere) if type(x) in PLAIN and x.requires_grad else x for x in operands
@@ -62,7 +63,7 @@ def _shown(op, results):
 
 @functools.cache
 def _over_ranks(op):
-    """The op as it is of DTensors: a raw forward and backward that take and give them, and its autograd Function."""
+    """A copy of the op for DTensors: its raw forward, backward and autograd Function take and return DTensors."""
     dtensor_op = copy.copy(op)
     dtensor_op.forward = _named(op, FORWARD[op.shards])
     dtensor_op.by_composite = lambda grad: torch.is_grad_enabled()
@@ -77,9 +78,10 @@ def _over_ranks(op):
 
 
 def _named(op, function, raw=None, *first):
-    """A function of an op, whose collectives may fail: then it says where. Its own do, those of torch do not.
+    """Wrap an op's function: the ranks can compare its calls, and an error of torch's collectives names op and rank, as
+    those of safeops do.
 
-    raw: the raw op, by whose arguments its operands are called, after the first. None: the forward one.
+    first: names of the leading operands. raw: the raw op whose argument names follow; None: op.forward.
     """
     name, arguments = op.name + " in backward" * (raw is not None), schema(raw or op.forward).arguments
 
@@ -124,7 +126,7 @@ def _count_tensors(raw):
 
 
 def _elementwise(raw, *operands):
-    """A raw op whose results have the broadcast shape of its tensors, or are left out."""
+    """Run a raw op whose results have the broadcast shape of its tensors, or are left out."""
     count = _count_tensors(raw)
     tensors = [x for x in operands[:count] if x is not None]
     mesh, shape, placements = layout(tensors)
@@ -150,7 +152,7 @@ def _backward(op, *operands):
 
 
 def _loss_of_all(op, *operands):
-    """A pointwise loss. (total, count) of each rank, with weights (total, sum of weights, count)."""
+    """A pointwise loss. Each rank's partial results: total and count; with weights total, sum of weights and count."""
     args = op.operands(*operands)
     if args.reduction == 0:
         return _elementwise(op.forward, *args._replace(denominator=None))
@@ -158,7 +160,8 @@ def _loss_of_all(op, *operands):
     mesh, shape, placements = layout([x for x in (*args[:n], args.mask, args.weight) if x is not None])
     x, y, *rest = (local(t, shape, placements) for t in (*args[:n], args.mask, args.weight))
     mask, weight = rest[-2:]
-    # From a mean the sum is had again in fp64, where it does not overflow. Weights may cancel, and a mean is then lost.
+    # Without weights take the mean, times the count in fp64: a sum that does not overflow. With weights take the sum:
+    # the weights may add up to 0, and a mean would be lost.
     code = 1 if weight is None else 2
     value, by = op.forward(x, y, *rest, None, code, *parameters, False, None)
     if weight is None:
@@ -190,7 +193,7 @@ FORWARD = {
     "normalize": _vectors.normalize,
     "cosine": _vectors.cosine,
 }
-# These gradients need the inputs' layouts, of which a linear op would keep nothing.
+# These gradients need the inputs' layouts; for a linear op the inputs would not be kept.
 GRADIENTS = {
     "rows": _classes.gradients,
     "log_probs": _log_probs.gradients,

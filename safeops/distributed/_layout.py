@@ -1,6 +1,6 @@
-"""Layouts of DTensors that meet in a call.
+"""Layouts of the DTensors in a call.
 
-Operands that broadcast with each other are laid out as the result is. One in another layout, or partial, is
+Operands that broadcast with each other get the result's layout. An operand in another layout, or a partial one, is
 redistributed, as torch's own ops do.
 """
 
@@ -15,13 +15,13 @@ from safeops.core.route import PLAIN
 
 
 class Uncovered(Exception):
-    """Left to the composite. Raised before any collective, and from what all ranks know."""
+    """The call is left to the composite. Raised before any collective, and on all ranks alike."""
 
 
 def layout(tensors):
-    """(mesh, shape, placements) of what is made of operands that broadcast with each other."""
+    """Returns (mesh, shape, placements) of the result of operands that broadcast with each other."""
     distributed = [x for x in tensors if isinstance(x, DTensor)]
-    if not distributed:  # the denominator alone is one
+    if not distributed:  # only the denominator is a DTensor
         raise Uncovered
     mesh = distributed[0].device_mesh
     if any(x.device_mesh != mesh for x in distributed) or mesh.get_coordinate() is None:
@@ -42,7 +42,7 @@ def layout(tensors):
 
 
 def local(x, shape, placements):
-    """This rank's part of an operand that broadcasts to a shape of that layout."""
+    """This rank's part of an operand that broadcasts to `shape`, which has these placements."""
     if not isinstance(x, DTensor):
         if isinstance(x, torch.Tensor) and (x.dim() or type(x) not in PLAIN):
             raise Uncovered
@@ -63,13 +63,13 @@ def local(x, shape, placements):
 
 
 def for_composite(x):
-    """x as torch's ops take it: added up where it is partial (`add_` raises, `gather` loses the rows), gathered along
-    dims of which a rank has nothing (`amax` would raise there, and the others wait)."""
+    """x in a layout that torch's ops take. A partial x is added up (else `add_` raises and `gather` loses the rows). A
+    dim of which some rank has nothing is gathered (else `amax` raises there, and the other ranks wait)."""
     if not isinstance(x, DTensor):
         return x
 
     def empty(dim):
-        """True if a rank has nothing of a dim, which is cut into parts of one size as far as it goes."""
+        """True if some rank has nothing of a dim, which is cut into equal parts until nothing is left."""
         ranks = prod(x.device_mesh.size(i) for i, p in enumerate(x.placements) if p.is_shard(dim))
         return -(-x.shape[dim] // ranks) * (ranks - 1) >= x.shape[dim]
 
@@ -78,7 +78,7 @@ def for_composite(x):
 
 
 def shared(x, mesh, shape, placements, like=None):
-    """A rank's part of a result as a DTensor. like: the operand whose order in memory the result has."""
+    """The DTensor of which x is this rank's part. like: an operand whose memory order the result has."""
     strides = torch.empty(shape, device="meta")
     if like is not None and like.shape == shape:
         strides = torch.empty_like(torch.empty_strided(shape, like.stride(), device="meta"))
@@ -86,7 +86,7 @@ def shared(x, mesh, shape, placements, like=None):
 
 
 def share_rows(result, mesh, shape, placements):
-    """`shared`, of a number, or of several that are stacked before them, for each of rows of that shape and layout."""
+    """`shared` for a result (*rows) or (k, *rows), with k numbers for each row. shape, placements: of the rows."""
     more = result.dim() - len(shape)
     placements = [Shard(p.dim + more) if p.is_shard() else p for p in placements]
     return shared(result, mesh, torch.Size((*result.shape[:more], *shape)), placements)

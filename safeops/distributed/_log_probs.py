@@ -1,8 +1,8 @@
-"""token_log_probs of DTensors: the local kernel on the rows of each rank.
+"""token_log_probs of DTensors: each rank runs the local kernel on its rows.
 
-Where the classes are sharded each rank's kernel gives the logsumexp and the entropy of its own, all ranks learn them by
-one all-gather, 24 bytes a row with the logit of the row's class, and the local backward kernel takes the row's numbers
-from there. The largest logit and its class are 16 bytes more. The logits stay where they are.
+With sharded classes, each rank's kernel gives the logsumexp and the entropy of its own classes. One all-gather gives
+them to all ranks, 24 bytes a row with the logit of the row's class; the largest logit and its class add 16 bytes. The
+local backward kernel reads the whole row's numbers computed from them. No logits are moved.
 """
 
 import torch
@@ -35,12 +35,12 @@ def gradients(op, grad, needs, operands, results):
 
 
 def _behind(placement):
-    """The placement of a tensor that has a dim more before those of the rows, which is not sharded."""
+    """The placement, for rows behind one more dim, which is not sharded."""
     return type(placement)(placement.dim + 1) if placement.is_shard() else placement
 
 
 def _of_parts(op, of, temperature, softcap):
-    """The results of the raw forward of whole rows."""
+    """The raw forward's results of whole rows, from the numbers of each rank's classes."""
     x, place = of.x.detach().movedim(of.dim, -1), of.target - of.first
     at, inside = index_in(x.shape[-1], place)
     if x.shape[-1]:
@@ -53,16 +53,16 @@ def _of_parts(op, of, temperature, softcap):
     else:
         own = top = spread = entropy = torch.full(x.shape[:-1], -INF, dtype=torch.float64, device=x.device)
         best = (own, own) if op.visible > 1 else ()
-    has_none = top == -INF  # a rank has none of the classes that exist
+    has_none = top == -INF  # all logits of a rank's classes are -inf
     log_sum, entropy = torch.where(has_none, -INF, top + spread), torch.where(has_none, 0, entropy)
     columns = torch.stack((log_sum, entropy, torch.where(inside, own, 0), *best))
     log_sums, entropies, own, *best = gather(op.name, columns, of.mesh, [of.part]).unbind(1)
     log_sum, own = log_sums.logsumexp(0), own.sum(0)
-    # A logit of +inf takes all of the softmax: right where it is the row's own and there is one, else no number.
+    # A +inf logit has probability 1 if it is the row's class and the only +inf; else the results are NaN.
     certain = (own == INF) & ((log_sums == INF).sum(0) == 1) & ~log_sums.isnan().any(0)
     log_sum = torch.where(log_sum.isinf() & ~certain, float("nan"), log_sum)
     share = (log_sums - log_sum).exp()
-    terms = torch.where(share == 0, 0, share * (entropies + log_sum - log_sums))
+    terms = torch.where(share == 0, 0, share * (entropies + log_sum - log_sums))  # H = sum_r P_r (H_r - log P_r)
     entropy = torch.where(certain, 0, terms.sum(0))
     log_prob = torch.where(certain, 0, own - log_sum)
     compute = compute_dtype(x.dtype)
@@ -74,7 +74,7 @@ def _of_parts(op, of, temperature, softcap):
 
 
 def _argmax(of, largest, classes):
-    """(argmax, correct) from each part's largest logit and its class."""
-    part = largest.argmax(0, keepdim=True)  # the first of several, and NaN above all others
+    """Returns (argmax, correct) from each rank's largest logit and its class."""
+    part = largest.argmax(0, keepdim=True)  # the first of equal ones; NaN is the largest
     argmax = torch.where(of.mask, classes.gather(0, part).squeeze(0), 0).long()
     return argmax, of.mask & (argmax == of.target)

@@ -1,8 +1,8 @@
-"""Reductions of DTensors: each rank reduces its shard by the local kernel, and the ranks' results become one.
+"""Reductions of DTensors: each rank reduces its shard by the local kernel, then the ranks' results are combined.
 
-What adds up, a total and what it is divided by, is added up by an all-reduce. A statistic needs to know all parts: they
-are gathered, a few numbers of each result and rank, and the definition of the statistic is applied to them. With the
-two numbers that it gives beside the value, the local backward kernel needs no collective.
+Totals and their divisors are added up by an all-reduce. For a statistic a few numbers of each result and rank are
+gathered, and the definition of the statistic is applied to them. It gives two more numbers beside the value, with which
+the local backward kernel needs no collective.
 """
 
 import torch
@@ -16,9 +16,9 @@ from safeops.ops.reductions._statistic import Parts, finish
 
 
 def combined(function, parts, mesh, dims, mean, denominator, empty_nan):
-    """(value, what it was divided by) in fp64. parts: the rank's total, the sum of its weights (or None), its count.
+    """Returns (value, divisor) in fp64. parts: this rank's total, the sum of its weights (or None), its count.
 
-    denominator: what a mean is divided by instead, or None.
+    denominator: a mean's divisor in place of the count or the sum of weights, or None.
     """
     _, weights, _ = parts
     partials = add_up(function, torch.stack([x.double() for x in parts if x is not None]), mesh, dims)
@@ -32,7 +32,7 @@ def combined(function, parts, mesh, dims, mean, denominator, empty_nan):
 
 
 def kernel(op, x):
-    """The kernel of this op, which another one may be made of: where it runs by itself too."""
+    """The op's raw forward, as a part of another op. Uncovered if the op has no kernel on x's device."""
     if not op.runs_on(x.device):
         raise Uncovered
     return op.forward
@@ -43,9 +43,10 @@ def count(x, mask, weight, dims):
 
 
 class Reduced:
-    """How a call is laid out.
+    """The layout of a call.
 
-    placements: of the input. kept: of the result with the reduced dims. cut: the dims of the mesh that shard these.
+    placements: of the input. dims: the reduced dims. kept: placements of a result that has them. cut: the mesh dims
+    that shard them. lost: the dims that the final result lacks.
     """
 
     def __init__(self, op, input, mask, weight, dim, keepdim):
@@ -57,11 +58,11 @@ class Reduced:
         self.operands = [local(x, self.shape, self.placements) for x in (input, mask, weight)]
 
     def _where(self):
-        """The placements of a result."""
+        """The placements of the final result."""
         return [Shard(p.dim - sum(d < p.dim for d in self.lost)) if p.is_shard() else p for p in self.kept]
 
     def share(self, result):
-        """A result that has the reduced dims."""
+        """The final result as a DTensor, from a local result that has the reduced dims."""
         shape = torch.Size(1 if d in self.dims else n for d, n in enumerate(self.shape) if d not in self.lost)
         result = result.squeeze(self.lost) if self.lost else result
         return shared(result, self.mesh, shape, self._where())
@@ -100,7 +101,7 @@ def counts(op, *operands):
 
 
 def _total(op, of, empty_nan, dtype):
-    """A sum or mean."""
+    """A sum or mean over sharded dims."""
     (x, mask, weight), dims = of.operands, list(of.dims)
     raw = kernel(sums.masked_mean if weight is None else sums.masked_sum, x)
     wide = torch.float64 if weight is not None or dtype == torch.float64 else None  # (fp64 takes twice as long)
@@ -117,7 +118,7 @@ def _statistic(op, of, empty_nan, dtype, parameter):
 
 
 def parts_of(function, op, operands, dims, parameter, mesh, cut, dtype=None):
-    """A statistic of all ranks' elements, by one collective."""
+    """The Parts of a statistic over all ranks' elements, by one all-gather."""
     (x, mask, weight), dims = operands, list(dims)
     part, of_part = op.of_part or (op, parameter)
     results = kernel(part, x)(x, mask, weight, dims, True, False, torch.float64, of_part)

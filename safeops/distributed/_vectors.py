@@ -1,8 +1,8 @@
 """The softmax family, normalize and cosine_similarity of DTensors.
 
-Where the vectors' dim is sharded, each rank finds the numbers of its part (largest and sum of exponentials; norm;
-cosine and norms), all ranks learn them by one all-gather, and each finishes its own elements. Backward, the inner
-product of the gradient and the result is added up by one all-reduce; that of cosine_similarity is known.
+If the vectors' dim is sharded, each rank computes the numbers of its part (maximum and sum of exponentials; norm;
+cosine and norms), one all-gather gives them to all ranks, and each rank finishes its own elements. In backward, one
+all-reduce adds up the inner product of gradient and result; cosine_similarity needs none.
 """
 
 import torch
@@ -21,7 +21,7 @@ from safeops.ops.vectors.normalize import resolve_eps
 
 
 class Vectors:
-    """How a call is laid out. cut: the dims of the mesh that shard the vectors."""
+    """The layout of a call. dim: the vectors' dim. cut: the mesh dims that shard it."""
 
     def __init__(self, op, dim, *operands):
         self.op = op
@@ -31,17 +31,17 @@ class Vectors:
         self.operands = [local(x, self.shape, self.placements) for x in operands]
 
     def share(self, x, like=None):
-        """A result of the whole shape."""
+        """A result in the operands' broadcast shape, as a DTensor."""
         return shared(x, self.mesh, self.shape, self.placements, like)
 
     def share_stats(self, x):
-        """One number for each vector, with the vectors' dim or without."""
+        """A result with one number for each vector, as a DTensor; with the vectors' dim (1) or without it."""
         keepdim = x.dim() == len(self.shape)
         shape = [*self.shape[: self.dim], *([1] if keepdim else []), *self.shape[self.dim + 1 :]]
         return shared(x, self.mesh, torch.Size(shape), self._stats_placements(keepdim))
 
     def local_stats(self, x):
-        """This rank's part of what the vectors have one number of."""
+        """This rank's part of a DTensor with one number for each vector."""
         return local(x, x.shape, self._stats_placements(x.dim() == len(self.shape)))
 
     def _stats_placements(self, keepdim):
@@ -68,7 +68,7 @@ def softmax(op, input, mask=None, dim=-1, log=False):
     x, mask = of.operands
     if of.cut:
         value, top, scale = of.statistic(_masked_logsumexp, x, mask)
-        # +inf, or nothing but -inf, is no distribution
+        # a vector with +inf, or with -inf alone, has no softmax: NaN
         sums = torch.where(value.isinf(), float("nan"), reciprocal(scale))
         y = _softmax(x, mask, top, sums, log)
     else:
@@ -85,7 +85,7 @@ def _softmax(x, mask, top, sums, log):
 
 
 def softmax_gradients(op, grad, needs, operands, results):
-    input, mask, dim, log = operands  # input: the result, where that was kept in its place
+    input, mask, dim, log = operands  # input: the result, if that was saved instead
     of = Vectors(op, dim, input, mask)
     (x, mask), g = of.operands, local(grad, of.shape, of.placements)
     row_stats = [None if t is None else of.local_stats(t) for t in results]
@@ -95,7 +95,7 @@ def softmax_gradients(op, grad, needs, operands, results):
         compute = compute_dtype(x.dtype, g.dtype)
         g, y = g.to(compute), x.to(compute)
         y = y if results.top is None else _softmax(y, mask, *row_stats, False)
-        # dx = y (g - sum g y); of the logarithm, g - y sum g
+        # softmax y: dx = y (g - sum g y); log_softmax: dx = g - y sum g
         sums = of.inner(g if log else g * y, mask).to(compute)
         d = g - y * sums if log else y * (g - sums)
         d = (d if mask is None else torch.where(mask, d, 0)).to(x.dtype)
@@ -122,7 +122,7 @@ def _divisor(norm, eps, dtype):
 
 
 def _divided(x, divisor, dtype=None):
-    """In fp64, in which no norm overflows, and rounded once."""
+    """x / divisor in fp64, where no norm overflows, rounded once."""
     return torch.div(x, divisor, out=torch.empty_like(x, dtype=dtype))
 
 
@@ -157,7 +157,7 @@ def _cosine_of_parts(of, eps, value, *norms):
     partial = torch.stack([value.unsqueeze(of.dim).double(), *norms])
     cosines, *parts = gather(of.op.name, partial, of.mesh, of.cut).unbind(1)
     norms = [masked_norm(p, dim=0) for p in parts]
-    least = torch.finfo(value.dtype).tiny  # by which a shorter part was divided
+    least = torch.finfo(value.dtype).tiny  # the forward divides a part with a smaller norm by this
     for part, norm in zip(parts, norms):
         cosines = cosines * (part.clamp(min=least) / _divisor(norm, eps, value.dtype))
     return cosines.sum(0).clamp(-1, 1).squeeze(of.dim).to(value.dtype), *norms
@@ -167,7 +167,7 @@ def cosine_gradients(op, grad, needs, operands, results):
     x1, x2, dim, eps = operands
     of = Vectors(op, dim, x1, x2)
     g, *row_stats = map(of.local_stats, (grad, *results))
-    # A broadcast operand's gradient is summed, over ranks too: nothing is rounded to half before that.
+    # A broadcast operand's gradient is summed later, over ranks too: it is not rounded to half before that.
     inputs = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
     result = op.gradients(g, needs, op.Operands(*inputs, of.dim, eps), op.Saved(*row_stats))
     return [of.share(d, x) if need else None for d, x, need in zip(result, (x1, x2), needs)]

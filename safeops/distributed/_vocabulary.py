@@ -1,8 +1,8 @@
-"""linear_cross_entropy of DTensors: the local chunks of the classes, on each rank's rows.
+"""linear_cross_entropy of DTensors: each rank goes through its own classes in chunks, for its rows.
 
-Where the classes of linear_weight are sharded (vocabulary parallel) the logits of a rank are those of its own classes.
-All ranks learn the rows' sums by one all-gather, 16 bytes a row, and add up their terms of the input's gradient by one
-collective, which runs beside the last product of the weight's.
+With the classes of linear_weight sharded (vocabulary parallel), a rank computes the logits of its own classes. One
+all-gather of 16 bytes a row gives all ranks the rows' sums. One collective adds up the ranks' terms of the input's
+gradient, while the last product of the weight's gradient runs.
 """
 
 import torch
@@ -20,8 +20,9 @@ from safeops.ops.linear import _chunks, _rows
 class Part:
     """A rank's part of a call: rows, and classes of the linear layer.
 
-    A dim of the mesh shards the rows, the classes or neither. Where it does both (sequence parallel), the rows are
-    gathered; of several that shard the classes, all but the first are gathered along, and strided ones (FSDP's).
+    A mesh dim shards the rows, the classes or neither. If it shards both (sequence parallel), the rows are gathered.
+    Classes stay sharded along the first mesh dim that shards them; along others, and if their shards are strided
+    (FSDP's), they are gathered.
     """
 
     def __init__(self, operands):
@@ -53,7 +54,7 @@ class Part:
         rows = rows_of(classes, target, weight, mask, ignore_index, compute)
         place, self.keep, self.weights = (None if t is None else t.reshape(-1) for t in rows)
         self.place = place - self.first
-        if label_smoothing and linear_bias is not None:  # which says of all classes whether they exist
+        if label_smoothing and linear_bias is not None:  # a bias of -inf marks a class that does not exist
             bias = local(linear_bias, linear_bias.shape, everywhere)
         existing = existing_classes(classes, bias if label_smoothing else None, weight, x.device)
         part = slice(self.first, self.first + len(self.linear_weight))
@@ -61,7 +62,7 @@ class Part:
         self.weight = None if weight is None else weight[part]
 
     def share(self, result):
-        """A number for each row, or what is left out, as a DTensor."""
+        """A result with a number for each row, or an empty one that the op left out, as a DTensor."""
         if result.shape != self.keep.shape:
             return shared(result, self.mesh, result.shape, [Replicate()] * self.mesh.ndim)
         return shared(result.view(self.local_rows), self.mesh, self.rows_shape, self.rows)
@@ -88,14 +89,14 @@ def forward(op, *operands):
     loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
     gradients = _rows.empty_gradients(of.x, of.linear_weight, [False] * 3)
-    results = loss, of.keep, weights, log_sum, loss.new_empty(0), *gradients  # (log_sum, of which `_numbers` are made)
+    results = loss, of.keep, weights, log_sum, loss.new_empty(0), *gradients  # (`_numbers` of log_sum: in backward)
     return tuple(map(of.share, results))
 
 
 def _numbers(of, log_sum, label_smoothing):
-    """The numbers of a row that the backward kernel of cross_entropy reads."""
+    """The numbers of each row that cross_entropy's backward kernel reads: (numbers, rows)."""
     compute = compute_dtype(of.x.dtype, *(() if of.weight is None else (of.weight.dtype,)))
-    high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
+    high = log_sum.to(compute).double()  # exact in the kernel's dtype; log_sum - high follows as a second number
     numbers = [high, torch.where(high.isinf(), 0, log_sum - high)]
     if label_smoothing:
         even = label_smoothing / of.existing.size
@@ -112,7 +113,7 @@ def gradients(op, grad, needs, operands, results):
     numbers = _numbers(of, results.numbers.to_local().reshape(-1), operands.label_smoothing)
 
     def added(d, like, placements):
-        """The ranks' terms of a gradient, added up and laid out as its operand; the host does not wait."""
+        """Add up the ranks' terms of a gradient and lay it out as its operand `like`; the host does not wait."""
         d = DTensor.from_local(d, of.mesh, placements, run_check=False, shape=like.shape, stride=_strides(like.shape))
         return d.redistribute(placements=[Replicate() if p.is_partial() else p for p in like.placements])
 

@@ -1,4 +1,4 @@
-"""The numbers of a row whose classes are on several ranks, of which its loss is made; the ranks add them up."""
+"""The numbers from which the loss of a row is computed. If its classes are on several ranks, the ranks combine them."""
 
 from typing import NamedTuple
 
@@ -13,17 +13,18 @@ INF = float("inf")
 
 
 def index_in(classes, place):
-    """(index of each row's class in a part of so many, else 0; whether it is there). place: counted from its first."""
+    """Returns (index (*rows, 1) of each row's class in a part of `classes` classes or 0, bool (*rows): it is in the
+    part). place: the index of each row's class relative to the part's first class."""
     inside = (place >= 0) & (place < classes)
     return torch.where(inside, place, 0).unsqueeze(-1), inside
 
 
 class Classes(NamedTuple):
-    """Those that exist: a class with a bias of -inf does not, and weighs 0."""
+    """The classes that exist. A class with a bias of -inf does not exist: its weight is 0."""
 
     weights: torch.Tensor  # (C,), fp64
     total_weight: torch.Tensor  # ()
-    size: torch.Tensor  # (): how many there are
+    size: torch.Tensor  # (): how many exist
 
 
 def existing_classes(count, linear_bias, weight, device):
@@ -34,15 +35,16 @@ def existing_classes(count, linear_bias, weight, device):
 
 
 class RowStats(NamedTuple):
-    """The numbers of each row that its loss is made of, in fp64."""
+    """The numbers of each row from which its loss is computed: (rows,) in fp64."""
 
-    others: torch.Tensor  # logsumexp of the logits but that of the row's class
+    others: torch.Tensor  # logsumexp of the logits of all classes except the row's class
     class_logit: torch.Tensor
-    weighted_sum: torch.Tensor | int  # of all logits, by the weights of the classes
+    weighted_sum: torch.Tensor | int  # sum over the classes of weight * logit; 0 if it is not needed
 
 
 def row_stats(chunks, place, weights, temperature, softcap):
-    """The stats of all rows, from one pass over the chunks. weights: of the classes; None: no sum by them is needed."""
+    """The RowStats of all rows, from one pass over the chunks of classes. weights: of the classes; None: weighted_sum
+    is not needed."""
     class_logit, weighted_sum = torch.zeros_like(place, dtype=torch.float64), 0
     others, rows = torch.full_like(class_logit, -INF), torch.arange(len(place), device=place.device)
     for part, logits in chunks:
@@ -62,8 +64,8 @@ def row_stats(chunks, place, weights, temperature, softcap):
 
 
 def losses(stats, keep, weights, classes, label_smoothing, z_loss):
-    """(loss, logsumexp) of each row, in fp64. A logit of +inf is no distribution, but where it is that of the row's
-    class, and that one alone: then it has all the probability."""
+    """Returns (loss, logsumexp) of each row, in fp64. A +inf logit gives NaN, unless it is the row's class and the only
+    +inf: then its probability is 1."""
     others, class_logit, weighted_sum = stats
     log_sum = torch.logaddexp(others, class_logit)
     certain = (class_logit == INF) & (others < INF) & (not label_smoothing and not z_loss)

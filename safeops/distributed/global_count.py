@@ -24,36 +24,36 @@ def global_count(
 ) -> torch.Tensor:
     """The number of kept elements on all ranks and in all micro-batches of a step: the `denominator` of their losses.
 
-    A mean over a rank's own elements, averaged over the ranks by DDP or FSDP, lets an element weigh more where fewer
-    are kept. With this denominator the gradients are those of one process with the whole batch, whatever each rank and
-    micro-batch keeps. One all-reduce of 8 bytes starts here and is waited for where the result is used first: called
-    before the forward pass, it runs beside it. The host waits for nothing (with gloo, at that first use).
+    A mean over a rank's own elements, averaged over the ranks by DDP or FSDP, gives an element more weight on a rank
+    that keeps fewer. With this denominator the gradients are those of one process with the whole batch, whatever each
+    rank and micro-batch keeps. One all-reduce of 8 bytes starts here and is waited for at the first use of the result:
+    called before the forward pass, it overlaps with it. The host does not wait (with gloo, it waits at that first use).
 
     Args:
         masks: bool tensor, True = keep, in the shape of the losses (expand one that only broadcasts to them), or a list
             of them, one a micro-batch. A rank that keeps nothing calls too, and adds 0.
         weight: floating tensor, or a list of them, as `masks`: the sum of the kept weights in place of the count, for
-            losses that are given this weight and divide by its sum (not `binary_cross_entropy` and `huber_loss`, whose
-            means are of the count: leave it out). It must broadcast with its mask, and has no gradient.
-        group: the process group whose ranks hold different data. None: all ranks. Not initialised: this one alone.
-        mesh: a DeviceMesh in place of `group`. dims: those of it, by name or number, along which the data differ: data
-            parallel, and context parallel, where each rank holds a part of a sample. Along the others, tensor parallel,
-            ranks hold copies, which count once. None: all dims.
-        averaged: divide by the number of these ranks, because DDP and FSDP will divide the gradients by it. False where
-            gradients are added up, and for the plain number.
+            losses that take this weight and divide by its sum (not `binary_cross_entropy` and `huber_loss`, whose
+            means divide by the count: leave it out). It must broadcast with its mask, and gets no gradient.
+        group: the process group whose ranks hold different data. None: all ranks; this process alone if there is no
+            process group.
+        mesh: a DeviceMesh in place of `group`. dims: its dims, by name or number, along which the data differ: data
+            parallel, and context parallel, where each rank holds a part of a sample. Along the other dims (tensor
+            parallel) ranks hold copies, which count once. None: all dims.
+        averaged: divide by the number of these ranks, because DDP and FSDP divide the gradients by it. False if the
+            gradients are summed over the ranks, or for the plain count.
 
     Returns:
-        A 0-dim fp64 tensor on the masks' device; of several ranks one that is waited for where it is used (print its
-        `.item()`). Counts are exact to 2^53, and so is their part for a number of ranks
-        that is a power of two.
+        A 0-dim fp64 tensor on the masks' device; with several ranks, one that is waited for at its first use (print its
+        `.item()`). Counts are exact up to 2^53; divided by a number of ranks that is a power of two, they stay exact.
 
     Raises:
         TypeError: a mask is no bool tensor, a weight not floating, or one of them a DTensor (pass `to_local()`).
-        ValueError: no mask, not as many weights, shapes or devices differ, both `group` and `mesh`, `dims` that the
-            mesh does not have, a group without this rank.
-        RuntimeError: the all-reduce fails: a rank is gone, or the group was destroyed. Where a rank does not call, the
-            others wait as long as the group's timeout says. Under TORCH_DISTRIBUTED_DEBUG, which makes the ranks
-            compare what they call and the host wait for that: a rank calls something else.
+        ValueError: no mask, more or fewer weights than masks, shapes or devices that differ, both `group` and `mesh`,
+            `dims` that the mesh does not have, a group without this rank.
+        RuntimeError: the all-reduce fails: a rank is gone, or the group was destroyed. If a rank does not call, the
+            others wait until the group's timeout. Under TORCH_DISTRIBUTED_DEBUG the ranks compare their calls, and the
+            host waits for that: it also raises if a rank calls something else.
 
     Example:
         >>> micro_batches = [torch.tensor([True, True, False]), torch.tensor([True, False, False])]
@@ -68,7 +68,7 @@ def global_count(
         agree("global_count", [group], {"averaged": averaged, "weight": weight is not None})
     total = torch.stack([_count(mask, w) for mask, w in zip(masks, weights)]).sum()
     if averaged:
-        total = total / size  # (here: after the all-reduce, it would have to be waited for)
+        total = total / size  # (before the all-reduce: a division after it would wait for it)
     if size == 1:
         return total
     try:
@@ -78,7 +78,7 @@ def global_count(
 
 
 def _pairs(name, masks, weight):
-    """(masks, weights or Nones), one a micro-batch."""
+    """Returns (list of masks, list of weights or Nones), one of each for a micro-batch."""
     masks = list(masks) if isinstance(masks, (tuple, list)) else [masks]
     weights = list(weight) if isinstance(weight, (tuple, list)) else [weight]
     if weight is None:
@@ -100,7 +100,7 @@ def _pairs(name, masks, weight):
 
 
 def _ranks(name, group, mesh, dims):
-    """(the group, how many ranks it has); of one process, (None, 1)."""
+    """Returns (group, its number of ranks); (None, 1) for a single process."""
     if group is not None and mesh is not None:
         raise ValueError(f"{name}: give group or mesh, not both")
     if dims is not None and mesh is None:

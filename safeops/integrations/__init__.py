@@ -1,1 +1,1 @@
-"""Functions in the place of other libraries' own, with their names and calls. None of those libraries is imported."""
+"""Replacements for functions of other libraries, with their names and arguments. It imports none of these libraries."""

@@ -18,28 +18,29 @@ def ForCausalLMLoss(
 ):  # fmt: skip
     """Cross entropy of the logits at each token and the label that follows it, as transformers' function of that name.
 
-    Where that one makes a copy of the logits in fp32, and its gradient another, this one reads them as they are, in any
-    strides, and allocates nothing as large as them but their gradient, in their dtype: `safeops.cross_entropy`, whose
-    contract it has. The mean over no label at all, and a loss with 0 `num_items_in_batch`, is 0 with gradient 0, where
-    transformers' is NaN.
+    transformers' function copies the logits to fp32, and its backward makes another fp32 copy. This one reads them as
+    they are, in any strides, and allocates nothing as large as them except their gradient, in their dtype: it is
+    `safeops.cross_entropy`, with its contract. The mean over no label at all, and a loss with 0 `num_items_in_batch`,
+    is 0 with gradient 0, where transformers' is NaN.
 
-    A model takes it before it is wrapped (by PEFT, DDP or FSDP), keeps what it adds to its loss (of a router, say), and
-    calls it on logits that are still half under autocast: `model.loss_function = ForCausalLMLoss`. Options are bound
-    with functools.partial.
+    Set it before the model is wrapped (by PEFT, DDP or FSDP): `model.loss_function = ForCausalLMLoss`. The model still
+    adds its own terms to the loss (a router's, say), and under autocast it calls the loss on logits that are still
+    half. Options are bound with functools.partial.
 
     Args:
         logits: (..., T, C) floating tensor.
-        labels: class indices in [0, C) or `ignore_index`, int64, int32 or uint8, of shape (..., T); on another device,
-            they are copied. Where `shift_labels` is there, it is not read, and may be None.
+        labels: class indices in [0, C) or `ignore_index`, int64, int32 or uint8, of shape (..., T); copied if they are
+            on another device. Not read if `shift_labels` is given; may then be None.
         vocab_size: C, or None.
-        num_items_in_batch: what the sum of the losses is divided by, a number or tensor, at least 0: how many labels
-            count in all batches of a step. A tensor on another device is copied; one of shape (1,) or (replicas, 1) is
-            what nn.DataParallel makes of it, one number repeated. None: the mean over the labels of this batch.
+        num_items_in_batch: the divisor of the sum of the losses, a number or tensor, at least 0: how many labels count
+            in all batches of a step. A tensor on another device is copied. One of shape (1,) or (replicas, 1), as
+            nn.DataParallel passes it, is one number repeated. None: the mean over the labels of this batch.
         ignore_index: labels that do not count.
-        shift_labels: the labels of (..., T) that follow each token, shifted already; any shape of as many elements.
+        shift_labels: labels that are shifted already, (..., T): for each token the one that follows it; any shape with
+            that many elements.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
         z_loss: factor of the squared logsumexp, at least 0.
-        kwargs: what else the model passes on; not read.
+        kwargs: other arguments that the model passes; not read.
 
     Returns:
         0-dim tensor, fp32 for fp16, bf16 and fp32 logits, fp64 for fp64.
@@ -63,7 +64,7 @@ def ForCausalLMLoss(
     if shift_labels is not None:
         target = _labels("shift_labels", shift_labels, logits)
     else:
-        # A shift of the logits would cost as much as the loss: the gradient of a slice is copied into one of the whole.
+        # Shift the labels: a shift of the logits would cost as much as the loss, as backward copies a slice's gradient.
         target = pad(_labels("labels", labels, logits), (0, 1), value=ignore_index)[..., 1:]
     target, denominator = target.reshape(logits.shape[:-1]), _denominator(num_items_in_batch, logits.device)
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss, "denominator": denominator}
@@ -79,12 +80,13 @@ def compute_loss_func(outputs, labels, num_items_in_batch=None, *, label_smoothi
     """`ForCausalLMLoss` as transformers' Trainer takes a loss: `Trainer(..., compute_loss_func=compute_loss_func)`.
 
     The Trainer counts the labels of all batches over which gradients are accumulated, on all ranks, so that the step is
-    that of the whole batch. It does not pass on its `label_smoothing_factor`, and the model, which sees no labels, adds
-    nothing to the loss; `model.loss_function = ForCausalLMLoss` leaves both to them. So it does with the logits, of
-    which accelerate makes a copy in fp32 where it runs the model under autocast (`bf16=True`).
+    that of the whole batch. But it does not pass on its `label_smoothing_factor`; the model sees no labels, and adds no
+    terms of its own to the loss; and under autocast (`bf16=True`) accelerate copies the logits to fp32.
+    `model.loss_function = ForCausalLMLoss` has none of the three limits.
 
     Args:
-        outputs: what a causal language model gives: a dict with "logits", a tuple that begins with them, or these.
+        outputs: the output of a causal language model: a dict with "logits", a tuple that begins with the logits, or
+            the logits.
         labels: as `ForCausalLMLoss` has it.
         num_items_in_batch: as `ForCausalLMLoss` has it.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
@@ -112,7 +114,7 @@ def compute_loss_func(outputs, labels, num_items_in_batch=None, *, label_smoothi
 
 
 def _labels(name, labels, logits):
-    """Labels, checked, of a dtype that holds every ignore_index, where the logits are."""
+    """Check the labels; return them as int64, which holds every ignore_index, on the logits' device."""
     check.tensor(NAME, name, labels)
     if labels.dtype not in INDICES:
         raise TypeError(f"{NAME}: {name} must be int64, int32 or uint8 (class indices), got {labels.dtype}")
@@ -127,7 +129,7 @@ def _labels(name, labels, logits):
 
 
 def _denominator(items, device):
-    """The number of labels as `denominator=` has it."""
+    """Check num_items_in_batch; return it as cross_entropy takes `denominator`."""
     if not isinstance(items, torch.Tensor):
         if items is not None:
             check.number(NAME, "num_items_in_batch", items, minimum=0)

@@ -1,1 +1,1 @@
-"""Safe mode: torch's functions call their twins in a script that nobody edits (docs/safe-mode.md)."""
+"""Safe mode: in an unmodified script, torch functions call their safeops twins (docs/safe-mode.md)."""

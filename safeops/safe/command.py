@@ -18,7 +18,7 @@ def add_parser(commands):
 
 
 def run(arguments):
-    """Run the script; return its exit code. The report follows when the process ends."""
+    """Run the script; return its exit code. The report is printed when the process ends."""
     script = arguments.script
     if problem := None if arguments.module else problem_of(script):
         print(f"safeops run: {problem}", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""torch's losses as calls of their twins: torch's names, positions and defaults, and its divisor of a mean."""
+"""Handlers that call the safeops twins of torch's losses: with torch's argument names, positions, defaults, and
+torch's divisor of a mean."""
 
 import inspect
 import sys
@@ -26,22 +27,23 @@ def loss(name):
     def handler(*args, **kwargs):
         options = dict(zip(names, args)) | kwargs
         size_average, reduce = options.pop("size_average", None), options.pop("reduce", None)
-        if size_average is not None or reduce is not None:  # deprecated, and said so by torch
+        if size_average is not None or reduce is not None:  # deprecated: torch warns
             return None
         if takes is not None and not takes(options) or not _of_one_shape(name, options):
             return None
         if name == "kl_div" and options.get("reduction", "mean") == "mean" and not torch.compiler.is_compiling():
-            F.kl_div(torch.zeros(1), torch.zeros(1))  # torch's own warning of this mean, in its words
+            F.kl_div(torch.zeros(1), torch.zeros(1))  # makes torch warn of reduction="mean"
         return twin(**options)
 
     return handler
 
 
-# Calls whose twin would say something else: what torch refuses, torch is to refuse.
+# Calls that the twin would compute or refuse differently. They go to torch's own function.
 
 
 def _of_one_shape(name, options):
-    """torch broadcasts the operands of some losses in silence, of others with a warning, and of some not at all."""
+    """True if a pointwise loss's operands have one shape. torch broadcasts in some losses silently, in some with a
+    warning, in some not at all."""
     if not isinstance(TWINS.get(name), PointwiseLoss) or name == "gaussian_nll_loss":
         return True
     shapes = {options[key].shape for key in ("input", "input1", "input2", "target") if key in options}
@@ -49,18 +51,19 @@ def _of_one_shape(name, options):
 
 
 def _weight_of_one_shape(options):
-    """torch does not broadcast the weight here."""
+    """True if the weight has the input's shape: torch does not broadcast the weight here."""
     weight = options.get("weight")
     return weight is None or weight.shape == options["input"].shape
 
 
 def _without_a_function(options):
-    """A function of the caller's is run inside the mode, by torch's own steps (presence.py)."""
+    """True without distance_function. torch's own code runs the caller's function, inside the mode (presence.py)."""
     return options.get("distance_function") is None
 
 
 def _smoothed_without_weights(options):
-    """The twin masks a class of weight 0 out, of which torch's smoothed loss has the other classes' share."""
+    """False for class weights with label smoothing. If a row's class has weight 0, torch keeps the row's smoothing term
+    over the other classes; the twin masks the row out."""
     return options.get("weight") is None or not options.get("label_smoothing")
 
 
@@ -74,7 +77,7 @@ _TAKEN = {
 
 
 def with_weight(rule):
-    """The rule of F.l1_loss, which does not tell a mode its weight (torch 2.13): that is in the frame that calls."""
+    """The rule of F.l1_loss, which does not pass its weight to a function mode (torch 2.13): read it in its frame."""
 
     def completed(func, args, kwargs):
         frame = None if torch.compiler.is_compiling() else sys._getframe(1)

@@ -20,14 +20,14 @@ VARIABLE = "SAFEOPS_SAFE"
 
 
 class SafeMode:
-    """One entry, with its report: what `with safe_mode()` enters."""
+    """One safe mode with its report: what `with safe_mode()` enters."""
 
     def __init__(self):
         self.report = Report()
 
     def __enter__(self) -> Report:
         _refuse_tracing()
-        if not notes.active():  # a thread is in the mode once: a twin's own calls must not meet it a second time
+        if not notes.active():  # once per thread: a second function mode would replace a twin's own calls
             training.install()
             presence.enter()
         notes.reports().append(self.report)
@@ -58,37 +58,37 @@ def safe_mode(function: None = None) -> SafeMode: ...
 @overload
 def safe_mode(function: Function) -> Function: ...
 def safe_mode(function: Callable | None = None) -> Any:
-    """Let torch's losses, softmax, norms, fills and half sums call their twins of safeops, in code nobody edits.
+    """Let torch's losses, softmax, norms, fills and half sums call their safeops twins, in unmodified code.
 
         with safeops.safe_mode() as report:        @safeops.safe_mode        SAFEOPS_SAFE=1 python train.py
             train()                                def train(): ...          safeops run train.py
         print(report)
 
-    Replaced are the losses of `torch.nn.functional`, softmax and log_softmax (a row of -inf is 0, or -inf, in place of
-    NaN), `normalize`, `cosine_similarity`, `masked_fill` with a number that the dtype does not hold, `clip_grad_norm_`,
-    sums, means and norms of fp16 that are one number, which become fp32, the gradient of a division that `torch.where`
-    selects from, the mean of nothing, and sums and means of `x * mask`, where the mask is boolean, or made of such by a
-    cast. Everything else is torch's own function, and so are these where a twin does not take the arguments. A program
-    whose result is finite and right is the same: dtypes, graph, hooks, exceptions, values to rounding; half losses come
-    back as fp32. Modules of torch.nn are covered by the functions that they call.
+    It replaces: the losses of `torch.nn.functional`; softmax and log_softmax (a row of -inf gives 0, or -inf, in place
+    of NaN); `normalize`, `cosine_similarity`, `clip_grad_norm_`; `masked_fill` with a number beyond the dtype's range;
+    fp16 sums, means and norms that are one number, which become fp32; the gradient of a division that `torch.where`
+    selects from; the mean of nothing; sums and means of `x * mask`, for a boolean mask or one cast from a boolean.
+    Every other function is torch's own, and so is a call whose arguments the twin does not take. A program whose
+    results are finite and right stays the same: dtypes, graph, hooks, exceptions, values up to rounding; but losses in
+    half become fp32. Modules of torch.nn are covered by the functions that they call.
 
-    Works under torch.compile(fullgraph=True) around the compiled function; the pairs of calls (`where` and a division,
-    a reduction and its mask) are then torch's. The mode is of one thread: another enters its own. Modes nest, each with
-    its report. The page docs/safe-mode.md lists what is covered, and what is not.
+    Works around a function compiled by torch.compile(fullgraph=True); the pairs of calls (`where` and a division, a
+    reduction and its mask) are then torch's. The mode covers one thread; other threads enter their own. Modes nest,
+    each with its report. The page docs/safe-mode.md lists what is covered, and what is not.
 
     Args:
-        function: a function to run in safe mode, whose report is its attribute `report`. None: a context, which gives
-            its `Report`, or a decorator.
+        function: a function to run in safe mode; the report is its attribute `report`. None: return a context, which
+            gives its `Report`, and is also a decorator.
 
     Returns:
         The function, with the same signature; without an argument, a context that is also a decorator. A report has
         `replacements`, a list of (function, twin, file, line, count), and `remarks` (function, remark, file, line,
-        count) on what is not mended: a sum that is finite over NaN gradients, say. It prints as a table; what runs
-        compiled counts once, when it is traced.
+        count) on problems that stay: a finite sum with NaN gradients, say. It prints as a table. In compiled code a
+        call counts once, when it is traced.
 
     Raises:
         TypeError: `function` is not callable, is a class, a module, or a generator or coroutine function, whose body
-            runs when the mode has been left.
+            would run after the mode has ended.
         RuntimeError: the mode is entered while torch.compile, torch.export or torch.jit traces.
 
     Example:
@@ -110,7 +110,7 @@ def _wrapped(function, region):
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
-        _refuse_tracing()  # in words, where Dynamo only knows that it cannot enter this context
+        _refuse_tracing()  # raise a clear error: Dynamo's only says that it cannot enter this context
         with region:
             return function(*args, **kwargs)
 
@@ -123,12 +123,12 @@ def _wrapped(function, region):
 
 @functools.cache
 def enter_process():
-    """Enter the mode for good, in this thread; at the exit its report goes to stderr."""
+    """Enter the mode until the process ends, in this thread. Its report goes to stderr at exit."""
     report = SafeMode().__enter__()
 
     @atexit.register
     def tell():
-        if report.replacements or multiprocessing.parent_process() is None:  # no worker's empty one
+        if report.replacements or multiprocessing.parent_process() is None:  # no empty report of a worker
             with contextlib.suppress(OSError):
                 print(report, file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""The reports of this thread's safe modes, and whose line is being replaced."""
+"""The reports of this thread's safe modes, and the source line of a replaced call."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from safeops.core.private_torch import assume_constant_result, traced_frames
 from safeops.debug.common.source import user_frames
 
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
-# Frames between a line and its replacement: torch's, this folder's, those of a tool that watches.
+# Files whose frames lie between the user's line and a replaced call: torch, safe mode, the debug tools.
 _BETWEEN = (_TORCH, os.path.join(PACKAGE, "safe", ""), os.path.join(PACKAGE, "debug", ""))
 _DEMO = os.path.join(PACKAGE, "demo", "")
 
@@ -26,7 +26,7 @@ _reports = _Reports()
 
 
 def reports():
-    """Those of the safe modes that this thread is in, the outermost first."""
+    """The reports of the safe modes that this thread is in, the outermost first."""
     return _reports.stack
 
 
@@ -36,7 +36,7 @@ def active():
 
 @contextlib.contextmanager
 def silent():
-    """Nothing is noted, nor is this thread in a safe mode that could be."""
+    """Inside, this thread has no reports: nothing is noted, and `active()` is False."""
     before, _reports.stack = _reports.stack, []
     try:
         yield
@@ -59,12 +59,12 @@ def place():
 
 
 def remark(function, text, where, reports):
-    """True if one of the reports has not heard it of this place."""
+    """Add a remark to the reports. True if it is new at this place for one of them."""
     return any([report._remark(function, text, where) for report in reports])
 
 
 def called_by_safeops():
-    """True if a function of safeops makes this call: its arithmetic is its own business."""
+    """True if safeops code makes this call: such calls are not replaced."""
     if torch.compiler.is_compiling():
         return _traced_by_safeops()
     frame = sys._getframe(1)
@@ -77,7 +77,7 @@ def _is_ours(name):
     return name.startswith(PACKAGE) and not name.startswith(_DEMO)
 
 
-# In a trace there are no frames of the user's, but Dynamo knows their lines. These run while it traces.
+# While Dynamo traces, the user's frames are not on the stack, but Dynamo knows their lines. It calls these functions.
 
 
 @assume_constant_result

@@ -1,8 +1,8 @@
-"""Which tensors are products with a mask: `sum` and `mean` then tell what the mask hid from what it kept.
+"""Remember which tensors are products with a boolean mask, so that `sum` and `mean` know what the mask hid.
 
-Products are remembered, and masks that were made numbers, each thread its own, until they die or others take their
-place. A tensor that was written in place since, or whose mask was, has no origin any more. Such a write may be missed
-(by `.data`, by numpy, in inference mode): all that an origin decides is which NaN are left out (values.py).
+Each thread remembers its latest products, and its latest masks that were cast to numbers, until they are freed. An
+in-place write to the tensor or its mask ends that. Such a write may be missed (by `.data`, by numpy, in inference
+mode); an origin only decides which NaN are left out (values.py).
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import torch
 
 from safeops.core.private_torch import is_tracing, version
 
-PRODUCTS = 8  # they are reduced soon after
-NUMBERS = 256  # one mask has many uses
+PRODUCTS = 8  # most products to remember: they are reduced soon after
+NUMBERS = 256  # most cast masks to remember: one has many uses
 
 
 class _Memory(threading.local):
@@ -36,7 +36,7 @@ def _remember(entries, most, result, mask):
 
 
 def _mask_of(entries, x):
-    """The mask that was remembered of x, or None."""
+    """The mask that is remembered for x, or None."""
     if not entries or _memory.off:
         return None
     reference, mask, *versions = entries.get(id(x), (None, None))
@@ -60,7 +60,7 @@ def are_off():
 
 @contextlib.contextmanager
 def off():
-    """Nothing has an origin: in what is computed twice, the second time from other tensors."""
+    """Inside, no tensor has an origin: for a function that is computed twice, the second time with other tensors."""
     before, _memory.off = _memory.off, True
     try:
         yield
@@ -68,7 +68,7 @@ def off():
         _memory.off = before
 
 
-# ---- what is remembered: rules that call torch's function, and never another
+# ---- rules that call torch's own function and remember its result
 
 
 def _watched(remember):
@@ -83,7 +83,7 @@ def _watched(remember):
 
 @_watched
 def product(result, func, args, kwargs):
-    if len(args) == 2 and isinstance(args[1], torch.Tensor):  # mostly it is not: most products cost no more than that
+    if len(args) == 2 and isinstance(args[1], torch.Tensor):  # most products are with a number, and cost only this
         for x, factor in (args, args[::-1]):
             mask = _as_mask(factor)
             if mask is not None and isinstance(x, torch.Tensor) and x.is_floating_point():
@@ -92,7 +92,7 @@ def product(result, func, args, kwargs):
 
 
 def _as_mask(x):
-    """The boolean mask that x is, as such or as numbers, or None."""
+    """x if it is a boolean mask, the mask that x was cast from, or None."""
     if not isinstance(x, torch.Tensor):
         return None
     return x if x.dtype == torch.bool else _mask_of(_memory.numbers, x)
@@ -110,7 +110,7 @@ def cast(result, func, args, kwargs):
 
 @_watched
 def view(result, func, args, kwargs):
-    """A view of a mask as numbers is the view of the mask, as numbers."""
+    """A view of a cast mask: remember it with the same view of the boolean mask."""
     if _memory.numbers and isinstance(args[0], torch.Tensor):
         mask = _mask_of(_memory.numbers, args[0])
         if mask is not None:
@@ -118,6 +118,6 @@ def view(result, func, args, kwargs):
 
 
 def read(func, args, kwargs):
-    """x[index]: a boolean index waits for a GPU, and is not asked for twice."""
+    """x[index]. A boolean index waits for a GPU: do not repeat it on the mask."""
     waits = isinstance(args[1], torch.Tensor) and args[1].dtype == torch.bool
     return func(*args) if waits else view(func, args, kwargs)

@@ -1,4 +1,4 @@
-"""The mode itself, and whether a thread is in it."""
+"""The function mode that replaces calls, and whether a thread is in it."""
 
 import contextlib
 import types
@@ -18,7 +18,7 @@ class _Mode(TorchFunctionMode):
         return rule(func, args, kwargs or {})
 
 
-# One for all, without a state: torch.compile takes a function under it for compiled, whichever safe mode it meets.
+# One mode without state for all safe modes, so that torch.compile does not compile a function again for each.
 _MODE = _Mode()
 
 
@@ -36,8 +36,8 @@ def leave():
 
 @contextlib.contextmanager
 def outside():
-    """Out of the mode, where there is nothing to replace: each call of torch costs a microsecond in it. Under a mode
-    that was entered since, this one stays."""
+    """Leave the mode where nothing is to be replaced: each torch call costs a microsecond in it. If another function
+    mode was entered after it, it stays."""
     if top_function_mode() is not _MODE:
         yield
         return
@@ -58,8 +58,8 @@ def inside():
 
 
 def _opened(function):
-    """The rule of a function of torch whose own calls are replaced too. It begins by handing itself to the mode, out of
-    which it then runs: so a copy that does not."""
+    """The rule of a torch function whose inner calls are replaced too. The function first passes itself to the mode, so
+    that its body runs outside the mode: call a copy inside the mode that does not do so."""
     unasked = {name: lambda *tensors: False for name in ("has_torch_function", "has_torch_function_variadic")}
     copy = types.FunctionType(function.__code__, function.__globals__ | unasked, function.__name__)
     copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -74,12 +74,12 @@ def _opened(function):
 
 
 def _or_opened(rule, function):
-    """The rule's twin where it takes the call, else as `_opened`."""
+    """A rule that calls the twin if `rule` takes the call, else torch's function as `_opened` does."""
     opened = _opened(function)
     return lambda func, args, kwargs: rule(lambda *args, **kwargs: opened(func, args, kwargs), args, kwargs)
 
 
-# (its softmax is that of nn.MultiheadAttention, where the weights are asked for)
+# (nn.MultiheadAttention uses its softmax when it returns the weights)
 RULES[torch.nn.functional.multi_head_attention_forward] = _opened(torch.nn.functional.multi_head_attention_forward)
 _triplets = torch.nn.functional.triplet_margin_with_distance_loss
 RULES[_triplets] = _or_opened(RULES[_triplets], _triplets)

@@ -1,7 +1,7 @@
-"""The gradient of a quotient that `torch.where` selects from: 0 where it did not, in place of 0 / 0.
+"""Mend the gradient of a quotient that `torch.where` selects from: 0 at elements not selected, in place of 0 / 0.
 
-The quotient stays in the graph, and so do its hooks. What is added is a hook on the node of the division, which gives
-nothing to the operands where nothing arrives.
+The quotient and its hooks stay in the graph. A hook on the division's node sets the operands' gradients to 0 where the
+quotient's gradient is 0.
 """
 
 import torch
@@ -10,7 +10,7 @@ from safeops.core.private_torch import current_node, saved_dividend, saved_divis
 
 
 def mend(quotient):
-    """True if this tensor was made by a division or a reciprocal, whose gradients are from now on finite."""
+    """If a division or a reciprocal made this tensor, hook its node to keep the gradients finite. True if so."""
     node = quotient.grad_fn
     if node is None:
         return False
@@ -22,7 +22,7 @@ def mend(quotient):
     return mended is not None
 
 
-# Hooks of a node: its operands' gradients, and that of its result. They hold no node, which would hold them.
+# Hooks of a node, called with the gradients of its operands and of its result. They hold no node: that were a cycle.
 
 
 def _of_division(grad_inputs, grad_outputs):
@@ -32,7 +32,7 @@ def _of_division(grad_inputs, grad_outputs):
     silent = g == 0
     if not torch.is_grad_enabled() and all(x is None or x.shape == g.shape for x in grad_inputs):
         return tuple(x if x is None else torch.where(silent, 0, x) for x in grad_inputs)
-    # An operand that was broadcast has its gradients summed already; a second derivative would meet 0 / 0 again.
+    # Compute them again: a broadcast operand's gradient is already summed, and a second derivative would meet 0 / 0.
     node = current_node()
     b = torch.where(silent, 1, saved_divisor(node))
     if grad_b is not None:  # d(loss)/db = -g (a / b) / b

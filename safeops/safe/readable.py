@@ -1,4 +1,4 @@
-"""Values that can be asked for: then torch's own function is called wherever its result is right."""
+"""Tensors whose values can be read at once: for them safe mode calls torch's own function if its result is right."""
 
 import torch
 
@@ -6,7 +6,7 @@ from safeops.core.private_torch import dispatch_modes, transforms_active
 
 
 def is_readable(x):
-    """True if a value of x is there at once: a GPU is waited for, and in a trace or a transform there is none."""
+    """True if x's values can be read at once. A GPU would be waited for; in a trace or a transform there are none."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not torch.Tensor:
         return False
     return not (transforms_active() or dispatch_modes())

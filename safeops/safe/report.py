@@ -1,4 +1,4 @@
-"""The report of a safe mode: which function, by which twin, at which line, how often."""
+"""The report of a safe mode: which function was replaced by which twin, at which line, how often."""
 
 import threading
 from typing import NamedTuple
@@ -9,7 +9,7 @@ _LOCK = threading.Lock()  # one for all reports: it is held for a microsecond
 
 
 class Replacement(NamedTuple):
-    """One function of torch that called its twin at one line. In a compiled function the count is 1: it was traced."""
+    """One torch function that called its twin at one line. In a compiled function the count is 1, for the trace."""
 
     function: str
     twin: str
@@ -19,7 +19,7 @@ class Replacement(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """Remarks on a line: a function of torch that was left alone, or a sum over gradients that are NaN."""
+    """A remark on a line: a torch function was not replaced, or a finite sum has NaN gradients."""
 
     function: str
     remark: str
@@ -29,25 +29,25 @@ class Remark(NamedTuple):
 
 
 class Report:
-    """The replacements of a safe mode, and what it did not mend; printed, a table of them.
+    """The replacements and remarks of a safe mode. Prints as a table.
 
     Attributes:
         replacements: list of `Replacement` (function, twin, file, line, count), in the order of their first call.
-        remarks: list of `Remark` (function, remark, file, line, count): what was left alone, or is not mended.
+        remarks: list of `Remark` (function, remark, file, line, count): calls not replaced, and problems that stay.
     """
 
     def __init__(self):
-        # Keyed by bare code positions: a line is looked up where it is read, not at each call.
+        # Keyed by bare code positions: a line is looked up when the report is read, not at each call.
         self._counts, self._remarks = {}, {}
 
     def _note(self, function, twin, place, traced=False):
-        """place: (code, offset) of the user's frame, or (file, line) in a trace, which may be made several times."""
+        """place: (code, offset) of the user's frame, or (file, line) in a trace. Repeated traces count once."""
         key = function, twin, place
         with _LOCK:
             self._counts[key] = 1 if traced else self._counts.get(key, 0) + 1
 
     def _remark(self, function, remark, place):
-        """True if it is the first of its kind at this place."""
+        """Count a remark. True if it is the first of its kind at this place."""
         key = function, remark, place
         with _LOCK:
             self._remarks[key] = self._remarks.get(key, 0) + 1

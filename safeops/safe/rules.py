@@ -1,4 +1,4 @@
-"""The table: which function of torch calls which twin in safe mode. Every other function is torch's, untouched."""
+"""The table: which torch function calls which twin in safe mode. Every other function is torch's own."""
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ REPLACED = (
     ((torch.linalg.norm,), "safe_norm", values.linalg_norm),
     ((torch.linalg.vector_norm,), "safe_norm", values.vector_norm),
 )
-# (torch's functions, what is remembered of their results): `sum` and `mean` ask for it.
+# (torch's functions, the rule that remembers their results for `sum` and `mean`)
 REMEMBERED = (
     ((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply), origins.product),
     ((Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double), origins.cast),
@@ -41,12 +41,12 @@ REFUSALS = TypeError, ValueError, IndexError, NotImplementedError
 
 
 def _replaced(name, twin, handler):
-    """A rule: the twin where there is one for such arguments, else torch's function, with its errors."""
+    """A rule that calls the twin if it takes the arguments, else torch's function, which raises its own errors."""
 
     def rule(func, args, kwargs):
         if notes.called_by_safeops():
             return func(*args, **kwargs)
-        if not torch.compiler.is_compiling() and is_tracing():  # a twin's nodes are not those that torch checks against
+        if not torch.compiler.is_compiling() and is_tracing():  # torch.jit checks for torch's own nodes
             notes.remark(name, "torch's own: torch.jit traces", notes.place(), notes.reports())
             return func(*args, **kwargs)
         try:

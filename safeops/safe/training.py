@@ -1,8 +1,9 @@
-"""The functions that no mode sees: clip_grad_norm_, an optimizer's two, checkpoint, a question of attention.
+"""Patch the functions that no function mode sees: clip_grad_norm_, an optimizer's `step` and `zero_grad`, checkpoint,
+and the attention modules' check for modes.
 
-torch's clip_grad_norm_ calls its twin in threads that are in safe mode. An optimizer's `step` and `zero_grad` run out
-of the mode: they have nothing to replace, and six calls or more for each parameter. What is checkpointed is computed a
-second time by the backward pass, where no mode is on: without its own it would save other tensors than the first time.
+torch's clip_grad_norm_ calls its twin in threads that are in safe mode. An optimizer's `step` and `zero_grad` run
+outside the mode: nothing in them is replaced, and they make six or more calls for each parameter. A checkpointed
+function runs again in backward, where no mode is on: it enters the mode, or it would save other tensors than before.
 """
 
 import functools
@@ -21,7 +22,7 @@ from safeops.safe import notes, origins, presence
 _clip_grad_norm, _checkpoint = clipping_function.cell_contents, checkpoint_function.cell_contents
 _zero_grad, _has_torch_function = Optimizer.zero_grad, torch.overrides.has_torch_function
 _lock, _users, _hook = threading.Lock(), 0, None
-_steps = {}  # id of a cell -> the cell, and the step of an optimizer's class that was in it
+_steps = {}  # id of a closure cell -> (the cell, the optimizer class's original step)
 
 
 def install():
@@ -60,13 +61,14 @@ def _safe_clip(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, fo
                     notes.note("clip_grad_norm_", "clip_grad_norm_")
                     return norm
         except (TypeError, ValueError):
-            pass  # no gradient has been written: torch's, with its errors
-        parameters = every or parameters  # torch warns of a generator that is exhausted
+            pass  # no gradient was written: torch's function raises its own error
+        parameters = every or parameters  # (torch warns if it is a generator that is exhausted)
     return _clip_grad_norm(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
 def _raises(parameters, norm_type):
-    """True if torch may raise for a norm that is not finite. Where no gradient is half, it is asked."""
+    """True if the call is left to torch, which may raise for a norm that is not finite: no gradient is half, or the
+    norm is not finite."""
     half = any(x.grad is not None and x.grad.dtype in HALF for x in parameters)
     return not half or not grad_norm(parameters, norm_type).isfinite()
 
@@ -93,7 +95,7 @@ def _before_step(optimizer, args, kwargs):
 def _outside(step):
     @functools.wraps(step)
     def stepped(optimizer, *args, **kwargs):
-        closures = [x for x in (*args, kwargs.get("closure")) if x is not None]  # which compute the loss
+        closures = [x for x in (*args, kwargs.get("closure")) if x is not None]  # they compute the loss, in the mode
         if closures or torch.compiler.is_compiling() or not notes.active():
             return step(optimizer, *args, **kwargs)
         with presence.outside():
@@ -115,7 +117,7 @@ def _twice(function, *args, **kwargs):
     with origins.off():
         if presence.is_inside():
             return function(*args, **kwargs)
-        with presence.inside(), notes.silent():  # the second time: in backward, maybe in another thread
+        with presence.inside(), notes.silent():  # the second run: in backward, maybe in another thread
             return function(*args, **kwargs)
 
 
@@ -123,8 +125,9 @@ def _twice(function, *args, **kwargs):
 
 
 def _is_overridden(tensors):
-    """The modules ask whether a function mode is on, and then take no fast path, which alone knows nested tensors: an
-    encoder makes such of its padding. Dense attention stays out of it, where a row that is hidden whole is NaN."""
+    """has_torch_function that does not see the mode in modules that need their fast path. Under a function mode torch's
+    modules skip the fast path, but only it takes nested tensors, which an encoder makes from padded rows. Dense
+    attention does not get it: there a row that is hidden whole is NaN."""
     asked_by = sys._getframe(1).f_code
     if not torch.compiler.is_compiling() and (
         asked_by is _ENCODER or asked_by in _ATTENTION and any(x is not None and x.is_nested for x in tensors)

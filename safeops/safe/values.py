@@ -1,4 +1,4 @@
-"""Handlers: torch's arguments -> the twin's result, or None where torch's function is to be called."""
+"""Handlers: take a torch function's arguments; return the twin's result, or None to call torch's function."""
 
 import math
 
@@ -28,8 +28,9 @@ def log_softmax(input, dim=None, dtype=None, _stacklevel=3):
 
 
 def _over_rows(twin, input, dim, dtype):
-    """A row of -inf is hidden whole; in any other, -inf is as good as masked out. Without such a row torch's own is
-    right, and keeps its result for backward where the twin may keep the input; a GPU is not asked."""
+    """Call the twin with the mask x != -inf: a row of -inf alone is hidden whole, in other rows -inf equals masked. If
+    no row is all -inf, torch's own result is right, and torch saves its result for backward, where the twin may save
+    the input. That is checked on the CPU alone, as a GPU would be waited for."""
     x = input if dtype is None else input.to(dtype)
     if dim is None or not x.is_floating_point():
         return None
@@ -40,7 +41,7 @@ def _over_rows(twin, input, dim, dtype):
 
 
 def _autocast(x):
-    """Half as torch's functions of rows take it under autocast: on a GPU as fp32."""
+    """x as torch's row functions take it under autocast: on a GPU, half becomes fp32."""
     casts = x.dtype in HALF and x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type)
     return x.float() if casts else x
 
@@ -51,7 +52,7 @@ def unit_rows(input, p=2.0, dim=1, eps=1e-12, out=None):
 
 def cosine(x1, x2, dim=1, eps=1e-8):
     x1, x2 = _autocast(x1), _autocast(x2)
-    # The result is at most 1, which half holds, and weights in half may wait for it.
+    # In the operands' dtype: a cosine fits in half, and may meet half weights.
     return cosine_similarity(x1, x2, dim=dim, eps=eps).to(torch.promote_types(x1.dtype, x2.dtype))
 
 
@@ -97,7 +98,7 @@ def sum(input, dim=None, keepdim=False):
 def mean(input, dim=None, keepdim=False):
     mask = _mask_of_product(input)
     if mask is not None and input.numel():
-        total = masked_sum(input, _kept("mean", input, mask), dim, keepdim=keepdim)  # what the mask makes 0 is counted
+        total = masked_sum(input, _kept("mean", input, mask), dim, keepdim=keepdim)  # hidden elements count, as 0
         return (total / (input.numel() // total.numel())).to(_dtype(input, dim) or total.dtype)
     if _is_wide(input, dim) or not (torch.compiler.is_compiling() or input.numel()):  # the mean of nothing is 0
         return masked_mean(input, None, dim, keepdim=keepdim, dtype=_dtype(input, dim))
@@ -105,15 +106,16 @@ def mean(input, dim=None, keepdim=False):
 
 
 def _mask_of_product(x):
-    """The mask that x is a product with, if it may hide NaN: without, torch's own sum is right. A GPU is not asked."""
+    """The mask that x is a product with, if it may hide NaN. None if x holds no NaN: then torch's own sum is right.
+    Values are read on the CPU alone."""
     mask = None if torch.compiler.is_compiling() else origins.mask_of_product(x)
     nothing_hidden = mask is not None and is_readable(x) and not x.detach().sum().isnan()
     return None if nothing_hidden else mask
 
 
 def _kept(function, product, mask):
-    """Where a product with a mask counts. All of it does but NaN at 0 of the mask, so that a sum without NaN is that of
-    the product, whatever was written to it, and each of its elements has its gradient."""
+    """Bool: True for the elements of a product with a mask that are summed: all except NaN where the mask is 0. So a
+    product without NaN has its own sum, even if it was written to, and each element has its gradient."""
     if mask is None:
         return None
     kept = mask | (product == product)
@@ -122,13 +124,14 @@ def _kept(function, product, mask):
 
 
 def _is_wide(x, dim):
-    """True if a reduction of x is to be fp32. A row of results is not: it may meet half weights, which take nothing
-    else, where one number changes no other tensor's dtype. bf16 is not: it holds what fp32 holds, to fewer digits."""
+    """True if a reduction of x becomes fp32: x is fp16, and the result is one number, which changes no other tensor's
+    dtype. Several results stay fp16: they may meet half weights, which take no other dtype. bf16 stays: it has fp32's
+    range, with fewer digits."""
     return x.dtype == torch.float16 and (dim is None or x.dim() <= 1)
 
 
 def _dtype(x, dim):
-    """That of the result, None for the twin's own."""
+    """The dtype to ask the twin for; None: the twin's own."""
     return x.dtype if x.dtype in HALF and not _is_wide(x, dim) else None
 
 

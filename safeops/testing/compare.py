@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# The error that a result may have, per output dtype: relative (one rounding for the halves, which are computed wide; a
-# short blocked sum for fp32 and fp64), and absolute (half the smallest subnormal: below it nothing is representable).
+# Output dtype: (relative, absolute) error that a result may have. Relative: one rounding for the halves, which are
+# computed wide; a short blocked sum for fp32 and fp64. Absolute: half the smallest subnormal, for fp32 and fp64 twice.
 TOLERANCES = {
     torch.float16: (1.02 * 2**-11, 1.02 * 2**-25),
     torch.bfloat16: (1.02 * 2**-8, 1.02 * 2**-134),
     torch.float32: (16 * 2**-24, 2**-148),
     torch.float64: (64 * 2**-53, 2**-1073),
 }
-# Cancellation multiplies these: the rounding of the compute type (fp32 for the halves) over a short blocked sum.
+# Output dtype: error relative to the size of terms that cancel. It is the rounding of the compute dtype (fp32 for the
+# halves) over a short blocked sum.
 COMPUTE_EPS = {
     torch.float16: 16 * 2**-24,
     torch.bfloat16: 16 * 2**-24,
@@ -40,7 +41,7 @@ def first_difference(a: Tensor, b: Tensor) -> str:
 
 
 def _at(wrong: Tensor, got: Tensor, want: Tensor) -> str:
-    """The first wrong element: where, what, and how many there are."""
+    """Text on the wrong elements: how many there are, and the first one's index and values."""
     index = tuple(wrong.nonzero()[0].tolist()) if wrong.dim() else ()
     here = f"at {index}: got {got[index].item()!r}, want {want[index].item()!r}"
     return f"{int(wrong.sum())} of {wrong.numel()} wrong; {here}"
@@ -52,7 +53,7 @@ def assert_same_bits(what: str, got: Tensor, want: Tensor, because: str) -> None
 
 
 def assert_outcomes_equal(got, want, because: str) -> None:
-    """Two runs, bitwise: values and gradients."""
+    """Raise unless the values and gradients of two runs are bitwise equal."""
     got, want = dict(got), dict(want)
     if got.keys() != want.keys():
         raise AssertionError(f"{because}: outputs {list(got)} against {list(want)}")
@@ -61,7 +62,7 @@ def assert_outcomes_equal(got, want, because: str) -> None:
 
 
 def assert_outcomes_close(got, want, because: str) -> None:
-    """Two routes of one op: equal up to the order of summation, in the norm of the largest element."""
+    """Raise unless two routes of one op agree up to the order of summation, relative to the largest element."""
     got, want = dict(got), dict(want)
     if got.keys() != want.keys():
         raise AssertionError(f"{because}: outputs {list(got)} against {list(want)}")
@@ -74,12 +75,12 @@ def assert_outcomes_close(got, want, because: str) -> None:
             continue
         finite = b.detach()[b.isfinite()].double().abs()
         scale = float(finite.max()) if finite.numel() else 0.0
-        # Both are rounded once: beside a tie of a half dtype, to different sides.
+        # Both are rounded once: near a tie of a half dtype, perhaps to different sides.
         assert_close(f"{what}: {because}", a, b.double(), scale=scale, roundings=2)
 
 
 def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
-    """NaN where NaN is due, inf where inf is due, with its sign."""
+    """Raise unless both have NaN, +inf and -inf at the same places."""
     for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
         wrong = test(got) != test(want)
         if wrong.any():
@@ -87,7 +88,7 @@ def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
 
 
 def only_nan(t: Tensor) -> Tensor:
-    """NaN in the place of inf, too."""
+    """t with NaN in place of inf."""
     return torch.where(t.isfinite(), t, torch.nan)
 
 
@@ -100,8 +101,8 @@ def assert_close(
     computed=torch.float64,
     roundings: int = 1,
 ) -> None:
-    """`got` is `truth` (float64) up to the table above. `scale` is the size of the terms that may have cancelled: one,
-    or each element's.
+    """Raise unless `got` equals `truth` (float64) within the tables above. scale: the size of the terms that may have
+    cancelled, one number or one for each element.
 
     computed: the dtype of the arithmetic, where it is narrower than `got` (a float64 operand's gradient in an fp32 op).
     roundings: 2 where `truth` has been rounded as well.
@@ -127,7 +128,7 @@ def assert_close(
 
 
 def largest_error(got: Tensor, truth: Tensor) -> float:
-    """Over the elements where both are finite in the result's dtype; inf where one of them should be and is not."""
+    """The largest error over the elements that should be finite in `got`'s dtype; inf if one of them is not finite."""
     got, truth = got.detach(), truth.detach()
     due = truth.to(got.dtype).isfinite()
     error = torch.where(due, (got.double() - truth).abs(), 0.0).nan_to_num(float("inf"), float("inf"))
@@ -135,14 +136,14 @@ def largest_error(got: Tensor, truth: Tensor) -> float:
 
 
 def scale_of(scale) -> float:
-    """The largest of some scales; they may be one number."""
+    """The largest scale, from a number or a tensor."""
     if not isinstance(scale, Tensor):
         return scale
     return float(scale.max()) if scale.numel() else 0.0
 
 
 def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, scale: float = 0.0) -> None:
-    """The error budget: our largest error is not above that of torch in the same dtype, up to one rounding."""
+    """Raise unless our largest error is at most that of torch in the same dtype, up to one rounding."""
     ours, other = largest_error(got, truth), largest_error(theirs, truth)
     rtol, atol = TOLERANCES[got.dtype]
     finite = truth[truth.to(got.dtype).isfinite()].abs()
@@ -157,7 +158,8 @@ def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, sc
 
 
 def cancellation(sample, truth) -> tuple[float, dict]:
-    """Sizes of the terms that the value, and each gradient, is summed from: their rounding is relative to these."""
+    """Returns (size of the terms that the value is summed from, {operand: such a size for its gradient}). Rounding
+    errors are relative to these."""
     if truth.terms is not None:
         return truth.terms
 
@@ -182,7 +184,7 @@ def cancellation(sample, truth) -> tuple[float, dict]:
 
 
 def assert_right(sample, got, truth, because: str = "") -> None:
-    """Values and gradients of a run against the float64 reference."""
+    """Raise unless the values and gradients of a run match the float64 reference."""
     value_scale, grad_scales = cancellation(sample, truth)
     got, truths = list(got), dict(truth)
     scales = {f"gradient of operand {k!r}": scale for k, scale in grad_scales.items()}

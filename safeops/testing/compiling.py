@@ -13,7 +13,7 @@ from .subject import Subject, run
 
 
 def _compiled(subject, samples, backend, dynamic, plain=False):
-    """Compile once, run on each sample; the number of graphs it took."""
+    """Compile once and run on each sample. Returns the number of graphs that were compiled."""
     torch.compiler.reset()
     counter = private_torch.counting_backend(backend)
     compiled = torch.compile(subject.op, fullgraph=True, dynamic=dynamic, backend=counter)
@@ -46,7 +46,7 @@ def check_compile(subject: Subject, sample: Sample) -> None:
         _compiled(subject, [sample.cast(torch.float32)], "aot_eager", dynamic=False)
         return
     graphs = _compiled(subject, sizes, "aot_eager", dynamic=True)
-    if graphs > 2:  # one, or two where a size 1 or a broadcast had to be told apart
+    if graphs > 2:  # one, or two if a size of 1 or a broadcast needs its own graph
         raise AssertionError(f"dynamic shapes: {graphs} graphs for {len(sizes)} sizes: it recompiles for each")
 
 

@@ -16,7 +16,7 @@ from .subject import Subject, attach, make_upstream, outputs, run
 
 
 def functional(op, sample: Sample, keys=None):
-    """(fn, tensors): the op as a function of the tensors in `keys` (default: the leaves) alone."""
+    """Returns (fn, tensors): the op as a function of only the tensors in `keys` (default: the leaves)."""
     keys = list(sample.leaves()) if keys is None else list(keys)
     if not keys:
         raise NotApplicable("nothing is differentiable")
@@ -37,7 +37,7 @@ def _smooth(sample: Sample) -> Sample:
 
 
 def _near(what: str, got, want, eps: float = 1e-12) -> None:
-    """Two float64 results, up to the order of summation."""
+    """Raise unless two float64 results agree up to the order of summation."""
     got, want = outputs(got), outputs(want)
     if len(got) != len(want):
         raise AssertionError(f"{what}: {len(got)} results, want {len(want)}")
@@ -68,7 +68,7 @@ def _check(function, fn, tensors, **options):
     options |= {"atol": 1e-6, "rtol": 1e-5}
     options["fast_mode"] = sum(t.numel() for t in tensors) > 24  # a random projection of the Jacobian
 
-    def numbers(*tensors):  # (gradcheck takes the difference of two bools)
+    def numbers(*tensors):  # (gradcheck would subtract bools)
         return tuple(value for value in outputs(fn(*tensors)) if value.is_floating_point())
 
     try:
@@ -148,7 +148,7 @@ def _batches(sample: Sample, count: int = 3) -> dict:
 
 
 def _batchings(keys):
-    """Which operands carry the batch: all of them, then each alone."""
+    """Yield the operands that carry the batch: all of them, then each alone."""
     yield tuple(keys)
     if len(keys) > 1:
         yield from ((k,) for k in keys)

@@ -45,8 +45,8 @@ def check_threads(subject: Subject, sample: Sample) -> None:
             torch.set_num_threads(before)
 
 
-# Reads by the host. The first kind has a data-dependent size: it waits wherever it is called from. The second counts
-# only where no aten op is the caller: on the CPU aten itself reads 0-dim operands that way, and waits for nothing.
+# Ops by which the host reads values. _SIZE_READS have a data-dependent size, and always wait. _VALUE_READS count only
+# if no aten op calls them: on the CPU, aten itself reads 0-dim operands by them, without waiting.
 _SIZE_READS = {
     "aten::nonzero",
     "aten::masked_select",
@@ -65,7 +65,7 @@ _VALUE_READS = {
 
 @contextlib.contextmanager
 def no_synchronisation(device="cpu"):
-    """Raises where the block synchronises: on CUDA at the call, elsewhere at the end of the block, from its profile."""
+    """Raise if the block synchronizes: on CUDA at the call, elsewhere at the end of the block, from its profile."""
     if str(device).startswith("cuda"):
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
@@ -105,7 +105,7 @@ def check_no_sync(subject: Subject, sample: Sample) -> None:
 
 
 class _Recorder(private_torch.TorchDispatchMode):
-    """Keeps the calls to the ops of one namespace, with their arguments."""
+    """Record the calls of one namespace's ops, with their arguments."""
 
     def __init__(self, namespace):
         super().__init__()
@@ -141,7 +141,7 @@ def check_opcheck_traced(subject: Subject, sample: Sample) -> None:
 
 
 def _direct(subject, sample):
-    """The call of the dispatcher's op, if that is one."""
+    """[(op, args, kwargs)] for the call of `subject.direct` if it is an op of the dispatcher, else []."""
     if not isinstance(subject.direct, (private_torch.OpOverload, private_torch.OpOverloadPacket)):
         return []
     live, _ = attach(sample.cast(torch.float32).clone())
@@ -233,12 +233,12 @@ def check_errors(subject: Subject, sample: Sample) -> None:
     on_cuda = str(subject.device).startswith("cuda")
     for bad in subject.errors:
         _assert_refused(subject, bad, stray="meta")
-        if on_cuda and "meta" in bad.words:  # the mistake users make there
+        if on_cuda and "meta" in bad.words:  # on CUDA, users pass CPU tensors by mistake
             _assert_refused(subject, bad, stray="cpu")
 
 
 def _assert_refused(subject, bad, stray):
-    """`stray` is the device of the operands that are on the wrong one (in the sample: on meta)."""
+    """stray: the device for the operands that the bad call has on the wrong device (in the sample: on meta)."""
 
     def place(t):
         return torch.zeros(t.shape, dtype=t.dtype, device=stray) if t.is_meta else t.to(subject.device)

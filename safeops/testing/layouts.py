@@ -19,7 +19,7 @@ def _transposed(t: Tensor) -> Tensor | None:
 
 
 def _sliced(t: Tensor) -> Tensor | None:
-    """Every second element of a longer tensor, from 1 on; what lies between is poison."""
+    """Every second element of a longer tensor, starting at 1; the elements between are poison."""
     if not t.dim():
         return None
     inexact = t.is_floating_point() or t.is_complex()
@@ -79,7 +79,7 @@ LAYOUTS = {
 }
 
 
-REPEATS = ("row_expanded", "column_expanded", "expanded")  # other values too: the truth is another
+REPEATS = ("row_expanded", "column_expanded", "expanded")  # these change the values, and so the truth
 
 
 def _relaid(sample: Sample, layout, keys) -> Sample | None:
@@ -95,7 +95,7 @@ def check_layouts(subject: Subject, sample: Sample) -> None:
     keys = list(sample.operands())
     sizes = (sample, sample.grown(300)) if sample.shape()[0] > 1 else (sample,)
     for sized in sizes:
-        # One operand laid out unlike the others: the first dtype at the smaller size, the second at the larger.
+        # A single operand in another layout: in the first dtype at the smaller size, in the second at the larger.
         casts = each_dtype(sized, (torch.float32, torch.float16))
         for cast, alone in zip(casts, (sized is sample, sized is sizes[-1])):
             truth = None
@@ -109,7 +109,7 @@ def check_layouts(subject: Subject, sample: Sample) -> None:
 
 
 def _right(subject, sample, because, upstream=None, truth=None):
-    """Judged by `truth`, or by that of the sample, which is returned."""
+    """Run the sample and compare with `truth`, by default the sample's own. Returns the truth."""
     got = run(subject.op, sample, upstream)
     truth = truth or subject.truth(sample, got.upstream or None)
     assert_right(sample, got, truth, because)
@@ -139,7 +139,7 @@ def check_upstream_layouts(subject: Subject, sample: Sample) -> None:
 
 
 def _after_sum(subject, sample):
-    """As users meet it: .sum() and .mean() of the result send stride-0 gradients."""
+    """Check .sum() of the result, which users call: it sends a stride-0 gradient."""
 
     def summed(*args, **kwargs):
         return sum(out.sum() for out in outputs(subject.op(*args, **kwargs)) if out.requires_grad)

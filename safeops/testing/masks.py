@@ -30,7 +30,7 @@ def _masked(sample: Sample) -> Tensor:
 
 
 def _small_and_large(sample: Sample):
-    """The sample itself, and enough of it for the vector loops."""
+    """Yield the sample, and the sample repeated to at least 500 elements, for the vector loops."""
     yield sample
     try:
         yield sample.grown(500)
@@ -39,7 +39,7 @@ def _small_and_large(sample: Sample):
 
 
 def assert_dead_gradients(sample: Sample, grads: dict, because: str, keep: Tensor | None = None) -> None:
-    """Operands get a gradient of exactly 0 where nothing kept uses them."""
+    """Raise unless operands have a gradient of exactly 0 at elements that no kept position uses."""
     for key in sample.masked_keys():
         if key not in grads:
             continue
@@ -55,7 +55,7 @@ def check_masked_garbage(subject: Subject, sample: Sample) -> None:
     _masked(sample)
     for sized in _small_and_large(sample):
         for cast in each_dtype(sized):
-            clean = run(subject.op, cast.poisoned(1.0))  # not `cast`: the strides are to be those of the dirty one
+            clean = run(subject.op, cast.poisoned(1.0))  # not `cast`: it must have the strides of `dirty`
             assert_dead_gradients(cast, clean.grads, "nothing unusual there")
             for name in GARBAGE:
                 dirty = cast.poisoned(garbage(name, cast))
@@ -117,7 +117,7 @@ def _second(subject, sample):
 
 def _tangent(subject, sample):
     fn, tensors = functional(subject.op, sample)
-    # A tangent under the mask does not exist either: where the operand is garbage, so is its tangent.
+    # A tangent under the mask must not matter either: where the operand is garbage, so is its tangent.
     tangents = [torch.where(t.isfinite(), make_upstream(t, i), t) for i, t in enumerate(tensors)]
     return [("the value", outputs(torch.func.jvp(fn, tuple(tensors), tuple(tangents))[1])[0])]
 
@@ -133,7 +133,7 @@ def check_weight_zero(subject: Subject, sample: Sample) -> None:
     weight = sample.get(sample.weight)
     if weight is None or weight.numel() < 2:
         raise NotApplicable("no weight")
-    # Every second of those that the mask keeps: a zero under the mask would tell nothing.
+    # Drop every second element that the mask keeps: a weight of 0 under the mask would test nothing.
     alive = torch.ones_like(weight, dtype=torch.bool) if sample.keep() is None else ~sample.dead(sample.weight)
     drop = alive & (alive.flatten().cumsum(0).reshape(weight.shape) % 2 == 0)
     for sized in _small_and_large(sample.replace({sample.weight: torch.where(drop, 0.0, weight)})):
@@ -168,7 +168,7 @@ def check_kept_nonfinite(subject: Subject, sample: Sample) -> None:
         for key in keys:
             alive = torch.ones_like(sized.get(key), dtype=torch.bool) if keep is None else ~sized.dead(key)
             if alive.any():
-                # The last kept element: the tail of a vector loop, where a wrong neutral element hides it.
+                # The first and the last kept element. A wrong neutral element in a vector loop's tail hides the last.
                 places = [int(alive.flatten().nonzero()[i]) for i in (0, -1)]
                 cases += [(sized, key, place, value) for value in NONFINITE for place in places]
     if not cases:
@@ -192,8 +192,8 @@ NONFINITE = (float("nan"), float("inf"), -float("inf"))
 
 
 def _in_turn(cases, sample):
-    """Each case in one dtype, all of them by turns: they differ in how they are read, and fp64 in its arithmetic. One
-    further each round, so that no place or value always meets the same."""
+    """Give each case one dtype, in turn: dtypes differ in how they are read, fp64 also in its arithmetic. Each round
+    starts one dtype later, so that no place or value always gets the same dtype."""
     dtypes = list(fitting(sample))
     return [(case, dtypes[(i + i // len(dtypes)) % len(dtypes)]) for i, case in enumerate(cases)]
 
@@ -217,7 +217,8 @@ def check_kept_upstream(subject: Subject, sample: Sample) -> None:
 
 
 def _finite_alike(subject, sample, upstream, label):
-    """0 times inf may be NaN, and inf less inf may be either, by the order of the arithmetic: both tell GradScaler."""
+    """Raise unless gradients are finite at the same places. NaN and inf count alike: which of them 0 * inf or inf - inf
+    gives depends on the order of the arithmetic, and GradScaler finds both."""
     truth = subject.truth(sample, upstream).grads
     for key, grad in run(subject.op, sample, upstream).grads.items():
         wrong = grad.isfinite() != truth[key].to(grad.dtype).isfinite()
@@ -242,7 +243,7 @@ def check_nothing_kept(subject: Subject, sample: Sample) -> None:
             continue
         _policies(subject, dirty, got)
     if accepts(subject.op, "empty") and mask.dim() and mask.shape[0] > 1:
-        # One group without anything beside groups with something.
+        # One group that keeps nothing, beside groups that keep something.
         partial_mask = mask.clone()
         partial_mask[0] = not sample.mask_keeps
         for empty in ("zero", "nan"):
@@ -264,7 +265,7 @@ def _policies(subject, dirty, zero):
     for key, grad in zero.grads.items():
         if not bool((grad == 0).all()):
             raise AssertionError(f"nothing kept, empty='zero': gradient of operand {key!r} is not 0")
-    if dirty.kwargs.get("denominator"):  # it counts what is kept elsewhere too, and says whether there is nothing
+    if dirty.kwargs.get("denominator"):  # it counts kept elements elsewhere too: only 0 means that there are none
         for empty in ("nan", "raise"):
             for value in run(subject.op, dirty.with_kwargs(empty=empty)).values:
                 if not bool((value == 0).all()):

@@ -99,7 +99,7 @@ def _assert_saves_little(subject, cast):
 
 
 def _kept_on_nodes(values):
-    """Tensors hung on the Python nodes of the graph, which the hooks do not see."""
+    """Yield (node, name, tensor) for tensors that are attributes of the graph's Python nodes: the hooks miss them."""
     seen, queue = set(), [v.grad_fn for v in values if v.grad_fn is not None]
     while queue:
         node = queue.pop()
@@ -114,7 +114,7 @@ def _kept_on_nodes(values):
 
 @contextlib.contextmanager
 def _malloc_fills(byte: int):
-    """glibc fills what malloc hands out: reaches allocations that bypass torch's dispatcher, in C++ too."""
+    """Make glibc fill memory from malloc with `byte`, also for C++ allocations that bypass torch's dispatcher."""
     libc = None
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -129,7 +129,7 @@ def _malloc_fills(byte: int):
 
 @contextlib.contextmanager
 def _dispatcher_fills():
-    """Deterministic mode: torch.empty and its kin come filled with NaN (integers: the largest), from C++ too."""
+    """Deterministic mode fills memory from torch.empty and the like with NaN (integers: the largest), in C++ too."""
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -143,11 +143,11 @@ def _dispatcher_fills():
 
 @contextlib.contextmanager
 def poisoned_memory(kind: str):
-    """Uninitialised memory holds something that shows: "nan" (from torch), or the byte 0xFE or 0x7F (from malloc).
+    """Fill uninitialized memory with values that show: "nan" (by torch), or the byte 0xFE or 0x7F (by malloc).
 
-    A C++ kernel may allocate through the dispatcher (`torch::stable::empty`: both reach it) or below it (the shim's
-    aoti_torch_empty_strided on the CPU: malloc alone does). As halves 0xFEFE and 0x7F7F are NaN or the largest numbers,
-    as floats huge, as counts absurd; and runs over different bytes differ wherever something was left unwritten.
+    A C++ kernel may allocate through the dispatcher (`torch::stable::empty`: both fill it) or below it (the shim's
+    aoti_torch_empty_strided on the CPU: only malloc fills it). As halves 0xFEFE and 0x7F7F are NaN or the largest
+    numbers, as floats huge, as counts absurd; and runs with different bytes differ wherever memory was left unwritten.
     """
     with _dispatcher_fills() if kind == "nan" else _malloc_fills({"0xFE": 0xFE, "0x7F": 0x7F}[kind]):
         yield
@@ -158,7 +158,7 @@ def check_uninitialized(subject: Subject, sample: Sample) -> None:
     sizes = [sample]
     with contextlib.suppress(NotApplicable):
         sizes.append(sample.grown(3000))  # beyond what malloc caches without filling
-    with contextlib.suppress(NotApplicable, IndexError):  # a row of no classes cannot have its own
+    with contextlib.suppress(NotApplicable, IndexError):  # without classes a class index raises IndexError
         empty = sample.emptied(-1)
         run(subject.op, empty, grad=False)
         sizes.append(empty)
@@ -167,13 +167,13 @@ def check_uninitialized(subject: Subject, sample: Sample) -> None:
             clean = run(subject.op, cast)
             for kind in ("nan", "0xFE", "0x7F"):
                 with poisoned_memory(kind):
-                    # The upstream gradient is made before: it must not be the thing that is poisoned.
+                    # The upstream gradient was made before, so that it is not poisoned itself.
                     got = run(subject.op, cast, clean.upstream or None)
                 assert_outcomes_equal(got, clean, f"depends on uninitialised memory ({kind})")
 
 
 def _peak_bytes(device, work) -> int:
-    """Most bytes allocated at once during work(), above what was there before."""
+    """Most bytes allocated at once during work(), beyond those allocated before it."""
     work()  # first calls initialise things
     if str(device).startswith("cuda"):
         torch.cuda.synchronize()

@@ -29,7 +29,8 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(proves: str, *, slow: bool = False, once: bool = False, cuda: bool = False):
-    """Register `check_<name>`. slow: on the samples marked so; once: on the first of them; cuda: on CUDA only."""
+    """Register `check_<name>`. slow: run it on the samples marked slow, or on the first. once: on one sample. cuda: on
+    CUDA only."""
 
     def register(function):
         name = function.__name__.removeprefix("check_")
@@ -40,7 +41,7 @@ def check(proves: str, *, slow: bool = False, once: bool = False, cuda: bool = F
 
 
 def run_check(subject: Subject, check: str | Check) -> int:
-    """Run one check, of `CHECKS` by its name, over the samples of `subject`; the number of samples it applied to.
+    """Run one check, or the one of that name in `CHECKS`, on the samples of `subject`. Returns how many it applied to.
 
     A check that applies to none of them fails, unless `subject.skip` gives the reason: nothing is left out silently.
     """

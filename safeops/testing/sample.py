@@ -24,12 +24,12 @@ class Sample:
     args, kwargs    what the op is called with.
     name            shown in failures.
     differentiable  operands that get a gradient; default: every floating tensor.
-    mask            where the boolean mask is; default: the keyword `mask` or `fill_mask`, if there is one.
+    mask            the boolean mask's place; default: the keyword `mask` or `fill_mask`, if there is one.
     mask_keeps      True: a True in the mask keeps; False: it drops (a fill mask). Default: by the keyword's name.
     masked          operands that must not matter where the mask drops; default: positional floats and `weight`.
     weight          the operand whose zeros mean "masked out"; default: the keyword `weight`.
-    dtypes          those it is checked in; default: each that can hold its values.
-    smooth          False: a kink or a saturation lies so near that finite differences mean nothing here.
+    dtypes          the dtypes to check it in; default: each that can hold its values.
+    smooth          False: a kink or a saturation is so near that finite differences are meaningless here.
     slow            run the slow checks (compilation) on this sample; with none marked, the first one is taken.
     """
 
@@ -71,7 +71,7 @@ class Sample:
         return floats if self.differentiable is None else {k: floats[k] for k in self.differentiable if k in floats}
 
     def shape(self) -> torch.Size:
-        """The broadcast shape of the operands: where the mask lives."""
+        """The broadcast shape of the operands, which the mask broadcasts to."""
         try:
             return torch.broadcast_shapes(*(t.shape for t in self.operands().values()))
         except RuntimeError:
@@ -90,7 +90,7 @@ class Sample:
         return tuple(k for k in self.floats() if isinstance(k, int) or k == self.weight)
 
     def dead(self, key, keep: Tensor | None = None) -> Tensor:
-        """Elements of an operand that are used at dropped positions only."""
+        """Bool: True for the elements of an operand that are used at dropped positions only."""
         keep = self.keep() if keep is None else keep
         operand = self.get(key)
         used = keep.to(torch.int64).sum_to_size(operand.shape) if operand.dim() else keep.sum()
@@ -141,7 +141,7 @@ class Sample:
         return self.tiled(max(1, -(-numel // shape.numel())))
 
     def emptied(self, axis: int) -> Sample:
-        """No elements: `axis` (negative) shortened to 0."""
+        """The sample without elements: `axis` (negative) shortened to 0."""
         return self._resize(lambda t, a: t.narrow(a, 0, 0), axis)
 
     def single(self) -> Sample:
@@ -151,7 +151,7 @@ class Sample:
         return self.map(lambda t: t[(0,) * t.dim()].clone())
 
     def poisoned(self, value: float, keep: Tensor | None = None) -> Sample:
-        """`value` wherever an operand is used at dropped positions only."""
+        """Put `value` wherever an operand is used at dropped positions only."""
         changed = {}
         for key in self.masked_keys():
             dead = self.dead(key, keep)

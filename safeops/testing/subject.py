@@ -1,4 +1,4 @@
-"""The op under test (`Subject`), one run of it (`run` -> `Outcome`), and the rules for dtypes that go out."""
+"""The op under test (`Subject`), one run of it (`run` -> `Outcome`), and the rules for output dtypes."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ class Subject:
     dtype_rule        "reduction" (fp32 for halves), "elementwise" (promoted), "safe" (promoted, fp32 under autocast),
                       "input" (the first operand's), or a function (sample, autocast) -> dtype.
     data              operands whose dtype decides the result's; default: positional floating tensors.
-    dtype_argument    whether the op has `dtype=`.
-    terms             (float64 sample, outcome) -> sizes of the terms that the value, and each gradient, is summed from,
-                      like the result or broadcastable to it: where `compare.cancellation` cannot guess them.
-    row_terms         the same for ops along one dim (softmax, cosine), which may save some numbers a row for backward.
-    several_terms     a derivative is a sum: whether infinite terms make NaN or inf of it depends on their order.
-    finite            a `safe_*` function: finite in, finite out.
-    workspace         bytes an element that a GPU needs beside the results.
+    dtype_argument    True if the op has `dtype=`.
+    terms             a function (float64 sample, outcome) -> (size of the terms that the value is summed from,
+                      {operand: such a size for its gradient}), if `compare.cancellation` cannot guess them. A size has
+                      the shape of the result or broadcasts to it.
+    row_terms         `terms` of an op along one dim (softmax, cosine), which may save some numbers a row for backward.
+    several_terms     True if a derivative sums terms, and their order decides if infinite ones give NaN or inf.
+    finite            True for a `safe_*` function: finite in, finite out.
+    workspace         bytes for each element that a GPU needs beside the results.
+    errors            calls that must be refused.
     device            where everything runs.
     skip              {check name: reason}.
     """
@@ -83,7 +85,7 @@ class Subject:
             object.__setattr__(self, "name", getattr(self.op, "__name__", repr(self.op)))
 
     def out_dtype(self, sample: Sample, autocast: bool = False) -> torch.dtype:
-        """The dtype the contract promises for this call (DESIGN 1.6)."""
+        """The dtype that the contract promises for the result of this call."""
         if sample.kwargs.get("dtype") is not None:
             return sample.kwargs["dtype"]
         if callable(self.dtype_rule):
@@ -133,12 +135,12 @@ class Outcome:
     values: list[Tensor]
     grads: dict
     upstream: list[Tensor]
-    elementwise: bool = False  # no term of one element meets another's: nothing can cancel
-    several_terms: bool = False  # whether a derivative adds infinities, in any order
-    terms: tuple | None = None  # sizes of what may have cancelled, where the subject says them
+    elementwise: bool = False  # True: no sum over elements, so nothing can cancel
+    several_terms: bool = False  # True: a derivative may add infinities, in any order
+    terms: tuple | None = None  # sizes of the terms that may have cancelled, if the subject gives them
 
     def __iter__(self):
-        """(what, tensor) pairs: everything that came out."""
+        """Yield (name, tensor) for each value and gradient."""
         for i, v in enumerate(self.values):
             yield ("value" if len(self.values) == 1 else f"value {i}"), v
         for k, g in self.grads.items():
@@ -174,7 +176,8 @@ def attach(sample: Sample, keys=None) -> tuple[Sample, dict]:
 
 
 def run(op, sample: Sample, upstream=None, *, keys=None, unused_ok: bool = False, grad: bool = True) -> Outcome:
-    """Call, then differentiate with `upstream`: None (made up), a list of tensors, or a function out -> tensor."""
+    """Call `op`, then differentiate with `upstream`: None (`make_upstream`), a list of tensors, or a function out ->
+    tensor."""
     live, leaves = attach(sample, keys)
     values = outputs(op(*live.args, **live.kwargs))
     if not grad or not leaves:

@@ -20,7 +20,7 @@ def _cast(sample: Sample, dtype) -> Sample:
 
 
 def fitting(sample: Sample, dtypes=DTYPES) -> dict:
-    """{dtype: the sample in it}, of the dtypes that can hold its values. Its own take the place of `dtypes`."""
+    """Returns {dtype: the sample in it} for the dtypes that can hold its values. sample.dtypes overrides `dtypes`."""
     casts = {}
     for dtype in sample.dtypes or dtypes:
         with contextlib.suppress(NotApplicable):

@@ -1,4 +1,4 @@
-"""Ops as the checks call them: what comes out is tensors, and operands broadcast."""
+"""Wrap ops for the checks, so that operands broadcast with each other and results are tensors."""
 
 import functools
 import inspect
@@ -12,7 +12,7 @@ from safeops.verify.samples import has_classes
 
 
 def by_class(function):
-    """Class indices and the mask come with the classes' dim, of size 1; class weights with dims behind it."""
+    """Remove the class dim (size 1) from class indices and mask; flatten the class weights to one dim."""
 
     @functools.wraps(function)
     def call(input, target, **options):
@@ -28,7 +28,7 @@ def by_class(function):
 
 
 def by_row(function):
-    """The mask comes with the vectors' dim, of size 1."""
+    """Remove the vectors' dim (size 1) from the mask."""
 
     @functools.wraps(function)
     def call(*vectors, mask=None, **options):
@@ -40,7 +40,7 @@ def by_row(function):
 
 
 def by_box(function):
-    """A call takes numbers of any shape: each four neighbours are a box, and a number by itself is a point."""
+    """Take numbers of any shape: every four neighbors are a box. Of fewer than four, the first one is a point."""
 
     def boxes(x):
         n = x.shape[-1] // 4 * 4
@@ -54,7 +54,8 @@ def by_box(function):
 
 
 def by_sequence(function):
-    """A call takes any number of rows, whose sequences end at `ends`, in tenths; shuffled: by ids in any order."""
+    """Take any number of rows. ends: where the sequences end, in tenths of the rows. shuffled: give the sequences as
+    segment ids in mixed order, not as cu_seqlens."""
 
     @functools.wraps(function)
     def call(input, *, ends=None, shuffled=False, **options):
@@ -74,7 +75,7 @@ def by_sequence(function):
 
 
 def norms(*tensors, ord):
-    return norm(list(tensors), ord).float()  # fp64, of sums in fp32: and of fp64 torch's own has no more digits
+    return norm(list(tensors), ord).float()  # the digits beyond fp32 are not compared
 
 
 def scaled(*tensors):

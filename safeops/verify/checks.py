@@ -1,4 +1,4 @@
-"""The checks of a kernel: clauses of the contract, and what only a GPU can get wrong."""
+"""The checks of a kernel: clauses of the contract, and errors that only a GPU can make."""
 
 import collections
 import contextlib
@@ -24,7 +24,7 @@ LATE = 20_000_000  # clock cycles: about ten milliseconds
 
 @contextlib.contextmanager
 def kernels_off(ops):
-    """The ops by their composites."""
+    """Inside, these ops run as their composites."""
     was = [(op, op.cpu, vars(op).get("cuda")) for op in ops]
     for op, _, cuda in was:
         op.cpu = False
@@ -40,7 +40,7 @@ def kernels_off(ops):
 
 
 class _Calls(private_torch.TorchDispatchMode):
-    """The names of safeops' ops as they run."""
+    """Record the names of safeops' ops that run."""
 
     def __init__(self):
         super().__init__()
@@ -56,8 +56,8 @@ class _Calls(private_torch.TorchDispatchMode):
 
 
 def subject(op, device, full=False):
-    """The op on a device, judged by its composite in float64: where terms cancel, by their sizes and by how far the
-    composite in float32 is from that."""
+    """The Subject of an op on a device. The truth is its composite in float64. If terms cancel, the tolerance depends
+    on their sizes and on the error of the composite in float32."""
     call = callable_of(op)
 
     def composite(*args, **kwargs):
@@ -73,7 +73,8 @@ def subject(op, device, full=False):
         value, grads = cancellation(wide, truth)
         results = {key: grads[key] + _scale(narrow.grads[key], d) for key, d in truth.grads.items()}
         if getattr(op, "shards", None) == "cosine" and truth.grads:
-            # Vectors of one number have gradient 0: the difference of two unit vectors, over the length.
+            # The gradient is a difference of unit vectors over the length, 0 for vectors of one number: its terms are
+            # as large as upstream / length.
             upstream = truth.upstream[0].double().nan_to_num(0, 0, 0).abs().amax() if narrow.values[0].numel() else 0.0
             for i in {0, 1} & truth.grads.keys():
                 length = wide.args[i].detach().double().norm(dim=wide.kwargs["dim"])
@@ -89,12 +90,12 @@ def subject(op, device, full=False):
 
 
 def _saturated(value, largest):
-    """As the safe_* functions round to their dtype, with a gradient of 0."""
+    """Saturate as the safe_* functions do when they round to their dtype; the gradient there is 0."""
     return torch.where((value.abs() > largest) & value.isfinite(), value.sign().detach() * largest, value)
 
 
 def _scale(narrow, truth):
-    """The size of the terms of which float32 makes such an error, and no less than the result's."""
+    """The size of terms whose rounding in float32 explains the error of `narrow`; at least the result's size."""
     if not truth.numel() or not truth.is_floating_point():
         return torch.zeros((), device=truth.device)
     size = truth.detach().double().nan_to_num(0, 0, 0).abs().amax()
@@ -113,16 +114,16 @@ def _check_variations(subject, sample):
 
 
 def _rare(sample, name):
-    """True if a check that would have more compiled is run on this call."""
+    """True if this call runs the check `name`, which compiles more kernels and so runs on one call of an op."""
     return sample.turns is None or name in sample.rare
 
 
 def _check_mixed(subject, sample):
-    """Operands of different dtypes: neighbours differ."""
+    """Operands of different dtypes: neighboring operands differ."""
     floats = sample.floats()
     if len(floats) < 2 or not _rare(sample, "mixed"):
         raise NotApplicable("one floating operand only, or another call's turn")
-    # float64 is among them: the arithmetic is then another one
+    # float64 is among the dtypes, as it changes the arithmetic
     for shift in range(len(DTYPES)) if sample.turns is None else (sample.turns[0] % 2 - len(floats),):
         mixed = sample.cast({key: DTYPES[(shift + i) % len(DTYPES)] for i, key in enumerate(floats)})
         _right(subject, mixed, f"with operands of {', '.join(str(t.dtype) for t in mixed.floats().values())}")
@@ -135,27 +136,27 @@ def _check_nothing_kept(subject, sample):
 
 
 def _check_each_gradient(subject, sample):
-    """One gradient alone: the kernels leave the others out."""
+    """Ask for one gradient alone: the kernels then skip the others."""
     leaves = list(sample.leaves())
     if len(leaves) < 2 or not _rare(sample, "alone"):
         raise NotApplicable("one gradient at most, or another call's turn")
     for cast in each_dtype(sample, (torch.float32,)):
         every = run(subject.op, cast)
-        # of a family's kernels, which its ops share, one after the other
+        # ops that share a family's kernels check one operand each, in turn
         for key in leaves if sample.turns is None or len(sample.turns) > 1 else [leaves[sample.turns[0] % len(leaves)]]:
             alone = run(subject.op, cast, every.upstream, keys=[key]).grads
             assert_same_bits(f"gradient of operand {key!r}", alone[key], every.grads[key], "differs where it is alone")
 
 
 def _check_repeatable(subject, sample):
-    for _, laid in collections.deque(variations(sample), maxlen=1):  # the largest
+    for _, laid in collections.deque(variations(sample), maxlen=1):  # the last is the largest
         first = run(subject.op, laid)
         for _ in range(3):
             assert_outcomes_equal(run(subject.op, laid, first.upstream or None), first, "differs from run to run")
 
 
 def _check_side_stream(subject, sample):
-    """Operands that arrive late on a side stream: a kernel on another one would read what was there before."""
+    """Operands are written late on a side stream: a kernel on another stream would read the old values."""
     (cast, *_) = each_dtype(sample, (torch.float32,))
     expected = run(subject.op, cast)
     stale = cast.replace({key: torch.full_like(x, 0.5) for key, x in cast.floats().items()})
@@ -196,8 +197,8 @@ MORE = (
 ).split()
 
 
-# Their operands have no room for these checks: a class, an image or a window cannot be taken away, no element stands
-# alone; and moved values are not added up.
+# family: checks that its ops cannot run. An image needs whole windows, so elements cannot be taken away; selections
+# move values and do not add them up.
 NOT_OF = {
     "images": {"sizes", "uninitialized", "accumulation"},
     "selection": {"mixed", "mixed_dtypes", "accumulation"},
@@ -206,14 +207,14 @@ NOT_OF = {
 
 
 def names(op, full=False):
-    """The checks that an op is due."""
+    """The names of the checks to run on an op."""
     left = set(NOT_OF.get(op.family, ()))
     if op.waits:
         left |= {"no_sync", "graph"}
     if not op.differentiable:
-        left |= {"nothing_kept", "accumulation"}  # counts and lists: whole numbers, and no policy
+        left |= {"nothing_kept", "accumulation"}  # counts and lists: integers, no empty=
     if not op.returns:
-        left |= {"mixed", "mixed_dtypes"}  # each tensor that it writes into has its own
+        left |= {"mixed", "mixed_dtypes"}  # it writes into its tensors, each in its own dtype
     if "kind" in op.Operands._fields:
         left |= {"kept_nonfinite", "sizes", "uninitialized"}  # a box has four edges, in order
     if has_classes(op):
@@ -222,7 +223,7 @@ def names(op, full=False):
 
 
 def apply(op, subject, name):
-    """Run one check over the samples: to how many it applied. AssertionError where it does not hold."""
+    """Run one check over the samples. Returns how many it applied to; raises AssertionError if it fails."""
     if name == KERNEL_RUNS:
         return _kernel_runs(op, subject)
     try:
@@ -234,7 +235,7 @@ def apply(op, subject, name):
 
 
 def _kernel_runs(op, subject):
-    """Every sample's forward calls the raw op, and its backward another."""
+    """Raise unless every sample's forward calls the raw op, and its backward calls another."""
     if not subject.samples:
         raise AssertionError(f"there are no samples of {op.name}")
     for sample in subject.samples:
@@ -243,7 +244,7 @@ def _kernel_runs(op, subject):
             run(subject.op, sample, grad=False, keys=())
         with _Calls() as both:
             run(subject.op, sample)
-        own = {op.raw[0], *(part.raw[0] for part in op.parts if part.name == op.name)}  # (of all rows, OfRows)
+        own = {op.raw[0], *(part.raw[0] for part in op.parts if part.name == op.name)}  # (OfRows of row_loss.py)
         if own.isdisjoint(forward.names) or (op.differentiable and len(both.names) <= len(forward.names)):
             raise AssertionError(f"{op.name}, sample {sample.name}: ran {both.names}, and not the kernels")
     return len(subject.samples)

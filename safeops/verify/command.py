@@ -1,4 +1,4 @@
-"""`safeops verify`: its arguments, what it prints, and that what fails is off from then on."""
+"""`safeops verify`: its arguments and its output. A kernel that fails is recorded, and is off from then on."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from safeops.verify import pool
 from safeops.verify.samples import OF_ROWS
 
 EXIT_PASSED, EXIT_FAILED, EXIT_NOTHING = 0, 1, 2
-SECONDS = 180  # that a worker may be silent: a check compiles some ten kernels
+SECONDS = 180  # longest silence of a worker: a check compiles some ten kernels
 
 
 def add_parser(commands):
@@ -59,7 +59,7 @@ def run(arguments):
     if availability.mode() == "off":
         return _refuse(f"{availability.VARIABLE}=off: there are no kernels to run")
     try:
-        with failures.locked():  # before anything runs: whether there is a place for what fails
+        with failures.locked():  # before anything runs: failures can be recorded
             pass
     except OSError as error:
         return _refuse(f"{error} (failures go to {failures.cache_folder()}: SAFEOPS_CACHE may name another folder)")
@@ -73,14 +73,15 @@ def _refuse(why):
 
 
 def each_gpu():
-    """One device of each model."""
+    """One device of each GPU model."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     models = {availability.gpu(i): i for i in reversed(range(count))}
     return [torch.device("cuda", i) for i in sorted(models.values())]
 
 
 def due(device, names=()):
-    """({op: why it is not run}, the ops to run) on a device: those with kernels of their own, wrong ones too."""
+    """Returns ({op: why it is not run}, [ops to run]) on a device. Ops with kernels of their own run, also if they have
+    failed before."""
     left, results = {}, []
     for name, op in sorted(registry.items()):
         if not op.raw or (names and name not in names):
@@ -94,14 +95,14 @@ def due(device, names=()):
 
 
 def verify(device, arguments):
-    """One device: the exit code."""
+    """Verify the kernels on one device; return the exit code."""
     left, ops = due(device, arguments.ops)
     where = availability.gpu(device.index or 0)[0] if device.type == "cuda" else "the CPU"
     print(f"safeops verify: {len(ops)} ops on {where}", flush=True)
     today, results = datetime.date.today().isoformat(), []
     name = f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
     jobs = arguments.jobs or min(16, os.cpu_count() or 1)
-    # The families with the most kernels to compile go first: all would wait for one of them that began late.
+    # The families with the most kernels to compile go first: if one of them started late, all would wait for it.
     costly = {"losses": 1} | dict.fromkeys(OF_ROWS, 0)
     ops.sort(key=lambda op: costly.get(registry[op].family, 2))
     with progress(len(ops)) as tell:
@@ -125,7 +126,8 @@ def verify(device, arguments):
 
 @contextlib.contextmanager
 def progress(count):
-    """A function that is told each result: a bar where rich is installed and someone looks, else a line each."""
+    """Yields a function to call with each result: it moves a bar if rich is installed and stdout is a terminal, else
+    prints a line."""
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     except ImportError:
@@ -151,7 +153,7 @@ def _line(result):
 
 
 def table(results, left):
-    """Every op, what came of it, and what was checked."""
+    """The table of all ops, with verdict and number of checks."""
     rows = [("op", "verdict", "checks", "seconds", "")]
     for result in sorted(results, key=lambda result: result.op):
         samples = sum(ran for _, ran in result.checks.values())

@@ -1,4 +1,4 @@
-"""Worker processes that share a list of ops. One that dies or hangs costs the op that it was at, and is replaced."""
+"""Worker processes that share a list of ops. One that dies or hangs fails only its current op, and is replaced."""
 
 import collections
 import contextlib
@@ -18,8 +18,8 @@ from pathlib import Path
 import safeops
 
 PASSED, FAILED, UNKNOWN = "passed", "failed", "not judged"
-START = "its start"  # of a worker: what goes wrong there is no op's fault
-# Sent from outside (Ctrl-C, a scheduler, a machine without memory): no kernel dies of these.
+START = "its start"  # the time before a worker's first check: an error there is no op's fault
+# Signals from outside (Ctrl-C, a scheduler, a machine out of memory): no kernel causes them.
 OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
@@ -39,11 +39,11 @@ class Gone(Exception):
 
 
 class Worker:
-    """A process of `safeops.verify.worker`, or of a stand-in that speaks like it."""
+    """A process of `safeops.verify.worker`, or of a stand-in with its protocol."""
 
     def __init__(self, command, environment):
         self.errors = tempfile.TemporaryFile()
-        # (in our own process group: who ends that, or presses Ctrl-C, ends the workers too)
+        # (in our own process group: a signal to the group, or Ctrl-C, ends the workers too)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         self.process = subprocess.Popen(command, env=environment, **pipes)
         self.buffer = b""
@@ -56,7 +56,7 @@ class Worker:
             pass  # `receive` will say how it ended
 
     def receive(self, seconds):
-        """The next message. Gone where the process has ended, or is silent for so long (it is killed)."""
+        """The next message. Raises Gone if the process has ended, or is silent for `seconds` (then it is killed)."""
         until = time.monotonic() + seconds
         while True:
             while b"\n" not in self.buffer:
@@ -69,7 +69,7 @@ class Worker:
                     raise self._ending()
                 self.buffer += read
             line, _, self.buffer = self.buffer.partition(b"\n")
-            with contextlib.suppress(ValueError):  # before the worker has its output, anything may print there
+            with contextlib.suppress(ValueError):  # libraries may print there until the worker redirects it
                 message = json.loads(line)
                 if isinstance(message, dict) and "state" in message:
                     return message
@@ -79,7 +79,7 @@ class Worker:
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         self.errors.seek(0)
         said = self.errors.read().decode(errors="replace").strip().splitlines()
-        if said:  # the error, behind which CUDA's have advice and C++'s a stack
+        if said:  # the last line with an error: CUDA adds advice after it, C++ a stack
             how += f": {next((x for x in reversed(said) if 'rror: ' in x), said[-1]).strip()[:300]}"
         return Gone(how, UNKNOWN if -status in OUTSIDE else FAILED)
 
@@ -92,7 +92,7 @@ class Pool:
     """Run ops on several workers; iterate for the results as they come."""
 
     def __init__(self, ops, command, jobs, seconds):
-        """command: of a worker. seconds: how long one may be silent."""
+        """command: the command line of a worker. seconds: the longest silence of a worker."""
         self.ops, self.command, self.seconds = collections.deque(ops), command, seconds
         self.count, self.jobs = len(self.ops), max(1, min(jobs, len(self.ops)))
         self.results, self.workers, self.stopped = queue.Queue(), set(), False
@@ -128,7 +128,7 @@ class Pool:
                     self._end(worker)
                     worker = None
                 self.results.put(result)
-        except BaseException as error:  # the one who iterates must not wait for ever
+        except BaseException as error:  # raised in __iter__, which would wait for ever
             self.results.put(error)
         finally:
             if worker is not None:
@@ -139,7 +139,7 @@ class Pool:
         self.workers.discard(worker)
 
     def _check(self, worker, op):
-        """(what came of the op, whether the worker can take another)"""
+        """Returns (Result of the op, True if the worker can take another op)."""
         result, begin, check = Result(op), time.monotonic(), START
         worker.send(op)
         alive = True
@@ -164,13 +164,14 @@ class Pool:
 
 
 def environment(jobs):
-    """A worker's environment: its kernels are the route, and it has a share of the cores."""
+    """A worker's environment: ops must run as kernels, and its threads are a share of the cores."""
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     return os.environ | {"SAFEOPS_KERNELS": "require", "OMP_NUM_THREADS": threads}
 
 
 def command(device, full=False):
-    """A worker of this very package: in the place of the current folder, where another one may lie."""
+    """The command line of a worker. In sys.path, this package's folder replaces the current folder, which may hold
+    another safeops."""
     root = str(Path(safeops.__file__).resolve().parents[1])
     code = f"import sys; sys.path[0] = {root!r}; from safeops.verify import worker; sys.exit(worker.main())"
     return [sys.executable, "-c", code, "--device", device, *(["--full"] if full else [])]

@@ -1,4 +1,4 @@
-"""Calls of each op: operands of float64 on the CPU, as `safeops.testing` varies them, by the arguments the op has."""
+"""Sample calls of each op, by the arguments that it has: float64 operands on the CPU, for `safeops.testing` to vary."""
 
 import dataclasses
 import functools
@@ -13,13 +13,13 @@ from safeops.core.op import registry
 from safeops.testing import DTYPES, Sample
 
 LONG = (2, 40_000)  # rows that no tile holds
-ALIGNED = (1, 3, 5, 7)  # turns: each operand of rows of whole vectors repeated in each way
+ALIGNED = (1, 3, 5, 7)  # turns with rows of whole vectors, in which each operand is repeated in each way
 
 
 @dataclass(frozen=True)
 class Call(Sample):
-    """turns: which of the variations the checks take, None: every one. rare: the checks that take this call, of those
-    that are run on one call of an op."""
+    """turns: indices of the variations to check; None: all. rare: the checks that run on this call, out of those that
+    run on only one call of an op."""
 
     turns: tuple | None = None
     rare: tuple = ()
@@ -37,7 +37,7 @@ def flags(*shape, seed=0):
 
 
 def places(*shape, end, seed=0):
-    """Indices, most of them several times, some out of range."""
+    """Random indices from -1 to `end`: most occur several times, -1 and `end` are out of range."""
     return numbers(*shape, seed=2000 + seed, low=-1, high=end + 1).floor().long()
 
 
@@ -50,12 +50,12 @@ def losses(op):
     toggled = [name for name, x in names.items() if isinstance(x.default, bool)]
 
     def operands(*shape, last):
-        """The first of the full shape; the last one may be broadcast."""
+        """The op's operands in this shape; the last operand in shape `last`, which may broadcast."""
         shapes = [*[shape] * (len(required) - 1), last]
         return tuple(to(numbers(*shape, seed=i)) for i, (to, shape) in enumerate(zip(op.domain, shapes)))
 
     weight, tensors = numbers(33, seed=9, low=0.25, high=2.0), operands(16, 33, last=(16, 33))
-    positive = tuple(x.abs() for x in tensors) if toggled else tensors  # some of the other formulas have logarithms
+    positive = tuple(x.abs() for x in tensors) if toggled else tensors  # a flag's other formula may take logarithms
     options = {"mask": flags(16, 33)} | ({"pos_weight": weight} if "pos_weight" in names else {})
     for choice in itertools.product((False, True), repeat=len(toggled)):
         chosen, turns = options | dict(zip(toggled, choice)), () if any(choice) else None
@@ -109,7 +109,7 @@ def reductions(op):
 
 
 def _sequences():
-    """Few sequences, so that blocks share the rows of one; some are empty."""
+    """Few sequences, so that several blocks share one; some are empty."""
     ends, weight = (3, 3, 4, 10), numbers(16, 33, seed=9, low=0.25, high=2.0)
     yield Sample((numbers(16, 32),), {"ends": ends, "mask": flags(16, 32)}, name="columns")
     yield Sample((numbers(40, 1),), {"ends": ends, "weight": weight[:1, :1], "shuffled": True}, name="ids of rows")
@@ -155,7 +155,7 @@ def _classes(op, names):
     if "ignore_index" in names:
         index[3] = -100
     x, keep = numbers(16, 33), flags(16, 1)
-    of = functools.partial(Sample, weight=None)  # a weight is a class's
+    of = functools.partial(Sample, weight=None)  # the weights are of classes
     yield Call((x, index), {"mask": keep}, weight=None, turns=(4, 5), name="mean")
     weighted = {"weight": weight, "reduction": "none", **options}
     one_row = 0, 1
@@ -228,7 +228,7 @@ def images(op):
         yield Sample((x,), {"mask": keep}, name="masked")
         yield Sample(volumes[:1], {"mask": flags(1, 1, 7, 9, 11)}, name="volumes")
         return
-    scales = {"betas": (0.5, 0.5)} if "betas" in names else {}  # as few as such images have
+    scales = {"betas": (0.5, 0.5)} if "betas" in names else {}  # small images allow no more scales
     yield Sample((x, y), {"win_size": 5, "mask": keep, **scales}, name="masked")
     yield Sample((x, y), {"win_size": 7, "padding": "same", "reduction": "sum", **scales}, name="same")
     if not scales:
@@ -256,7 +256,7 @@ def selection(op):
 
 
 def lists(op):
-    """A list as the arguments of a call: tensors of several shapes, which the checks vary one by one."""
+    """A list's tensors as the arguments of a call: they have several shapes, and the checks vary them one by one."""
     x = numbers(16, 33), numbers(33, seed=1), numbers(16, 1, seed=2)
     for ord in (1.0, 2.0, float("inf")) if "ord" in op.Operands._fields else (None,):
         yield Sample(x, {} if ord is None else {"ord": ord}, masked=(), name=f"list {ord or ''}")
@@ -268,11 +268,11 @@ FAMILIES |= dict.fromkeys(OF_ROWS, rows)
 
 
 def samples(op, full=False):
-    """All calls of an op; none where its family is not known.
+    """Yield the calls of an op; none if its family is not known.
 
-    Each dtype, layout and size of a Triton kernel is compiled when it is first met: unless full, a call is checked in
-    one dtype, in one variation, or two where an op has its kernels for itself, and they differ from call to call and
-    from op to op of a family."""
+    A Triton kernel is compiled for each new dtype, layout and size. So, unless full, a call is checked in one dtype and
+    in one variation, or two if an op has kernels of its own. Dtype and variation differ between the calls of an op, and
+    between the ops of a family."""
     name = op.family
     make = FAMILIES.get(name)
     candidates = list((regions if name == "losses" and has_classes(op) else make)(op)) if make else []
@@ -283,7 +283,7 @@ def samples(op, full=False):
         fields = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
         fields["differentiable"] = places[i]
         if op.owner == "Triton" and not full:
-            # (so that neither a dtype nor a variation meets the same calls in all ops)
+            # (so that a dtype or a variation meets different calls in different ops)
             step = place(op) + place(op) // 2
             turn = i + 3 * (step // 2)
             fields["dtypes"] = sample.dtypes or (DTYPES[(i + step) % len(DTYPES)],)
@@ -297,7 +297,7 @@ def samples(op, full=False):
 
 
 def place(op):
-    """How many ops of its family come before it."""
+    """The op's index among the ops of its family."""
     return sum(
         FAMILIES.get(other.family) is FAMILIES.get(op.family) and other.name < op.name
         for other in registry.values()
@@ -306,13 +306,13 @@ def place(op):
 
 
 def differentiable(op, sample):
-    """The operands that the kernels have a gradient for: with another one's the route is the composite."""
+    """The operands for which the kernels compute gradients. If another operand needs one, the composite runs."""
     floats = [i for i, x in enumerate(sample.args) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     return tuple(floats) if op.differentiable else ()
 
 
 def has_classes(op):
-    """True if a dim of the input holds classes, of which the target may be indices."""
+    """True if a dim of the input holds classes, so that the target may be class indices."""
     names = inspect.signature(op.public_function).parameters if op.family in (*OF_ROWS, "losses") else ()
     indices = op.family in OF_ROWS and "target" in names and not {"target_values", "kind"} & names.keys()
     return "ignore_index" in names or indices

@@ -1,4 +1,4 @@
-"""Layouts and sizes of a call: those that take different code, and not their product."""
+"""Layouts and sizes of a call: one of each that takes different code, not all combinations."""
 
 import torch
 
@@ -6,13 +6,13 @@ from safeops.testing.layouts import LAYOUTS, REPEATS, _relaid
 from safeops.testing.sample import NotApplicable
 from safeops.testing.values import fitting
 
-# Elements, nearly: less than a vector, beyond a block, a wave of blocks, and what one block adds up by itself.
+# Approximate numbers of elements: below a vector, beyond a block, a wave of blocks, and what one block sums alone.
 SIZES = (1, 1000, 5000, 70_000, 1_050_000)
 ANYHOW = [name for name in LAYOUTS if name not in REPEATS]
 
 
 def variations(sample):
-    """(what is unusual, the operands) of every layout and size; of those whose turn it is, where the sample says."""
+    """Yield (description, sample) for every layout and size; only for the sample's turns, if it has some."""
     if not sample.shape():
         raise NotApplicable("no layout and no size to vary")
     if sample.turns is not None:
@@ -34,10 +34,11 @@ def variations(sample):
 
 
 def _odd(sample, turn):
-    """Sizes on both sides of what the plans distinguish, by turns with many rows and long ones; none is round."""
+    """The sample in a size below or above a limit of the plans, by turns with many rows or long rows. No size is a
+    round number."""
     size, axis, length = _size(sample, turn)
     odd = _cut(_repeated(sample, size, axis), axis, length)
-    # A single element, but of images, which have windows, and of classes, whose indices would be out of range.
+    # A single element is not possible for images, which have windows, nor for classes: an index would be out of range.
     indexed = any(not t.is_floating_point() and t.dtype != torch.bool for t in sample.operands().values())
     return odd if size > 1 or indexed or sample.turns is None else _cut(odd, -1, 1)
 
@@ -47,7 +48,7 @@ def _cut(sample, axis, length):
 
 
 def _size(sample, turn):
-    """(elements, the axis along which they become so many, how long that may get)"""
+    """Returns (number of elements, the axis to repeat to reach it, the largest length of that axis)."""
     size, shape = SIZES[turn % len(SIZES)], sample.shape()
     if size < shape.numel():
         return size, -len(shape), 1
@@ -61,14 +62,14 @@ def _repeated(sample, size, axis):
 
 
 def _anyhow(sample, turn):
-    """Rows that begin anywhere."""
+    """Returns (description, sample) with rows that start at any alignment, in one of the layouts."""
     odd = _odd(sample, turn)
     (cast, *_), name = fitting(odd).values(), ANYHOW[turn % len(ANYHOW)]
     return f"of {tuple(odd.shape())}, {name}", _relaid(cast, LAYOUTS[name], list(sample.operands())) or cast
 
 
 def _aligned(sample, turn):
-    """Rows of whole vectors, and operands that are repeated along one axis, or both."""
+    """Returns (description, sample) with rows of whole vectors; some operands are repeated along one axis, or both."""
     rows = _repeated(sample, 16 * sample.shape().numel(), -1)
     size, axis, _ = _size(rows, turn)
     (cast, *_), repeats = fitting(_repeated(rows, size, axis)).values(), (None, *REPEATS)

@@ -1,11 +1,11 @@
-"""A process that checks ops, one at a time: their names come in by lines, and what happens goes out as lines of JSON.
+"""A process that checks ops, one at a time. It reads their names as lines, and writes its progress as lines of JSON.
 
     begun, passed    a check: {"op", "check", "state", "seconds", "samples"}
-    done             the op has passed all of them
-    failed, memory   the op is given up: "why"; "alive", whether the device recovers (else the process ends). No memory
-                     left tells nothing of the op
+    done             the op has passed all checks
+    failed, memory   the op is given up: "why"; "alive": true if the device still works (else the process ends). memory:
+                     the device ran out of memory, which is no error of the op
 
-What libraries print goes to the standard error.
+The output of libraries goes to stderr.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main(argv=None):
     parser.add_argument("--device", required=True)
     parser.add_argument("--full", action="store_true")
     arguments = parser.parse_args(argv)
-    availability.Devices.judged = False  # what has failed may pass now
+    availability.Devices.judged = False  # also run kernels that are recorded as failed
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     if arguments.device.startswith("cuda"):
@@ -50,7 +50,7 @@ def check_op(op, device, full, say):
             say(op=op.name, check=name, state="begun")
             begin = time.monotonic()
             ran = checks.apply(op, subject, name)
-            synchronise(device)  # what went wrong is this check's
+            synchronise(device)  # an error on the device is then raised in this check
             say(op=op.name, check=name, state="passed", seconds=round(time.monotonic() - begin, 3), samples=ran)
     except Exception as error:
         short = any(isinstance(e, torch.OutOfMemoryError) for e in (error, error.__cause__))

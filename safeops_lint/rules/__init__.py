@@ -1,8 +1,8 @@
-"""All rules by family: 1xx masks and indices, 2xx arithmetic and gradients, 3xx synchronisation, 4xx AMP, training."""
+"""All rules by family: 1xx masks and indices, 2xx arithmetic and gradients, 3xx synchronization, 4xx AMP, training."""
 
 import importlib
 
-# In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
+# Rules run in this order: a later rule may drop or replace the report of an earlier one.
 NAMES = """masks products squares eps fills divisions domains norms gradients overlap exponentials variances
     synchronisation amp steps""".split()
 FILES = [importlib.import_module(f"safeops_lint.rules.{name}") for name in NAMES]
@@ -17,7 +17,7 @@ FAMILIES = {
 
 
 def chosen(select=(), ignore=()):
-    """The rules of a run: prefixes of codes, `ALL` for every rule, as is no `select`."""
+    """The rules of a run. select, ignore: prefixes of codes, or `ALL`; an empty `select` means `ALL`."""
     return [r for r in RULES.values() if matches(r.code, select or ("ALL",)) and not matches(r.code, ignore)]
 
 
@@ -26,5 +26,5 @@ def matches(code, prefixes):
 
 
 def unknown(prefixes):
-    """Those that name no rule."""
+    """The prefixes that match no rule."""
     return [p for p in prefixes if p != "ALL" and not any(p[:2] == "SO" and code.startswith(p) for code in RULES)]

@@ -41,7 +41,7 @@ class HalfLoss(Rule):
         walk.report(self, op.node, "this loss is reduced in half under autocast; use a safeops loss, or .float() first")
 
     def _arithmetic(self, op, walk):
-        """Elementwise arithmetic of tensors that no operation of autocast's fp32 list has touched."""
+        """True for elementwise arithmetic on tensors that do not come from an operation of autocast's fp32 list."""
         if op is None or op.name not in ("sub", "add", "mul", "abs", "neg", "sqrt", "maximum", "relu"):
             return False
         return op.name in ("sub", "abs") or any(self._arithmetic(walk.op(n), walk) for n in (op.input, *op.args))

@@ -1,4 +1,4 @@
-"""The range of a value: whether it may have NaN or inf of its own, as far as the code shows."""
+"""The range of a value: can it be NaN or inf by itself, as far as the code shows."""
 
 import math
 import re
@@ -8,18 +8,18 @@ from safeops_lint.tables import REDUCTIONS, SHAPING
 
 SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # NaN was replaced already
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
-LABELS = re.compile(r"(^|_)(cdf|labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)  # whole, or <= 1
+LABELS = re.compile(r"(^|_)(cdf|labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)  # integers or <= 1
 BOUNDED = set("sigmoid softmax tanh one_hot rand rand_like sign cosine_similarity normalize nll_loss".split())
 
 
 def fills_inf(op, walk):
-    """`masked_fill(mask, -inf)`, `torch.where(mask, x, -inf)`, `x[mask] = -inf`"""
+    """True for `masked_fill(mask, -inf)`, `torch.where(mask, x, -inf)`, `x[mask] = -inf`."""
     return op is not None and op.name in SELECTED and any(walk.number(n) == -math.inf for n in op.args)
 
 
 def finite(node, walk, depth=0, *, cleaned=False):
-    """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone. cleaned: or
-    where they were replaced, which may leave large numbers."""
+    """True if a value is not NaN or inf by itself: a probability, a label, or a value made of these and numbers alone.
+    cleaned: also if NaN and inf were replaced, which may leave large numbers."""
     value = walk.value(node)
     if value.foreign or value.mask or value.constant:
         return True

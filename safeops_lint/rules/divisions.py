@@ -18,7 +18,8 @@ KEEPS_ZERO = SHAPING | set("sqrt pow square neg abs index".split())
 
 
 def reduction(node, walk, depth=0):
-    """The name of the reduction that an expression is, or is made of alone: max - min, a norm times a norm; or None."""
+    """The name of the reduction that an expression is, or of the first of those that it is made of alone (max - min, a
+    norm times a norm); else None."""
     op = walk.op(node)
     if op is None or depth > 8:
         return None
@@ -41,7 +42,7 @@ def divisor(op):
 
 
 def often_zero(node, walk):
-    """True if a divisor is a norm or a spread, which is 0 of a zero vector or a constant row, or a mask's count."""
+    """True if a divisor is a norm or a spread, which is 0 for a zero vector or a constant row, or a mask's count."""
     op = through(node, walk, KEEPS_ZERO)
     if op is None:
         return False
@@ -56,8 +57,8 @@ def often_zero(node, walk):
 
 
 def masked_factor(node, walk, depth=0):
-    """The Op `x * mask` in what is summed, x (which may hold NaN) and the mask: that sum keeps the NaN, whatever it is
-    divided by; else None."""
+    """Returns (the Op `x * mask`, x, mask) of a product that is summed and whose x may hold NaN, which the sum keeps,
+    whatever it is divided by; else None."""
     op = walk.op(node)
     if op is None or depth > 8:
         return None
@@ -108,7 +109,7 @@ class DivisionByReduction(Rule):
         walk.report(self, op.node, message, fix, likely=often_zero(node, walk))
 
     def visit(self, event, node, walk):
-        """The division of a masked sum by ours: the count is seen to, the NaN of what is masked out is not."""
+        """safeops.safe_div of a masked sum: it handles a count of 0, not the NaN of the masked-out elements."""
         if walk.imports.resolve(node.func) != "safeops.safe_div" or not node.args or not walk.computing:
             return
         factor = masked_factor(node.args[0].value, walk)
@@ -128,7 +129,7 @@ class DivisionByReduction(Rule):
         return [(op.node, f"safeops.safe_div({walk.argument(op.input)}, {by})")]
 
     def _mean(self, op, product, x, mask, walk):
-        """The quotient as a masked mean, where the mask is one of x's own elements: one that broadcasts counts less."""
+        """The quotient as a masked mean, if the mask is a condition on x: a mask that broadcasts has another count."""
         total, count = walk.op(op.input), walk.op(op.args[0])
         inline = total.node is op.input and total.input is product.node and count.node is op.args[0]
         if not inline or not total.name == count.name == "sum" or not of_itself(mask, x, walk):

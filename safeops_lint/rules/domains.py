@@ -1,4 +1,4 @@
-"""SO204: functions at the edge of where they exist: log and sqrt of 0, acos of 1."""
+"""SO204: functions at the edge of their domain: log and sqrt of 0, acos of 1."""
 
 import re
 
@@ -10,30 +10,30 @@ from safeops_lint.syntax import dotted, number
 from safeops_lint.tables import SHAPING
 
 SAFE = {name: f"safe_{name}" for name in ("log", "sqrt", "rsqrt", "acos", "acosh", "asin", "pow")}
-ANGLES = {"acos", "acosh", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
+ANGLES = {"acos", "acosh", "asin", "atanh", "logit", "erfinv"}  # functions whose domain ends at 1
 OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "xlogy", *sorted(ANGLES))
 ELSE = {
     "xlogy": "safeops.xlogy",
     "log2": "safeops.safe_log over math.log(2)",
     "log10": "safeops.safe_log over math.log(10)",
 }
-HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
+HALF_STEP = 2**-12  # half the distance between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
 PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I
 )
 NO_PROBABILITY = re.compile(r"_(labels?|boxes|var\w*|std|sigma|scale|dist\w*|mag\w*|spec\w*|power)(_|$|\d)", re.I)
-EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
+EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # often exactly 0
 NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|y?_?true|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
 
 def argument(op):
-    """The operand whose domain ends: p of xlogy(t, p)."""
+    """The operand with the limited domain: p of xlogy(t, p)."""
     return op.args[0] if op.name == "xlogy" and op.args else op.input
 
 
 def leaves_domain(op, walk):
-    """True if an operation is one that needs a guard, and nothing in sight is one."""
+    """True if an operation needs a guard, and none is in sight."""
     if op.name not in OPS:
         return False
     node = argument(op)
@@ -48,7 +48,7 @@ def leaves_domain(op, walk):
         return inner not in BOUNDED or beyond(node, walk) is False and not x.detached
     power = walk.number(op.arg(0, "exponent")) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
     if (power or 0) > 0 and (inner == "relu" or without_graph(node, walk)):
-        return False  # 0 is no trouble without a slope, nor where relu's backward writes 0 over it
+        return False  # 0 is no trouble without a gradient, nor if relu's backward writes 0 over it
     if op.name == "pow":
         return power is not None and power < 1 and power != 0 and not x.positive
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
@@ -62,8 +62,8 @@ def leaves_domain(op, walk):
 
 
 def _meets_edge(node, op, walk, depth=0):
-    """True if the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
-    name; only the caller knows what else an argument holds."""
+    """True if the code shows why a value meets the edge: a cosine, a softmax, a difference, a variance, a probability
+    by its name. Only the caller knows the values of other arguments."""
     if op.name in ANGLES:
         return True
     inner = through(node, walk, SHAPING | {"abs", "neg", "mul", "pow", "square", "sqrt", "index"})
@@ -80,7 +80,7 @@ def _meets_edge(node, op, walk, depth=0):
 
 
 def sources(node, walk, depth=0):
-    """The names of the tensors that a value was made of."""
+    """The names of the tensors that a value was made from."""
     op = walk.op(node)
     if op is None and isinstance(node, cst.Subscript):
         return sources(node.value, walk, depth + 1)
@@ -92,13 +92,13 @@ def sources(node, walk, depth=0):
 
 
 def without_graph(node, walk):
-    """True if no gradient goes through a tensor: it is detached, or made of targets and the like by their names."""
+    """True if no gradient goes through a tensor: it is detached, or made from names such as targets alone."""
     names = sources(node, walk)
     return walk.value(node).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
 
 
 def unsafe(op, walk):
-    """True if an operation can be inf or NaN, or its slope: it leaves its domain, or divides by what nothing guards."""
+    """True if an operation or its slope can be inf or NaN: it leaves its domain, or its divisor has no guard."""
     by = op.args[0] if op.name == "div" and op.args else op.input
     if op.name not in ("div", "reciprocal"):
         return leaves_domain(op, walk)
@@ -135,7 +135,7 @@ class UnguardedDomain(Rule):
         walk.report(self, op.node, message, fix, likely=_meets_edge(argument(op), op, walk))
 
     def _instead(self, op, walk):
-        """(what to use, the text of a rewrite or None)"""
+        """Returns (what to use, the text of a rewrite or None)."""
         made = walk.op(argument(op))
         if op.name.startswith("log") and made is not None:
             if made.name in ("softmax", "sigmoid"):
@@ -151,7 +151,8 @@ class UnguardedDomain(Rule):
         return ELSE.get(op.name, ".float() and then a clamp that keeps it below 1"), None
 
     def _of_complement(self, op, p, walk):
-        """log(1 - p): where half has rounded p to 1, the logarithm of fp32 is finite, and no floor is its value."""
+        """As `_instead`, for log(1 - p): if half has rounded p to 1, the true logarithm is finite, and no floor is its
+        value."""
         made, inline = walk.op(p), walk.op(p) is not None and walk.op(p).node is p
         clamp = made is not None and _upper(p, walk) is not None
         source = walk.op(made.input) if clamp else made
@@ -167,7 +168,7 @@ class UnguardedDomain(Rule):
             bound, alone = _upper(p, walk), len(made.args) + len(made.kwargs) == 1
             one = isinstance(bound, cst.BinaryOperation) and isinstance(bound.operator, cst.Subtract)
             eps = walk.text(bound.right) if one and number(bound.left) == 1 else f"1 - {walk.text(bound)}"
-            if op.name == "log1p":  # which keeps what 1 - p loses of a small p
+            if op.name == "log1p":  # it keeps the digits of a small p, which 1 - p loses
                 return "p.float() before the clamp", None
             x = walk.text(made.input) if made.origin == "method" else f"({walk.argument(made.input)})"
             text = f"safeops.safe_log(1 - {x}, eps={eps})" if alone and inline else None
@@ -190,17 +191,17 @@ def _upper(node, walk):
 
 
 def _above_one(node, walk):
-    """True if a clamp keeps it above 1: False where it does so in fp32 alone, None where there is no telling."""
+    """True if a clamp keeps the value above 1, False if it does so in fp32 only, None if that is not known."""
     op = walk.op(node)
     value = walk.number(op.arg(0, "min")) if op is not None and op.name in ("clamp", "clamp_min") else None
     return None if value is None else value > (1 if walk.value(node).wide else 1 + 2 * HALF_STEP)
 
 
 def _below_one(node, walk):
-    """True if a clamp keeps it below 1: False where it does so in fp32 alone, None where there is no telling."""
+    """True if a clamp keeps the value below 1, False if it does so in fp32 only, None if that is not known."""
     bound = _upper(node, walk)
     if bound is not None and "finfo" in walk.text(bound):
-        return True  # a bound of the dtype's own
+        return True  # the bound is made from the dtype
     value = walk.number(bound)
     return None if value is None else value < (1 if walk.value(node).wide else 1 - HALF_STEP)
 

@@ -39,8 +39,8 @@ def guards(node, walk, depth=0):
 
 
 def _small(op, walk):
-    """True if the code shows why what is guarded is small: a probability by its name, a difference, a product. Only the
-    caller knows what else an argument holds, and autocast makes sums, norms and powers fp32."""
+    """True if the code shows why the guarded value is small: a probability by its name, a difference, a product. Only
+    the caller knows the values of other arguments, and autocast computes sums, norms and powers in fp32."""
     for node in (n for n in (op.input, *op.args) if walk.value(n).tensor):
         if _raised(node, walk):
             return False
@@ -55,8 +55,8 @@ def _small(op, walk):
 
 
 def _raised(node, walk, depth=0):
-    """True if autocast makes it fp32, so that only a model that is cast to half, as nothing in this file is, has it in
-    half: `x**2`, a sum."""
+    """True if autocast computes the value in fp32: `x**2`, a sum. Then it is in half only in a model that is cast to
+    half, and this file casts nothing to half."""
     op = walk.op(node)
     if op is None or depth > 12 or op.name in HALVED or walk.casts_to_half:
         return False
@@ -95,7 +95,8 @@ class TinyEps(Rule):
             self._guard(op, walk)
 
     def _guard(self, op, walk):
-        """An eps was written to keep something away from 0: possible, until what needs it is seen."""
+        """Report an eps that keeps something away from 0. The report is only possible until `_meets` sees the use that
+        needs it."""
         if op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
             literal = next((n for n in (*op.args, *op.kwargs.values()) if tiny(n, walk)), None)
         else:
@@ -117,7 +118,7 @@ class TinyEps(Rule):
         walk.report(self, op.node, message, likely=False)
 
     def _meets(self, op, walk):
-        """A guard is likely to be needed where it divides, or a logarithm, a root or a power of it is taken."""
+        """Make the report on a guard likely: it divides, or a logarithm, a root or a power of it is taken."""
         whole = op.name == "pow" and (walk.number(op.arg(0, "exponent")) or 0.5) % 1 == 0
         divides = op.name in ("div", "addcdiv")
         for guard in () if whole else guards(op.args[-1] if divides and op.args else op.input, walk):
@@ -149,8 +150,8 @@ class TinyEps(Rule):
         return True
 
     def _outer(self, op, walk):
-        """log(p.clamp(min=eps)), a / (b + eps): what was found inside is told of the whole. A clamp is the floor of
-        safe_log; an eps that is added changes what is near it, and so is left to who knows."""
+        """log(p.clamp(min=eps)), a / (b + eps): move the report on the guard to the whole expression. A clamp is the
+        floor of safe_log, and is rewritten; an added eps also changes the values near it, and is left alone."""
         inner = (op.args[0] if op.args else None) if op.name == "div" else op.input
         guard, report = walk.op(inner), walk.reports.get((self.code, id(inner)))
         if report is None or guard is None or guard.node is not inner or op.inplace or op.kwargs:

@@ -22,7 +22,7 @@ def bounded(exp, walk):
 
 
 def exponentials(node, walk, depth=0):
-    """Those in an expression, through names."""
+    """Yield the exponentials in an expression, through names."""
     op = through(node, walk)
     if op is None or depth > 5:
         return
@@ -95,13 +95,13 @@ class LogExp(Rule):
         return bool(summed) and above.name == summed.name == "exp" and walk.text(above.node) == walk.text(summed.node)
 
     def _normalized(self, op, walk):
-        """exp(x) / exp(x).sum(), or the part of a sum over it."""
+        """True for exp(x) / exp(x).sum(), or a part of a sum of exponentials over that sum."""
         by = through(op.args[0], walk, SHAPING | {"add"}) if op.args else None
         summed = by is not None and by.name in ("sum", "cumsum") and any(exponentials(by.input, walk))
         return summed and self._grows(through(op.input, walk), walk)
 
     def _grows(self, op, walk, depth=0):
-        """An exponential that may overflow, or a sum with one in it."""
+        """True for an exponential that may overflow, or a sum that contains one."""
         if op is None or depth > 4:
             return False
         if op.name == "exp":

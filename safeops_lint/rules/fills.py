@@ -33,7 +33,7 @@ class LargeFill(Rule):
             (self._fill if op.name == "masked_fill" else self._softmax)(op, walk)
 
     def _times(self, op, walk):
-        """scores + (1 - mask.to(scores.dtype)) * -1e9, which is -inf in fp16."""
+        """Find scores + (1 - mask.to(scores.dtype)) * -1e9: the product is -inf in fp16."""
         for factor, other in zip((op.input, *op.args), (*op.args, op.input)):
             value, made = walk.number(factor), walk.op(other)
             inverted = made is not None and made.name == "sub" and walk.number(made.input) == 1 and made.args
@@ -52,7 +52,7 @@ class LargeFill(Rule):
         walk.report(self, op.node, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates", fix)
 
     def _entropy(self, op, walk):
-        """p * log(p) where log(p) is log_softmax of -inf: 0 * -inf, also in the gradient of what replaces it."""
+        """Find p * log(p) with log(p) a log_softmax of -inf: 0 * -inf, also in the gradient of a value put over it."""
         for n in (op.input, *op.args):
             made = through(n, walk)
             fill = self._filled(made.input, walk) if made is not None and made.name == "log_softmax" else None
@@ -86,7 +86,7 @@ class LargeFill(Rule):
         return any(walk.number(value) == -math.inf for value in values)
 
     def _filled(self, node, walk, depth=0):
-        """The fill in `(scores + bias) / t` with either of them filled."""
+        """The fill in an expression such as `(scores + bias) / t`, in which scores or bias is filled."""
         op = walk.op(node)
         if op is None or depth > 4:
             return None

@@ -1,4 +1,4 @@
-"""SO208, what only backward shows: where() after the fact."""
+"""SO208: where() after the fact, which is wrong in backward only."""
 
 import libcst as cst
 
@@ -30,7 +30,7 @@ class WhereAfter(Rule):
             result = self._unsafe(branch, condition, walk)
             if result is None:
                 continue
-            if without_graph(branch, walk):  # the value is right
+            if without_graph(branch, walk):  # the value is right, and there is no gradient
                 walk.reports.pop(("SO202", id(result.node)), None)
                 continue
             covers = [(code, result.node) for code in ("SO202", "SO204")]
@@ -39,7 +39,7 @@ class WhereAfter(Rule):
             return
 
     def _unsafe(self, branch, condition, walk):
-        """The operation that a branch is, where the condition asks about its operand."""
+        """The unsafe operation that made a branch, if the condition asks about its operand; else None."""
         op = walk.op(branch)
         if op is None or op.inplace or walk.value(branch).constant:
             return None

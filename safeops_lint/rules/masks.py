@@ -100,7 +100,8 @@ class BooleanWriteTensor(Rule):
 
 
 def _scalar(node, walk):
-    """`torch.tensor(0.5)`: a number on the CPU, which torch writes without counting. (One on the GPU it counts for.)"""
+    """True for `torch.tensor(0.5)`: a number on the CPU, which torch writes without counting the mask. (Before it
+    writes a number on the GPU, it counts.)"""
     op = walk.op(node)
     return op is not None and "device" not in op.kwargs and op.name in ("tensor", "scalar_tensor")
 
@@ -135,7 +136,7 @@ class BooleanWriteScalar(Rule):
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
             fix = self._rewrite(target, masks[0], statement, walk)
         message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
-        # A tensor of its own, which nothing has saved yet, may be written to.
+        # The function may write to a tensor that it made itself and that nothing has saved yet.
         caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
         risky = caller or base.op is not None and unsafe(base.op, walk)
         sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and risky

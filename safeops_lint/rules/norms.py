@@ -7,7 +7,7 @@ from safeops_lint.syntax import number
 
 
 def _error(node, walk):
-    """True if it is the difference of two tensors: not `x - x.mean()`, which is 0 where x is constant."""
+    """True for a difference of two tensors; not for `x - x.mean()`, which is 0 where x is constant."""
     op = walk.op(node)
     return op is not None and op.name == "sub" and not walk.names_in(op.input) & walk.names_in(op.args[0])
 
@@ -43,7 +43,7 @@ class SpelledNorm(Rule):
             fix = rest and [(op.node, f"safeops.safe_norm({walk.argument(base)}{rest[0]})")]
         covers = [("SO201", total.node), ("SO204", op.node)]
         message = "the gradient of this norm is NaN at a zero vector; use safeops.safe_norm"
-        met = not (total.args or total.kwargs) and _error(base, walk)  # a whole batch, in all its elements
+        met = not (total.args or total.kwargs) and _error(base, walk)  # the error of a whole batch is hardly 0
         walk.report(self, op.node, message, fix, covers=covers, likely=not met)
 
 

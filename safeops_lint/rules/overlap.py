@@ -26,7 +26,7 @@ def sums_of_products(node, walk, depth=0):
 
 
 def is_sum(node, walk, depth=0):
-    """A sum of elements, or of such sums."""
+    """True for a sum of elements, or of such sums."""
     op = through(node, walk)
     if op is None or depth > 8 or walk.value(node).wide:
         return False
@@ -53,7 +53,7 @@ class Overlap(Rule):
             norms = any(squared(getattr(through(n, walk), "input", None), walk) is not None for n in tensors(op, walk))
             both = (op.input, op.args[0])
             if any(exponential for n in both for exponential in exponentials(n, walk)):
-                return  # wider numbers do not hold these either: SO211
+                return  # exponentials do not fit wider dtypes either: SO211
             if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in both):
                 covers = [(self.code, n) for n in (op.input, op.args[0])]
                 message = "a product of two sums overflows half at 256 each; use .float() first"
@@ -68,7 +68,7 @@ class Overlap(Rule):
             walk.report(self, result.node, message)
 
     def _sums(self, node, walk, depth=0):
-        """How many sums there are in a divisor; one of a sum of two counts as two."""
+        """The number of sums in a divisor; a sum of `a + b` counts as two."""
         op = through(node, walk)
         if op is None or depth > 8:
             return 0

@@ -8,8 +8,8 @@ from safeops_lint.rule import Rule
 from safeops_lint.rules.bounds import BOUNDED, SELECTED, fills_inf, finite
 from safeops_lint.rules.domains import unsafe
 
-KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # -inf that is there in forward
-VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is masked out need not be a number
+KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # these give -inf in forward already
+VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # masked-out elements may be NaN
 
 
 class TimesMask(Rule):
@@ -49,7 +49,7 @@ class TimesMask(Rule):
 
 
 def _edge(node, walk, depth=0):
-    """The name of what made a value and can make it NaN or inf, or its slope: a logarithm, a root, a quotient."""
+    """The name of the operation that can make a value or its slope NaN or inf (log, sqrt, div); else None."""
     op = walk.op(node)
     if fills_inf(op, walk):
         return op.name
@@ -63,7 +63,7 @@ def _edge(node, walk, depth=0):
 
 
 def _of_validity(node, walk):
-    """True if a mask says where there are values at all: `target.isfinite()`, `valid`."""
+    """True if a mask says which elements have a value at all: `target.isfinite()`, `valid`."""
     names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
     return any(VALID.search(name) for name in names)
 

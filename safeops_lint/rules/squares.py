@@ -15,7 +15,7 @@ def tensors(op, walk):
 
 
 def through(node, walk, names=SHAPING):
-    """The Op behind an expression, past those that only shape or scale it."""
+    """The Op that made an expression, past Ops in `names` (by default those that only shape it)."""
     op = walk.op(node)
     for _ in range(8):
         if op is None or op.name not in names:
@@ -25,7 +25,7 @@ def through(node, walk, names=SHAPING):
 
 
 def extreme(node, walk):
-    """True if it is the largest or the smallest of a tensor's elements."""
+    """True for the largest or the smallest of a tensor's elements."""
     op = through(node, walk)
     largest = op is not None and op.name in ("max", "amax", "min", "amin")
     return largest and not any(walk.value(n).tensor for n in op.args)
@@ -44,7 +44,7 @@ def squared(node, walk):
 
 
 def powers(node, walk, depth=0):
-    """The squares among the terms of what is summed, and the factors of these: `w * (x - y)**2 + z`."""
+    """The squares among the terms of an expression, or among factors of a term: `w * (x - y)**2 + z`."""
     op = walk.op(node)
     if op is None or depth > 5:
         return []
@@ -92,7 +92,7 @@ class SquareSum(Rule):
             base = walk.op(node).input
             if walk.value(node).constant or walk.value(node).wide or finite(base, walk):
                 continue
-            likely = walk.casts_to_half  # else autocast alone makes half, and computes pow in fp32
+            likely = walk.casts_to_half  # else only autocast makes half, and it computes pow in fp32
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix, likely=likely)
@@ -119,7 +119,7 @@ class SquareSum(Rule):
 
 
 def dims(op, walk):
-    """`(", dim=1, keepdim=True",)` of a reduction's arguments; None where there are others."""
+    """`(", dim=1, keepdim=True",)` from a reduction's arguments; None if it has other arguments."""
     if len(op.args) > 2 or set(op.kwargs) - {"dim", "keepdim"}:
         return None
     given = {**dict(zip(("dim", "keepdim"), op.args)), **op.kwargs}

@@ -7,7 +7,8 @@ from safeops_lint.syntax import dotted
 
 
 def _of_interest(walk):
-    """In a loss itself, but for what it does without a graph, once or on demand: statistics and checks, on purpose."""
+    """True in a loss itself, except where it runs without a graph, once or on demand: there statistics and checks wait
+    on purpose."""
     scope = walk.scope
     return scope.loss and not (scope.metric or scope.helper or scope.no_grad or scope.rare or scope.for_host)
 
@@ -32,7 +33,7 @@ class Fetch(Rule):
                 covers = [(self.code, func.value)]
                 walk.report(self, node, f".{name}() in a loss waits for the GPU; keep the tensor", covers=covers)
             elif name == "numpy" and walk.reports.pop((self.code, id(func.value)), None):
-                # what goes on in numpy cannot stay a tensor
+                # the code goes on in numpy, so the value cannot stay a tensor
                 message = ".cpu().numpy() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, likely=False)
         elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
@@ -89,7 +90,7 @@ def _leaves(node):
 
 
 def _numbers(node, walk):
-    """`p > 0`, `kind == label`: names of which nothing but the name is known."""
+    """True for a comparison of names of which nothing else is known: `p > 0`, `kind == label`."""
     if not isinstance(node, cst.Comparison):
         return False
     return not any(walk.op(s) is not None for s in (node.left, *(c.comparator for c in node.comparisons)))

@@ -29,7 +29,7 @@ class Variance(Rule):
         walk.report(self, op.node, message, covers=covers, likely=not wide(op, walk))
 
     def _average(self, node, walk, depth=0):
-        """`(x**2).mean()`, `blur(x * x)`, `F.conv2d(x.pow(2), window)`, also through names."""
+        """True for `(x**2).mean()`, `blur(x * x)`, `F.conv2d(x.pow(2), window)`, also through names."""
         if depth > 4:
             return False
         node = walk.value(node).node if isinstance(node, cst.Name) else node

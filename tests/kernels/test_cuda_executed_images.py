@@ -313,10 +313,10 @@ def test_unusable_operands_are_refused(ops):
         (lambda: forward(ops, x.long(), x, None, options()), "input must be float16"),
         (lambda: forward(ops, x, x, torch.ones(24), options()), "mask must be bool"),
         (lambda: forward(ops, x, x, torch.ones(23, dtype=torch.bool), options()), "does not broadcast"),
-        (lambda: backward(ops, x, x, x, None, options(), True, True), "grad and share must be"),
+        (lambda: backward(ops, x, x, x, None, options(), True, True), "grad and result_slope must be"),
         (lambda: backward(ops, x.double(), x, x, None, options(same=True, by_window=True), True, True), "grad"),
-        (lambda: ops._ssim_backward(torch.tensor(1.0), NO_SHARE, x, x, None, MEAN), "grad and share must be"),
-        (lambda: ops._ssim_backward(torch.ones(1), NO_SHARE.new_ones(()), x, x, None, MEAN), "grad and share must be"),
+        (lambda: ops._ssim_backward(torch.tensor(1.0), NO_SHARE, x, x, None, MEAN), "grad and result_slope must be"),
+        (lambda: ops._ssim_backward(torch.ones(1), NO_SHARE.new_ones(()), x, x, None, MEAN), "grad and result_slope"),
     ):
         with pytest.raises(RuntimeError, match=text):
             call()

@@ -191,11 +191,11 @@ def test_unusable_operands_are_refused(ops):
         (lambda: ops._total_variation(x.long(), None), "input must be float16"),
         (lambda: ops._total_variation(x, torch.ones(4)), "mask must be bool"),
         (lambda: ops._total_variation(x, torch.ones(3, dtype=torch.bool)), "does not broadcast"),
-        (lambda: ops._total_variation_backward(grad.double(), share, x, None), "grad and share must be"),
-        (lambda: ops._total_variation_backward(grad.expand(2), share, x, None), "grad and share must be"),
-        (lambda: ops._total_variation_backward(grad[0], share, x, None), "grad and share must be"),
-        (lambda: ops._total_variation_backward(grad, share.new_ones(()), x, None), "grad and share must be"),
-        (lambda: ops._total_variation_backward(grad, share.float(), x, None), "grad and share must be"),
+        (lambda: ops._total_variation_backward(grad.double(), share, x, None), "grad and result_slope must be"),
+        (lambda: ops._total_variation_backward(grad.expand(2), share, x, None), "grad and result_slope must be"),
+        (lambda: ops._total_variation_backward(grad[0], share, x, None), "grad and result_slope must be"),
+        (lambda: ops._total_variation_backward(grad, share.new_ones(()), x, None), "grad and result_slope must be"),
+        (lambda: ops._total_variation_backward(grad, share.float(), x, None), "grad and result_slope must be"),
     ):
         with pytest.raises(RuntimeError, match=text):
             call()

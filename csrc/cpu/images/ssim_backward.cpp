@@ -69,7 +69,7 @@ struct Upstream {
     const Shape shape = by_window ? images.map : planes ? Shape(3, sums) : Shape();
     STD_TORCH_CHECK(shape.is(view.ndim, view.sizes) && view.dtype == (planes ? DType::kDouble : dtype_v<C>) &&
                         result_slope.ndim == (by_window || planes) && result_slope.dtype == DType::kDouble,
-                    "_ssim_backward: grad and share must be of the results of _ssim");
+                    "_ssim_backward: grad and result_slope must be of the results of _ssim");
     if (by_window) map.bind(view, images.map, Order::contiguous(images.map));
   }
 

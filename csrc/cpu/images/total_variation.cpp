@@ -148,13 +148,13 @@ std::tuple<Tensor, Tensor> total_variation(const Tensor& input, const OptionalTe
                                    : forward(PixelRows<float>(x, mask), by, input);
 }
 
-// share: the second result of _total_variation.
-Tensor total_variation_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+// result_slope: the second result of _total_variation.
+Tensor total_variation_backward(const Tensor& grad, const Tensor& result_slope, const Tensor& input,
                                 const OptionalTensor& mask) {
-  const View g(grad), s(share), x(input);
+  const View g(grad), s(result_slope), x(input);
   STD_TORCH_CHECK(g.dtype == wide(x.dtype, x.dtype) && (s.ndim ? g.shape().is(1, x.sizes) : g.ndim == 0) &&
                       s.dtype == DType::kDouble,
-                  "_total_variation_backward: grad and share must be of the results of _total_variation");
+                  "_total_variation_backward: grad and result_slope must be of the results of _total_variation");
   const Tensor out = output_like(x.shape(), x.dtype, input, x);
   const View dx(out);
   x.dtype == DType::kDouble ? backward<double>(x, mask, g, s, dx) : backward<float>(x, mask, g, s, dx);

@@ -8,8 +8,8 @@
 //   };
 //   SAFEOPS_BINARY(xlogy, Xlogy)               // and a line in binary.cpp
 //
-// I/O: read a, read b, write out (bf16: 6 bytes); backward reads g, a, b and writes da, db (bf16: 10 bytes). Where b is
-// a number, a parameter of the kernel: 4 and 6 bytes.
+// I/O: read a, read b, write out (bf16: 6 bytes); backward reads g, a, b and writes da, db (bf16: 10 bytes). If b is a
+// number, it is a parameter of the kernel: 4 and 6 bytes.
 #pragma once
 
 #include "floating.cuh"

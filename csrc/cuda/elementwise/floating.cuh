@@ -21,7 +21,7 @@ struct Range {
   using Value = C;
   static constexpr bool kHalf = false;
   C eps, limit, largest, stand_in;
-  bool need_input, need_other;  // of which operand the gradient is wanted (a hint: a long function may be left out)
+  bool need_input, need_other;  // the gradients that are wanted (a hint: a function may leave out the other)
 
   __device__ bool overflows(C y) const { return fabs(y) >= limit; }
   __device__ C saturated(C y, bool over) const { return over ? copysign(largest, y) : y; }
@@ -52,7 +52,7 @@ struct Functor {
   __device__ void prepare() {}
 };
 
-// For g a b: true if the product g a is not a normal number, so that g (a b) is the better order of the factors.
+// For g a b: true if product = g a is not a normal number, so that g (a b) is the better order of the factors.
 template <class C>
 __device__ inline bool lost(C product, C g) {
   const C size = fabs(product);

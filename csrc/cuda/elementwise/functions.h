@@ -1,5 +1,6 @@
 // The launches of a unary or binary function, which its .cu file defines for unary.cpp and binary.cpp. Host only.
-// Tensors and registration are in those, because nvcc takes longer over torch's headers than over a kernel.
+// These .cpp files have the tensors and the registration, because nvcc takes longer over torch's headers than over a
+// kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +21,7 @@ struct UnaryLaunch {
   void (*forward)(Plan<2>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
   void (*backward)(Plan<3>& plan, bool wide, double eps, Type out, cudaStream_t stream);
 };
-// number: the second operand, where it is one for all: a parameter of the kernel.
+// number: a second operand that is one number for all elements, a parameter of the kernel.
 struct BinaryLaunch {
   void (*forward)(Plan<3>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
   void (*backward)(Plan<5>& plan, bool wide, double eps, Type out, bool need_input, bool need_other,

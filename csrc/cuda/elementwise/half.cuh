@@ -1,14 +1,14 @@
-// Arithmetic whose operands and results are all fp16 or bf16, in fp32 with as few instructions as such results need. A
-// function that has a shorter form for them overloads for Half; it is accurate to a twentieth of a step. Products and
-// quotients that may leave the range of fp32 on the way are computed as sums of logarithms.
+// Arithmetic for calls whose operands and results are all fp16 or bf16: in fp32, with as few instructions as these
+// results need. A function with a shorter form has an overload for Half, accurate to a twentieth of a step of the
+// result. Products and quotients that may leave the range of fp32 on the way are computed as sums of logarithms.
 #pragma once
 
 #include "floating.cuh"
 
 namespace safeops::cuda {
 
-// The GPU's approximate logarithm and power, which flush subnormal numbers. Volatile, or they would be put into
-// branches.
+// The GPU's approximate logarithm and power, which flush subnormal numbers. Volatile, or the compiler would move them
+// into branches.
 __device__ inline float approx_log2(float x) {  // error 2^-22, absolute in [1/2, 2], elsewhere relative; NaN below 0
   float y;
   asm volatile("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -20,7 +20,7 @@ __device__ inline float approx_exp2(float x) {  // relative error 2^-22
   return y;
 }
 
-// Both also for subnormal operands and results.
+// Logarithm and power that also take and give subnormal numbers.
 __device__ inline float rough_log2(float x) {
   const bool small = fabs(x) < std::numeric_limits<float>::min();
   const float y = approx_log2(small ? x * 0x1p24f : x);

@@ -7,7 +7,7 @@ namespace {
 struct Log1mexp : Plain {
   static double stand_in(double eps, double) { return std::log(eps); }
 
-  // Near 0, 1 - e^x is small and log sees its digits; far below, e^x is small and log_of_1_plus sees them.
+  // Near 0, expm1 keeps the digits of 1 - e^x, which is small; far below 0, log_of_1_plus keeps those of e^x.
   template <class C>
   static __device__ C value(const Range<C>& range, C x) {
     if (x > -range.eps) return range.stand_in;
@@ -16,7 +16,7 @@ struct Log1mexp : Plain {
   template <class C>
   static __device__ C slope(const Range<C>& range, C g, C x) {
     if (x > -range.eps) return C(0);
-    // Far below, e^x itself may be too small for its digits where g times it is not; near 0 the slope is one factor.
+    // The derivative is e^x / expm1(x). Far below 0, e^x may underflow where g e^x does not: g takes e^(x/2) twice.
     const C root = exp(x * C(0.5)), rest = root / expm1(x);
     return x > C(-1) ? g * (root * rest) : g * root * rest;
   }

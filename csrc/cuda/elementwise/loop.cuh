@@ -34,7 +34,7 @@ constexpr int operands() {
   return Op::kOut + Op::kIn + Op::kMask;
 }
 
-// op on the K elements of a packet: out[o][k]. `get(i, k)` is operand i's element k, `masked(k)` its mask.
+// Applies op to the K elements of a packet: out[o][k]. `get(i, k)` is operand i's element k, `masked(k)` its mask.
 template <class Op, int K, class Get, class Masked>
 __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::Value (&out)[Op::kOut][K]) {
   using Value = typename Op::Value;

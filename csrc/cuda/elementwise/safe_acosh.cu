@@ -13,7 +13,7 @@ struct SafeAcosh : Plain {
     const C h = (x - C(1)) * C(0.5);
     return finite(x) ? 2 * log_of_1_plus(sqrt(h) + h / (C(1) + sqrt(C(1) + h))) : x;  // a NaN stays one
   }
-  template <class C>  // g / sqrt((x - 1)(x + 1)), of two roots: the product under one overflows
+  template <class C>  // g / sqrt((x - 1)(x + 1)), by two roots: the product under a single root overflows
   static __device__ C slope(const Range<C>&, C g, C x) {
     return x <= C(1) ? C(0) : g / (sqrt(x - C(1)) * sqrt(x + C(1)));
   }

@@ -20,14 +20,14 @@ struct SafeAtan2 : Plain {
     const float acute = steep ? kPi / 2 - near : near, angle = signbit(x) ? kPi - acute : acute;
     return y == 0 && x == 0 ? 0 : copysign(angle, y);
   }
-  // dy = g x / (x^2 + y^2), dx = -g y / (x^2 + y^2). With u the longer leg, v the other and t = v / u that is
-  // slope = g / (u (1 + t^2)) and slope t: no square over- or underflows.
+  // dy = g x / (x^2 + y^2), dx = -g y / (x^2 + y^2). With u the longer leg, v the shorter and t = v / u, these are, up
+  // to sign, slope = g / (u (1 + t^2)) and slope t: no square over- or underflows.
   template <class C>
   static __device__ void slopes(const Range<C>&, C g, C y, C x, C& dy, C& dx) {
     const bool steep = fabs(y) > fabs(x);
     const C u = steep ? y : x, v = steep ? x : y;
     const C t = v / u, part = g / (C(1) + t * t), slope = part / u;
-    // where t is too small, v; where slope is too large, g first and then u
+    // If t underflows, multiply by v and divide by u; if slope overflows, multiply part first and divide by u then.
     const bool plain = fabs(t) >= std::numeric_limits<C>::min() || t != t;
     const C factor = plain ? t : v, product = finite(slope) ? slope * factor : (part * factor) / u;
     const C other = plain ? product : product / u;

@@ -13,7 +13,7 @@ struct SafeDiv : Plain {
     const C q = a / b;  // selected below, so an inf or NaN from a vanishing b goes nowhere
     return divides(range, b) ? range.saturated(q, range.overflows(q) && finite(a)) : range.stand_in;
   }
-  static __device__ float value(const Half& range, float a, float b) {  // of a subnormal number 1 / b may be infinite
+  static __device__ float value(const Half& range, float a, float b) {  // lift: 1 / b of a subnormal b may be infinite
     const float lift = fabs(b) < std::numeric_limits<float>::min() ? 0x1p24f : 1, q = (a * lift) * (1 / (b * lift));
     return divides(range, b) ? range.saturated(q, range.overflows(q) && finite(a)) : range.stand_in;
   }
@@ -43,7 +43,7 @@ struct FlooredDiv : SafeDiv {
   }
 };
 
-// A negative eps is the floor of fill_value=None. It has kernels of its own, and costs the others nothing.
+// A negative eps is minus the floor of fill_value=None. This case has kernels of its own, so the other pays nothing.
 struct ByEps {};
 
 double least(double eps, bool wide) {

@@ -14,7 +14,8 @@ struct Halves {
   __device__ Halves(float a, float b) : log2(log2_of(fabs(a))), nan_or_zero(0 * a + 0 * b) {
     one = (fabs(a) == 1) & ((a > 0) | (b == b));  // also 1 to the power of NaN
     power = one | (b == 0) ? 0 : b * log2;        // and NaN to the power of 0
-    // At 1.5 2^23 a step is 1, so the lowest bit says whether |b| is odd. Halves of 2^22 and more are even.
+    // Near 1.5 * 2^23 fp32 numbers are 1 apart: the lowest bit of |b| + 1.5 * 2^23 is set if |b| is odd. fp16 and bf16
+    // numbers of 2^22 and more are even.
     const float size = fminf(fabs(b), 0x1p22f), raised = size + 0x1.8p23f;
     fractional = raised - 0x1.8p23f != size;
     sign = __uint_as_float(fractional ? 0 : __float_as_uint(raised) << 31 & __float_as_uint(a));
@@ -27,7 +28,7 @@ __device__ inline C power(C a, C b) {
   return pow(a, b);
 }
 
-// g b a^(b-1), of y = a^b and part = a^(b-1)
+// g b a^(b-1), from y = a^b and part = a^(b-1)
 template <class C>
 __device__ inline C slope_of_base(C g, C a, C b, C y, C part) {
   const C slope = b * part;
@@ -35,7 +36,7 @@ __device__ inline C slope_of_base(C g, C a, C b, C y, C part) {
   // b a^(b-1) over- or underflows where its product with g may not
   const bool larger = fabs(b) > fabs(part);
   const C large = larger ? b : part, small = larger ? part : b;
-  // For a part that over- or underflows already. Where g y / a and b / a are both infinite, g y b is not small.
+  // If part itself over- or underflows, y / a replaces it. If g y / a and b / a are both infinite, g y b is not small.
   const C turned = (g * y) / a, ratio = b / a;
   const bool beyond = !finite(part) || (part == C(0) && y != C(0));
   return beyond              ? finite(turned) ? turned * b : finite(ratio) ? (g * y) * ratio : (g * y * b) / a
@@ -70,8 +71,9 @@ struct SafePow : Plain {
     da = db = C(0);
     if (flat) return;
     if (range.need_input && b != C(0)) {
-      // a^(b-1) is a^b / a, where a^b is not below the normal numbers. Else its sign is a's, unless b is odd (b - 1
-      // cannot tell for a large or infinite b), and |a| replaces a, as pow has it for -inf and a fractional b.
+      // part = a^(b-1) is a^b / a, if a^b is not below the normal numbers. Else it is |a|^(b-1) with the sign of a, or
+      // positive if b is odd (b - 1 does not show that of a large or infinite b): as pow does for -inf and a fractional
+      // b.
       const bool odd = b == trunc(b) && b / 2 != trunc(b / 2);
       const C part = both_finite && fabs(y) >= kSmallest ? y / a : pow(fabs(a), b - C(1)) * (a < C(0) && !odd ? -1 : 1);
       da = slope_of_base(g, a, b, y, part);
@@ -95,12 +97,12 @@ struct SafePow : Plain {
   }
 };
 
-// ---- by a number, neither 0 nor infinite: what is said of it is known before the launch
+// ---- an exponent that is one number, neither 0 nor infinite: its properties are known before the launch
 
-// An exponent, and the one of the slope. (a^b is negative for a negative a if b is odd, the slope's if it is even.)
+// An exponent b, and b - 1 for the slope. (For a negative a, a^b is negative if b is odd, a^(b-1) if b is even.)
 struct Exponent {
   float b, less_one, log2_size;
-  uint32_t odd, even;  // the sign bit, if it is
+  uint32_t odd, even;  // odd: the sign bit if b is odd, else 0; even: the reverse
   bool fractional;
 
   explicit Exponent(double number)
@@ -140,8 +142,8 @@ struct PowerOfHalfBackward : Functor<SafePow, Half, 1, 2> {
   }
 };
 
-// Whole numbers and halves up to 4, by products and a root. Every factor is at least 1, or every one at most 1: none
-// over- or underflows where the power does not.
+// Exponents |b| <= 4 that are integers or half-integers: products of powers of a, and a root. All factors are at least
+// 1, or all at most 1: none over- or underflows where the power does not.
 struct Product {
   bool inverse, root;
   unsigned whole;  // |b| without its half
@@ -186,7 +188,7 @@ struct SmallPowerBackward : Functor<Plain, Range<C>, 1, 2> {
   }
 };
 
-// any, small: of a range, the functor of any number, and of one that is a Product.
+// any(range), small(range): the functor for any exponent, and for one that is a Product.
 template <class Any, class Small, int N, class... Parameters>
 void launch_power(Plan<N>& plan, bool wide, double b, const Any& any, const Small& small, cudaStream_t stream,
                   const Parameters&... parameters) {

@@ -14,7 +14,7 @@ struct Xlogy : Plain {
   static __device__ void slopes(const Range<C>&, C g, C a, C b, C& da, C& db) {
     const bool live = a != C(0) || (b > C(0) && finite(b));  // true for a NaN
     const C slope = g / b, quotient = a / b;
-    // the order of the factors whose first product is a normal number
+    // choose an order of the factors in which the first product is a normal number
     const C product = !lost(slope, g) ? slope * a : !lost(quotient, a) || b == C(0) || !finite(b)
                                                ? g * quotient
                                                : (g * a) / b;

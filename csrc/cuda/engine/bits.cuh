@@ -65,8 +65,8 @@ Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& oper
 template <class T>
 constexpr int kInFlight = sizeof(T) == 16 ? 2 : 4;
 
-// The width of packets, 16 bytes at most: every one of `offsets` (addresses, offsets and sizes in bytes, or'ed) is a
-// multiple of it. At least `width`, that of an element.
+// The largest width of packets, from `width` (an element's) to 16 bytes, of which `offsets` is a multiple. offsets: all
+// addresses, offsets and sizes in bytes, or'ed.
 inline int64_t packet_width(int64_t offsets, int64_t width) {
   int64_t wide = 16;
   while (wide > width && offsets % wide) wide /= 2;

@@ -13,8 +13,8 @@
 
 namespace safeops::cuda {
 
-// Called by all threads of each of `blocks` blocks: true in the block that comes last. It then sees through
-// load_relaxed() all that thread 0 of the others had stored. The counter is 0 before and after.
+// All threads of each of `blocks` blocks call this. Returns true in the block that comes last, which then sees, by
+// load_relaxed(), everything that thread 0 of the other blocks stored. The counter is 0 before and after.
 __device__ inline bool is_last_block(unsigned* counter, int64_t blocks) {
   unsigned* flag = reinterpret_cast<unsigned*>(shared_memory());
   __syncthreads();

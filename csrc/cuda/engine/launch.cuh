@@ -17,11 +17,11 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&
   kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
 }
 
-// Launches blocks of another size, each with `shared` bytes of shared_memory(), of which a GPU has at least 99 KiB.
+// Launches blocks of `threads` threads, each with `shared` bytes of shared_memory(); a GPU has at least 99 KiB.
 template <class Kernel, class... Arguments>
 void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaStream_t stream,
                   const Arguments&... arguments) {
-  // check_launch() finds a refusal. Up to 48 KiB this call would not be needed.
+  // check_launch() finds a refusal. This call is needed only beyond 48 KiB.
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   kernel<<<blocks, threads, shared, stream>>>(arguments...);
 }

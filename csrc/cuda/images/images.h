@@ -1,5 +1,5 @@
-// Two images and a mask as the kernels read them, tile by tile, for any dtypes and strides. All but the structs is for
-// the host.
+// Two images and a mask as the kernels read them, tile by tile, for any dtypes and strides. Everything but the structs
+// is host code.
 #pragma once
 
 #include <cmath>
@@ -8,8 +8,8 @@
 
 namespace safeops::cuda {
 
-// Windows of a tile along each dim: their sums and pixels fit into the shared memory of any GPU, and in fp32 those of
-// three blocks do (csrc/cuda/images/README.md has the account).
+// Windows of a tile along each dim. Their sums and pixels fit into the shared memory of any GPU; in fp32 three blocks
+// fit (csrc/cuda/images/README.md).
 template <class C>
 constexpr int kWindows = sizeof(C) == 8 ? 28 : 42;
 // Largest side of a window, in pixels; safeops/ops/images/_ssim.py sends larger ones to the composite.
@@ -50,9 +50,9 @@ inline Field field(const Tensor& t, Type type, const Shape& shape) {
           row > 2 ? stride[2] * bytes : 0};
 }
 
-// Shapes and dtypes of the operands, after the checks.
+// Checks the operands, and holds their shapes and dtypes.
 struct ImageInfo {
-  Shape shape, map;  // of the windows
+  Shape shape, map;  // of the images; of the windows
   Type x, y;
   bool wide, incomplete;  // incomplete: windows may lack pixels
 
@@ -77,18 +77,18 @@ struct ImageInfo {
   }
 };
 
-// Two images and a mask of half the size, of C, C and bool; null where there are none.
+// Two images (of dtype C) and a mask (bool) of half the size; null if there are none.
 struct Halves {
   Field x, y, mask;
   int height = 0, width = 0;
 };
 
 struct Gradients {
-  Field grad;  // of the map; of the sums (3, N, C), whose first dim is its rows; or of the mean or sum of all windows
+  Field grad;  // upstream gradient of the map; of the sums (3, N, C), first dim in `row`; or of the mean or sum of all
   bool by_window, similarity;  // similarity: the map is of SSIM, not of 1 - SSIM
   const char* result_slope;  // d(mean or sum)/d(window), or null
   Field dx, dy;              // null where not wanted
-  Field half_dx = {}, half_dy = {};  // of C: the gradients of the images of half the size that were made of these
+  Field half_dx = {}, half_dy = {};  // of dtype C: gradients of the half-size images made from these images
 };
 
 // `sizes` (rows, columns) are cut into tiles, `step` apart along each dim.

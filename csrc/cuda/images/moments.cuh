@@ -1,7 +1,7 @@
 // The moments of a tile of windows:
-//   pixels -> s, d relative to the tile's level -> (across) w s, w d, w s^2, w d^2, w -> (down) E s, E d, E s^2, E d^2,
-// sum w
-// All of it lies in shared memory, and a thread computes a run of windows at once: each value that it reads there
+//   pixels -> s, d relative to the tile's level
+//     -> (across) w s, w d, w s^2, w d^2, w -> (down) E s, E d, E s^2, E d^2, sum w
+// Pixels and sums are in shared memory. A thread computes a run of windows at once: each value that it reads there
 // serves all windows of the run that see it.
 #pragma once
 
@@ -45,8 +45,8 @@ struct Tile {
     return kArrays * reach * kPitch * int(sizeof(C)) + pixels * (2 * int(sizeof(C)) + kIncomplete);
   }
 
-  // Adds to sum[q][k] the weighted sum over the elements that window k of a run sees: element j of array q is values(j,
-  // ...)[q]. Elements are skipped by a branch: a weight of 0 would let a NaN in that lies outside of the window.
+  // Adds to sum[q][k] the weighted sum over the elements that window k of a run sees. values(j, value) sets value[q] to
+  // element j of array q. Elements outside of a window are skipped by a branch: a weight of 0 would let a NaN in.
   template <int kCount, class Values>
   __device__ void weigh(C (&sum)[kCount][kRun], const Values& values) const {
     constexpr int kUnroll = kSize ? kSize + kRun - 1 : 1;
@@ -69,7 +69,7 @@ struct Tile {
     using Read = Pixels<C, kSize, kIncomplete>;
     const Read pixels(images, n, c, first_row, first_column, reach);
     const Levels<C> level = pixels.levels(reinterpret_cast<Levels<C>*>(sums));
-    // scaled by the range before they are added: twice the level may overflow
+    // scaled by the range before they are added, as twice the level may overflow
     const C x = level.x * images.scale, y = level.y * images.scale;
     terms = {x + y, x - y, images.c1, images.c2};
 #pragma unroll
@@ -118,15 +118,15 @@ struct Tile {
       for (int k = 0; k < kRun; ++k) sums[(q * reach + at) * kPitch + column + k * step] = sum[q][k];
   }
 
-  // Position in the map of a window of this tile, and whether the map has it.
+  // Position in the map of a window of this tile. in_map: true if the map has that position.
   __device__ int map_row(int at) const { return first_row + images.before + at; }
   __device__ int map_column(int at) const { return first_column + images.before + at; }
   __device__ bool in_map(int y, int x) const {
     return y >= 0 && y < images.window_rows && x >= 0 && x < images.window_columns;
   }
 
-  // For each window k of the run at (at, column) that the map has, from the run's sums: body(k, counted, its
-  // similarity, 1 / the sum of its weights).
+  // Calls body(k, counted, similarity, 1 / the sum of its weights) for each window k that the map has, of the run at
+  // (at, column). sum: the run's sums.
   template <class Body>
   __device__ void each_window(const C (&sum)[kArrays][kRun], int at, int column, const Body& body) const {
 #pragma unroll
@@ -141,7 +141,8 @@ struct Tile {
   }
 };
 
-// Calls run(a C, the window's size or 0, whether windows may lack pixels) for a combination that is compiled.
+// Calls run(a value of C, the window's size or 0, true if windows may lack pixels), both constants, for a combination
+// that is compiled.
 template <class Run>
 void by_kind(bool wide, bool incomplete, int64_t size, const Run& run) {
   const auto with = [&](auto compute, auto static_size) {

@@ -1,8 +1,8 @@
-// ms_ssim: the sums of each plane at several scales, (scales, 3, N, C), and their gradient. A scale's launch also makes
-// the images of the next, of half the size and as wide as what is computed; all of these lie in one tensor, which
-// backward reads. There a scale's launch adds what the next one, which comes before it, has left: its gradient is
-// rounded once.
-// I/O: of each scale that of ssim, and a quarter of its pixels written, or read, once more.
+// ms_ssim: the sums of each plane at several scales, (scales, 3, N, C), and their gradient. The launch of a scale also
+// writes the images of the next scale, of half the size, in the compute dtype. One tensor holds these images of all
+// scales, and backward reads it. Backward begins at the smallest scale: a launch adds the gradient that the launch
+// before it wrote for the half-size images, so that the images' gradient is rounded once.
+// I/O: for each scale as ssim, and a quarter of its pixels is written, or read in backward, in addition.
 #include <algorithm>
 #include <tuple>
 #include <vector>
@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kForward = "safeops::_ms_ssim";
 constexpr const char* kBackward = "safeops::_ms_ssim_backward";
 
-// A contiguous part of a tensor, whose storage it shares.
+// A contiguous view of a part of a tensor, from element `offset` of its storage.
 Tensor part(const Tensor& of, const Shape& shape, int64_t offset) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
@@ -26,7 +26,7 @@ Tensor part(const Tensor& of, const Shape& shape, int64_t offset) {
   return Tensor(handle);
 }
 
-// The shapes of the scales, and where each but the first begins in a tensor of them all.
+// The shapes of the scales, and the offset of each but the first in a tensor that holds them all.
 struct Scales {
   std::vector<Shape> shapes;
   std::vector<int64_t> starts{0, 0};
@@ -46,7 +46,7 @@ struct Scales {
     const int64_t n = images * pixels();
     return safeops::empty(Shape(1, &n), dtype, like);
   }
-  // One of the images in `all`: there each has all of its scales behind one another.
+  // A scale of an image in `all`, which holds for each image all of its scales one after another.
   Tensor at(int scale, const Tensor& all, int image = 0) const {
     return part(all, shapes[scale], image * pixels() + starts[scale]);
   }

@@ -16,7 +16,7 @@ namespace {
 constexpr int kBlock = 256, kRows = 4;  // threads; rows of a thread
 constexpr int64_t kMostBlocks = 2048;   // for all images, approximately, so that few sums are merged
 
-// ---- a thread's registers for a row: a packet of a type, or an element of any
+// ---- a thread's registers for a row: a packet of one type (Packed), or an element of any type (Single)
 
 template <class Codec>
 struct Packed {
@@ -67,7 +67,7 @@ struct Walk {
   char* dx = nullptr;
   int64_t x_image, mask_image = 0, dx_image = 0;  // strides in bytes
   Dim dim[4];
-  Divider packets, groups, planes;          // of a row; of rows; along dim[2]
+  Divider packets, groups, planes;          // packets of a row; groups of kRows rows; planes along dim[2]
   uint32_t patches, blocks, block_patches;  // of an image: patches, blocks; patches of a block
 };
 
@@ -127,7 +127,7 @@ struct Patch {
     return {T::read_one(x + i * walk.dim[1].x + pixels * dim.x, walk.type), kept};
   }
 
-  // f(i, packet, kept) for each row i, with the packet `pixels` further on along dim d, one of the last two.
+  // Calls f(i, packet, kept) for each row i, with the packet `pixels` further on along dim d, 2 or 3.
   template <class F>
   __device__ void each_along(int d, int pixels, const F& f) const {
     const int64_t neighbour = (d == 2 ? at[2] : at[3]) + pixels;
@@ -140,7 +140,7 @@ struct Patch {
     for (int i = 0; i < kRows; ++i) f(i, other[i], kept[i]);
   }
 
-  // f(k, a - b) for each element k, where not both are kept f(k, 0): selected before f sees it.
+  // Calls f(k, a - b) for each element k, f(k, 0) if not both are kept. kept: a bit for each pair.
   template <class F>
   __device__ void pairs(const T& a, unsigned kept, const T& b, const F& f) const {
     if (kept == 0) return;
@@ -150,7 +150,7 @@ struct Patch {
       f(k, !kMask || (kept >> k & 1) ? d : Value(0));
     }
   }
-  // f(k, element k - element k + 1) for neighbours within a packet.
+  // Calls f(k, element k - element k + 1) for neighbours within a packet.
   template <class F>
   __device__ void inner_pairs(const T& a, unsigned kept, const F& f) const {
     if constexpr (V > 1) {
@@ -174,7 +174,7 @@ struct Patch {
   }
 };
 
-// body(image, patch) for the patches of this thread.
+// Calls body(image, patch) for the patches of this thread.
 template <class Body>
 __device__ void each_patch(const Walk& walk, const Body& body) {
   const uint32_t image = blockIdx.x / walk.blocks, first = blockIdx.x % walk.blocks * walk.block_patches;
@@ -185,7 +185,8 @@ __device__ void each_patch(const Walk& walk, const Body& body) {
 
 // ---- host
 
-// dx has x's shape, or is null. elements: those of a 16-byte packet if all rows consist of whole packets, else 1.
+// dx has x's shape, or is null. elements: set to the elements of a 16-byte packet if all rows consist of whole packets,
+// else to 1.
 Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Tensor* dx, const char* op,
                int& elements) {
   const safeops::View x(input);

@@ -12,12 +12,12 @@ struct Groups {
   char* parts;  // a sum for each block
   unsigned* counter;
   int64_t count;
-  uint32_t blocks;  // of a group, which are consecutive
-  int lanes;        // of a warp, that merge a group
+  uint32_t blocks;  // of a group: they are consecutive
+  int lanes;        // lanes of a warp that merge a group
 };
 
-// sum: the block's. finish_group(number, sum) gets each group's sum, and returns its contribution to the total, which
-// finish_all(sum) gets: each is called in one thread.
+// Merges the blocks' sums. sum: this block's. finish_group(number, sum) gets each group's sum, and returns the group's
+// term of the total. finish_all(sum) gets the total. Each call is in one thread.
 template <class Sum, class FinishGroup, class FinishAll>
 __device__ void merge_groups(const Groups& groups, Sum sum, const FinishGroup& finish_group,
                              const FinishAll& finish_all) {
@@ -64,7 +64,7 @@ struct MergeBuffers {
   static Tensor vector(int64_t n, const Tensor& like) { return safeops::empty(Shape(1, &n), DType::kDouble, like); }
 };
 
-// The result of no blocks at all (a NaN has all bits set).
+// Writes the result if there are no blocks at all. All bits set are a NaN.
 inline void fill_empty(const Tensor& value, const Tensor& result_slope, bool nan, cudaStream_t stream) {
   cudaMemsetAsync(value.data_ptr(), nan ? 0xFF : 0, value.numel() * size_of(Type(dtype_of(value))), stream);
   cudaMemsetAsync(result_slope.data_ptr(), 0, result_slope.numel() * sizeof(double), stream);

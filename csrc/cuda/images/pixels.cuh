@@ -9,7 +9,7 @@ namespace safeops::cuda {
 
 constexpr int kTileThreads = 256;
 
-// f(codec) for a floating type that C is wide enough for.
+// Calls f(codec) for a floating type that C is wide enough for.
 template <class C, class F>
 __device__ inline void by_type(Type type, const F& f) {
   if (type == kF16) f(F16());
@@ -25,15 +25,15 @@ __device__ inline C window_gradient(const Gradients& to, const char* grad) {
   return to.similarity ? -map_grad : map_grad;
 }
 
-// The gradients of 1 - SSIM and of contrast', if all windows of a plane have the same: either that of the mean or sum
-// of all windows times its slope, or those of the plane's sums.
+// The upstream gradients of 1 - SSIM and of contrast', if all windows of a plane share them: the gradient of the mean
+// or sum of all windows times its slope, or the gradients of the plane's sums.
 template <class C>
 __device__ inline void plane_gradients(const Gradients& to, const char* grad, C& loss_grad, C& contrast_grad) {
   loss_grad = to.result_slope ? C(load<C>(grad) * load<double>(to.result_slope)) : C(load<double>(grad));
   contrast_grad = to.result_slope ? C(0) : C(load<double>(grad + to.grad.row));
 }
 
-// The means of each image's finite kept pixels; their counts serve while they are summed.
+// The mean of each image's finite kept pixels. The counts are only used while pixels are summed.
 template <class C>
 struct Levels {
   C x, y;

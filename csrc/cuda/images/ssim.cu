@@ -1,6 +1,6 @@
 // ssim, ssim_loss, ms_ssim: 1 - SSIM of each window (common/similarity.h), as a map, as its sum or mean, or as three
 // sums of each plane: of 1 - SSIM, of contrast', and the number of windows that count. A block has a tile of windows.
-// I/O: reads x, y, mask, where tiles overlap more than once; writes the map, or a few numbers.
+// I/O: reads x, y, mask (more than once where tiles overlap); writes the map, or a few numbers.
 #include <tuple>
 
 #include "halves.cuh"

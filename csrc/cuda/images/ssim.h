@@ -9,7 +9,7 @@ namespace safeops::cuda {
 
 struct Outputs;  // sums.cuh
 
-// halves: what is made of the images beside, if anything; not of volumes.
+// halves: half-size images to write as well, if any; not for volumes.
 void sum_similarities(const Outputs& outputs, const Tensor& input, const Tensor& target,
                       const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info,
                       const Halves& halves);

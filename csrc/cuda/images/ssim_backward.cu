@@ -1,10 +1,9 @@
-// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. Each window has a slope with respect to each of its four
-// moments; a pixel's gradient is the weighted sum of the slopes of the windows that see it, whose weights are
-// symmetric:
+// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. (1) Each window has a slope by each of its four moments. (2) A
+// pixel's gradient is the weighted sum of the slopes of the windows that see it (the weights w are symmetric):
 //     ds = sum w by_mean_s + 2 s sum w by_squares_s,  and likewise dd;  dx = ds + dd,  dy = ds - dd
 // A block has a tile of windows, recomputes their moments, and then the gradients of those pixels that no other window
 // sees: 32 x 32 of 42 x 42 windows of 11 x 11, in fp32.
-// I/O: reads x, y, mask, the map's gradient, where tiles overlap more than once; writes dx, dy.
+// I/O: reads x, y, mask, the map's gradient (more than once where tiles overlap); writes dx, dy.
 #include <tuple>
 
 #include "common/reducer.h"
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   write(to.dx, dx), write(to.dy, dy);
 }
 
-// share: the second result of _ssim for a sum or mean of all windows, else empty.
+// result_slope: the second result of _ssim for a sum or mean of all windows, else empty.
 std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& result_slope, const Tensor& input,
                                          const Tensor& target, const std::optional<Tensor>& mask, int64_t reduction,
                                          double data_range, int64_t win_size, double win_sigma, double k1, double k2,
@@ -117,7 +116,7 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& resul
   const Shape shape = by_window ? info.map : planes ? Shape(3, sums) : Shape();
   STD_TORCH_CHECK(shape.is(view.ndim, view.sizes) && view.dtype == (planes ? DType::kDouble : wide) &&
                       slope.ndim == (by_window || planes) && slope.dtype == DType::kDouble,
-                  kOp, ": grad and share must be of the results of _ssim");
+                  kOp, ": grad and result_slope must be of the results of _ssim");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Tensor dx = need_input ? output_like(input, info.shape, info.x) : empty_vector(DType(info.x), input);
   const Tensor dy = need_target ? output_like(target, info.shape, info.y) : empty_vector(DType(info.y), target);

@@ -1,6 +1,7 @@
 // ssim, ssim_loss, ms_ssim: 1 - SSIM of each window of volumes, as a map, its sum or mean, or three sums of each plane.
-// A first launch computes the planes' levels, a second slides over the windows (march.cuh).
-// I/O: reads x, y, mask, for the level and again, where tiles overlap more than once; writes the map, or a few numbers.
+// A first launch computes the planes' levels, a second slides over the windows (sliding_window.cuh).
+// I/O: reads x, y, mask for the level and again for the windows (more than once where tiles overlap); writes the map,
+// or a few numbers.
 #include "sums.cuh"
 #include "volumes.cuh"
 

@@ -55,7 +55,7 @@ struct Sums {
   __device__ void merge(const Sums& other) { loss += other.loss, contrast += other.contrast, count += other.count; }
 };
 
-// sums: this thread's.
+// Reduces the sums of all threads to the result. sums: this thread's.
 template <class C>
 __device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums) {
   __syncthreads();  // shared memory is free
@@ -79,7 +79,7 @@ __device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums
 
 // ---- host
 
-// launch(result, groups), with so many blocks for each plane.
+// Calls launch(result, groups). blocks: how many each plane has.
 template <class Launch>
 void sum_windows(const Outputs& out, const Tensor& like, const ImageInfo& info, int64_t blocks, cudaStream_t stream,
                  const Launch& launch) {

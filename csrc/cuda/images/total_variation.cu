@@ -11,7 +11,7 @@ namespace safeops::cuda {
 namespace {
 
 struct Total {
-  double sum, count;  // of an image: number of kept pixels; of all: number of images that have one
+  double sum, count;  // count: of an image, its kept pixels; of all images, those with a kept pixel
   __device__ void merge(const Total& other) { sum += other.sum, count += other.count; }
 };
 

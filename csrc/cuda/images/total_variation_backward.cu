@@ -1,4 +1,4 @@
-// total_variation: the gradient, g sum sign(x - neighbour).
+// total_variation: the gradient, dx = g times the sum of sign(x - neighbour) over the kept neighbours.
 // I/O: reads x and the mask, from the cache once more where threads overlap; writes dx.
 #include "neighbours.cuh"
 
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kBlock, 2)
   });
 }
 
-// share: the second result of _total_variation for a mean or sum, else empty.
+// result_slope: the second result of _total_variation for a mean or sum, else empty.
 Tensor total_variation_backward(const Tensor& grad, const Tensor& result_slope, const Tensor& input,
                                 const std::optional<Tensor>& mask) {
   constexpr const char* kOp = "safeops::_total_variation_backward";
@@ -76,7 +76,8 @@ Tensor total_variation_backward(const Tensor& grad, const Tensor& result_slope, 
   const safeops::View x(input), g(grad), s(result_slope);
   const bool reduced = s.ndim == 0;
   STD_TORCH_CHECK(g.dtype == wide(x.dtype, x.dtype) && (reduced ? g.ndim == 0 : g.shape().is(1, x.sizes)) &&
-                      s.dtype == DType::kDouble, kOp, ": grad and share must be of the results of _total_variation");
+                      s.dtype == DType::kDouble, kOp,
+                  ": grad and result_slope must be of the results of _total_variation");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Tensor dx = output_like(input, x.shape(), float_type(input, kOp, "input"));
   int elements;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "march.cuh"
+#include "sliding_window.cuh"
 #include "parts.cuh"
 #include "ssim_volumes.h"
 
@@ -139,12 +139,12 @@ struct Voxels {
   }
 };
 
-// body(slice, counted, its similarity, 1 / the sum of its weights) for each window of this thread.
+// Calls body(slice, counted, similarity, 1 / the sum of its weights) for each window of this thread.
 template <class C, int kSize, bool kIncomplete, class Body>
 __device__ void each_window(const WindowSlider<C, kSize, 4 + kIncomplete>& tile, const Images<C>& images,
                             const Planes& planes, int n, int c, const Body& body) {
   const Levels<C> level = level_of<C>(planes, tile.plane);
-  // scaled by the range before they are added: twice the level may overflow
+  // scaled by the range before they are added, as twice the level may overflow
   const C level_x = level.x * images.scale, level_y = level.y * images.scale;
   const SimilarityTerms<C> terms{level_x + level_y, level_x - level_y, images.c1, images.c2};
   const Voxels<C, kIncomplete, WindowSlider<C, kSize, 4 + kIncomplete>> voxels(images, tile, n, c, level);
@@ -207,7 +207,8 @@ struct Launches {
   }
 };
 
-// Calls run(a C, the window's size or 0, whether windows may lack pixels) for a combination that is compiled.
+// Calls run(a value of C, the window's size or 0, true if windows may lack pixels), both constants, for a combination
+// that is compiled.
 template <class Run>
 void by_volume_kind(const ImageInfo& info, int64_t size, const Run& run) {
   const auto with = [&](auto compute, auto static_size) {

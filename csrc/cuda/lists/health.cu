@@ -1,6 +1,6 @@
 // health: counts NaN, infinite, zero and small values of a list of tensors, and gives their largest magnitude and the
-// index of the first value that is not finite: a row of integers for each tensor. They are added with integer atomics,
-// whose order changes no bit of the result. A second op reads an op's operands at the index that such a row holds.
+// index of the first value that is not finite: a row of integers for each tensor. Integer atomics add them up, whose
+// order changes no bit of the result. A second op, _pick_, reads operands at the index that such a row holds.
 // Values are compared as bits: without the sign, their order is that of the magnitudes.
 // I/O: read each tensor once.
 #include "common/health.h"
@@ -29,7 +29,7 @@ struct Health {
 
   template <class Codec>
   struct State {
-    unsigned nan, inf, minus_inf, zero, normal, tiny;  // normal: below 2^-14; tiny: at most 2^-25
+    unsigned nan, inf, minus_inf, zero, normal, tiny;  // normal: below 2^-14; tiny: at most 2^-25; with zeros
     Word<Codec> largest;
     int64_t first;
   };

@@ -3,19 +3,17 @@
 //
 //   struct Op {
 //     static constexpr bool kWrites = false;
-//     template <class Codec> static constexpr bool kPairs = false;  // true: read_pairs(state, packets) in place of
-// read
+//     template <class Codec> static constexpr bool kPairs = false;  // true: read_pairs(state, packets) replaces read
 //     template <class Codec> struct State { ... };  // of a lane, value-initialised
 //     __device__ bool begin();                      // false: nothing to do
-//     template <class Codec>                        // one element; true: special() must see it
+//     template <class Codec>                        // one element; returns true if special() must see it
 //     __device__ bool read(State<Codec>&, Raw raw) const;
-//     template <class Codec>                        // that element or a neighbour; left: elements from it on, row by
-// row
-//     __device__ void special(State<Codec>&, Raw raw, int64_t left) const;
+//     template <class Codec>                        // that element or a neighbour; left: elements from it to the end,
+//     __device__ void special(State<Codec>&, Raw raw, int64_t left) const;                      // in row-major order
 //     template <class Codec>                        // called by all 32 lanes
 //     __device__ void finish(const State<Codec>&, int member) const;
-//     static constexpr int kShared = 0;             // bytes of shared memory; if > 0, each block calls
-//     __device__ void fold(int64_t block, int warps) const;  // its number in all launches; warps that have finished
+//     static constexpr int kShared = 0;             // bytes of shared memory; if > 0, each block calls fold
+//     __device__ void fold(int64_t block, int warps) const;  // block: index over all launches; warps: that finished
 //   };
 //
 // With kWrites, `Raw write<Codec>(Raw raw) const` replaces read, special and finish.
@@ -69,7 +67,7 @@ __device__ inline void one(const Op& op, State& state, char* p, const Left& left
   else if (op.template read<Codec>(state, raw)) op.template special<Codec>(state, raw, left());
 }
 
-// U packets a lane, from element `at` on.
+// Processes U packets a lane, from element `at` on.
 template <int U, class Codec, class Op, class State, class Left>
 __device__ inline void packets(const Op& op, State& state, char* base, int64_t at, const Left& left) {
   using Raw = typename Codec::Raw;
@@ -103,7 +101,7 @@ __device__ inline void packets(const Op& op, State& state, char* base, int64_t a
   }
 }
 
-// Elements [begin, end) of a dense tensor.
+// Processes elements [begin, end) of a dense tensor.
 template <class Codec, class Op, class State, class Left>
 __device__ inline void dense(const Op& op, State& state, char* base, int64_t begin, int64_t end, const Left& left) {
   constexpr int size = sizeof(typename Codec::Raw), K = 16 / size;

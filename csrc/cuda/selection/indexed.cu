@@ -1,6 +1,6 @@
-// I/O: forward: read index and the elements that it names, write out. Backward, of what line_sums.cu does not take:
-// write zeros; then, if an index is alone in its line, read it and its gradient, write that; else write a key of 8
-// bytes for each index, sort the keys, read keys and grad, write dx at each destination.
+// I/O: forward: read index and the elements that it names, write out. Backward, for operands that line_sums.cu does not
+// take: write zeros; then, if an index is alone in its line, read it and its gradient, write the gradient; else write a
+// key of 8 bytes for each index, sort the keys, read keys and grad, write dx at each destination.
 #include "indexed.cuh"
 #include "line_sums.cuh"
 #include "run_sums.cuh"
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
     if (first + u * kThreads < numel) store(p[u][0], value[u]);
 }
 
-// Contiguous neighbours that one index names are moved in packets. Returns the packets' width.
+// Groups contiguous elements that one index names into packets. Returns the packets' width.
 int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
   if (plan.stride[0][0] != width || plan.stride[1][0] != 0 || plan.stride[2][0] != width) return width;
   int64_t offsets = step | address(plan.base[0]) | address(plan.base[2]) | plan.size[0] * width;
@@ -148,8 +148,8 @@ void place(const Bits& grad, Type type, int dim, const Bits& index, const Shape&
 void add_sorted(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type,
                 const Tensor& dx, cudaStream_t stream) {
   const int64_t entries = index.shape.numel();
-  // A vector of indices moves whole lines, which are columns. Otherwise each index is an entry of its own, in one
-  // column.
+  // A vector of indices names whole lines: an entry is a line, its elements are columns. Otherwise an entry is one
+  // index, with one column.
   const bool lines = index.shape.ndim == 1;
   int64_t strides[safeops::kMaxDims];
   contiguous_strides(size, strides);

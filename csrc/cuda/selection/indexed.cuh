@@ -39,8 +39,8 @@ inline Bits along_lines(const Bits& index, const Shape& shape, int dim) {
 void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint64_t fill, char* out,
              cudaStream_t stream);
 
-// dx of shape `size`, contiguous: for each destination the sum of grad over the index entries that name it, as right as
-// in fp32, or in fp64 if grad or dx is. Its bits do not depend on timing. A zero's sign may be lost.
+// dx of shape `size`, contiguous: for each destination the sum of grad over the index entries that name it, at least as
+// accurate as in fp32, or in fp64 if grad or dx is fp64. Its bits do not depend on timing. A zero's sign may be lost.
 void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, const Tensor& dx,
             cudaStream_t stream);
 

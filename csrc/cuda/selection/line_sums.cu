@@ -1,14 +1,14 @@
-// I/O: read index and grad (again, from cache, where a block has more than its threads hold), write dx.
+// I/O: read index and grad (again, from cache, if a block has more entries than its threads hold), write dx.
 //
 // A block owns destinations: whole lines, or a segment of the lines of neighbouring columns. It adds every entry that
 // names one of them to an integer of 64 bits in shared memory. Sums of integers do not depend on their order, so that
 // atomics give the same bits every time. The integers are fixed point, scaled by the largest exponent:
 //
-// - of all that the block adds up, if the smallest nonzero entry is in reach of it. Then every sum is exact.
-// - else of what the destination itself gets, found by a pass more. An entry then loses only bits below 2^-44 of the
-//   largest that is added to it (2^-61 of few entries), which a sum in fp32 would lose before.
+// - of all entries of the block, if the smallest nonzero entry is in reach of it. Then every sum is exact.
+// - else of the entries of each destination, found by another pass. An entry then loses only bits below 2^-44 of the
+//   destination's largest entry (2^-61 if it has few), and a sum in fp32 loses larger ones.
 //
-// A destination of an inf or NaN counts those instead.
+// A destination that gets an inf or NaN counts those instead.
 #include "line_sums.cuh"
 
 #include "moves.cuh"
@@ -16,11 +16,11 @@
 namespace safeops::cuda {
 namespace {
 
-constexpr int kMostHeld = 8;                            // entries of a thread that are in flight; half of strided ones
-constexpr int kRoom = 2048, kMostRoom = 8192;           // destinations of a block: for several on an SM; for two
+constexpr int kMostHeld = 8;                            // entries in flight of a thread; half as many if strided
+constexpr int kRoom = 2048, kMostRoom = 8192;           // destinations of a block, if several blocks fit an SM, or two
 constexpr int kBytes = 12;                              // of a destination in shared memory
-constexpr int64_t kFew = 256, kAlone = 1 << 15;         // blocks; entries of a block where there are so few
-constexpr int64_t kReads = 16, kMostEntries = 1 << 18;  // how often an index is read; entries of a line
+constexpr int64_t kFew = 256, kAlone = 1 << 15;         // fewer than kFew blocks may have at most kAlone entries each
+constexpr int64_t kReads = 16, kMostEntries = 1 << 18;  // most reads of an index; most entries of a line
 
 template <class Codec>
 constexpr int kDigits = sizeof(typename Codec::Raw) == 4 ? 24 : Codec::kType == kF16 ? 11 : 8;
@@ -34,12 +34,12 @@ struct Lines {
   uint32_t slab, rows, width;      // a block's: slabs, destinations of each along the line, columns
   uint32_t segments, strips;
   Divider by_width, by_entries;
-  int shift;  // to the left, of the largest
+  int shift;  // to the left, of an entry with the largest exponent
   Type dx_type;
   bool narrow;
 };
 
-struct Range {  // of magnitudes but zero, as bits
+struct Range {  // of the nonzero magnitudes, as bits
   unsigned largest = 0, smallest = ~0u;
 };
 
@@ -47,13 +47,13 @@ __device__ inline uint32_t quotient(uint32_t n, const Divider& by) {
   return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// 0 of zero, 255 of inf and NaN.
+// The exponent field of a magnitude's bits: 0 for zero, 255 for inf and NaN. For subnormal numbers 1.
 __device__ inline unsigned exponent_of(uint32_t magnitude) {
   return magnitude >> 23 ? magnitude >> 23 : magnitude != 0;
 }
 
-// Adds to an integer by two atomics on words, as there is none on 64 bits in shared memory. Whichever order they come
-// in, each carry is seen by the one that causes it.
+// Adds to a 64-bit integer by two atomics on words, as shared memory has no 64-bit one. In whatever order threads add,
+// each carry is seen by the thread that causes it.
 __device__ inline void add(uint32_t* low, uint32_t* high, int64_t number) {
   const uint32_t word = uint32_t(number), carry = atomicAdd(low, word) > ~word;
   const uint32_t rest = uint32_t(uint64(number) >> 32) + carry;
@@ -75,9 +75,10 @@ __device__ inline int64_t digits_of(uint32_t bits) {
   return bits >> 31 ? -digits : digits;
 }
 
-enum Pass { kRange, kTops, kAdd };  // of exponents: of all; the largest of each destination
+enum Pass { kRange, kTops, kAdd };  // range of all magnitudes; largest exponent of each destination; sums
 
-// kFlat: the bytes of an index, if a block's entries lie together in grad and in index, and dx has the type of grad.
+// kFlat: the bytes of an index, if a block's entries are contiguous in grad and in index, and dx has the type of grad;
+// else 0.
 template <class Codec, int kFlat>
 __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __grid_constant__ Lines lines) {
   using Raw = typename Codec::Raw;
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
 #pragma unroll 1
     for (uint32_t begin = 0; begin < entries; begin += kHeld * kBlock) {
       if (pass == kRange || !held) read(begin);
-      const auto each = [&](const auto& f) {  // f(destination, bits, magnitude) of what is added
+      const auto each = [&](const auto& f) {  // calls f(destination, bits, magnitude) for each nonzero entry
 #pragma unroll
         for (int u = 0; u < kHeld; ++u) {
           const uint32_t bits = __float_as_uint(Codec::decode(raw[u])), magnitude = bits & 0x7fffffff;
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
     }
   }
 
-  // several slabs are whole ones, and lie together
+  // several slabs are whole ones, contiguous in dx
   const uint32_t numel = (lines.slab == 1 ? rows : slabs * lines.rows) * lines.width;
   const int64_t begin = (first_slab * lines.length + first_row) * lines.columns + first_column;
   char* dx = lines.dx + begin * size_of(lines.dx_type);
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
 
 int64_t parts(int64_t n, int64_t most) { return (n + most - 1) / most; }
 
-// Sets what a block takes. False if another way is faster.
+// Sets a block's part. Returns false if sorting is faster.
 bool divide(Lines& lines, int64_t width) {
   const int64_t slabs = lines.slabs, length = lines.length, columns = lines.columns, entries = lines.entries;
   const int64_t sector = 32 / width;  // columns whose elements are read together
@@ -227,7 +228,7 @@ bool divide(Lines& lines, int64_t width) {
          blocks < (int64_t(1) << 31) && each < (int64_t(1) << 31);
 }
 
-// Entries of whole slabs lie together.
+// True if the entries of whole slabs are contiguous in this operand.
 bool lie_together(const Lines& lines, int operand, int64_t width) {
   const Plan<3>&outer = lines.outer, &inner = lines.inner;
   const int64_t line = lines.columns * width;
@@ -268,7 +269,7 @@ bool add_lines(const Bits& grad, Type type, int dim, const Bits& index, const Sh
   const auto launch = [&](auto codec) {
     using Codec = decltype(codec);
     lines.shift = 62 - kDigits<Codec>;
-    for (int64_t n = entries - 1; n > 0; n /= 2) --lines.shift;  // room for the sum of so many
+    for (int64_t n = entries - 1; n > 0; n /= 2) --lines.shift;  // room for the sum of all entries
     const auto kernel = !flat ? line_kernel<Codec, 0> : lines.narrow ? line_kernel<Codec, 4> : line_kernel<Codec, 8>;
     start_blocks(kernel, unsigned(blocks), kBlock, shared, stream, lines);
   };

@@ -20,7 +20,7 @@ constexpr int kAhead = 8;  // statuses that a lane asks for at once: a round tri
 
 // For a whole warp: returns how many elements are kept before the tile; `kept` are kept in it. It first publishes
 // `kept`, so that later tiles need not wait while it looks back, then the count of all tiles up to it, so that they
-// need not look further. As many tiles as are resident start together and have published only their own counts.
+// need not look further. All resident tiles start together; at first they have published only their own counts.
 __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned kept) {
   constexpr unsigned kNone = 2 * 32 * kAhead;
   const int lane = threadIdx.x % 32;

@@ -7,12 +7,12 @@ namespace {
 
 template <class T>
 struct Compaction {
-  char *index, *values;  // no values: rows of several elements, which take_kernel moves
+  char *index, *values;  // values: null for rows of several elements, which take_kernel moves
   int64_t capacity;
   Layout mask, input;
   T fill;
 };
-using Row = uint16_t;  // it sets the size of their tiles
+using Row = uint16_t;  // stands for such a row; sets the size of a tile
 
 // Operands: order, mask, input.
 template <class T>
@@ -105,11 +105,11 @@ __global__ void __launch_bounds__(kBlock, 4)
   T* room = reinterpret_cast<T*>(shared_memory() + 64);
 #pragma unroll
   for (int u = 0; u < kTilePackets<T>; ++u) reinterpret_cast<uint4*>(room)[u * kBlock + threadIdx.x] = uint4{};
-  const auto dx_index = [&](int64_t i) {  // index in dx of element i of grad; of an unused slot beyond every tile
+  const auto dx_index = [&](int64_t i) {  // index in dx of element i of grad; of an unused slot: beyond every tile
     const int64_t k = put.columns == 1 ? i : i / put.columns;
     return load<uint64>(put.index + k * put.step) * put.columns + (i - k * put.columns);
   };
-  int64_t from = 0, to = 0;  // number of grad's elements before the tile, and before its end: at most `more` further
+  int64_t from = 0, to = 0;  // grad's elements before the tile, and before its end: at most `more` above
   for (int64_t more = grad.numel; more > 0;) {
     const int64_t pitch = more / (kBlock + 1) + 1, ahead = (threadIdx.x + 1) * pitch - 1;
     const unsigned counts = (from + ahead < grad.numel && dx_index(from + ahead) < begin) +
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kBlock, 4)
   write_run(room, put.dx, begin, int(size), 0);
 }
 
-// Groups the innermost dim of operand 1 into packets, if its elements are contiguous. `offsets` are those it is added
-// to. Returns the packets' width.
+// Groups the innermost dim of operand 1 into packets, if its elements are contiguous. offsets: further offsets that
+// must be multiples of a packet, or'ed. Returns the packets' width.
 int64_t widen(Plan<2>& plan, int64_t offsets, int64_t width) {
   if (plan.stride[1][0] != width) return width;
   offsets |= address(plan.base[1]) | plan.size[0] * width;

@@ -10,7 +10,7 @@ namespace {
 struct Merge {
   Plan<2> source;
   Layout mask, input, from;  // from: the source
-  bool packed;               // out
+  bool packed;               // out is contiguous and aligned
 };
 
 // Operands: order, mask, input, out.

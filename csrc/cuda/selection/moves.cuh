@@ -12,8 +12,8 @@ constexpr int kBlock = 256;  // threads
 template <class T>
 constexpr int kPacket = 16 / sizeof(T);  // elements
 
-// A request brings 16 bytes to shared memory; a thread waits for its own. They share no scoreboard with loads to
-// registers: who waits for a load does not wait for what was requested before it.
+// A request copies 16 bytes to shared memory; a thread waits for its own requests. They share no scoreboard with loads
+// to registers: waiting for a load does not wait for requests before it.
 __device__ inline void request(uint4* to, const uint4* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
                "l"(__cvta_generic_to_global(from))
@@ -21,8 +21,8 @@ __device__ inline void request(uint4* to, const uint4* from) {
 }
 __device__ inline void await_requests() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// n elements lie in shared memory (`room`) from `skip` on, so that packets there coincide with packets of the array
-// that they come from or go to, where they begin at element `first`.
+// A run of n elements is in shared memory (`room`) from element `skip` on, and in an array from element `first` on. The
+// skip makes packets in `room` coincide with aligned packets of the array.
 template <class T>
 __device__ inline int skip_of(const char* base, int64_t first) {
   return int(uintptr_t(base) / sizeof(T) + uint64(first)) & (kPacket<T> - 1);
@@ -66,7 +66,7 @@ __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t
   }
 }
 
-// The first requests `kCount` elements of an operand from `first`; the second waits for them, and takes those of
+// request_packets requests `kCount` elements of an operand from `first`. receive_packets waits for them, and takes
 // packets u * kBlock + threadIdx.x out of `room`, with zeros after the last element.
 template <class T, int kCount, int N>
 __device__ inline void request_packets(T* room, const Plan<N>& plan, int operand, Layout layout, int64_t first) {
@@ -99,7 +99,7 @@ __device__ inline void receive_packets(uint4 (&packet)[K], const T* room, const 
   __syncthreads();
 }
 
-// Aligned packets of a whole tile go to registers right away, others by way of `room`.
+// Aligned packets of a whole tile go directly to registers, others through `room`.
 template <class T, int kCount, int K, int N>
 __device__ inline void read_packets(uint4 (&packet)[K], T* room, const Plan<N>& plan, int operand, Layout layout,
                                     int64_t first) {

@@ -1,11 +1,11 @@
 // I/O: read keys and grad, write dx at each destination.
 //
 // Entries of one destination are consecutive: a run. A thread takes kEntries entries, of one column or a packet of
-// columns, and sums each run among them. A run that begins and ends there is written to dx. The sum of one that began
-// before, or continues after, becomes an entry of the next launch: each thread stores two of those, which are summed as
-// the entries of grad were, until one thread has them all. So a destination that all entries name (padding) takes no
-// longer than others, each is written once, and its sum is a tree of a fixed shape. A thread with fewer than two such
-// sums stores destination `total`, which is not written.
+// columns, and sums each run among them. A run that begins and ends there is written to dx. An incomplete sum, of a run
+// that began before or continues after, becomes an entry of the next launch. Each thread stores two such entries; they
+// are summed as the entries of grad were, until one thread has them all. So a destination that all entries name
+// (padding) takes no longer than others, each destination is written once, and its sum is a tree of a fixed shape. A
+// thread with fewer than two incomplete sums stores destination `total`, which is not written.
 #include "run_sums.cuh"
 
 #include "cuda/engine/packets.cuh"
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
   constexpr Type kPartialType = sizeof(V) == 8 ? kF64 : kF32;
   constexpr int K = Hold::kElements, U = 4;
   const int64_t id = int64_t(blockIdx.x) * kThreads + threadIdx.x, across = sums.width / K;
-  // neighbours take columns that lie together; of others, entries of one column, which is read from cache
+  // neighbouring threads take contiguous columns; if columns are not contiguous, the tiles of one column, from cache
   const bool along = sums.columns.stride[1][0] > size_of(sums.type);
   const int64_t tiles = (sums.entries + kEntries - 1) / kEntries;
   const int64_t begin = (along ? id % tiles : id / across) * kEntries, column = (along ? id / tiles : id % across) * K;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
     for (int u = 0; u < U; ++u) target[u] = key(start + u < n ? start + u : n - 1);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      // entries from an earlier launch lie at their positions
+      // an entry from an earlier launch is stored at its own index
       const int64_t position = sums.position_bits ? int64_t(target[u] & positions) : begin + start + u;
       target[u] >>= sums.position_bits;
       value[u] = Hold();
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
       value[u].read(from + grad, sums.type, false);
     }
 #pragma unroll 1
-    for (int i = start; i < n && i < start + U; ++i) {  // not unrolled, as that is long: elements move down by one
+    for (int i = start; i < n && i < start + U; ++i) {  // not unrolled, as the body is long: elements move down by one
       if (target[0] != run) {
         finish();
         run = target[0];

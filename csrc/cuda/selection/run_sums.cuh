@@ -5,8 +5,8 @@
 
 namespace safeops::cuda {
 
-// An entry is a line of grad, and a key: the line it is added to, above the bits of its own position in grad. dx is
-// (lines, total, inner), contiguous; `total` is also the destination of entries that are added to nothing.
+// An entry is a line of grad, and a key = destination << position_bits | its position in grad. dx is (lines, total,
+// inner), contiguous. Destination `total`: the entry is added to nothing.
 struct Sums {
   Plan<2> columns;   // order, grad: all dims but the indexed one
   const char* keys;  // sorted

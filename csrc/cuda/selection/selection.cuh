@@ -1,5 +1,5 @@
-// The host's side of the masked selection ops: the rank of each kept element is computed in the launch that needs it,
-// with one read of the mask. Nothing waits for the host (except masked_select) and no launch depends on data, so a CUDA
+// The host's side of the masked selection ops. The rank of each kept element is computed in the launch that needs it,
+// with one read of the mask. The host does not wait (except in masked_select) and no launch depends on data, so a CUDA
 // graph can hold it. Ranks are integers: two runs give the same bits.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace safeops::cuda {
 
-constexpr int kSpare = 64;  // blocks that fill
+constexpr int kSpare = 64;  // most blocks that fill slots after the kept elements
 
 template <int N>
 Layout layout_of(const Plan<N>& plan, int operand, int64_t width) {
@@ -15,7 +15,7 @@ Layout layout_of(const Plan<N>& plan, int operand, int64_t width) {
   return uintptr_t(plan.base[operand]) % 16 ? kDense : kPacked;
 }
 
-// The mask of elements that may have been split in two.
+// The mask, with one more dim if the elements, of 16 bytes, are split in two.
 inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {
   STD_TORCH_CHECK(dtype_of(mask) == DType::kBool, op, ": mask must be bool");
   check_device(mask, input, op, "mask");

@@ -8,7 +8,7 @@
 namespace safeops::cuda {
 
 // A tile has 32 KiB of elements, which are on their way to shared memory while the block looks back.
-constexpr int tile_of(int64_t width) { return 32768 / int(width < 2 ? 2 : width); }  // elements, of so many bytes
+constexpr int tile_of(int64_t width) { return 32768 / int(width < 2 ? 2 : width); }  // elements of `width` bytes
 template <class T>
 constexpr int kTile = tile_of(sizeof(T));
 template <class T>
@@ -169,7 +169,7 @@ struct TileElements {
     }
   }
 
-  // Asks for the elements, and later waits for them.
+  // request() asks for the elements, receive() waits for them.
   template <int N>
   __device__ void request(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
     request_packets<T, kTile<T>>(tile.room(), plan, operand, layout, tile.start);

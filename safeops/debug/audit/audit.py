@@ -20,13 +20,13 @@ from safeops.debug.common import ranks
 from safeops.debug.common.source import Line, line, user_frames, user_lines
 
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
-# Reads that a user cannot avoid: the scaler's flag, a sampler's seed.
+# Files that read values in ways a user cannot avoid: the scaler's flag, a sampler's seed.
 _READERS = (torch.amp.grad_scaler.__file__, os.path.join(os.path.dirname(torch.utils.data.__file__), ""))
 
 
 @dataclasses.dataclass
 class Finding:
-    """One pattern at one line: what happened there the first time, and how often; of several ranks, on which."""
+    """One pattern at one line: its first occurrence, its count, and the ranks that saw it if several audit together."""
 
     code: str
     line: Line | None
@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def waits(self):
-        """True for a pattern that costs time alone: a wait for a device, a copy."""
+        """True for a pattern that only costs time: a wait for a device, a copy."""
         return self.code in patterns.WAITS
 
     def __str__(self):
@@ -62,30 +62,30 @@ class audit(TorchFunctionMode):
         train_step()
     print(audit)
 
-    Found are: results that overflow, sums in half that lose what is added, NaN made of operands without one, NaN times
+    It finds: results that overflow, sums in half that lose what is added, NaN made from operands without NaN, NaN times
     a mask, divisors below the smallest normal number, logarithms and roots outside their domain, an eps that is 0 in
-    half, reads that wait for the device, boolean indices, indices out of range, half scalar losses, copies between
-    devices, and in-place writes into what autograd saved. Every value is looked at, so an audited step is slow; nothing
-    is changed.
+    half, reads that wait for the device, boolean indices, indices out of range, scalar losses in half, copies between
+    devices, and in-place writes into tensors that autograd saved. It reads every value, so an audited step is slow; it
+    changes nothing.
     "sync-read" lists reads of CPU tensors too: what would wait on a GPU.
 
     Args:
         select: a list of the codes to look for; all by default (`safeops.debug.audit.CODES`).
-        group: a process group whose ranks all audit, and answer as one: at the end of the context they put together
-            what they found, each finding with its `ranks`, in the order of its first appearance. Printed, that is the
-            report on the first of them, and a line on the others. Found too is a mean that gradients come from, of
-            another count on another rank ("rank-means"). None: this rank answers for itself.
+        group: a process group whose ranks all audit and give one report. At the end of the context they merge their
+            findings, each with its `ranks`, in the order of first appearance. Printed, the first rank shows the report
+            and the others one line. With a group, "rank-means" is looked for as well: a mean that gradients come from,
+            with different counts on different ranks. None: this rank reports alone.
 
     Raises:
-        TypeError: `select` is a str. ValueError: it has an unknown code; `group` is none, or one without this rank.
-        RuntimeError: of several ranks one does not answer within the group's timeout.
+        TypeError: `select` is a str. ValueError: it has an unknown code; `group` is no group, or lacks this rank.
+        RuntimeError: a rank of the group does not answer within the group's timeout.
 
     Attributes:
         findings: list of `Finding` (code, line, detail, count, what, instead, waits), in the order of their first
             appearance. Printed, those that only cost time (`waits`) come last.
 
-    Sees calls of torch functions and tensor methods made from Python, in this thread; not what they do inside, not what
-    runs under a functorch transform or compiled, and not the backward pass (that is `trace`'s).
+    Sees the calls of torch functions and tensor methods made from Python in this thread. It sees no op inside them, no
+    call under a functorch transform or in compiled code, and not the backward pass (`trace` sees that).
 
     Example:
         >>> x = torch.tensor([4e4, 4e4], dtype=torch.float16)
@@ -109,15 +109,15 @@ class audit(TorchFunctionMode):
         self.by_place, self.saved, self.group, self.told_by = {}, SavedTensors(), group, None
         self.makers = WeakTensorKeyDictionary()  # a result -> the names of the calls that made it, the last first
         self.means = Means() if "rank-means" in self.select else None
-        self._everyone = False  # all ranks answer as one, where the script has a group of them
-        self._rank = None  # this one's, once they have met
+        self._everyone = False  # True: all ranks give one report, if the script has a process group
+        self._rank = None  # this process's rank, set when the ranks merge
 
     @property
     def findings(self) -> list[Finding]:
         return list(self.by_place.values())
 
     def __enter__(self) -> "audit":
-        # After a step its graph is gone: what it saved is nobody's any more.
+        # After a step its graph is freed: no backward needs its saved tensors any more.
         self.hook = register_optimizer_step_post_hook(lambda *_: self._forget())
         check.watchers.append(self._left_out)
         self.shown, warnings.showwarning = warnings.showwarning, self._show_warning
@@ -126,20 +126,20 @@ class audit(TorchFunctionMode):
     def __exit__(self, *error) -> None:
         super().__exit__(*error)
         check.watchers.remove(self._left_out)
-        if warnings.showwarning == self._show_warning:  # not the user's, set in the meantime
+        if warnings.showwarning == self._show_warning:  # else the user has replaced it in the meantime
             warnings.showwarning = self.shown
         self.hook.remove()
         self._forget()
         if error[0] is None or error[0] is SystemExit and not error[1].code:
-            self._put_together()  # (after an exception the other ranks may be elsewhere)
+            self._put_together()  # (after an exception the other ranks may not merge)
 
     def _restart(self):
-        """Forget what was found: in a process that was forked."""
+        """Forget the findings: called in a forked process."""
         self.by_place = {}
         self._forget()
 
     def _answering(self):
-        """The group whose ranks answer as one, or None."""
+        """The group whose ranks give one report, or None."""
         return ranks.everyone() if self._everyone else self.group
 
     def _forget(self):
@@ -148,7 +148,7 @@ class audit(TorchFunctionMode):
             self.means.clear()
 
     def _put_together(self):
-        """The findings of all ranks, on each of them."""
+        """Merge the findings of all ranks, on every rank."""
         group = self._answering()
         if group is None or self.told_by is not None:
             return
@@ -167,19 +167,19 @@ class audit(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # of the compiled function, not of this one
+        if torch.compiler.is_compiling():  # compiled code is not audited
             return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
-        # An attribute (.grad, .shape, .data); or what an optimizer does with parameters, which is torch's own business.
-        # Under functorch tensors have no values to read.
+        # Not audited: reads of an attribute (.grad, .shape, .data), calls inside torch's optimizers, and calls under a
+        # functorch transform, where tensors have no values to read.
         if name == "__get__" or private_torch.transforms_active() or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
             return func(*args, **kwargs)
-        with torch.no_grad(), private_torch.disable_modes():  # no_sync, say, which our own reads are no business of
+        with torch.no_grad(), private_torch.disable_modes():  # no_sync, say, must not see the audit's own reads
             seen = list(patterns.before(name, args, kwargs, self.makers))
         caller = sys._getframe(1).f_code
         if caller.co_filename.startswith(_READERS) and caller.co_name != "get_scale":
             seen = [(code, detail) for code, detail in seen if code != "sync-read"]
-        if caller.co_filename.startswith(PACKAGE) and "refuse" in caller.co_name:  # an error of ours is on its way
+        if caller.co_filename.startswith(PACKAGE) and "refuse" in caller.co_name:  # safeops reads values for its error
             seen = [(code, detail) for code, detail in seen if code not in patterns.WAITS]
         self._note(seen)
         if args and isinstance(args[0], torch.Tensor) and patterns.is_in_place(name):
@@ -200,12 +200,12 @@ class audit(TorchFunctionMode):
         return result
 
     def _show_warning(self, message, category, file, number, *rest):
-        """torch gives the line that called it, which is one of this file: the user's is meant."""
+        """Show the user's line: torch gives the line that called it, which is in this file."""
         lines = user_lines(2, most=1) if file == __file__ else []
         self.shown(message, category, *((lines[0].file, lines[0].number) if lines else (file, number)), *rest)
 
     def _left_out(self, index, size, which):
-        """Called by a loss on a device whose kernels nobody waits for."""
+        """Called by losses that skip class indices out of range instead of raising. which: bool, True for these."""
         with torch.no_grad(), private_torch.disable_modes():
             self._note(list(patterns.missing(index, size, which)))
 
@@ -226,7 +226,7 @@ class audit(TorchFunctionMode):
             return f"audit: {len(self.by_place)} findings of all ranks, told by rank {self.told_by}"
         if not self.by_place:
             return "audit: none of the patterns happened"
-        entries = {}  # one for each pattern and line, however many calls of it the line makes
+        entries = {}  # one for each pattern and line, even if several calls in the line have it
         for x in self.findings:
             key = x.code, x.line and (x.line.file, x.line.number)
             first = entries.setdefault(key, dataclasses.replace(x, count=0))

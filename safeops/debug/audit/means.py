@@ -1,4 +1,4 @@
-"""Means that a backward pass begins from, and what each was divided by: of several ranks, to be compared."""
+"""Collect the means that a backward pass goes through, with their divisors, and compare them between ranks."""
 
 import torch
 
@@ -12,13 +12,13 @@ _DIVISIONS = frozenset("div divide true_divide __truediv__".split())
 
 
 class Means:
-    """counts: {Line: what its means were divided by, in their order}, of those that gradients come from."""
+    """counts: {Line: [divisor of each of its means, in order]}, of the means that a backward pass reached."""
 
     def __init__(self):
         self.counts, self.seen = {}, []
 
     def note(self, func, name, args, kwargs, result):
-        """A call and its result, which may be a mean."""
+        """Keep the result of a call if it is a mean."""
         values = result if isinstance(result, tuple) else (result,)
         if not values or not isinstance(values[0], torch.Tensor):
             return
@@ -30,7 +30,7 @@ class Means:
             self.seen.append((values[0], frames[0] if frames else None, float(count)))
 
     def reached(self, loss):
-        """A backward pass from this loss: which of the means it has gone through."""
+        """A backward pass starts from `loss`: add the means in its graph to `counts`."""
         nodes, queue = set(), [loss.grad_fn]
         while queue:
             node = queue.pop()
@@ -50,16 +50,17 @@ class Means:
 
 
 def _divisor(func, name, args):
-    """The number of elements in a division by a count, or by the counts of rows, whose means are averaged behind it."""
+    """The number of elements that a division divides by: a count, or the sum of the counts of rows. None if the divisor
+    is no count."""
     by = args[1] if len(args) > 1 else None
     divides = name in _DIVISIONS or func is _safe_div.forward
     if not divides or not isinstance(by, torch.Tensor) or by.requires_grad or not isinstance(args[0], torch.Tensor):
         return None
-    return by.sum() if not by.dim() or ((by >= 0) & (by == by.round())).all() else None  # (or it is a scale)
+    return by.sum() if not by.dim() or ((by >= 0) & (by == by.round())).all() else None  # (else it is a scale)
 
 
 def _count(func, name, args, kwargs, values):
-    """The divisor of a mean; None where the op is no mean of a rank's own elements."""
+    """The divisor of a mean; None if the call is no mean over this rank's own elements."""
     x = args[0] if args else None
     if str(func).startswith(f"{NAME}."):
         return _of_raw(func, args, kwargs, values)
@@ -71,12 +72,12 @@ def _count(func, name, args, kwargs, values):
         target = kwargs.get("target", args[1] if len(args) > 1 else None)
         if name in OF_CLASSES and isinstance(target, torch.Tensor) and not target.is_floating_point():
             return (target != kwargs.get("ignore_index", -100)).sum()
-        return x.numel()  # (of a sum, the same: it has no count to differ by)
+        return x.numel()  # (also for reduction="sum")
     return None
 
 
 def _of_raw(func, args, kwargs, values):
-    """(value, divisor) of a raw op."""
+    """The divisor that a raw safeops op returned after its mean; None if it took no mean or was given a divisor."""
     arguments = private_torch.schema(func).arguments
     by_name = {x.name: x.default_value for x in arguments} | dict(zip([x.name for x in arguments], args)) | kwargs
     mean = func is masked_mean.forward or by_name.get("reduction") == 1
@@ -86,7 +87,7 @@ def _of_raw(func, args, kwargs, values):
 
 
 def unequal(of_ranks):
-    """(place, text) of each line whose means were of other counts on other ranks. of_ranks: {rank: counts}."""
+    """Yield (place, text) for each mean whose divisor differs between ranks. of_ranks: {rank: Means.counts}."""
     places = {place: None for counts in of_ranks.values() for place in counts}
     for place in places:
         for result in zip(*(counts.get(place, []) for counts in of_ranks.values())):

@@ -1,6 +1,6 @@
-"""The unsafe patterns that `audit` knows, each a check of one call at Python level: what it was given, what it gave.
+"""The unsafe patterns that `audit` knows. Each check looks at one call from Python: its arguments, or its result.
 
-A check returns (code, detail) or None. It may read values: an audit is allowed to wait for the device.
+A check yields (code, detail) pairs. It may read values: an audit is allowed to wait for the device.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ PATTERNS = {
         advice.OUT_OF_PLACE,
     ),
 }
-WAITS = frozenset("sync-read boolean-index boolean-write device-copy".split())  # cost time, and no more
+WAITS = frozenset("sync-read boolean-index boolean-write device-copy".split())  # these only cost time
 HALF = (torch.float16, torch.bfloat16)
 _READS = frozenset(
     "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __repr__ __format__ is_nonzero "
@@ -78,14 +78,14 @@ _ROOTS = frozenset("sqrt sqrt_".split())
 _POWERS = frozenset("pow pow_ __pow__ __ipow__".split())
 _ARCS = frozenset("acos acos_ asin asin_ arccos arcsin atanh arctanh".split())
 _AREAS = frozenset("acosh acosh_ arccosh".split())
-_BY = ", made by "  # behind a logarithm's operand: the ops that made it
+_BY = ", made by "  # in a logarithm's detail, before the names of the ops that made its operand
 _GROWING = frozenset("exp exp2 expm1 cosh sinh pow square mul matmul mm bmm linear sum cumsum prod ctc_loss".split())
 _ADD_AT = frozenset("index_add index_add_ scatter_add scatter_add_".split())
 _COPIES = frozenset("to cpu cuda copy_ type".split())
 
 
 def instead(code, detail):
-    """The replacement for what a check says, 'exp of float16 (2,) on cpu, largest 12'."""
+    """The replacement to suggest for a check's code and detail: 'exp of float16 (2,) on cpu, largest 12'."""
     name = detail.partition(" of ")[0]
     if code in ("half-overflow", "overflow"):
         return advice.of_overflow(name, code == "half-overflow")
@@ -96,7 +96,7 @@ def instead(code, detail):
 
 
 def before(name, args, kwargs, makers):
-    """Patterns that show in the arguments. makers: {tensor: the names of the calls that made it, the last first}."""
+    """Yield the patterns that show in the arguments. makers: {tensor: names of the calls that made it, last first}."""
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
@@ -127,7 +127,7 @@ def before(name, args, kwargs, makers):
     if "eps" in kwargs:
         yield from _eps(kwargs["eps"], x, "eps=")
     if name in _INDEXED:
-        with contextlib.suppress(TypeError, IndexError, AttributeError):  # torch says what is wrong with the call
+        with contextlib.suppress(TypeError, IndexError, AttributeError):  # an invalid call: torch raises for it
             yield from missing(*_INDEXED[name](*args, **kwargs))
     if name == "backward" and x.dtype in HALF and x.numel() == 1:
         yield "half-loss", f"backward of {_of(x)}"
@@ -136,7 +136,7 @@ def before(name, args, kwargs, makers):
 
 
 def behind(name, args, kwargs, result):
-    """Patterns that show in the result."""
+    """Yield the patterns that show in the result."""
     if name in _COPIES and args and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor):
         source = args[1] if name == "copy_" else args[0]
         if isinstance(source, torch.Tensor) and source.device != result.device:
@@ -163,7 +163,7 @@ def is_in_place(name):
 
 
 def _scalar(value, x):
-    """One number on the CPU written to another device: there torch fills, and does not count."""
+    """True if a single CPU number is written to another device: torch fills, without counting the mask's Trues."""
     return value.numel() == 1 and value.device.type == "cpu" != x.device.type
 
 
@@ -173,7 +173,7 @@ def _times_mask(*operands):
             continue
         hidden = mask == 0
         if mask.dtype is not torch.bool and not (((mask == 1) | hidden).all() and (mask == 1).any()):
-            continue  # (zeros alone are differences from a mean, say)
+            continue  # (all zeros need not be a mask: differences from a mean, say)
         kept = int((hidden & ~x.isfinite()).sum())
         if kept:
             yield "times-mask", f"{_of(x)} times {_of(mask)}: {kept} not finite where the mask is 0"
@@ -181,7 +181,7 @@ def _times_mask(*operands):
 
 
 def _sum_in_half(name, x, args, kwargs):
-    """Before the call, which may write into x."""
+    """Compare a sum in half with the sum in fp32. Runs before the call, which may write into x."""
     function = getattr(torch.Tensor, name.rstrip("_"))
 
     def total(to):
@@ -190,7 +190,7 @@ def _sum_in_half(name, x, args, kwargs):
 
         return function(*map(read, args), **{key: read(a) for key, a in kwargs.items()}).float()
 
-    with contextlib.suppress(TypeError, IndexError, RuntimeError):  # torch says what is wrong with the call
+    with contextlib.suppress(TypeError, IndexError, RuntimeError):  # an invalid call: torch raises for it
         narrow, wide, size = total(torch.Tensor.detach), total(torch.Tensor.float), total(lambda a: a.float().abs())
         if (lost := (narrow - wide).abs() > 0.05 * size).any():
             got, want = (float(sums[lost][0]) for sums in (narrow, wide))
@@ -217,7 +217,7 @@ def _domain(name, x, args):
         edge = -1 if name == "log1p" else 0
         x, condition, where = args[-1] if name == "xlogy" else x, lambda v: v <= edge, f"at or below {edge}"
         if isinstance(x, torch.Tensor) and x.dtype is torch.float16 and learns and name == "log":
-            # The gradient 1/x fits half from here on.
+            # From x = 1/65504 on, the gradient 1/x fits in half.
             condition, where = lambda v: v < 1 / 65504, "below 1.5e-05, where the gradient does not fit half"
     elif name in _ARCS:
         condition, where = (lambda v: v.abs() >= 1) if learns else (lambda v: v.abs() > 1), "beyond 1"
@@ -253,14 +253,14 @@ def _of_ours(input, index, dim, *_):
     return _along(input, dim, index)
 
 
-# function: (indices, how many there are, which of the indices count)
+# function's name: a function of its arguments that returns (indices, size, mask of the indices to check or None)
 _INDEXED = dict.fromkeys(("gather", "index_select"), _along)
 _INDEXED |= dict.fromkeys((f"{op.raw[0]}.default" for op in registry.values() if hasattr(op, "gathers")), _of_ours)
 _INDEXED |= {"embedding": _in_table, **dict.fromkeys(OF_CLASSES, _of_classes)}
 
 
 def missing(index, size, counts):
-    """counts: the indices to look at, all where it is None."""
+    """Yield "index-range" if an index is not in [0, size). counts: bool mask of the indices to check, None: all."""
     if not isinstance(index, torch.Tensor) or index.is_floating_point() or index.is_meta:
         return
     wrong = (index < 0) | (index >= size)

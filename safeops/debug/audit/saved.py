@@ -1,4 +1,4 @@
-"""Which tensors autograd has saved for backward, by looking at the nodes that a call has made."""
+"""Find the tensors that autograd has saved for backward, from the graph nodes that each call makes."""
 
 import functools
 
@@ -10,7 +10,7 @@ from safeops.debug.common.source import line, user_frames
 
 
 class SavedTensors:
-    """`note(result)` behind each call; `written(x)` before an in-place write says who needs x as it is."""
+    """Call `note(result)` after each call, and `written(x)` before an in-place write: it tells which node needs x."""
 
     def __init__(self):
         self.memory, self.nodes = Memory(), {}
@@ -27,14 +27,14 @@ class SavedTensors:
             node = new.pop()
             if node is None or id(node) in self.nodes:
                 continue
-            self.nodes[id(node)] = node  # kept: another node must not get its id
+            self.nodes[id(node)] = node  # kept alive, so that no other node gets its id
             frames = frames or user_frames(3)[0]
             for x in _saved(node):
                 self.memory.of(x).reads.append((private_torch.version(x), node, frames[0] if frames else None))
             new += [earlier for earlier, _ in node.next_functions]
 
     def written(self, x):
-        """The pattern, if x shares memory with a saved tensor that nothing has changed since."""
+        """Yield the pattern if x shares memory with a saved tensor that nothing has changed since."""
         if x.layout is not torch.strided or x.is_meta:
             return
         for version, node, place in self.memory.of(x).reads:
@@ -49,7 +49,7 @@ def _saved(node):
     for name in _attributes(type(node)):
         try:
             value = getattr(node, name)
-        except RuntimeError:  # backward has been here and freed it
+        except RuntimeError:  # backward has run and freed it
             return
         for x in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_meta:
@@ -58,6 +58,7 @@ def _saved(node):
 
 @functools.cache
 def _attributes(kind):
-    """The saved tensors that a node of this class shows (a Python function's: saved_tensors)."""
+    """Names of the attributes in which a node of this class shows its saved tensors (a Python function:
+    saved_tensors)."""
     names = [name for name in dir(kind) if name.startswith(private_torch.SAVED)]
     return names or [name for name in ("saved_tensors",) if hasattr(kind, name)]

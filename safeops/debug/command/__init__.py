@@ -1,1 +1,1 @@
-"""`safeops trace SCRIPT` and `safeops audit SCRIPT`: scripts, and the processes that they start."""
+"""`safeops trace SCRIPT` and `safeops audit SCRIPT`: run a script and watch the processes that it starts."""

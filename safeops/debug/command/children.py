@@ -1,7 +1,7 @@
-"""The processes that a watched script starts: each is watched as the script is, and leaves a file if it found any.
+"""Watch the processes that a watched script starts. A child with findings leaves a file named by its process id.
 
-A process is followed by its `run`, which is pickled to a child that is spawned and is there in one that is forked.
-torchrun starts its workers by command lines: to these the tool is added.
+`process.run` is replaced by a wrapper: a spawned child gets it pickled, a forked child inherits it. torchrun starts
+its workers by command line, so there the tool is added to the command line.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from multiprocessing.process import BaseProcess
 
 from safeops.debug.trace.report import NonFiniteError
 
-_watching = None  # the tool of this process, which a forked child has inherited
+_watching = None  # the tool of this process; a forked child inherits it
 
 
 class _Watched:
-    """The `run` of a process, under the tool that `make()` makes; `show(tool, name)` prints what it found."""
+    """A process's `run` under the tool that `make()` returns. `show(tool, name)` prints the tool's findings."""
 
     def __init__(self, run, make, show, folder):
         self.run, self.make, self.show, self.folder = run, make, show, folder
@@ -27,7 +27,7 @@ class _Watched:
         if watcher is None:
             watcher = self.make()
             watcher.__enter__()
-        else:  # what the parent found before the fork is the parent's to tell
+        else:  # the parent reports what it found before the fork
             watcher._restart()
         try:
             with follow(watcher, self.make, self.show, self.folder):
@@ -35,7 +35,7 @@ class _Watched:
         finally:
             try:
                 watcher.__exit__(*sys.exc_info())
-            except NonFiniteError:  # the report says it
+            except NonFiniteError:  # `show` prints the report
                 sys.exit(1)
             finally:
                 if self.show(watcher, multiprocessing.current_process().name):
@@ -45,13 +45,13 @@ class _Watched:
 
 @contextlib.contextmanager
 def follow(watcher, make, show, folder=None):
-    """Watch the processes that are started inside. Gives a function: whether one of them has found something."""
+    """Watch the processes started inside. Yields a function that returns True if any of them has findings."""
     global _watching
     start, before = BaseProcess.start, _watching
 
     def watched(process):
         target = getattr(process._target, "__module__", None) or ""
-        if not target.startswith("torch.utils.data."):  # a loader's workers make data, which may well hold NaN
+        if not target.startswith("torch.utils.data."):  # DataLoader workers: their data may hold NaN on purpose
             process.run = _Watched(process.run, make, show, folder)
         start(process)
 
@@ -66,7 +66,7 @@ def follow(watcher, make, show, folder=None):
 
 
 def run_torchrun(options, arguments):
-    """`python -m torch.distributed.run` with its arguments, whose workers run under the tool: the words `options`."""
+    """Run `python -m torch.distributed.run ARGUMENTS` with workers that run `safeops OPTIONS SCRIPT ...`."""
     from torch.distributed import run
 
     parsed = run.get_args_parser().parse_args(arguments)

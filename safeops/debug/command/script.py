@@ -1,6 +1,6 @@
 """`safeops trace SCRIPT` and `safeops audit SCRIPT`: run a script, unmodified, under the tool, and print its report.
 
-A script that ends by `sys.exit(n)` passes n on, unless something was found. Under torchrun all ranks give one report.
+If nothing is found, the script's `sys.exit(n)` gives the exit code n. Under torchrun all ranks give one report.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from safeops.debug.trace.report import NonFiniteError
 from safeops.debug.trace.trace import trace
 
 FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
-PROGRESS = 30  # seconds between two lines that tell how far a run with --html is
+PROGRESS = 30  # seconds between two progress lines of a run with --html
 _HERE = os.path.join(PACKAGE, "debug", "")
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
-# Frames that ran and watched the script, with those that torch puts between its functions and a watching mode.
+# Files whose frames a printed traceback omits: the runner, the tools, and torch's calls into their modes.
 _TOOLS = (
     _HERE,
     os.path.join(PACKAGE, "safe", ""),
@@ -121,10 +121,10 @@ def run_main(arguments):
 
 
 def _watcher(tool, last=None, select=None, html=None):
-    """The tool, of this process or of one that the script starts."""
+    """Make the tool (a trace or an audit), for this process or for one that the script starts."""
     if tool == "trace":
         watcher = trace(last=last, html=html)
-        watcher._announces = False  # the report is printed here
+        watcher._announces = False  # this command prints the report
     else:
         watcher = audit(select if select is None else [code.strip() for code in select.split(",")])
     watcher._everyone = True  # under torchrun, one report of all ranks
@@ -132,7 +132,7 @@ def _watcher(tool, last=None, select=None, html=None):
 
 
 def _print_of_child(strict, watcher, name):
-    """The findings of a process that the script started."""
+    """Print the findings of a process that the script started. Returns True if they make the exit code 1."""
     found = watcher.reports or watcher.overflows if isinstance(watcher, trace) else watcher.findings
     if found:
         print(f"in {name}:")
@@ -140,15 +140,15 @@ def _print_of_child(strict, watcher, name):
 
 
 def execute(tool, script, arguments, run, hint=""):
-    """Run a script, by `run`, as Python would: (its exit code, whether it ended by an exception, which is printed). The
-    code of a module that was not begun is CANNOT_RUN, beside True.
+    """Call `run()` as Python would run the script, and print the exception that ends it. Returns (exit code, crashed); a
+    module that could not begin gives (CANNOT_RUN, True).
 
-    hint: what the line on an error that nobody has located adds."""
+    hint: text to add to the message about a RuntimeError that is no LocatedError."""
     with _as_main(script, arguments):
         try:
             run()
         except NonFiniteError:
-            pass  # the report says it
+            pass  # the caller prints the report
         except SystemExit as end:
             return _exit_code(end), False
         except KeyboardInterrupt:
@@ -169,8 +169,8 @@ def execute(tool, script, arguments, run, hint=""):
 
 @contextlib.contextmanager
 def _before_the_end(watcher):
-    """An audit is put together when it ends, or where the script gives up the group by which the ranks can do so."""
-    if not dist.is_available() or isinstance(watcher, trace):  # (which is asked at each step)
+    """Merge the ranks' audits before the script destroys the process group that the merge needs."""
+    if not dist.is_available() or isinstance(watcher, trace):  # (a trace merges at each step)
         yield
         return
     destroy = dist.destroy_process_group
@@ -188,7 +188,7 @@ def _before_the_end(watcher):
 
 
 def _progress():
-    """To be called with the number of each step."""
+    """Return a function that is called with each step's number and prints it, at most every PROGRESS seconds."""
     begin = last = time.monotonic()
 
     def progress(step):
@@ -205,7 +205,7 @@ def _locating(arguments):
 
 
 def problem_of(script):
-    """Why it cannot be run, or None."""
+    """Return why the script cannot be run, or None."""
     if not os.path.exists(script):
         return f"no such file: {script}"
     if os.path.isdir(script):
@@ -252,7 +252,7 @@ def _exit_code(end):
 
 
 def _print_traceback(error):
-    """As Python prints it, without the frames of what ran and watched the script."""
+    """Print the traceback as Python does, without the frames of the runner and the tools."""
     report = traceback.TracebackException.from_exception(error)
     shown = report
     while shown is not None:
@@ -274,7 +274,7 @@ def _print_trace(tracer, crashed):
     for report in tracer.reports:
         if report.rank in (None, tracer._rank):
             print(f"safeops trace: {report}")
-    stuck = len(tracer.overflows) == tracer.steps > 2  # GradScaler halves its scale each time: it has not sufficed
+    stuck = len(tracer.overflows) == tracer.steps > 2  # every step overflowed, though each halved GradScaler's scale
     if tracer.overflows:
         first = tracer.overflows[0]
         if stuck and first.instead == SCALED:

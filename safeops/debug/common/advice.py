@@ -1,4 +1,4 @@
-"""Advice: the safeops replacement for the op that made a value that is not finite, or for an error."""
+"""Advice: what to write in place of an op that made NaN or inf, or that raised an error."""
 
 import re
 
@@ -40,7 +40,7 @@ FORWARD = {
     "cdist": "safeops.safe_norm(a[:, None] - b[None], dim=-1): gradient 0 at distance 0",
     "index": "select with mask= (safeops.masked_mean, safeops.mse_loss) instead of copying out",
 }
-# The usual op's backward, keyed by the name of the autograd node less "Backward0".
+# Advice for an op whose backward made NaN or inf. Key: the autograd node's name without "Backward0".
 BACKWARD = {
     "Mul": FORWARD["mul"],
     "Where": "apply the function to the kept values alone: safeops.apply_where(condition, args, f1, f2)",
@@ -61,14 +61,14 @@ BACKWARD = {
     },
     "Xlogy": FORWARD["xlogy"],
 }
-# Logarithms of p, and of 1 - p, which one of these made have exact forms, where a floor is finite and wrong.
+# op that makes p: (exact log(p), exact log(1 - p)). A floor, as log(p + eps), would be finite but wrong.
 _OF_LOGARITHMS = {
     "sigmoid": ("F.logsigmoid(x)", "F.logsigmoid(-x)"),
     "softmax": ("F.log_softmax(x, dim)", "safeops.log1mexp(F.log_softmax(x, dim, dtype=torch.float64))"),
     "exp": ("x itself", "safeops.log1mexp(x)"),
 }
 _BETWEEN = frozenset("to copy to_copy clone float clamp clamp_min clamp_max clip".split())
-# Keyed by the function that the user's line calls: an op inside it (a division, a norm) is not the user's.
+# Key: the function that the user's line calls. The op that failed inside it (a division, a norm) is not in that line.
 _FP32 = "fp32 whatever its input's dtype, finite where that is not"
 CALLS = {
     "cosine_similarity": "safeops.cosine_similarity(a, b): 0 with gradient 0 where a vector is zero, computed in fp32",
@@ -80,13 +80,13 @@ _PROBABILITIES = (
     "safeops.binary_cross_entropy_with_logits on what went into the sigmoid; or input.clamp(0, 1), where a rounding "
     "alone leaves that range"
 )
-# Keyed by the function of safeops that had no value itself: a number lay outside its domain.
+# Key: the safeops function that made NaN or inf itself, because an operand was outside its domain.
 OURS = {"binary_cross_entropy": _PROBABILITIES}
 OUT_OF_PLACE = (
     "a new tensor: x = x / 3 for x /= 3, x.clamp(...) for x.clamp_(...), x = safeops.masked_fill(x, mask, value) for "
     "x[mask] = value"
 )
-# A pattern for the user's line, a newline and torch's message -> the advice.
+# (pattern, advice). The pattern is searched in "<user's line>\n<torch's message>".
 ERRORS = (
     (
         r"(fill_?\(|\] *=)[^\n]*\nvalue cannot be converted to type .*(Half|BFloat16).* without overflow",
@@ -137,7 +137,7 @@ _PRODUCTS = frozenset("mul multiply matmul mm bmm addmm linear einsum dot mv squ
 
 
 def advice(op, node):
-    """For ATen op `op`, under autograd node `node` ("LogBackward0") or in the forward pass (None)."""
+    """Advice for ATen op `op`, run under autograd node `node` ("LogBackward0") or in the forward pass (None)."""
     name = op.removeprefix("_foreach_").rstrip("_")
     if node:
         stem = node.rpartition("::")[2].partition("Backward")[0]
@@ -150,8 +150,9 @@ def advice(op, node):
 
 
 def of_logarithm(name, makers):
-    """For a logarithm of what a chain of ops made, the last first: `log`, ["rsub", "sigmoid"]; None for another op."""
-    less = {"log": "rsub", "log1p": "neg"}.get(name.strip("_"))  # the op that makes 1 - p of p
+    """Advice for a logarithm whose operand the ops `makers` made, the last first: `log`, ["rsub", "sigmoid"]. None for
+    other ops and other makers."""
+    less = {"log": "rsub", "log1p": "neg"}.get(name.strip("_"))  # the op on p that makes it log(1 - p)
     chain = [maker for maker in (maker.strip("_") for maker in makers) if maker not in _BETWEEN]
     complement = chain[:1] == [less]
     maker = next(iter(chain[complement:]), None)
@@ -161,22 +162,23 @@ def of_logarithm(name, makers):
 
 
 def of_overflow(name, in_half):
-    """For a call that made inf of finite operands: `exp`, `__mul__`."""
+    """Advice for a call (`exp`, `__mul__`) that made inf from finite operands."""
     name = name.strip("_")
     return CALLS.get(name) or _OVERFLOWS.get(name) or (OVERFLOW if in_half else RANGE)
 
 
 def of_nan(name):
-    """For a call that made NaN of operands that hold none; None where nothing is known."""
+    """Advice for a call that made NaN from operands without NaN; None if there is none."""
     name = name.strip("_")
     return INFINITE if name in ("add", "sub", *_PRODUCTS) else CALLS.get(name) or FORWARD.get(name)
 
 
 def of_call(line, facts, or_line=True):
-    """For the call that a Line of the user's marks, or makes as the only one that is known here, and that ran an op.
+    """Advice for the call in the user's Line that ran the op with these facts; None if there is none.
 
-    or_line: whether a call beside the marked text will do."""
-    if facts.ours and facts.name[1:] in CALLS:  # not what to write instead of itself
+    The call is the one that the Line marks. If it marks no call and `or_line`, it is the only one in the line that
+    CALLS knows."""
+    if facts.ours and facts.name[1:] in CALLS:  # a safeops function is not advised in place of itself
         return OURS.get(
             facts.name[1:], "operands inside the domain of this function: nothing else is defined for these"
         )
@@ -187,10 +189,10 @@ def of_call(line, facts, or_line=True):
 
 
 def of_error(error):
-    """For an exception, by its message or those of its causes; None where nothing is known."""
+    """Advice for an exception, from its message or that of a cause; None if no pattern matches."""
     while error is not None:
         lines = traceback_lines(error.__traceback__)
-        for pattern, instead in ERRORS:  # without a line of the user's: what locate_errors made of its cause
+        for pattern, instead in ERRORS:  # an error without a user's line is judged by its cause
             if lines and re.search(pattern, f"{lines[0].text}\n{error}", re.DOTALL):
                 return instead
         error = error.__cause__ or error.__context__

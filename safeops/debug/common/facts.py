@@ -7,13 +7,13 @@ import torch
 from safeops.core import NAME, private_torch
 from safeops.debug.common.products import PRODUCTS
 
-# Reads no values: its result depends on shapes alone, or holds what nobody has written yet.
+# Ops that read no values: the result depends on shapes alone, or is uninitialized memory.
 _VALUELESS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided ones ones_like zeros zeros_like "
     "new_ones new_zeros rand rand_like randn randn_like randint randint_like arange linspace eye resize_ set_ "
     "sym_size sym_stride sym_numel sym_storage_offset record_stream".split()
 )
-# Writes its first argument without reading it: what was there before is not an operand.
+# Ops that overwrite their first argument without reading it: it is not an operand.
 _OVERWRITES = frozenset(
     "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ "
     "_foreach_copy_ _foreach_zero_".split()
@@ -23,7 +23,10 @@ _SELECTS = frozenset("where masked_fill masked_scatter masked_select index index
 
 
 class Facts:
-    """name, and what the op does with its arguments and results."""
+    """The op's name, and what it does with its arguments and results.
+
+    writes, unread: (position, name) of each argument that it writes, or does not read. mask: position of the mask of a
+    safeops op, or None. scaler: GradScaler's check for inf. The others are flags."""
 
     __slots__ = (
         "name",
@@ -68,7 +71,7 @@ class Facts:
         self.selects = self.name.rstrip("_") in _SELECTS
         self.constant = self.name in _CONSTANTS
         self.scaler = self.name == "_amp_foreach_non_finite_check_and_unscale_"
-        self.fused = self.name.startswith("_fused_")  # an optimizer
+        self.fused = self.name.startswith("_fused_")  # a fused optimizer
         self.pointwise = torch.Tag.pointwise in func.tags or self.name in ("masked_fill", "masked_fill_")
 
 
@@ -83,8 +86,8 @@ _COUNTED = frozenset(
 
 
 def run(func, args, kwargs):
-    """func(...), from within a mode: there torch forgets that a foreach op (an optimizer's) has written its tensors,
-    and a backward that needed them as they were would go wrong in silence."""
+    """Call func inside a dispatch mode. There torch does not count a foreach op's writes (an optimizer's) as new
+    versions of the tensors, and a backward that needs the old values would be silently wrong: count them here."""
     result = func(*args, **kwargs)
     if isinstance(func, private_torch.OpOverload) and facts(func).foreach_writes:
         lists = (args[i] if i < len(args) else kwargs.get(name) for i, name in facts(func).writes)
@@ -93,7 +96,7 @@ def run(func, args, kwargs):
 
 
 def is_plain(x):
-    """A tensor with values that can be counted: floating or complex, in strided memory, of a real device."""
+    """True if the values can be counted: floating or complex dtype, strided, on a real device, not empty."""
     return (
         x.dtype in _COUNTED
         and x.layout is torch.strided
@@ -103,7 +106,7 @@ def is_plain(x):
 
 
 def tensors_in(values):
-    """Every tensor in the arguments or results of an op: they come alone or in lists, never deeper."""
+    """Yield every tensor in the arguments or results of an op: they are single or in lists, never deeper."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

@@ -1,20 +1,21 @@
-"""Pieces of memory, told apart for as long as they are remembered."""
+"""Records of storages, by identity."""
 
 from safeops.core import private_torch
 
 
 class Storage:
-    """One piece of memory: the op that wrote it last, and what a recorder keeps of its views."""
+    """One storage: the op that wrote it last, and what a recorder keeps of its views."""
 
     __slots__ = ("weak", "writer", "leaf", "rows", "writes", "reads")
 
     def __init__(self, weak):
-        self.weak, self.writer, self.leaf = weak, None, False  # leaf: a parameter lives here
+        self.weak, self.writer, self.leaf = weak, None, False  # leaf: True if it holds a parameter
         self.rows, self.writes, self.reads = {}, [], []
 
 
 class Memory:
-    """Storage by tensor. The weak references keep a storage's identity, not its bytes: no other gets its address."""
+    """Maps a tensor to the Storage record of its memory. A weak reference reserves the storage's address, so that no
+    other storage gets it, without keeping the bytes."""
 
     def __init__(self):
         self.storages = {}

@@ -1,4 +1,4 @@
-"""Which module is running: a stack kept by torch's global forward hooks."""
+"""Name the module whose forward is running, from a stack kept by torch's global forward hooks."""
 
 import threading
 import weakref
@@ -7,13 +7,14 @@ from torch.nn.modules import module as hooks
 
 
 class ModuleStack:
-    """`with ModuleStack(model) as modules:` then modules.path() names the innermost module whose forward runs:
-    "decoder.layers.3 (Linear)", and without `model` by the outermost that runs: "Net.decoder.layers.3 (Linear)"."""
+    """`with ModuleStack(model) as modules:` then modules.path() names the innermost module whose forward is running:
+    "decoder.layers.3 (Linear)". Without `model`, the outermost running module's class comes first:
+    "Net.decoder.layers.3 (Linear)"."""
 
     def __init__(self, model=None):
         self.names = {}  # id(module) -> (weak reference to it, its name)
-        self.leaves, self.ran = {}, set()  # names: of the modules without submodules, in order; of those that ran
-        self.optimizers = set()  # names, too
+        self.leaves, self.ran = {}, set()  # names of modules without submodules, in order; names of modules that ran
+        self.optimizers = set()  # names of optimizers that ran
         self.local = threading.local()
         if model is not None:
             self._learn(model, "")
@@ -21,7 +22,7 @@ class ModuleStack:
     def __enter__(self):
         self.handles = [
             hooks.register_module_forward_pre_hook(self.enter),
-            # also where forward raised: the next module would seem to lie inside the one that failed
+            # also after a forward that raised: else the next module would seem to run inside the failed one
             hooks.register_module_forward_hook(self.leave, always_call=True),
         ]
         return self
@@ -35,7 +36,7 @@ class ModuleStack:
         return stack[-1][1] if stack else ""
 
     def enter(self, module, *args):
-        """Also an optimizer: what it computes is its own."""
+        """Push a module or an optimizer: the ops that run until it is left are named by it."""
         if not hasattr(self.local, "stack"):
             self.local.stack = []
         name = self._name(module)
@@ -59,14 +60,14 @@ class ModuleStack:
             return type(module).__name__
         if (name := self._known(module)) is None:
             outer = next((m for m, _ in self.local.stack if isinstance(m, hooks.Module)), None)
-            if outer is not None:  # made while a forward runs
+            if outer is not None:  # this module was created while a forward runs
                 return f"{self.local.stack[-1][1]}.{type(module).__name__}"
             self._learn(module, f"{type(module).__name__}.")
             name = self._known(module)
         return name
 
     def _known(self, module):
-        # by id and weakly: a module need not be hashable, and one that is gone leaves its id to another
+        # Keyed by id, as a module need not be hashable. The weak reference tells if the id is another module's by now.
         weak, name = self.names.get(id(module), (None, None))
         return name if weak is not None and weak() is module else None
 

@@ -4,7 +4,7 @@ import math
 
 
 class Slot:
-    """Stands where a tensor stood among an op's arguments."""
+    """Placeholder for a tensor among an op's arguments: its row of counts and its index among the picked values."""
 
     __slots__ = ("row", "pick")
 
@@ -13,7 +13,7 @@ class Slot:
 
 
 class Op:
-    """The rows of counts that an op read and wrote, and the place of its call."""
+    """An op that ran: the rows of counts of the tensors that it read and wrote, and the place of its call."""
 
     __slots__ = (
         "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",
@@ -24,6 +24,6 @@ class Op:
         return [x for x in (*self.arguments, *self.keywords.values()) if isinstance(x, Slot)]
 
     def on_purpose(self):
-        """A number that is not finite, written by the user: masked_fill(x, mask, -inf), full(n, nan)."""
+        """True if the user wrote a number that is not finite: masked_fill(x, mask, -inf), full(n, nan)."""
         numbers = [x for x in (*self.arguments, *self.keywords.values()) if isinstance(x, float)]
         return self.facts.constant and any(not math.isfinite(x) for x in numbers)

@@ -1,17 +1,19 @@
-"""Which operands an op multiplies, and what each element meets: a 0 there does not mask a NaN."""
+"""Which operands an op multiplies, and the value that multiplies each element: a 0 there does not mask a NaN."""
 
 import torch
 
-# op: the place of its first factor among the arguments, the second follows
+# op: index of its first factor among the arguments; the second factor follows it
 _BY_ELEMENT = {"mul": 0, "addcmul": 1}
-_MATRICES = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1, "addbmm": 1}  # also einsum's
+_MATRICES = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1, "addbmm": 1}  # einsum's too
 _WEIGHTED = frozenset(["binary_cross_entropy", "binary_cross_entropy_with_logits"])  # (input, target, weight)
 PRODUCTS = frozenset([*_BY_ELEMENT, *_MATRICES, *_WEIGHTED])
 
 
 def factors(name, arguments):
-    """(x, x as the op reads it, what each of its elements is multiplied by, broadcast to it), for both factors. In a
-    sum of products an element meets a whole row or column: the first of it, which has made the first of the results."""
+    """Returns [(x, x as the op reads it, the values that multiply its elements, broadcastable to it)] for both factors.
+
+    In a matrix product a[i, j] meets the row b[j, :]: b[j, 0] stands for it, which contributes to the first column of
+    the result. Likewise a[0, j] stands for the column a[:, j] that b[j, k] meets."""
     name = name.rstrip("_")
     if name in _WEIGHTED:
         weight = arguments[2] if len(arguments) > 2 else None

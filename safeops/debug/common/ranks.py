@@ -1,4 +1,4 @@
-"""The findings of all ranks of a group: every rank learns of all, so that one of them can answer for all."""
+"""Gather the findings of all ranks of a group on every rank, so that one rank can report for all."""
 
 import torch.distributed as dist
 
@@ -6,7 +6,7 @@ from safeops.core.group import is_running, objects
 
 
 def check(function, group):
-    """A group as the tools take it: None, or one that this rank is in."""
+    """Raise ValueError unless `group` is None or a process group that this rank is in."""
     if group is None:
         return
     try:
@@ -20,14 +20,14 @@ def check(function, group):
 
 
 def gather(function, item, group):
-    """{rank: what it has}, on every rank of the group."""
+    """Return {rank: that rank's item} on every rank of the group; {None: item} without a group."""
     if group is None:
         return {None: item}
     return dict(sorted(objects(function, "what the ranks found could not be gathered", (dist.get_rank(), item), group)))
 
 
 def everyone():
-    """The group of all ranks, if they are several."""
+    """The group of all ranks, or None if there is only one."""
     return dist.group.WORLD if is_running() and dist.get_world_size() > 1 else None
 
 

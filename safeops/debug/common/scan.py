@@ -1,4 +1,4 @@
-"""Counts of a tensor's values, taken on its device: the columns, and calls of the kernels that fill them."""
+"""Count a tensor's values by kind, on its device: the columns of the table, and the kernels that fill them."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ class Counts:
     zero: int
     subnormal: int  # 0 < |x| < 2^-14: subnormal or zero in fp16
     lost: int  # 0 < |x| <= 2^-25: zero in fp16
-    largest: float  # finite magnitude
+    largest: float  # the largest finite magnitude
     first: tuple | None  # index of the first element that is not finite
 
     @property
@@ -72,7 +72,7 @@ def pick(table, row, counts, counted, operands, shape):
     pick_(table, row, counts, counted, operands, shape)
 
 
-# The CPU's kernel without its Python layers: it is called for every op.
+# is_cpu: kernel. On the CPU it is called without its Python layers, as it runs for every op.
 _HEALTH = {
     True: HEALTH.eager[False][0] if HEALTH.cpu else health_,
     False: health_,
@@ -88,5 +88,5 @@ def _real(shape, dtype):
 
 
 def numel(shape, dtype):
-    """How many numbers are counted: a complex one is two."""
+    """How many real numbers are counted: a complex element is two."""
     return math.prod(shape) * (1 + dtype.is_complex)

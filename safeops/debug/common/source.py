@@ -1,5 +1,5 @@
-"""Which line of the user's code is running: taken on every op, so as bare code positions, and put into words only when
-something is reported."""
+"""Find the line of the user's code that is running. As every op asks for it, it is a bare code position; it becomes
+text only for a report."""
 
 import dataclasses
 import linecache
@@ -12,7 +12,7 @@ import torch
 from safeops.core import PACKAGE, private_torch
 
 _OWN = (PACKAGE, os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""))
-_EXAMPLES = os.path.join(PACKAGE, "demo", "")  # part of the package, but a user of it like any other
+_EXAMPLES = os.path.join(PACKAGE, "demo", "")  # part of the package, but treated as a user's code
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
 _TORCH = _OWN[1]
@@ -47,9 +47,11 @@ class Line:
 
 
 def user_frames(depth=1, most=4):
-    """The innermost frames outside torch, safeops and the standard library, innermost first, as (code, offset) pairs;
-    whether the autograd engine called them (a recomputation, a custom backward), or they the engine; and what of torch
-    they called, if that is torch.nn.init ("init") or GradScaler ("scaler")."""
+    """Returns (frames, within, through).
+
+    frames: the innermost `most` frames outside torch, safeops and the standard library, innermost first, as (code,
+    offset) pairs. within: True if the autograd engine called these frames (a recomputation, a custom backward).
+    through: "init" if they called torch.nn.init, "scaler" if they called GradScaler, else None."""
     frames, frame, within, through = [], sys._getframe(depth), False, None
     while frame is not None:
         code = frame.f_code
@@ -66,7 +68,7 @@ def user_frames(depth=1, most=4):
         elif code.co_name == private_torch.RUNS_ENGINE:
             within = True
         elif code.co_name == "_run_code" and "runpy" in name:
-            break  # a script that was started by another: the rest is the starter's
+            break  # runpy started this script: the frames further out are the starter's
         frame = frame.f_back
     return frames, within, through
 
@@ -76,7 +78,7 @@ def user_lines(depth=1, most=4):
 
 
 def called_by(name, depth=1, file="", most=12):
-    """True if a function of this name, in a file whose name ends so, is among the innermost frames."""
+    """True if a function `name`, in a file whose name ends with `file`, is among the innermost `most` frames."""
     frame = sys._getframe(depth)
     for _ in range(most):
         if frame is None:
@@ -88,7 +90,7 @@ def called_by(name, depth=1, file="", most=12):
 
 
 def line(pair):
-    """The place in the source that a (code, offset) pair stands for."""
+    """The Line of a (code, offset) pair."""
     code, offset = pair
     number, end_number, begin, end = _position(code, offset)
     text = linecache.getline(code.co_filename, number).rstrip("\n")
@@ -129,7 +131,7 @@ def _position(code, offset):
 def _internal(name):
     if name.startswith(_EXAMPLES):
         return False
-    if name.startswith(_PACKAGES):  # which may lie inside the standard library's folder
+    if name.startswith(_PACKAGES):  # site-packages may lie inside the standard library's folder
         return name.startswith(_OWN)
     return name.startswith(_OWN) or name.startswith(_STDLIB) or name.startswith("<frozen")
 

@@ -1,1 +1,1 @@
-"""Locate: an error of a kernel appears at the op that caused it."""
+"""locate_errors: raise a kernel's error at the op that caused it."""

@@ -1,14 +1,14 @@
-"""Which ops to wait for: sixteen places between the two where an error is known to lie."""
+"""Bisect a step's ops: choose the ops to wait for, PLACES of them within the interval that holds the error."""
 
 import json
 import pathlib
 
 PLACES = 16
-FIRST = 64  # ops between two places while nothing is known
+FIRST = 64  # ops between two waits until the first error
 
 
 class Bisection:
-    """Ordinals of ops within a step: an error lies in (low, high]. What is known is kept in a file."""
+    """Bounds on the failing op: its ordinal within the step lies in (low, high]. A file keeps them between runs."""
 
     def __init__(self, state):
         self.path = pathlib.Path(state)
@@ -29,7 +29,7 @@ class Bisection:
         return ordinal == self.high or (ordinal - self.low) % width == 0
 
     def narrow(self, first, last):
-        """The error lies at or behind `first` and not behind `last`; what to tell the user."""
+        """Store that the failing ordinal lies in [first, last]. Returns text to append to the error message."""
         if first == last:
             self.path.unlink(missing_ok=True)
             self.low = self.high = None

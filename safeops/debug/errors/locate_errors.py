@@ -1,4 +1,4 @@
-"""Locate: make an error appear at the op that caused it, and say what the op was given."""
+"""locate_errors: raise an error at the op that caused it, with a description of the op's operands."""
 
 import re
 
@@ -19,8 +19,8 @@ _DEVICES = re.compile(r"Expected all tensors to be on the same device|is not on 
 
 
 class LocatedError(RuntimeError):
-    """The error that `locate_errors` raises: `.site` is the op, `.line` the user's line, `.candidates` the ops it may
-    have been (more than one only with bisect=True). The error itself is its `__cause__`."""
+    """The error that `locate_errors` raises: `.site` is the op, `.line` the user's line, `.candidates` the ops that may
+    have failed (more than one only with bisect=True). The original error is its `__cause__`."""
 
     def __init__(self, message, site=None, candidates=(), line=None):
         super().__init__(message)
@@ -31,20 +31,19 @@ class LocatedError(RuntimeError):
 class locate_errors(private_torch.TorchDispatchMode):
     """Raise errors of a step at the op that caused them, as LocatedError with op, operands, module and source line.
 
-    An error on a device (an index out of range, an illegal memory access) is reported by whatever op happens to look
-    next. Inside this context every op on a device is waited for, so the error belongs to the op that has just run. And
-    two errors that name the wrong line, or none, are explained on every device: "modified by an inplace operation"
-    (which line modified the tensor, which made it, which need it), and operands on different devices (where each was
-    made).
+    An error on a device (an index out of range, an illegal memory access) is reported by whichever later op
+    synchronizes first. Inside this context every op on a device is waited for, so the error belongs to the op that has
+    just run. Two more errors, in which torch names the wrong line or none, are explained on every device: "modified by
+    an inplace operation" (the lines that modified the tensor, made it and read it), and operands on different devices
+    (where each was made).
 
     Args:
         model: for module paths, and for the names of parameters; without it, modules are named by their classes.
-        bisect: wait at 16 places instead of everywhere. An error is then known to lie between two of them, and the next
-            step or run (an error of CUDA ends the process) looks between those two only, until one op is left.
-        state: with bisect, the file that keeps what is known from run to run.
+        bisect: wait at a few ops (at first every 64th) instead of at each. The error then lies between two waits. The
+            next step or run (a CUDA error ends the process) waits at 16 places between these two, until one op is left.
+        state: with bisect, the file that keeps these bounds between runs.
 
-    Errors raised with another type than RuntimeError pass as they are. Expected errors that the code catches itself are
-    its own business and change nothing.
+    Exceptions other than RuntimeError pass unchanged. Errors that the code inside catches itself change nothing.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -66,7 +65,7 @@ class locate_errors(private_torch.TorchDispatchMode):
         self.modules, self.memory, self.earlier = ModuleStack(model), Memory(), Memory()
         self.names = {id(x): name for name, x in _tensors_of(model)}
         self.bisection = Bisection(state) if bisect else None
-        self.failed = None  # (the exception, where)
+        self.failed = None  # (exception, Site, tensors) of the last op that raised
         self.ordinal, self.since = 0, []
 
     def __enter__(self) -> "locate_errors":
@@ -88,11 +87,11 @@ class locate_errors(private_torch.TorchDispatchMode):
             self.earlier.clear()
 
     def step(self):
-        """End a step here (`optimizer.step()` does so by itself): ops are counted from its begin."""
+        """End a step here (`optimizer.step()` does so by itself): ordinals of ops count from the start of a step."""
         if self.bisection and self.since:
             self._wait(self.since[-1][1])
         self.ordinal, self.since = 0, []
-        # The step before is kept: what an optimizer has just written, the next backward may need as it was.
+        # Keep the previous step: the next backward may need a tensor that the optimizer has just overwritten.
         self.earlier.clear()
         self.memory, self.earlier = self.earlier, self.memory
 
@@ -136,7 +135,7 @@ class locate_errors(private_torch.TorchDispatchMode):
                 f"locate_errors: {first}\n  by one of {len(sites)} ops{where}{ends}", None, sites
             ) from error
 
-    # ---- what every op leaves behind
+    # ---- what is recorded of every op
 
     def _site(self, func, tensors):
         node = private_torch.current_node()
@@ -149,7 +148,7 @@ class locate_errors(private_torch.TorchDispatchMode):
         )  # fmt: skip
 
     def _note_reads(self, func, site, tensors, args, kwargs):
-        """Who read which version; and of the tensors that the op will write, the versions before."""
+        """Record which version of each tensor the op reads. Returns [(tensor, version)] for those it will write."""
         before = []
         for x in () if facts(func).returns_alias else tensors:
             if has_storage(x):

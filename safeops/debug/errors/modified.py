@@ -1,4 +1,4 @@
-"""Which line modified what backward needs: torch names the op that made it alone."""
+"""Find the line that modified a tensor that backward needs; torch names only the op that made the tensor."""
 
 import ast
 import re
@@ -15,8 +15,9 @@ _TYPES = {
 
 
 def modified(match, lines, earlier, memory):
-    """(message, site, candidates, line): the in-place write that backward stumbled over, by what is remembered of the
-    step before and of this one."""
+    """Find the in-place write that made backward fail, in the Memory of the previous step (`earlier`) and of this one.
+
+    Returns LocatedError's arguments (message, site, candidates), and the line as well where no site is known."""
     type_name, shape, _, maker, _, expected = match.groups()
     shape = tuple(int(size) for size in shape.split(",") if size.strip())
     writes = []
@@ -45,7 +46,7 @@ def modified(match, lines, earlier, memory):
 
 
 def _same(op, maker):
-    """'mul' and 'MulBackward0' (or 'Mul', as torch 2.13 has it)."""
+    """True if op and maker name the same op: 'mul' and 'MulBackward0' ('Mul' in torch 2.13)."""
     return maker.partition("Backward")[0].replace("_", "").lower() == op.rstrip("_").replace("_", "").lower()
 
 
@@ -60,7 +61,7 @@ def _out_of_place(site):
 
 
 def _assignment(text):
-    """'d = d / 3' for 'd /= 3', None for other lines; of a part (x[0] += 1) no new tensor can be made so."""
+    """'d = d / 3' for 'd /= 3'. None for other lines, and for a write into a part (x[0] += 1)."""
     try:
         (statement,) = ast.parse(text.strip()).body
     except (SyntaxError, ValueError):

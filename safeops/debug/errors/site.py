@@ -1,4 +1,4 @@
-"""Where an op ran, and what it was given."""
+"""Where an op ran, and with which operands."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from safeops.debug.common.source import line
 
 @dataclasses.dataclass
 class Site:
-    """An op that ran: which, where, on what."""
+    """An op that ran: its name, its place in the source, its operands as text, its ordinal in the step."""
 
     op: str
     node: str | None

@@ -1,1 +1,1 @@
-"""The history of a traced run: by module and step, as a page and for TensorBoard."""
+"""The history of a traced run by module and step: kept, written as a page, and logged to TensorBoard."""

@@ -8,13 +8,13 @@ SHARES = {"underflow": SUBNORMAL, "becomes_0": LOST, "nonfinite": NONFINITE}
 
 
 class Board:
-    """Writes to `writer`, a SummaryWriter or what else has its add_scalar and add_histogram."""
+    """Writes to `writer`, a SummaryWriter or another object with add_scalar and add_histogram."""
 
     def __init__(self, writer):
         self.writer, self.shown = writer, set()
 
     def add(self, step, names, column):
-        """column: (names, 2, quantities) of this step."""
+        """column: this step's values, (names, 2 phases, quantities)."""
         for phase, word in enumerate(PHASES):
             cells = column[:, phase]
             for name, cell in zip(names, cells.tolist()):
@@ -22,7 +22,7 @@ class Board:
                     self._scalars(word, re.sub(r"[^-\w.]+", "_", name).strip("_"), cell, step)
             positive = cells[:, LARGEST][cells[:, LARGEST] > 0]
             if len(positive):
-                # of the modules' largest magnitudes: fp16 ends at 16, its normal numbers begin at -14
+                # log2 of each module's largest magnitude: fp16's normal numbers lie between -14 and 16
                 self.writer.add_histogram(f"trace_{word}/log2_largest", positive.log2(), step)
 
     def _scalars(self, word, name, cell, step):

@@ -7,11 +7,11 @@ import torch
 
 from safeops.debug.common import scan
 
-COLUMNS = 1024  # of a longer run, neighbouring steps share one
+COLUMNS = 1024  # at most; in a longer run neighboring steps share one
 PHASES = ("forward", "backward")
 LARGEST, READ, SUBNORMAL, LOST, NONFINITE, NUMEL = range(6)  # quantities: maxima, then sums
 ROUNDS_TO_INF = 65520.0  # in fp16; its largest number is 65504
-MOST_LOST, MOST_SUBNORMAL = 0.01, 0.1  # of the values of a module, for it to run in half
+MOST_LOST, MOST_SUBNORMAL = 0.01, 0.1  # the largest shares of a module's values with which it can run in half
 VERDICTS = (
     "overflows", "not finite", "underflows", "runs in half", "could run in half", "stays in float32", "never ran",
 )  # fmt: skip
@@ -19,49 +19,50 @@ VERDICTS = (
 
 @dataclasses.dataclass(frozen=True)
 class ModuleCounts:
-    """The values that a module's ops wrote over the run. Pairs: (forward, backward).
+    """Statistics of the values that a module's ops wrote over the run. A pair is (forward, backward).
 
-    verdict: "overflows" (an inf of finite operands that its dtype is too small for, or a number, read or written, that
-    fp16 would round to inf), "not finite" (of finite operands, NaN, or inf where there is no value: log(0)),
-    "underflows" (more than 1 % of the values would be 0 in fp16, or more than 10 % subnormal or 0), "runs in half" (it
-    writes fp16 already), "could run in half", "stays in float32" (optimizers and GradScaler, in any case), or "never
-    ran". What came to it as NaN or inf is not held against it, nor the overflow of a scaled gradient that GradScaler
-    handled, nor in float32 what is large by the scale alone.
+    verdict: "overflows" (an op made inf from finite operands because its dtype is too small, or an op read or wrote a
+    number that fp16 would round to inf), "not finite" (an op made NaN from finite operands, or inf where no finite
+    value exists: log(0)), "underflows" (more than 1 % of the values would be 0 in fp16, or more than 10 % subnormal or
+    0), "runs in half" (it writes fp16 already), "could run in half", "stays in float32" (an optimizer or GradScaler,
+    in any case), or "never ran". Not counted: NaN and inf that a module received, overflows of scaled gradients that
+    GradScaler handled, and the loss scale in float32 gradients.
     """
 
     name: str  # "decoder.layers.3 (Linear)", "Adam", or outside modules "loss_function (train.py)"
-    dtypes: tuple  # of what it wrote: ("float16", "float32")
-    largest: tuple  # finite magnitudes
-    read: tuple  # the largest that its ops read
-    subnormal: tuple  # shares: 0 < |x| < 2^-14, which loses digits in fp16 or becomes 0,
-    lost: tuple  # |x| <= 2^-25, which becomes 0,
-    nonfinite: tuple  # NaN, inf, -inf
+    dtypes: tuple  # of the values that it wrote: ("float16", "float32")
+    largest: tuple  # pair: the largest finite magnitude that its ops wrote
+    read: tuple  # pair: the largest finite magnitude that its ops read
+    subnormal: tuple  # pair: share of values with 0 < |x| < 2^-14, which lose digits in fp16 or become 0
+    lost: tuple  # pair: share of values with 0 < |x| <= 2^-25, which become 0 in fp16
+    nonfinite: tuple  # pair: share of NaN, inf and -inf
     verdict: str = "never ran"
     why: str = ""
 
 
 class History:
-    """Columns of steps, the oldest first: (names, phases, quantities) float32 each, of the names known by then."""
+    """Columns of one or more steps each, the oldest first: float32 (names, phases, quantities). A column has the names
+    that were known when it was made."""
 
     def __init__(self, board=None):
         self.board = board
-        self.names = {}  # -> its place in a column
-        self.columns, self.span, self.steps = [], 1, 0  # span: of steps in a column
-        self.dtypes = []  # by place
+        self.names = {}  # name -> its place, an index into columns
+        self.columns, self.span, self.steps = [], 1, 0  # span: steps per column
+        self.dtypes = []  # of each place: the dtypes written
         self.born = {}  # (place, phase) -> {"overflow" or "not finite": first step in which it made one}
         self.functions = {}  # code -> name
-        self.judged = _zeros(0, 2)  # of each cell: LARGEST and READ, in float32 without GradScaler's scale
+        self.judged = _zeros(0, 2)  # (2 * place + phase, LARGEST and READ); float32 gradients are unscaled
 
     def add(self, step, report, new=True):
-        """Take in a step that was searched, and what was found in it; if it is not new, as a part of the last one."""
+        """Add a step and its report. If it is not new, merge it into the last column."""
         meta, handled = step.recorder.meta, report is not None and not report.bug
-        wrote, sizes, wrote_in = [], [], []  # rows, their numels, their cells
+        wrote, sizes, wrote_in = [], [], []  # rows, their numels, their cells (2 * place + phase)
         read, read_in = [], []
         scale = (step.backward and step.scale()) or 1
         for op in step.ops:
             if not op.outputs:
                 continue
-            # A custom backward is one, and a recomputation (checkpoint's) forward again.
+            # A custom backward counts as backward, a recomputation (checkpoint's) as forward.
             again = op.in_engine and (op.module or op.differentiable)
             backward = op.facts.scaler or op.node is not None and not again
             place = self._place(self._name(step, op, backward))
@@ -73,7 +74,7 @@ class History:
                 self.dtypes[place].add(meta[row][1])
             read += op.inputs.values()
             read_in += [cell] * len(op.inputs)
-            # An overflow that GradScaler handles is no fault of the module.
+            # An overflow that GradScaler handles does not count against the module.
             if step.any_bad and not handled and step.makes_bad(op):
                 overflow = not step.has_nan(op.outputs) and "overflow" in step.explained(op)[2][0]
                 kind = "overflow" if overflow else "not finite"
@@ -83,7 +84,7 @@ class History:
         for quantity, rows, cells in ((LARGEST, wrote, wrote_in), (READ, read, _indices(read_in))):
             largest = _largest(step.table[rows])
             column[:, quantity].scatter_reduce_(0, cells, largest, "amax")
-            if scale != 1:  # of the backward pass, whose cells are the odd ones
+            if scale != 1:  # divide the backward pass (odd cells) by it, except in fp16
                 halves = [meta[row][1] is torch.float16 for row in rows]
                 largest = torch.where(torch.tensor(halves, device="cpu") | (cells % 2 == 0), largest, largest / scale)
             self.judged[:, quantity].scatter_reduce_(0, cells, largest, "amax")
@@ -115,7 +116,7 @@ class History:
         return place
 
     def _name(self, step, op, backward):
-        """The module; outside modules the user's function."""
+        """The op's module; outside modules the user's function, or GradScaler."""
         source = step.recorder.by_sequence.get(op.sequence) if backward else op
         if op.facts.scaler or source is not None and source.through == "scaler" and not source.module:
             return "GradScaler"
@@ -129,10 +130,11 @@ class History:
             self.functions[code] = file if code.co_name == "<module>" else f"{code.co_name} ({file})"
         return self.functions[code]
 
-    # ---- what it comes to
+    # ---- results
 
     def cells(self):
-        """(6, 2, names, columns): finite magnitudes, and shares of the values; -1 where nothing was written."""
+        """Float32 (6 quantities, 2 phases, names, columns): largest finite magnitudes, shares of the values, and the
+        number of values; -1 where nothing was written."""
         cells = _zeros(len(self.columns), len(self.names), 2, NUMEL + 1).float()
         for to, column in zip(cells, self.columns):
             to[: len(column)] = column
@@ -141,7 +143,7 @@ class History:
         return torch.where(cells[NUMEL] > 0, cells, -1)
 
     def modules(self, stack):
-        """A ModuleCounts of each, the worst first; `stack`: the ModuleStack of the run."""
+        """The ModuleCounts of every name, the worst first. stack: the ModuleStack of the run."""
         totals = _zeros(len(self.names), 2, NUMEL + 1)
         for column in self.columns:
             totals[: len(column)] = _together(totals[: len(column)], column.double())
@@ -195,7 +197,7 @@ class History:
 
 
 def _zeros(*shape):
-    return torch.zeros(shape, dtype=torch.float64, device="cpu")  # whatever the user's defaults are
+    return torch.zeros(shape, dtype=torch.float64, device="cpu")  # not the user's default dtype and device
 
 
 def _indices(cells):
@@ -207,13 +209,13 @@ def _largest(counts):
 
 
 def _sums(counts, sizes):
-    """(tensors, 4): of rows of the table, what a column adds up."""
+    """Float64 (tensors, 4) from rows of the table: SUBNORMAL, LOST, NONFINITE and NUMEL, which a column sums."""
     nonfinite = counts[:, : scan.NEGATIVE_INF + 1].sum(1)
     sizes = torch.tensor(sizes, dtype=torch.int64, device="cpu")
     return torch.stack([counts[:, scan.SUBNORMAL], counts[:, scan.LOST], nonfinite, sizes], 1).double()
 
 
 def _together(a, b):
-    """Two columns as one; the second may have names that the first does not know yet."""
+    """Merge two columns: maxima of the magnitudes, sums of the counts. b has all names of a, and perhaps more."""
     a = torch.cat([a, a.new_zeros(len(b) - len(a), *a.shape[1:])])
     return torch.cat([torch.maximum(a, b)[..., :SUBNORMAL], (a + b)[..., SUBNORMAL:]], -1)

@@ -1,4 +1,4 @@
-// The texts of the page, and its answers to keys and pointers (page_draw.js draws).
+// The page's texts, and its handlers of keys and pointers. page_draw.js draws.
 
 // ---- what a cell says
 
@@ -119,7 +119,7 @@ function opening() {
   return worst(Math.max(0, rows.indexOf(data.modules[0].name)));
 }
 
-/** Where a row is not finite for the first time, or largest. */
+/** The first cell of a row that is not finite; if none, the cell of the largest magnitude. */
 function worst(row) {
   let found = { row, phase: 0, column: 0 }, most = -1;
   for (let column = 0; column < columns; column++) for (let phase = 0; phase < 2; phase++) {

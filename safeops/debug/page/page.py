@@ -1,4 +1,4 @@
-"""The page of `trace(html=...)`: one file with its style, script and data in it."""
+"""Write the page of `trace(html=...)`: one file that contains its style, script and data."""
 
 import base64
 import ctypes
@@ -13,12 +13,12 @@ import torch
 from safeops.debug.page.history import LARGEST, LOST, NONFINITE, SUBNORMAL
 
 PLANES = {"largest": LARGEST, "subnormal": SUBNORMAL, "lost": LOST, "nonfinite": NONFINITE}
-PARTS = ("page.html", "page_draw.js", "page_chart.js", "page.js")  # which lie beside this file
+PARTS = ("page.html", "page_draw.js", "page_chart.js", "page.js")  # files in this folder
 MOST_FINDINGS = 50
 
 
 def path(file):
-    """An absolute one that can be written: not to find out only when a run has ended."""
+    """The absolute path of `file`. Raises now, not at the end of a run, if it cannot be written."""
     file = os.path.abspath(os.fsdecode(file))
     if not os.path.isdir(os.path.dirname(file)):
         raise FileNotFoundError(f"trace: html={file!r}: no such folder")
@@ -36,9 +36,9 @@ def write(file, tracer):
 
 
 def _data(tracer):
-    """JSON that a script element can hold."""
+    """The page's data, as JSON that a script element can hold."""
     history = tracer._history
-    reports = [*tracer.reports, *tracer.overflows]  # the page shows three: what GradScaler handles comes last
+    reports = [*tracer.reports, *tracer.overflows]  # the page opens on the first: what GradScaler handled comes last
     cells = history.cells()
     data = {
         "steps": history.steps,
@@ -57,8 +57,8 @@ def _data(tracer):
 
 
 def pack(plane):
-    """float32 as base64 of zlib: rounded to fp16's 11 bits, which three digits need, and first the lowest byte of each
-    number, then the next. Of a thousand modules and steps a plane takes at most 5 MB, and usually less than one."""
+    """float32 numbers as base64 of zlib. They are rounded to 11 significant bits, enough for three digits. The lowest
+    bytes of all numbers come first, then the next bytes. 1,000 modules by 1,000 steps: at most 5 MB, usually < 1 MB."""
     bits = (plane.contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)
     apart = bits.view(torch.uint8).view(-1, 4).T.contiguous()
     return base64.b64encode(zlib.compress(ctypes.string_at(apart.data_ptr(), apart.numel()), 6)).decode()

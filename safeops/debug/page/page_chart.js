@@ -1,4 +1,4 @@
-// The chosen module over the steps, with fp16's limits (page_draw.js has the numbers and colours).
+// The chart of the chosen module over the steps, with fp16's limits. page_draw.js defines the numbers and colors.
 
 function drawChart() {
   const width = layout.width, height = 240, bottom = height - 40, drawing = context($("chart"), width, height);

@@ -1,4 +1,4 @@
-"use strict"; // The data, and what is drawn of them: the heat map, the scale of its colours (page_chart.js: one module).
+"use strict"; // The page's data, the heat map and its color scale. page_chart.js draws the chart of one module.
 const $ = id => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const { rows, columns, span } = data;
@@ -8,7 +8,7 @@ const DECADES = 3 * Math.log2(10); // between two marks of an axis
 const QUANTITIES = {
   largest: "largest magnitude", subnormal: "loses digits in fp16", lost: "becomes 0 in fp16", nonfinite: "NaN or inf",
 };
-const STOPS = [ // of log2 of the largest magnitude
+const STOPS = [ // [log2 of the largest magnitude, color]
   [-24, "cold"], [-14, "cool"], [-3, "plain"], [3, "plain"], [11, "warm"], [Math.log2(65504), "hot"],
 ];
 const HEAD = 44, GAP = 34, ROW = 18, RIGHT = 20; // px
@@ -23,7 +23,7 @@ const value = (name, phase, row, column) => planes[name][(phase * rows.length + 
 const first = column => column * span + 1, last = column => Math.min(data.steps, (column + 1) * span);
 const stepName = c => first(c) === last(c) ? `step ${first(c)}` : `steps ${first(c)} to ${last(c)}`;
 
-async function unpack(text) { // what _page.pack made
+async function unpack(text) { // the inverse of pack in page.py
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   const apart = new Uint8Array(await new Response(stream).arrayBuffer());
@@ -82,7 +82,7 @@ let images = [];
 
 function measure() {
   layout.width = Math.max(300, $("scroll").clientWidth);
-  layout.labels = layout.width < 600 ? 150 : 230; // (on a phone; the legend of the chart is as wide)
+  layout.labels = layout.width < 600 ? 150 : 230; // (narrower on a phone; the chart's legend has this width)
   layout.panel = (layout.width - layout.labels - GAP - RIGHT) / 2;
   const room = Math.floor(0.7 * innerHeight);
   layout.row = $("fit").checked ? Math.max(1, Math.min(ROW, (room - HEAD) / Math.max(1, shown.length))) : ROW;
@@ -91,8 +91,8 @@ function measure() {
 
 const left = phase => layout.labels + phase * (layout.panel + GAP);
 
-/** A cell is one pixel wide (where there are more columns than pixels, the worst of those that share one), and as many
-    high as it has parts: where there is room, the lowest third alone says that it held values that are not finite. */
+/** Paint each cell one pixel wide and layout.parts pixels high. If columns share a pixel, it shows the worst of them.
+    With three parts, only the lowest third shows that the cell held NaN or inf. */
 function paint() {
   const width = Math.max(1, Math.min(columns, Math.floor(layout.panel)));
   layout.parts = layout.row >= 6 && quantity === "largest" ? 3 : 1;
@@ -165,7 +165,7 @@ function ticks(drawing, x, width, y) {
   drawing.textAlign = "left";
 }
 
-function shorten(drawing, text, most) { // in the middle: where a path begins tells modules apart as well as its end
+function shorten(drawing, text, most) { // cut the middle: both the beginning and the end of a path identify a module
   let kept = text.length, short = text;
   while (kept > 2 && drawing.measureText(short).width > most) {
     kept--;

@@ -1,4 +1,4 @@
-"""From counts to a cause: which op made the first value that is not finite and that matters."""
+"""From counts to a cause: find the op that made the first NaN or inf that reached a loss, gradient or parameter."""
 
 from safeops.debug.common import advice, scan
 from safeops.debug.common.op import Slot
@@ -20,7 +20,7 @@ class Step:
             self.bad, self.nan = bad.tolist(), self.table[:, scan.NAN].gt(0).tolist()
 
     def writer(self, row):
-        """Who wrote these values; where they are bad and were written piece by piece, the last bad piece."""
+        """The op that wrote the row. If it is bad and was written in pieces, the last op that wrote a bad piece."""
         last = op = self.recorder.meta[row][3]
         while self.bad[row] and op is not None and not self.is_bad(op):
             op = op.before
@@ -33,11 +33,11 @@ class Step:
         return any(self.bad[row] for row in op.outputs)
 
     def makes_bad(self, op):
-        """It read finite values and wrote others, and not on purpose."""
+        """True if the op read finite values and wrote NaN or inf, not on purpose."""
         return self.is_bad(op) and not self.bad_inputs(op) and not op.on_purpose()
 
     def forward_of(self, op):
-        """Itself, or the forward op whose backward it is, where that is known."""
+        """The forward op whose backward `op` is, if that is known; else `op` itself."""
         return (self.recorder.by_sequence.get(op.sequence) if op.node and not op.in_engine else None) or op
 
     def has_nan(self, rows):
@@ -47,12 +47,12 @@ class Step:
         return scan.read(self.table[row], *self.recorder.meta[row][:3])
 
     def scale(self):
-        """GradScaler's scale in this step, if it was at work."""
+        """GradScaler's scale in this step, or None if it did not run."""
         for op in self.ops:
             if op.facts.scaler and op.arguments and isinstance(op.arguments[-1], Slot):
                 row = op.arguments[-1].row
                 inverse = self.counts(row).largest if row is not None else 0
-                if inverse == 1:  # also of a check alone, before a fused optimizer that unscales itself
+                if inverse == 1:  # GradScaler only checks here, if a fused optimizer unscales by itself
                     return next((self.counts([*op.inputs.values()][-1]).largest for op in self.ops if op.scaled), 1)
                 return 1 / inverse if inverse else None
         return None
@@ -60,9 +60,9 @@ class Step:
     # ---- what matters
 
     def sinks(self):
-        """(op, row, what it is): losses, gradients and parameters that are not finite; without a backward pass, and if
-        `results`, every result that nothing went on with."""
-        # A gradient is final when no other backward op reads it, whatever the scaler and the optimizer do with it.
+        """Yield (op, row, what) for each loss, gradient and parameter that is not finite; in a step without backward
+        and if `results`, for each result that no other op reads."""
+        # A gradient is final when no other backward op reads it; the scaler and the optimizer may read it.
         readers = [op for op in self.ops if op.outputs]
         consumed = {id(self.writer(row)) for op in readers for row in op.inputs.values()}
         consumed_backward = {id(self.writer(row)) for op in readers if op.node for row in op.inputs.values()}
@@ -75,7 +75,7 @@ class Step:
             if not op.outputs or not last or not self.is_bad(op) or op.facts.scaler:
                 continue
             if op.facts.fused and self.bad_inputs(op) and self.scale() is not None:
-                continue  # a fused optimizer that the scaler told to update nothing
+                continue  # the scaler told this fused optimizer to update nothing
             row = next(row for row in op.outputs if self.bad[row])
             if op.node:
                 yield op, row, "a gradient"
@@ -84,14 +84,15 @@ class Step:
             elif not self.backward:
                 if self.results:
                     yield op, row, "a result"
-            # backward(gradient=...) makes no root; where there is one, other scalars are metrics
+            # backward(gradient=...) runs no root op. If a root ran, the other scalars are metrics.
             elif op.differentiable and not rooted and self.counts(row).numel == 1:
                 yield op, row, "the loss"
 
     # ---- where it came from
 
     def origin(self, sinks):
-        """(op, row, what it reached): the earliest op behind a sink that read finite values and wrote others."""
+        """Returns (op, row, what it reached): the earliest op on the way to a sink that read finite values and wrote
+        NaN or inf, or the next best."""
         reached, outside = {}, []
         queue = list(sinks)
         while queue:
@@ -107,17 +108,17 @@ class Step:
         for op, row, what in ops:
             if self.makes_bad(op):
                 return op, row, what
-        # Only what came in, or was written on purpose: the op that made NaN of it.
+        # The bad values came in or were written on purpose: take the op that made NaN of inf.
         for op, row, what in ops:
             if self.has_nan(op.outputs) and not self.has_nan(op.inputs.values()) and not op.on_purpose():
                 return op, row, what
-        # Finite, and of a gradient that is not: the operands of what was selected too late held it.
+        # Only gradients are bad: a select in the forward pass hid bad values too late, after the arithmetic on them.
         if all(what != "the loss" for _, _, what in reached.values()):
             read = {row for op, _, _ in ops for row in self.bad_inputs(op)}
             late = next((op for op in self.ops if self.selects_late(op, read)), None)
             if late is not None:
                 return late, self.bad_inputs(late)[0], ops[-1][2]
-        # The value came in with the data, and a product with a mask was to remove it.
+        # The value came in with the data, and a product with a mask failed to remove it.
         for op, row, what in ops:
             if self.is_times_mask(op):
                 return op, row, what
@@ -132,11 +133,12 @@ class Step:
         return any(self.bad[row] and self.recorder.picked(place)[0] == 0 for row, place in op.met)
 
     def selects_late(self, op, read):
-        """True for an op that hides values of the rows `read`, which the gradient of the op before it meets again."""
+        """True for a select (where, masked_fill) that hides bad values of a row in `read`, or bad values made from one.
+        read: the rows of bad values that the backward ops read."""
         if not op.facts.selects or op.node and not op.in_engine or self.is_bad(op):
             return False
         rows = [row for row in self.bad_inputs(op) if (maker := self.writer(row)) and maker.differentiable]
-        for row in rows:  # and those that are found on the way
+        for row in rows:  # the loop also visits the rows that it appends
             if row in read:
                 return True
             maker = self.writer(row)
@@ -144,7 +146,7 @@ class Step:
         return False
 
     def explained(self, op):
-        """(its first bad row, its operands' values there, (kind, why, what to write instead))."""
+        """Returns (first bad row of its results, its operands' values there, (kind, why, what to write instead))."""
         output = next((r for r in op.outputs if self.bad[r]), None)
         came_in = self.bad_inputs(op)
         values = self.recorder.picked(op.pick) if op.pick and not came_in else []
@@ -155,7 +157,7 @@ class Step:
         if not self.any_bad:
             return None
         sinks = list(self.sinks())
-        # A loss that is not finite came before any gradient, which may have gone wrong for a reason of its own.
+        # A bad loss comes before any gradient, and a gradient may be bad for another reason.
         result = self.origin([sink for sink in sinks if sink[2] == "the loss"] or sinks)
         if result is None:
             return None
@@ -163,7 +165,7 @@ class Step:
         output, values, (kind, why, instead) = self.explained(op)
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
-        # or one of torch's losses that multiplies by a 0 inside
+        # the product may also be inside a torch loss that multiplies by 0
         times_mask = instead == advice.FORWARD["mul"] and source.facts.name.startswith("mul")
         if (kind in ("undefined", "overflow") or times_mask) and lines:
             instead = advice.of_call(lines[0], source.facts, or_line=not times_mask) or instead
@@ -196,7 +198,7 @@ class Step:
         ]
 
     def _before(self, last):
-        """The ops up to this one, without first values: what torch.nn.init computed, and writes that read nothing."""
+        """Yield the ops up to `last`, without initial values: ops of torch.nn.init, and writes that read nothing."""
         for op in self.ops[: last.index + 1]:
             if op is last or op.outputs and op.through != "init" and not (op.facts.writes and not op.inputs):
                 yield op

@@ -1,5 +1,5 @@
-"""The recorder behind `trace`: counts every floating tensor that an op reads or writes, on its device, and keeps who
-made it. Nothing is read back until `Recorder.table` is asked."""
+"""The recorder behind `trace`: counts every floating tensor that an op reads or writes, on its device, and keeps which
+op wrote it. Nothing is copied to the host until `Recorder.table` is called."""
 
 import threading
 
@@ -15,12 +15,12 @@ from safeops.debug.common.products import factors
 from safeops.debug.common.source import called_by, user_frames
 from safeops.debug.trace.block import PICKS, ROWS, Block
 
-_VALUELESS = UninitializedTensorMixin, private_torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
+_VALUELESS = UninitializedTensorMixin, private_torch.FakeTensor  # tensors without values: LazyLinear's, fake ones
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
 
 
 class Recorder(private_torch.TorchDispatchMode):
-    """Watches all ops of this thread and of the autograd engine's threads. `after(op)` is called behind each."""
+    """Watches all ops of this thread and of the autograd engine's threads. Calls `after(op)` after each op."""
 
     def __init__(self, modules, after):
         super().__init__()
@@ -48,7 +48,7 @@ class Recorder(private_torch.TorchDispatchMode):
         return super().__enter__()
 
     def table(self):
-        """The counts of all rows, in order, on the CPU: one transfer a device (and one more for each ROWS rows)."""
+        """The counts of all rows, in order, on the CPU: one transfer for each block (ROWS rows of one device)."""
         parts = [block.counts[: block.used].cpu() for block in self.blocks]
         index = {id(block): i for i, block in enumerate(self.blocks)}
         starts = [0]
@@ -58,7 +58,8 @@ class Recorder(private_torch.TorchDispatchMode):
         return torch.cat(parts)[order] if parts else torch.zeros(0, scan.COLUMNS, dtype=torch.int64)
 
     def picked(self, place):
-        """The values kept there: for op.pick, of its operands at the first element of its result that is not finite."""
+        """The values kept at `place`, a (block, row). At op.pick: the operands' values at the result's first
+        non-finite element."""
         block, row = place
         return block.picks[row].tolist()
 
@@ -97,7 +98,7 @@ class Recorder(private_torch.TorchDispatchMode):
         op.module = self.modules.path()
         op.root = op_facts.name == "ones_like" and called_by(private_torch.MAKES_GRADIENTS, 3)
         op.scaled = op_facts.name == "mul" and called_by("scale", 3, "grad_scaler.py")
-        # The node of a differentiable op exists by now: the numbers since the last op are its own.
+        # A differentiable op's node exists by now: the sequence numbers since the last op are this op's.
         peek = private_torch.next_sequence()
         op.differentiable = peek > self.peek
         for number in range(self.peek, peek):
@@ -116,7 +117,7 @@ class Recorder(private_torch.TorchDispatchMode):
                     self.memory.of(operand).leaf = True
         return op
 
-    # ---- behind the op: its results, and what of the arguments may explain them
+    # ---- after the op: its results, and the arguments that may explain them
 
     def _behind(self, op, args, kwargs, result):
         op_facts = op.facts
@@ -130,13 +131,13 @@ class Recorder(private_torch.TorchDispatchMode):
             storage = self.memory.of(x)
             op.leaf = op.leaf or storage.leaf
             storage.rows.clear()
-            if written and x.nbytes < x.untyped_storage().nbytes():  # the rest of it is still another op's
+            if written and x.nbytes < x.untyped_storage().nbytes():  # an earlier op wrote the rest of the storage
                 op.before = storage.writer
             storage.writer = None if op_facts.valueless else op
-        # Memory that nobody has written yet has no values: garbage in it is nobody's fault.
+        # Uninitialized memory has no values: garbage in it is no finding.
         op.outputs = () if op_facts.valueless else self._rows(fresh)
         op.masked = op_facts.mask is not None and (*args, *[None] * op_facts.mask)[op_facts.mask] is not None
-        # The autograd engine's own products are not meant as masks.
+        # Products that the autograd engine computes itself are not meant as masks.
         op.met = self._met(op, args) if op_facts.product and (op.node is None or op.in_engine) else ()
         op.arguments, op.keywords = (), {}
         if (op_facts.pointwise or op_facts.constant) and len(op.outputs) == 1:
@@ -153,8 +154,8 @@ class Recorder(private_torch.TorchDispatchMode):
             self.ops.append(op)
 
     def _met(self, op, args):
-        """[(row of a factor, where the value is kept that its first bad element was multiplied by)], for those that a
-        mask may have met: it is no parameter, and what it meets is not learned."""
+        """Returns [(row of a factor, place)]: picked(place)[0] is the value that multiplied the factor's first bad
+        element. Only for factors that a mask may multiply: no parameters, and the other factor needs no gradient."""
         kept = []
         for x, read, other in factors(op.facts.name, args):
             row = op.inputs.get(id(x))
@@ -164,14 +165,14 @@ class Recorder(private_torch.TorchDispatchMode):
             if self.places[row][0].finite(self.places[row][1]):
                 continue
             block = self._block(x.device, 1)
-            scan.count(block.counts, block.used, [read])  # (as the op reads it: a row may be of another view)
+            scan.count(block.counts, block.used, [read])  # (again: x's own row counts x before it is broadcast)
             scan.pick(block.picks, block.used, block.counts, block.used, [other], read.shape)
             kept.append((row, (block, block.used)))
             block.used += 1
         return kept
 
     def _template(self, op, args, kwargs, overwritten):
-        """The arguments with Slots for tensors, and the tensors whose values can be picked."""
+        """Returns (args and kwargs with Slots in place of tensors, and the tensors whose values can be picked)."""
         operands = []
 
         def slot(x):
@@ -189,7 +190,7 @@ class Recorder(private_torch.TorchDispatchMode):
     # ---- memory
 
     def _rows(self, tensors):
-        """The row of each tensor; those that nobody has counted yet are counted now, in one launch a device."""
+        """The row of each tensor. Tensors without a row are counted now, up to 64 of a device in one launch."""
         rows, new = [], {}
         for x in tensors:
             storage = self.memory.of(x)
@@ -214,7 +215,7 @@ class Recorder(private_torch.TorchDispatchMode):
         block.used += len(counted)
 
     def _block(self, device, rows):
-        """With room for so many."""
+        """A block on `device` with room for `rows` more rows."""
         block = self.open.get(device)
         if block is None or block.used + rows > ROWS:
             block = self.open[device] = Block(device)
@@ -222,7 +223,7 @@ class Recorder(private_torch.TorchDispatchMode):
         return block
 
     def _inherit(self, args, result):
-        """A view of all elements has its base's counts; of some, it is counted when an op reads it."""
+        """Give a view of all elements the row of its base. A view of some elements is counted when an op reads it."""
         base = args[0] if args else None
         if base is None or not is_plain(base):
             return

@@ -57,11 +57,11 @@ HEADER = ("#", "op < node", "module", "line", "result", "largest", "NaN", "inf",
 
 @dataclasses.dataclass
 class Report:
-    """The first op of a step that made a value that is not finite, and what is known of it.
+    """The first op of a step that made a value that is not finite, with its cause.
 
-    kind: "undefined" (the true value does not exist: log(0), 0/0), "overflow" (it does not fit the dtype), "scaled
-    overflow" (it does not, because GradScaler's scale is in it: the scaler handles that), or "came in" (a tensor that
-    no op in the step computed).
+    kind: "undefined" (the true value does not exist: log(0), 0/0), "overflow" (the true value does not fit the dtype),
+    "scaled overflow" (it does not fit because it is multiplied by GradScaler's scale; the scaler handles that), or
+    "came in" (no op in the step computed it).
     """
 
     step: int
@@ -77,11 +77,11 @@ class Report:
     line_is_of: str  # "op", "forward" (the op whose backward it is) or "backward" (the call; no op is known)
     inputs: list[Operand]
     output: Counts | None
-    scale: float | None  # GradScaler's, where it was at work
+    scale: float | None  # GradScaler's scale; None if it did not run
     frames: list[Frame] = dataclasses.field(repr=False, default_factory=list)
     last: int = 12  # frames that the text shows
     index: int = 0  # of the op in the step
-    rank: int | None = None  # of several that trace together, the one that saw it
+    rank: int | None = None  # the rank that saw it, if several trace together
 
     @property
     def bug(self):
@@ -145,9 +145,9 @@ class Report:
 
 
 class NonFiniteError(ArithmeticError):
-    """Raised by `trace` at the end of a step in which a loss or gradient became NaN or inf. `.report` tells why.
+    """Raised by `trace` at the end of a step in which a loss or gradient became NaN or inf. `.report` says why.
 
-    elsewhere: of several ranks another one tells it.
+    elsewhere: True if another rank raises the full report.
     """
 
     def __init__(self, report, elsewhere=False):

@@ -1,7 +1,7 @@
 """Trace: name the op, module and line that made the first NaN or inf of a training step.
 
-Every floating tensor that an op reads or writes is counted where it lies, by one small kernel; the counts stay on the
-device until the step ends. Then one transfer decides, and only a step that went wrong costs more.
+One small kernel counts every floating tensor that an op reads or writes, on its device. The counts stay there until the
+step ends. Then one transfer shows if all is finite; only a step that is not costs more.
 """
 
 import dataclasses
@@ -24,33 +24,33 @@ from safeops.debug.trace.origin import Step
 from safeops.debug.trace.record import Recorder
 from safeops.debug.trace.report import NonFiniteError
 
-MOST_OPS = 200_000  # of a step without an end: it is checked then
+MOST_OPS = 200_000  # a step that reaches so many ops is checked before it ends
 ACTIONS = ("raise", "warn", "record")
 
 
 class trace:
-    """Find the first op whose result, forward or backward, turned not finite; say why, and what to write instead.
+    """Find the first op, forward or backward, whose result is not finite; say why, and what to write instead.
 
     with safeops.debug.trace(model) as tracer:
         for batch in loader:
             train_step(model, batch)  # NonFiniteError at the end of the first step that went wrong
 
     A step ends at `optimizer.step()`, before it writes the weights, at `scaler.update()`, at `tracer.check()`, and with
-    the context. Within a step, the ops behind a loss or gradient that is not finite are searched for the earliest that
-    read finite values and wrote others; a NaN or inf that reaches neither (a metric, a mask of -inf) is no finding. An
-    overflow of a scaled gradient that GradScaler handles is kept in `tracer.overflows` and raises nothing.
+    the context. The search goes back from a loss or gradient that is not finite to the earliest op of the step that
+    read finite values and wrote NaN or inf. A NaN or inf that reaches neither (a metric, a mask of -inf) is no finding.
+    An overflow of a scaled gradient that GradScaler handles is kept in `tracer.overflows` and raises nothing.
 
     Args:
         model: for module paths ("decoder.layers.3"); without it, they begin with the class of the outermost module.
         action: at a finding, "raise" NonFiniteError, "warn", or only "record".
         last: how many of the ops before it the report shows.
-        html: a file for a page, written when the context ends, of what was counted: a heat map of modules and steps,
-            forward and backward, of the largest magnitude, the share that underflows in fp16 and the share not finite,
-            with fp16's limits, and which modules could run in half. One file, which loads nothing.
-        log: a SummaryWriter, or what else has its add_scalar and add_histogram, for the same counts step by step.
-        group: a process group whose ranks all trace, and answer as one: what came first in the order of the step's ops
-            is the finding of all, with its `rank`; that rank reports it, the others name it in a line. They meet where
-            a step ends, so each must end its steps as the others do. None: this rank answers for itself.
+        html: path of an HTML page, written when the context ends. A heat map of modules and steps shows, forward and
+            backward, the largest magnitude, the share that underflows in fp16 and the share that is not finite, with
+            fp16's limits; a table says which modules could run in half. The page is one file that loads nothing.
+        log: a SummaryWriter, or another object with add_scalar and add_histogram: gets the same counts at each step.
+        group: a process group whose ranks all trace and give one report. The finding is the one that comes first in the
+            order of the step's ops, with its `rank`. That rank reports it, the others name it in a line. The ranks
+            communicate at the end of a step, so all must end the same steps. None: this rank reports alone.
 
     Attributes:
         report: the first finding (`Report`), or None.
@@ -63,15 +63,15 @@ class trace:
     Sees every op that goes through torch's dispatcher in this thread and in its backward passes, also under autocast,
     checkpointing and DistributedDataParallel. A compiled function runs eagerly inside, as under any dispatch mode,
     and may stay so. Other threads are not seen. Costs two counts an op, no synchronisation before the step ends.
-    What html= and log= keep is bounded: at most 1,024 columns of 48 bytes a module. In a longer run neighbouring steps
-    share a column, with the largest magnitude of both and the counts of both together.
+    The memory for html= and log= is bounded: at most 1,024 columns of 48 bytes a module. In a longer run neighboring
+    steps share a column: the larger magnitude, and the sum of the counts.
 
     Raises:
         NonFiniteError: a step went wrong and `action` is "raise"; its `report` is the finding.
         TypeError: `model` is no module, `html` no path, `log` no writer.
-        ValueError: `action` is none of the three, `last` is negative, `group` is none, or one without this rank.
-        FileNotFoundError, IsADirectoryError: the folder of `html` does not exist, or `html` is one.
-        RuntimeError: of several ranks one does not answer within the group's timeout.
+        ValueError: `action` is none of the three, `last` is negative, `group` is no group, or lacks this rank.
+        FileNotFoundError, IsADirectoryError: the folder of `html` does not exist, or `html` is a folder.
+        RuntimeError: a rank of the group does not answer within the group's timeout.
 
     Example:
         >>> x = torch.tensor([0.0, 2.0], requires_grad=True)
@@ -101,7 +101,7 @@ class trace:
             raise TypeError(f"trace: log must have add_scalar and add_histogram, got {type(log).__name__}")
         ranks.check("trace", group)
         self.action, self.last, self._group = action, last, group
-        # (as it is named now: a script may change the working folder)
+        # (made absolute now, as a script may change the working folder)
         self._html = None if html is None else page.path(html)
         recorded = html is not None or log is not None
         self._history = History(None if log is None else Board(log)) if recorded else None
@@ -109,11 +109,11 @@ class trace:
         self._modules = ModuleStack(model)
         self._recorder = Recorder(self._modules, self._after)
         self._watching = self._scaled = False
-        self._everyone = False  # all ranks answer as one, as long as the script has a group of them
-        self._rank = None  # this one's, once they have met
-        self._announces = True  # at an exception that is not its own, by a warning
-        self._told = None  # is called with the number of each step
-        self._trained = False  # a backward pass was seen: results beside it are metrics, unless check() asks for them
+        self._everyone = False  # True: all ranks give one report, as long as the script has a process group
+        self._rank = None  # this process's rank, set when the ranks merge
+        self._announces = True  # True: warn of a finding when another exception ends the context
+        self._told = None  # a function to call with the number of each step, or None
+        self._trained = False  # True after a backward pass: other results are metrics, unless check() asks for them
 
     @property
     def report(self):
@@ -130,13 +130,13 @@ class trace:
         if self._watching:
             raise RuntimeError("trace: this tracer is at work already; make another")
         self._modules.__enter__()
-        # Before the update, which would write what went wrong into the weights; behind it for one with a closure.
+        # Look before the update, which would write NaN into the weights, and after it, as it may run a closure.
         self._optimizers = [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._behind_update),
         ]
-        # Thousands of records a step set off full garbage collections, each through all that torch has loaded: what
-        # is there now is left out of them, unless the user has arranged that already.
+        # Thousands of records a step trigger full garbage collections, each through every object that torch has loaded.
+        # Exclude the objects that exist now from them, unless the user has called gc.freeze already.
         self._froze = gc.get_freeze_count() == 0
         if self._froze:
             gc.freeze()
@@ -154,12 +154,12 @@ class trace:
         self._modules.__exit__()
         try:
             is_report = isinstance(error, NonFiniteError)
-            # After an exception the other ranks may be elsewhere.
+            # After an exception the other ranks may not come to this point.
             result = None if is_report else self._look(not self._trained, together=kind is None)
             if kind is None:
                 self._act(result)
             elif result is not None and result.bug and self._announces and issubclass(kind, Exception):
-                # The exception may well follow from the finding: both are reported, and the exception is raised.
+                # The finding may be the cause of the exception: report both, and let the exception pass.
                 _warn(f"safeops.debug.trace, before the exception: {result}")
         finally:
             self._recorder.clear()
@@ -168,7 +168,7 @@ class trace:
                     page.write(self._html, self)
 
     def _restart(self):
-        """Forget what was found: in a process that was forked."""
+        """Forget the findings: called in a forked process."""
         self._recorder.clear()
         self.reports, self.overflows, self.steps = [], [], 0
 
@@ -192,7 +192,7 @@ class trace:
         with recorder.lock, private_torch.disable_modes(), torch.no_grad():
             if recorder.ops:
                 step = Step(recorder, results)
-                # An update, and what runs behind the last one of a training loop, is no step of its own.
+                # An update, and the code after a training loop's last update, is no step of its own.
                 new = results or step.backward
                 self.steps += new
                 if new and self._told:
@@ -207,16 +207,16 @@ class trace:
                 self._rank = ranks.rank()
                 result = self._first(result, group)
         if result is not None and not new and any(r.step == self.steps for r in self.reports[-1:]):
-            return None  # the update wrote what was found before it
+            return None  # the update only wrote the NaN that was found before it
         if result is not None:
             result.last = self.last
             (self.reports if result.bug else self.overflows).append(result)
         return result
 
     def _first(self, local_report, group):
-        """The first failure on any rank. A cause is earlier in the order of ops than its consequences elsewhere."""
+        """The first finding of any rank. A cause has a smaller op index than its consequences on other ranks."""
         try:
-            # (the table of what ran before stays here: long, and of code objects)
+            # (without the frames: they are many, and hold code objects)
             of_ranks = ranks.gather("trace", local_report and dataclasses.replace(local_report, frames=[]), group)
         except RuntimeError as error:
             raise error if local_report is None else NonFiniteError(local_report) from error
@@ -253,6 +253,6 @@ class trace:
 
 
 def _warn(text):
-    """At the user's line, however deep in torch's hooks it was found."""
+    """Warn at the user's line, however deep in torch's hooks this is called."""
     lines = user_lines(2, most=1)
     warnings.warn_explicit(text, UserWarning, lines[0].file if lines else __file__, lines[0].number if lines else 1)

@@ -10,15 +10,15 @@ from safeops.debug.common.source import line
 
 _SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
 _SINGULAR_AT_ZERO = frozenset("addcdiv div reciprocal rsqrt pow".split())
-_LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # NaN is none of their making
+_LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # finite operands: no NaN
 
 
 def explain(step, op, output, came_in, values):
-    """(kind, why, what to write instead)."""
+    """Returns (kind, why, what to write instead)."""
     name = op.facts.name
     source = step.forward_of(op)
     instead = advice.of_logarithm(source.facts.name, _makers(step, source))
-    instead = instead or advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
+    instead = instead or advice.advice(name, None if op.in_engine else op.node)  # in_engine: in the user's backward
     if came_in and op.node and op.node.endswith("AccumulateGrad"):
         return "came in", "the parameter's .grad held it before this step", advice.STALE
     if came_in:
@@ -30,7 +30,7 @@ def explain(step, op, output, came_in, values):
         if output is None and op.facts.selects:
             why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}: masked after the arithmetic: its"
             return "came in", f"{why} gradient is NaN * 0; mask the operands before", advice.LATE
-        if op.masked and counts.numel > 1:  # what it leaves out, an op of ours does not read
+        if op.masked and counts.numel > 1:  # a safeops op does not read what its mask leaves out
             why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}, and the mask keeps some of it"
             return "came in", why, advice.INVERTED
         if step.writer(came_in[0]) is None:
@@ -67,7 +67,7 @@ def explain(step, op, output, came_in, values):
 
 
 def _written_in_between(step, op, counts, values):
-    """The operands had been counted as finite, and were not any more when the op read them."""
+    """True if the operands were finite when they were counted, and not when the op read them."""
     if values:
         return not all(math.isfinite(values[slot.pick]) for slot in op.slots() if slot.pick is not None)
     top = max((step.counts(row).largest for row in op.inputs.values()), default=0)
@@ -76,20 +76,21 @@ def _written_in_between(step, op, counts, values):
 
 
 def _singular(step, op):
-    """Without the operand's value (it was overwritten): functions that overflow nowhere, or have met a zero."""
+    """True if the op cannot have overflowed: its function never does, or has a pole at 0 and an operand holds a 0. For
+    ops whose operands' values were not kept."""
     name = op.facts.name.removeprefix("_foreach_").rstrip("_")
     zero = any(step.counts(row).zero for row in op.inputs.values())
     return name in _SINGULAR or name in _SINGULAR_AT_ZERO and zero
 
 
 def _may_overflow(step, op, counts, top):
-    """Products and sums of as many operands of this size could leave the dtype's range."""
+    """True if a sum of products of the operands, of magnitude up to `top`, could leave the dtype's range."""
     terms = max((step.counts(row).numel for row in op.inputs.values()), default=1)
     return max(top, 1.0) ** 2 * terms > torch.finfo(counts.dtype).max
 
 
 def _makers(step, op):
-    """The names of the ops that made its operand, the last first."""
+    """The names of up to 4 ops that made the op's first operand, the last first."""
     names = []
     while len(names) < 4 and op.inputs and (op := step.writer(next(iter(op.inputs.values())))):
         names.append(op.facts.name)
@@ -97,7 +98,7 @@ def _makers(step, op):
 
 
 def _source(step, row):
-    """Where values that are not finite and were meant came from: 'from full at train.py:3'."""
+    """Where the bad values of a row came from: 'from full at train.py:3'."""
     while (maker := step.writer(row)) is not None and (earlier := step.bad_inputs(maker)):
         row = earlier[0]
     if maker is None:
@@ -106,17 +107,17 @@ def _source(step, row):
 
 
 def _handled(step, op, counts):
-    """An overflow that is GradScaler's own doing: of a scaled value, in half, with a scale that can still fall."""
+    """True if GradScaler handles this overflow: it is a scaled value in fp16, and the scale can still fall."""
     scale = step.scale()
     return bool(op.node or op.scaled) and scale is not None and scale > 1 and counts.dtype is torch.float16
 
 
 class _Unknown(Exception):
-    """An operand whose value nobody kept."""
+    """An operand's value was not kept."""
 
 
 def _in_double(op, values):
-    """The op on the picked values alone, in fp64: what the true value is."""
+    """The op's true value: computed in fp64 from the picked values. None if it cannot be computed."""
 
     def fill(x):
         if isinstance(x, Slot):
@@ -135,7 +136,7 @@ def _in_double(op, values):
 
 
 def _call(op, values):
-    """'div(1, 0)'."""
+    """The call with the picked values, as text: 'div(1, 0)'."""
     shown = []
     for x in op.arguments:
         if isinstance(x, Slot):

@@ -7,6 +7,7 @@ from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
 from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import reduce, validate_options
+from safeops.core.symbolic import symbolic
 from safeops.ops.classification._classification import (
     ARGUMENTS,
     INDICES,
@@ -409,7 +410,7 @@ def cross_entropy(
         mask = without_weight_0("cross_entropy", row_weight, mask, input)
     operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
     own_mean = weight is not None and reduction == "mean" and denominator is None
-    if own_mean and (z_loss.__class__ is not float or z_loss != 0):
+    if own_mean and (symbolic(z_loss) or z_loss != 0):
         _cross_entropy.validate(*operands)
         if not target.is_floating_point():
             weight = normalized_weight(weight, input, class_dim(input), target, mask, ignore_index, row_weight)

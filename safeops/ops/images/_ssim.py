@@ -97,8 +97,8 @@ def define(
             return zero.expand(_map_shape(input.shape, win_size, same)), no_share
         if reduction == PLANES:
             return zero.double().expand(3, *input.shape[:2]), no_share
-        value, share = over_all(zero, zero.detach(), reduction, empty_nan)
-        return value.to(compute), share
+        value, result_slope = over_all(zero, zero.detach(), reduction, empty_nan)
+        return value.to(compute), result_slope
     keep = input.new_ones((), dtype=torch.bool) if mask is None else mask
     counted = keep = gathered(keep.expand(input.shape), dims)
     if not same:
@@ -113,8 +113,8 @@ def define(
     weights, s, d = window(win_size, win_sigma), x + y, x - y
     moments = blur(torch.stack((s, d, s * s, d * d)), weights, spatial, same)
     if same or mask is not None:
-        share = blur(keep.to(compute), weights, spatial, same)
-        moments = torch.where(counted, moments, 0) / torch.where(counted, share, 1)
+        result_slope = blur(keep.to(compute), weights, spatial, same)
+        moments = torch.where(counted, moments, 0) / torch.where(counted, result_slope, 1)
     mean_s, mean_d, squares_s, squares_d = moments.unbind()
     var_s, var_d = variance(squares_s, mean_s), variance(squares_d, mean_d)
     origin_x, origin_y = origin_x / data_range, origin_y / data_range  # first: their sum may overflow
@@ -131,8 +131,8 @@ def define(
         return torch.stack([accumulate(t, dims).double() for t in (loss, contrast, counted.to(compute))]), no_share
     count = counted.sum().double()
     loss = accumulate(loss, ()).double()
-    value, share = over_all(count - loss if similarity else loss, count, reduction, empty_nan)
-    return value.to(compute), -share if similarity else share
+    value, result_slope = over_all(count - loss if similarity else loss, count, reduction, empty_nan)
+    return value.to(compute), -result_slope if similarity else result_slope
 
 
 # ---- op
@@ -153,7 +153,7 @@ def _fake(input, target, mask, reduction, similarity, empty_nan, data_range, win
     return input.new_empty(shape, dtype=compute), input.new_empty(() if is_scalar else 0, dtype=torch.float64)
 
 
-def _fake_backward(grad, share, input, target, *operands):
+def _fake_backward(grad, result_slope, input, target, *operands):
     return only(operands[-3:-1], (input, target))
 
 
@@ -161,13 +161,13 @@ _IMAGES = "Tensor input, Tensor target, Tensor? mask=None, int reduction=1"
 _WINDOW = "float data_range=1.0, int win_size=11, float win_sigma=1.5, float k1=0.01, float k2=0.03, bool same=False"
 _forward = declare_raw(
     "_ssim",
-    f"({_IMAGES}, bool similarity=False, bool empty_nan=False, {_WINDOW}) -> (Tensor value, Tensor share)",
+    f"({_IMAGES}, bool similarity=False, bool empty_nan=False, {_WINDOW}) -> (Tensor value, Tensor result_slope)",
     fake=_fake,
     composite=define,
 )
 _backward = declare_raw(
     "_ssim_backward",
-    f"(Tensor grad, Tensor share, {_IMAGES}, {_WINDOW}, bool need_input=True, bool need_target=True, "
+    f"(Tensor grad, Tensor result_slope, {_IMAGES}, {_WINDOW}, bool need_input=True, bool need_target=True, "
     "bool similarity=False) -> (Tensor, Tensor)",
     fake=_fake_backward,
 )
@@ -224,7 +224,7 @@ class StructuralSimilarity(Op):
 
     def gradients(self, grad, needs, operands, results):
         images, window = operands[:4], operands[6:]  # from input to reduction, from data_range on
-        return self.backward(grad, results.share, *images, *window, *needs[:2], operands.similarity)
+        return self.backward(grad, results.result_slope, *images, *window, *needs[:2], operands.similarity)
 
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
         """The body of the public functions `ssim` and `ssim_loss`."""

@@ -32,8 +32,8 @@ def define(input, mask=None, reduction=1, empty_nan=False):
     exists = keep.sum(dims) > 0
     if reduction == 0:
         return torch.where(exists, total, nothing(empty_nan)).to(x.dtype), total.new_empty(0)
-    value, share = over_all(accumulate(total, ()), exists.sum(), reduction, empty_nan)
-    return value.to(x.dtype), share
+    value, result_slope = over_all(accumulate(total, ()), exists.sum(), reduction, empty_nan)
+    return value.to(x.dtype), result_slope
 
 
 # ---- op
@@ -46,14 +46,14 @@ def _fake(input, mask, reduction, empty_nan):
 
 _forward = declare_raw(
     "_total_variation",
-    "(Tensor input, Tensor? mask=None, int reduction=1, bool empty_nan=False) -> (Tensor value, Tensor share)",
+    "(Tensor input, Tensor? mask=None, int reduction=1, bool empty_nan=False) -> (Tensor value, Tensor result_slope)",
     fake=_fake,
     composite=define,
 )
 _backward = declare_raw(
     "_total_variation_backward",
-    "(Tensor grad, Tensor share, Tensor input, Tensor? mask=None) -> Tensor",
-    fake=lambda grad, share, input, mask: like(input, input.shape, input.dtype),
+    "(Tensor grad, Tensor result_slope, Tensor input, Tensor? mask=None) -> Tensor",
+    fake=lambda grad, result_slope, input, mask: like(input, input.shape, input.dtype),
 )
 
 # ---- record
@@ -83,7 +83,7 @@ class TotalVariation(Op):
         check.same_device(NAME, "input", input, mask=mask)
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, results.share, operands.input, operands.mask),)
+        return (self.backward(grad, results.result_slope, operands.input, operands.mask),)
 
 
 _total_variation = TotalVariation(NAME, _forward, _backward, lambda *operands: define(*operands)[0])

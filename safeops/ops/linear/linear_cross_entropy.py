@@ -10,6 +10,7 @@ from safeops.core.loss_reduction import as_divisor, reduce, reduce_sum
 from safeops.core.matmul import matmul
 from safeops.core.route import PLAIN
 from safeops.core.sums import total
+from safeops.core.symbolic import symbolic
 from safeops.ops.classification._classification import (
     ARGUMENTS,
     class_dim,
@@ -239,7 +240,8 @@ def linear_cross_entropy(
     if check.mesh(input) is None:  # (a DTensor keeps its dims, any of which may be sharded)
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
         mask, row_weight = (t if t is None else t.reshape(-1) for t in (mask, row_weight))
-    if weight is not None and z_loss != 0 and reduction == "mean" and denominator is None:
+    own_mean = weight is not None and reduction == "mean" and denominator is None
+    if own_mean and (symbolic(z_loss) or z_loss != 0):
         weight = normalized_weight(weight, linear_weight, 0, target, mask, ignore_index, row_weight)
     takes = reduction != "none" and (row_weight is None or type(row_weight) in PLAIN and not row_weight.requires_grad)
     at_once, needs = _rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes)

@@ -11,6 +11,7 @@ from safeops.core.dtypes import LARGEST, compute_dtype, filled, to_one
 from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
+from safeops.core.symbolic import as_operand, symbolic
 from safeops.ops.elementwise.safe_div import safe_div
 from safeops.ops.reductions.safe_norm import safe_norm
 
@@ -120,6 +121,7 @@ def by_norm(input, p, dim, eps):
     check.dims("normalize", dim, input.dim())
     if eps is not None:
         check.number("normalize", "eps", eps, minimum=0)
+        eps = as_operand(eps, input)
     x = input.to(compute_dtype(input.dtype))  # once: the two parts of its gradient are added before they are rounded
     length = safe_norm(x, dim, ord=p, keepdim=True)
     floored = length.clamp(min=resolve_eps(eps, x.dtype))
@@ -162,6 +164,6 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, *extra, **unknown):
         refuse(normalize, extra, unknown)
     if isinstance(dim, (list, tuple)) and len(dim) == 1:
         (dim,) = dim
-    if not isinstance(p, torch.Tensor) and p == 2 and not isinstance(dim, (list, tuple)):
+    if not (isinstance(p, torch.Tensor) or symbolic(p)) and p == 2 and not isinstance(dim, (list, tuple)):
         return _normalize.call(input, dim, eps)
     return by_norm(input, p, dim, eps)

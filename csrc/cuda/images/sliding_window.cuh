@@ -1,7 +1,7 @@
 // Weighted sums over windows of three dims. A block has a tile of windows, and moves from slice to slice:
 //   inputs -> (across) sums over a window's columns -> (down) over its rows -> (along) over its slices
-// The first two lie in shared memory. Those along the slices are in registers, for all windows that see a slice at
-// once, so that no slice is kept: sum[k] is the partial sum of the window that ends k slices later.
+// Inputs and sums across are in shared memory. Sums along the slices are in registers, for all windows that see a slice
+// at once, so that no slice is kept: sum[k] is the partial sum of the window that ends k slices later.
 #pragma once
 
 #include "common/similarity.h"
@@ -76,8 +76,8 @@ struct WindowSlider {
   }
   __device__ bool inside() const { return row < window.out[1] && column < window.out[2]; }
 
-  // body(u, index in shared memory, row, column) for each input of a slice that this thread reads, none(u, index) for
-  // one that lies outside.
+  // Calls body(u, index in shared memory, row, column) for each input of a slice that this thread reads, and
+  // none(u, index) for an input outside of the image.
   template <class Body, class None>
   __device__ void each_input(const Body& body, const None& none) const {
 #pragma unroll
@@ -90,7 +90,7 @@ struct WindowSlider {
     }
   }
 
-  // done(slice, sums) for each output of this thread.
+  // Calls done(slice, sums) for each output of this thread.
   template <class Source, class Done>
   __device__ void run(const Source& source, const Done& done) const {
     C sum[kArrays][kMost] = {};
