@@ -77,7 +77,7 @@ NAMES = {
     "error_if_nonfinite": {"nonfinite": _unless(False, 'nonfinite="raise"')},
     "foreach": {"nonfinite": LEAVE},
 }
-# The same table for constructors of modules, which know no operands.
+# As NAMES, for constructors of modules, which know no operands.
 _CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
 OPTIONS = {
     "softmax": {"smooth_nr": _CALL},
