@@ -81,7 +81,7 @@ def define(
     input, target, mask, reduction=1, similarity=False, empty_nan=False, data_range=1.0, win_size=11, win_sigma=1.5,
     k1=0.01, k2=0.03, same=False,
 ):  # fmt: skip
-    """Returns (value, share: the derivative of value by each window's 1 - SSIM, or empty).
+    """Returns (value, result_slope: the derivative of value by each window's 1 - SSIM, or empty).
 
     reduction: 1: the mean over all windows of 1 - SSIM (with `similarity`: of SSIM). 2: the sum. 0: the map, 0 where a
     window does not count. PLANES: (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM and of 1 - contrast,
@@ -182,7 +182,7 @@ LARGEST_ON_CUDA = {4: 21, 5: 11}
 
 
 class StructuralSimilarity(Op):
-    """The record of a mean, sum or map over the windows. The second result, `share`, is for backward."""
+    """The record of a mean, sum or map over the windows. `result_slope` is for backward."""
 
     owner = "C++/CUDA"
     differentiable = ("input", "target")

@@ -18,8 +18,8 @@ NAME = "total_variation"
 
 
 def define(input, mask=None, reduction=1, empty_nan=False):
-    """Returns (value, share). value: the sum of |difference| over each image's pairs of kept neighbours (reduction 0),
-    or the mean or sum of that over the images; share: the derivative of value by an image's sum."""
+    """Returns (value, result_slope). value: the sum of |difference| over each image's pairs of kept neighbours
+    (reduction 0), or the mean or sum of that over the images; result_slope: its derivative by an image's sum."""
     dims = tuple(range(1, input.dim()))
     x = input.to(compute_dtype(input.dtype))
     keep = (input.new_ones((), dtype=torch.bool) if mask is None else mask).expand(input.shape)
@@ -60,7 +60,7 @@ _backward = declare_raw(
 
 
 class TotalVariation(Op):
-    """The second result, `share`, is for backward."""
+    """The second result, `result_slope`, is for backward."""
 
     owner, example = "C++/CUDA", "torch.zeros(1, 3, 16, 16)"
 
