@@ -225,7 +225,7 @@ __all__ = [
     "xlogy",
 ]
 
-# Imported where they are first asked for: a training that uses none of them does not wait for a quarter of the modules.
+# Imported at their first use: a training that uses none of them does not import a quarter of the package.
 _LAZY = {"debug": "debug", "nn": "nn", "safe": "safe", "safe_mode": "safe.mode"}
 
 

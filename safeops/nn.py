@@ -1,6 +1,6 @@
-"""Modules of the losses, as in torch.nn: the options in the constructor, the tensors in the call.
+"""Modules of the losses, as in torch.nn: the constructor takes the options, the call takes the tensors.
 
-Each is made from the record of its function.
+Each class is built from the record of its function.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import torch
 from safeops.core.foreign import by_name, unexpected, unexpected_option
 from safeops.core.op import registry
 
-# optional, and given in the call but where they are buffers
+# optional tensors: the call takes them, unless a record names them as buffers of the module
 TENSORS = (
     *("target", "negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator"),
     *("target_values", "target_indices", "target_bias"),
@@ -69,8 +69,8 @@ def _init(self, **options):
 _DOC = """Module of `safeops.{function}`, which describes the arguments, shapes, dtypes and errors.
 
 Args:
-    {options}: the options, keyword-only. Where one may be a tensor, a
-        Parameter is trained with the module, and any other is a buffer of it.
+    {options}: the options, keyword-only. A Parameter is trained with the
+        module; any other tensor becomes a buffer of it.
 
 Called with ({call}).
 
@@ -82,7 +82,7 @@ Example:
 
 
 def _signed(module, name, function, parameters):
-    """A copy of a function with a module's own name and signature: Python says them in its errors and its help."""
+    """A copy of a function with the name and signature of a module's method, for Python's errors and help."""
     copy = types.FunctionType(function.__code__, globals(), name)
     copy.__qualname__ = f"{module}.{name}"
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -92,10 +92,10 @@ def _signed(module, name, function, parameters):
 
 def _module(op):
     function = op.public_function
-    inputs, options = [], {"reduction": None, "empty": None}  # those of all losses come first
+    inputs, options = [], {"reduction": None, "empty": None}  # the options of all losses come first
     for x in inspect.signature(function).parameters.values():
         if x.default is x.empty or (x.name in TENSORS and x.name not in op.buffers):
-            inputs.append(x.replace(kind=x.KEYWORD_ONLY) if x.name == "weight" else x)  # (torch's modules take two)
+            inputs.append(x.replace(kind=x.KEYWORD_ONLY) if x.name == "weight" else x)  # (torch's take two by position)
         else:
             options[x.name] = x.replace(kind=x.KEYWORD_ONLY)
     defaults = {name: x.default for name, x in options.items()}

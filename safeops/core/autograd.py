@@ -1,4 +1,4 @@
-"""The autograd Function of an op: what its forward saves, and which of the gradients its backward computes."""
+"""Builds the autograd Function of an op: forward saves tensors, backward computes the gradients that are needed."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from safeops.core.library import raise_cause
 
 
 class Like(NamedTuple):
-    """Backward needs these of an operand in which the op is linear: there is no need to keep the tensor."""
+    """Stands for an operand that the op is linear in: backward needs no more of it, so the tensor is not saved."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -48,7 +48,7 @@ def autograd_function(op):
         like, numbers = ctx.unsaved if unsaved else ((), ())
         operands = [Like(shape, like[0]) for shape in like[1:]] if linear else []
         operands += kept[saved:]
-        if len(operands) < tensors:  # trailing ones that were not given
+        if len(operands) < tensors:  # the call left out trailing optional tensors
             operands += [None] * (tensors - len(operands))
         operands += numbers
         operands += defaults[len(operands) :]
@@ -63,7 +63,7 @@ def autograd_function(op):
         for i, d in zip(gradient_places, computed):
             if needs[i] and d is not None:
                 x = operands[i]
-                # (asked only where it may be: Dynamo cannot compare a saved size with that of a tensor made of it)
+                # (`sum_to` is tested first: Dynamo cannot compare a saved size with that of a tensor made from it)
                 result[i] = sum_to(d, x.shape, x.dtype) if sum_to and d.shape != x.shape else d
         return tuple(result)
 

@@ -1,8 +1,8 @@
-"""Where CUDA kernels run: on every GPU of compute capability 8.0 or more for which there is code.
+"""Decides where CUDA kernels run: on every GPU of compute capability 8.0 or more for which there is code.
 
-The environment variable SAFEOPS_KERNELS says how: `auto` (the default); `require`, where a CUDA tensor whose op has no
-kernel raises; `off`, where every op runs its definition, on every device. What is known to be wrong is in KNOWN_FAULTS,
-and what `safeops verify` has seen fail on this machine in a file (failures.py): it is off until it passes.
+The environment variable SAFEOPS_KERNELS is `auto` (the default), `require` (a CUDA tensor whose op has no kernel
+raises) or `off` (every op runs its definition, on every device). KNOWN_FAULTS lists kernels that are known to be wrong.
+An op that failed `safeops verify` on this machine is off until it passes (failures.py).
 """
 
 import functools
@@ -20,7 +20,9 @@ LEAST_CAPABILITY, LEAST_TRITON = (8, 0), (3, 6)
 
 
 class KnownFault(NamedTuple):
-    """An op whose CUDA kernels are wrong on GPUs of a capability, with versions of Triton that begin so (None: all)."""
+    """An op whose CUDA kernels are wrong on GPUs of `capability` with a Triton version that begins with `triton`.
+
+    None in either field: all of them."""
 
     op: str
     capability: tuple | None
@@ -32,14 +34,14 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = ()
 
 
 class Availability(NamedTuple):
-    """An op's kernels on a device: they run, by which code, or why they do not."""
+    """kernel: True if an op's kernels run on a device. reason: which code runs, or why none does."""
 
     kernel: bool
     reason: str
 
 
 def mode() -> str:
-    """The value of SAFEOPS_KERNELS. ValueError where that is none of the three."""
+    """The value of SAFEOPS_KERNELS. ValueError if it is none of the three."""
     value = os.environ.get(VARIABLE) or MODES[0]
     if value not in MODES:
         raise ValueError(f"{VARIABLE} must be {', '.join(MODES[:-1])} or {MODES[-1]}, got {value!r}")
@@ -47,7 +49,7 @@ def mode() -> str:
 
 
 def availability(op, index, judged=True) -> Availability:
-    """True if an op's kernels run on CUDA device `index`. judged=False: also where `safeops verify` saw them fail."""
+    """The Availability of an op's kernels on CUDA device `index`. judged=False: ignore failures of `safeops verify`."""
     if not op.owner:
         return Availability(True, "plain torch")
     if mode() == "off":
@@ -69,14 +71,14 @@ def availability(op, index, judged=True) -> Availability:
 
 
 def gpu(index) -> tuple | None:
-    """(name, capability) of a CUDA device; None where an operand stands for one that is elsewhere."""
+    """(name, capability) of a CUDA device. None if there is none here: a fake tensor may name one."""
     if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_name(index), tuple(torch.cuda.get_device_capability(index))
 
 
 def has_kernels(op) -> bool:
-    """True if the op has kernels for CUDA of its own in this build."""
+    """True if this build has the op's own CUDA kernels."""
     return bool(op.owner) and all(library.has_kernel(name, "CUDA") for name in op.raw)
 
 
@@ -85,7 +87,7 @@ def triton() -> str | None:
 
 
 def triton_of(op) -> str | None:
-    """The Triton that compiles the op's kernels; None for those of C++."""
+    """The version of the Triton that compiles the op's kernels; None for C++ kernels."""
     return triton() if op.owner == "Triton" else None
 
 
@@ -105,7 +107,7 @@ def _triton_code():
 
 @functools.cache
 def _triton_fails():
-    """Why Triton has no driver here, or None. It compiles that once, in C: an image without a compiler has none."""
+    """Why Triton's driver does not start, or None. Triton compiles the driver's C code once, with a C compiler."""
     try:
         importlib.import_module("triton.runtime").driver.active.get_current_target()
     except Exception as error:
@@ -113,7 +115,7 @@ def _triton_fails():
 
 
 def _cpp_code(capability):
-    """Machine code of the GPU's generation that is not newer than it, or PTX, which its driver compiles."""
+    """The Availability of C++ kernels: machine code of the GPU's major capability and at most its minor one, or PTX."""
     extension = library.cuda_extension
     if extension is None:
         return Availability(False, "this build has no CUDA extension")
@@ -121,7 +123,7 @@ def _cpp_code(capability):
     fitting = [arch for arch in archs if arch[0] == capability[0] and arch <= capability]
     if not fitting and capability < archs[-1]:
         return Availability(False, "no code for sm_{}{} in this build (sm_{})".format(*capability, extension.archs))
-    # A driver runs the machine code of its own major version of CUDA, and compiles PTX that is not newer than it.
+    # A driver runs machine code of its own major version of CUDA. It compiles PTX of versions up to its own.
     needed = extension.runtime // 1000 * 1000 if fitting else extension.runtime
     if extension.driver() < needed:
         versions = (f"{number // 1000}.{number % 1000 // 10}" for number in (extension.driver(), needed))
@@ -137,15 +139,15 @@ def _known_fault(op, capability):
     return None
 
 
-# ---- what a call asks
+# ---- lookups at each call
 
 _devices, _warned = {}, set()
 
 
 class Devices(dict):
-    """{index of a CUDA device: whether the op's kernels run there}, asked at the op's first call on each."""
+    """{index of a CUDA device: True if the op's kernels run there}, filled at the op's first call on each device."""
 
-    judged = True  # False, for all: in `safeops verify`, where what has failed may pass
+    judged = True  # `safeops verify` sets it to False on the class: an op that has failed may pass now
 
     def __init__(self, op):
         super().__init__()
@@ -161,7 +163,7 @@ class Devices(dict):
 
 
 def available(name, index):
-    """True if an op's kernels run on a CUDA device: for a trace, which knows the op by its name."""
+    """True if an op's kernels run on a CUDA device. For traces, which pass the op's name."""
     return _devices[name][index]
 
 
@@ -169,14 +171,14 @@ available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and 
 
 
 def forget():
-    """Ask everything again."""
+    """Clear the cached answers: the next calls check again."""
     failures.records.cache_clear()
     for devices in _devices.values():
         devices.clear()
 
 
 def _say_why(op, index, reason):
-    """Once for each reason and model of GPU; SAFEOPS_KERNELS=require: always, by an exception."""
+    """Warn, once for each reason and model of GPU. With SAFEOPS_KERNELS=require raise, each time."""
     name = result[0] if (result := gpu(index)) else f"cuda:{index}"
     if mode() == "require":
         raise RuntimeError(f"{op.name}: no kernel on {name}: {reason} ({VARIABLE}=require)")

@@ -1,7 +1,7 @@
 """Argument checks of the public functions: errors that name the function, the argument, the shapes, dtypes or devices.
 
-They run before any work on the composite route; on the kernel route once a kernel's memory-safety check has refused,
-and in a Triton launcher, which itself takes nearly anything, before a call of a new kind.
+On the composite route they run before any work. On the kernel route they run after a kernel's memory-safety check has
+refused the call, and in a Triton launcher, which checks almost nothing itself, before each new kind of call.
 """
 
 import ctypes
@@ -18,15 +18,15 @@ from safeops.core.foreign import meant
 from safeops.core.symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
-Nonfinite = Literal["propagate", "skip", "raise"]  # losses and gradients that are inf or NaN
-EMPTY = ("zero", "nan", "raise")  # what a result is where nothing is kept
+Nonfinite = Literal["propagate", "skip", "raise"]  # how to treat losses and gradients that are inf or NaN
+EMPTY = ("zero", "nan", "raise")  # the result where nothing is kept
 NONFINITE = get_args(Nonfinite)
 NUMBER = (int, float, *SYMBOLIC)
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (asked first: it is the fastest question)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (tested first: the fastest test)
 
 
 def explain(validate, *arguments):
-    """Raise what `validate` finds, without the kernel's own refusal in the traceback: for `except` clauses."""
+    """For `except` clauses: raise the error that `validate` raises, without the kernel's error in the traceback."""
     try:
         validate(*arguments)
     except (TypeError, ValueError, IndexError) as error:
@@ -34,7 +34,7 @@ def explain(validate, *arguments):
 
 
 def runs_when_called(function, region, called):
-    """called: what a region wraps. A generator's or coroutine's body would run when the region has been left."""
+    """Refuse a generator or coroutine function: its body would run after the region that wraps it has ended."""
     for kind in ("generator", "coroutine", "asyncgen"):
         is_kind = getattr(inspect, f"is{kind}function")
         if is_kind(called) or is_kind(type(called).__call__):
@@ -60,8 +60,8 @@ def dimensions(function, name, x, most=64):
 
 
 def undense(x):
-    """The kind of tensor x, where it is none with one number for each element, all of which count."""
-    if is_compiling():  # a trace has no such tensors, and may not ask
+    """The kind of tensor x if it is not an ordinary dense one (masked, nested, sparse or quantized); else None."""
+    if is_compiling():  # a trace has no such tensors, and cannot test for them
         return None
     if x.__class__ not in PLAIN and isinstance(x, torch.masked.MaskedTensor):
         return "a MaskedTensor (pass its data, and its mask beside it)"
@@ -73,7 +73,7 @@ def undense(x):
 
 
 def floating(function, name, x, numbers=False):
-    """numbers: whether integers would be numbers of the same kind (class indices are none)."""
+    """numbers: True if x.float() of integers has the same meaning (not so for class indices): the error suggests it."""
     tensor(function, name, x)
     if x.dtype not in FLOATING:
         remedy = meant(function, name, x) if name in ("weight", "negative_keys") else ""
@@ -85,7 +85,7 @@ def floating(function, name, x, numbers=False):
 
 
 def real(function, name, x):
-    """A tensor of integers, bools, or one of the four floating dtypes."""
+    """Check that x is a tensor of integers, bools, or one of the four floating dtypes."""
     tensor(function, name, x)
     if x.is_complex():
         raise TypeError(f"{function}: {name} must be real, got {x.dtype}")
@@ -98,7 +98,7 @@ def real_scalar(function, name, x):
 
 
 def same_device(function, reference_name, reference, **others):
-    """On one device, and as DTensors on one mesh; torch takes a 0-dim tensor for one that every rank has."""
+    """Check that tensors are on one device, and DTensors on one mesh. A 0-dim tensor may be plain beside DTensors."""
     for name, x in others.items():
         if not isinstance(x, torch.Tensor):
             continue
@@ -120,20 +120,20 @@ def mesh(x):
 
 
 def shown(x, shape=None):
-    """The shape of a tensor, or another of its own, and how a DTensor is laid out: as errors have it."""
+    """The text of a shape in errors: x's, or `shape`, with the placements if x is a DTensor."""
     how = "" if mesh(x) is None else f" as {list(x.placements)}"
     return f"{tuple(x.shape if shape is None else shape)}{how}"
 
 
 def full_value(function, value):
-    """value(), which the host may read, on every rank the same."""
+    """value() as a plain tensor, which the host may read: the same on every rank."""
     try:
         x = value()
         return x if mesh(x) is None else x.full_tensor()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        from safeops.core.group import here, is_running  # (which imports this)
+        from safeops.core.group import here, is_running  # (it imports this file)
 
         if not is_running():
             raise
@@ -141,14 +141,14 @@ def full_value(function, value):
 
 
 def may_look(x):
-    """True where the host may read a tensor's numbers, in the CPU's memory and outside of traces and transforms."""
+    """True if the host may read a tensor's values: it is on the CPU, outside of traces and transforms."""
     return x.is_cpu and x.__class__ in PLAIN and not is_compiling() and not private_torch.transforms_active()
 
 
 def read(x):
-    """The number of a 0-dim fp32 or fp64 tensor that the host `may_look` at.
+    """The value of a 0-dim fp32 or fp64 tensor that the host `may_look` at.
 
-    Past the dispatcher, where a read takes longer, and counts as one that would wait for a device.
+    It is read from memory: through the dispatcher it would take longer, and count as a wait for a device.
     """
     return (ctypes.c_float if x.dtype == torch.float32 else ctypes.c_double).from_address(x.data_ptr()).value
 
@@ -160,7 +160,7 @@ def no_dtensor(function, name, x):
 
 def stretches(size, other):
     """True if a dim of `size` broadcasts to one of `other`."""
-    return size == 1 or size == other  # (to Dynamo, a number is `in` no tuple of sizes that it knows by a symbol)
+    return size == 1 or size == other  # (not `in (1, other)`: in Dynamo that is False for symbolic sizes)
 
 
 def broadcast(function, **operands):
@@ -181,7 +181,7 @@ def broadcast(function, **operands):
 
 
 def broadcasts_to(function, name, x, target_name, target, shape=None):
-    """x must broadcast to the shape of `target`, or another that is made of it, without enlarging it."""
+    """Check that x broadcasts to `shape` (None: the shape of `target`) without enlarging it."""
     shape = target.shape if shape is None else shape
     if not fits(x.shape, shape):
         raise ValueError(
@@ -191,17 +191,17 @@ def broadcasts_to(function, name, x, target_name, target, shape=None):
 
 
 def fits(shape, other):
-    """True if one shape broadcasts to the other."""
+    """True if `shape` broadcasts to `other`."""
     return len(shape) <= len(other) and all(map(stretches, reversed(shape), reversed(other)))
 
 
 def say(expression):
-    """How an error ends: with what works, if that is known."""
+    """The end of an error: the expression that works, if it is known."""
     return f": say {expression}" if expression else ""
 
 
 def reshaped(name, x, shape):
-    """The expression of a tensor without the channels' dim, or with one too many, that broadcasts to a shape; or ""."""
+    """The expression that adds or removes the dim of channels of x, so that it broadcasts to `shape`; or ""."""
     if 0 < x.dim() == len(shape) - 1 and fits((x.shape[0], 1, *x.shape[1:]), shape):
         return f"{name}.unsqueeze(1)"
     if x.dim() == len(shape) + 1 > 1 and x.shape[1] == 1 and fits((x.shape[0], *x.shape[2:]), shape):
@@ -210,7 +210,7 @@ def reshaped(name, x, shape):
 
 
 def classes_first(name, x, target):
-    """The expression of (N, d1, ..., C) beside a target (N, d1, ...) that has the classes in dim 1; or ""."""
+    """The expression that moves the classes of x, (N, d1, ..., C) for a target (N, d1, ...), to dim 1; or ""."""
     if x.dim() > 2 and target.shape == x.shape[:-1]:
         return f"{name}.transpose(1, 2)" if x.dim() == 3 else f"{name}.movedim(-1, 1)"
     if x.dim() > 2 and target.shape == (x.shape[:-1].numel(),):
@@ -219,7 +219,7 @@ def classes_first(name, x, target):
 
 
 def of_one_hot(name, x, shape, dim):
-    """The expression of class indices in place of integers that have the shape of probabilities; or ""."""
+    """The expression that makes class indices of one-hot x: bools or integers in the shape of probabilities; or ""."""
     if tuple(x.shape) != tuple(shape) or x.is_floating_point() or x.is_complex():
         return ""
     return f"{name}.int().argmax({dim})" if x.dtype == torch.bool else f"{name}.argmax({dim})"
@@ -236,7 +236,7 @@ def boolean(function, name, x, sense):
     tensor(function, name, x)
     if x.dtype != torch.bool:
         kept = f"{name} > 0.5" if x.is_floating_point() else f"{name} != 0"
-        # a float mask is one of 0 and 1, or is added to scores: 0 where they are kept, and very negative elsewhere
+        # a float mask has 0 and 1, or it is additive: 0 where scores are kept, very negative elsewhere
         additive = f" (an additive mask: {name} == 0)" if x.is_floating_point() and sense == "True = keep" else ""
         raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}{say(kept)}{additive}")
 
@@ -248,12 +248,12 @@ def weight(function, x, target_name, target, shape=None):
     broadcasts_to(function, "weight", x, target_name, target, shape)
 
 
-# Callbacks of safeops.debug.audit for class indices out of range, where nobody waits to raise.
+# Callbacks of safeops.debug.audit for class indices out of range, on devices where they do not raise.
 watchers = []
 
 
 def in_range(index, size, counts):
-    """Which indices exist. Of the others those that `counts` has, a bool tensor, are reported."""
+    """Bool: True where an index is in [0, size). Others are reported to `watchers` where `counts`, a bool, is True."""
     inside = (index >= 0) & (index < size)
     if watchers and not is_compiling():
         for watch in watchers:
@@ -268,7 +268,7 @@ def choice(function, name, value, options):
 
 
 def double(function, name, value):
-    """A Python number must be one that a double has: of an integer beyond, nothing can be computed."""
+    """Check that an int is in the range of a double: with a larger one nothing can be computed."""
     if isinstance(value, int) and not -LARGEST_DOUBLE <= value <= LARGEST_DOUBLE:
         raise ValueError(f"{function}: {name} must be at most {LARGEST_DOUBLE:.3g} in magnitude, got a larger integer")
 
@@ -279,7 +279,7 @@ def boolean_flag(function, name, value):
 
 
 def shown_value(function, x):
-    """A value as errors have it: a tensor without its numbers."""
+    """The text of a value in errors; a tensor's numbers are not shown."""
     return f"a tensor{meant(function, '', x)}" if isinstance(x, torch.Tensor) else repr(x)
 
 
@@ -292,7 +292,7 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
         kind = type(value).__name__
         raise TypeError(f"{function}: {name} must be a number, got {kind}{meant(function, name, value)}")
     double(function, name, value)
-    if isinstance(value, SYMBOLIC):  # to compare it would bind the sizes that an exported program takes
+    if isinstance(value, SYMBOLIC):  # a comparison would bind the sizes that an exported program takes
         value = private_torch.value_at_trace(value)
         if value is None:
             return
@@ -305,12 +305,12 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
 
 
 def usual_floor(eps):
-    """True for an eps that no op refuses, so that a small call is spared the whole validation: None, or a float."""
+    """True for an eps that every op accepts, None or a float above 0: a small call then skips the validation."""
     return eps is None or eps.__class__ is float and not is_compiling() and 0 < eps <= LARGEST
 
 
 def exists(function, name, value, dtype):
-    """Among integers there is no NaN."""
+    """Check that a value is not NaN if dtype is an integer or bool."""
     if not (dtype.is_floating_point or dtype.is_complex) and value != value:
         raise ValueError(f"{function}: {name} {value} does not exist in {dtype}")
 
@@ -336,7 +336,7 @@ def dims(function, dim, ndim):
 
 
 def integers(function, dim):
-    """An int, or a tuple or list of them, as a tuple. A bool and a tensor, which the host would read, are none."""
+    """An int, or a tuple or list of ints, as a tuple. Bools raise, and so do tensors, which the host would read."""
     values = dim if isinstance(dim, (tuple, list)) else (dim,)
     try:
         if any(isinstance(d, (bool, torch.Tensor)) for d in values):
@@ -348,7 +348,7 @@ def integers(function, dim):
 
 
 def one_dim(function, dim, ndim):
-    """dim counted from 0, where a function takes exactly one."""
+    """dim counted from 0, for a function that takes exactly one."""
     try:
         (d,) = (dim,) if dim.__class__ is int else integers(function, (dim,))
     except TypeError:
@@ -360,7 +360,7 @@ def one_dim(function, dim, ndim):
 
 
 def raise_if_empty(name, nothing, input, dim):
-    """nothing(): which of the results have nothing to be made of. Synchronises."""
+    """Raise if nothing is kept for a result. nothing(): bool, True for such results. Synchronises."""
     nothing = full_value(name, nothing)
     empty = int(nothing.sum())
     if empty:

@@ -1,4 +1,4 @@
-"""Losses of rows that are made of other ops: what they check, what a row that is not kept is, how they are reduced."""
+"""Functions that losses of rows share which are composed of other ops: argument checks, and masking and reduction."""
 
 import torch
 
@@ -7,7 +7,7 @@ from safeops.core.dtypes import compute_dtype
 
 
 def vectors(name, **operands):
-    """The rows' shape of vectors along the last dim: all operands have one shape."""
+    """Check that the operands have one shape, with vectors along the last dim. Returns the shape without that dim."""
     for key, x in operands.items():
         check.floating(name, key, x, numbers=True)
     (first, like), *others = operands.items()
@@ -20,7 +20,8 @@ def vectors(name, **operands):
 
 
 def one_a_row(name, key, x, vectors, rows, classes=False):
-    """A real tensor with a number for each row, no more and no fewer. classes: whether it is the row's class."""
+    """Check that x is real and has the shape `rows`. vectors: the operand whose rows they are. classes: True if x holds
+    the rows' classes: the error then has the remedy for one-hot rows."""
     check.real(name, key, x)
     if x.shape != rows:
         raise ValueError(
@@ -30,7 +31,7 @@ def one_a_row(name, key, x, vectors, rows, classes=False):
 
 
 def validate_class_weight(name, weight, input):
-    """Check a weight for each class along input's last dim."""
+    """Check that weight is (C,), a number for each class along input's last dim."""
     if weight is None:
         return
     check.floating(name, "weight", weight)
@@ -40,7 +41,7 @@ def validate_class_weight(name, weight, input):
 
 
 def validate(name, rows, mask, weight, reduction, denominator, empty, **operands):
-    """The checks that all row losses share. operands: by name, the first of them first."""
+    """The checks that all row losses share. operands: {name: tensor}; errors compare with the first."""
     (first, reference), *_ = operands.items()
     operands.pop(first)
     check.mask(name, mask, "the rows", reference, rows)
@@ -56,10 +57,10 @@ def hinge(d):
 
 
 def finish(name, loss, keep, weight, reduction, denominator, empty):
-    """The reduction of the rows' losses, which are computed wide."""
+    """Weigh, mask and reduce the rows' losses, in fp32 or fp64. The result has their dtype."""
     dtype, weights = loss.dtype, None
     if weight is not None:
-        # a weight too small or too large for fp32 is read as it is
+        # an fp64 weight may be out of fp32's range: it makes the computation fp64
         compute = compute_dtype(dtype, weight.dtype)
         weights = torch.where(keep, weight.to(compute), 0).expand(loss.shape)
         loss = loss.to(compute) * weights
@@ -69,7 +70,7 @@ def finish(name, loss, keep, weight, reduction, denominator, empty):
     return loss_reduction.reduce(name, loss, keep, weights, reduction, denominator, empty).to(dtype)
 
 
-# Each docstring's text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring of such a loss.
 ARGUMENTS = """\
         mask: bool tensor, broadcastable to the rows; True = keep. Masked-out rows do not exist: NaN, inf or garbage
             there changes neither the loss nor a gradient, and their own gradient is exactly 0.
@@ -78,13 +79,13 @@ ARGUMENTS = """\
             "none".
         denominator: number or 0-dim tensor that the mean divides by instead.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError; synchronises to know, and cannot be compiled whole). With `denominator`, a 0 there says
-            that nothing is kept; here alone, the mean is 0.
+            "raise" (ValueError; the host waits for the device, so the call cannot be compiled whole). With
+            `denominator`, nothing is kept if that is 0; a call that keeps nothing of its own has the mean 0.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the rows' shape for "none".
 """
-# In this variant `weight` is one of classes, which a function describes itself.
+# For functions whose `weight` is one of classes: they describe it themselves.
 ARGUMENTS_BY_CLASS = ARGUMENTS.replace(
     "        weight: floating tensor, broadcastable to the rows; 0 means the same as masked out. Differentiable.\n", ""
 ).replace("(by the sum of weights, with weights)", "(not by weights: as torch's)")

@@ -1,4 +1,4 @@
-"""Pieces of the definitions that several families share: what is kept, and sums over it."""
+"""Functions that the definitions of several families share: masks, sums, elementwise functions, DTensor layouts."""
 
 from math import prod
 
@@ -8,15 +8,15 @@ from safeops.core import check
 
 
 def kept(mask, weight):
-    """The positions that exist: mask is True and the weight is not 0. None keeps all."""
+    """Bool: True where an element is kept, with `mask` True and `weight` not 0. None if both are None: all are kept."""
     if weight is None:
         return mask
     return weight != 0 if mask is None else mask & (weight != 0)
 
 
 def count_kept(keep, input, dim, keepdim):
-    """How many elements each result is made of: int64, exact. Of all of them it is a number, where a compiled graph
-    would add up ones."""
+    """The number of kept elements in each result: int64, exact. If all are kept it follows from the shape, so that a
+    compiled graph does not add up ones."""
     if keep is not None:
         return sum_over(keep, input, dim, keepdim)
     dims = {d % input.dim() for d in dim or range(input.dim())}
@@ -29,21 +29,21 @@ def sum_over(x, input, dim, keepdim):
 
 
 def accumulate(x, dim, keepdim=False):
-    """x.sum(dim), its error growing like log n: aten's CPU sum over outer dims adds fp32 one after the other."""
+    """x.sum(dim), with an error like log n. fp32 on the CPU is summed and returned in fp64: aten adds it one by one."""
     wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
-    if x.dim() == 0:  # (torch cannot sum a batch of numbers in forward mode)
+    if x.dim() == 0:  # (under vmap, torch's forward mode cannot sum a 0-dim tensor)
         return x.unsqueeze(0).sum(0, dtype=wide)
-    return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (of a DTensor, () is no dim and not all)
+    return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (a DTensor reads dim=() as no dim)
 
 
 def absolute(d):
-    """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
+    """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch.abs has slope 0 there and hides the NaN)."""
     sign = torch.where(d.isnan(), d, d.sign()).detach()
     return d * sign
 
 
 def product(a, b):
-    """a b, and 0, with gradient 0, where a is 0 and b infinite."""
+    """a b; where a is 0 and b is infinite, 0 with gradient 0."""
     infinite = (a == 0) & b.isinf()
     return torch.where(infinite, 0, a) * torch.where(infinite, 0, b)
 
@@ -55,13 +55,13 @@ def softplus(x):
 
 
 def sigmoid(x):
-    """1 / (1 + e^-x): torch.sigmoid on a CPU depends, in the last digit, on the number of threads."""
+    """1 / (1 + e^-x). The last digit of torch.sigmoid depends on the number of threads on a CPU."""
     upper, lower = torch.exp(-torch.where(x > 0, x, 0)), torch.exp(torch.where(x > 0, 0, x))
     return torch.where(x > 0, 1 / (1 + upper), lower / (1 + lower))
 
 
 def gathered(x, dims):
-    """A DTensor, whole along dims that it is sharded over, and what it is the sum of added up; any other as it is."""
+    """A DTensor that is no longer sharded over `dims`, with partial sums added up. Any other tensor as it is."""
     if check.mesh(x) is None:
         return x
     from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)
@@ -70,7 +70,8 @@ def gathered(x, dims):
 
 
 def laid_out(x, placements):
-    """A DTensor in another layout. A gradient of terms is added up: torch would make an average of it, if x is one."""
+    """A DTensor in another layout. Where x and its gradient are both partial, the gradient is summed over the ranks:
+    torch would average it if x is a partial average."""
     from torch.distributed.tensor import Replicate
 
     def added_up(grad):

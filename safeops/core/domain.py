@@ -1,6 +1,6 @@
-"""Where an op is defined: a function for each of its tensors that brings any number there.
+"""Domains of operands: each function maps any number to one that an operand may hold.
 
-Records name them; tests, `safeops verify` and benchmarks make their operands by them.
+An op's record names a function per tensor (`Op.domain`); tests, `safeops verify` and benchmarks make operands with it.
 """
 
 import torch
@@ -32,7 +32,7 @@ def count(x):
 
 
 def factor(x):
-    """A finite weight, of a class or an element."""
+    """A weight of a class or an element, in [0, 1e4]."""
     return x.abs().clamp(max=1e4)
 
 

@@ -13,71 +13,71 @@ SMALLEST, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).
 
 
 def compute_dtype(*dtypes):
-    """fp64 where one of the dtypes is, else fp32: half is read, never computed in."""
+    """fp64 if one of the dtypes is fp64, else fp32. Nothing is computed in half: half operands are widened."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def widens(x):
-    """True if a definition computes in fp64 beside x: where it runs to be differentiated again. What the derivatives of
-    1e-40 are made of does not fit fp32, and times an upstream gradient of 0 it must be 0.
+    """True if a definition computes in fp64 on x's device. It is run to be differentiated again: at x = 1e-40 the terms
+    of the derivatives overflow fp32, and inf times an upstream gradient of 0 would be NaN, not 0.
 
-    Not where there is no fp64, nor under torch.compile on a GPU: there definitions are all that runs, nothing is
-    differentiated again, and fp64 may cost 64 times as much."""
+    False on MPS, which has no fp64, and under torch.compile on a GPU. There the definition is the only code that runs,
+    it is not differentiated again, and fp64 may be 64 times slower."""
     kind = x.device.type
     return kind == "cpu" or not (kind == "mps" or is_compiling())
 
 
 def wide(x):
-    """x in fp64, where that `widens`."""
+    """x in fp64 if `widens(x)`, else x."""
     return x.double() if widens(x) else x
 
 
 def wide_on_cpu(x):
-    """x in fp64 on the CPU, whose sums in fp32 are the less exact ones."""
+    """x in fp64 on the CPU, where aten's fp32 sums are less exact than on a GPU; elsewhere x."""
     return x.double() if x.device.type == "cpu" else x
 
 
 def to_one(x):
-    """The power of two that brings a finite x, which is not 0, to [1, 2): as far as it is a normal number."""
+    """The power of two s with |s x| in [1, 2), for finite x != 0. s is clamped to normal numbers, [tiny, 1 / tiny]."""
     tiny = torch.finfo(x.dtype).tiny
     return (2 * torch.frexp(x)[0] / x).clamp(tiny, 1 / tiny)
 
 
 def readable(scalar):
-    """A 0-dim tensor as the kernels read it: floating. An int64 count becomes fp64, which holds it exactly to 2^53."""
+    """An integer 0-dim tensor as fp64, which the kernels read (exact up to 2^53); any other tensor as it is."""
     integer = not (scalar.is_floating_point() or scalar.is_complex() or scalar.dtype == torch.bool)
     return scalar.double() if integer else scalar
 
 
 def signed(x):
-    """uint16, uint32 and uint64, for which torch has few kernels, as the signed dtype of the same bits."""
+    """x of uint16, uint32 or uint64, for which torch has few kernels, as the signed dtype of the same bits."""
     return x.to(_SIGNED.get(x.dtype, x.dtype))
 
 
 def where(condition, x, other):
-    """torch.where for two tensors of any one dtype (before torch 2.13 it does not know those above)."""
+    """torch.where for two tensors of one dtype, also uint16, uint32 and uint64, which torch before 2.13 refuses."""
     return torch.where(condition, signed(x), signed(other)).to(x.dtype)
 
 
 def saturate(value, dtype):
-    """A finite number, or 0-dim tensor, brought into the range of a floating `dtype`; inf and nan pass."""
+    """A finite number or 0-dim tensor, clamped to the range of a floating `dtype`. inf and NaN stay."""
     if isinstance(value, torch.Tensor):
         return saturate_tensor(value, dtype)
     largest = torch.finfo(dtype).max
-    if largest < abs(value) < float("inf"):  # first: an integer may be too large for any float
+    if largest < abs(value) < float("inf"):  # before float(): an int may be too large for a double
         return largest if value > 0 else -largest
     return float(value)
 
 
 def filled(x, shape, value):
-    """A tensor of x's dtype that holds a number, or a 0-dim tensor, everywhere."""
+    """A tensor of `shape` in x's dtype whose elements are all `value`, a number or a 0-dim tensor."""
     if isinstance(value, torch.Tensor):
         return value.to(x.dtype).expand(shape)
     return x.new_full(shape, value)
 
 
 def fill_of(value, dtype):
-    """A number, or a 0-dim tensor, as `dtype` holds it: saturated."""
+    """A number or 0-dim tensor in the range of `dtype`: larger values saturate; for bool it is `value != 0`."""
     if dtype in FLOATING:
         return saturate(value, dtype)
     if dtype.is_complex:
@@ -93,14 +93,14 @@ def fill_of(value, dtype):
 
 
 def _integer(scalar, dtype):
-    """The value of a real 0-dim tensor. A NaN is 0: to refuse it would be to wait for it."""
+    """A real 0-dim tensor in an integer `dtype`, saturated. NaN becomes 0: to raise, the host would have to wait."""
     if scalar.dtype == dtype:
         return scalar
     info = torch.iinfo(dtype)
     low, high = info.min, min(info.max, 2**63 - 1)
     if scalar.is_floating_point():
         wide = scalar.double().nan_to_num(0)
-        # 2^63 - 1 and 2^64 - 1 are no doubles. int64 holds what is beyond it as the same bits less 2^64.
+        # 2^63 - 1 and 2^64 - 1 are not doubles. A value v >= 2^63 of uint64 stands in int64 as v - 2^64, the same bits.
         over, upper = wide >= float(info.max), (wide >= 2.0**63) & (info.max > high)
         integer = torch.where(over, 0, torch.where(upper, wide - 2.0**64, wide.clamp(min=low))).long()
         return torch.where(over, info.max if info.max == high else -1, integer).to(dtype)
@@ -111,21 +111,21 @@ def _integer(scalar, dtype):
 
 
 def saturate_tensor(wide, dtype):
-    """`wide` with finite values that would be inf in `dtype` at its largest finite one, with gradient 0; still wide."""
-    # (Inductor takes no & of these where `wide` comes from a number that a trace knows by a symbol.)
+    """Replace finite values of `wide` that overflow `dtype` by its largest finite one, with gradient 0. Stays wide."""
+    # (not `&`: Inductor refuses it where `wide` comes from a symbolic number)
     over = torch.logical_and(overflows(wide, dtype), wide.isfinite())
     return torch.where(over, largest_like(wide, dtype), wide)
 
 
 def overflows(wide, dtype):
-    """Where `wide` is infinite in `dtype`. Compared, not cast: Inductor keeps half in fp32, where nothing overflows."""
+    """True where `wide` is inf in `dtype`. Half is compared, not cast: Inductor keeps half in fp32, which holds it."""
     if dtype not in HALF:
         return wide.to(dtype).isinf()
     info = torch.finfo(dtype)
-    middle = info.max / (2 - info.eps) * (2 - info.eps / 2)  # of the largest number and the next power of two
-    return wide.float().abs() >= middle  # (torch rounds fp64 to half by way of fp32)
+    middle = info.max / (2 - info.eps) * (2 - info.eps / 2)  # halfway to the next power of two
+    return wide.float().abs() >= middle  # (torch rounds fp64 to half via fp32)
 
 
 def largest_like(wide, dtype):
-    """The largest finite magnitude of `dtype`, with the signs of `wide` and in its (at least as wide) dtype."""
+    """The largest finite value of `dtype` with the signs of `wide`, in wide's dtype."""
     return torch.full_like(wide, torch.finfo(dtype).max).copysign(wide).detach()

@@ -1,7 +1,7 @@
-"""The file of what `safeops verify` has seen fail: such an op is off on this machine until it passes.
+"""The file of ops that failed `safeops verify`: the kernels of such an op are off on this machine until it passes.
 
-A record is {"op", "gpu", "triton", "safeops", "date", "why"}: a failure of this version of safeops, on this model of
-GPU, with this Triton (null for a kernel of C++). What passes has none.
+A record is {"op", "gpu", "triton", "safeops", "date", "why"}: `op` failed in this version of safeops, on this model of
+GPU, with this version of Triton (null for a C++ kernel). An op that passes has no record.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ FIELDS = ("op", "gpu", "triton", "safeops", "date", "why")
 
 
 def cache_folder() -> pathlib.Path:
-    """$SAFEOPS_CACHE, else safeops in the user's cache folder (for a user without a home in "~", as Triton's is)."""
+    """$SAFEOPS_CACHE, else $XDG_CACHE_HOME/safeops, else ~/.cache/safeops (in a folder "~" if there is no home)."""
     if folder := os.environ.get("SAFEOPS_CACHE"):
         return pathlib.Path(folder)
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "safeops"
@@ -30,7 +30,7 @@ def path() -> pathlib.Path:
 
 
 def read() -> list[dict]:
-    """All records. A file that cannot be read holds none, and says so: no training stops for it."""
+    """All records. A file that cannot be read warns and counts as empty: it must not stop a training."""
     try:
         result = json.loads(path().read_text(encoding="utf-8"))
         if not isinstance(result, list) or not all(map(_is_record, result)):
@@ -52,8 +52,7 @@ records = functools.cache(read)
 
 
 def why(op, gpu, triton) -> str | None:
-    """Why an op is off on this model of GPU, or None. What another version of safeops saw is told, and turns nothing
-    off."""
+    """Why an op is off on this model of GPU, or None. A failure in another version of safeops only warns."""
     for record in records():
         if (record["op"], record["gpu"], record["triton"]) == (op, gpu, triton):
             if record["safeops"] == VERSION:
@@ -64,8 +63,8 @@ def why(op, gpu, triton) -> str | None:
 
 
 def save(judged, gpu, date):
-    """Write what came of ops on a model of GPU: {(op, triton): why it failed, or None}. The others' records stay.
-    Readers see the file before or after, never in between."""
+    """Store verdicts for a model of GPU. judged: {(op, triton): why it failed, or None}. Other ops' and GPUs' records
+    stay. The file is replaced atomically: a reader sees the old or the new one."""
     with locked():
         kept = [record for record in read() if (record["op"], record["triton"]) not in judged or record["gpu"] != gpu]
         for (op, triton), reason in judged.items():
@@ -84,8 +83,8 @@ def save(judged, gpu, date):
 
 @contextlib.contextmanager
 def locked():
-    """One process at a time: of two that write none undoes the other. OSError where the folder cannot be written."""
-    import fcntl  # (which Windows has not, where there are no kernels)
+    """Hold a file lock, so that two writers keep each other's records. OSError if the folder is not writable."""
+    import fcntl  # (not on Windows, which has no kernels)
 
     cache_folder().mkdir(parents=True, exist_ok=True)
     with open(cache_folder() / "lock", "w") as file:
@@ -94,7 +93,7 @@ def locked():
 
 
 def warn(text):
-    """A RuntimeWarning of the line outside this package that called it."""
+    """A RuntimeWarning that shows the line outside this package from which the call came."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1

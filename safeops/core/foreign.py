@@ -1,7 +1,7 @@
-"""Calls as other libraries have them: what an error says that ends with the expression that works here.
+"""Errors for calls in the style of other libraries: they end with the expression that works here.
 
-A public function catches what its signature does not name, as `*extra` and `**unknown`, since Python's own refusal
-knows of no other library. All of this is read only where a call is refused already.
+A public function catches arguments that its signature does not name, as `*extra` and `**unknown`, since Python's own
+error knows no other library. This file's functions run only when a call is refused anyway.
 """
 
 import inspect
@@ -10,27 +10,27 @@ import re
 import torch
 
 LEAVE = "leave it out"
-# The default of an argument that has none: Python's own refusal, which asks for it first, would know of no other name.
+# The default of a required argument: without a default, Python's own error would come before those of this file.
 REQUIRED = inspect.Parameter.empty
 
 
 def _unless(default, expression):
-    """The expression of a flag, one value of which is what is done here anyway."""
+    """The expression for a flag: its value `default` is what safeops does anyway, so that the flag may be left out."""
     return lambda flag: LEAVE if flag is default else expression
 
 
 def _background(channels, weight):
-    """include_background=False, which drops the first of several channels. (A weight of [0.] would drop all.)"""
+    """For include_background=False, which drops the first of several channels. (A weight of [0.] would drop all.)"""
     return _unless(True, f"1 channel has no background, {LEAVE}; of {channels} say {weight}")
 
 
 def _for_classes(scaled):
-    """alpha of a focal loss: a number scales the loss, and of a number for each class one is a class weight."""
+    """For alpha of a focal loss: a number scales the loss, several numbers are class weights."""
     return lambda alpha: scaled if isinstance(alpha, (int, float)) else "weight=torch.as_tensor(alpha)"
 
 
 def _attention(name):
-    """A mask of attention: bools and integers say what is kept, and floats may be added to the scores."""
+    """For a mask of attention: bools and integers mark kept elements; floats may be meant to be added to the scores."""
 
     def expression(mask):
         if is_bool(mask):
@@ -42,9 +42,9 @@ def _attention(name):
     return expression
 
 
-# Other libraries' names of arguments: {its name: {an argument that the function must have, or the function's own name:
-# the expression}}. The first that fits is taken. An expression may be a function of the value, and has it in the place
-# of the name where it can be written.
+# {another library's name of an argument: {a name: an expression}}. The first pair is taken whose name is an argument of
+# the called function, or the function's own name. An expression may be a function of the argument's value. In its text,
+# the argument's name is replaced by the value if that can be written.
 _CLASSES = _background("more", "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)")
 _PROBABILITIES = _unless(False, "torch.softmax(input, 1) as input, of 1 channel torch.sigmoid(input)")
 _PIXELS = {"smooth_nr": f"{LEAVE}: target may be class indices (N, d1, ...)"}
@@ -77,7 +77,7 @@ NAMES = {
     "error_if_nonfinite": {"nonfinite": _unless(False, 'nonfinite="raise"')},
     "foreach": {"nonfinite": LEAVE},
 }
-# The constructor of a module knows no operands: there it is these.
+# As NAMES, for constructors of modules, which know no operands.
 _CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
 OPTIONS = {
     "softmax": {"smooth_nr": _CALL},
@@ -91,7 +91,7 @@ OPTIONS = {
         "smooth_nr": "safeops.nn.TverskyLoss(alpha=alpha, beta=1 - alpha)",
     },
 }
-# Where nothing but the name differs: {ours: theirs}.
+# {our name of an argument: other libraries' names}, where nothing else differs.
 RENAMED = {
     "win_size": ("window_size", "kernel_size", "filter_size"),
     "win_sigma": ("sigma", "filter_sigma"),
@@ -117,11 +117,11 @@ for _ours, _names in RENAMED.items():
         NAMES[_name] = {**NAMES.get(_name, {}), _ours: f"{_ours}={_name}"}
 
 
-signed = {}  # every function that `sign` has seen, by its name
+signed = {}  # {name: function} of all functions that `sign` received
 
 
 def sign(function):
-    """A public function whose signature is without what it catches: docs, modules, types and schemas ask for that."""
+    """Set a public function's signature, without *extra and **unknown, for docs, modules, types and schemas."""
     caught = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     signature = inspect.signature(function)
     own = [x for x in signature.parameters.values() if x.kind not in caught]
@@ -131,7 +131,7 @@ def sign(function):
 
 
 def refuse(function, extra, unknown):
-    """The TypeError of arguments that a function does not have."""
+    """Raise the TypeError for arguments that a function does not have."""
     name, parameters = function.__name__, inspect.signature(function).parameters
     if extra:
         count = sum(x.kind is x.POSITIONAL_OR_KEYWORD for x in parameters.values())
@@ -144,14 +144,14 @@ def refuse(function, extra, unknown):
 
 
 def require(function, **arguments):
-    """Raise Python's TypeError where one of the arguments is missing."""
+    """Raise Python's TypeError if one of the arguments is missing."""
     for name, value in arguments.items():
         if value is REQUIRED:
             raise TypeError(f"{function}() missing 1 required argument: {name!r}")
 
 
 def by_name(value, parameters):
-    """How the error of a value goes on that may not come by position: with the name that it has, or all there are."""
+    """The end of the error for a value that may not be positional: its keyword, or all keywords if that is unclear."""
     names = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY}
     if not names:
         return ""
@@ -163,7 +163,7 @@ def by_name(value, parameters):
 
 
 def _name_of(value, names):
-    """Which of the keywords, {name: default}, a value is, if that is certain; else ""."""
+    """The keyword, of {name: default}, that a value is meant for, if only one fits; else ""."""
     if isinstance(value, bool):
         fits = [] if "reduction" in names else [x for x, default in names.items() if isinstance(default, bool)]
     elif isinstance(value, (int, float)):
@@ -179,12 +179,12 @@ def _name_of(value, names):
 
 
 def unexpected(key, value, parameters, function):
-    """How the error of a keyword goes on, and ends with what it is here. function: its name."""
+    """The end of the error for an unknown keyword, with what to write here. function: the name of the function."""
     return _ending(key, expression(key, value, (*parameters, function)), parameters)
 
 
 def unexpected_option(key, value, module):
-    """How that of a constructor goes on: the tensors of a module are given in the call."""
+    """The end of the error for an unknown keyword of a module's constructor. Tensors are given in the call."""
     options, function = tuple(module.defaults), module.function.__name__
     says = expression(key, value, options, OPTIONS) or expression(key, value, (*options, function))
     if not says:
@@ -206,7 +206,7 @@ def _advice(says):
 
 
 def expression(key, value, names, table=NAMES):
-    """The expression, where these names exist, of an argument that another library has; or ""."""
+    """The expression that replaces the argument `key` of another library, if one of `names` has one; else ""."""
     for ours, text in table.get(key, {}).items():
         if ours in names:
             if value is None and text != f"{ours}={key}":
@@ -216,7 +216,7 @@ def expression(key, value, names, table=NAMES):
 
 
 def _written(text, key, value):
-    """An expression with a value in the place of its name, if it is one that can be written."""
+    """`text` with the value in place of the name `key`, if the value is None, a number, a string or a list of these."""
     for x in value if isinstance(value, (list, tuple)) else (value,):
         if x is not None and not isinstance(x, (int, float, str)):
             return text
@@ -224,7 +224,7 @@ def _written(text, key, value):
 
 
 def meant(function, key, x):
-    """How the error of an argument ends, if it is another one, given by position where this comes first."""
+    """The end of the error for argument `key`, if x is meant for another argument and was passed by position."""
     parameters = inspect.signature(signed[function]).parameters if function in signed else {}
     if is_bool(x) and "mask" in parameters:
         return ": say mask="

@@ -1,10 +1,10 @@
-"""The processes that a call is about: those of a group, or of some dims of a mesh."""
+"""Process groups: one that a call names, or one along some dims of a device mesh."""
 
 import torch.distributed as dist
 
 from safeops.core.private_torch import flattened
 
-# torch 2.13 renamed all_gather_into_tensor, and warns of that name; without torch.distributed there is neither.
+# torch 2.13 renamed all_gather_into_tensor and warns about the old name. Without torch.distributed there is neither.
 all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 
@@ -13,12 +13,12 @@ def is_running():
 
 
 def here(function):
-    """The function's name as an error of many processes has it."""
+    """The function's name for an error, with this process's rank if torch.distributed runs."""
     return f"{function} (rank {dist.get_rank()})" if is_running() else function
 
 
 def objects(function, failed, item, group):
-    """The objects of all ranks of a group, in their order. failed: the message where they do not all answer."""
+    """The `item` of every rank of a group, in rank order. failed: the error's text if a rank does not answer."""
     result = [None] * dist.get_world_size(group)
     try:
         dist.all_gather_object(result, item, group=group)
@@ -28,9 +28,9 @@ def objects(function, failed, item, group):
 
 
 def group_of_mesh(function, mesh, dims=None):
-    """One process group of this rank's part of the mesh: along `dims` (names or numbers, None: all), the others fixed.
+    """This rank's process group along `dims` of the mesh (names or numbers, None: all); the other dims are fixed.
 
-    Of several dims, which are not all there is, torch makes a group at the first call, and finds it at the others.
+    A group along several dims that is not the whole world is made by torch at the first call and found at later ones.
     """
     if mesh.get_coordinate() is None:
         raise ValueError(f"{function}: mesh: this rank is not in it, {mesh}")

@@ -1,8 +1,8 @@
 """The torch.library namespace: loads the built extensions, declares ops, attaches kernels.
 
-Of every op it has the raw kernel ops (`_<op>`, `_<op>_backward`: no autograd of their own), and
-`safeops::<op>`, which is the public function itself (CompositeImplicitAutograd), so that calling
-`torch.ops.safeops.<op>` has the same autograd and autocast behaviour.
+Each op has raw ops (`safeops::_<op>`, `safeops::_<op>_backward`), which kernels implement and which have no autograd,
+and `safeops::<op>`: the public function, registered as CompositeImplicitAutograd. So `torch.ops.safeops.<op>` has the
+autograd and autocast behaviour of the public function.
 """
 
 import importlib
@@ -20,17 +20,17 @@ lib = torch.library.Library(NAME, "DEF")
 
 
 def _load(name):
-    """Import a built extension. Absent is a pure-Python install; present but broken is an error, never a fallback."""
+    """Import a built extension. None if it is absent (a pure-Python install); one that does not load raises."""
     if importlib.util.find_spec(f"{NAME}.{name}") is None:
         return None
     return importlib.import_module(f"{NAME}.{name}")
 
 
-# Registers the C++ kernels under CPU and CUDA. An impl may precede the schema it belongs to.
+# The import registers the C++ kernels for CPU and CUDA. They may be registered before their schemas are defined.
 cpu_extension = _load("_C")
 cuda_extension = _load("_cuda")
 has_triton = importlib.util.find_spec("triton") is not None
-launchers = {}  # of the raw ops that have one in Triton
+launchers = {}  # {raw op: its Triton launcher}
 
 
 def has_kernel(name, key):
@@ -40,9 +40,9 @@ def has_kernel(name, key):
 def declare_raw(name, schema, *, fake, composite=None, triton=None):
     """Declare `safeops::<name>` and return its overload, ready to call.
 
-    fake: shapes, strides and dtypes of the result. composite: the definition, for devices without a kernel.
-    triton: "family.file.function" inside safeops.kernels, imported at the first call. Each of the three is called with
-    all of the schema's arguments, by position: the defaults stand in the schema alone.
+    fake: returns empty results of the right shapes, strides and dtypes. composite: the definition, for devices without
+    a kernel. triton: "family.file.function" inside safeops.kernels, imported at the first call. Each of the three gets
+    all of the schema's arguments by position: default values stand in the schema alone.
     """
     lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(getattr(torch.ops, NAME), name).default
@@ -56,20 +56,20 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
             lib.impl(name, launcher, "CUDA")
         else:
             lib.define(f"{name}_launch{schema}")
-            lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")  # `name` has been through it
+            lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")  # `name` passed that key
             cache_launches(launcher, op, lib, "CUDA")
     return op
 
 
 def cache_launches(launcher, op, lib, key, **options):
-    """Put the extension before a launcher: what was launched once is launched again without Python (csrc/launch)."""
+    """Put the extension before a launcher. It repeats a launch that Python made once, without Python (csrc/launch)."""
     schema = private_torch.schema(op)
     name = f"{schema.name.partition('::')[2]}_launch"
     lib.impl(name, _held(launcher, len(schema.returns)), key, **options)
     cpu_extension.cache_launches(schema.name, "".join(_KINDS[str(x.type)] for x in schema.arguments), key)
 
 
-# The types of arguments as csrc/launch/key.h has them
+# {type of an argument: its letter in csrc/launch/key.h}; a capital letter may be None
 _KINDS = {"Tensor": "t", "Optional[Tensor]": "T", "List[int]": "l", "Optional[List[int]]": "L"}
 _KINDS |= dict.fromkeys(("bool", "int", "float"), "n") | dict.fromkeys(("Optional[int]", "Optional[float]"), "N")
 
@@ -77,7 +77,7 @@ _errors = threading.local()
 
 
 def _held(launcher, results):
-    """A launcher whose exceptions wait for `raise_cause`: to the extension, which calls it, passes their text alone."""
+    """Wrap a launcher for the extension. Its exceptions are held for `raise_cause`: C++ passes on only their text."""
 
     def launch(*arguments):
         try:
@@ -99,8 +99,8 @@ _NO_MEMORY = re.compile(r"safeops: no memory for (\d+) bytes on (\S+)")  # csrc/
 
 
 def raise_cause(error):
-    """Raise what has happened in fact, if `error` is all that came of it through libtorch's C boundary: what a launcher
-    has raised, or the allocator, which is asked once more for as many bytes."""
+    """Raise the exception behind `error`, if libtorch's C boundary passed on its text alone: that of a launcher, which
+    is held, or that of the allocator, which the same allocation raises once more. Otherwise return."""
     text, held = _errors.__dict__.pop("held", (None, None))
     if held is not None and text in str(error):
         raise held from None
@@ -110,7 +110,7 @@ def raise_cause(error):
             torch.empty(count, dtype=torch.uint8, device=device)
         except RuntimeError as cause:
             raise cause from None
-        if device.type == "cuda":  # there is room by now
+        if device.type == "cuda":  # the allocation works by now
             raise torch.OutOfMemoryError(missing[0]) from None
 
 
@@ -119,13 +119,13 @@ def defaults(op):
 
 
 def _completer(op):
-    """A function from the arguments that the dispatcher hands over, without trailing defaults, to all of them."""
+    """A function that appends the defaults of trailing arguments, which the dispatcher leaves out of a call."""
     values = defaults(op)
     return lambda args: (*args, *values[len(args) :])
 
 
 def document(function, arguments):
-    """Put what a family's docstrings share in the place of {arguments}; all arguments in the order of the signature."""
+    """Replace {arguments} in a docstring by the family's shared text, and sort its arguments as in the signature."""
     if function.__doc__:  # python -OO has none
         head, title, listed = function.__doc__.partition("    Args:\n")
         listed, blank, rest = listed.replace("        {arguments}\n", arguments).partition("\n\n")
@@ -138,17 +138,17 @@ def document(function, arguments):
 
 
 def like(x, shape, dtype):
-    """An output in x's own memory order where x has the full shape, else contiguous: the kernels' rule."""
+    """An empty output as the kernels allocate it: in x's memory order if x has the same shape, else contiguous."""
     return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
 
 
 def only(needed, tensors):
-    """Gradients of the tensors that need one, like them; an empty tensor for each of the others."""
+    """Unfilled gradients: one like its tensor where it is needed, a tensor of no elements where it is not."""
     return tuple(torch.empty_like(x) if need else x.new_empty(0) for x, need in zip(tensors, needed))
 
 
 def _tensors(arguments):
-    """The tensors among an op's arguments, and in the lists among them."""
+    """Yield the tensors among an op's arguments, and those in its lists and tuples."""
     for x in arguments:
         if isinstance(x, torch.Tensor):
             yield x
@@ -157,7 +157,8 @@ def _tensors(arguments):
 
 
 def _one_device(name, fake, complete):
-    """A meta operand beside a real one comes here: its result would be real memory that nobody wrote."""
+    """Wrap `fake` to raise for operands on several devices: beside a real operand, a meta one leads the dispatcher to
+    `fake`, whose result would be real memory that nobody wrote."""
 
     def checked(*args):
         devices = {x.device for x in _tensors(args)}
@@ -169,7 +170,7 @@ def _one_device(name, fake, complete):
 
 
 def _dense_only(name, composite, complete):
-    """CompositeExplicitAutograd also catches sparse and quantized tensors, which no definition here is meant for."""
+    """Wrap a composite to refuse sparse and quantized tensors, which CompositeExplicitAutograd also receives."""
 
     def dense(*args):
         for x in _tensors(args):
@@ -181,20 +182,20 @@ def _dense_only(name, composite, complete):
 
 
 def declare_public(function, *schemas):
-    """Register the public function itself as `safeops::<op>`, one schema an overload."""
+    """Register the public function as `safeops::<op>`, with one overload per schema."""
     for schema in schemas:
         lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         lib.impl(schema[: schema.index("(")], function, "CompositeImplicitAutograd")
 
 
 class _Lazy:
-    """A launcher that imports Triton at its first call: `import safeops` must not pay for it.
+    """A launcher that imports Triton at its first call, so that `import safeops` does not.
 
-    Here alone the name of a kernel becomes the kernel: "vectors.normalize.normalize" of a raw op's declaration is the
-    function `normalize` of kernels/vectors/normalize.py. (Kernels in C++ register themselves: csrc/<device>/<family>.)
+    It finds a Triton kernel by its name: triton="vectors.normalize.normalize" in `declare_raw` is the function
+    `normalize` of kernels/vectors/normalize.py. (C++ kernels register themselves: csrc/<device>/<family>.)
 
-    validate: raises where the op does not take the operands. Behind the extension this is asked once for each key: what
-    was refused is never prepared, and the key has all that was asked about (csrc/launch/README.md).
+    validate: raises if the op does not take the operands. The extension stores a launch by a key, which holds all that
+    `validate` reads. So `validate` runs once per key, and a refused call is never stored (csrc/launch/README.md).
     """
 
     def __init__(self, module, name, defaults):
@@ -212,6 +213,6 @@ class _Lazy:
         return *args, *self.defaults[len(args) :]
 
     def trace(self, args):
-        """Tell the extension how the launch of this call follows from sizes."""
+        """Record for the extension how the launch of this call depends on sizes and strides."""
         trace = importlib.import_module(f"{NAME}.kernels.engine.trace").trace
         trace(self.launch, self.complete(args), cpu_extension)

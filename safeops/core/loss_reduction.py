@@ -1,4 +1,4 @@
-"""The reduction that the losses of all families share: what the mean divides by, what stands for nothing kept."""
+"""The reduction that the losses of all families share: the arguments `reduction`, `denominator` and `empty`."""
 
 import torch
 from torch.compiler import is_compiling
@@ -30,7 +30,7 @@ def validate_denominator(name, reduction, denominator):
 
 
 def split(denominator, input):
-    """A denominator as a raw op takes it: (0-dim tensor, number), one of them None."""
+    """A denominator as a raw op takes it: (0-dim tensor or None, number or None), at most one of them given."""
     if isinstance(denominator, torch.Tensor) or symbolic(denominator):
         return as_divisor(denominator, input), None
     return None, denominator
@@ -44,14 +44,14 @@ def as_divisor(denominator, input):
 
 
 def divisor_of(x, denominator):
-    """A denominator as what it divides may be: a plain tensor, or a DTensor of another mesh, only by its value."""
+    """A denominator that x can be divided by: as it is on x's mesh (or both on none), else its full value."""
     if check.mesh(x) == check.mesh(denominator):
         return denominator
     return check.full_value("denominator", lambda: denominator)
 
 
 def wait_for(denominator):
-    """A denominator that other ranks have a part in, once it is there: a plain tensor, which the kernels take."""
+    """Wait for a denominator whose all-reduce still runs. The result is a plain tensor, which kernels take."""
     if denominator.__class__ in check.PLAIN or is_compiling():  # (a compiled graph waits by itself)
         return denominator
     try:
@@ -61,7 +61,7 @@ def wait_for(denominator):
 
 
 def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
-    """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
+    """For empty="raise": one synchronisation, as documented. operands: their shapes, as text for the error."""
     if denominator is not None:
         zero = wait_for(denominator) == 0
         nothing = bool(check.full_value(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
@@ -72,10 +72,10 @@ def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
 
 
 def reduce(name, loss, keep, weight, reduction, denominator, empty):
-    """The mean, the sum, or all of `loss`, whose elements that are not kept are 0: by the sums' own kernels.
+    """The mean or sum of `loss`, by the kernels of masked_sum and masked_mean, or `loss` itself for "none".
 
-    loss: fp32 or fp64. keep: bool, loss's shape, or None: all. weight: loss's shape; the mean divides by the sum of
-    those kept, without it by their count; `denominator`, a number or 0-dim tensor, goes before both.
+    loss: fp32 or fp64, 0 where it is not kept. keep: bool of loss's shape, or None: all. weight: loss's shape, or None.
+    The mean divides by `denominator` (number or 0-dim tensor), else by the sum of the kept weights, else by the count.
     """
     if empty == "raise" and reduction != "none":
         raise_if_nothing_kept(name, keep, loss.shape, f"losses {check.shown(loss)}", denominator)
@@ -92,7 +92,7 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
 
 
 def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
-    """The reduction of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
+    """`reduce` for losses that are summed already. total: their sum, fp64. keep, weight: as for each loss."""
     if empty == "raise":
         raise_if_nothing_kept(name, keep, keep.shape, f"losses {check.shown(keep)}", denominator)
     count = sums.count(keep)
@@ -102,7 +102,7 @@ def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
 
 
 def _mean(total, count, keep, weight, denominator, empty):
-    """A sum, 0 where nothing is kept, by what its mean divides by."""
+    """The mean from a sum, 0 where nothing is kept. It divides by denominator, else the weights' sum, else count."""
     has_denominator = denominator is not None
     if not has_denominator:
         denominator = count if weight is None else sums.total(weight, keep)
@@ -112,14 +112,14 @@ def _mean(total, count, keep, weight, denominator, empty):
 
 
 def over(total, denominator, empty):
-    """A sum, 0 where nothing is kept, by a given denominator."""
+    """A sum, which is 0 where nothing is kept, divided by a given denominator."""
     return _mean(total.double(), torch.ones_like(total), None, None, denominator, empty).to(total.dtype)
 
 
 def divide(total, count, denominator, has_denominator, empty_nan):
-    """total / denominator. Whether there is anything to take a mean of, a denominator of the caller's alone says,
-    which counts the kept of all micro-batches and ranks: of them, this one may have none. 0 / inf is 0,
-    with gradient 0, and a kept NaN stays one."""
+    """total / denominator. A denominator from the caller counts what all micro-batches and ranks keep: nothing is kept
+    if it is 0, and a call with count 0 has the mean 0. Without it, nothing is kept if count is 0. The division by inf
+    makes such a value 0, with gradient 0; a kept NaN stays NaN."""
     nothing = denominator == 0 if has_denominator else count == 0
     value = torch.where(count > 0, total / torch.where((count == 0) | nothing, float("inf"), denominator), 0)
     return torch.where(nothing, float("nan"), value) if empty_nan else value

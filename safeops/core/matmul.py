@@ -1,11 +1,12 @@
-"""The matrix product of the definitions: in the operands' own dtype, whatever autocast says, in every derivative.
+"""The matrix product of the definitions: autocast does not change its dtype, nor that of its derivatives.
 
-`torch.autocast(enabled=False)` around a product does not reach its backward, which would run in half where the user
-calls backward inside an autocast region, or compiles it there. That of a Function does.
+`torch.autocast(enabled=False)` around a product does not cover its backward: that would run in half if the user calls
+or compiles backward inside an autocast region. The backward of an autograd Function disables autocast itself.
 
-On CUDA, fp32 matrices that were computed from half ones are multiplied on the tensor cores, with sums in fp32. Each is
-the sum of two fp16 ones, its rounding and what that leaves, and all but the product of the two remainders is taken: an
-error of 2^-21 of the largest elements, where fp32 has 2^-24. In the backward, whose result is rounded to half, the
+On CUDA, fp32 matrices that were computed from half tensors are multiplied on the tensor cores, with sums in fp32:
+(1) each matrix is split into fp16 parts, x = high + low with high = fp16(x) and low = fp16(x - high);
+(2) a b^T = a_high b_high^T + a_low b_high^T + a_high b_low^T, where the product of the two low parts is dropped.
+The error is 2^-21 of the largest elements, where fp32 has 2^-24. The result of the backward is rounded to half, so the
 gradient and the other factor are rounded to half first.
 """
 
@@ -20,15 +21,15 @@ from safeops.core.route import PLAIN
 
 
 def matmul(a, b, half=None):
-    """a b^T: (..., N, D), (..., M, D) -> (..., N, M). half: the dtype that a and b were computed from, if
-    `takes_half`."""
-    if is_exporting():  # which of a Function takes the forward alone, and a constant comes out
+    """a b^T: (..., N, D), (..., M, D) -> (..., N, M). half: the half dtype that a and b were computed from, to multiply
+    fp16 parts (if `takes_half`); None: an ordinary product."""
+    if is_exporting():  # export keeps only the forward of a Function, and makes a constant of it
         return _product(a, b)
     return (_Matmul if is_compiling() else _MatmulForwardMode).apply(a, b, half)
 
 
 def takes_half(*tensors):
-    """True if the product of two matrices that were computed from these is one of halves."""
+    """True if matrices that were computed from these tensors may be multiplied as fp16 parts."""
     first, *others = (x.dtype for x in tensors)
     same = first in HALF and all(dtype == first for dtype in others)
     plain = all(type(x) in PLAIN and x.dim() == 2 for x in tensors)
@@ -36,12 +37,12 @@ def takes_half(*tensors):
 
 
 def sums_wide(device):
-    """True if torch returns a product of halves as the fp32 sums that it consists of."""
+    """True if torch returns a product of half matrices in fp32 (`torch.mm` with `out_dtype`)."""
     return device.type == "cuda" and torch.version.hip is None
 
 
 def without_autocast(x):
-    """A context for products on x's device, which may be one that has no autocast."""
+    """A context without autocast on x's device; an empty one if the device has no autocast."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if is_autocast_available(device) else contextlib.nullcontext()
 
@@ -52,12 +53,12 @@ def _product(a, b):
 
 
 def wide_mm(a, b):
-    """a b of halves, in fp32."""
+    """a b of half matrices, in fp32."""
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
 def _product_of_halves(a, b):
-    """a b^T of matrices whose elements fp16 holds."""
+    """a b^T from fp16 parts, as one product: the parts stand side by side. The elements must be in fp16's range."""
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     a, b = torch.cat([a_high, a_low, a_high], 1), torch.cat([b_high, b_high, b_low], 1)
     with without_autocast(a):
@@ -70,7 +71,7 @@ def _halves(x):
 
 
 def _narrow(x, half):
-    """(x in half, the power of two that it was multiplied by): fp16 has not the range of a gradient."""
+    """Returns (s x in half, s). For fp16, whose range is too small for gradients, s is a power of two; else None."""
     if half != torch.float16:
         return x.to(half), None
     low, high = torch.aminmax(x)
@@ -110,12 +111,12 @@ class _Matmul(torch.autograd.Function):
         (a, b), needs = ctx.saved_tensors, ctx.needs_input_grad[:2]
         if ctx.half is not None and (is_compiling() or not torch.is_grad_enabled()) and type(grad) in PLAIN:
             return _gradients_of_halves(grad, a, b, needs, ctx.half)
-        product = _product if is_compiling() else matmul  # (a trace of the backward has no second one)
+        product = _product if is_compiling() else matmul  # (a compiled backward is not differentiated)
         return product(grad, b.mT) if needs[0] else None, product(grad.mT, a.mT) if needs[1] else None, None
 
 
 class _MatmulForwardMode(_Matmul):
-    """With forward mode, which Dynamo does not take."""
+    """`_Matmul` with a derivative for forward mode, which Dynamo does not accept."""
 
     @staticmethod
     def jvp(ctx, da, db, _):

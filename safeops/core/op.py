@@ -1,7 +1,9 @@
 """One record per op, and what follows from it: the autograd Function, the call path, the composite, the public op.
 
 A family is a subclass of `Op`, an op is an instance. The public function calls it with its own arguments: `prepare`
-makes the raw op's operands of them, `route` decides who computes, and `validate` explains what went wrong.
+turns them into operands of the raw op, `route` picks kernel or composite, and `validate` raises for bad arguments. The
+raw op is the torch.library op that kernels implement. The definition computes the same in plain torch ops; the
+composite runs the definition.
 """
 
 import copy
@@ -22,11 +24,11 @@ registry = {}  # every op by its public name
 
 @functools.cache
 def _named_tuple(kind, names):
-    return namedtuple(kind, names)  # many ops have the same names, and each class is compiled from a text
+    return namedtuple(kind, names)  # cached: it compiles source text, and many ops have the same names
 
 
 def _places(fields, names):
-    """Where the names are among the fields: side by side."""
+    """The slice of `fields` that holds `names`, which must stand side by side."""
     first = fields.index(names[0]) if names else 0
     assert fields[first : first + len(names)] == names, f"{names} are not side by side in {fields}"
     return slice(first, first + len(names))
@@ -35,38 +37,38 @@ def _places(fields, names):
 class Public:
     """The record of a public function.
 
-    module: the name of its class in safeops.nn, if it has one. buffers: the tensors that its constructor takes.
-    example: the operands of a call, for its docstring.
-    parts: other ops that the function calls.
-    raw: its raw ops. owner: whose kernel runs on CUDA, "C++/CUDA" or "Triton".
-    cpu: whether there is a kernel to take. cuda: the same of each CUDA device, by its index.
+    module: the name of its class in safeops.nn, if it has one. buffers: the tensors that the class's constructor takes.
+    example: source text of a call's operands, for the class's docstring.
+    parts: records of other ops that the function calls.
+    raw: names of its raw ops. owner: the language of its CUDA kernels, "C++/CUDA" or "Triton"; None: it has none.
+    cpu: True if its CPU kernels run. cuda: {index of a CUDA device: True if its kernels run there}.
     """
 
-    public_function = None  # `public` sets it; the lists' scans have none
+    public_function = None  # `public` sets it; the scans of ops/lists have none
     module, buffers, example = None, (), "torch.tensor([0.5, 3.0]), torch.zeros(2)"
     parts, raw, owner = (), (), None
 
     @property
     def family(self):
-        """The folder that has its file: safeops/ops/<family>."""
+        """The name of the folder of its file: safeops/ops/<family>."""
         return (self.public_function or type(self)).__module__.split(".")[-2]
 
     def runs_on(self, device):
-        """True if tensors of a device take the kernels."""
+        """True if a call with tensors on `device` runs the kernels."""
         device = torch.device(device)
         if device.type == "cuda":
             return self.cuda[torch.cuda.current_device() if device.index is None else device.index]
         return device.type == "cpu" and self.cpu
 
     def validate_buffer(self, name, key, x):
-        """Raise where the constructor of a module does not take this tensor."""
+        """Raise if the constructor of module `name` does not take the tensor x as its argument `key`."""
         if x is not None:
             check.floating(name, key, x)
 
     def public(self, *schemas, arguments=""):
-        """Decorator of the public function: registers it as `safeops::<op>`, one schema an overload.
+        """Decorator of the public function: registers it as `safeops::<op>`, with one overload per schema.
 
-        arguments: what the docstrings of a family share, in place of {arguments}.
+        arguments: the text that replaces {arguments} in the docstrings of a family.
         """
 
         def declare(function):
@@ -83,7 +85,7 @@ class Composed(Public):
     """The record of a function that calls other ops, its `parts`, and has no kernel or gradient of its own."""
 
     def __init__(self, name, *parts, module=None, buffers=(), example=Public.example, validate_options=None):
-        """parts: records. validate_options(name, reduction, empty, ...): checks what a module's constructor takes."""
+        """parts: records. validate_options(name, reduction, empty, ...): checks options of a module's constructor."""
         self.name, self.module, self.buffers, self.example = name, module, buffers, example
         self.parts, self.validate_options = parts, validate_options
         self.cpu = all(part.cpu for part in self.parts)
@@ -96,24 +98,24 @@ class Composed(Public):
 class Op(Public):
     """The record of a public op, and its call path.
 
-    The names are those of the raw forward op's operands, whose tensors come first, and of its results. A family, or an
-    op, says:
+    Operands and results have the names of the raw forward op's schema, where tensor operands come first. A family, or
+    an op, sets these attributes:
 
     differentiable: the operands whose gradients the backward kernel computes.
-    constant: the operands whose gradient only the composite has.
-    sum_to: where operands broadcast, `sums.sum_to`, which sums a gradient of the full shape to that of its operand.
-    linear: in how many of its first operands, at most two and of one dtype, the op is linear: backward reads that dtype
-        and their shapes, no more.
-    visible: how many of the raw forward's results the caller sees. The others are for backward.
-    saved: the results that backward reads; None: all but the first. reads: the tensors that it reads; None: all but
-        the linear ones.
-    domain: a function of `core.domain` for each tensor, with which the checks make operands. None: all take any number.
-    waits: whether the host reads a size of the results.
-    keep: (results, tensors) -> what to save, where that depends: as many results as `saved` says (None may stand for
-        one), then tensors.
-    shards: what it is of DTensors, of safeops.distributed._dtensor: its name there. None: the composite.
-    compiled: the device types whose kernel is kept under torch.compile. Elsewhere Inductor fuses the composite with
-        its neighbours, which wins.
+    constant: the operands whose gradients only the composite computes.
+    sum_to: `sums.sum_to` if operands broadcast: it sums a gradient of the full shape to its operand's shape.
+    linear: how many of the first operands the op is linear in (0, 1 or 2; two have one dtype). Backward reads only
+        their dtype and shapes, so they are not saved.
+    visible: how many of the raw forward's results the caller sees. The rest is for backward.
+    saved: the results that backward reads; None: all but the first. reads: the tensor operands that backward reads;
+        None: all but the linear ones.
+    domain: a function of `core.domain` per tensor, with which checks make operands. None: every number is allowed.
+    waits: True if the host waits for a size of the results.
+    keep: (results, tensors) -> the tensors to save, where that depends on the call: as many results as `saved` names
+        (None may replace one), then operands.
+    shards: the name of the op's rule for DTensors in safeops.distributed._dtensor. None: DTensors run the composite.
+    compiled: the device types whose kernel is kept under torch.compile. On others Inductor fuses the composite with
+        its neighbours, which is faster.
     """
 
     owner = "Triton"
@@ -132,7 +134,7 @@ class Op(Public):
     by_composite = staticmethod(by_composite)
 
     def __init__(self, name, forward, backward=None, definition=None, also=()):
-        """forward, backward, also: the raw ops. definition: the composite, of the raw forward's operands."""
+        """forward, backward, also: the raw ops. definition: a function of the raw forward's operands, in torch ops."""
         self.name, self.forward, self.backward, self.definition = name, forward, backward, definition
         schema = private_torch.schema(forward)
         self.raw = tuple(private_torch.schema(op).name.partition("::")[2] for op in (forward, backward, *also) if op)
@@ -151,9 +153,9 @@ class Op(Public):
         self.Saved = _named_tuple("Saved", results[self.saved_places])
         if self.differentiable:
             assert all("Tensor" in kind for kind in kinds[: self.tensors]), f"{name}: the tensors must come first"
-        # (function, whether it is Dynamo's): without a gradient to record, and with one. Twice: as Dynamo traces them,
-        # and without torch's Python layers, which are a quarter of a small call. The route has sent functorch, which
-        # those layers are for, to the composite.
+        # eager, traced: (function, True if Dynamo traces it), at index 0 without a gradient to record, at 1 with one.
+        # `eager` skips torch's Python layers, a quarter of a small call's time. Only functorch needs them, and `route`
+        # sends functorch to the composite.
         direct = copy.copy(self)
         direct.forward, direct.backward = private_torch.direct(forward), backward and private_torch.direct(backward)
         direct.save, direct.named = private_torch.save_directly, tuple.__new__
@@ -170,7 +172,7 @@ class Op(Public):
         registry[name] = self
 
     def call(self, *arguments):
-        """The op, of its public function's own arguments."""
+        """Run the op on the arguments of its public function."""
         try:
             takes, operands = self.prepare(*arguments)
             calls = route(self, operands) if takes else None
@@ -192,58 +194,59 @@ class Op(Public):
         return self.composite(*operands)
 
     def call_over_ranks(self, operands, takes):
-        """The results of a call on DTensors: `safeops.distributed` puts its own here. takes: as `prepare` says."""
+        """Run the op on DTensors; safeops.distributed replaces this method. takes: the first result of `prepare`."""
         raise NotImplementedError
 
     def operands(self, *operands):
-        """The raw forward op's operands by name; trailing ones that are left out have their defaults."""
+        """The raw forward op's operands as a named tuple; trailing ones that are left out get their defaults."""
         return self.Operands(*operands, *self.defaults[len(operands) :])
 
-    # ---- what a family says
+    # ---- what a family implements
 
     def prepare(self, *arguments):
-        """(whether the kernel takes such arguments, the raw op's operands). Trailing defaults are left out: each
-        operand costs a small call 50 ns."""
+        """Returns (True if the kernel takes such arguments, the raw op's operands). Trailing defaults are left out:
+        each operand costs a small call 50 ns."""
         raise NotImplementedError
 
     def validate(self, *arguments):
-        """Raise where the public function does not take these arguments."""
+        """Raise if the public function does not take these arguments."""
         raise NotImplementedError
 
     def validate_operands(self, *operands):
-        """`validate`, of the raw forward op's operands: what a launcher asks, which itself takes nearly anything."""
+        """`validate` for the raw forward op's operands. A Triton launcher calls it: it checks almost nothing itself."""
         self.validate(*operands)
 
     def gradients(self, grad, needs, operands, results):
-        """Those of the differentiable operands, by the backward kernel; of broadcast ones before the sum.
+        """The gradients of the differentiable operands, from the backward kernel. Those of broadcast operands have the
+        full shape: the caller sums them.
 
-        operands, results: NamedTuples, `Operands` and `Saved`, whose fields are the names in the raw forward's schema.
-        needs: which of the operands want one.
+        operands, results: named tuples `Operands` and `Saved`, with the field names of the raw forward's schema.
+        needs: a bool per operand, True if its gradient is wanted.
         """
         raise NotImplementedError
 
     def composite_gradients(self, grad, needs, operands, results):
-        """The results as a graph of their own, by the definition."""
+        """The results of `gradients` from the definition, with a graph: they can be differentiated again."""
         operands = list(operands)
-        for i in range(self.linear):  # the derivative may be taken at 0
+        for i in range(self.linear):  # not saved, but a linear op has the same derivative at 0
             zero = torch.zeros((), dtype=operands[i].dtype, device=grad.device)
             operands[i] = zero.expand(operands[i].shape).requires_grad_(needs[i])
         grads = differentiable_backward(self.differentiated, operands, grad)
         return [grads[i] for i in self.gradient_places]
 
     def differentiated(self, *operands):
-        """The result that has a gradient, by the definition."""
+        """The differentiable result, from the definition."""
         return self.definition(*operands)
 
     @staticmethod
     def save(ctx, tensors):
-        """Save tensors for backward. In a direct call: `private_torch.save_directly`."""
+        """Save tensors for backward. The eager route has `private_torch.save_directly` in its place."""
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def named(kind, values):
-        """values as a NamedTuple. In a direct call: `tuple.__new__`, which takes half the time."""
+        """values as a NamedTuple. The eager route has `tuple.__new__` in its place, which takes half the time."""
         return kind(*values)
 
     # ---- the other routes
@@ -252,7 +255,7 @@ class Op(Public):
         first, operands = operands[0], (*operands, *self.defaults[len(operands) :])
         return self.definition(*[as_operand(x, first) if i in self.numbers else x for i, x in enumerate(operands)])
 
-    # A raw op makes a constant of each number: where one is symbolic, Dynamo traces the definition.
+    # In a trace a raw op makes a constant of each number. So Dynamo traces the definition if a number is symbolic.
 
     def _trace_raw(self, *operands):
         return (self.composite if self._symbolic(operands) else self.forward)(*operands)
@@ -265,12 +268,12 @@ class Op(Public):
 
 
 class Inner(Op):
-    """The record of an op of two tensors inside a composed function, whose kernels are CUDA's: on the CPU, and where
-    the call is compiled, the definition is taken, whose parts have kernels.
+    """The record of an op of two tensors inside a composed function. It has CUDA kernels alone: on the CPU, and where
+    the call is compiled, its definition runs, whose parts have kernels.
 
-    It bears the function's name, whose record takes its place in the registry: what fails is the function."""
+    It has the function's name, and the function's record replaces it in the registry: errors name the function."""
 
     differentiable, compiled = ("input", "target"), ()
 
     def validate(self, *arguments):
-        """The public function has."""
+        """Nothing to do: the public function has validated its arguments."""

@@ -1,4 +1,4 @@
-"""Every private name of torch that safeops uses, and what for: tests/test_private_torch.py shows that each still holds.
+"""Every private name of torch that safeops uses, and what for. tests/test_private_torch.py tests each of them.
 
 Functions are bound here, at import: a small call must not pay for looking them up.
 """
@@ -9,7 +9,7 @@ import types
 import torch
 import torch.utils.checkpoint
 
-# `_current_level` of it is the depth of forward-mode AD, -1 outside: read where it is needed, a call costs 50 ns.
+# forward_ad._current_level is the depth of forward-mode AD, -1 outside. Callers read it: a function costs 50 ns a call.
 from torch.autograd import forward_ad as forward_ad
 from torch.utils import _python_dispatch, _pytree
 
@@ -19,7 +19,7 @@ transforms_active = torch._C._are_functorch_transforms_active  # True inside tor
 
 
 def is_exporting():
-    """torch.compiler.is_exporting(), which the Dynamo of torch 2.11 takes for True in every trace."""
+    """torch.compiler.is_exporting(), which the Dynamo of torch 2.11 wrongly reads as True in every trace."""
     return torch.compiler._is_exporting_flag
 
 
@@ -32,25 +32,25 @@ is_autocast_available._dynamo_marked_constant = True  # Dynamo asks it while it 
 
 
 def has_static_value(x):
-    """True if a trace takes the number x for a constant; otherwise it knows it by a symbol."""
+    """True if the number x is a constant in a trace, False if it is symbolic."""
     from torch.fx.experimental import symbolic_shapes  # imports sympy
 
     return symbolic_shapes.has_static_value(x)
 
 
 def value_at_trace(x):
-    """The value of a SymInt or SymFloat while a program is exported, read without binding the program to it."""
+    """The value of a SymInt or SymFloat during an export, or None. Reading it adds no guard to the program."""
     return x.node.hint if x.node.has_hint() else None
 
 
-# To set torch.backends.mkldnn.enabled, also where torch.testing has forbidden that; its context manager warns of TF32.
+# Sets torch.backends.mkldnn.enabled, also where torch.testing forbids it. (torch's context manager warns about TF32.)
 enable_onednn = torch._C._set_mkldnn_enabled
 
 # ---- exported programs
 
 
 def saved_by_name(cls):
-    """Decorator of a NamedTuple of tensors: torch saves and loads it, and an exported program that returns one."""
+    """Decorator of a NamedTuple of tensors: torch.load accepts it, and torch.export.save programs that return it."""
     torch.serialization.add_safe_globals([cls])
     _pytree._register_namedtuple(cls, serialized_type_name=f"safeops.{cls.__name__}")
     return cls
@@ -61,16 +61,16 @@ def saved_by_name(cls):
 dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # torch.ops.aten.add.Tensor and .add
 direct = operator.attrgetter("_op")  # an overload without its Python layer
-schema = operator.attrgetter("_schema")  # of an overload: what it reads, writes and returns
+schema = operator.attrgetter("_schema")  # an overload's schema: what it reads, writes and returns
 foreach_norm = torch._foreach_norm  # the norms of a list of tensors
 
 
 def register_fake(lib, name, function):
-    """torch.library.register_fake, without the source lines that it looks for: a tenth of `import safeops`."""
+    """torch.library.register_fake without its search for source lines, which took a tenth of `import safeops`."""
     handle = torch._library.simple_registry.singleton.find(f"{lib.ns}::{name}").fake_impl.register(
         function, "safeops", lib=lib
     )
-    lib._registration_handles.append(handle)  # (what torch undoes when the library goes)
+    lib._registration_handles.append(handle)  # (torch undoes these when it destroys the library)
 
 
 def direct_apply(function):
@@ -79,24 +79,24 @@ def direct_apply(function):
 
 
 def save_directly(ctx, tensors):
-    """save_for_backward, and set_materialize_grads(False), of a Function's context without their Python layer."""
+    """ctx.save_for_backward(*tensors) and ctx.set_materialize_grads(False) without their Python layer."""
     ctx.to_save, ctx.materialize_grads = tensors, False
 
 
 # ---- autograd
 
-keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # in a backward: whether another may follow
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # in a backward: True if the graph is retained
 is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.autograd.grad(is_grads_batched=True)
 
 # ---- safe mode
 
-is_tracing = torch._C._is_tracing  # torch.jit.trace is; torch.jit.is_tracing() costs twice as much
-top_function_mode = torch.overrides._get_current_function_mode  # the innermost of this thread, or None
+is_tracing = torch._C._is_tracing  # True inside torch.jit.trace; torch.jit.is_tracing() costs twice as much
+top_function_mode = torch.overrides._get_current_function_mode  # this thread's innermost TorchFunctionMode, or None
 disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports Dynamo only when it is called
-function_mode_stack = torch.overrides._get_current_function_mode_stack  # all of them, as a list
+function_mode_stack = torch.overrides._get_current_function_mode_stack  # all of them, a list
 
-dispatch_modes = torch._C._len_torch_dispatch_stack  # how many there are in this thread
-saved_dividend, saved_divisor = map(operator.attrgetter, ("_saved_self", "_saved_other"))  # of the node of a division
+dispatch_modes = torch._C._len_torch_dispatch_stack  # the number of this thread's TorchDispatchModes
+saved_dividend, saved_divisor = map(operator.attrgetter, ("_saved_self", "_saved_other"))  # of a division's node
 
 
 def assume_constant_result(function):
@@ -106,14 +106,14 @@ def assume_constant_result(function):
 
 
 def _inner_function(wrapper):
-    """The cell with the function that a wrapper calls, by whatever name the wrapper was imported."""
+    """The closure cell with the function that a wrapper calls. Setting it changes the wrapper for every importer."""
     (cell,) = [x for x in wrapper.__closure__ if callable(x.cell_contents)]
     return cell
 
 
 def step_function(optimizer):
-    """The cell with the step of an optimizer's class, which torch's wrapper calls between the hooks. None where
-    somebody has wrapped that one."""
+    """The closure cell with the `step` of an optimizer's class, which torch's wrapper calls between the hooks. None if
+    another wrapper is around torch's."""
     step = type(optimizer).step
     wrapper = isinstance(step, types.FunctionType) and step.__code__.co_freevars == ("func",)
     return step.__closure__[0] if wrapper else None
@@ -132,55 +132,56 @@ def traced_frames():
 
 # ---- debugging: ops as they run
 
-TorchDispatchMode = _python_dispatch.TorchDispatchMode  # all ops of a context come to its __torch_dispatch__
-FakeTensor = torch._subclasses.FakeTensor  # a shape without values: a DTensor asks by them which layout a result has
-disable_modes = _python_dispatch._disable_current_modes  # a context whose ops come to no mode
+TorchDispatchMode = _python_dispatch.TorchDispatchMode  # a context: its __torch_dispatch__ receives every op
+FakeTensor = torch._subclasses.FakeTensor  # a tensor without values: with it a DTensor finds a result's layout
+disable_modes = _python_dispatch._disable_current_modes  # a context in which no mode receives ops
 current_node = torch._C._current_autograd_node  # the node whose backward is running in this thread, or None
 next_sequence = torch._C._autograd._get_sequence_nr  # the number that this thread's next node will get
 sequence = operator.methodcaller("_sequence_nr")  # the number of a node
-MAKES_GRADIENTS = "_make_grads"  # torch's functions, known by name in a stack: makes the 1 that backward begins with
+# Names of torch's Python functions, to find them in a stack
+MAKES_GRADIENTS = "_make_grads"  # makes the gradient 1 that backward starts with
 RUNS_ENGINE = "_engine_run_backward"  # calls the autograd engine
-STEPS_OPTIMIZER = "_maybe_opt_step"  # GradScaler's, reads whether the step is to be skipped
+STEPS_OPTIMIZER = "_maybe_opt_step"  # GradScaler's: reads on the host whether to skip the step
 
 # ---- debugging: memory
 
-base = operator.attrgetter("_base")  # the tensor that a view is of, or None
-identity = operator.attrgetter("_cdata")  # of an untyped storage: its address, no other's while a weak reference lives
+base = operator.attrgetter("_base")  # the tensor that this one is a view of, or None
+identity = operator.attrgetter("_cdata")  # an untyped storage's address: unique while a weak reference to it lives
 weak_reference = torch.UntypedStorage._weak_ref  # keeps the identity of a storage, not its bytes
 free_weak_reference = torch.UntypedStorage._free_weak_ref
-SAVED = "_saved_"  # how the attributes of a node begin that show what it has saved for backward
+SAVED = "_saved_"  # the prefix of a node's attributes that show what it saved for backward
 
 
 def version(x):
-    """How many times a tensor, or a view of its memory, was written in place; inference tensors do not count."""
+    """How many times a tensor or a view of its memory was written in place; 0 for inference tensors."""
     return 0 if x.is_inference() else x._version
 
 
 # ---- across ranks
 
-flattened = operator.methodcaller("_flatten")  # a mesh of names as one of one dim, made once
+flattened = operator.methodcaller("_flatten")  # a mesh with named dims as a mesh of one dim, made once
 
 
 def start_all_reduce(x, group):
-    """The sum of x over a group: a tensor that is waited for at its first use."""
+    """Start the sum of x over a group. The returned tensor waits for it at its first use."""
     from torch.distributed import _functional_collectives
 
     return _functional_collectives.all_reduce(x, "sum", group)
 
 
 def awaited(x):
-    """A tensor that `start_all_reduce` gave, when it is there; any other as it is."""
+    """Wait for a tensor from `start_all_reduce` and return its value; any other tensor as it is."""
     return x.trigger_wait() if hasattr(x, "trigger_wait") else x
 
 
 # ---- testing
 
 tree_leaves, tree_map_only = _pytree.tree_leaves, _pytree.tree_map_only  # of nested lists, tuples and dicts
-keep_busy = torch.cuda._sleep  # (clock cycles): the current CUDA stream, for so long
+keep_busy = torch.cuda._sleep  # (clock cycles): keeps the current CUDA stream busy
 
 
 def counting_backend(name):
-    """A torch.compile backend with a `frame_count` of the graphs it was given."""
+    """A torch.compile backend whose `frame_count` counts the graphs that it compiled."""
     from torch._dynamo.testing import CompileCounterWithBackend  # (Dynamo takes seconds to import)
 
     return CompileCounterWithBackend(name)

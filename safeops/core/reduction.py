@@ -1,4 +1,4 @@
-"""The record of the masked reductions: the sums (`sums.py`) and the statistics of `safeops/ops/reductions`."""
+"""`Reduction`: the class of the records of all masked reductions, in `sums.py` and `safeops/ops/reductions`."""
 
 import torch
 
@@ -25,14 +25,14 @@ def validate(name, input, mask, weight, dim, keepdim):
 
 
 def as_dims(name, dim):
-    """dim as the dispatcher takes it: it would take a bool or a tensor for a number."""
+    """dim as a tuple of ints, or None. A bool or a tensor raises: the dispatcher would accept it as an int."""
     if dim is None:
         return None
-    dim = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)  # (a list may change before backward)
+    dim = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)  # (a copy: a list may change before backward)
     return dim if INTS.issuperset(map(type, dim)) else check.integers(name, dim)
 
 
-# Each docstring's text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring of the family.
 ARGUMENTS = """\
         input: floating tensor of any shape and strides.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
@@ -41,7 +41,7 @@ ARGUMENTS = """\
         weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
         dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.
         empty: where nothing is kept: "zero" gives 0 (attached to the graph, zero gradients), "nan" gives NaN, "raise"
-            raises ValueError before any work (synchronises to know, and cannot be compiled whole).
+            raises ValueError before any work (the host waits for the device, so the call cannot be compiled whole).
 
     Returns:
         The results, of `input`'s shape without the reduced dims.
@@ -54,7 +54,7 @@ ARGUMENTS = """\
 
 
 class Reduction(Op):
-    """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
+    """The record of a masked reduction. keyword: the name of its parameter ("correction" or "ord"), if it has one."""
 
     constant = ("weight",)
     empties, arguments = check.EMPTY, ARGUMENTS
@@ -66,7 +66,7 @@ class Reduction(Op):
     def prepare(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         takes = len(parameter) == 0 or self.has_kernel(*parameter)  # (Dynamo cannot negate a tuple)
         if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:
-            # most calls, and the short way
+            # most calls; trailing defaults are left out, which is faster
             return takes, (input, mask, None, None, False, False, None, *parameter) if parameter else (input, mask)
         if empty == "raise":
             self._attend(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
@@ -75,7 +75,7 @@ class Reduction(Op):
         return takes, (input, mask, weight, as_dims(self.name, dim), keepdim, empty == "nan", dtype, *parameter)
 
     def has_kernel(self, parameter):
-        # The dispatcher would take a tensor for a number (and wait for it), and True for 1.
+        # The dispatcher would accept a tensor as a number (and wait for its value), and True as 1.
         return isinstance(parameter, (int, float)) and not isinstance(parameter, bool)
 
     def validate(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
@@ -91,7 +91,7 @@ class Reduction(Op):
         self.validate(input, mask, dim, keepdim, weight, dtype, "zero", *parameters)
 
     def _attend(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
-        """Raise before any work under empty="raise": bad arguments, and nothing kept."""
+        """For empty="raise": raise for bad arguments, or where nothing is kept, before any work."""
         self.validate(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
         # One synchronisation: the documented price of empty="raise".
         dims = check.dims(self.name, dim, input.dim())
@@ -101,11 +101,11 @@ class Reduction(Op):
         )
 
     def _exists(self, input, mask, weight, dims, *parameter):
-        """Which of the results have something to be made of."""
+        """Bool, the results' shape: True where at least one element is kept."""
         return count_kept(kept(mask, weight), input, dims, False) > 0
 
     def public(self, *schemas, parameter=""):
-        """`parameter`: the reduction's own part of the family's schema."""
+        """parameter: schema text of the reduction's own parameter, such as "Scalar ord=2, "."""
         schema = (
             f"(Tensor input, Tensor? mask=None, int[1]? dim=None, *, {parameter}bool keepdim=False, "
             'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor'

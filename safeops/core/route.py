@@ -1,4 +1,4 @@
-"""Which of the three routes a call takes, kernel, composite or compile: the one place where that is decided."""
+"""Decides the route of every call: kernel, composite (the definition, in torch ops) or compiled."""
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -6,12 +6,12 @@ from torch.compiler import is_dynamo_compiling
 from safeops.core import availability, check
 from safeops.core.private_torch import forward_ad, is_exporting, transforms_active
 
-# Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
+# Subclasses (DTensor, FakeTensor, user wrappers) take the composite: they have their own rules for its aten ops.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def route(op, operands):
-    """How to run `op`'s kernel on these operands (one of `op.eager` or `op.traced`), or None: the composite.
+    """How to run `op`'s kernel on these operands: a pair of `op.eager` or `op.traced`. None: run the composite.
 
     The kernel runs for plain tensors on a device that has it. functorch transforms and forward-mode AD run the
     composite: a custom op would give them wrong or zero tangents.
@@ -20,7 +20,7 @@ def route(op, operands):
         return None
     tensors = operands[: op.tensors]
     cpu = wanted = False
-    cuda = None  # one of the operands there
+    cuda = None  # an operand on CUDA
     for x in tensors:
         if x is not None:
             if type(x) not in PLAIN:
@@ -29,7 +29,7 @@ def route(op, operands):
                 cpu = True
             elif x.is_cuda:
                 cuda = x
-            else:  # the dispatcher would follow a meta operand to the fake kernel
+            else:  # (a meta operand would lead the dispatcher to the fake kernel)
                 return None
             if x.requires_grad:
                 wanted = True
@@ -48,27 +48,27 @@ def route(op, operands):
         for x in tensors[op.constant_places]:
             if x is not None and x.requires_grad and wanted:
                 return None
-    if not is_dynamo_compiling():  # (a non-strict export has no plain tensors)
+    if not is_dynamo_compiling():  # (non-strict export does not come here: its tensors are FakeTensors)
         return op.eager[wanted]
     kept = tensors[0].device.type in op.compiled and not is_exporting() and not _repeat(tensors)
-    return op.traced[1 if wanted else 0] if kept else None  # (Dynamo 2.11 takes no bool for an index)
+    return op.traced[1 if wanted else 0] if kept else None  # (torch 2.11's Dynamo takes no bool as index)
 
 
 def is_over_ranks(tensors):
-    """True if an operand is a DTensor whose shards a kernel may take; a trace and functorch see the composite."""
+    """True if an operand is a DTensor whose shards a kernel may take. False in a trace and under functorch."""
     if is_dynamo_compiling() or transforms_active() or forward_ad._current_level >= 0:
         return False
     return any(check.mesh(x) is not None for x in tensors if x is not None)
 
 
 def _repeat(tensors):
-    """True if a tensor is two of the operands: Dynamo takes no autograd.Function of it."""
+    """True if one tensor is passed as two operands: Dynamo does not trace an autograd.Function called so."""
     tensors = [x for x in tensors if x is not None]
     return any(x is y for i, x in enumerate(tensors) for y in tensors[:i])
 
 
 def by_composite(grad):
-    """True where a backward must be differentiable, batched or dual itself, and so runs through the composite."""
+    """True if a backward is itself differentiated, batched or dual: it then runs the composite."""
     return (
         torch.is_grad_enabled()
         or type(grad) is not torch.Tensor
@@ -78,7 +78,7 @@ def by_composite(grad):
 
 
 def differentiable_backward(definition, inputs, grad):
-    """Gradients of `definition(*inputs)` for every input that requires one, as a graph of their own."""
+    """Gradients of `definition(*inputs)`: one per input, None if none is required. In grad mode they have a graph."""
     with torch.enable_grad():
         # Aliases, so that one tensor passed twice gets each argument's gradient and not their sum twice.
         inputs = [x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]

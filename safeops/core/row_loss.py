@@ -1,7 +1,7 @@
-"""Losses of rows that a kernel reduces as well.
+"""Losses of rows: one op returns each row's loss, another the mean or sum of all rows.
 
-The raw ops give the loss of each row, which `safeops.core.loss_reduction.reduce` sums up; on a GPU one of `OfRows`
-gives the mean or sum of all rows at once.
+The raw op of `RowLoss` returns a loss per row, which `safeops.core.loss_reduction.reduce` reduces. The raw op of
+`OfRows` returns the mean or sum of all rows from one launch, on devices that have its kernel.
 """
 
 from torch.compiler import is_compiling
@@ -13,26 +13,28 @@ from safeops.core.route import PLAIN
 
 
 class RowLoss(Op):
-    """The losses of rows; `of_rows` reduces them."""
+    """The record of a loss per row. of_rows: the record of their mean or sum, if the op has such a kernel."""
 
     parts = sums.ALL
 
     def __init__(self, name, forward, backward, define, *of_rows):
-        """of_rows: the raw ops of `OfRows`, where the op has them."""
+        """of_rows: the forward and backward raw ops of `OfRows`, or nothing."""
         super().__init__(name, forward, backward, define)
         if of_rows:
             self.of_rows = OfRows(self, *of_rows)
             self.parts = (self.of_rows, *sums.ALL)
 
     def losses(self, *operands):
-        """(the loss of each row, which rows a mean counts or None, weights that it divides by, if there are any)"""
+        """Returns (losses of the rows, bool: rows that a mean counts, or None: all) and, for some ops, a third tensor:
+        weights of the rows, whose sum a mean divides by (without elements: no weights)."""
         return self.definition(*operands)
 
     def gradients(self, grad, needs, operands, results):
         return self.gradients_of(self.backward, (grad,), needs, operands, *results)
 
     def gradients_of(self, backward, upstream, needs, operands, *numbers):
-        """backward: the raw op, of the rows' losses or of their reduction, which takes `upstream` first."""
+        """The gradients of both records. backward: the raw op of `RowLoss` or `OfRows`; its first arguments are
+        `upstream`, (gradient,) or (gradient, denominator)."""
         raise NotImplementedError
 
     def differentiated(self, *operands):
@@ -40,11 +42,11 @@ class RowLoss(Op):
 
 
 class OfRows(Op):
-    """The mean or sum of a loss of rows by the kernel that reads them, in one launch a direction, for a device that has
-    it; elsewhere the rows' losses are reduced by an op of their own.
+    """The record of the mean or sum of the rows' losses: its kernel reads and reduces the rows in one launch a
+    direction. On a device without the kernel, `reduce` follows the op of the rows' losses.
 
-    Its operands are those of the rows' record, `mean` and `empty_nan`. It bears that record's name, which takes its
-    place in the registry: what fails is the loss."""
+    Its operands are those of `rows`, the `RowLoss`, then `mean` and `empty_nan`. It has the name of `rows`, which
+    replaces it in the registry: errors name the loss."""
 
     def __init__(self, rows, forward, backward):
         self.rows, self.differentiable = rows, rows.differentiable
@@ -53,7 +55,7 @@ class OfRows(Op):
         self.cuda, registry[rows.name] = rows.cuda, rows
 
     def serves(self, input, other, reduction, denominator, empty):
-        """True if a call takes this op. Its operands have not been checked yet."""
+        """True if a call may run this op. The operands have not been validated yet."""
         if type(input) not in PLAIN or not (self.cpu and self.rows.cpu if input.is_cpu else input.is_cuda):
             return False
         if is_compiling() or reduction == "none" or denominator is not None or empty == "raise":

@@ -1,7 +1,7 @@
-"""The masked sum, mean and count: what other ops, losses and gradients are added up by.
+"""Masked sum, mean and count: definitions, raw ops and records. Other ops, losses and gradients add up with them.
 
-aten's sum on the CPU depends on the number of threads, and its error in fp32 grows like n. Here are the definitions,
-the raw ops and the records; safeops/ops/reductions has the public functions.
+They replace aten's sum, whose result on the CPU depends on the number of threads, with an fp32 error that grows like n
+for n terms. The public functions are in safeops/ops/reductions.
 """
 
 import torch
@@ -17,13 +17,13 @@ from safeops.core.reduction import Reduction, as_dims, output_shape, validate
 
 
 def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
-    """(value, denominator) of the masked sum or mean over the dims `dim`."""
-    # a weight too small or too large for fp32 is read as it is
+    """The masked sum (or mean) over the dims `dim`. Returns (value, denominator)."""
+    # an fp64 weight may be out of fp32's range: it makes the computation fp64
     compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
     keep = kept(mask, weight)
     terms = input.to(compute)
     if keep is not None:
-        terms = torch.where(keep, terms, 0)  # select before arithmetic
+        terms = torch.where(keep, terms, 0)  # select before arithmetic: NaN * 0 is NaN
     if weight is not None:
         weights = torch.where(keep, weight.to(compute), 0)
         terms = terms * weights
@@ -65,7 +65,7 @@ def _fake_backward(grad, size, dtype, denominator=None, mask=None, weight=None, 
     return grad.new_empty(size, dtype=dtype)
 
 
-# Serves the mean too: its denominator is the forward's second output.
+# Backward of the sum and of the mean. `denominator`, the forward's second result, is given for the mean only.
 _masked_sum_backward = declare_raw(
     "_masked_sum_backward",
     "(Tensor grad, SymInt[] size, ScalarType dtype, Tensor? denominator=None, Tensor? mask=None, Tensor? weight=None, "
@@ -92,7 +92,7 @@ _masked_count = declare_raw(
 
 
 class MaskedReduction(Reduction):
-    """A masked sum or mean. mean: whether the total is divided by its denominator."""
+    """The record of masked_sum (mean=False) or masked_mean (mean=True: the total is divided by the denominator)."""
 
     linear = 1
 
@@ -133,7 +133,7 @@ class MaskedCount(Op):
         if boolean and mask is input:
             mask = None
         elif boolean and mask is not None:
-            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # (`&` broadcasts both ways)
+            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # `&` would also accept a larger mask
             mask = input & mask
         return takes, (input, mask, weight, as_dims("masked_count", dim), keepdim)
 
@@ -155,7 +155,7 @@ masked_mean = MaskedReduction("masked_mean", mean=True)
 masked_count = MaskedCount("masked_count", _masked_count, definition=define_count)
 ALL = masked_sum, masked_mean, masked_count
 
-# ---- functions: by these the other modules call them
+# ---- functions through which other modules call these ops
 
 
 def total(x, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
@@ -169,12 +169,12 @@ def mean(x, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empt
 
 
 def count(x, mask=None, dim=None, *, keepdim=False, weight=None):
-    """How many elements are kept, int64; of a bool tensor, how many are True."""
+    """The number of kept elements, int64. For a bool x: the number of kept elements that are True."""
     return masked_count.call(x, mask, dim, keepdim, weight, None, "zero")
 
 
 def sum_to(grad, shape, dtype):
-    """A gradient of the full broadcast shape, summed to its operand's shape and narrowed once, at the end."""
+    """Sum a gradient of the full broadcast shape to its operand's `shape`, and round it to `dtype` once, at the end."""
     if grad.is_complex():
         return torch.complex(*(sum_to(part, shape, part.dtype) for part in (grad.real, grad.imag)))
     lead = grad.dim() - len(shape)

@@ -1,7 +1,7 @@
-"""Numbers that a trace knows by a symbol: sizes, and options that differ from call to call.
+"""Symbolic numbers: sizes, and options that differ from call to call, which a trace holds as SymInt or SymFloat.
 
-Most ops make a constant of such a number, and each of its values is compiled anew; comparing it bounds the sizes that
-an exported program takes. So the definitions get a 0-dim tensor in its place.
+Most torch ops turn such a number into a constant, so that each new value compiles again. A comparison restricts the
+sizes that an exported program accepts. So the definitions get a 0-dim tensor instead.
 """
 
 import torch
@@ -14,12 +14,12 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
 def as_float(number):
-    """An int as a float, which torch takes of any size; a number that a trace knows by a symbol as it is."""
+    """An int as a float, since torch refuses ints beyond 64 bits. A symbolic number is returned as it is."""
     return float(number) if number.__class__ is int else number
 
 
 def symbolic(x):
-    """True if x is such a number. (Dynamo shows them as plain ones.)"""
+    """True if x is a symbolic number. (Code that Dynamo traces sees it as an int or float.)"""
     if not is_compiling():
         return isinstance(x, SYMBOLIC)
     return isinstance(x, (int, float, *SYMBOLIC)) and not private_torch.has_static_value(x)
@@ -27,13 +27,13 @@ def symbolic(x):
 
 def scalar(x, dtype, device):
     """A number as a 0-dim tensor."""
-    if symbolic(x):  # added, because a sum is one of the few ops that keep a symbol; torch.full is none
-        return torch.full((), -0.0, dtype=dtype, device=device) + x  # (of -0.0, 0.0 would make 0.0)
+    if symbolic(x):  # a sum keeps the symbol; torch.full would make a constant of it
+        return torch.full((), -0.0, dtype=dtype, device=device) + x  # (0.0 + x would turn x = -0.0 into 0.0)
     return torch.full((), float(x), dtype=dtype, device=device)
 
 
 def as_operand(x, input):
-    """A number as torch's operations take it beside `input`: a tensor if symbolic, and no integer beyond 64 bits."""
+    """A number in a form that torch accepts beside `input`: symbolic as a tensor, an int beside floats as a float."""
     if symbolic(x):
         return scalar(x, torch.float64, input.device)
     return saturate(x, torch.float64) if isinstance(x, int) and input.is_floating_point() else x

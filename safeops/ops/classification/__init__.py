@@ -1,4 +1,4 @@
-"""Rows of classes: softmax, and the losses of a row's class or class probabilities.
+"""Rows of classes: softmax, and losses of a row's class or class probabilities.
 
-`_classification.py` is the record of a loss whose rows have a class each, `_softmax.py` that of both softmaxes.
+`_classification.py` has the record of losses of rows that have a class each, `_softmax.py` that of both softmaxes.
 """

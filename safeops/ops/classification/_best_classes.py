@@ -1,4 +1,4 @@
-"""A row's distribution by its best classes: what lies outside them is one class more."""
+"""A row's target distribution, given for its best classes: all other classes count as one more class."""
 
 import torch
 
@@ -34,16 +34,17 @@ def refuse_missing(name, indices, keep, input):
 
 
 def buckets(input, values, indices, keep, temperature):
-    """(the input's logits over the temperature, the target's) of the given classes and of all others as one."""
+    """Merge the classes that are not given into one. Returns (logits of input over the temperature, log probabilities
+    of the target), both (..., K + 1): the K given classes, then all others."""
     compute, classes, indices = compute_dtype(input.dtype, values.dtype), input.shape[-1], indices.long()
     exists = (indices >= 0) & (indices < classes)
-    if keep is not None:  # select before arithmetic
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         exists = exists & keep.unsqueeze(-1)
         values = torch.where(keep.unsqueeze(-1), values, 0)
     input = gathered(input, [input.dim() - 1])
     own = input.gather(-1, torch.where(exists, indices, 0)).to(compute)
     own = torch.where(exists, shaped(own, temperature, 0), float("-inf"))
-    # (an index of no class marks a place behind the last)
+    # (an index out of range goes to a place behind the last class)
     is_other = exists.new_ones((*input.shape[:-1], classes + 1))
     is_other = is_other.scatter(-1, torch.where(exists, indices, classes), False)[..., :classes]
     if keep is not None:
@@ -52,7 +53,7 @@ def buckets(input, values, indices, keep, temperature):
     has_others = is_other.any(-1, keepdim=True)
     others = torch.where(has_others, others, float("-inf"))
     values = torch.where(exists, values.to(compute), float("-inf"))
-    # (probabilities that were rounded may add up to more than 1, and the input's rest be lost on none)
+    # (rounded probabilities may add up to more than 1; the others get eps at least, to compare with the input's others)
     known = masked_logsumexp(values, exists, -1, keepdim=True)
     rest = (-torch.expm1(known)).clamp(min=torch.finfo(compute).eps).log()
     rest = torch.where(has_others, rest, float("-inf"))

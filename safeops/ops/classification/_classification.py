@@ -1,4 +1,4 @@
-"""Losses of rows that have a class each: what they have in common. Their rows are all dims but that of the classes."""
+"""Shared by losses of rows that have a class each. The rows are all dims of the input but that of the classes."""
 
 import torch
 
@@ -25,17 +25,17 @@ def row_shape(input):
 
 
 def gather_classes(x):
-    """A DTensor that is sharded over the classes, gathered along them: torch's own gather cannot read it."""
+    """Gather a DTensor that is sharded over the classes along them, since torch.gather cannot read it."""
     return gathered(x, (class_dim(x),))
 
 
 def rows_of(classes, target, weight, mask, ignore_index, compute):
-    """(class of each row, which rows are kept, their class weights or None), in the rows' shape.
+    """Returns (place: class of each row, keep: bool, class weight of each row or None), in the rows' shape.
 
-    A row that is not kept is of class 0, with weight 0. One whose class does not exist is not kept: on the CPU the
-    caller has heard of it before, elsewhere nobody may wait for it.
+    A row that is not kept has class 0 and weight 0. A row whose class does not exist is not kept: on the CPU a check
+    has raised before, elsewhere the host does not wait to know.
     """
-    target = target.long()  # -100 in uint8 is class 156
+    target = target.long()  # in uint8, -100 would be class 156
     keep = target != ignore_index
     if mask is not None:
         keep = keep & mask
@@ -56,15 +56,15 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
 
 
 def is_watched(input):
-    """True while `safeops.debug.audit` asks for classes that do not exist: the definition reports them, a CUDA kernel
-    leaves their rows out in silence."""
+    """True off the CPU while `safeops.debug.audit` looks for classes that do not exist. Then the definition runs, which
+    reports them; a CUDA kernel masks their rows out silently."""
     return check.watchers and not input.is_cpu
 
 
 def has_missing_class(target, mask, ignore_index, classes):
-    """True if a row that counts has an index that is no class; False where the host may not look.
+    """True if a kept row has a class out of range; False where the host may not read values.
 
-    aten's own check of indices is asked: on the CPU it raises, and nothing is read by Python.
+    torch.gather checks the indices: on the CPU it raises, so that Python reads no value.
     """
     if not check.may_look(target) or (mask is not None and type(mask) not in PLAIN):
         return False
@@ -78,23 +78,23 @@ def has_missing_class(target, mask, ignore_index, classes):
 
 
 def _counts(target, mask, ignore_index):
-    """Which rows have a class; ignore_index may be None."""
+    """Bool: True where `mask` keeps a row and its class is not ignore_index, which may be None."""
     counts = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target.long() != ignore_index
     return counts if mask is None else counts & mask
 
 
 def refuse_missing_class(name, target, mask, ignore_index, classes, of, shape, key="target"):
-    """of, shape: the tensor whose classes they are. key: what the target is called. (Text made of a traced size would
-    make a constant of it.)"""
+    """Raise IndexError for a class out of range. of, shape: name and shape of the tensor with the classes. key: the
+    target's name. (`shape` comes as it is: as text it would make constants of traced sizes.)"""
     if has_missing_class(target, mask, ignore_index, classes):
         wrong = _counts(target, mask, ignore_index) & ((target < 0) | (target >= classes))
-        first = target.expand(wrong.shape)[wrong][0].item()  # an error is on its way: it may wait
+        first = target.expand(wrong.shape)[wrong][0].item()  # waits for a device, but the call fails anyway
         but = "" if ignore_index is None else f", and not ignore_index ({ignore_index})"
         raise IndexError(f"{name}: {key} {first} is out of range for the {classes} classes of {of} {tuple(shape)}{but}")
 
 
 def validate_weight(name, weight):
-    """As far as a module knows, which has not seen the number of classes."""
+    """Check the class weights, but not how many: a module does not know the number of classes."""
     if weight is not None:
         check.floating(name, "weight", weight)
         if weight.dim() != 1:
@@ -114,12 +114,12 @@ def validate_numbers(name, label_smoothing, z_loss):
 
 
 class Classification(RowLoss):
-    """A loss of rows, each of which has a class. takes_logits: else its input are logarithms of probabilities."""
+    """The record of a loss of rows with a class each. takes_logits: True for logits, False for log probabilities."""
 
     takes_logits = False
     buffers = ("weight",)
     shards = "rows"
-    visible = 3  # the losses, which rows are kept, their weights
+    visible = 3  # losses, keep, weights
     constant = ("weight",)
 
     def __init__(self, name, module, *raw):
@@ -130,7 +130,7 @@ class Classification(RowLoss):
         validate_weight(name, x)
 
     def validate_indices(self, input, target, also=""):
-        """also: what else a target may be."""
+        """also: the error's text on other targets that are allowed."""
         rows = row_shape(input)
         if target.dtype not in INDICES:
             indices = f"int64, int32 or uint8 (class indices){also}"
@@ -170,8 +170,8 @@ class Classification(RowLoss):
 
 
 def validate_reduction(name, input, reduction, denominator, empty):
-    """Before any work. (Asked in the order that costs a good call least.)"""
-    words = reduction.__class__ is str and empty.__class__ is str  # (what is none may not compare)
+    """Check the options of a reduction before any work, in the order that costs a valid call least."""
+    words = reduction.__class__ is str and empty.__class__ is str  # (other types may not compare)
     if not words or reduction not in REDUCTION or empty not in check.EMPTY or denominator is not None:
         validate_options(name, reduction, empty)
         validate_denominator(name, reduction, denominator)
@@ -180,7 +180,7 @@ def validate_reduction(name, input, reduction, denominator, empty):
 
 
 def without_weight_0(name, row_weight, mask, input, rows=None):
-    """The mask of the rows that have a weight. rows: their shape, if not that of logits."""
+    """`mask` without the rows of row weight 0. rows: the rows' shape; None: that of logits `input`."""
     check.floating(name, "input", input)
     check.floating(name, "row_weight", row_weight)
     rows = row_shape(input) if rows is None else rows
@@ -191,8 +191,8 @@ def without_weight_0(name, row_weight, mask, input, rows=None):
 
 
 def weighed(loss, keep, weights, row_weight):
-    """(losses, weights that a mean divides by), both by the rows' weights: in fp64 if these are, which fp32 may not
-    hold."""
+    """Multiply losses and class weights by the rows' weights. Returns (losses, weights that a mean divides by), in fp64
+    if the rows' weights are: fp32 may not hold them."""
     factor = torch.where(keep, row_weight.to(compute_dtype(loss.dtype, row_weight.dtype)), 0)
     return loss * factor, factor if weights is None else weights * factor
 
@@ -200,50 +200,51 @@ def weighed(loss, keep, weights, row_weight):
 def normalized_weight(weight, x, dim, target, mask, ignore_index, row_weight):
     """The class weights, scaled so that their mean over the kept rows is 1: (C,), in x's dtype or a wider one.
 
-    A mean with them has a mean of its own for the z-losses z_i, which have no class weight. For the cross entropies
-    c_i, row weights r and class weights w, the scaled weights are w' = w sum_i r_i / sum_i r_i w_i, and
-    sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i.
+    They give the z-losses z_i, which have no class weight, a mean of their own. Row i has the cross entropy c_i, the
+    row weight r_i and the weight w_i of its class:
+    (1) scaled weights: w'_i = w_i sum_i r_i / sum_i r_i w_i
+    (2) sum_i r_i (w'_i c_i + z_i) / sum_i r_i w'_i = sum_i r_i w_i c_i / sum_i r_i w_i + sum_i r_i z_i / sum_i r_i
 
     x: the logits, or the last layer's weight; `dim` is its dim of classes. mask: must exclude rows of row weight 0.
     """
-    # DTensors are gathered: rows_of makes one dim of the rows, which unevenly sharded ones do not allow.
+    # DTensors are gathered: rows_of flattens the rows, which uneven shards do not allow.
     target, mask, row_weight = (t if t is None else gathered(t, range(t.dim())) for t in (target, mask, row_weight))
-    w = weight.double()  # once: its gradient's parts are added before it is rounded
+    w = weight.double()  # once: the parts of its gradient are added before they are rounded
     _, keep, weights = rows_of(x.shape[dim], target, w, mask, ignore_index, w.dtype)
     rows = keep.double() if row_weight is None else torch.where(keep, row_weight, 0).double()
     count, total = rows.sum(), (rows * weights).sum()  # noqa: SO105
     nothing = total == 0
-    # Where row weights add up to 0, the z-loss has no mean.
+    # NaN where row weights add up to 0: then the z-loss has no mean.
     scale = torch.where(nothing, 1, torch.where(count == 0, torch.nan, count) / torch.where(nothing, 1, total))
     dtype = compute_dtype(x.dtype, weight.dtype)
     scaled, least = (w * scale).to(dtype), torch.finfo(dtype).tiny
-    return torch.where((scaled == 0) & (w != 0), least, scaled)  # (a weight of 0 would mask its rows out)
+    return torch.where((scaled == 0) & (w != 0), least, scaled)  # (a weight that underflows must not mask its rows out)
 
 
-# Both docstrings' text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring of such a loss.
 ARGUMENTS = """\
         weight: (C,) floating tensor, a weight for each class. A row whose class has weight 0 is masked out.
             Differentiable.
         mask: bool tensor, broadcastable to the rows' shape (N, d1, ...); True = keep. Masked-out rows do not exist:
             NaN, inf or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
-        reduction: "mean" divides the sum by the number of kept rows (with class weights and indices, by the sum of
-            theirs, as torch does), "sum", or "none": a loss for each row, 0 where it is not kept.
+        reduction: "mean" divides the sum by the number of kept rows (with class weights and class indices, by the sum
+            of the kept rows' class weights, as torch does), "sum", or "none": a loss for each row, 0 if it is not kept.
         ignore_index: a row of this class is masked out.
-        denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
-            number of kept rows (or the sum of their weights) over all micro-batches, and data parallel training with
-            `safeops.distributed.global_count`. The loss is then a share: the mean is the sum of the micro-batches',
-            averaged over the ranks.
+        denominator: number or 0-dim tensor that the mean divides by instead. For exact gradient accumulation pass the
+            number of kept rows (or the sum of their weights) of all micro-batches, for data parallel training
+            `safeops.distributed.global_count`. Each loss is then a share: the mean over all rows is the sum over the
+            micro-batches, averaged over the ranks.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError; synchronises to know, and cannot be compiled whole). With `denominator`, a 0 there says
-            that nothing is kept; here alone, the mean is 0.
+            "raise" (ValueError; the host waits for the device, so the call cannot be compiled whole). With
+            `denominator`, nothing is kept if that is 0; a call that keeps nothing of its own has the mean 0.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of shape (N, d1, ...) for "none".
 
     Raises:
-        IndexError: on the CPU, a class that does not exist and is not `ignore_index`, in a row that `mask` keeps;
-            before anything is written (RuntimeError where the call is compiled). On other devices, and under
-            torch.func's transforms, such a row is left out.
+        IndexError: on the CPU, a row that `mask` keeps has a class that does not exist and is not `ignore_index`; it is
+            raised before anything is written (RuntimeError where the call is compiled). On other devices, and under
+            torch.func's transforms, such a row is masked out.
         TypeError: an operand or option is of another type or dtype.
         ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
 """

@@ -1,4 +1,4 @@
-"""Logits as a loss reads them: softcap tanh(x / softcap), then over the temperature."""
+"""Softcap and temperature: a loss reads a logit x as softcap tanh(x / softcap) / temperature."""
 
 import torch
 
@@ -8,13 +8,13 @@ from safeops.core.symbolic import as_float
 
 
 def is_zero(number):
-    """False of a tensor, which stands for a number that a trace knows by a symbol."""
+    """True if a number is 0. False for a tensor, which stands for a symbolic number of a trace."""
     return not isinstance(number, torch.Tensor) and number == 0
 
 
 def shaped(x, temperature, softcap, dtype=None):
-    """The logits as a loss reads them, in `dtype` where that changes them; softcap: 0 for none. A class of -inf does
-    not exist, and stays at -inf."""
+    """Logits with softcap (0: none) and temperature, in `dtype`; x as it is where neither changes it. A logit of -inf
+    stays -inf: the class does not exist."""
     if is_zero(softcap) and is_zero(temperature - 1):
         return x
     x = x.to(dtype or x.dtype)
@@ -24,7 +24,7 @@ def shaped(x, temperature, softcap, dtype=None):
 
 
 def capped(x, softcap):
-    """softcap tanh(x / softcap). Of a tensor it is known only when the trace runs whether it is 0, which is no cap."""
+    """softcap tanh(x / softcap). A tensor softcap may turn out to be 0, no cap, when the traced program runs."""
     if not isinstance(softcap, torch.Tensor):
         return softcap * torch.tanh(x / softcap)
     cap = torch.where(softcap == 0, 1, softcap)
@@ -32,12 +32,12 @@ def capped(x, softcap):
 
 
 def slope_of_shape(x, temperature, softcap):
-    """The derivative of `shaped`."""
+    """The derivative of `shaped` at x."""
     return (1 - torch.tanh(x / softcap).square() if softcap else 1) / temperature
 
 
 def as_floats(name, temperature, softcap):
-    """(temperature, softcap) as the raw ops take them: a softcap of None is 0."""
+    """Returns (temperature, softcap) as the raw ops take them: floats, with softcap 0 for None."""
     if temperature.__class__ is not float or not SMALLEST <= temperature <= LARGEST:
         validate_logits(name, temperature, None)
         temperature = as_float(temperature)

@@ -1,6 +1,6 @@
 """The record of a loss that is a function of each row's negative log-likelihood nll = -log softmax(input)[target].
 
-The kernels of cross_entropy compute nll from one read of the logits; what follows has one number a row.
+The kernels of cross_entropy compute nll from one read of the logits. All later steps have one number per row.
 """
 
 import copy
@@ -21,20 +21,20 @@ from safeops.ops.classification._classification import (
 from safeops.ops.classification.cross_entropy import _cross_entropy
 from safeops.ops.classification.nll_loss import _nll_loss
 
-# The text on these arguments, before that of all losses of classes
+# The docstrings' text on these arguments, before that of all losses of classes
 OPERANDS = """\
         input: (N, C), (C,) or (N, C, d1, ...) floating tensor of logits; a class of -inf does not exist.
         target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...).
-        row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
-            by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable.
+        row_weight: floating tensor, broadcastable to the rows' shape. It multiplies each row's loss, and the mean
+            divides by its sum (times the class weights). A row of weight 0 is masked out. Differentiable.
 """
 
 
 class NLLFunction(Composed):
-    """value(nll, *parameters) -> the losses, of nll's shape (N, d1, ...): torch code, right to second order."""
+    """value(nll, *parameters) -> the losses, of nll's shape (N, d1, ...): torch code, differentiable twice."""
 
     def __init__(self, name, module, value, *parameters):
-        """parameters: of `losses._pointwise.Parameter`."""
+        """parameters: instances of `losses._pointwise.Parameter`, in the order of `value`'s arguments."""
         example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
         super().__init__(
             name,
@@ -46,14 +46,14 @@ class NLLFunction(Composed):
             validate_options=self.check_options,
         )
         self.value, self.parameters = value, parameters
-        self.operands = copy.copy(_nll_loss)  # whose operands have the same shapes and dtypes
+        self.operands = copy.copy(_nll_loss)  # to validate: its operands have the same shapes and dtypes
         self.operands.name = name
 
     def validate_buffer(self, name, key, x):
         validate_weight(name, x)
 
     def check_options(self, name, reduction, empty, *options):
-        """The options of a module's constructor, in the order of the function's signature."""
+        """Check the options of a module's constructor, in the order of the function's signature."""
         *numbers, ignore_index = options
         loss_reduction.validate_options(name, reduction, empty)
         for parameter, number in zip(self.parameters, numbers):

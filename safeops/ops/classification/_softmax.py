@@ -1,4 +1,4 @@
-"""masked_softmax and masked_log_softmax: what they have in common."""
+"""Shared by masked_softmax and masked_log_softmax: definition, raw ops and record."""
 
 import operator
 
@@ -18,7 +18,7 @@ def define(input, mask=None, dim=-1, log=False):
     if mask is None:
         y = torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
         return y.to(input.dtype)
-    # A masked value has no part in its row; a row of nothing else would be -inf - -inf.
+    # Masked values are -inf, but 0 in a row that is masked as a whole, where -inf - -inf would be NaN.
     keep = mask.expand(input.shape)
     alive = keep.any(dim, keepdim=True)
     x = torch.where(keep, x, torch.where(alive, float("-inf"), 0.0))
@@ -27,7 +27,7 @@ def define(input, mask=None, dim=-1, log=False):
 
 
 def slope(grad, output, mask, dim):
-    """dx = y (g - sum g y), from y itself."""
+    """The gradient of softmax from its output y: dx = y (g - sum g y)."""
     compute = compute_dtype(output.dtype, grad.dtype)
     g, y = grad.to(compute), output.to(compute)
     if mask is not None:
@@ -37,7 +37,7 @@ def slope(grad, output, mask, dim):
 
 
 def _row_numbers(input, mask, dim):
-    """(largest kept value, sum of exp(x - it)) of each row, in fp64."""
+    """Returns (m, sum exp(x - m)) of each row's kept values, in fp64, with m the largest of them."""
     x = input.detach().double()
     keep = torch.ones((), dtype=torch.bool, device=x.device) if mask is None else mask
     x = torch.where(keep, x, float("-inf"))
@@ -94,10 +94,10 @@ _masked_softmax_slope = declare_raw(
 
 
 class MaskedSoftmax(Op):
-    """A masked softmax.
+    """The record of a masked softmax (log=False) or log-softmax.
 
-    On the CPU an exponential costs more than the memory's speed. A result that was not rounded is its own derivative's
-    only input, and is kept in place of ours (and no row's numbers). Else y is recomputed from two numbers a row.
+    On the CPU an exponential is slower than a read. So a softmax in fp32 or fp64 saves its output y, from which alone
+    `slope` computes the gradient. Every other call saves its input and two numbers per row, and recomputes y.
     """
 
     shards = "softmax"
@@ -142,7 +142,7 @@ class MaskedSoftmax(Op):
         return super().public("(Tensor input, Tensor? mask=None, int dim=-1) -> Tensor", arguments=ARGUMENTS)
 
 
-# Both docstrings' text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in both docstrings.
 ARGUMENTS = """\
         input: floating tensor of any shape and strides.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.

@@ -26,7 +26,7 @@ from safeops.ops.classification._classification import (
 )
 from safeops.ops.classification._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
 
-BLOCK = 2**22  # numbers that exist at a time beside those that they replace
+BLOCK = 2**22  # elements of the gradient that _composite_overwrite computes at a time, in memory of their own
 
 # ---- definition
 
@@ -35,21 +35,21 @@ def define(
     input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
     softcap=0.0,
 ):  # fmt: skip
-    """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty."""
+    """Returns (loss, keep, weights that a mean divides by), each of the rows' shape; no weights: an empty tensor."""
     input, dim, has_probabilities = gather_classes(input), class_dim(input), target.is_floating_point()
     dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
-    # a weight too small or too large for fp32 is read as it is
+    # an fp64 weight may be out of fp32's range: it makes the computation fp64
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    weight = None if weight is None else weight.to(compute)  # once: its gradient's parts are added before it is rounded
+    weight = None if weight is None else weight.to(compute)  # once: the parts of its gradient are added, then rounded
     # (in fp32 the error of aten's log_softmax on the CPU grows with C: 5e-5 for 262,144 classes)
     x, weights, certain = wide_on_cpu(input.to(compute)), None, None
     if has_probabilities:
-        keep = x.new_ones(row_shape(x), dtype=torch.bool)  # (a DTensor, if x is)
+        keep = x.new_ones(row_shape(x), dtype=torch.bool)  # (from x: a DTensor if x is one)
         keep = keep if mask is None else keep & mask
         place = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
     else:
         place, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
-    x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic
+    x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic: NaN * 0 is NaN
     if x.shape[dim] == 0:
         loss = x.sum(dim)  # 0, but in the graph
         loss = loss if not has_probabilities else loss + place.sum(dim)
@@ -65,19 +65,19 @@ def define(
 
 
 def along(weight, x, dim):
-    """(C,) as it broadcasts to (N, C, d1, ...)."""
+    """weight (C,) in a shape that broadcasts to x (N, C, d1, ...)."""
     return weight.reshape([-1 if d == dim else 1 for d in range(x.dim())])
 
 
 def is_certain(x, place, dim):
-    """Rows whose class has all the probability: its logit alone is +inf. Their loss and gradient are 0."""
+    """Bool of the rows' shape: True where the logit of the row's class alone is +inf. Loss and gradient are 0 there."""
     infinite = x.detach() == float("inf")
     of_class = infinite.gather(dim, place.unsqueeze(dim)).squeeze(dim)
     return of_class & (infinite.sum(dim) == 1) & ~x.detach().isnan().any(dim)
 
 
 def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
-    """(1 - s) w (-log p of the class) + s / A sum_c w_c (-log p_c) + z logsumexp^2, the A classes those not of -inf."""
+    """(1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z logsumexp^2, with A classes whose logit is not -inf."""
     log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
     if place.is_floating_point():
         probabilities = place if per_class is None else place * per_class
@@ -97,10 +97,14 @@ def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
 
 
 def _numbers(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap):
-    """The numbers of each row that backward needs, in the dtype of the computation (its places: `count_numbers`).
+    """The numbers of each row that backward reads, (count_numbers(...), *rows), in the dtype of the computation.
 
-    The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
-    part e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (1 - s) w_c q_c, q of a class its one-hot.
+    They are the largest logit; L minus it, whose digits a large logit would hide; k, if a class has a weight or a
+    probability of its own; e, with smoothing. q is a row's class probabilities, or the one-hot of its class:
+    (1) loss = -(1 - s) sum_c w_c q_c log p_c - e sum_c w_c log p_c + z L^2, with L = logsumexp(x), e = s / A
+    (2) d(loss)/dx_c = (k + 2 z L) p_c - e w_c - (1 - s) w_c q_c
+    (3) k = (1 - s) sum_c w_c q_c + e sum_c w_c
+    The sums after e are over the A classes whose logit is not -inf.
     """
     dim, has_probabilities = class_dim(input), target.is_floating_point()
     x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
@@ -109,7 +113,7 @@ def _numbers(input, target, weight, loss, keep, weights, label_smoothing, temper
         per_class = along(weight.detach().double(), x, dim)
     exists = x != float("-inf")
     top = x.amax(dim) if x.shape[dim] else x.sum(dim)
-    shown = torch.where(loss.isnan() & (top == float("inf")), float("nan"), top)  # (else that row is certain)
+    shown = torch.where(loss.isnan() & (top == float("inf")), float("nan"), top)  # (+inf marks a certain row)
     results = [shown, torch.logsumexp(x - top.unsqueeze(dim), dim)]
     if has_probabilities or (weight is not None and label_smoothing != 0):
         if has_probabilities:
@@ -162,7 +166,7 @@ def _composite_backward(
     if partial:
         keep = torch.ones_like(own) if mask is None else mask.expand(own.shape)
     top, spread, *others = (x.to(compute).unsqueeze(dim) for x in numbers)
-    keep = keep.unsqueeze(dim) & (top != float("inf"))  # (of a row that is certain nothing depends on the logits)
+    keep = keep.unsqueeze(dim) & (top != float("inf"))  # (the loss of a certain row is constant)
     g, x = torch.where(keep, grad.to(compute).unsqueeze(dim), 0), torch.where(keep, input, 0).to(compute)
     per_class = 1 if weight is None else along(weight.to(compute), x, dim)
     logits = shaped(x, temperature, softcap)
@@ -237,12 +241,12 @@ _backward = declare_raw(
     "_cross_entropy_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, Tensor? mask=None, "
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
-    "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: some classes
+    "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: not all classes
     fake=_fake_backward,
     composite=_composite_backward,
     triton="classification.cross_entropy_backward.cross_entropy_backward",
 )
-_overwrite = declare_raw(  # by the gradient of class indices' logits (N, C), in their memory
+_overwrite = declare_raw(  # overwrites logits (N, C) of rows with class indices by their gradient
     "_cross_entropy_overwrite",
     "(Tensor grad, Tensor(a!) logits, Tensor target, Tensor numbers, Tensor? weight, Tensor mask, int ignore_index, "
     "float label_smoothing, float z_loss, float temperature, float softcap) -> ()",
@@ -274,7 +278,7 @@ _of_rows_backward = declare_raw(
 class CrossEntropy(Classification):
     """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: two to four numbers a row.
 
-    The kernel is kept on CUDA too: Inductor's code reads the logits once more, for their largest.
+    torch.compile keeps the kernel on CUDA too: Inductor's code reads the logits a second time, for their maximum.
     """
 
     takes_logits = True
@@ -359,34 +363,39 @@ def cross_entropy(
     input, target, weight=None, *extra, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
     row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
-    """-log softmax(input) at the class `target`, of each row; the mean over the kept rows.
+    """-log p_y of each row, with p = softmax(input) and y its class `target`; the mean over the kept rows.
 
         loss = (1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z_loss (log sum_c exp x_c)^2,   p = softmax(x)
 
-    for class y, class weights w and label smoothing s over the A classes. Of class probabilities q in place of y the
-    first term is (1 - s) sum_c w_c q_c (-log p_c). Smoothing: Szegedy et al., "Rethinking the Inception Architecture",
-    2016. z-loss: Chowdhery et al., "PaLM", 2022, section 5, and Zoph et al., "ST-MoE", 2022; it keeps the logsumexp
-    near 0, is not multiplied by class weights, nor divided by their sum: it has its own mean, over the kept rows. 1e-4
-    is usual.
+    for logits x, class y, class weights w and label smoothing s over the A classes. With class probabilities q in place
+    of y the first term is (1 - s) sum_c w_c q_c (-log p_c).
 
-    Any layout is read in place, logits in half without a copy in fp32, and nothing as large as them is allocated but
-    their gradient. Like torch.nn.functional.cross_entropy, but that a mean of nothing is `empty` and not NaN, that
-    `ignore_index` and `mask` exclude what is NaN, and that infinite logits have their limits: a class of -inf does not
-    exist (its gradient is 0, and smoothing is over the others), where it is the row's own the loss is inf; where the
-    row's own logit alone is +inf, loss and gradient are 0. Every other inf or NaN that is kept shows as NaN.
+    Smoothing: Szegedy et al., "Rethinking the Inception Architecture", 2016. z-loss: Chowdhery et al., "PaLM", 2022,
+    section 5, and Zoph et al., "ST-MoE", 2022. It keeps the logsumexp near 0; 1e-4 is usual. Class weights do not
+    multiply it, and their sum does not divide it: it has its own mean, over the kept rows.
+
+    Logits are read in place in any layout, in half without a copy in fp32. The only allocation of their size is their
+    gradient.
+
+    Like torch.nn.functional.cross_entropy, except that a mean of nothing is `empty` and not NaN, and that NaN in a row
+    that `ignore_index` or `mask` excludes has no effect.
+
+    Infinite logits give limits. A class of -inf does not exist: its gradient is 0, and smoothing is over the others; if
+    it is the row's own class, the loss is inf. If the row's own logit alone is +inf, loss and gradient are 0. Every
+    other inf or NaN in a kept row gives NaN.
 
     Args:
         input: (N, C), (C,) or (N, C, d1, ...) floating tensor of logits.
         target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...); or class
             probabilities, floating, of `input`'s shape. Probabilities are differentiable.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
-        z_loss: factor of the squared logsumexp, at least 0. With class weights and indices its mean is one of its own,
-            over the rows without these weights; a `denominator` divides both, so that for exact accumulation z_loss
-            takes a call of its own, without class weights.
-        row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
-            by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable.
+        z_loss: factor of the squared logsumexp, at least 0. With class weights and class indices, its mean is separate
+            and without these weights. A `denominator` divides both terms: for exact accumulation, z_loss needs a call
+            of its own, without class weights.
+        row_weight: floating tensor, broadcastable to the rows' shape. It multiplies each row's loss, and the mean
+            divides by its sum (times the class weights). A row of weight 0 is masked out. Differentiable.
         temperature: divides the logits, above 0.
-        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
+        softcap: above 0: a logit x is read as softcap tanh(x / softcap), before the temperature. None: x as it is.
         {arguments}
 
     Example:

@@ -12,35 +12,35 @@ from safeops.core.matmul import without_autocast
 from safeops.ops.classification._classification import refuse_missing_class
 
 NAME = "ctc_loss"
-FLOOR = -1e30  # for a log-probability of -inf, whose differences are NaN in torch's gradient
+FLOOR = -1e30  # replaces a log-probability of -inf, for which torch's gradient is NaN
 
 # ---- definition
 
 
 def losses(log_probs, labels, input_lengths, target_lengths, keep, blank):
-    """The loss of each sequence, inf where no path has its labels. log_probs: (T, N, C), in the compute dtype;
-    labels: (N, S)."""
+    """The loss (N,) of each sequence, inf where no alignment gives its labels. log_probs: (T, N, C), in the compute
+    dtype; labels: (N, S)."""
     frames = torch.arange(len(log_probs), device=log_probs.device).unsqueeze(-1)
     exists = frames < input_lengths.to(log_probs.device)  # (T, N)
     exists = exists if keep is None else exists & keep
-    x = torch.where(exists.unsqueeze(-1), log_probs, 0)  # select before arithmetic
+    x = torch.where(exists.unsqueeze(-1), log_probs, 0)  # select before arithmetic: NaN * 0 is NaN
     x = torch.where(x == -torch.inf, FLOOR, x)
     with without_autocast(x):
         # (zero_infinity: for labels that do not fit their frames, the gradient is 0)
         loss = F.ctc_loss(x, labels, input_lengths, target_lengths, blank, "none", zero_infinity=True)
-    # Labels need a frame each, and one between two that are equal.
+    # Each label needs a frame, and two equal neighbors a blank frame between them.
     equal = (labels[:, 1:] == labels[:, :-1]) & listed(labels, target_lengths)[:, 1:]
     needed = target_lengths.to(x.device) + equal.sum(-1).to(x.device)
     return torch.where((loss > -FLOOR / 100) | (needed > input_lengths.to(x.device)), torch.inf, loss)
 
 
 def listed(labels, lengths):
-    """Which of the labels (N, S) belong to a sequence."""
+    """Bool (N, S): True where a label belongs to its sequence (not to the padding)."""
     return torch.arange(labels.shape[-1], device=labels.device) < lengths.to(labels.device).unsqueeze(-1)
 
 
 def padded(targets, lengths):
-    """Labels that stand one sequence after the other as (N, S)."""
+    """Concatenated labels (sum(lengths),) as a table (N, S); behind a sequence's length its row holds other labels."""
     lengths = lengths.to(targets.device)
     place = torch.arange(max(len(targets), 1), device=targets.device) + (lengths.cumsum(0) - lengths).unsqueeze(-1)
     targets = targets if len(targets) else targets.new_zeros(1)
@@ -58,7 +58,7 @@ def validate_options(reduction, empty, blank, zero_infinity):
 
 
 def _lengths(key, x, batch, largest, of):
-    """Lengths as an int64 tensor, whose numbers are looked at where that does not wait for a device."""
+    """Lengths as an int64 tensor. Their range is checked on the CPU alone, where nothing waits for a device."""
     x = x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.int64)
     if x.is_floating_point() or x.dtype == torch.bool:
         raise TypeError(f"{NAME}: {key} must be integers, got {x.dtype}")
@@ -79,25 +79,27 @@ def ctc_loss(
     log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False, *extra,
     mask=None, weight=None, denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
-    """-log of the probability of a sequence's labels, over all their alignments with its frames.
+    """-log of the probability of a sequence's labels, a sum over all their alignments with its frames.
 
-    "mean" divides each loss by its number of labels (at least 1) first, as torch's. `torch.nn.functional.ctc_loss` in
-    fp32, under autocast too. There a sequence that has no path (too few frames) and a log-probability of -inf make the
-    gradient NaN; here a loss of inf has gradient 0, as with `zero_infinity`, a class of -inf gets no gradient, and what
-    lies behind a sequence's last frame does not exist. Graves et al., "Connectionist Temporal Classification", 2006.
+    `torch.nn.functional.ctc_loss` in fp32, under autocast too. As in torch, "mean" first divides each loss by its
+    number of labels (at least 1). Graves et al., "Connectionist Temporal Classification", 2006.
 
-    As torch's, the gradient is that of logits behind a log_softmax; it has no second derivative, and on CUDA it is not
-    bitwise repeatable, and lengths there are waited for. As torch's, it is not compiled whole.
+    In torch, a sequence without an alignment (too few frames) or a log-probability of -inf makes the gradient NaN. Here
+    a loss of inf has gradient 0, as with `zero_infinity`, and a class of -inf gets no gradient. Frames behind a
+    sequence's last frame do not exist.
+
+    As in torch, the gradient is that of the logits before the log_softmax, there is no second derivative, and the call
+    is not compiled whole. On CUDA the gradient is not bitwise repeatable, and the host waits for the lengths.
 
     Args:
-        log_probs: floating tensor (T, N, C), or (T, C) of one sequence: the outputs of log_softmax.
+        log_probs: floating tensor (T, N, C), or (T, C) for one sequence: the outputs of log_softmax.
         targets: integers (N, S), padded; or all labels, one sequence after the other: (sum(target_lengths),).
-        input_lengths: integers (N,), or () of one sequence: frames, at most T. A tensor or a sequence of ints.
-        target_lengths: integers (N,), or (): labels.
+        input_lengths: integers (N,), or () for one sequence: its number of frames, at most T. A tensor or ints.
+        target_lengths: integers (N,), or () for one sequence: its number of labels. A tensor or ints.
         blank: the class that is no label.
         reduction: "mean" divides by the count of kept sequences (by the sum of weights, with weights), "sum", or
             "none".
-        zero_infinity: whether a loss of inf is 0.
+        zero_infinity: if True, a loss of inf becomes 0.
         mask: bool tensor (N,), True = keep. A sequence that is masked out does not exist: NaN or garbage there changes
             neither the loss nor a gradient, and its own gradient is exactly 0.
         weight: floating tensor (N,); 0 means the same as masked out. Differentiable.
@@ -108,10 +110,10 @@ def ctc_loss(
         fp32 for fp16, bf16 and fp32 input, fp64 for fp64: 0-dim, or (N,) for "none".
 
     Raises:
-        TypeError: `log_probs` is not floating, labels or lengths are no integers, an option is of another type.
+        TypeError: `log_probs` is not floating, labels or lengths are not integers, an option is of another type.
         ValueError: shapes do not fit, unknown `reduction` or `empty`; on the CPU, a length out of range.
-        IndexError: on the CPU, a label of a kept sequence is none of the C classes. On CUDA, such a sequence does not
-            exist.
+        IndexError: on the CPU, a label of a kept sequence is none of the C classes. On CUDA, such a sequence is masked
+            out.
 
     Example:
         >>> log_probs = torch.zeros(3, 2, 2).log_softmax(-1).requires_grad_()

@@ -10,7 +10,7 @@ _masked_log_softmax = MaskedSoftmax("masked_log_softmax", log=True)
 def masked_log_softmax(input, mask=None, dim=-1, *extra, **unknown):
     """x - log sum exp(x) over the kept elements of each row along `dim`; -inf at the masked ones.
 
-    Masked-out elements do not exist: whatever lies there, and whatever gradient arrives there, changes no result and no
+    Masked-out elements do not exist: neither their values nor the gradients that arrive there change any result or
     gradient, and their own gradient is 0. A fully masked row is -inf, with gradient 0. A kept NaN or +inf turns the
     kept part of its row, and nothing else, into NaN. Half is computed in fp32 and rounded once.
 

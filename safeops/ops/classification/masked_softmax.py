@@ -10,11 +10,12 @@ _masked_softmax = MaskedSoftmax("masked_softmax", log=False)
 def masked_softmax(input, mask=None, dim=-1, *extra, **unknown):
     """exp(x) / sum exp(x) over the kept elements of each row along `dim`; 0 at the masked ones.
 
-    The replacement of `x.masked_fill(~mask, -inf).softmax(dim)`, which turns a fully masked row into NaN, and of a fill
-    with -1e9, which raises in half and gives the masked elements of such a row a share. Masked-out elements do not
-    exist: whatever lies there changes no result and no gradient, and their own gradient is 0. A fully masked row is 0,
-    with gradient 0. A kept NaN or +inf turns the kept part of its row, and nothing else, into NaN. Half is computed in
-    fp32 and rounded once.
+    It replaces `x.masked_fill(~mask, -inf).softmax(dim)`, which turns a fully masked row into NaN. (A fill with -1e9
+    raises in half, and gives the masked elements of such a row a share.)
+
+    Masked-out elements do not exist: their values change no result and no gradient, and their own gradient is 0. A
+    fully masked row is 0, with gradient 0. A kept NaN or +inf turns the kept part of its row, and nothing else, into
+    NaN. Half is computed in fp32 and rounded once.
 
     Args:
         {arguments}

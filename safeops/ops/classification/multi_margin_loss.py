@@ -1,4 +1,4 @@
-"""multi_margin_loss: the score of a row's class is to be above those of the others, by a margin."""
+"""multi_margin_loss: the score of a row's class should exceed all others by a margin."""
 
 import torch
 from torch.compiler import is_compiling
@@ -23,22 +23,22 @@ NAME = "multi_margin_loss"
 
 
 def own_class(place, x):
-    """Which number of a row is its own class's: (..., C)."""
-    # (no arange, beside which a DTensor would be a stranger)
+    """Bool (..., C): True at the row's own class. place: (...), class of each row."""
+    # (from x and not by arange: a DTensor if x is one)
     return place.unsqueeze(-1) == x.new_ones(x.shape[-1], dtype=torch.int64).cumsum(0) - 1
 
 
 def losses(input, place, margin, p):
-    """place: (...) int64, a row's own class, or -1 where there is none: its loss is 0."""
+    """The losses (...) of rows. place: (...) int64, the row's own class; -1 where it has none: its loss is 0."""
     is_target, there = own_class(place, input), (place >= 0).unsqueeze(-1)
-    x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic
+    x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic: NaN * 0 is NaN
     d = hinge(margin - torch.where(is_target, x, 0).sum(-1, keepdim=True) + x)
     d = torch.where(is_target | ~there, 0, d * d if p == 2 else d)
     return (accumulate(d, -1) / max(input.shape[-1], 1)).to(d.dtype)
 
 
 def define(input, target, weight=None, mask=None, margin=1.0, p=1):
-    """(the loss of each row, which of them a mean counts: those of a class of weight 0 as well)"""
+    """Returns (losses, keep), of the rows' shape. keep: rows that a mean counts, also those of a class of weight 0."""
     classes = input.shape[-1]
     index = target.long() if mask is None else torch.where(mask, target, 0).long()
     keep = check.in_range(index, classes, True)
@@ -96,7 +96,7 @@ _of_rows_backward = declare_raw(
 
 
 class MultiMarginLoss(Classification):
-    """I/O: the scores, once in each direction; backward writes their gradient. Its classes are the last dim."""
+    """I/O: each direction reads the scores once; backward writes their gradient. The classes are the last dim."""
 
     visible, saved, shards = 2, (), None
 
@@ -104,11 +104,11 @@ class MultiMarginLoss(Classification):
         if is_watched(input):
             return False, (input, target, weight, mask, margin, p)
         plain = margin.__class__ is float and p.__class__ is int and p in (1, 2)
-        plain = plain and (is_compiling() or input.numel())  # a kernel does not look at rows of no classes
+        plain = plain and (is_compiling() or input.numel())  # a kernel does not check rows without classes
         if not plain or target.dtype not in INDICES[:2]:
             self.validate(input, target, weight, mask, margin, p)
             p, target = 2 if p == 2 else 1, target.long()
-        if is_compiling():  # a class out of range is no error there
+        if is_compiling():  # a class out of range is not an error there: its row is masked out
             inside = check.in_range(target, input.shape[-1], True)
             mask = inside if mask is None else mask & inside
         return True, (input, target, weight, mask, margin, p)
@@ -145,9 +145,9 @@ _multi_margin_loss.example = "torch.eye(2), torch.tensor([0, 1])"
 
 
 def one_row(input, target):
-    """Torch's other forms of one row: a score alone is a row of one class, its class a vector of one."""
+    """A single row in the shape that fits its target, as in torch: (C,) for target (), (1, C) for target (1,)."""
     tensors = isinstance(input, torch.Tensor) and isinstance(target, torch.Tensor)
-    # (the size is asked last: a trace would be bound to it)
+    # (the size is compared last: a comparison binds a trace to it)
     one = tensors and (input.dim() < 2 or target.dim() == 0 and input.dim() == 2 and len(input) == 1)
     if not one or target.numel() != 1:
         return input
@@ -163,13 +163,13 @@ def multi_margin_loss(
     input, target, p=1, margin=1.0, weight=None, *extra, mask=None, reduction="mean", denominator=None, empty="zero",
     **unknown,
 ):  # fmt: skip
-    """The mean over the classes j of weight[y] max(margin - x_y + x_j, 0)^p, where y is the row's class and j is not.
+    """sum_j weight[y] max(margin - x_y + x_j, 0)^p / C of each row, y its class and j the others; the mean over rows.
 
-    Then the mean over the kept rows. As `torch.nn.functional.multi_margin_loss`, which knows no half on the CPU.
+    The mean is over the kept rows. As `torch.nn.functional.multi_margin_loss`, which does not support half on the CPU.
 
     Args:
-        input: floating tensor (..., C), a score for each class in each row. As in torch one of shape () is one class.
-        target: tensor (...) of class indices, integers from 0 to C - 1. Of one row it may be () or (1,).
+        input: floating tensor (..., C), a score x for each class in each row. As in torch, shape () is one class.
+        target: tensor (...) of class indices, integers from 0 to C - 1. For a single row it may be () or (1,).
         p: 1 or 2.
         margin: number.
         weight: floating tensor (C,), a weight for each class; a row of a class of weight 0 has loss 0 and gradient 0,

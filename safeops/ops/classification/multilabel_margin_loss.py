@@ -1,4 +1,4 @@
-"""multilabel_margin_loss: the scores of a row's classes are to be above those of all others, by 1."""
+"""multilabel_margin_loss: the scores of a row's classes should exceed those of all others by 1."""
 
 import torch
 
@@ -16,13 +16,14 @@ NAME = "multilabel_margin_loss"
 
 
 def losses(x, target, listed):
-    """The loss of each row, in fp64: x (..., C); listed: which of the targets (..., C) are.
+    """The loss of each row, in fp64. x: (..., C). listed: bool (..., C), True where `target` is one of a row's classes.
 
-    A row with k classes has k (C - k) hinges, max(0, 1 - x_j + x_i). Sorted, they are counted in C log C steps: a score
-    enters the sum as often as it is in a hinge that is not 0. The counts are constants of the derivative.
+    (1) A row with k classes j has k (C - k) hinges max(0, 1 - x_j + x_i). A hinge is above 0 if x_i > x_j - 1.
+    (2) loss = (sum_i below_i x_i - sum_j above_j (x_j - 1)) / C: a score counts as often as it is in such a hinge.
+    (3) Searches in sorted scores give the counts in C log C steps. They are constants of the derivative.
     """
     classes = x.shape[-1]
-    place = torch.where(listed, target, classes)  # one class more than there are takes what is not listed
+    place = torch.where(listed, target, classes)  # targets that are not listed go to a class C
     own = listed.new_zeros(*x.shape[:-1], classes + 1).scatter(-1, place, True)[..., :classes]
     wide = x.to(torch.float64)
     score = wide.gather(-1, torch.where(listed, target, 0)) - 1  # (..., C), of the listed classes
@@ -34,7 +35,7 @@ def losses(x, target, listed):
     below = torch.where(own, 0, below)
     terms = torch.where(below > 0, wide, 0) * below - torch.where(above > 0, score, 0) * above
     loss = sums.total(terms, dim=-1) / max(classes, 1)
-    # A NaN, or the difference of two infinities, is in no order.
+    # A NaN, or an infinity both in the row's classes and in the others, has no order: the loss is NaN.
     one_of_each = listed.any(-1) & ~own.all(-1)
     lost = wide.isnan().any(-1) & one_of_each
     for end in (torch.inf, -torch.inf):
@@ -64,9 +65,9 @@ _multilabel_margin_loss = Composed(
 def multilabel_margin_loss(
     input, target, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
-    """The sum over a row's classes j and all others i of max(0, 1 - x_j + x_i), over C; the mean over the kept rows.
+    """sum_j sum_i max(0, 1 - x_j + x_i) / C of each row, j its classes and i all others; the mean over the kept rows.
 
-    As `torch.nn.functional.multilabel_margin_loss`, which knows no half and no second derivative, and hides NaN.
+    As `torch.nn.functional.multilabel_margin_loss`, which supports neither half nor second derivatives, and hides NaN.
 
     Args:
         input: floating tensor (..., C), a score x for each class in each row.
@@ -100,7 +101,7 @@ def multilabel_margin_loss(
     listed = (target >= 0).cumprod(-1) != 0
     if keep is not None:
         listed = listed & keep.expand(rows).unsqueeze(-1)
-        input = torch.where(keep.unsqueeze(-1), input, 0)  # select before arithmetic
+        input = torch.where(keep.unsqueeze(-1), input, 0)  # select before arithmetic: NaN * 0 is NaN
     refuse_missing_class(NAME, target, listed, None, input.shape[-1], "input", input.shape)
     listed = listed & check.in_range(target, input.shape[-1], listed)
     loss = losses(input, target, listed).to(compute_dtype(input.dtype))

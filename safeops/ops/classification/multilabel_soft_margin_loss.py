@@ -1,4 +1,4 @@
-"""multilabel_soft_margin_loss: whether each class is a row's, one question for each."""
+"""multilabel_soft_margin_loss: the binary cross entropy of each class, averaged over the classes."""
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.composed_loss import ARGUMENTS_BY_CLASS, finish, validate, vectors
@@ -30,16 +30,16 @@ _multilabel_soft_margin_loss = Composed(
 def multilabel_soft_margin_loss(
     input, target, weight=None, *extra, mask=None, reduction="mean", denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
-    """The mean over the classes of weight (y log(1 + e^-x) + (1 - y) log(1 + e^x)), of logits x and labels y.
+    """The mean over the classes of weight (y log(1 + e^-x) + (1 - y) log(1 + e^x)), for logits x and labels y.
 
-    Then the mean over the kept rows. As `torch.nn.functional.multilabel_soft_margin_loss`; an infinite logit whose
-    label is right costs 0, with gradient 0, where torch has NaN.
+    Then the mean over the kept rows. As `torch.nn.functional.multilabel_soft_margin_loss`, except that an infinite
+    logit with the right label has loss 0 and gradient 0, where torch has NaN.
 
     Args:
         input: floating tensor (..., C), a logit for each class in each row.
         target: floating tensor of `input`'s shape, from 0 to 1. Differentiable.
-        weight: floating tensor, broadcastable to `input`'s shape, as (C,), a weight for each class; what has weight 0
-            costs nothing, has gradient 0, and counts in the means. Differentiable.
+        weight: floating tensor, broadcastable to `input`'s shape, such as (C,), a weight for each class. An element of
+            weight 0 has loss 0 and gradient 0, and counts in the means. Differentiable.
         {arguments}
 
     Raises:

@@ -1,4 +1,4 @@
-"""nll_loss: minus the number at each row's class, of log probabilities that are there already."""
+"""nll_loss: minus the log probability of each row's class, from log probabilities."""
 
 import torch
 
@@ -23,16 +23,16 @@ from safeops.ops.classification._classification import (
 
 
 def define(input, target, weight=None, mask=None, ignore_index=-100):
-    """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty."""
+    """Returns (loss, keep, weights that a mean divides by), each of the rows' shape; no weights: an empty tensor."""
     input, dim, dtype = gather_classes(input), class_dim(input), compute_dtype(input.dtype)
-    # a weight too small or too large for fp32 is read as it is
+    # an fp64 weight may be out of fp32's range: it makes the computation fp64
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     place, keep, weights = rows_of(input.shape[dim], target, weight, mask, ignore_index, compute)
     if input.shape[dim] == 0:
         loss = input.to(compute).sum(dim)  # 0, but in the graph
     else:
         target_value = input.gather(dim, place.unsqueeze(dim)).squeeze(dim).to(compute)
-        loss = -torch.where(keep, target_value, 0)  # select before arithmetic
+        loss = -torch.where(keep, target_value, 0)  # select before arithmetic: NaN * 0 is NaN
     loss = loss if weights is None else torch.where(keep, loss * weights, 0)
     loss = loss.to(dtype)
     return loss, keep, loss.new_empty(0) if weights is None else weights
@@ -95,7 +95,7 @@ _of_rows_backward = declare_raw(
 
 
 class NLLLoss(Classification):
-    """I/O: one element of each row; backward writes the gradient. Saved: nothing but the target."""
+    """I/O: forward reads one element of each row; backward writes the gradient. The input is not saved."""
 
     linear = 1
     saved = ()
@@ -143,9 +143,11 @@ def nll_loss(
 ):  # fmt: skip
     """-w_y input_y of each row, y its class and w the class weights; the mean over the kept rows.
 
-    The negative log likelihood of log probabilities, such as those of `masked_log_softmax`; for logits,
-    `cross_entropy` is one pass in place of two. Like torch.nn.functional.nll_loss, but that a mean of nothing is
-    `empty` and not NaN, and that half is summed in fp32 and returned in fp32: half sums are inf beyond 65504.
+    The negative log likelihood of log probabilities, such as those of `masked_log_softmax`. For logits, `cross_entropy`
+    is one pass in place of two.
+
+    Like torch.nn.functional.nll_loss, except that a mean of nothing is `empty` and not NaN, and that half is summed and
+    returned in fp32: sums in half are inf beyond 65504.
 
     Args:
         input: (N, C), (C,) or (N, C, d1, ...) floating tensor of log probabilities.

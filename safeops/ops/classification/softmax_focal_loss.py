@@ -1,4 +1,4 @@
-"""softmax_focal_loss: cross entropy, less where the row's class is predicted already."""
+"""softmax_focal_loss: cross entropy times a factor that is small where the row's class is predicted already."""
 
 import torch
 
@@ -7,13 +7,14 @@ from safeops.core.symbolic import as_operand
 from safeops.ops.classification._nll_function import NLLFunction
 from safeops.ops.losses._pointwise import Parameter
 
-CERTAIN = 128.0  # beyond, 1 - e^-nll is 1 in fp64 too
+CERTAIN = 128.0  # beyond this nll, 1 - e^-nll is 1, in fp64 too
 
 
 def value(nll, gamma):
-    """(1 - p)^gamma nll, p = e^-nll, with all digits of nll: 1 - p does not cancel.
+    """(1 - p)^gamma nll with p = e^-nll. 1 - p = -expm1(-nll) loses no digits of nll.
 
-    The bounds have slope 0: gamma < 1 makes no infinite slope at nll = 0, nor an infinite loss one of inf * 0.
+    The factor clamps nll, and has slope 0 at the bounds: with gamma < 1 the slope at nll = 0 would be infinite, and
+    that of an infinite loss would be inf * 0.
     """
     missed = -torch.expm1(-nll.clamp(torch.finfo(nll.dtype).tiny, CERTAIN))
     return nll * missed ** as_operand(gamma, nll)
@@ -30,13 +31,15 @@ def softmax_focal_loss(
     """w_y (1 - p_y)^gamma (-log p_y) of each row, p = softmax(input), y its class; the mean over the kept rows.
 
     The focal loss of several classes: Lin et al., "Focal Loss for Dense Object Detection", 2017, with class weights w
-    for its alpha. Gamma 0 is `cross_entropy`, whose kernels read the logits once in each direction: the factor follows
-    from the row's -log p_y alone, of which 1 - p_y = -expm1(log p_y) loses no digit. (log p_y itself is a difference of
-    logits: in fp32 its error is 1e-7 of them, and a loss below that is 0.)
-    A mean with class weights divides by their sum, as `cross_entropy`; for the count, pass it as `denominator`.
+    for its alpha. gamma = 0 gives `cross_entropy`, whose kernels compute -log p_y from one read of the logits in each
+    direction.
+
+    1 - p_y = -expm1(log p_y) loses no digits. (log p_y itself is a difference of logits: in fp32 its error is 1e-7 of
+    them, and a loss below that is 0.) A mean with class weights divides by their sum, as in `cross_entropy`; to divide
+    by the count, pass it as `denominator`.
 
     Args:
-        gamma: how much less a row counts that is right already, at least 0.
+        gamma: the exponent, at least 0: the larger it is, the less a row counts that is right already.
         {arguments}
 
     Example:

@@ -43,15 +43,15 @@ class TokenLogProbsAndArgmax(NamedTuple):
     correct: torch.Tensor
 
 
-# ---- definition: of classes in the place of `class_dim`
+# ---- definition; the classes are in the dim `class_dim`
 
 
 def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
-    """log probability, entropy and logsumexp of each row: (3, *rows)."""
+    """Log probability, entropy and logsumexp of each row, as one tensor (3, *rows)."""
     input, dim = gather_classes(input), class_dim(input)
     compute = compute_dtype(input.dtype)
     place, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
-    x = torch.where(keep.unsqueeze(dim), input, 0)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(dim), input, 0)  # select before arithmetic: NaN * 0 is NaN
     x = shaped(wide_on_cpu(x.to(compute)), temperature, softcap)
     if x.shape[dim] == 0:
         return x.sum(dim).to(compute).expand(3, *keep.shape)  # 0, but in the graph
@@ -67,22 +67,23 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
 
 
 def define_argmax(input, target, mask=None, ignore_index=-100, *shape):
-    """`define`; and of each row the first class of the largest logit, and whether it is the row's own."""
+    """Returns (the tensor of `define`, argmax: the first class of each row's largest logit, correct: True where that is
+    the row's own class)."""
     rows, input, dim = define(input, target, mask, ignore_index, *shape), gather_classes(input), class_dim(input)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, torch.float64)
-    x = torch.where(keep.unsqueeze(dim), input.detach(), 0)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(dim), input.detach(), 0)  # select before arithmetic: NaN * 0 is NaN
     argmax = x.argmax(dim) if x.shape[dim] else torch.zeros_like(keep, dtype=torch.int64)
     return rows, argmax, keep & (argmax == target)
 
 
 def _numbers(input, target, mask, ignore_index, temperature, softcap, entropy):
-    """The numbers of each row that backward needs: its largest logit, what the logsumexp is above it, the entropy."""
+    """The numbers of each row that backward reads, (3, *rows): largest logit, logsumexp minus it, entropy."""
     dim, compute = class_dim(input), compute_dtype(input.dtype)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
     x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
     top = x.amax(dim) if x.shape[dim] else x.sum(dim)
     spread = torch.logsumexp(x - top.unsqueeze(dim), dim)
-    top = torch.where((top == INF) & entropy.isnan(), torch.nan, top)  # (else that row is certain)
+    top = torch.where((top == INF) & entropy.isnan(), torch.nan, top)  # (+inf marks a certain row)
     return torch.where(keep, torch.stack([top, spread, entropy.double()]), 0).to(compute)
 
 
@@ -99,15 +100,15 @@ def _composite_argmax(input, target, *options):
 def _composite_backward(
     grad, input, target, numbers, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0, partial=False
 ):
-    """p (c - a - b (log p + H)), and a more at the row's class, of the upstream gradients a, b, c. partial: `input` are
-    some of the classes, and a row's own may be none of them."""
+    """p (c - a - b (log p + H)), plus a at the row's class. a, b, c: upstream gradients of log_prob, entropy H and
+    logsumexp. partial: `input` holds some of the classes, perhaps not the row's own."""
     dim, compute = class_dim(input), compute_dtype(input.dtype, grad.dtype)
     place, own, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
     keep = own
     if partial:
         keep = torch.ones_like(own) if mask is None else mask.expand(own.shape)
     top, spread, entropy, a, b, c = (x.to(compute).unsqueeze(dim) for x in (*numbers, *grad))
-    keep = keep.unsqueeze(dim) & (top != INF)  # (of a row that is certain nothing depends on the logits)
+    keep = keep.unsqueeze(dim) & (top != INF)  # (the results of a certain row are constant)
     x = torch.where(keep, input, 0).to(compute)
     log_p = (shaped(x, temperature, softcap) - torch.where(keep, top, 0)) - spread
     p = log_p.exp()
@@ -152,7 +153,7 @@ _forward_argmax = declare_raw(
 _backward = declare_raw(
     "_token_log_probs_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? mask=None, int ignore_index=-100, "
-    "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: some classes
+    "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: not all classes
     fake=lambda grad, input, *_: torch.empty_like(input),
     composite=_composite_backward,
     triton="classification.token_log_probs.token_log_probs_backward",
@@ -175,7 +176,7 @@ class TokenLogProbsOp(Op):
             operands += as_floats(NAME, temperature, softcap)
         if target.dtype is torch.uint8:
             operands = logits, target.to(torch.int32), *operands[2:]
-        elif target.dtype not in INDICES or type(ignore_index) is not int:  # (before 2.13 Dynamo mistakes __class__)
+        elif target.dtype not in INDICES or type(ignore_index) is not int:  # (Dynamo before 2.13 gets __class__ wrong)
             return False, operands
         return not is_watched(logits), operands
 
@@ -210,8 +211,8 @@ class TokenLogProbsOp(Op):
 
 
 class ArgmaxToo(TokenLogProbsOp):
-    """It has two results more, without a gradient. Its name is the other op's, whose record takes its place in the
-    registry: what fails is the function."""
+    """The record of with_argmax=True: two more results, argmax and correct, without gradients. `_token_log_probs` has
+    the same name and replaces it in the registry: errors name the function."""
 
     visible = 3
     saved = ("numbers",)
@@ -241,12 +242,14 @@ def token_log_probs(
 
         log_prob = x_y - L,   entropy = -sum_c p_c log p_c,   L = log sum_c exp x_c,   p_c = exp(x_c - L)
 
-    What the losses of PPO, GRPO and DPO are made of, from one read of the logits in any layout and dtype, computed in
-    fp32; the backward reads them once more and writes their gradient, and nothing as large as them is allocated beside
-    it. Each of the three is differentiable, alone and together. A class of -inf does not exist: its gradient is 0, and
-    a class without a share adds nothing to the entropy. Infinite logits have the limits of `cross_entropy`: where the
-    row's own logit alone is +inf, log_prob and entropy are 0, logsumexp is inf, and the gradient is 0. Every other inf
-    or NaN that is kept shows as NaN.
+    The losses of PPO, GRPO and DPO are made of these three. Each is differentiable, alone and together.
+
+    The forward reads the logits once, in any layout and dtype, and computes in fp32. The backward reads them once more
+    and writes their gradient, the only allocation of their size.
+
+    A class of -inf does not exist: its gradient is 0, and it adds nothing to the entropy. If the row's own logit alone
+    is +inf, log_prob and entropy are 0, logsumexp is inf, and the gradient is 0, as in `cross_entropy`. Every other inf
+    or NaN in a kept row gives NaN.
 
     Args:
         logits: (..., C) floating tensor.
@@ -255,19 +258,19 @@ def token_log_probs(
             whatever its logits hold, and its gradient is exactly 0.
         ignore_index: a row of this class is masked out.
         temperature: divides the logits, above 0.
-        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
-        with_argmax: two results more of the same read: `argmax`, the first class of the largest logit as
-            `torch.argmax` has it (NaN is larger than all others), and `correct`, whether that is `target`. A masked-out
-            row has argmax 0 and is not correct: `correct.sum()` over the count of kept rows is the accuracy.
+        softcap: above 0: a logit x is read as softcap tanh(x / softcap), before the temperature. None: x as it is.
+        with_argmax: if True, two more results from the same read: `argmax`, the first class of the largest logit, as
+            `torch.argmax` (NaN is the largest), and `correct`, True where that is `target`. A masked-out row has argmax
+            0 and is not correct: `correct.sum()` over the count of kept rows is the accuracy.
 
     Returns:
         A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for fp16, bf16 and fp32 logits, fp64
         for fp64. With `with_argmax` (log_prob, entropy, logsumexp, argmax, correct), the last of int64 and bool.
 
     Raises:
-        IndexError: on the CPU, a class that does not exist and is not `ignore_index`, in a row that `mask` keeps;
-            before anything is written (RuntimeError where the call is compiled). On other devices, and under
-            torch.func's transforms, such a row is left out.
+        IndexError: on the CPU, a row that `mask` keeps has a class that does not exist and is not `ignore_index`; it is
+            raised before anything is written (RuntimeError where the call is compiled). On other devices, and under
+            torch.func's transforms, such a row is masked out.
         TypeError: an operand or option is of another type or dtype.
         ValueError: shapes do not fit, devices differ, a number out of range.
 
@@ -287,5 +290,5 @@ def token_log_probs(
 
 
 def each(rows):
-    # (not unbind: what it gives nobody may write to)
+    # (not unbind: its results must not be written in place)
     return rows[0], rows[1], rows[2]

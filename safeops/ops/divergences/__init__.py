@@ -1,4 +1,4 @@
 """Divergences between the distributions of two rows of logits.
 
-`_divergence.py` is the record: a divergence adds its name and its options.
+`_divergence.py` has the record and the formulas; the other files have one public function each.
 """

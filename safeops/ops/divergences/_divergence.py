@@ -1,4 +1,4 @@
-"""Divergences of two rows of logits, element by element of the distributions that they stand for."""
+"""Divergences of p = softmax(target / T) and q = softmax(input / T): sums of a term over the classes of each row."""
 
 import functools
 
@@ -15,10 +15,10 @@ from safeops.core.symbolic import as_float, symbolic
 from safeops.ops.classification._best_classes import buckets, refuse_missing, validate_best
 
 INF = float("inf")
-NUMBERS = 6  # of a row that its backward needs
+NUMBERS = 6  # the numbers of each row that backward reads
 EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
 
-# ---- definitions: of log-probabilities u of the target and v of the input, and of what they are the logarithms of
+# ---- definitions: the term of each class, from u = log p of the target and v = log q of the input
 
 
 def kl(u, v, p, q, beta):
@@ -28,12 +28,16 @@ def kl(u, v, p, q, beta):
 
 
 def js(u, v, p, q, beta):
-    """beta p log(p / m) + (1 - beta) q log(q / m), m = beta p + (1 - beta) q. Of the larger of p and q the logarithm is
-    log1p of a number from -1 to 0, and that of the other differs from it by their ratio's."""
+    """beta p log(p / m) + (1 - beta) q log(q / m), m = beta p + (1 - beta) q.
+
+    With d = log(smaller / larger) of p and q, and the share of the smaller one in m, beta or 1 - beta:
+    (1) m / larger = 1 + share (e^d - 1), so log(larger / m) = -log1p(share expm1(d))
+    (2) log(smaller / m) = d + log(larger / m)
+    """
     d = torch.where((p == 0) & (q == 0), 0, v - u)
-    larger = d > 0  # q is
+    larger = d > 0  # q is larger than p
     d = torch.where(larger, -d, d)
-    share = torch.where(larger, beta * torch.ones_like(d), 1 - beta)  # (of two numbers it would be in fp32)
+    share = torch.where(larger, beta * torch.ones_like(d), 1 - beta)  # (torch.where of two numbers would be fp32)
     log = torch.log1p(share * torch.expm1(d))
     smaller = torch.where(torch.minimum(p, q) == 0, 0, d) - log
     return beta * p * torch.where(larger, smaller, -log) + (1 - beta) * q * torch.where(larger, -log, smaller)
@@ -49,7 +53,7 @@ def _rows(terms):
     def definition(input, target, keep=None, temperature=1.0, beta=0.5):
         compute = compute_dtype(input.dtype, target.dtype)
         x, y = (wide_on_cpu(x.to(compute)) for x in (input, target))
-        if keep is not None:  # select before arithmetic
+        if keep is not None:  # select before arithmetic: NaN * 0 is NaN
             x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
         v, u = ((x / temperature).log_softmax(-1) for x in (x, y))
         total = terms(u, v, u.exp(), v.exp(), beta).sum(-1)
@@ -58,11 +62,12 @@ def _rows(terms):
     return definition
 
 
-# ---- slopes: q h to the input's logits and p f to the target's, each less its row's sum by the distribution
+# ---- gradients of the logits, times T: q h - q sum(q h) for input, h = d(term)/dq; p f - p sum(p f) for target,
+# f = d(term)/dp. A constant in h or f cancels.
 
 
 def _slopes(terms, u, v, p, q, beta):
-    """(q h, p f)"""
+    """Returns (q h, p f) of each class."""
     if terms is kl:
         return -p, kl(u, v, p, q, beta)
     if terms is js:
@@ -74,8 +79,8 @@ def _slopes(terms, u, v, p, q, beta):
 
 
 def _numbers(terms, input, target, keep, temperature, beta):
-    """(6, *rows): of both operands the largest logit and log sum exp((x - top) / T), -inf where no class exists; the
-    sums of the slopes to the input's and to the target's logits."""
+    """(6, *rows): the largest logit `top` and log sum exp((x - top) / T) of input, the same of target, sum(q h) and
+    sum(p f). The logarithm is -inf in a row without a class that exists."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
@@ -107,8 +112,8 @@ def _backward(terms, grad, input, target, numbers, keep, temperature, beta, need
 
 
 def _sums(terms, input, target, numbers, keep, temperature, beta):
-    """(3, *rows): what some of the classes add to the sums of the slopes and to the divergence, where the first four
-    numbers are those of whole rows."""
+    """(3, *rows): sum(q h), sum(p f) and the divergence over some of the classes (a shard). numbers[:4] are those of
+    the whole rows."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
@@ -146,14 +151,14 @@ def validate_options(name, reduction, empty, temperature, beta=0.5):
 
 
 class Divergence(Op):
-    """The op is the divergence of each row. I/O: the forward reads both operands once, or twice where what it sums
-    needs the whole rows first; the backward reads them, and writes the gradients. Saved: six numbers a row."""
+    """The record of a divergence of each row. I/O: the forward reads both operands once, or twice if its terms need the
+    probabilities; the backward reads them, and writes the gradients. Saved: six numbers a row."""
 
     differentiable = ("input", "target")
     compiled = ("cpu", "cuda")
     shards = "divergence"
     example, validate_options = EXAMPLE, staticmethod(validate_options)
-    sums = None  # the raw op of terms that need the whole rows first, from a part of the classes
+    sums = None  # the raw op of `_sums`, for terms that need the probabilities (all but kl)
 
     def __init__(self, name, module, terms):
         self.module = module
@@ -198,20 +203,22 @@ class Divergence(Op):
         return not any(symbolic(number) for number in operands[3:]), operands
 
     def validate(self, *arguments):
-        """The public function has."""
+        """Nothing to do: the public function has validated its arguments."""
 
     def gradients(self, grad, needs, operands, results):
         x = operands
         return self.backward(grad, x.input, x.target, *results, x.keep, x.temperature, x.beta, *needs[:2])
 
 
-# ---- the public functions
+# ---- for the public functions
 
 
 def divergence(
     name, op, input, target, mask, weight, reduction, denominator, empty, temperature, best, beta=0.5, swap=False
 ):
-    """The reduction of the rows' divergences. best: (target_values, target_indices). swap: of target from input."""
+    """Validate the arguments, compute the divergences of the rows with `op`, and reduce them.
+
+    best: (target_values, target_indices). swap: exchange input and target."""
     values, indices = best
     if any((x is None) is (target is None) for x in best):
         raise TypeError(f"{name}: needs target, or target_values and target_indices in its place")
@@ -237,14 +244,15 @@ ARGUMENTS = (
     """\
         temperature: divides the logits of both, above 0. (Distillation multiplies the loss by its square, to keep the
             size of the gradients.)
-        target_values: (..., K) floating tensor, in the place of `target`: the logarithms of the probabilities, at this
-            temperature, of K classes. All other classes are one, which has the rest, at least 1e-7 (2e-16 in fp64).
-        target_indices: (..., K) int64 or int32 tensor, which classes of `input` they are, no class twice.
+        target_values: (..., K) floating tensor, in place of `target`: log probabilities of K classes, at this
+            temperature. All other classes count as one, with the remaining probability, at least 1e-7 (2e-16 in fp64).
+        target_indices: (..., K) int64 or int32 tensor: the classes of `input` that the values belong to, no class
+            twice.
 """
     + ROW_ARGUMENTS
     + """
     Raises:
-        IndexError: on the CPU, an index of no class, in a row that is kept; before anything is computed. On other
+        IndexError: on the CPU, an index out of range in a kept row; it is raised before anything is computed. On other
             devices, and in compiled code, such an index is left out.
         TypeError: an operand is not floating, `mask` is not bool, an option is of another type, or there is no target.
         ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.

@@ -16,17 +16,18 @@ def js_div_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
     temperature=1.0, beta=0.5, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
-    """beta KL(p | m) + (1 - beta) KL(q | m) of the mixture m = beta p + (1 - beta) q; the mean over the kept rows.
+    """beta KL(p | m) + (1 - beta) KL(q | m) with the mixture m = beta p + (1 - beta) q; the mean over the kept rows.
 
     p = softmax(target / T), q = softmax(input / T). Lin, "Divergence Measures Based on the Shannon Entropy", 1991; with
-    beta, the weight of the teacher, Agarwal et al., "On-Policy Distillation of Language Models", 2024. At most log 2,
-    and exactly 0 for equal logits; where either operand is -inf, or both, it has its limit.
+    beta, the weight of the teacher, Agarwal et al., "On-Policy Distillation of Language Models", 2024.
+
+    It is at most log 2, and exactly 0 for equal logits. Where either operand is -inf, or both, it has its limit.
 
     Args:
         input: (..., C) floating tensor, the logits of q.
         target: (..., C) floating tensor of `input`'s shape, the logits of p. Differentiable.
-        beta: the target's share of the mixture, from 0.001 to 0.999. (Nearer to 0 or 1 it is beta, or 1 - beta, times
-            one of the other divergences.)
+        beta: the target's share of the mixture, from 0.001 to 0.999. (Closer to 0 the divergence is beta KL(p | q),
+            closer to 1 it is (1 - beta) KL(q | p).)
         {arguments}
 
     Example:

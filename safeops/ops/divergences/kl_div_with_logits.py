@@ -16,13 +16,17 @@ def kl_div_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
     temperature=1.0, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
-    """sum_c p_c log(p_c / q_c) of p = softmax(target / T) from q = softmax(input / T); the mean over the kept rows.
+    """sum_c p_c log(p_c / q_c) with p = softmax(target / T), q = softmax(input / T); the mean over the kept rows.
 
     Kullback and Leibler, "On Information and Sufficiency", 1951; the loss of distillation (Hinton, Vinyals and Dean,
-    "Distilling the Knowledge in a Neural Network", 2015). As `F.kl_div` of the two log-softmaxes, each of which would
-    be a tensor of its own: from one read of both, in any layout and dtype, computed in fp32. A class of -inf has the
-    probability 0, and 0 log 0 is 0: classes that pad a vocabulary may be -inf in both, or in the target. One that the
-    input alone excludes makes the divergence inf. +inf, NaN and a row of nothing but -inf show as NaN.
+    "Distilling the Knowledge in a Neural Network", 2015).
+
+    As `F.kl_div` of the two log-softmaxes, but these are not stored: both operands are read once, in any layout and
+    dtype, and it is computed in fp32.
+
+    A class of -inf has the probability 0, and 0 log 0 is 0. So classes that pad a vocabulary may be -inf in both
+    operands, or in the target. A class that is -inf in the input alone makes the divergence inf. +inf, NaN and a row of
+    nothing but -inf give NaN.
 
     Args:
         input: (..., C) floating tensor, the logits of q.

@@ -1,4 +1,4 @@
-"""reverse_kl_div_with_logits: the Kullback-Leibler divergence the other way round."""
+"""reverse_kl_div_with_logits: the Kullback-Leibler divergence with input and target exchanged."""
 
 from safeops.core import sums
 from safeops.core.foreign import refuse
@@ -26,11 +26,11 @@ def reverse_kl_div_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
     temperature=1.0, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
-    """sum_c q_c log(q_c / p_c) of q = softmax(input / T) from p = softmax(target / T); the mean over the kept rows.
+    """sum_c q_c log(q_c / p_c) with q = softmax(input / T), p = softmax(target / T); the mean over the kept rows.
 
-    `kl_div_with_logits` with its operands exchanged: it seeks a mode of the target, where that one covers all of it (Gu
-    et al., "MiniLLM: Knowledge Distillation of Large Language Models", 2024). A class that the target alone excludes by
-    -inf makes it inf.
+    `kl_div_with_logits` with its operands exchanged. This one seeks a mode of the target; `kl_div_with_logits` covers
+    all of it (Gu et al., "MiniLLM: Knowledge Distillation of Large Language Models", 2024). A class that is -inf in the
+    target alone makes it inf.
 
     Args:
         input: (..., C) floating tensor, the logits of q.

@@ -16,9 +16,9 @@ def tv_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
     temperature=1.0, target_values=None, target_indices=None, **unknown,
 ):  # fmt: skip
-    """sum_c |p_c - q_c| / 2 of p = softmax(target / T) and q = softmax(input / T); the mean over the kept rows.
+    """sum_c |p_c - q_c| / 2 with p = softmax(target / T), q = softmax(input / T); the mean over the kept rows.
 
-    The total variation distance, from 0 to 1; where both are equal, its slope is 0.
+    The total variation distance, from 0 to 1. Where p_c = q_c, the slope is 0.
 
     Args:
         input: (..., C) floating tensor, the logits of q.

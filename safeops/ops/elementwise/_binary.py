@@ -1,7 +1,7 @@
-"""The binary functions: what they have in common.
+"""Shared by the binary functions.
 
-An op of the family is `Binary(name, define)`: `define(a, b, eps, fill_value, dtype)` gives the result in `dtype` from
-operands of the compute dtype. Dtypes and numbers as second operand are the family's.
+An op of the family is `Binary(name, define)`: `define(a, b, eps, fill_value, dtype)` computes the result in `dtype`
+from operands of the compute dtype. The family handles dtypes, and numbers as second operand.
 """
 
 import torch
@@ -17,7 +17,7 @@ from safeops.ops.elementwise._unary import output_dtype
 
 # ---- op
 
-# number: in place of `other`, in the compute dtype.
+# number: the second operand if `other` is None, in the compute dtype.
 _SCHEMA = (
     "(Tensor input, Tensor? other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None, "
     "float? number=None) -> Tensor"
@@ -49,9 +49,10 @@ def _fake_backward(grad, input, other, eps, need_input, need_other, input_dtype,
 
 
 class Binary(Op):
-    """A binary function.
+    """The record of a binary function.
 
-    other: what the second operand is called. number: whether it may be a number. safe: at least fp32 under autocast.
+    other: the second operand's name for users. number: True: it may be a number. safe: True: the result is at least
+    fp32 under autocast.
     """
 
     owner = "C++/CUDA"
@@ -77,7 +78,7 @@ class Binary(Op):
         super().__init__(name, forward, backward, definition)
 
     def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
-        input_dtype = input.dtype  # (read once: a small call is a few dozen such reads)
+        input_dtype = input.dtype  # (read once: such reads are most of a small call's time)
         usual = fill_value.__class__ is float and check.usual_floor(eps)
         if not usual or (dtype is not None and type(dtype) is not torch.dtype):
             self.validate(input, other, eps, fill_value, dtype)
@@ -89,7 +90,7 @@ class Binary(Op):
                 return input_dtype in FLOATING, (input, None, eps, fill_value, dtype, number)
         others = other.dtype
         if usual and fill_value == 0 and input_dtype == others and input_dtype in WIDE and dtype in (None, input_dtype):
-            return True, (input, other) if eps is None else (input, other, eps)  # most calls, and the short way
+            return True, (input, other) if eps is None else (input, other, eps)  # most calls
         if dtype is None:
             dtype = self._output_dtype(
                 input, input_dtype if input_dtype == others and input_dtype in FLOATING else promoted(input, other)
@@ -129,23 +130,23 @@ class Binary(Op):
 
 
 def _number(number, input, dtype, eps):
-    """(a number as a tensor or None, eps, the number or None).
+    """Returns (the number as a 0-dim fp64 tensor or None, eps, the number or None).
 
-    One that fp32 would make another number of, and not a less precise one, is a tensor: of the double that it is.
+    It becomes a tensor, and the computation fp64, if fp32 would not only round it but change its kind (`_fits_single`).
     """
     compute = compute_dtype(input.dtype, dtype)
-    unknown = symbolic(number)  # whether fp32 would do is not to be asked
+    unknown = symbolic(number)  # its value must not be read
     if not unknown:
         number = float(number)
         if compute == torch.float64 or _fits_single(number):
             return None, eps, number
     if compute == torch.float32:
-        eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
+        eps = SMALLEST if eps is None else eps  # the floor stays that of input's compute dtype
     return scalar(number, torch.float64, input.device), eps, None
 
 
 def _fits_single(number):
-    """False where fp32 has no number of this size, or one that is odd, even or whole and `number` is not."""
+    """False if fp32 has no number of this size, or if rounding to fp32 makes it whole, or an odd number even."""
     if number == 0 or not abs(number) < float("inf"):
         return True
     if not SMALLEST <= abs(number) <= LARGEST:

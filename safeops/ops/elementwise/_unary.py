@@ -1,7 +1,7 @@
-"""The unary functions: what they have in common.
+"""Shared by the unary functions.
 
-An op of the family is `Unary(name, function, ...)`: the function itself, where it has no value or slope (`absent`), and
-what stands there. Saturation, dtypes, selection and the gradient that is exactly 0 over a stand-in are the skeleton's.
+An op of the family is `Unary(name, function, absent, stand_in)`: the function, where it has no value or slope, and the
+value there. The family handles saturation, dtypes, selection, and the gradient, which is exactly 0 at a stand-in.
 """
 
 import torch
@@ -25,11 +25,11 @@ from safeops.core.private_torch import is_autocast_available
 
 # ---- definition
 
-BENIGN = 0.5  # what a function is given in place of an operand it must not see: all of them are smooth there
+BENIGN = 0.5  # replaces an operand that a function must not see: every function is smooth there
 
 
 def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=None):
-    """`function(input)`; `stand_in` where `absent`, the largest finite number where the value does not fit `dtype`."""
+    """`function(input)`; `stand_in` where `absent`; the largest finite number where the value does not fit `dtype`."""
     if dtype is None:
         dtype = input.dtype if input.is_floating_point() else torch.get_default_dtype()
     compute = compute_dtype(input.dtype, dtype)
@@ -41,14 +41,15 @@ def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=No
     over = overflows(y, dtype) & fixed.isfinite() & ~none
     instead = torch.where(over, largest_like(y, dtype), saturate_tensor(stand_in(fixed, eps, fill_value), dtype))
     true = ~(none | over)
-    # Select before the function: a slope that does not exist or does not fit must not meet the gradient 0.
+    # Select before the function: a slope that does not exist or does not fit must not be multiplied by a gradient of 0.
     y = function(wide(torch.where(true, x, BENIGN)))
     return torch.where(true, y.to(dtype), instead.to(dtype))
 
 
 def lift(x):
-    """(x s, s), where the power of two s brings a tiny x to [1, 2). There no derivative overflows, and the chain rule
-    multiplies by s last: a gradient of 0 meets no infinity, in second derivatives either."""
+    """Returns (x s, s): the power of two s brings a tiny x, 0 < x < 2^-20, to [1, 2); for other x it is 1. At x s no
+    derivative overflows, and the chain rule multiplies by s last. So no gradient of 0 is multiplied by inf, nor in
+    second derivatives."""
     fixed = x.detach()
     s = torch.where((fixed > 0) & (fixed < 2.0**-20), to_one(fixed), 1)
     return x * s, s
@@ -89,11 +90,11 @@ def output_dtype(input, promoted):
 
 
 class Unary(Op):
-    """A unary function.
+    """The record of a unary function.
 
-    function: differentiable torch code, right to second order wherever `absent` is False and the value fits.
-    absent(x, eps): where it is not to be called. stand_in(x, eps, fill_value): the value there.
-    positive: eps must be greater than 0, and finite.
+    function: torch code, differentiable twice wherever `absent` is False and the value fits.
+    absent(x, eps): bool, True where it must not be called. stand_in(x, eps, fill_value): the value there.
+    positive: True: eps must be greater than 0, and finite.
     """
 
     owner = "C++/CUDA"
@@ -109,16 +110,16 @@ class Unary(Op):
         super().__init__(name, forward, backward, definition)
 
     def prepare(self, input, eps=None, fill_value=0.0, dtype=None):
-        input_dtype = input.dtype  # (read once: a small call is a few dozen such reads)
+        input_dtype = input.dtype  # (read once: such reads are most of a small call's time)
         usual = fill_value.__class__ is float and check.usual_floor(eps)
         if usual and fill_value == 0 and input_dtype in WIDE and dtype in (None, input_dtype):
-            return True, (input,) if eps is None else (input, eps)  # most calls, and the short way
+            return True, (input,) if eps is None else (input, eps)  # most calls
         takes = input_dtype in FLOATING
         if not usual:
             self.validate(input, eps, fill_value, dtype)
         if dtype is None:
             dtype = output_dtype(input, input_dtype if takes else torch.get_default_dtype())
-        elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
+        elif dtype.__class__ is not torch.dtype:  # the dispatcher would accept an int
             self.validate(input, eps, fill_value, dtype)
         return takes, (input, eps, fill_value, dtype)
 

@@ -20,23 +20,23 @@ def apply_where(
     """`f1(*args)` where `condition` is True, elsewhere `f2(*args)` or `fill_value`.
 
     `torch.where(condition, f1(x), f2(x))` runs both functions on every element, and the NaN or inf slope of the branch
-    that was not taken reaches the gradient of `x`. Here `f1` sees 1 in place of what the condition drops, and `f2` in
-    place of what it keeps: nothing leaks, to second order and under transforms too. Name and arguments are those of
-    array-api-extra's `apply_where`. Plain torch code, for any dtype but 8-bit
-    floats.
+    that was not taken reaches the gradient of `x`. Here `f1` sees 1 where the condition is False, and `f2` sees 1 where
+    it is True: nothing leaks, also to second order and under transforms.
+
+    Name and arguments are those of array-api-extra's `apply_where`. Plain torch code, for any dtype but 8-bit floats.
 
     Args:
         condition: bool tensor; True = `f1`.
         args: tensor, or tuple of tensors, that broadcast with `condition`.
         f1: elementwise function of as many tensors as `args` has, returning one tensor.
-        f2: the same, for where `condition` is False.
+        f2: such a function for the elements where `condition` is False.
         fill_value: in place of `f2`: a number (a finite one saturates to `f1`'s dtype) or a tensor that broadcasts.
 
     Returns:
         A tensor of the broadcast shape of `condition` and `args`, of the promoted dtype of both branches.
 
     Raises:
-        TypeError: `condition` is not bool, `args` are no tensors, `f1` or `f2` cannot be called or returns no tensor.
+        TypeError: `condition` is not bool, `args` are not tensors, `f1` or `f2` cannot be called or returns no tensor.
         ValueError: shapes do not broadcast, devices differ, a function changes the shape, not exactly one of `f2` and
             `fill_value` is given.
 
@@ -76,7 +76,7 @@ def _call(name, function, args):
 
 
 def _validate(condition, args, f1, f2, fill_value):
-    """The broadcast shape."""
+    """Check the arguments. Returns the broadcast shape."""
     check.boolean("apply_where", "condition", condition, "True = f1")
     if not args:
         raise ValueError("apply_where: args is empty")

@@ -11,10 +11,10 @@ from safeops.ops.elementwise.safe_log import log
 
 
 def definition(x):
-    """Mächler's two forms: 1 - e^x loses the digits of a small x, log(1 - p) those of a small p = e^x."""
-    x = -x.abs()  # (it is also given BENIGN, which is positive)
+    """Mächler's two forms: log(-expm1(x)) near 0, where 1 - e^x loses digits; else log1p(-e^x), where e^x is small."""
+    x = -x.abs()  # (BENIGN, with which it is also called, is positive)
     near = x > -math.log(2)
-    # Select before the logarithms: each has an infinite slope where the other is meant.
+    # Select before the logarithms: each has an infinite slope where the other one is used.
     return torch.where(near, log(-torch.expm1(torch.where(near, x, -1))), torch.log1p(-torch.where(near, -1, x).exp()))
 
 
@@ -33,9 +33,11 @@ _log1mexp = Unary(
 def log1mexp(input):
     """`log(1 - exp(input))` of a negative `input`: the logarithm of 1 - p, from the logarithm of p.
 
-    Exact on both sides: where p is nearly 1 (`log(-expm1(x))`), and where it is nearly 0 (`log1p(-exp(x))`). From the
-    smallest normal number of the compute dtype on (-1.2e-38 in fp32, which half inputs use) the result stays at its
-    logarithm, -87.3, with gradient 0, at 0 and above it too. A NaN shows in the result.
+    Exact on both sides: where p is nearly 1 (`log(-expm1(x))`), and where it is nearly 0 (`log1p(-exp(x))`). A NaN
+    shows in the result.
+
+    Above -1.2e-38 (minus the smallest normal number of fp32, in which half is computed; for fp64 -2.2e-308), and so at
+    0 and for positive numbers, the result is the logarithm of that number (-87.3 in fp32), with gradient 0.
 
     Args:
         input: floating (or integer) tensor, at most 0: a logarithm of probabilities.
@@ -44,7 +46,7 @@ def log1mexp(input):
         A tensor of `input`'s shape and dtype (of integers: the default dtype), at least fp32 under autocast.
 
     Raises:
-        TypeError: `input` is no (real) tensor.
+        TypeError: `input` is not a real tensor.
 
     The formulas are those of M. Mächler, "Accurately Computing log(1 - exp(-|a|))" (2012).
 

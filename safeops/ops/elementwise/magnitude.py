@@ -13,13 +13,13 @@ from safeops.ops.elementwise._binary import Binary
 def _define(a, b, eps, fill_value, dtype):
     unknown = a.isnan() | b.isnan()
     origin, far = (a == 0) & (b == 0), (a.isinf() | b.isinf()) & ~unknown
-    # An infinite part leaves a slope of its sign to itself, and none to the other.
+    # An infinite part has the slope of its sign, and then the other part has slope 0.
     da, db = (torch.where(x.detach().isinf(), x.detach().sign(), 0) for x in (a, b))
     both = torch.where(da * db != 0, a.new_full((), math.sqrt(0.5)), 1)
     infinite = both * (da * torch.where(far, a, 0) + db * torch.where(far, b, 0))
     flat = origin | far | unknown
     x, y = wide(torch.where(flat, 1, a)), wide(torch.where(flat, 1, b))
-    # The backward of torch.hypot multiplies g by x before it divides. Here a power of two keeps the squares in range.
+    # Not torch.hypot, whose backward multiplies g by x before it divides. A power of two keeps the squares in range.
     info, longer = torch.finfo(x.dtype), torch.maximum(x.abs(), y.abs()).detach()
     root = info.tiny**-0.5
     scale = torch.where(longer < 1 / (root * info.eps), longer.new_full((), root / info.eps), 1)
@@ -40,8 +40,8 @@ _magnitude = Binary("magnitude", _define, number=False)
 def magnitude(input, other=None):
     """sqrt(input^2 + other^2), or |input| of a complex tensor, with gradient 0 where both parts are 0.
 
-    Written by hand the gradient of silence is 0 / 0, and squares overflow and vanish in half. Here no square does; an
-    infinite part has the slope of its sign, the other then none. A NaN shows, also beside an inf.
+    Written by hand, the gradient at 0 is 0 / 0, and squares overflow and underflow in half. Here no square does. An
+    infinite part has the slope of its sign, and then the other part has slope 0. A NaN shows, also beside an inf.
 
     For spectral losses: `safeops.l1_loss(safeops.magnitude(stft(x)), safeops.magnitude(stft(y)))`.
 
@@ -54,7 +54,7 @@ def magnitude(input, other=None):
         integers, the default dtype), at least fp32 under autocast. Half is computed in fp32.
 
     Raises:
-        TypeError: an operand is no tensor; `input` is complex and `other` given, or real and `other` missing.
+        TypeError: an operand is not a tensor; `input` is complex and `other` given, or real and `other` missing.
         ValueError: shapes do not broadcast, devices differ.
 
     Example:

@@ -25,7 +25,7 @@ from safeops.core.sums import sum_to, total
 def definition(input, fill_mask, value=None, number=0.0):
     """value: a 0-dim tensor in place of the number."""
     if value is not None and input.is_floating_point():
-        # Filled wide and narrowed after: the gradient of the value is a sum, not to be taken in half.
+        # Filled wide and rounded afterwards: the gradient of the value is a sum, which half must not add up.
         wide = value.to(compute_dtype(value.dtype, input.dtype))
         fill = saturate_tensor(wide, input.dtype)
         return torch.where(fill_mask, fill, input.to(wide.dtype)).to(input.dtype)
@@ -81,8 +81,8 @@ class MaskedFill(Op):
         check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
 
     def keep(self, results, tensors):
-        """A value without a gradient may be written to before backward, which does not read it."""
-        value = tensors[-1]  # (the mask, where a number is filled in)
+        """Save a value only if it has a gradient: else backward does not read it, and the caller may write to it."""
+        value = tensors[-1]  # (the mask, if the value is a number)
         return tensors if value is not None and value.requires_grad else tensors[:1]
 
     def gradients(self, grad, needs, operands, results):
@@ -116,14 +116,14 @@ def masked_fill(input, fill_mask=REQUIRED, value=REQUIRED, *extra, **unknown):
     Args:
         input: tensor of any shape. Keeps its dtype, also under autocast. fp16, bf16, fp32 and fp64 take the kernel.
         fill_mask: bool tensor, broadcastable with `input`; True = fill.
-        value: number or 0-dim tensor (differentiable). inf and nan are written as they are. Among integers inf
-            saturates, and a tensor that is nan writes 0: to refuse it, as a number is, would be to wait for it.
+        value: number or 0-dim tensor (differentiable). inf and nan are written as they are. In an integer `input` inf
+            saturates; nan raises as a number, and writes 0 as a tensor, whose value the host does not wait for.
 
     Returns:
         A new tensor of `input`'s dtype, of the broadcast shape of `input` and `fill_mask`.
 
     Raises:
-        TypeError: `input` or `fill_mask` is no tensor, `fill_mask` is not bool, `value` is neither number nor tensor.
+        TypeError: `input` or `fill_mask` is not a tensor, `fill_mask` is not bool, `value` is not a number or tensor.
         ValueError: shapes do not broadcast, devices differ, `value` has dimensions, or is nan for integers.
 
     Example:

@@ -21,8 +21,8 @@ _safe_acos = Unary(
 def safe_acos(input):
     """The arc cosine of `input` clamped to [-1, 1]; its gradient is exactly 0 at the bounds and beyond.
 
-    What rounding brought just outside the bounds (the cosine of two equal directions, say) gets an angle. A NaN shows
-    in the result.
+    A number that rounding brought just outside the bounds (such as the cosine of two equal directions) gets the angle
+    of the bound. A NaN shows in the result.
 
     Args:
         input: floating (or integer) tensor.
@@ -31,7 +31,7 @@ def safe_acos(input):
         A tensor of `input`'s shape and dtype (of integers: the default dtype), at least fp32 under autocast.
 
     Raises:
-        TypeError: `input` is no (real) tensor.
+        TypeError: `input` is not a real tensor.
 
     Example:
         >>> safeops.safe_acos(torch.tensor([1.0000001, 0.0]))

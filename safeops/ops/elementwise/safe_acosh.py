@@ -1,4 +1,4 @@
-"""safe_acosh: the area hyperbolic cosine of x, at least 1."""
+"""safe_acosh: the area hyperbolic cosine of max(x, 1)."""
 
 import torch
 
@@ -8,7 +8,7 @@ from safeops.ops.elementwise._unary import Unary
 _safe_acosh = Unary(
     "safe_acosh",
     # acosh(x) = 2 asinh(sqrt((x - 1) / 2)): neither it nor its derivative cancels near 1, as those of torch.acosh do.
-    # (abs: it is also given BENIGN, which lies below 1)
+    # (abs: BENIGN, with which it is also called, is below 1)
     lambda x: 2 * torch.asinh(((x - 1).abs() / 2).sqrt()),
     absent=lambda x, eps: x <= 1,
     stand_in=lambda x, eps, fill_value: torch.zeros_like(x),
@@ -20,10 +20,10 @@ _safe_acosh = Unary(
 
 @_safe_acosh.public("(Tensor input) -> Tensor")
 def safe_acosh(input):
-    """The area hyperbolic cosine of `input`, at least 1; its gradient is exactly 0 at 1 and below.
+    """The area hyperbolic cosine of `max(input, 1)`; its gradient is exactly 0 at 1 and below.
 
-    What rounding brought just below 1 (the distance of two equal points of hyperbolic space) gets 0. A NaN, and a
-    positive inf, show in the result.
+    A number that rounding brought just below 1 (for the distance of two equal points of hyperbolic space) gets 0. A
+    NaN, and a positive inf, show in the result.
 
     Args:
         input: floating (or integer) tensor.
@@ -32,7 +32,7 @@ def safe_acosh(input):
         A tensor of `input`'s shape and dtype (of integers: the default dtype), at least fp32 under autocast.
 
     Raises:
-        TypeError: `input` is no (real) tensor.
+        TypeError: `input` is not a real tensor.
 
     Example:
         >>> safeops.safe_acosh(torch.tensor([0.9999999, 2.0]))

@@ -30,7 +30,7 @@ def safe_asin(input):
         A tensor of `input`'s shape and dtype (of integers: the default dtype), at least fp32 under autocast.
 
     Raises:
-        TypeError: `input` is no (real) tensor.
+        TypeError: `input` is not a real tensor.
 
     Example:
         >>> safeops.safe_asin(torch.tensor([1.0000001, 0.0]))

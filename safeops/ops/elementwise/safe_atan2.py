@@ -10,7 +10,7 @@ from safeops.ops.elementwise._binary import Binary
 
 def _define(y, x, eps, fill_value, dtype):
     origin = (y == 0) & (x == 0)
-    # An operand that is infinite leaves a constant: pi/4 and its like, or the limit.
+    # With an infinite operand the result is a constant: an odd multiple of pi/4, or the limit.
     far = (y.isinf() | x.isinf()) & ~(y.isnan() | x.isnan())
     flat = origin | far
     instead = torch.where(origin, 0, torch.atan2(y.detach(), x.detach()))
@@ -34,7 +34,7 @@ def safe_atan2(input, other):
     """The angle of the point (x `other`, y `input`) in radians, as `torch.atan2`, and 0 at the origin.
 
     At the origin, whatever the signs of its zeros, both gradients are exactly 0. Elsewhere they are the true ones: the
-    squares in them neither overflow nor vanish.
+    squares in them neither overflow nor underflow.
 
     Args:
         input: floating (or integer) tensor: y.
@@ -45,7 +45,7 @@ def safe_atan2(input, other):
         default dtype), at least fp32 under autocast.
 
     Raises:
-        TypeError: an operand is no (real) tensor.
+        TypeError: an operand is not a real tensor.
         ValueError: shapes do not broadcast, devices differ.
 
     Example:

@@ -1,4 +1,4 @@
-"""safe_div: input / other with a stand-in, or a floor, where the divisor vanishes; saturation of what does not fit."""
+"""safe_div: input / other, with a fill value or a floor where the divisor is 0 or tiny, and saturation."""
 
 import math
 
@@ -13,9 +13,9 @@ from safeops.ops.elementwise._binary import Binary
 
 
 def _define(a, b, eps, fill_value, dtype):
-    if isinstance(eps, torch.Tensor):  # of a compiled call, which does not know whether it is a floor
+    if isinstance(eps, torch.Tensor):  # in a compiled call, which does not know its sign
         b, eps = floored(b, -eps), eps.clamp(min=0)
-    elif eps < 0:  # fill_value=None (Division)
+    elif eps < 0:  # fill_value=None: a floor (see Division)
         b, eps = floored(b, -eps), 0
     keep = ~((b.abs() < eps) | (b == 0))  # a NaN divisor is kept, and shows
     with torch.no_grad():
@@ -23,16 +23,16 @@ def _define(a, b, eps, fill_value, dtype):
         over = overflows(q, dtype) & a.isfinite()
         stand_in = torch.where(keep, largest_like(q, dtype), saturate(fill_value, dtype))
     true = keep & ~over
-    # Select before dividing: neither stand-in region may see the other's arithmetic, forward or backward.
+    # Select before dividing: positions with a stand-in must not reach the division, forward or backward.
     result = quotient(torch.where(true, a, 0), torch.where(true, b, 1))
     return torch.where(true, result.to(dtype), stand_in.to(dtype))
 
 
 def floored(b, least):
-    """sign(b) max(|b|, least), where 0 counts as positive; without a gradient below `least`. Where `least` is a tensor,
-    a negative one is none."""
+    """sign(b) max(|b|, least), where 0 counts as positive; gradient 0 below `least`. A tensor `least` of 0 or less is
+    no floor."""
     info = torch.finfo(b.dtype)
-    smallest = info.tiny * info.eps  # which a floor that b's dtype rounds to 0 is
+    smallest = info.tiny * info.eps  # replaces a floor that b's dtype rounds to 0
     if isinstance(least, torch.Tensor):
         sizes = least.to(b.dtype).clamp(min=smallest).expand(b.shape)
         below = (b.abs() < sizes) & (least > 0)
@@ -43,12 +43,12 @@ def floored(b, least):
 
 
 def quotient(a, b):
-    """a / b whose derivatives overflow only where they themselves do not fit."""
-    a_, b_ = (x.detach() if isinstance(x, torch.Tensor) else x for x in (a, b))  # no_grad would leave the tangents
+    """a / b. Its computed derivatives overflow only where the true ones do."""
+    a_, b_ = (x.detach() if isinstance(x, torch.Tensor) else x for x in (a, b))  # no_grad would keep the tangents
     info = torch.finfo(b.dtype)
     q = a_ / b_
-    # A power of two that brings b to [1, 2): the backward divides by b twice; a / b^2 may overflow where g a / b^2
-    # does not, or where g is 0. Where it does fit, b stays as it is: g a / b may be what does not.
+    # A power of two brings b to [1, 2): the backward divides by b twice, and a / b^2 may overflow where g a / b^2 does
+    # not, or where g is 0. Where a / b^2 fits, b stays as it is: there g a / b may be what overflows.
     fits = ~b_.isfinite() | ((b_.abs() >= 1) & ((q / b_).abs() >= info.tiny))
     scale = torch.where(fits, 1, to_one(b_))
     room = torch.where(q.abs() > info.max / 4, 4, 1)  # for a * scale, up to 2 q
@@ -59,14 +59,14 @@ def quotient(a, b):
 
 
 class Division(Binary):
-    """fill_value=None is a floor under the divisor. It arrives at the raw op as a negative eps, which is no floor of
-    the other kind, so that forward and backward tell the two apart without one more argument."""
+    """The record of safe_div. fill_value=None means a floor under the divisor: the raw op gets it as a negative eps, so
+    that forward and backward need no further argument."""
 
     def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
         if fill_value is not None:
             return super().prepare(input, other, eps, fill_value, dtype)
         self.validate(input, other, eps, None, dtype)
-        # (a number is read as the double that it is, and the default floor stays that of the tensor)
+        # (the default floor is that of the tensors' dtypes: a number is read as a double)
         dtypes = [x.dtype for x in (input, other) if isinstance(x, torch.Tensor)]
         takes, (input, other, _, *rest) = super().prepare(input, other, 1.0, 0.0, dtype)
         compute = compute_dtype(*dtypes, rest[1] if rest else input.dtype)
@@ -92,13 +92,15 @@ def safe_div(input, other, *extra, eps=None, fill_value=0.0, dtype=None, **unkno
 
     Where `|other| < eps` or `other == 0` the position counts as masked out: the result is `fill_value`, whatever
     `input` holds there, and both gradients are 0. A quotient that does not fit the output dtype saturates at its
-    largest finite value, with gradient 0. A NaN divisor, and a NaN or inf numerator over a kept divisor, show in
-    the result. Half operands are divided in fp32 and rounded once. A true gradient that overflows its dtype (that of
-    a divisor of 1e-3 in fp16, say) becomes inf, which is what GradScaler looks for; `eps` says where it stops to count.
+    largest finite value, with gradient 0. A NaN divisor, and a NaN or inf numerator over a kept divisor, show in the
+    result.
+
+    Half operands are divided in fp32 and rounded once. A true gradient that overflows its dtype (such as that of a
+    divisor of 1e-3 in fp16) becomes inf, which GradScaler looks for; a larger `eps` masks such divisors out.
 
     With `fill_value=None` a small divisor is replaced and the position still counts: `input / (sign(other) max(|other|,
     eps))`, 0 counted as positive, which is what `input / (other + eps)` is meant to be. The gradient of `input` is that
-    of this quotient, the gradient of `other` 0 below eps.
+    of this quotient, the gradient of `other` is 0 below eps.
 
     Args:
         input: floating (or integer) tensor.
@@ -113,7 +115,7 @@ def safe_div(input, other, *extra, eps=None, fill_value=0.0, dtype=None, **unkno
         A tensor of the broadcast shape of `input` and `other`.
 
     Raises:
-        TypeError: an operand is no (real) tensor, eps or fill_value no number, dtype not floating.
+        TypeError: an operand is not a real tensor, eps or fill_value is not a number, dtype is not floating.
         ValueError: shapes do not broadcast, devices differ, eps is negative, or 0 with `fill_value=None`.
 
     Example:

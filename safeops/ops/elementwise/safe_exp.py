@@ -29,7 +29,7 @@ def safe_exp(input, *extra, dtype=None, **unknown):
         A tensor of `input`'s shape.
 
     Raises:
-        TypeError: `input` is no (real) tensor, dtype not floating.
+        TypeError: `input` is not a real tensor, dtype is not floating.
 
     Example:
         >>> safeops.safe_exp(torch.tensor([0.0, 1.0, 1000.0]))

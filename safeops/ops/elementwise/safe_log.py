@@ -6,7 +6,7 @@ from safeops.ops.elementwise._unary import Unary, lift
 
 
 def log(x):
-    """log(x s) - log(s)"""
+    """log(x), as log(x s) - log(s)."""
     lifted, s = lift(x)
     return lifted.log() - s.log()
 
@@ -31,15 +31,15 @@ def safe_log(input, *extra, eps=None, dtype=None, **unknown):
 
     Args:
         input: floating (or integer) tensor.
-        eps: where the result stops to fall, greater than 0; a floor, never added. None: the smallest normal number of
-            the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+        eps: the floor of `input`, greater than 0, never added to it. None: the smallest normal number of the compute
+            dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
         dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
         A tensor of `input`'s shape.
 
     Raises:
-        TypeError: `input` is no (real) tensor, eps no number, dtype not floating.
+        TypeError: `input` is not a real tensor, eps is not a number, dtype is not floating.
         ValueError: eps is not positive, or beyond fp32's largest number.
 
     Example:

@@ -1,4 +1,4 @@
-"""safe_reciprocal: 1 / x, as safe_div has it."""
+"""safe_reciprocal: 1 / x, with the rules of safe_div."""
 
 from safeops.core import check
 from safeops.core.dtypes import filled, saturate
@@ -20,7 +20,7 @@ _safe_reciprocal = Unary(
 def safe_reciprocal(input, *extra, eps=None, fill_value=0.0, dtype=None, **unknown):
     """`1 / input`, finite for finite input: `safe_div` of 1 by `input`.
 
-    Where `|input| < eps` or `input == 0` the result is `fill_value` and the gradient 0; a reciprocal that does not fit
+    Where `|input| < eps` or `input == 0` the result is `fill_value` and the gradient 0. A reciprocal that does not fit
     the output dtype saturates at its largest finite value, with gradient 0. A NaN shows in the result. With
     `fill_value=None` it is `1 / (sign(input) max(|input|, eps))`, 0 counted as positive, with gradient 0 below eps.
 
@@ -35,7 +35,7 @@ def safe_reciprocal(input, *extra, eps=None, fill_value=0.0, dtype=None, **unkno
         A tensor of `input`'s shape.
 
     Raises:
-        TypeError: `input` is no (real) tensor, eps or fill_value no number, dtype not floating.
+        TypeError: `input` is not a real tensor, eps or fill_value is not a number, dtype is not floating.
         ValueError: eps is negative, or 0 with `fill_value=None`.
 
     Example:

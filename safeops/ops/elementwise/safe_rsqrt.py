@@ -6,7 +6,7 @@ from safeops.ops.elementwise._unary import Unary, lift
 
 
 def rsqrt(x):
-    """rsqrt(x s) sqrt(s)"""
+    """1 / sqrt(x), as rsqrt(x s) sqrt(s)."""
     lifted, s = lift(x)
     return lifted.rsqrt() * s.sqrt()
 
@@ -26,20 +26,20 @@ _safe_rsqrt = Unary(
 def safe_rsqrt(input, *extra, eps=None, dtype=None, **unknown):
     """`1 / sqrt(max(input, eps))`, finite for finite input; its gradient is exactly 0 below `eps`.
 
-    A value that does not fit the output dtype saturates at its largest finite one, with gradient 0: in fp16 that is
-    everything below 2.3e-10, which is less than its smallest number. A NaN shows in the result.
+    A value that does not fit the output dtype saturates at its largest finite one, with gradient 0: in fp16 that is so
+    for an input below 2.3e-10, which is less than its smallest number. A NaN shows in the result.
 
     Args:
         input: floating (or integer) tensor.
-        eps: where the result stops to rise, greater than 0; a floor, never added. None: the smallest normal number of
-            the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+        eps: the floor of `input`, greater than 0, never added to it. None: the smallest normal number of the compute
+            dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
         dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
         A tensor of `input`'s shape.
 
     Raises:
-        TypeError: `input` is no (real) tensor, eps no number, dtype not floating.
+        TypeError: `input` is not a real tensor, eps is not a number, dtype is not floating.
         ValueError: eps is not positive, or beyond fp32's largest number.
 
     Example:

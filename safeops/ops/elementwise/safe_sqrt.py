@@ -1,4 +1,4 @@
-"""safe_sqrt: the square root, 0 for negative numbers, without a slope below eps."""
+"""safe_sqrt: the square root, 0 for negative numbers, with gradient 0 below eps."""
 
 import torch
 
@@ -24,16 +24,16 @@ def safe_sqrt(input, *extra, eps=None, dtype=None, **unknown):
 
     Args:
         input: floating (or integer) tensor.
-        eps: from where on there is a gradient, at least 0; the value does not depend on it. None: the smallest normal
-            number of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64). There is none at 0
-            itself.
+        eps: the least `input` with a gradient, at least 0; the value does not depend on it. None: the smallest normal
+            number of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64). At 0 itself the
+            gradient is always 0.
         dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
         A tensor of `input`'s shape.
 
     Raises:
-        TypeError: `input` is no (real) tensor, eps no number, dtype not floating.
+        TypeError: `input` is not a real tensor, eps is not a number, dtype is not floating.
         ValueError: eps is negative.
 
     Example:

@@ -31,10 +31,11 @@ def xlogy(input, other):
     """`input * log(other)`, and 0 where `input` is 0: `torch.xlogy` for losses.
 
     Where `input` is 0 and `other` has no finite logarithm, the position counts as masked out, with both gradients
-    exactly 0: over a NaN (torch: NaN) and over a 0 (torch: a gradient that is NaN). Elsewhere it is the plain product,
-    whose gradient to an `input` of 0 is log(other): -inf or NaN where `other` is 0 or negative (`input *
-    safe_log(other)` has a floor). Half operands are read wide and rounded once. The dtype is the promoted one (of
-    integers: the default dtype), also under autocast.
+    exactly 0: so for an `other` of NaN (torch: NaN) and of 0 (torch: a gradient of NaN).
+
+    Elsewhere it is the plain product. Its gradient to `input` is log(other): -inf where `other` is 0, NaN where it is
+    negative (`input * safe_log(other)` has a floor). Half is computed in fp32 and rounded once. The dtype is the
+    promoted one (of integers: the default dtype), also under autocast.
 
     Args:
         input: floating (or integer) tensor.
@@ -44,7 +45,7 @@ def xlogy(input, other):
         A tensor of the broadcast shape of `input` and `other`.
 
     Raises:
-        TypeError: an operand is no (real) tensor.
+        TypeError: an operand is not a real tensor.
         ValueError: shapes do not broadcast, devices differ.
 
     Example:

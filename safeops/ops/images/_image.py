@@ -1,4 +1,4 @@
-"""Functions of whole images that are made of other ops: a number for each image, and its reduction."""
+"""Shared by functions that have a number for each image: the reduction over the images."""
 
 import torch
 
@@ -6,7 +6,7 @@ from safeops.core import loss_reduction
 
 
 def over_all(total, count, reduction, empty_nan):
-    """(the mean or sum, the share in it of each of those that `count` are), in fp64, of a sum that is 0 of nothing."""
+    """Returns (mean or sum, its derivative by each of `count` terms), fp64. total: their sum, 0 if there are none."""
     total, count = total.double(), count.double()
     value = torch.where(count > 0, total / count.clamp(min=1) if reduction == 1 else total, nothing(empty_nan))
     return value, 1 / count if reduction == 1 else torch.ones_like(count)
@@ -17,7 +17,7 @@ def nothing(empty_nan):
 
 
 def finish(name, values, count, dtype, reduction, empty):
-    """The reduction over the images. values: (N,). count: how many kept elements each is made of."""
+    """Reduce the values (N,) of the images. count: (N,), number of kept elements, or bool: True if there are any."""
     exists = count > 0
     nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
     if reduction == "none" and empty == "raise":
@@ -26,11 +26,11 @@ def finish(name, values, count, dtype, reduction, empty):
     return loss_reduction.reduce(name, values, exists, None, reduction, None, empty).to(dtype)
 
 
-# The docstrings' text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring.
 ARGUMENTS = """\
-        empty: value of a mean or sum over no image, and with "none" of an image of which nothing is kept: "zero"
-            (attached to the graph, zero gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be
-            compiled whole).
+        empty: value of a mean or sum over no image, and with "none" of an image with nothing kept: "zero" (attached to
+            the graph, zero gradients), "nan", or "raise" (ValueError; the host waits for the device, so the call cannot
+            be compiled whole).
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or (N,) for "none".

@@ -1,12 +1,14 @@
-"""The SSIM family: what `ssim`, `ssim_loss` and `ms_ssim` have in common.
+"""Shared by `ssim`, `ssim_loss` and `ms_ssim`.
 
-All are made of 1 - SSIM at each window, or of its sums over the windows of each plane (n, c). With s = x + y and
-d = x - y, in units of the data range and each about a reference of its plane, so that no large offset cancels:
+All are computed from 1 - SSIM at each window, or from its sums over the windows of each plane (n, c). With s = x + y
+and d = x - y, divided by the data range:
 
     1 - luminance = 2 E[d]^2 / (E[s]^2 + E[d]^2 + 2 k1^2)          luminance = (2 mx my + C1) / (mx^2 + my^2 + C1)
     1 - contrast  = 2 var d  / (var s + var d  + 2 k2^2)           contrast  = (2 cov + C2) / (var x + var y + C2)
+    1 - SSIM = a + b - a b, with a = 1 - luminance and b = 1 - contrast
 
-which takes four moments instead of five, is never below 0, and keeps its digits where the images are nearly equal.
+That takes four moments instead of five, is never below 0, and keeps its digits where the images are nearly equal. A
+reference value of the plane is subtracted before the moments, so that no large offset cancels.
 """
 
 import math
@@ -25,11 +27,11 @@ from safeops.ops.images._image import over_all
 
 # ---- definition
 
-PLANES = 3  # the reduction that gives each plane's sums
+PLANES = 3  # as `reduction`: return the sums of each plane
 
 
 def window(size, sigma):
-    """The normalised weights of a Gaussian, whose products weigh the pixels of a window."""
+    """The normalised weights of a Gaussian along a dim. A pixel's weight in a window is their product over the dims."""
     exp = torch.exp if isinstance(sigma, torch.Tensor) else math.exp
     scaled = [(k - size // 2) / sigma for k in range(size)]
     weights = [exp(-0.5 * x * x) for x in scaled]
@@ -38,7 +40,7 @@ def window(size, sigma):
 
 
 def blur(x, weights, spatial, same):
-    """Weighted sums over the windows, one dim after the other. By slices: a convolution of cuDNN may run in TF32."""
+    """Weighted sums over the windows, one dim after the other. By slices, since a cuDNN convolution may run in TF32."""
     size = len(weights)
     if same:
         x = F.pad(x, (size // 2,) * (2 * spatial))
@@ -49,7 +51,7 @@ def blur(x, weights, spatial, same):
 
 
 def reach(counted, size, spatial):
-    """The pixels that a counted window sees."""
+    """Bool: True for pixels in a window that counts."""
     seen = F.pad(counted, (size - 1,) * (2 * spatial))
     for d in range(-spatial, 0):
         n = seen.shape[d] - size + 1
@@ -61,16 +63,16 @@ def reach(counted, size, spatial):
 
 
 def reference(x, keep, dims):
-    """The mean of the finite pixels of each plane."""
-    x = x.detach()  # what is subtracted before the moments changes none of them
+    """The mean of the kept finite pixels of each plane."""
+    x = x.detach()  # the result does not depend on the reference
     finite = keep & x.isfinite()
     count = finite.sum(dims, keepdim=True).clamp(min=1)
-    mean = accumulate(torch.where(finite, x / count, 0), dims, keepdim=True).to(x.dtype)  # no sum overflows
+    mean = accumulate(torch.where(finite, x / count, 0), dims, keepdim=True).to(x.dtype)  # divided first: no overflow
     return torch.where(mean.isfinite(), mean, 0)
 
 
 def variance(squares, mean):
-    """E[x^2] - E[x]^2, never below 0, where rounding would bring it; its slope is not cut off."""
+    """E[x^2] - E[x]^2, at least 0 despite rounding, with its gradient unchanged by that."""
     v = squares - mean * mean
     return v - (v - v.clamp(min=0)).detach()
 
@@ -79,13 +81,14 @@ def define(
     input, target, mask, reduction=1, similarity=False, empty_nan=False, data_range=1.0, win_size=11, win_sigma=1.5,
     k1=0.01, k2=0.03, same=False,
 ):  # fmt: skip
-    """(value, share): the mean of 1 - SSIM over all windows, with `similarity` of SSIM, and what 1 - SSIM of each has
-    in it. reduction: 1, or 2 for the sum; 0 for the map of the same, 0 where a window does not count; PLANES
-    for (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM, of 1 - contrast, and how many they are. A window
-    counts where the pixel at its centre is kept, and is made of its kept pixels."""
+    """Returns (value, result_slope: the derivative of value by each window's 1 - SSIM, or empty).
+
+    reduction: 1: the mean over all windows of 1 - SSIM (with `similarity`: of SSIM). 2: the sum. 0: the map, 0 where a
+    window does not count. PLANES: (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM and of 1 - contrast,
+    and the number of windows. A window counts if the pixel at its centre is kept, and contains its kept pixels."""
     compute, spatial = compute_dtype(input.dtype, target.dtype), input.dim() - 2
     dims = tuple(range(2, input.dim()))
-    # Backward through slices of what is sharded, torch adds up parts of different sizes.
+    # In the backward of slices of a sharded dim, torch would add parts of different sizes.
     input, target = gathered(input, dims), gathered(target, dims)
     no_share = input.new_empty(0, dtype=torch.float64)
     if 0 in input.shape:
@@ -105,7 +108,7 @@ def define(
             keep = keep & reach(counted, win_size, spatial)
     x, y = input.to(compute), target.to(compute)
     origin_x, origin_y = reference(x, keep, dims), reference(y, keep, dims)
-    x = (torch.where(keep, x, origin_x) - origin_x) / data_range  # select before arithmetic
+    x = (torch.where(keep, x, origin_x) - origin_x) / data_range  # select before arithmetic: NaN * 0 is NaN
     y = (torch.where(keep, y, origin_y) - origin_y) / data_range
     weights, s, d = window(win_size, win_sigma), x + y, x - y
     moments = blur(torch.stack((s, d, s * s, d * d)), weights, spatial, same)
@@ -114,7 +117,7 @@ def define(
         moments = torch.where(counted, moments, 0) / torch.where(counted, result_slope, 1)
     mean_s, mean_d, squares_s, squares_d = moments.unbind()
     var_s, var_d = variance(squares_s, mean_s), variance(squares_d, mean_d)
-    origin_x, origin_y = origin_x / data_range, origin_y / data_range  # before they are added: twice may be too much
+    origin_x, origin_y = origin_x / data_range, origin_y / data_range  # first: their sum may overflow
     mean_s, mean_d = mean_s + (origin_x + origin_y), mean_d + (origin_x - origin_y)
     contrast = 2 * var_d / (var_s + var_d + 2 * k2 * k2)
     mean_d = mean_d * mean_d
@@ -122,7 +125,7 @@ def define(
     loss = luminance + contrast - luminance * contrast
     if reduction == 0:
         windows = torch.where(counted, 1 - loss if similarity else loss, 0)
-        return gathered(windows, dims), no_share  # (and its gradient)
+        return gathered(windows, dims), no_share  # (gathers the gradient)
     loss, contrast = torch.where(counted, loss, 0), torch.where(counted, contrast, 0)
     if reduction == PLANES:
         return torch.stack([accumulate(t, dims).double() for t in (loss, contrast, counted.to(compute))]), no_share
@@ -136,7 +139,7 @@ def define(
 
 
 def _map_shape(shape, win_size, same):
-    """How many windows there are: a pixel each, or as many as lie inside."""
+    """The shape of the map of windows: one per pixel (`same`), or those inside the image."""
     return (*shape[:2], *(n if same else max(n - win_size + 1, 0) for n in shape[2:]))
 
 
@@ -171,19 +174,19 @@ _backward = declare_raw(
 
 # ---- record
 
-LEAST_K = 1e-15  # its square is a normal number in fp32: of two constant images that is all the divisor
+LEAST_K = 1e-15  # its square is a normal fp32 number: for two constant images it is the whole divisor
 PADDING = "valid", "same"
 DEFAULTS = 1.0, 11, 1.5, 0.01, 0.03, "valid"
-# win_size, by the dims of the input: what a tile of such windows needs, any GPU has of shared memory and registers.
+# {dims of the input: largest win_size}: any GPU has the shared memory and registers for a tile of such windows.
 LARGEST_ON_CUDA = {4: 21, 5: 11}
 
 
 class StructuralSimilarity(Op):
-    """The second result, a window's share in the first, is for backward."""
+    """The record of a mean, sum or map over the windows. `result_slope` is for backward."""
 
     owner = "C++/CUDA"
     differentiable = ("input", "target")
-    compiled = ("cpu", "cuda")  # tiles in shared memory, which Inductor does not make of the composite
+    compiled = ("cpu", "cuda")  # the kernels use tiles in shared memory; Inductor's code for the composite does not
     example = "torch.zeros(1, 3, 16, 16), torch.ones(1, 3, 16, 16)"
 
     def __init__(self, name, module=None):
@@ -207,7 +210,7 @@ class StructuralSimilarity(Op):
         ):  # fmt: skip
             self.validate(input, target, mask, options)
         takes = not input.is_cuda or win_size <= LARGEST_ON_CUDA[len(shape)]
-        if usual and empty != "nan":  # most calls, and the short way
+        if usual and empty != "nan":  # most calls
             return takes, (input, target, mask, reduction, similarity)
         window = data_range, win_size, win_sigma, k1, k2, padding == "same"
         return takes, (input, target, mask, reduction, similarity, empty == "nan", *window)
@@ -224,7 +227,7 @@ class StructuralSimilarity(Op):
         return self.backward(grad, results.result_slope, *images, *window, *needs[:2], operands.similarity)
 
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
-        """The public function."""
+        """The body of the public functions `ssim` and `ssim_loss`."""
         name = self.name
         named = reduction.__class__ is empty.__class__ is str
         if not named or reduction not in REDUCTION or empty not in check.EMPTY:
@@ -245,7 +248,7 @@ class StructuralSimilarity(Op):
 
 
 def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):
-    """Which windows count: those whose centre is kept."""
+    """Bool: True for windows that count, those whose centre is kept."""
     keep = mask.expand(shape)
     if padding == "valid":
         for d in range(2, len(shape)):
@@ -257,7 +260,7 @@ def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):
 
 
 def validate_images(name, input, target):
-    """(N, C, H, W) or (N, C, D, H, W), two of one shape."""
+    """Check two tensors of images, (N, C, H, W) or (N, C, D, H, W), of one shape."""
     check.floating(name, "input", input)
     check.floating(name, "target", target)
     validate_dims(name, input)
@@ -271,7 +274,7 @@ def validate_dims(name, input):
 
 
 def validate(name, input, target, mask, options, scales=1):
-    """scales: how often the images are seen, each time at half the size."""
+    """scales: the number of sizes at which images are compared, each half of the one before."""
     validate_images(name, input, target)
     check.mask(name, mask, "input", input)
     check.same_device(name, "input", input, target=target, mask=mask)
@@ -301,21 +304,21 @@ def validate_window(name, data_range, win_size, win_sigma, k1, k2, padding):
     check.choice(name, "padding", padding, PADDING)
 
 
-# Each docstring's text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring of the family.
 ARGUMENTS = """\
         input: floating tensor (N, C, H, W) or (N, C, D, H, W); half is read as it is, and computed in fp32.
         target: floating tensor of `input`'s shape. Differentiable, too.
-        mask: bool tensor, broadcastable to `input`; True = keep. A window is made of its kept pixels, weighted anew
-            (normalised convolution), and counts where the pixel at its centre is kept. Masked-out pixels do not exist:
-            NaN, inf or garbage there changes neither the result nor a gradient, and their own gradient is exactly 0.
-        data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
-        win_size: how many pixels a window has along each dim: odd. On CUDA there are kernels for windows of up to 21
+        mask: bool tensor, broadcastable to `input`; True = keep. A window contains its kept pixels, with weights that
+            are normalised again, and counts if the pixel at its centre is kept. Masked-out pixels do not exist: NaN,
+            inf or garbage there changes neither the result nor a gradient, and their own gradient is exactly 0.
+        data_range: the largest minus the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
+        win_size: number of pixels of a window along each dim: odd. On CUDA there are kernels for windows of up to 21
             pixels in (N, C, H, W) and 11 in (N, C, D, H, W); larger ones run as plain torch operations.
-        win_sigma: standard deviation of the Gaussian that weighs them, in pixels.
+        win_sigma: standard deviation of the Gaussian weights of a window, in pixels.
         k1: constant of the luminance, at least 1e-15: C1 = (k1 data_range)^2.
         k2: constant of the contrast, at least 1e-15: C2 = (k2 data_range)^2.
-        padding: "valid": the windows that lie inside the image. "same": one for each pixel, those at the border made
-            of the pixels that there are.
+        padding: "valid": the windows that lie inside the image. "same": one for each pixel; those at the border
+            contain the pixels inside the image.
         empty: value of a mean or sum over no window: "zero" (attached to the graph, zero gradients), "nan", or "raise"
-            (ValueError; synchronises to know, and cannot be compiled whole).
+            (ValueError; the host waits for the device, so the call cannot be compiled whole).
 """

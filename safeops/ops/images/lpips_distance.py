@@ -1,4 +1,4 @@
-"""lpips_distance: how far images are apart in the features of a network."""
+"""lpips_distance: the distance of images in the features of a network."""
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,11 @@ from safeops.ops.vectors.normalize import _normalize, normalize
 
 NAME = "lpips_distance"
 
-# ---- definition, of a layer
+# ---- definition, for one layer
 
 
 def definition(input, target, weight=None, keep=None):
-    """The distance at each position, (N, 1, H, W). weight: (C, 1, 1). keep: bool, which positions exist; None: all."""
+    """The distance at each position, (N, 1, H, W). weight: (C, 1, 1). keep: bool, True where it exists; None: all."""
     compute = compute_dtype(input.dtype, target.dtype)
     if keep is not None:
         input, target = torch.where(keep, input, 0), torch.where(keep, target, 0)
@@ -54,7 +54,7 @@ _backward = declare_raw(
 
 
 class Layer(Inner):
-    """The distances of a layer."""
+    """The record of one layer's distances."""
 
     constant, saved = ("weight",), ("value", "product", "norm0", "norm1")
 
@@ -74,7 +74,7 @@ _lpips_distance = Composed(NAME, _normalize, _masked_sum_of_squares, *sums.ALL)
 
 
 def shrink(mask, size):
-    """A mask of the images as one of a layer: a position is kept where all pixels that fall into it are."""
+    """The images' mask at the size of a layer: a position is kept if all pixels that fall into it are kept."""
     if tuple(mask.shape[2:]) in (tuple(size), (1, 1)):
         return mask
     return F.adaptive_max_pool2d((~mask).to(torch.float32), size) == 0
@@ -116,7 +116,7 @@ def validate(features0, features1, weights, mask):
 
 
 def _validate_list(key, x):
-    """How many tensors it has."""
+    """Check that x is a list of floating tensors. Returns its length."""
     if not isinstance(x, (tuple, list)):
         raise TypeError(f"{NAME}: {key} must be a list of tensors, got {type(x).__name__}")
     for i, t in enumerate(x):
@@ -130,25 +130,25 @@ def _validate_list(key, x):
     arguments=ARGUMENTS,
 )
 def lpips_distance(features0, features1, weights=None, *extra, mask=None, reduction="mean", empty="zero", **unknown):
-    """Learned perceptual distance: at each position |w (u0 - u1)^2| of the unit features, averaged, summed over layers.
+    """Learned perceptual distance: sum_c w_c (u0_c - u1_c)^2, the mean over positions, the sum over layers.
 
-    u is a position's vector of channels at length 1, computed in fp32: 64 channels of 40 overflow no half, and a zero
-    vector stays 0 with gradient 0. The features are those of any network, a tensor for each layer. Zhang et al., "The
-    unreasonable effectiveness of deep features as a perceptual metric", 2018.
+    u is the vector of channels at a position, scaled to length 1 and computed in fp32: 64 channels of 40 do not
+    overflow half, and a zero vector stays 0 with gradient 0. The features are those of any network, a tensor for each
+    layer. Zhang et al., "The unreasonable effectiveness of deep features as a perceptual metric", 2018.
 
     Args:
-        features0: list of floating tensors (N, C, H, W), C, H and W each layer's own.
+        features0: list of floating tensors (N, C, H, W); C, H and W may differ between layers.
         features1: list of tensors of the same shapes. Differentiable, too.
-        weights: list of floating tensors, for each layer a number for each channel, (C,) or (1, C, 1, 1) as the paper's
-            linear layers have them; None: all are 1. Differentiable.
+        weights: list of floating tensors w, one per layer with a number for each channel, (C,), or (1, C, 1, 1) as in
+            the paper's linear layers; None: all are 1. Differentiable.
         mask: bool tensor (N, 1, H, W) of the images' size, or the layers'; True = keep. A position of a smaller layer
-            is kept where all pixels that fall into it are. Positions that are not do not exist: NaN, inf or garbage
-            there changes neither the result nor a gradient, and their own gradient is exactly 0.
+            is kept if all pixels that fall into it are kept. Other positions do not exist: NaN, inf or garbage there
+            changes neither the result nor a gradient, and their own gradient is exactly 0.
         reduction: "mean" over the images, "sum", or "none": (N,).
         {arguments}
 
     Raises:
-        TypeError: the features are no lists of floating tensors, `mask` is not bool.
+        TypeError: the features are not lists of floating tensors, `mask` is not bool.
         ValueError: no layer, features of different depth or shape, weights that do not fit the channels, a mask that
             does not fit the images, devices differ, unknown `reduction` or `empty`.
 

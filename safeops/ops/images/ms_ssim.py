@@ -19,8 +19,8 @@ BETAS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 
 
 def halve(x, mask):
-    """Images of half the size, whose pixels are means of the 2 x 2 that are kept."""
-    if 0 in x.shape:  # which pooling refuses
+    """Images of half the size: each pixel is the mean of the kept ones of its 2 x 2 pixels."""
+    if 0 in x.shape:  # pooling refuses an empty tensor
         return x[(..., *[slice(None, None, 2)] * (x.dim() - 2))]
     pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d
     options = {"kernel_size": 2, "ceil_mode": True, "count_include_pad": False}
@@ -31,7 +31,7 @@ def halve(x, mask):
 
 
 def halve_mask(keep):
-    """Which pixels of half the size exist: those that one of the 2 x 2 is kept of."""
+    """The mask at half the size: a pixel is kept if one of its 2 x 2 pixels is."""
     if 0 in keep.shape:
         return halve(keep, None)
     pool = F.max_pool2d if keep.dim() == 4 else F.max_pool3d
@@ -39,10 +39,10 @@ def halve_mask(keep):
 
 
 def definition(input, target, mask, scales, data_range, win_size, win_sigma, k1, k2, same):
-    """The sums of each plane at each scale, (scales, 3, N, C), as those of `_ssim`."""
+    """The sums of each plane at each scale, (scales, 3, N, C): those of `_ssim.define` with PLANES."""
     options = data_range, win_size, win_sigma, k1, k2, "same" if same else "valid"
     compute = compute_dtype(input.dtype, target.dtype)
-    input, target = input.to(compute), target.to(compute)  # the scales' gradients are added wide
+    input, target = input.to(compute), target.to(compute)  # the gradients of all scales are added wide
     sums = []
     for _ in range(scales):
         if sums:
@@ -54,8 +54,7 @@ def definition(input, target, mask, scales, data_range, win_size, win_sigma, k1,
 
 
 def product(x, betas):
-    """The product of x^beta over the scales, the first dim; 0, with gradient 0, where one of them is not above 0; a NaN
-    shows."""
+    """The product of x^beta over the scales, dim 0. Where an x is 0 or less it is 0, with gradient 0; NaN stays NaN."""
     dead = x <= 0
     base = torch.where(dead, 1, x)
     value = 1
@@ -68,7 +67,7 @@ def product(x, betas):
 
 
 def _sizes(shape, scales):
-    """How many pixels the scales after the first have."""
+    """The number of pixels in all scales after the first."""
     total, sides = 0, shape[2:]
     for _ in range(scales - 1):
         sides = [-(-n // 2) for n in sides]
@@ -104,9 +103,10 @@ _backward = declare_raw(
 
 
 class Scales(Op):
-    """The sums of all scales. It bears the function's name, whose record takes its place in the registry: what fails is
-    the function. The kernels are CUDA's, which make the smaller images as they read the larger ones, and save them for
-    backward; on the CPU, and of volumes, the definition is taken, which has the kernel of ssim."""
+    """The record of the sums of all scales. It has CUDA kernels, which compute the smaller images while they read the
+    larger ones, and save them for backward. On the CPU, and for volumes, the definition runs, with the kernel of ssim.
+
+    It has the function's name, and the function's record replaces it in the registry: errors name the function."""
 
     owner, differentiable, compiled = "C++/CUDA", ("input", "target"), ("cuda",)
 
@@ -115,10 +115,10 @@ class Scales(Op):
         return takes, (input, target, mask, scales, *window)
 
     def validate(self, *arguments):
-        """The public function has."""
+        """Nothing to do: the public function has validated its arguments."""
 
     def composite(self, *operands):
-        return self.definition(*operands)  # whose parts take symbols themselves
+        return self.definition(*operands)  # its ops take symbolic numbers themselves
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, *operands[:3], *results, *operands[3:], *needs[:2])
@@ -149,11 +149,11 @@ def ms_ssim(
     input, target, *extra, mask=None, data_range=1.0, win_size=11, win_sigma=1.5, k1=0.01, k2=0.03, padding="valid",
     betas=None, reduction="mean", empty="zero", **unknown,
 ):  # fmt: skip
-    """Multi-scale SSIM: the product over the scales of contrast^beta, at the last one of SSIM^beta, for each plane.
+    """Multi-scale SSIM: the product over the scales of contrast^beta, at the last scale of SSIM^beta, for each plane.
 
-    From scale to scale the images are averaged over 2 x 2 pixels, those that are kept; an odd border averages what
-    there is. A contrast (or, last, an SSIM) that is not above 0 counts as 0, with gradient 0, where a plain power is
-    NaN. Wang et al., "Multiscale structural similarity for image quality assessment", 2003.
+    Each pixel of a scale is the mean of the kept ones of 2 x 2 pixels of the scale before, of fewer at an odd border. A
+    contrast (at the last scale an SSIM) of 0 or less counts as 0, with gradient 0, where a plain power is NaN. Wang et
+    al., "Multiscale structural similarity for image quality assessment", 2003.
 
     Args:
         {arguments}
@@ -182,11 +182,11 @@ def ms_ssim(
     validate(NAME, input, target, mask, options, len(betas))
     for key, x in {"input": input, "target": target, "mask": mask}.items():
         if x is not None:
-            check.no_dtensor(NAME, key, x)  # torch's own pooling of one has no gradient
+            check.no_dtensor(NAME, key, x)  # torch's pooling of a DTensor has no gradient
     compute = compute_dtype(input.dtype, target.dtype)
     sums = _scales.call(input, target, mask, len(betas), (data_range, win_size, win_sigma, k1, k2, padding == "same"))
     count = sums[:, 2].detach()
-    losses = torch.cat((sums[:-1, 1], sums[-1:, 0]))  # of contrast, and last of similarity
+    losses = torch.cat((sums[:-1, 1], sums[-1:, 0]))  # 1 - contrast; at the last scale 1 - SSIM
     value, exists = product(1 - losses / count.clamp(min=1), betas), (count > 0).all(0)
     nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
     value = torch.where(exists, value, nothing)

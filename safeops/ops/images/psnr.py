@@ -18,9 +18,9 @@ INF = float("inf")
 
 
 def definition(input, target, mask=None, data_range=1.0):
-    """(decibels of each image, -1 where it has no pixel)"""
+    """Returns (decibels (N,), flags (N,): -1 where an image has no pixel, else 0)."""
     compute = compute_dtype(input.dtype, target.dtype)
-    # (a row for each image: one of no pixels has none)
+    # (with one more dim, `dims` is never empty: that would reduce over the images, too)
     error = (input.to(compute) - target.to(compute)).unsqueeze(-1)
     keep = None if mask is None else mask.unsqueeze(-1)
     dims = tuple(range(1, error.dim()))
@@ -51,13 +51,13 @@ _backward = declare_raw(
 
 
 class Psnr(Inner):
-    """Saved: of each image the sum of its squared errors over the data range; -1 where it has no pixel."""
+    """The record of the images' decibels. Saved: sum ((input - target) / data_range)^2 of each image; -1: no pixel."""
 
     visible = 2
 
     def prepare(self, input, target, mask, data_range):
         data_range = float(data_range) if data_range.__class__ is int else data_range
-        fits = data_range.__class__ is float and 1e-60 < data_range < 1e60  # its square, in fp64 beside any of fp32
+        fits = data_range.__class__ is float and 1e-60 < data_range < 1e60  # fp64 holds its square beside fp32 squares
         takes = fits and not input.is_cpu and torch.float64 not in (input.dtype, target.dtype)
         return takes, (input, target, mask, data_range)
 
@@ -83,15 +83,15 @@ _psnr = Composed(NAME, _masked_rms, *sums.ALL)
 def psnr(input, target, *extra, mask=None, data_range=1.0, reduction="mean", empty="zero", **unknown):
     """Peak signal-to-noise ratio: 20 log10(data_range / rms(input - target)) of each image; the mean over the images.
 
-    The squares of the differences neither overflow nor vanish, in half either. Equal images have +inf, which
-    is the true value, and gradient 0, where the usual formula's is NaN.
+    The squares of the differences neither overflow nor underflow, nor do they in half. Equal images have the true value
+    +inf, and gradient 0, where the usual formula has the gradient NaN.
 
     Args:
         input: floating tensor (N, ...); half is read as it is.
         target: floating tensor of `input`'s shape. Differentiable, too.
         mask: bool tensor, broadcastable to `input`; True = keep. Masked-out pixels do not exist: NaN, inf or garbage
             there changes neither the result nor a gradient, and their own gradient is exactly 0.
-        data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
+        data_range: the largest minus the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
         reduction: "mean" over the images, "sum", or "none": (N,).
         {arguments}
 
@@ -118,7 +118,7 @@ def psnr(input, target, *extra, mask=None, data_range=1.0, reduction="mean", emp
     check.same_device(NAME, "input", input, target=target, mask=mask)
     check.number(NAME, "data_range", data_range, above=0)
     operands = input, target, mask
-    if input.dim() == 1:  # an image is a pixel
+    if input.dim() == 1:  # each image is one pixel
         operands = (x if x is None else x.unsqueeze(-1) for x in operands)
     value, squares = _decibels.call(*operands, data_range)
     return finish(NAME, value, squares != -1, compute_dtype(input.dtype, target.dtype), reduction, empty)

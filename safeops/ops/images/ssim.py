@@ -17,9 +17,11 @@ def ssim(
 ):  # fmt: skip
     """Structural similarity: (2 mx my + C1) (2 cov + C2) / ((mx^2 + my^2 + C1) (var x + var y + C2)), at most 1.
 
-    The moments are those of Gaussian windows; the mean over all windows of all channels and images. They are taken in
-    fp32 about each plane's own level, so that images of a large offset (1000, with a range of 1) keep their digits.
-    Wang et al., "Image quality assessment: from error visibility to structural similarity", 2004.
+    The moments are those of Gaussian windows; then the mean over all windows of all channels and images. Wang et al.,
+    "Image quality assessment: from error visibility to structural similarity", 2004.
+
+    The moments are computed in fp32 relative to the mean of each plane, so that images with a large offset (1000, with
+    a range of 1) keep their digits.
 
     Args:
         {arguments}

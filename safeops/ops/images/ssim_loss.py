@@ -18,7 +18,7 @@ def ssim_loss(
 ):  # fmt: skip
     """1 - SSIM, the mean over all windows: see `ssim`.
 
-    Computed without the subtraction, so that the loss of nearly equal images keeps its digits, and never below 0.
+    It is computed without this subtraction: the loss of nearly equal images keeps its digits, and is never below 0.
 
     Args:
         {arguments}

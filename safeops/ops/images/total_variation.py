@@ -1,4 +1,4 @@
-"""total_variation: how much neighbouring pixels differ."""
+"""total_variation: the sum of |difference| over neighbouring pixels."""
 
 import torch
 
@@ -18,8 +18,8 @@ NAME = "total_variation"
 
 
 def define(input, mask=None, reduction=1, empty_nan=False):
-    """(value, share): the sum of |difference| over each image's pairs of kept neighbours, and an image's share in what
-    they come to, of a mean or sum."""
+    """Returns (value, result_slope). value: the sum of |difference| over each image's pairs of kept neighbours
+    (reduction 0), or the mean or sum of that over the images; result_slope: its derivative by an image's sum."""
     dims = tuple(range(1, input.dim()))
     x = input.to(compute_dtype(input.dtype))
     keep = (input.new_ones((), dtype=torch.bool) if mask is None else mask).expand(input.shape)
@@ -60,7 +60,7 @@ _backward = declare_raw(
 
 
 class TotalVariation(Op):
-    """The second result, an image's share in the first, is for backward."""
+    """The second result, `result_slope`, is for backward."""
 
     owner, example = "C++/CUDA", "torch.zeros(1, 3, 16, 16)"
 
@@ -95,14 +95,14 @@ _total_variation = TotalVariation(NAME, _forward, _backward, lambda *operands: d
 def total_variation(input, *extra, mask=None, reduction="mean", empty="zero", **unknown):
     """Total variation: the sum of |difference| over neighbouring pixels of each image; the mean over the images.
 
-    Anisotropic: neighbours along each spatial dim. A difference is taken in fp32, and only of two kept pixels; that of
-    equal pixels has gradient 0. Rudin et al., "Nonlinear total variation based noise removal algorithms", 1992.
+    Anisotropic: neighbours along each spatial dim. Differences are in fp32, of pairs of kept pixels only; that of equal
+    pixels has gradient 0. Rudin et al., "Nonlinear total variation based noise removal algorithms", 1992.
 
     Args:
         input: floating tensor (N, C, H, W) or (N, C, D, H, W).
         mask: bool tensor, broadcastable to `input`; True = keep. Masked-out pixels do not exist: NaN, inf or garbage
             there changes neither the result nor a gradient, and their own gradient is exactly 0.
-        reduction: "mean" over the images, "sum", or "none": (N,). Divide by the pixels for a mean over them.
+        reduction: "mean" over the images, "sum", or "none": (N,). Divide by the number of pixels for a mean over them.
         {arguments}
 
     Raises:

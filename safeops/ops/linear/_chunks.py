@@ -1,8 +1,8 @@
-"""The gradients of a linear layer and a loss of its rows in chunks of the classes, in plain torch for any device.
+"""The gradients of a linear layer whose rows have a loss, in chunks of the classes, in torch ops for any device.
 
-Of classes, not of rows as in `_rows`: each gradient of the weight is then one product over all rows, summed in
-fp32 inside it and rounded once, with no fp32 buffer as large as the weight; and each row's own upstream gradient is in
-its slopes. The price is a product: the backward computes the logits again.
+`_rows` takes chunks of rows. With chunks of classes, each part of the weight's gradient is one product over all rows:
+its sums are in fp32 and rounded once, without an fp32 buffer as large as the weight. Each row may have its own upstream
+gradient. The price is one more product: the backward computes the logits again. Slopes are gradients of logits.
 """
 
 import torch
@@ -12,12 +12,12 @@ from safeops.core.dtypes import to_one
 from safeops.core.matmul import sums_wide, without_autocast
 from safeops.ops.classification import cross_entropy
 
-CHUNK = 2**23  # logits at a time, or a sixteenth of all: the slopes to them exist beside them
-NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
+CHUNK = 2**23  # logits of a chunk, or a sixteenth of all, if that is more; their slopes exist beside them
+NO_CLASS = torch.iinfo(torch.int64).min  # an ignore_index that differs from every target minus a chunk's first class
 
 
 def chunks_of(x, linear_weight, linear_bias):
-    """(slice of the classes, their logits): a buffer of its own each, in the operands' dtype as a linear layer's."""
+    """Yield (slice of the classes, their logits) of each chunk: in new memory, in the operands' dtype."""
     rows, classes = max(1, len(x)), len(linear_weight)
     size = max(1, CHUNK // rows, classes // 16)
     for first in range(0, classes, size):
@@ -31,7 +31,7 @@ def logits_of(x, linear_weight, linear_bias, out=None):
 
 
 def multiply(to, a, b, beta=1):
-    """beta to + a b, into `to`, with sums of its dtype, which is that of a and b or fp32. beta: 0 or 1."""
+    """to = beta to + a b, in place. The sums have the dtype of `to`: that of a and b, or fp32. beta: 0 or 1."""
     wide = {} if a.dtype == to.dtype else {"out_dtype": to.dtype}
     if not wide or sums_wide(to.device):
         torch.addmm(to, a, b, beta=beta, out=to, **wide)
@@ -44,16 +44,17 @@ def multiply(to, a, b, beta=1):
 
 
 def products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, finish=lambda d_input: d_input):
-    """The gradients of the layer from the slopes to its logits, slopes(logits, part of the classes), those that are not
-    needed empty. finish: of the input's gradient in fp32 once all chunks are in it, with the weight's last product
-    still to be made."""
+    """The gradients of input, weight and bias; one that is not needed has no elements.
+
+    slopes(logits, slice of the classes): the gradient of these logits, times scale. finish: a function of the input's
+    gradient, called when all chunks are in it, before the last product of the weight's gradient."""
     need_input, need_weight, need_bias = needs
-    d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
+    d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # summed over the chunks in fp32
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
 
     def finish_rows(d_input):
-        d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
+        d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (a row that is not kept may be 0 times inf or NaN)
         return finish(d_input if scale is None else d_input.div_(scale))
 
     if need_input and not len(linear_weight):
@@ -69,7 +70,7 @@ def products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs,
                 d_input = finish_rows(d_input)
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
-            del logits, slope  # before the next are made
+            del logits, slope  # frees them before the next chunk
     if scale is not None:
         d_weight.div_(scale)
         d_bias.div_(scale)
@@ -77,11 +78,11 @@ def products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs,
 
 
 def scale_of(x, linear_weight, largest, at_once=None):
-    """A power of two that brings the slopes to the logits, and the products made of them, to the upper end of fp16: of
-    a mean over many rows they would vanish, of a scaled loss overflow. The gradients are divided by it again: one too
-    large for fp16 becomes inf there. None for other dtypes.
+    """A power of two that brings the slopes, and the products with them, to the upper end of fp16's range. Without it
+    those of a mean over many rows underflow, and those of a scaled loss overflow. The gradients are divided by it
+    again: one too large for fp16 becomes inf there. None for other dtypes.
 
-    largest: a bound of each row's slopes, in fp64. at_once: so many rows are in one product, if not all."""
+    largest: a bound of each row's slopes, fp64. at_once: how many rows are in one product; None: all."""
     if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
         return None
     top = largest.amax()

@@ -1,4 +1,4 @@
-"""The divergence of a linear layer's output from a teacher's, neither of which exists as a whole."""
+"""Divergences between the logits of a linear layer and those of a teacher, in chunks: neither exist whole."""
 
 import torch
 
@@ -24,8 +24,8 @@ _OPERANDS = (
 
 
 def _all_logits(x, weight, bias, keep, compute):
-    """Those of the definition. weight: None where x are logits."""
-    if keep is not None:  # select before arithmetic
+    """All logits of a layer, for the definition. weight: None if x are logits."""
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         x = torch.where(keep.unsqueeze(-1), x, 0)
     if weight is None:
         return x
@@ -39,16 +39,16 @@ def _empty(input, target):
 
 
 def _part(x, weight, bias, rows, classes):
-    """Some rows' logits of some classes."""
+    """The logits of a slice of rows and a slice of classes. weight: None if x are logits."""
     if weight is None:
         return x[rows, classes]
     return logits_of(x[rows], weight[classes], None if bias is None else bias[classes])
 
 
 class LinearDivergence(Op):
-    """Products of N x D x C: one for each layer forward; backward computes the logits again, and makes two more.
+    """Products of N x D x C: forward one per layer; backward computes the logits again, and two more.
 
-    The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
+    The raw ops are Python code for every device, since the definition computes all logits at once.
     """
 
     owner = None
@@ -58,7 +58,7 @@ class LinearDivergence(Op):
     example, validate_options = EXAMPLE, staticmethod(validate_options)
 
     def __init__(self, name, module, op, swap=False):
-        """op: of both logits; swap: of the target's from the input's."""
+        """op: the record of the divergence of two rows of logits. swap: exchange input and target."""
         self.module, self.op, self.swap = module, op, swap
         forward = declare_raw(
             f"_{name}",
@@ -88,7 +88,7 @@ class LinearDivergence(Op):
         return self.op.definition(*self._pair(*logits), keep, temperature, beta)
 
     def _compute(self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature, beta):
-        """In chunks of the rows, each by the divergence's kernel."""
+        """The forward in chunks of the rows, each by the divergence's kernel."""
         results, everything = _empty(input, target), slice(None)
         size = max(1, _rows.rows_at_once(input, linear_weight) // 2)
         with without_autocast(input):
@@ -106,11 +106,11 @@ class LinearDivergence(Op):
         self, grad, numbers, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
         beta, *needs,
     ):  # fmt: skip
-        """In chunks of the classes, each by the divergence's backward kernel."""
+        """The backward in chunks of the classes, each by the divergence's backward kernel."""
         compute, everything = compute_dtype(input.dtype, grad.dtype), slice(None)
         keep = torch.ones_like(grad, dtype=torch.bool) if keep is None else keep
         x, grad = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
-        # a slope is p times the difference of a logarithm and its mean
+        # bounds the slopes: each is p times (a logarithm minus its mean, which is in numbers[4] or numbers[5])
         largest = grad.double().abs() * (2 + numbers[4].abs() + numbers[5].abs()) / temperature
         scale = scale_of(x, linear_weight, largest)
         grad = (grad if scale is None else grad * scale).to(compute)
@@ -127,20 +127,20 @@ class LinearDivergence(Op):
         return True, operands
 
     def validate(self, *arguments):
-        """The public function has."""
+        """Nothing to do: the public function has validated its arguments."""
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, results.numbers, *operands, *needs[:3])
 
 
-# ---- the public functions
+# ---- for the public functions
 
 
 def linear_divergence(
     op, input, linear_weight, target, target_weight, linear_bias, target_bias, mask, weight, reduction, denominator,
     empty, temperature, beta=0.5,
 ):  # fmt: skip
-    """The reduction of the rows' divergences."""
+    """Validate the arguments, compute the divergences of the rows with `op`, and reduce them."""
     name = op.name
     validate_layer(name, input, linear_weight, linear_bias)
     operands = {"input": input, "linear_weight": linear_weight, "target": target, "target_weight": target_weight}
@@ -168,7 +168,7 @@ def linear_divergence(
     keep = kept(mask, weight)
     exists = None if keep is None else keep.expand(rows).reshape(-1)
     layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
-    # (the product of the rows' sizes would bind those that an exported program takes)
+    # (no product of the rows' sizes: it would bind the sizes that an exported program takes)
     (x, *layer), (y, *teacher) = ((x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0), *rest) for x, *rest in layers)
     loss = op.call(x, *layer, y, *teacher, exists, as_float(temperature), as_float(beta)).reshape(rows)
     return finish(name, loss, keep, weight, reduction, denominator, empty)
@@ -177,7 +177,7 @@ def linear_divergence(
 ARGUMENTS = (
     """\
         input: (..., D) floating tensor, a vector for each row.
-        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ, and both are read in its dtype.
+        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ: both are cast to its dtype.
         target: (..., E) floating tensor, the teacher's vectors.
         target_weight: (C, E) tensor of `target`'s dtype. None: `target` are the teacher's logits (..., C).
         linear_bias: (C,) tensor of `input`'s dtype.

@@ -1,4 +1,4 @@
-"""The operands of a linear layer that a loss of its rows takes with them: what they are, and their one dtype."""
+"""Checks of the operands of a linear layer that a loss computes itself, and their common dtype."""
 
 import torch
 
@@ -8,7 +8,7 @@ from safeops.ops.classification._classification import INDICES
 
 
 def validate_layer(name, input, linear_weight, linear_bias, keys=("input", "linear_weight", "linear_bias")):
-    """keys: what they are called."""
+    """keys: the operands' names in errors."""
     first, second, third = keys
     layer = {first: input, second: linear_weight} | ({} if linear_bias is None else {third: linear_bias})
     for key, x in layer.items():
@@ -52,7 +52,7 @@ def validate_classes(name, input, linear_weight, target, mask):
 
 
 def in_one_dtype(*layer):
-    """The operands in autocast's dtype, where theirs differ."""
+    """The operands, in autocast's dtype if their dtypes differ."""
     if len({x.dtype for x in layer if x is not None}) == 1:
         return layer
     dtype = torch.get_autocast_dtype(layer[0].device.type)

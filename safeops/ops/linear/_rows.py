@@ -1,9 +1,9 @@
-"""linear_cross_entropy in plain torch for any device: in chunks of the rows, each by the kernels of cross_entropy.
+"""linear_cross_entropy in torch ops for any device: in chunks of the rows, each by the kernels of cross_entropy.
 
-The upstream gradient of a mean or sum is one number, by which backward multiplies: the gradients are made with the
-loss, while the logits of a chunk are there, and nothing is computed again. Three products, where chunks of the classes
-(`_chunks`) take four. The price: the weight's gradient is summed over the chunks, in fp32, with a pass over it
-for each; of half operands that is a buffer twice as large as the weight, unless all rows are one chunk.
+The upstream gradient of a mean or sum is one number, by which backward multiplies. So the gradients are computed with
+the loss, while the logits of a chunk exist: three products, where chunks of the classes (`_chunks`) take four. The
+price: the weight's gradient is summed over the chunks in fp32, with one pass over it per chunk. For half operands that
+is a buffer twice as large as the weight, unless all rows are one chunk.
 """
 
 import math
@@ -23,15 +23,18 @@ from safeops.ops.linear import _chunks
 from safeops.ops.linear._chunks import NO_CLASS, logits_of, multiply, products, scale_of
 
 NAME = "linear_cross_entropy"
-FEWEST = 1024  # rows of a GPU's product that is not slowed down by reading the weight for it
-ENOUGH = 8192  # rows for which a GPU's products take 25 times as long as the pass over the weight's gradient in fp32
+FEWEST = 1024  # rows: with fewer, reading the weight slows a GPU's product down
+ENOUGH = 8192  # rows: with as many, a GPU's products take 25 times as long as the pass over the weight's fp32 gradient
 
 
 def rows_at_once(input, linear_weight, need_weight=False, low=True):
-    """Where there is room, on a GPU: ENOUGH, or all where the buffer for a half weight's gradient is larger than what
-    is left. Else (low) as many as make an eighth of all logits, or CHUNK of them, less that buffer (a wide one becomes
-    the gradient): 0 where too few are left, and each chunk's pass over the gradient costs more than the fourth product
-    of chunks of the classes."""
+    """How many rows' logits exist at a time.
+
+    (1) On a GPU without `low`: about ENOUGH, half of it without the weight's gradient. All, if at most D rows more than
+    ENOUGH are there and the weight is half: one chunk needs no fp32 buffer for its gradient.
+    (2) Else: an eighth of all logits, but at least CHUNK of them, less the buffer for a half weight's gradient. 0 if
+    too few rows are left: then the pass of each chunk over that gradient costs more than the fourth product of chunks
+    of the classes."""
     rows, classes, width = len(input), max(1, len(linear_weight)), linear_weight.shape[1]
     wide, cpu = input.dtype in WIDE, input.is_cpu
     if not low and not cpu:
@@ -48,10 +51,11 @@ def rows_at_once(input, linear_weight, need_weight=False, low=True):
 
 
 def gradients_with_loss(input, linear_weight, linear_bias, memory, takes=True):
-    """(rows at once, which operands get their gradient with the loss): those that have one, or none."""
+    """Returns (rows at once, a bool each for input, weight and bias: True if the loss computes its gradient too). All
+    gradients that are needed are computed with the loss, or none."""
     operands, low = [input, linear_weight, linear_bias], memory == "low"
     if private_torch.is_exporting() or not all(x is None or type(x) in PLAIN for x in operands):
-        return 0, [False] * 3  # (torch.export knows sizes by symbols, and must not be asked how large they are)
+        return 0, [False] * 3  # (sizes are symbols in torch.export, which must not be compared)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in operands]
     size = rows_at_once(input, linear_weight, needs[1], low) if takes and any(needs) and len(linear_weight) else 0
     return (size, needs) if size else (rows_at_once(input, linear_weight, low=low), [False] * 3)
@@ -61,10 +65,11 @@ def forward(
     input, linear_weight, target, linear_bias, weight, mask, row_weight, divisor, ignore_index, label_smoothing, z_loss,
     temperature, softcap, mean, at_once, *needs,
 ):  # fmt: skip
-    """(loss, keep, weights that a mean divides by, numbers of the rows, factor, gradients).
+    """Returns (loss, keep, weights that a mean divides by, numbers of the rows, factor, d_input, d_weight, d_bias).
 
-    Where a gradient is needed, loss is the sum, whose gradients are these times the factor, and there are no numbers;
-    else it is that of each row. In fp32 or fp64, but the weight's gradient of one product, which is in its dtype."""
+    If a gradient is needed, loss is the sum, 0-dim; its gradients are d_input, d_weight and d_bias times factor; there
+    are no numbers. Else loss has an element per row, and the gradients are empty. All are in fp32 or fp64, but d_weight
+    is in the weight's dtype if it is one product."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     dtype, with_loss = compute_dtype(input.dtype), any(needs)
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
@@ -113,7 +118,8 @@ def forward(
 
 
 def empty_gradients(input, linear_weight, needs, at_once=None):
-    """at_once: so many rows are in one product; None: the gradients are in the operands' dtype."""
+    """Unfilled gradients of input, weight and bias; one that is not needed has no elements. at_once: rows in one
+    product, for gradients in fp32 or fp64 (of a single product in the weight's dtype); None: in the operands' dtype."""
     dtypes = [input.dtype] * 3
     if at_once is not None:
         wide = compute_dtype(input.dtype)
@@ -126,10 +132,11 @@ def empty_gradients(input, linear_weight, needs, at_once=None):
 
 
 def _divisor(g, keep, weights, divisor, mean):
-    """A number that the rows' weights g are divided by: what a mean divides by, of a sum 1; where the quotients would
-    not fit fp32, the largest of them.
+    """The number by which the rows' weights g are divided: the divisor of a mean, 1 for a sum, or the largest weight
+    where the quotients would not fit fp32.
 
-    The gradients are multiplied by it again: the upstream one of a mean is then 1 as a rule, and nothing is rounded."""
+    Backward multiplies the gradients by it again: times the upstream gradient of a mean, 1 / divisor, that is 1 as a
+    rule, and nothing is rounded."""
     one = torch.ones_like(g[:1].sum())
     largest = g.abs().amax() if g.numel() else one
     if not mean:
@@ -146,11 +153,11 @@ def _scale(
     g, keep, x, linear_weight, linear_bias, weights, weight, log_sum, label_smoothing, z_loss, temperature, softcap,
     at_once=None,
 ):  # fmt: skip
-    """scale_of rows with the upstream gradients g, and weights of their classes. log_sum: None if it is not known."""
+    """`scale_of` for rows with upstream gradients g and class weights `weights`. log_sum: logsumexp, or None."""
     if x.dtype != torch.float16 or not linear_weight.numel() or not x.numel():
         return None
     x, largest = torch.where(keep.unsqueeze(1), x, 0), g.double().abs() / temperature
-    if weight is not None:  # what no row has, of classes, may be anything
+    if weight is not None:  # (without smoothing, weights of classes that no row has do not matter)
         heaviest = weights.double().abs()
         largest = largest * (heaviest if label_smoothing == 0 else heaviest + weight.double().abs().amax())
     if z_loss:
@@ -160,7 +167,7 @@ def _scale(
 
 
 def _reach(x, linear_weight, linear_bias, temperature):
-    """A bound of |logsumexp|: no logit is larger than fp16 holds, or than its vectors' norms say."""
+    """A bound of |logsumexp|: log C more than the largest |logit|, which fp16 and the norms of x and weight bound."""
     norms = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float32) for t in (x, linear_weight))
     reach = math.prod(norm.amax().double() for norm in norms)
     reach = reach if linear_bias is None else reach + linear_bias.double().abs().amax()
@@ -168,13 +175,13 @@ def _reach(x, linear_weight, linear_bias, temperature):
 
 
 def backward(grad, gradients, factor, needs, dtype, keep):
-    """The sum's gradients times its upstream one, rounded once; in their own memory where no other backward follows."""
+    """The gradients of the sum times the upstream gradient, rounded once; in place if no other backward follows."""
     last = not is_compiling() and not private_torch.keeps_graph() and not private_torch.is_batched(grad)
-    # (of one dim: a number of none would be rounded to the dtype of a half gradient)
+    # (1-dim: torch would round a 0-dim factor to the dtype of a half gradient)
     factor = (grad * factor).to(gradients[0].dtype).unsqueeze(0)
     results = [_times(d, factor, dtype, last) if need else None for d, need in zip(gradients, needs)]
     if needs[0]:
-        results[0].masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
+        results[0].masked_fill_(~keep.unsqueeze(1), 0)  # (a row that is not kept may be 0 times inf or NaN)
     return results
 
 
@@ -182,7 +189,7 @@ def _times(d, factor, dtype, last):
     if not last:
         return (d * factor).to(dtype)
     result = d if d.dtype == dtype else torch.empty_like(d, dtype=dtype)
-    # (a CPU's kernel copies what it reads and writes to fp32)
+    # (in blocks: the CPU kernel makes fp32 copies of half operands and results)
     size = max(1, len(d) if d.is_cuda else cross_entropy.BLOCK // max(1, d[:1].numel()))
     for first in range(0, len(d), size):
         block = slice(first, first + size)
@@ -190,7 +197,7 @@ def _times(d, factor, dtype, last):
     return result
 
 
-# ---- each row's own upstream gradient: in chunks of the classes
+# ---- an upstream gradient for each row: in chunks of the classes
 
 
 def backward_of_rows(
@@ -205,15 +212,16 @@ def backward_of_rows(
 def gradients(
     grad, input, linear_weight, linear_bias, place, keep, weights, weight, numbers, options, needs, **finish
 ):  # fmt: skip
-    """Those that are needed, the others empty. place: counted from the first class of linear_weight. weights: of the
-    rows; weight: of these classes. finish: as of `products`."""
+    """The needed gradients; others have no elements. place: class of each row, counted from the first class of
+    linear_weight. weights: class weight of each row; weight: of each class of linear_weight. finish: for `products`."""
     compute = compute_dtype(input.dtype, grad.dtype)
     x, g = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
     scale = _scale(g, keep, x, linear_weight, linear_bias, weights, weight, numbers[0] + numbers[1], *options)
     g = (g if scale is None else g.double() * scale).to(compute)
     label_smoothing, *others = options
     if weight is not None and label_smoothing == 0:
-        # A class of another chunk has its weight in the rows' numbers alone, and of smoothing alone are there such.
+        # A row's class may be in another chunk, and so its weight. It is then read from the row's numbers, which hold
+        # it only with smoothing: (top, spread, k = weight, e = 0), and the least number as label_smoothing.
         numbers = torch.stack([*numbers, weights.to(numbers.dtype), torch.zeros_like(numbers[0])])
         label_smoothing = SMALLEST
 

@@ -1,4 +1,4 @@
-"""The calls of linear_cross_entropy whose logits are made as a whole: class probabilities, several classes a row."""
+"""Calls of linear_cross_entropy that compute all logits at once: with class probabilities, or several classes a row."""
 
 import torch
 
@@ -10,7 +10,7 @@ from safeops.ops.linear._layer import in_one_dtype, validate_layer
 
 
 def is_whole(input, linear_weight, target):
-    """True for the calls of torch's function that are no row of classes with an index each."""
+    """True if target holds class probabilities, or linear_weight has more than two dims: several classes a row."""
     if not all(isinstance(x, torch.Tensor) and not x.is_nested for x in (input, linear_weight, target)):
         return False
     several = linear_weight.dim() > 2 and input.dim() == 2
@@ -44,7 +44,7 @@ def loss_of_logits(name, input, linear_weight, target, linear_bias, mask, ignore
     if mask is not None:
         exists = mask.expand(rows) if exists is None else exists & mask
     x = input.to(compute)
-    if exists is not None:  # select before arithmetic: the layer's gradient meets all of a row
+    if exists is not None:  # select before arithmetic: NaN in a row without a target would reach the layer's gradient
         whole = exists if len(rows) < 2 else exists.flatten(1).any(-1)
         x = torch.where(whole.unsqueeze(-1), x, 0)
     logits = matmul(x if x.dim() == 2 else x.unsqueeze(0), layer.to(compute))

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: a linear layer and the cross entropy of its output, which never exists as a whole."""
+"""linear_cross_entropy: a linear layer and the cross entropy of its logits, which never exist whole."""
 
 import torch
 
@@ -39,13 +39,13 @@ def define(
     input, linear_weight, target, linear_bias=None, weight=None, mask=None, row_weight=None, divisor=None,
     ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0, softcap=0.0, mean=False, at_once=0, *needs,
 ):  # fmt: skip
-    """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty.
+    """Returns (loss, keep, weights that a mean divides by), each of the rows' shape; no weights: an empty tensor.
 
-    needs: which gradients the kernel makes with the loss. If any, the losses are summed, in fp64.
+    needs: True for each gradient that the kernel computes with the loss. If any is, the losses are summed, in fp64.
     """
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, compute)
-    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
     logits = logits.movedim(-1, class_dim(logits))
@@ -105,10 +105,10 @@ _backward = declare_raw(
 
 
 class LinearCrossEntropy(CrossEntropy):
-    """Products of N x D x C: three where the gradients of a sum are made with the loss (`_rows`), which saves
-    them; else four, three without the weight's gradient (`_chunks`), which saves two to four numbers a row.
+    """Products of N x D x C: three if the gradients of a sum are computed with the loss (`_rows`), and saved. Else
+    four, or three without the weight's gradient (`_chunks`); saved are two to four numbers a row.
 
-    The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
+    The raw ops are Python code for every device, since the definition computes all logits at once.
     """
 
     owner, shards = None, "vocabulary"
@@ -124,7 +124,7 @@ class LinearCrossEntropy(CrossEntropy):
         return True, operands
 
     def validate(self, *operands):
-        """The public function has, of operands with their own shapes."""
+        """Nothing to do: the public function has validated the operands, in the caller's shapes."""
 
     def validate_options(self, name, reduction, empty, *options):
         *options, memory = options
@@ -163,39 +163,47 @@ def linear_cross_entropy(
     label_smoothing=0.0, z_loss=0.0, row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
     memory="auto", **unknown,
 ):  # fmt: skip
-    """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, without their memory.
+    """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
 
-    As `torch.nn.functional.linear_cross_entropy`. Products are in the operands' dtype; their sums, softmax, loss, and
-    sums over chunks in fp32; each gradient is rounded last.
+    As `torch.nn.functional.linear_cross_entropy`. Products are in the operands' dtype. Their sums, the softmax, the
+    loss and sums over chunks are in fp32. Each gradient is rounded once, at the end.
 
-    The gradients of a mean or sum are made with the loss and kept for backward: three products, as a linear layer and
-    its loss take. On a GPU the logits of 8,192 rows exist at a time, in one buffer (of 4,096 without the weight's
-    gradient), where a layer and its loss have all of them, three times. With memory="low", and on the CPU, it is eight
-    million logits, or an eighth of all. There half weights need a buffer in fp32, of 2 D rows of logits; where it does
-    not fit an eighth of them, with fewer than about 16 D rows, backward computes the logits again: one product more. So
-    it does with "none".
-    Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32. Infinite logits are
-    as in `cross_entropy`, and a class with a bias of -inf does not exist. Chunks: Wijmans et al., "Cut Your Losses in
-    Large-Vocabulary Language Models", 2025; gradients with the loss: Hsu et al., "Liger Kernel", 2024.
+    The gradients of a mean or sum are computed with the loss and kept for backward. That takes three products, as many
+    as a linear layer and its loss.
+
+    On a GPU the logits of 8,192 rows exist at a time, in one buffer (of 4,096 rows without the weight's gradient). A
+    linear layer and its loss hold all logits three times.
+
+    With memory="low", and on the CPU, eight million logits exist at a time, or an eighth of all. There the gradient of
+    a half weight needs an fp32 buffer, as large as the logits of 2 D rows. If that does not fit into an eighth of the
+    logits, with fewer than about 16 D rows, backward computes the logits again, a fourth product.
+
+    With reduction="none", too, backward computes the logits again. Second derivatives, functorch transforms and
+    `torch.export` compute all logits at once, in fp32.
+
+    Infinite logits are as in `cross_entropy`, and a class with a bias of -inf does not exist.
+
+    Chunks: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2025. Gradients with the loss: Hsu et
+    al., "Liger Kernel", 2024.
 
     Args:
         input: (..., D) floating tensor, a vector for each row.
-        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ, and both are read in its dtype.
-        target: class indices in [0, C), int64, int32 or uint8, of shape (...). As torch's, but all logits exist, in
-            fp32: class probabilities (N, C) or (C,), floating; a `linear_weight` (C, d1, ..., D), with `linear_bias`
-            (C, d1, ...), and a target (N, d1, ...) or probabilities (N, C, d1, ...).
+        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ: both are cast to its dtype.
+        target: class indices in [0, C), int64, int32 or uint8, of shape (...). Torch's other forms compute all logits
+            at once, in fp32: class probabilities (N, C) or (C,), floating; or a `linear_weight` (C, d1, ..., D) and
+            `linear_bias` (C, d1, ...), with a target (N, d1, ...) or probabilities (N, C, d1, ...).
         linear_bias: (C,) tensor of `input`'s dtype.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
-        z_loss: factor of the squared logsumexp, at least 0. With class weights and indices its mean is one of its own,
-            over the rows without these weights; a `denominator` divides both, so that for exact accumulation z_loss
-            takes a call of its own, without class weights.
-        row_weight: floating tensor, broadcastable to the rows' shape: a factor of each row's loss, and the mean divides
-            by the sum of them (times the class weights). A row of weight 0 is masked out. Differentiable: then backward
+        z_loss: factor of the squared logsumexp, at least 0. With class weights and class indices, its mean is separate
+            and without these weights. A `denominator` divides both terms: for exact accumulation, z_loss needs a call
+            of its own, without class weights.
+        row_weight: floating tensor, broadcastable to the rows' shape. It multiplies each row's loss, and the mean
+            divides by its sum (times the class weights). A row of weight 0 is masked out. Differentiable: backward then
             computes the logits again.
         temperature: divides the logits, above 0.
-        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
-        memory: "auto", or "low": on a GPU, too, an eighth of the logits exists at a time, or 1,024 rows of them.
-            (Nothing depends on what is free there: the gradients of equal calls have equal bits.)
+        softcap: above 0: a logit x is read as softcap tanh(x / softcap), before the temperature. None: x as it is.
+        memory: "auto", or "low": on a GPU, too, an eighth of the logits exists at a time, or those of 1,024 rows. (The
+            amount of free memory changes nothing: equal calls have gradients with equal bits.)
         {arguments}
 
     Example:
@@ -224,12 +232,12 @@ def linear_cross_entropy(
     rows = target.shape
     if row_weight is not None:
         mask = without_weight_0(NAME, row_weight, mask, input, rows)
-        # (in a dtype in which the gradient of one that broadcasts is summed)
+        # (cast before it is expanded: the gradient of a row_weight that broadcasts is summed in this dtype)
         row_weight = row_weight.to(compute_dtype(input.dtype, row_weight.dtype)).expand(rows)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     mask = None if mask is None else mask.expand(rows)
-    if check.mesh(input) is None:  # (rows of several dims may be sharded along each)
+    if check.mesh(input) is None:  # (a DTensor keeps its dims, any of which may be sharded)
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
         mask, row_weight = (t if t is None else t.reshape(-1) for t in (mask, row_weight))
     own_mean = weight is not None and reduction == "mean" and denominator is None

@@ -1,4 +1,4 @@
-"""linear_token_log_probs: a linear layer and token_log_probs of its output, which never exists as a whole."""
+"""linear_token_log_probs: a linear layer and token_log_probs of its logits, which never exist whole."""
 
 import torch
 
@@ -21,10 +21,10 @@ NAME = "linear_token_log_probs"
 
 
 def define(input, linear_weight, target, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
-    """log probability, entropy and logsumexp of each row: (3, N)."""
+    """Log probability, entropy and logsumexp of each row, as one tensor (3, N)."""
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, compute)
-    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
+    x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
     return define_rows(logits.movedim(-1, class_dim(logits)), target, keep, ignore_index, temperature, softcap)
@@ -43,7 +43,7 @@ def _fake_backward(grad, input, linear_weight, *options):
 
 
 def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *shape):
-    """In chunks of the rows, each by the kernel of token_log_probs: one product."""
+    """The forward in chunks of the rows, each by the kernel of token_log_probs: one product."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     place, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     results = _fake(input)
@@ -63,7 +63,7 @@ def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *sha
 def _compute_backward(
     grad, input, linear_weight, target, numbers, linear_bias, mask, ignore_index, temperature, softcap, *needs
 ):
-    """In chunks of the classes, each by the backward kernel of token_log_probs: three products."""
+    """The backward in chunks of the classes, each by the backward kernel of token_log_probs: three products."""
     place, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     compute, shape = compute_dtype(input.dtype, grad.dtype), (temperature, softcap)
     x = torch.where(keep.unsqueeze(1), input, 0)
@@ -104,7 +104,7 @@ class LinearTokenLogProbs(Op):
     """Products of N x D x C: one forward, three backward, which computes the logits again. Saved: the operands, and
     three numbers a row.
 
-    The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
+    The raw ops are Python code for every device, since the definition computes all logits at once.
     """
 
     owner = None
@@ -120,7 +120,7 @@ class LinearTokenLogProbs(Op):
         return True, (input, linear_weight, target, linear_bias, mask, ignore_index, *shape)
 
     def validate(self, *operands):
-        """The public function has, of operands with their own shapes."""
+        """Nothing to do: the public function has validated the operands, in the caller's shapes."""
 
     def gradients(self, grad, needs, operands, results):
         input, linear_weight, target, *rest = operands
@@ -142,31 +142,35 @@ def linear_token_log_probs(
     input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
     **unknown,
 ):  # fmt: skip
-    """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, without their memory.
+    """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
 
-    What the losses of PPO, GRPO and DPO are made of, from the last hidden states: eight million logits, or an eighth of
-    all, exist at a time (on a GPU 1,024 rows at least). Products are in the operands' dtype, what is made of the logits
-    in fp32, and sums over chunks, too; each gradient is rounded last. The backward computes the logits again: four
-    products in all. Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32.
+    The losses of PPO, GRPO and DPO are made of its results, here from the last hidden states.
+
+    Eight million logits exist at a time, or an eighth of all (on a GPU those of 1,024 rows at least). The backward
+    computes the logits again: four products in all. Second derivatives, functorch transforms and `torch.export` compute
+    all logits at once, in fp32.
+
+    Products are in the operands' dtype. All that is computed from the logits is in fp32, and so are sums over chunks.
+    Each gradient is rounded once, at the end.
 
     Args:
         input: (..., D) floating tensor, a vector for each row.
-        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ, and both are read in its dtype.
+        linear_weight: (C, D) tensor of `input`'s dtype. Under autocast they may differ: both are cast to its dtype.
         target: class indices in [0, C), int64, int32 or uint8, of shape (...).
         linear_bias: (C,) tensor of `input`'s dtype.
         mask: bool tensor, broadcastable to the rows' shape (...); True = keep. A masked-out row is 0 in all three,
             whatever its input holds, and its gradient is exactly 0.
         ignore_index: a row of this class is masked out.
         temperature: divides the logits, above 0.
-        softcap: a logit x is read as softcap tanh(x / softcap), above 0, before the temperature. None: as it is.
+        softcap: above 0: a logit x is read as softcap tanh(x / softcap), before the temperature. None: x as it is.
 
     Returns:
         A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for half and fp32 operands, fp64 for
         fp64.
 
     Raises:
-        IndexError: on the CPU, a class that does not exist and is not `ignore_index`, in a row that `mask` keeps. On
-            other devices, and under torch.func's transforms, such a row is left out.
+        IndexError: on the CPU, a row that `mask` keeps has a class that does not exist and is not `ignore_index`. On
+            other devices, and under torch.func's transforms, such a row is masked out.
         TypeError: an operand or option is of another type or dtype.
         ValueError: shapes do not fit, devices differ, a number out of range.
 

@@ -1,4 +1,4 @@
-"""linear_tv: the total variation distance of a linear layer's output, which never exists as a whole."""
+"""linear_tv: the total variation distance of a linear layer's logits, which never exist whole."""
 
 from safeops.core.foreign import refuse
 from safeops.ops.divergences.tv_with_logits import _tv_with_logits
@@ -17,12 +17,16 @@ def linear_tv(
     input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
     reduction="mean", denominator=None, empty="zero", temperature=1.0, **unknown,
 ):  # fmt: skip
-    """`tv_with_logits` of the logits input @ linear_weight.T + linear_bias, without their memory.
+    """`tv_with_logits` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
 
-    The teacher's are target @ target_weight.T + target_bias, or given. Eight million logits of each, or an eighth of
-    all, exist at a time. Products are in the operands' dtype; their sums, softmax and divergence in fp32; each gradient
-    is rounded last. The backward computes the logits again. A gradient to the teacher, second derivatives, functorch
-    transforms and `torch.export` make all logits at once, in fp32.
+    The teacher's logits are target @ target_weight.T + target_bias, or `target` if target_weight is None.
+
+    Eight million logits of each exist at a time, or an eighth of all. The backward computes the logits again. A
+    gradient of the teacher's operands, second derivatives, functorch transforms and `torch.export` compute all logits
+    at once, in fp32.
+
+    Products are in the operands' dtype. Their sums, the softmax and the divergence are in fp32. Each gradient is
+    rounded once, at the end.
 
     Args:
         {arguments}

@@ -1,8 +1,8 @@
-"""Scans over lists of tensors, one launch for a list: what they have in common.
+"""Shared by scans over lists of tensors, one launch for a list.
 
-Raw ops, for safeops.debug and safeops.amp; they know nothing of autograd. Each public function here takes the kernel
-where the device has one, else its definition. Tensors of a list are on one device and may differ in
-dtype (fp16, bf16, fp32, fp64), shape and strides. Nothing is read by the host.
+They are raw ops for safeops.debug and safeops.amp, without autograd. Each function of the family runs the kernel if the
+device has one, else its definition. The tensors of a list are on one device and may differ in dtype (fp16, bf16, fp32,
+fp64), shape and strides. The host reads no value.
 """
 
 from safeops.core.op import Op
@@ -10,15 +10,15 @@ from safeops.core.route import route
 
 
 class Scan(Op):
-    """The route of a list, which is that of any one tensor: they are on one device."""
+    """The record of a scan. A list takes the route of any one of its tensors, since all are on one device."""
 
     owner = "C++/CUDA"
-    user: str | None = None  # the public function that calls it, where that has another name
+    user: str | None = None  # the public function that calls it, if it has another name
     differentiable = ()
     compiled = ("cpu", "cuda")
 
     def either(self, tensors, kernel, definition):
-        """The kernel where these tensors of the list have one, else the definition."""
+        """`kernel` if these tensors of the list run it, else `definition`."""
         return kernel if route(self, tensors) else definition
 
 

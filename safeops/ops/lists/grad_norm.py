@@ -11,7 +11,7 @@ def norm_definition(inputs, ord):
     inputs = [x for x in inputs if x.numel()] or [inputs[0].new_zeros(1)]
     scale = inputs[0].new_ones((), dtype=torch.float64)
     if ord not in (1, float("inf")) and (ord > 2 or torch.float64 in {x.dtype for x in inputs}):
-        # powers may leave the range of doubles: of the largest element they are 1
+        # powers may leave the range of fp64: divided by the largest element, they are at most 1
         largest = torch.stack([x.abs().amax().double() for x in inputs]).amax()
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1)
         inputs = [x.double() / scale for x in inputs]

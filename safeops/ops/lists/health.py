@@ -1,4 +1,4 @@
-"""health: what the values of tensors are like, and the values at a place."""
+"""health: counts of NaN, inf, zeros and fp16 subnormals in tensors, and the values at a non-finite element."""
 
 import torch
 
@@ -62,20 +62,20 @@ HEALTH.user = "debug.trace"
 
 
 def health_(out, row, inputs):
-    """Count each input into a row of `out`, from `row` on: zeros before, int64 (R, 8), on the inputs' device.
+    """Count input i into row `row + i` of `out`: int64 (R, 8), zeros before the first count, on the inputs' device.
 
     Columns: 0 NaN, 1 inf, 2 -inf, 3 zeros of either sign, 4 subnormal in fp16 (0 < |x| < 2^-14), 5 those of them that
     are 0 in fp16 (|x| <= 2^-25), 6 the largest finite magnitude as the bits of a double, 7 numel minus the index of the
-    first non-finite element in row-major order (0: all are finite). Sums and maxima, so a row may be counted into
-    again: it then says of all what they have together (column 7 means something only for one shape).
+    first non-finite element in row-major order (0: all are finite). Columns 0 to 5 are added up, 6 and 7 are maxima:
+    tensors that are counted into one row are counted together (column 7 has a meaning only for one shape).
     """
     HEALTH.either((out,), _health_, health_definition)(out, row, inputs)
 
 
 def pick_(out, row, health, health_row, inputs, shape):
-    """Write the values at the place that `health[health_row, 7]` names into `out[row]`: float64 (R, 4).
+    """Write the first four inputs' values at one place into `out[row]`: float64 (R, 4).
 
-    Of the first four inputs, real tensors that broadcast to `shape`, whose row of health it is. Where that row has
-    found nothing, nothing is written.
+    The place is that of the first non-finite element in `health[health_row]` (column 7), which counted a tensor of
+    `shape`. The inputs are real and broadcast to `shape`. If all its elements are finite, nothing is written.
     """
     HEALTH.either((out,), _pick_, pick_definition)(out, row, health, health_row, inputs, shape)

@@ -1,4 +1,4 @@
-"""Pointwise losses: the loss of each element, masked, weighted and reduced.
+"""Losses of elements, and of regions of images: masked, weighted and reduced.
 
-`_pointwise.py` is the record: a loss adds the loss of one element and its parameters.
+`_pointwise.py` has the record of a loss of elements, `_region.py` that of a loss of regions (Dice, Tversky).
 """

@@ -1,7 +1,7 @@
-"""The pointwise losses: what they have in common.
+"""Shared by the pointwise losses.
 
-A loss of the family is `PointwiseLoss(name, module, value, *parameters)`, where `value(x, y, *parameters)` is the loss
-of one element in torch, and `module` the name of its class in safeops.nn. One of three tensors is a `TernaryLoss`.
+A loss of the family is `PointwiseLoss(name, module, value, *parameters)`: `value(x, y, *parameters)` is the loss of one
+element in torch ops, `module` the name of its class in safeops.nn. A loss of three tensors is a `TernaryLoss`.
 """
 
 import inspect
@@ -33,15 +33,17 @@ from safeops.core.sums import sum_to
 
 
 def define(value, tensors, mask, weight, denominator, reduction, *options):
-    """(loss, denominator): mean = sum(weight * value) / denominator over the kept elements. A tensor may be None."""
+    """Returns (loss, denominator): mean = sum(weight * value) / denominator over the kept elements.
+
+    tensors: the operands of `value`; the third may be None."""
     *parameters, empty_nan, divisor = options
     dtype = _dtype(tensors)
-    # a weight too small or too large for fp32 is read as it is
+    # an fp64 weight may be out of fp32's range: it makes the computation fp64
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     operands = torch.broadcast_tensors(*(x.to(compute) for x in tensors if x is not None))
     keep = kept(mask, weight)
     if keep is not None:
-        operands = [torch.where(keep, x, 0) for x in operands]  # select before arithmetic
+        operands = [torch.where(keep, x, 0) for x in operands]  # select before arithmetic: NaN * 0 is NaN
     operands = iter(operands)
     loss = value(*(x if x is None else next(operands) for x in tensors), *parameters)
     if weight is not None:
@@ -75,7 +77,7 @@ def _shape(tensors):
 
 # ---- op
 
-# A loss's tensors have the names that its public function gives them.
+# {tensors} have the names that the public function gives them.
 _SCHEMA = (
     "({tensors}, Tensor? mask=None, Tensor? weight=None, Tensor? denominator=None, "
     "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor loss, Tensor denominator)"
@@ -101,7 +103,7 @@ def _fake_backward(count):
     def fake(grad, denominator, *operands):
         tensors, needs, dtypes = operands[:count], operands[-2 * count : -count], operands[-count:]
         shape, input = _shape(tensors), tensors[0]
-        # (of a tensor that is not given: an empty result in fp32, as the kernel's)
+        # (as the kernel: for a tensor that is None, a result in fp32 without elements)
         types = [dtype or (torch.float32 if x is None else x.dtype) for x, dtype in zip(tensors, dtypes)]
         return tuple(
             like(x, shape, dtype) if need else input.new_empty(0, dtype=dtype)
@@ -115,7 +117,7 @@ def _fake_backward(count):
 
 
 class Parameter(NamedTuple):
-    """A number that the user gives: minimum <= x, or above < x; x <= maximum. sample: one that the checks call with."""
+    """A number that the user passes: minimum <= x, or above < x; x <= maximum. sample: the number in checks' calls."""
 
     name: str
     default: float
@@ -130,12 +132,12 @@ class Parameter(NamedTuple):
         check.number(function, self.name, x, minimum=self.minimum, above=self.above, maximum=self.maximum)
 
     def range(self):
-        """Its ends, both included."""
+        """(the least number, the largest number) allowed, both included."""
         return self.minimum if self.above is None else math.nextafter(self.above, math.inf), self.maximum
 
 
 class Flag(NamedTuple):
-    """A choice between two formulas. sample: the one that the checks call."""
+    """A choice between two formulas. sample: the choice in checks' calls."""
 
     name: str
     default: bool
@@ -150,11 +152,11 @@ class Flag(NamedTuple):
         return False, True
 
 
-# Each docstring's text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring of the family.
 OPERANDS = """\
         input: floating tensor, the prediction.
-        target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning (not where the
-            call is compiled). Differentiable.
+        target: floating tensor of `input`'s shape. One that only broadcasts is accepted with a warning (without one
+            where the call is compiled). Differentiable.
 """
 ARGUMENTS = """\
         mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN,
@@ -162,12 +164,12 @@ ARGUMENTS = """\
         weight: floating tensor, broadcastable to the shape of the loss; 0 means the same as masked out. Differentiable.
         reduction: "mean" divides the sum by the count of kept elements (by the sum of weights, with weights), "sum",
             or "none". Weights that cancel leave a mean of inf or NaN: nothing is hidden.
-        denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
-            count (with weights: their sum) over all micro-batches; DDP, which averages gradients over the ranks, with
-            that over all ranks divided by their number: `safeops.distributed.global_count`.
+        denominator: number or 0-dim tensor that the mean divides by instead. For exact gradient accumulation pass the
+            count (with weights: their sum) over all micro-batches. DDP averages gradients over the ranks: there pass
+            that over all ranks divided by their number, `safeops.distributed.global_count`.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole). With
-            `denominator`, a 0 there says that nothing is kept; here alone, the mean is 0.
+            "raise" (ValueError before any work; the host waits for the device, so the call cannot be compiled whole).
+            With `denominator`, nothing is kept if that is 0; a call that keeps nothing of its own has the mean 0.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
@@ -177,7 +179,7 @@ ARGUMENTS = """\
         ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, a number out of range.
 """
 
-# In this variant the mean divides by the count, whatever the weights: where torch's does.
+# For losses whose weighted mean divides by the count of elements, as torch's does.
 ARGUMENTS_BY_COUNT = ARGUMENTS.replace(
     "the count of kept elements (by the sum of weights, with weights)",
     "the count of elements the mask keeps, not by weights, as torch's",
@@ -185,19 +187,19 @@ ARGUMENTS_BY_COUNT = ARGUMENTS.replace(
 
 
 class PointwiseLoss(Op):
-    """A pointwise loss."""
+    """The record of a pointwise loss."""
 
     sum_to = staticmethod(sum_to)
     shards = "loss"
     names = "input", "target"  # of its tensors
-    optional = False  # whether the last of them may be None
-    by_count = False  # whether a weighted mean divides by the count of elements, as torch's
+    optional = False  # True: the last tensor may be None
+    by_count = False  # True: a weighted mean divides by the count of elements, as torch's
     reductions = tuple(REDUCTION)
-    kernel = None  # the raw op's name, where it is not the loss's
-    warns = True  # where the second tensor broadcasts
+    kernel = None  # the raw op's name, if it differs from the loss's
+    warns = True  # True: it warns if the second tensor broadcasts
 
     def __init__(self, name, module, value, *parameters, **fields):
-        """fields: class attributes that are this loss's own."""
+        """fields: this loss's values of class attributes, such as by_count=True."""
         vars(self).update(fields)
         count = self.count = len(self.names)
         self.domain = self.domain or (any_number,) * count
@@ -217,7 +219,7 @@ class PointwiseLoss(Op):
         self.schema = "".join(f", {x.kind.__name__} {x.name}={x.default}" for x in parameters)
         optional = ["?" if self.optional and x == self.names[-1] else "" for x in self.names]
         self.tensors_schema = ", ".join(f"Tensor{mark} {x}" for x, mark in zip(self.names, optional))
-        # The raw op's last tensor may be None where a third is possible at all: one type for all kernels.
+        # A third tensor is optional in every raw op, so that all kernels of three tensors have one signature.
         raw = ", ".join(f"Tensor{'?' * (i > 1)} {x}" for i, x in enumerate(self.names))
         pieces = {
             "tensors": raw,
@@ -241,7 +243,7 @@ class PointwiseLoss(Op):
 
     def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
         code = REDUCTION[reduction]
-        short = code == 1  # whether trailing defaults are all that follows the mask
+        short = code == 1  # True if all operands behind the mask have their defaults
         for x, (kind, low, high, default) in zip(parameters, self.ranges):
             if x.__class__ is not kind or not low <= x <= high:
                 self.validate_options(self.name, reduction, empty, *parameters)
@@ -250,7 +252,7 @@ class PointwiseLoss(Op):
             self.validate_shapes((input, target), mask, weight, reduction, denominator, empty)
         if self.by_count and weight is not None:
             denominator = self.with_count((input, target), mask, reduction, denominator)
-        if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
+        if weight is None and denominator is None and empty == "zero":  # most calls
             return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
         tensor, divisor = split(denominator, input)
         takes = empty in check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
@@ -259,8 +261,8 @@ class PointwiseLoss(Op):
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
     def with_count(self, tensors, mask, reduction, denominator):
-        """The count of elements, for a weighted mean that divides by it. With a mask as well, this is one more launch:
-        the kernels count those of a weight other than 0."""
+        """The denominator of a weighted mean: the count of elements that the mask keeps. With a mask this is one more
+        launch, because the loss's kernels count elements with a weight other than 0."""
         if reduction != "mean" or denominator is not None:
             return denominator
         shape = _shape(tensors)
@@ -270,7 +272,7 @@ class PointwiseLoss(Op):
         return sums.count(mask.expand(shape))
 
     def validate_shapes(self, tensors, mask, weight, reduction, denominator, empty):
-        """Raise before any work: shapes that differ, nothing kept."""
+        """Before any work: raise for bad arguments, warn of a broadcast, raise if nothing is kept (empty="raise")."""
         self.validate(*tensors, mask, weight, reduction, denominator, empty)
         (first, x), (second, y), *_ = zip(self.names, tensors)
         if self.warns and x.shape != y.shape and not is_compiling():  # a warning cannot be traced
@@ -309,7 +311,7 @@ class PointwiseLoss(Op):
         self.validate(*tensors, mask, weight, tuple(REDUCTION)[code], denominator, "zero", *parameters)
 
     def validate_options(self, name, reduction, empty, *parameters):
-        """Those that are no tensors: what a module's constructor takes."""
+        """Check the options, which a module's constructor takes."""
         validate_options(name, reduction, empty, self.reductions)
         for x, parameter in zip(parameters, self.parameters):
             parameter.check(name, x)
@@ -326,7 +328,7 @@ class PointwiseLoss(Op):
         return self.backward(grad, denominator, *tensors, *kept, *parameters, *needs, *dtypes)
 
     def public(self, operands=OPERANDS, *overloads):
-        """operands: what the docstring says of the tensors; "" where the function's own does. overloads: schemas."""
+        """operands: docstring text on the tensors; "" if the function documents them. overloads: further schemas."""
 
         def declare(function):
             text = operands + (ARGUMENTS_BY_COUNT if self.by_count else ARGUMENTS)
@@ -339,7 +341,7 @@ class PointwiseLoss(Op):
         return declare
 
     def _public_schema(self, function):
-        """The public op's schema: the arguments of its function, whose order is torch's."""
+        """The public op's schema, from the signature of its function."""
         kinds = {"reduction": "str", "empty": "str"} | {x.name: x.kind.__name__ for x in self.parameters}
         arguments = []
         for name, x in inspect.signature(sign(function)).parameters.items():
@@ -356,7 +358,7 @@ def _parted(x, count):
 
 
 def by_batch(name, input, reduction, denominator):
-    """(reduction, denominator), where "batchmean" is the sum over the size of the first dim."""
+    """Returns (reduction, denominator). "batchmean" becomes a mean that divides by the size of the first dim."""
     if not isinstance(reduction, str) or reduction != "batchmean" or not isinstance(input, torch.Tensor):
         return reduction, denominator
     if denominator is not None:
@@ -365,7 +367,7 @@ def by_batch(name, input, reduction, denominator):
 
 
 class TernaryLoss(PointwiseLoss):
-    """A loss of three tensors; the third may be one that is left out (`optional`)."""
+    """The record of a loss of three tensors; the third may be None if `optional`."""
 
     def prepare(self, input, target, third, mask, weight, reduction, denominator, empty, *parameters):
         if input.shape != target.shape or empty == "raise" or (third is not None and third.shape != input.shape):
@@ -374,6 +376,6 @@ class TernaryLoss(PointwiseLoss):
         if self.by_count and weight is not None:
             tensors = (input, target) if third is None else (input, target, third)
             denominator = self.with_count(tensors, mask, reduction, denominator)
-        # (input twice: their shapes have been seen to)
+        # (input twice: the shapes are validated already)
         takes, operands = super().prepare(input, input, mask, weight, reduction, denominator, empty, *parameters)
         return takes, (input, target, third, *operands[2:])

@@ -1,9 +1,9 @@
-"""The region losses: what they have in common.
+"""Shared by the region losses.
 
-A region is one class of one image, (n, c), or with `batch=True` one class of all. `RegionLoss(name, module, value,
-*parameters)`, where `value(both, input, target, smooth_nr, smooth_dr, *parameters)` is the loss of the regions from
-their sums in torch (kernels/losses/region_loss.py has it too): of input * target, of input and of target (of their
-squares with `squared_pred`) over kept pixels.
+A region is one class of one image, (n, c), or with `batch=True` one class of all images. The record is
+`RegionLoss(name, module, value, **parameters)`: `value(both, input, target, smooth_nr, smooth_dr, *parameters)` gives
+the regions' losses from their sums over kept pixels, in torch ops (kernels/losses/region_loss.py: in Triton). The sums
+are both = sum(p t), input = sum(p) and target = sum(t); with `squared_pred` sum(p^2) and sum(t^2).
 """
 
 import torch
@@ -19,9 +19,9 @@ from safeops.core.op import Op
 
 
 def define(input, target, mask=None, exists=None, ignore_index=None, squared=False):
-    """(4, N, C) in fp64: the sums, and how many pixels are kept."""
+    """(4, N, C) in fp64: the sums of p t, p (or p^2) and t (or t^2), and the count of kept pixels."""
     lead = (1, -1) + (1,) * (input.dim() - 2)  # (1, C, 1, ...)
-    # The two slopes of an element may cancel: they are added in fp64, by the kernel as here.
+    # An element is in two sums, and its two slopes may cancel: kernels and definition add them in fp64.
     compute = torch.float64 if input.device.type == "cpu" else compute_dtype(input.dtype, target.dtype)
     keep = input.new_ones((), dtype=torch.bool) if mask is None else mask
     p, t = input.to(compute), target
@@ -32,19 +32,19 @@ def define(input, target, mask=None, exists=None, ignore_index=None, squared=Fal
         if index.device.type == "cpu" and type(index) is torch.Tensor:
             _look_up(index, keep, input.shape[1])
         keep = keep & check.in_range(index, input.shape[1], keep)
-        # (no arange, beside which a DTensor would be a stranger)
+        # (from input and not by arange: a DTensor if input is one)
         t = index == (input.new_ones(input.shape[1], dtype=torch.int64).cumsum(0) - 1).reshape(lead)
     if exists is not None:
         keep = keep & exists.reshape(lead)
     keep = keep.expand(input.shape)
-    p, t = torch.where(keep, p, 0), torch.where(keep, t, 0).to(compute)  # select before arithmetic
+    p, t = torch.where(keep, p, 0), torch.where(keep, t, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
     terms = p * t, p * p if squared else p, t * t if squared else t, keep
     dims = tuple(range(2, input.dim()))
     return torch.stack([(accumulate(x, dims) if dims else x).to(torch.float64) for x in terms])
 
 
 def _look_up(index, keep, classes):
-    """Raise where the index of a kept pixel is out of range, without reading one: as a CPU kernel of torch does."""
+    """Raise if the index of a kept pixel is out of range. torch's CPU kernel checks it: Python reads no value."""
     table, index = torch.empty(max(classes, 1), device=index.device), torch.where(keep, index, 0)
     table.index_select(0, index.reshape(-1))
 
@@ -94,7 +94,7 @@ _backward = declare_raw(
 )
 
 _OPTIONS = "Tensor? weight, Tensor? denominator, float? divisor, int reduction, bool empty_nan, bool batch"
-_NUMBERS = "float smooth_nr, float smooth_dr, float? alpha=None, float? beta=None"  # the last two of the Tversky loss
+_NUMBERS = "float smooth_nr, float smooth_dr, float? alpha=None, float? beta=None"  # alpha, beta: tversky_loss's
 _loss = declare_raw(
     "_region_loss",
     f"(Tensor sums, {_OPTIONS}, ScalarType dtype, {_NUMBERS}) -> Tensor",
@@ -111,13 +111,13 @@ _loss_backward = declare_raw(
 
 # ---- records
 
-REGIONS = 4096  # of which one block makes the loss in a few microseconds
+REGIONS = 4096  # one block computes the loss of as many in a few microseconds
 
 
 class OfSums(Op):
-    """A region loss of its sums: one kernel, or of many regions a few torch operations on N x C numbers.
+    """The record of a region loss from its sums: one kernel, or torch ops on N x C numbers if these exceed REGIONS.
 
-    It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
+    It has the name of the loss, whose record replaces it in the registry: errors name the loss."""
 
     differentiable = ("sums", "weight")
     constant = ("denominator",)
@@ -127,21 +127,21 @@ class OfSums(Op):
         super().__init__(name, _loss, _loss_backward, self.define)
 
     def prepare(self, *operands):
-        if is_compiling():  # no kernel is kept there; and a comparison would bound the sizes that a program takes
+        if is_compiling():  # no kernel is kept there, and the comparison below would bind the program's sizes
             return False, operands
         _, images, classes = operands[0].shape
-        in_schema = len(operands) <= len(self.Operands._fields)  # (the power of a Tversky loss is not)
+        in_schema = len(operands) <= len(self.Operands._fields)  # (gamma of a Tversky loss is not)
         return images * classes <= REGIONS and in_schema, operands
 
     def validate(self, *operands):
-        """The sums and the options are the region loss's own."""
+        """Nothing to do: the region loss computes the sums and validates the options."""
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, *operands[:7], *operands[8:], *needs[:2])
 
     def define(self, sums, weight, denominator, divisor, reduction, empty_nan, batch, dtype, *numbers):
         sums = sums.sum(1) if batch else sums
-        both, input_sum, target_sum = sums[:3].unbind()  # (apart from the count, which would have no gradient)
+        both, input_sum, target_sum = sums[:3].unbind()  # (without the count, which has no gradient)
         keep = sums[3].detach() > 0
         loss = self.value(both, input_sum, target_sum, *(x for x in numbers if x is not None))
         weights = None
@@ -150,7 +150,7 @@ class OfSums(Op):
             keep = keep & (weights != 0)
             loss = loss * torch.where(keep, weights, 0)
         loss = torch.where(keep, loss, float("nan") if empty_nan and reduction == 0 else 0.0)
-        # Narrowed last: in fp64 regions without a pixel, which change the order of the sum, change no bit of the mean.
+        # Rounded last. Regions without a pixel change the order of the sum: in fp64 that changes no bit of the mean.
         reduction, empty = tuple(loss_reduction.REDUCTION)[reduction], "nan" if empty_nan else "zero"
         denominator = divisor if denominator is None else denominator
         return loss_reduction.reduce(self.name, loss, keep, weights, reduction, denominator, empty).to(dtype)
@@ -163,7 +163,7 @@ BY_REGION = """\
 
 
 class RegionLoss(Op):
-    """A region loss. The op is its sums; `of_sums` makes the loss of them."""
+    """The record of a region loss. Its raw op computes the sums; `of_sums` computes the loss from them."""
 
     differentiable = ("input", "target")
     reduction_text = BY_REGION
@@ -171,7 +171,7 @@ class RegionLoss(Op):
     example = "torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 1]])"
 
     def __init__(self, name, module, value, **parameters):
-        """parameters: {name: default} of value's own. value: None where `of_sums` is the loss's own."""
+        """parameters: {name: default} of value's last arguments. value: None if a subclass computes the loss itself."""
         self.module, self.parameters = module, parameters
         if value is not None:
             self.of_sums = OfSums(name, value)
@@ -196,7 +196,7 @@ class RegionLoss(Op):
         self.prepare(*arguments)
 
     def validate_operands(self, *operands):
-        """`prepare` has, before every call."""
+        """Nothing to do: `prepare` validates every call."""
 
     def _validate(self, input, target, mask, weight, reduction, denominator, ignore_index):
         name = self.name
@@ -224,7 +224,7 @@ class RegionLoss(Op):
                 f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {check.shown(target)}"
                 f"{check.say(check.reshaped('target', target, pixels))}"
             )
-        if target.shape != shape and target.shape != pixels:  # (`in` is not asked of sizes: see check.stretches)
+        if target.shape != shape and target.shape != pixels:  # (not `in`: see check.stretches)
             remedy = check.classes_first("input", input, target) or check.reshaped("target", target, pixels)
             raise ValueError(
                 f"{name}: target must be class indices {pixels} or of the shape of input {check.shown(input)}, got "
@@ -259,13 +259,13 @@ class RegionLoss(Op):
             check.number(name, key, x, minimum=0)
 
     def _refuse_indices(self, input, target, mask, ignore_index):
-        """Say which class index is out of range, if one is: on the CPU it has stopped the kernel."""
+        """Raise IndexError with the class index that is out of range, if one is: on the CPU it stopped the kernel."""
         bad = (target < 0) | (target >= input.shape[1])
         if ignore_index is not None:
             bad &= target != ignore_index
         if mask is not None:
             bad &= mask.expand(input.shape).any(1) if mask.dim() == input.dim() else mask
-        if int(bad.sum()):  # an error is on its way: it may wait
+        if int(bad.sum()):  # waits for a device, but the call fails anyway
             raise IndexError(
                 f"{self.name}: target has the class index {target[bad][0].item()}, out of range for the "
                 f"{input.shape[1]} classes of input {check.shown(input)} (ignore_index={ignore_index})"
@@ -283,7 +283,7 @@ class RegionLoss(Op):
             raise
 
     def loss(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
-        """The public function."""
+        """The body of the public function."""
         _, *smooth, _, batch = options
         sums = self.checked_sums(input, target, mask, weight, reduction, denominator, empty, options, *parameters)
         if empty == "raise":
@@ -314,24 +314,24 @@ class RegionLoss(Op):
 
 
 def _read_as(target, input):
-    """A target that is not floating, as the kernel reads it: class indices as int64, values as a floating dtype."""
+    """The dtype in which a kernel reads a target that is not floating: int64 for class indices, floating for values."""
     if target.dim() == input.dim() - 1:
         return torch.int64
     return torch.bfloat16 if target.dtype == torch.bool else torch.float32  # 0 and 1 are exact in 2 bytes
 
 
 def quotient(value, total):
-    """value / total, and where the total is 0, because nothing is there and nothing is smoothed, 1 with gradient 0."""
+    """value / total; where total is 0 (an empty region without smoothing) 1, with gradient 0."""
     zero = total == 0
     return torch.where(zero, 1, value / torch.where(zero, 1, total))
 
 
-# Each docstring's text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring of the family.
 ARGUMENTS = """\
         input: floating tensor (N, C, d1, ...) of probabilities: after softmax, or sigmoid.
-        target: class indices (N, d1, ...), integers from 0 to C - 1, of at least two classes; or values of `input`'s
-            shape: 0 and 1 of one class, one-hot, several classes a pixel, soft. Differentiable where floating. Indices
-            never become a one-hot tensor.
+        target: class indices (N, d1, ...), integers from 0 to C - 1, for at least two classes; or values of `input`'s
+            shape: 0 and 1 for one class, one-hot, several classes a pixel, or soft. Differentiable where floating.
+            Indices never become a one-hot tensor.
         mask: bool tensor, broadcastable to the pixels (N, d1, ...), or, with all of `input`'s dims, to `input`; True =
             keep. Masked-out pixels do not exist: NaN, inf or garbage there changes neither the loss nor a gradient, and
             their own gradient is exactly 0.
@@ -339,15 +339,16 @@ ARGUMENTS = """\
         reduction: "mean" divides the sum over the regions by the count of those with a kept pixel (by the sum of their
             weights, with weights), "sum", or "none": (N, C), or (C,) with `batch`.
         denominator: number or 0-dim tensor that the mean divides by instead.
-        empty: value of a mean or sum with nothing kept, and with "none" of a region without: "zero" (attached to the
-            graph, zero gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be compiled whole).
-            With `denominator`, a 0 there says that nothing is kept; here alone, the mean is 0.
-        squared_pred: whether the denominator sums the squares of `input` and `target` (V-Net, MONAI's name).
+        empty: value of a mean or sum with nothing kept, and with "none" of a region without a kept pixel: "zero"
+            (attached to the graph, zero gradients), "nan", or "raise" (ValueError; the host waits for the device, so
+            the call cannot be compiled whole). With `denominator`, nothing is kept if that is 0; a call that keeps
+            nothing of its own has the mean 0.
+        squared_pred: True: the denominator sums the squares of `input` and `target` (V-Net, MONAI's name).
         smooth_nr: added to the numerator, at least 0, as MONAI's.
         smooth_dr: added to the denominator, at least 0. Both are added in fp64. Where the denominator is 0 the loss is
             0 with gradient 0.
-        ignore_index: a class index whose pixels do not exist, in the range of the classes or not.
-        batch: whether a region is a class of all images together, instead of one for each image.
+        ignore_index: a class index whose pixels do not exist. It may be out of the range of the classes.
+        batch: True: a region is a class of all images together. False: a class of each image.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the regions' shape for "none". The sums

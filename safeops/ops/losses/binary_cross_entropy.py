@@ -1,4 +1,4 @@
-"""binary_cross_entropy: of probabilities."""
+"""binary_cross_entropy: -(y log p + (1 - y) log(1 - p)) of probabilities p."""
 
 import torch
 
@@ -10,14 +10,17 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 
 
 def value(x, y):
-    """As torch's: the logarithms end at -100, and x (1 - x), by which the derivative divides, at 1e-12."""
+    """As torch: logarithms are at least -100, and the derivative divides by max(x (1 - x), 1e-12).
+
+    Where x (1 - x) < 1e-12, `parabola` has that derivative (x - y) / 1e-12, and log(1 - x) - log x for y.
+    """
     hit, miss = _bounded(torch.log(x)), _bounded(torch.log1p(-x))  # noqa: SO204
     loss = -(y * hit + (1 - y) * miss)
     edge = x * (1 - x) < 1e-12
     inner = torch.where(edge, 0.5, x)
     entropy = -(y * torch.log(inner) + (1 - y) * torch.log1p(-inner))
     parabola = (x - y.detach()).square() / 2e-12 - y * (hit - miss).detach()
-    slope = torch.where(edge, parabola, entropy)  # its derivatives are the loss's, its value is not
+    slope = torch.where(edge, parabola, entropy)  # has the derivatives of the loss, not its value
     return torch.where(loss.isfinite(), loss.detach() + (slope - slope.detach()), slope)
 
 
@@ -36,8 +39,8 @@ _binary_cross_entropy = PointwiseLoss(
 
 
 def _refuse_logits(input, mask, weight):
-    """Raise for a number that is kept and no probability. Where there is none, the loss shows what it should: a kept
-    inf or NaN."""
+    """Raise if a finite element that is kept is not in [0, 1]. Otherwise the loss is NaN because of a kept inf or NaN,
+    and stays so."""
     outside = ((input < 0) | (input > 1)) & input.isfinite()
     keep = kept(mask, weight)
     wrong = outside if keep is None else outside & keep
@@ -55,13 +58,15 @@ def binary_cross_entropy(
 ):  # fmt: skip
     """Binary cross entropy -(y log p + (1 - y) log(1 - p)) of probabilities; the mean over the kept elements.
 
-    The arithmetic is fp32, under autocast too, where torch's raises on CUDA. As in torch the logarithms end at -100,
-    and the derivative's divisor p (1 - p) at 1e-12: a probability of exactly 0 or 1 keeps both finite. Logits are
-    better given to `binary_cross_entropy_with_logits`.
+    It is computed in fp32, under autocast too, where torch raises on CUDA. For logits use
+    `binary_cross_entropy_with_logits`, which is better.
+
+    As in torch, logarithms are at least -100, and the derivative's divisor p (1 - p) is at least 1e-12. So value and
+    gradient are finite for a probability of exactly 0 or 1.
 
     Args:
-        input: floating tensor of probabilities p, from 0 to 1. One outside is a loss of NaN; on the CPU, a mean or
-            sum of that raises ValueError instead (not where the call is compiled).
+        input: floating tensor of probabilities p, from 0 to 1. One out of range gives a loss of NaN; on the CPU a mean
+            or sum raises ValueError instead (not where the call is compiled).
         target: floating tensor of `input`'s shape, from 0 to 1; broadcast with a warning. Differentiable.
         {arguments}
 

@@ -1,4 +1,4 @@
-"""binary_cross_entropy_with_logits: of logits."""
+"""binary_cross_entropy_with_logits: y log(1 + e^-x) + (1 - y) log(1 + e^x) of logits x."""
 
 from safeops.core.definitions import product, softplus
 from safeops.core.domain import any_number, factor, probability
@@ -30,12 +30,12 @@ def binary_cross_entropy_with_logits(
 ):  # fmt: skip
     """Binary cross entropy of logits: w y log(1 + e^-x) + (1 - y) log(1 + e^x), w = pos_weight; the mean over the kept.
 
-    An infinite logit whose target matches costs 0, with gradient 0.
+    An infinite logit whose target matches has loss 0 and gradient 0.
 
     Args:
         input: floating tensor of logits x.
         target: floating tensor of `input`'s shape, from 0 to 1; broadcast with a warning. Differentiable.
-        pos_weight: floating tensor, broadcastable with `input`: how much a positive target counts. Differentiable.
+        pos_weight: floating tensor w, broadcastable with `input`: the weight of positive targets. Differentiable.
         {arguments}
 
     Example:

@@ -1,4 +1,4 @@
-"""dice_loss: how far the predicted regions and the true ones are from covering each other."""
+"""dice_loss: 1 - 2 sum(p t) / (sum(p) + sum(t)) of each region, with smoothing."""
 
 from safeops.core.foreign import refuse
 from safeops.ops.losses._region import RegionLoss, quotient

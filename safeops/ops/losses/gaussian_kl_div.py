@@ -1,4 +1,4 @@
-"""gaussian_kl_div: how far normal laws are from a prior, the latent term of a variational autoencoder."""
+"""gaussian_kl_div: KL divergence of normal distributions from a prior, the latent term of a variational autoencoder."""
 
 import torch
 
@@ -14,7 +14,7 @@ def value(x, y, prior_mean, prior_log_var):
 
 
 def _excess(d):
-    """e^d - 1 - d, a series where that would cancel; inf of an infinite d."""
+    """e^d - 1 - d: a series for |d| < 0.5, where the difference would cancel; inf for an infinite d."""
     near = d.abs() < 0.5
     small, large = torch.where(near, d, 0), torch.where(near, 1, d)
     series = 1.0
@@ -44,16 +44,18 @@ def gaussian_kl_div(
     """Divergence of N(mean, e^log_var) from a prior: (e^d - 1 - d + (mean - prior_mean)^2 / e^prior_log_var) / 2.
 
     d = log_var - prior_log_var; the mean over the kept elements. Kingma and Welling, "Auto-Encoding Variational Bayes",
-    2014, appendix B. reduction="batchmean" is the sum divided by the size of the first dim: summed over the latents and
-    averaged over the batch, the term of the evidence lower bound. Near the prior, where 1 + log_var - e^log_var written
-    out keeps no digit, value and gradient are exact to fp32; a variance that overflows gives inf.
+    2014, appendix B. reduction="batchmean" is the sum divided by the size of the first dim: a sum over the latents and
+    a mean over the batch, the term of the evidence lower bound.
+
+    Value and gradient are exact to fp32 near the prior, where 1 + log_var - e^log_var written out keeps no digit. A
+    variance that overflows gives inf.
 
     Args:
         mean: floating tensor, the expected values.
         log_var: floating tensor of `mean`'s shape, logarithms of variances; broadcast with a warning. Differentiable.
         prior_mean: number, the prior's expected value.
-        prior_log_var: number from -80 to 80, the logarithm of the prior's variance. For a prior of tensors m and v call
-            with ((mean - m) * (-v / 2).exp(), log_var - v), in fp32.
+        prior_log_var: number from -80 to 80, the logarithm of the prior's variance. For a prior whose mean m and
+            log-variance v are tensors, pass (mean - m) * (-v / 2).exp() and log_var - v, in fp32.
         {arguments}
 
     Example:

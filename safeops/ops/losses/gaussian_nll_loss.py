@@ -14,7 +14,7 @@ from safeops.ops.losses._pointwise import Flag, Parameter, TernaryLoss
 def value(x, y, var, full, eps):
     d = x - y
     bound = torch.where(var < 0, torch.nan, eps * torch.ones_like(var))
-    v = torch.where(var < eps, bound + (var - var.detach()), var)  # bounded, with the derivative of what is not
+    v = torch.where(var < eps, bound + (var - var.detach()), var)  # at least eps, but with derivative 1 for var
     loss = (torch.log(v) + d * (d / v)) / 2  # d / v first: d^2 alone may overflow
     return loss + math.log(2 * math.pi) / 2 if full else loss
 
@@ -38,15 +38,15 @@ def gaussian_nll_loss(
 ):  # fmt: skip
     """Negative log likelihood of a normal law: (log v + (x - y)^2 / v) / 2, v = max(var, eps); the mean over the kept.
 
-    Nix and Weigend, "Estimating the Mean and Variance of the Target Probability Distribution", 1994. As in torch the
-    bound does not stop the gradient to `var`. A negative variance gives NaN; torch raises, and waits for the device.
+    Nix and Weigend, "Estimating the Mean and Variance of the Target Probability Distribution", 1994. As in torch,
+    `var` gets its gradient below eps too. A negative variance gives NaN, where torch waits for the device and raises.
 
     Args:
         input: floating tensor, the expected values x.
         target: floating tensor of `input`'s shape, y; broadcast with a warning. Differentiable.
-        var: floating tensor, broadcastable with `input`: the variances, not negative. Differentiable. One of the shape
-            `input.shape[:-1]` is a variance for each row, also where it could be broadcast. Or a number.
-        full: adds log(2 pi) / 2.
+        var: floating tensor, broadcastable with `input`: the variances, not negative. Differentiable. A tensor of shape
+            `input.shape[:-1]` is a variance for each row, also where it could broadcast. Or a number.
+        full: True adds log(2 pi) / 2.
         eps: the least variance, greater than 0, in the compute dtype.
         {arguments}
 

@@ -1,4 +1,4 @@
-"""generalized_dice_loss: one Dice loss of all classes of an image, in which small ones count as much as large ones."""
+"""generalized_dice_loss: one Dice loss of all classes of an image; small classes count as much as large ones."""
 
 import torch
 
@@ -15,7 +15,7 @@ BY_IMAGE = """\
 
 
 class GeneralizedDice(RegionLoss):
-    """Its loss is that of an image: a few torch operations on the sums of N x C regions, in fp64."""
+    """The record of a loss of each image, computed in torch ops from the sums of N x C regions, in fp64."""
 
     reduction_text = BY_IMAGE
 
@@ -24,7 +24,7 @@ class GeneralizedDice(RegionLoss):
         sums = self.checked_sums(input, target, mask, weight, reduction, denominator, empty, options)
         smooth_nr, smooth_dr = (as_operand(x, sums) for x in smooth)
         sums = sums.sum(1) if batch else sums
-        both, input_sum, target_sum = sums[:3].unbind()  # (apart from the count, which would have no gradient)
+        both, input_sum, target_sum = sums[:3].unbind()  # (without the count, which has no gradient)
         exists = sums[3].detach() > 0
         if weight is not None:
             exists = exists & (weight != 0)
@@ -42,9 +42,9 @@ class GeneralizedDice(RegionLoss):
 
 
 def class_weights(size, exists):
-    """1 / size^2 of each class; of one without a pixel the largest of the image's others, and 0 if it has none."""
+    """1 / size^2 of each class. A class without a pixel gets the largest weight of its image, 0 if there is none."""
     square = size * size
-    present = exists & ~(square < torch.finfo(square.dtype).tiny)  # a NaN is present, and shows
+    present = exists & ~(square < torch.finfo(square.dtype).tiny)  # NaN counts as present, and so shows
     w = torch.where(present, 1 / torch.where(present, square, 1), 0)
     return torch.where(exists & ~present, w.amax(-1, keepdim=True), w) if size.shape[-1] else w
 
@@ -59,12 +59,15 @@ def generalized_dice_loss(
 ):  # fmt: skip
     """Generalised Dice loss: 1 - (2 sum_c w sum(p t) + smooth_nr) / (sum_c w (sum(p) + sum(t)) + smooth_dr).
 
-    w = 1 / sum(t)^2; the inner sums are over the kept pixels of class c of an image; then the mean over the images.
+    w = 1 / sum(t)^2. The inner sums are over the kept pixels of class c of an image; then the mean over the images.
+
     Sudre et al., "Generalised Dice overlap as a deep learning loss function for highly unbalanced segmentations", 2017,
-    with the arguments of MONAI's GeneralizedDiceLoss and `weight`, by which the w of each class is multiplied. As in
-    MONAI, a class without a pixel has the largest of the other classes' w, and an image without any has the loss of the
-    smoothing alone. w is computed in fp64, where neither the sums nor 1 / sum(t)^2 overflow. That of a class of 1000
-    pixels is 1e-6: of large images the smoothing is most of the quotient, and smooth_nr=0, smooth_dr=0 are safe.
+    with the arguments of MONAI's GeneralizedDiceLoss and `weight`, which multiplies the w of each class. As in MONAI, a
+    class without a pixel has the largest w of the other classes, and an image without any target pixel has the loss of
+    the smoothing alone.
+
+    w is computed in fp64, where neither the sums nor 1 / sum(t)^2 overflow. A class of 1000 pixels has w = 1e-6: for
+    large images the smoothing dominates the quotient. smooth_nr=0, smooth_dr=0 are safe.
 
     Args:
         {arguments}

@@ -1,4 +1,4 @@
-"""hinge_embedding_loss: a distance, or what it lacks to a margin."""
+"""hinge_embedding_loss: a distance x where the target is 1, max(margin - x, 0) where it is -1."""
 
 import torch
 
@@ -11,7 +11,7 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 def value(x, y, margin):
     lack = margin - x
     real = y.isfinite()
-    shown = torch.where(real, torch.where(real, 0, y), torch.nan)  # NaN where y is none, with gradient 0
+    shown = torch.where(real, torch.where(real, 0, y), torch.nan)  # NaN where y is inf or NaN
     return torch.where(y == -1, 0, x) + torch.where((y == 1) | (lack <= 0), 0, lack) + shown
 
 
@@ -33,8 +33,8 @@ def hinge_embedding_loss(
 
     Args:
         input: floating tensor, distances x.
-        target: floating tensor of `input`'s shape: 1 (alike) or -1; broadcast with a warning. Its gradient is 0. Of any
-            other number torch takes both terms, and so does this.
+        target: floating tensor of `input`'s shape: 1 (alike) or -1; broadcast with a warning. Its gradient is 0. For
+            any other number both terms are added, as in torch.
         margin: the distance that is far enough.
         {arguments}
 

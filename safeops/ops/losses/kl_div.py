@@ -11,7 +11,7 @@ from safeops.ops.losses._pointwise import Flag, PointwiseLoss, by_batch
 
 def value(x, y, log_target):
     if log_target:
-        same = (x == y) & x.isinf()  # both say that it does not happen
+        same = (x == y) & x.isinf()  # -inf in both: probability 0 in both
         return product(torch.exp(y), torch.where(same, 0, y) - torch.where(same, 0, x))
     log = torch.where(y == 0, 0, torch.log(torch.where(y == 0, 1, y)))
     return product(y, log - x)
@@ -41,7 +41,7 @@ def kl_div(
     Args:
         input: floating tensor of log-probabilities x.
         target: floating tensor of `input`'s shape, probabilities y; broadcast with a warning. Differentiable.
-        log_target: whether `target` holds logarithms too.
+        log_target: True: `target` holds log-probabilities, too.
         {arguments}
 
     Example:

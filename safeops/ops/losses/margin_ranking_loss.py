@@ -1,4 +1,4 @@
-"""margin_ranking_loss: which of two is to be larger, by a margin."""
+"""margin_ranking_loss: one of two scores should exceed the other by a margin; the target says which."""
 
 import torch
 
@@ -30,13 +30,14 @@ def margin_ranking_loss(
     input1, input2, target, margin=0.0, *extra, mask=None, weight=None, reduction="mean", denominator=None,
     empty="zero", **unknown,
 ):  # fmt: skip
-    """max(margin - y (x1 - x2), 0): x1 is to be the larger where y = 1, x2 where y = -1; the mean over the kept.
+    """max(margin - y (x1 - x2), 0): x1 should be larger where y = 1, x2 where y = -1; the mean over the kept elements.
 
     Args:
         input1: floating tensor x1.
         input2: floating tensor x2 of `input1`'s shape; broadcast with a warning.
         target: floating tensor y, broadcastable with them: 1 or -1. Differentiable.
-        margin: by how much. Where it is just met the slope is 0: equal scores need one above 0.
+        margin: by how much. Where it is just reached the slope is 0, so equal scores have a gradient only if it is
+            above 0.
         {arguments}
 
     Example:

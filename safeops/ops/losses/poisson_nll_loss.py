@@ -40,8 +40,8 @@ def poisson_nll_loss(
     Args:
         input: floating tensor: the logarithm of the expected count, or that count.
         target: floating tensor of `input`'s shape: the counts y; broadcast with a warning. Differentiable.
-        log_input: whether `input` is the logarithm.
-        full: adds Stirling's y log y - y + log(2 pi y) / 2 for log y!, where y > 1.
+        log_input: True: `input` is the logarithm.
+        full: True adds Stirling's y log y - y + log(2 pi y) / 2 for log y!, where y > 1.
         eps: keeps the logarithm of a count of 0 finite, greater than 0; added in the compute dtype.
         {arguments}
 

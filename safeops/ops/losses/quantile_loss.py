@@ -1,4 +1,4 @@
-"""quantile_loss: the pinball loss, in which too high and too low have different prices."""
+"""quantile_loss: the pinball loss, with different weights for predictions that are too high and too low."""
 
 import torch
 
@@ -14,17 +14,17 @@ def value(x, y, quantile):
     d = x - y
     a = absolute(d)
     terms = (1 - quantile, torch.where(d > 0, a, 0)), (quantile, torch.where(d > 0, 0, a))
-    # A factor of 0 counts nothing, not even an infinite difference.
+    # With a factor of 0 even an infinite difference adds 0.
     return sum(factor * torch.where(part.isinf() & (factor == 0), 0, part) for factor, part in terms)
 
 
 def value_of_each(x, y, quantile):
-    """quantile: a tensor. One that is no share of 1 gives NaN."""
+    """`value` for a tensor of quantiles: one that is not in [0, 1] gives NaN."""
     return value(x, y, torch.where((quantile >= 0) & (quantile <= 1), quantile, torch.nan))
 
 
 class Quantiles(Parameter):
-    """A share of 1, or several."""
+    """A number from 0 to 1, or several."""
 
     def check(self, function, x):
         if isinstance(x, torch.Tensor) and x.dim() == 1:
@@ -33,7 +33,7 @@ class Quantiles(Parameter):
             super().check(function, each)
 
 
-# Its name is the other's, whose record takes its place in the registry: what fails is the loss.
+# For several quantiles. `_quantile_loss` has the same name and replaces it in the registry: errors name the loss.
 _of_each = TernaryLoss(
     "quantile_loss",
     None,
@@ -61,18 +61,19 @@ def quantile_loss(
 ):  # fmt: skip
     """Pinball loss: quantile |d| where d = input - target < 0, (1 - quantile) d above; the mean over the kept elements.
 
-    Its minimum is the quantile of the target: with 0.9, nine of ten targets lie below it. 0.5 is half of `l1_loss`.
-    The derivative at 0 is 0. Koenker and Bassett, "Regression Quantiles", 1978.
+    Its minimum is the quantile of the target: with 0.9, nine of ten targets lie below it. With 0.5 it is half of
+    `l1_loss`. The derivative at 0 is 0. Koenker and Bassett, "Regression Quantiles", 1978.
 
     Several quantiles are predicted at once along the last dim: `input` is (..., Q), and `target` (...), (..., 1) or
-    (..., Q). The mean is over all of them, half of pytorch-forecasting's QuantileLoss, which doubles each term. `mask`
-    and `weight` broadcast to `input`, with a target of (...) too: those of the points are (..., 1), a mask of the
-    target's shape is `mask.unsqueeze(-1)` (of Q points, it could be one of the quantiles).
+    (..., Q). The mean is over all of them. It is half of pytorch-forecasting's QuantileLoss, which doubles each term.
+
+    `mask` and `weight` broadcast to `input`, even if the target is (...). Those of points are (..., 1): pass a mask of
+    the target's shape as `mask.unsqueeze(-1)` (with Q points it would be read as a mask of quantiles).
 
     Args:
         quantile: which quantile of the target to predict, from 0 to 1; or Q of them, a list or tuple of numbers or a
-            tensor (Q,), for the Q predictions along the last dim. A tensor's are not looked at before the kernel: one
-            outside of [0, 1] gives NaN. Several are read in the compute dtype.
+            tensor (Q,), for the Q predictions along the last dim. A number in a tensor is not checked: outside [0, 1]
+            it gives NaN. Several are read in the compute dtype.
         {arguments}
 
     Example:
@@ -87,7 +88,7 @@ def quantile_loss(
     if extra or unknown:
         refuse(quantile_loss, extra, unknown)
     if not isinstance(quantile, (list, tuple, torch.Tensor)):
-        if not check.is_number(quantile) and hasattr(quantile, "__len__"):  # an array of numpy, say
+        if not check.is_number(quantile) and hasattr(quantile, "__len__"):  # such as a numpy array
             _quantile_loss.parameters[0].check("quantile_loss", quantile)
         return _quantile_loss.call(input, target, mask, weight, reduction, denominator, empty, quantile)
     quantile, target = _along_last_dim(input, target, quantile)
@@ -95,7 +96,7 @@ def quantile_loss(
 
 
 def _along_last_dim(input, target, quantile):
-    """(quantile as a tensor, target with the dims of input)"""
+    """Returns (quantile as a tensor (Q,), target with as many dims as input)."""
     name = "quantile_loss"
     for key, x in {"input": input, "target": target}.items():
         check.floating(name, key, x, numbers=True)
@@ -113,7 +114,7 @@ def _along_last_dim(input, target, quantile):
             f"input's {check.shown(input)}, of which the last dim are the {count} quantiles"
         )
     _quantile_loss.parameters[0].check(name, quantile)
-    if not isinstance(quantile, torch.Tensor):  # filled on the device: to copy them there would wait for it
+    if not isinstance(quantile, torch.Tensor):  # filled on the device: a copy would wait for it
         dtype = compute_dtype(input.dtype, target.dtype)
         quantile = torch.cat([input.new_full((1,), each, dtype=dtype) for each in quantile] or [input.new_empty(0)])
     return quantile, target

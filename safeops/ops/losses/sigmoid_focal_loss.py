@@ -1,4 +1,4 @@
-"""sigmoid_focal_loss: binary cross entropy of logits, less where the prediction is right already."""
+"""sigmoid_focal_loss: binary cross entropy of logits times a factor that is small where the prediction is right."""
 
 import torch
 
@@ -11,11 +11,11 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 def value(x, y, alpha, gamma):
     bce = product(1 - y, softplus(x)) + product(y, softplus(-x))
-    moving = torch.where(x.abs() > 1e3, x.detach(), x)  # beyond, e^-|x| is 0 in fp64 too, whatever bce is
+    moving = torch.where(x.abs() > 1e3, x.detach(), x)  # beyond, e^-|x| is 0 in fp64 too: constant
     missed = y * sigmoid(-moving) + (1 - y) * sigmoid(moving)
     none = missed == 0
     gamma_is_0 = torch.as_tensor(gamma == 0, device=x.device)
-    subnormal = (missed > 0) & (missed < torch.finfo(x.dtype).tiny)  # the slope of a small power of it may be no number
+    subnormal = (missed > 0) & (missed < torch.finfo(x.dtype).tiny)  # where the slope of missed^gamma may be NaN
     power = torch.where(subnormal | none, 1, missed) ** gamma
     power = torch.where(subnormal, (gamma * torch.where(subnormal, missed, 1).log()).exp(), power)
     power = torch.where(none, gamma_is_0.to(x.dtype), power)
@@ -47,8 +47,8 @@ def sigmoid_focal_loss(
     Args:
         input: floating tensor of logits x.
         target: floating tensor of `input`'s shape, from 0 to 1; broadcast with a warning. Differentiable.
-        alpha: the balance of positive and negative targets, at most 1; a negative one means none.
-        gamma: how much less counts what is right already, at least 0.
+        alpha: the balance of positive and negative targets, at most 1; a negative number means none.
+        gamma: the exponent, at least 0: the larger it is, the less a prediction counts that is right already.
         {arguments}
 
     Example:

@@ -1,7 +1,7 @@
-"""silog_loss: the scale-invariant error of logarithms, by which networks of depth are trained.
+"""silog_loss: the scale-invariant error of logarithms, with which depth networks are trained.
 
-I/O: `log_ratio` reads both depths and the mask and writes their difference g, `error` reads g and the mask. Backward
-does the same, and the gradient of g is between them.
+I/O: `log_ratio` reads both depths and the mask and writes g = log input - log target; `error` reads g and the mask.
+Backward runs both in reverse order, with the gradient of g in between.
 """
 
 import torch
@@ -55,7 +55,7 @@ def error(k, variance_focus):
     return value, variance_focus * (binade * mean), reciprocal(value * total), exists
 
 
-# Both have the loss's name, which their errors then say. Its own record, made last, replaces them in the registry.
+# Both have the name of the loss, for errors. The record of the loss, made last, replaces them in the registry.
 _log_ratio = PointwiseLoss(NAME, None, log_ratio, domain=(positive, positive), kernel="log_ratio")
 _error = Spread(NAME, error, file="masked_var")
 _silog_loss = Composed(
@@ -80,14 +80,15 @@ def silog_loss(
     """Scale-invariant error: sqrt(mean(g^2) - variance_focus mean(g)^2), g = log input - log target, over the pixels.
 
     Eigen et al., "Depth Map Prediction from a Single Image using a Multi-Scale Deep Network", 2014; the root and 0.85
-    are of Lee et al., "From Big to Small" (BTS), 2019, who multiply the loss by 10. It is computed as var(g) +
-    (1 - variance_focus) mean(g)^2, of which nothing cancels but the logarithms: g is off by up to 1e-7 of them, which a
-    prediction that is all but perfect shows in its gradient. A perfect one has loss 0 and gradient 0, where the root
-    written out has NaN.
+    are from Lee et al., "From Big to Small" (BTS), 2019, who multiply the loss by 10.
 
-    A pixel counts where its depth has been measured: a target of 0, below 0, inf or NaN is no measurement, and such a
-    pixel does not exist. A kept NaN of `input` shows, and so does a depth that is predicted as 0 or less, which has no
-    logarithm: `eps` is for a network that can give a 0.
+    The root is of var(g) + (1 - variance_focus) mean(g)^2, where nothing cancels. Only g itself does: its error is up
+    to 1e-7 of the logarithms, which shows in the gradient of an almost perfect prediction. A perfect prediction has
+    loss 0 and gradient 0, where the formula above has the gradient NaN.
+
+    A pixel exists if its depth has been measured: a target of 0, below 0, inf or NaN is not a measurement. A kept NaN
+    of `input` gives NaN. A depth that is predicted as 0 or less has no logarithm, and gives inf or NaN: `eps` is for a
+    network that can predict 0.
 
     Args:
         input: floating tensor of depths, greater than 0, of any shape.
@@ -96,15 +97,16 @@ def silog_loss(
             there changes neither the loss nor a gradient, and their own gradient is exactly 0.
         weight: floating tensor, broadcastable to `input`, the weight of each pixel in both means; 0 means the same as
             masked out. Differentiable.
-        reduction: of the images' losses with batch=False: "mean" divides their sum by the count of images with a
+        reduction: with batch=False, of the images' losses: "mean" divides their sum by the count of images with a
             measured pixel, "sum", or "none": (N,). With batch=True there is one loss, 0-dim.
-        denominator: number or 0-dim tensor that the mean of the images' losses divides by instead; a root over all
-            pixels is not split by it.
-        empty: value where no pixel is kept, and with "none" of an image without: "zero" (attached to the graph, zero
-            gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be compiled whole).
-        variance_focus: from 0, the root of the mean square, to 1, which does not see the scale.
-        batch: whether the pixels of all images are taken together, instead of those of each image (the first dim).
-        eps: added to both depths, in fp32 (in fp16 1e-8 would be 0), at least 0. A predicted 0 then has a gradient, of
+        denominator: number or 0-dim tensor that the mean of the images' losses divides by instead. It does not split a
+            root over all pixels into micro-batches.
+        empty: value where no pixel is kept, and with "none" of an image without a kept pixel: "zero" (attached to the
+            graph, zero gradients), "nan", or "raise" (ValueError; the host waits for the device, so the call cannot be
+            compiled whole).
+        variance_focus: from 0, the root mean square of g, to 1, which ignores the scale.
+        batch: True: one loss of the pixels of all images. False: one of each image (the first dim).
+        eps: added to both depths, in fp32 (in fp16 1e-8 would be 0), at least 0. A predicted 0 then has a gradient of
             up to 1 / eps, which must fit `input`'s dtype. It costs a copy of both in fp32.
 
     Returns:
@@ -127,7 +129,7 @@ def silog_loss(
     validate(input, target, mask, weight, reduction, denominator, batch)
     measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)
     keep = measured if keep is None else measured & keep
-    weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # it has two gradients, which are added
+    weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # once: its two gradients are added
     if symbolic(eps) or eps != 0:
         compute = compute_dtype(input.dtype, target.dtype)
         input, target = (x.to(compute) + as_operand(eps, x) for x in (input, target))

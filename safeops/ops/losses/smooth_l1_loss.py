@@ -13,10 +13,10 @@ def value(x, y, beta):
     a = absolute(d)
     if not isinstance(beta, torch.Tensor) and beta < torch.finfo(a.dtype).tiny:
         return a
-    # Select before arithmetic: neither side may overflow in the other's place. d, not |d|, whose slope at 0 is 0: there
-    # the second derivative is 1 / beta.
+    # Select before arithmetic: a branch may overflow where the other is taken. `inner` is d and not |d|, which has
+    # slope 0 at 0: so the second derivative there is 1 / beta.
     inner, outer = torch.where(a < beta, d, 0), torch.where(a < beta, 0, a)
-    # At a power of two that brings beta to its root: a^2 does not leave the range, nor does g / beta on the way back.
+    # Scaled by a power of two near 1 / sqrt(beta): neither inner^2 nor the gradient g / beta leaves the dtype's range.
     beta_ = filled(a, (), beta)
     root = beta_.sqrt()
     scale = torch.frexp(root)[0] / root

@@ -9,7 +9,7 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 
 
 def value(x, y):
-    far = y * x == torch.inf  # there nothing moves, however large x is
+    far = y * x == torch.inf  # there the loss is 0, with gradient 0
     return torch.where(far, 0, softplus(-torch.where(far, 0, y) * torch.where(far, 0, x)))
 
 

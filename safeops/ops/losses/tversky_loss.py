@@ -1,4 +1,4 @@
-"""tversky_loss: the Dice loss with a price of its own for false positives and for false negatives."""
+"""tversky_loss: the Dice loss with separate weights for false positives and false negatives."""
 
 import torch
 
@@ -13,7 +13,7 @@ def value(both, input, target, smooth_nr, smooth_dr, alpha, beta, gamma=None):
     loss = 1 - quotient(both + smooth_nr, total + smooth_dr)
     if gamma is None:
         return loss
-    perfect = loss <= 0  # by rounding, too: a power of it has no value, and at 0 a root has no slope
+    perfect = loss <= 0  # below 0 by rounding, where a power is NaN; at 0 the slope of a root is inf
     return torch.where(perfect, 0, torch.where(perfect, 1, loss) ** as_operand(gamma, loss))
 
 
@@ -29,15 +29,17 @@ def tversky_loss(
 
     For each class of each image, where both = sum(p t), false_positives = sum(p) - both and false_negatives =
     sum(t) - both over the kept pixels; then the mean over all regions. With alpha = beta = 0.5 it is `dice_loss` with
-    twice the smooth terms. Salehi et al., "Tversky loss function for image segmentation using 3D fully convolutional
-    deep networks", 2017, with the arguments of MONAI's TverskyLoss. The focal form raises each region's loss to a power
-    (Abraham and Khan, "A novel focal Tversky loss function", 2018, whose gamma is 1 / gamma here).
+    twice the smooth terms.
+
+    Salehi et al., "Tversky loss function for image segmentation using 3D fully convolutional deep networks", 2017, with
+    the arguments of MONAI's TverskyLoss. The focal form raises each region's loss to a power (Abraham and Khan, "A
+    novel focal Tversky loss function", 2018; their gamma is 1 / gamma here).
 
     Args:
         alpha: weight of the false positives, at least 0.
         beta: weight of the false negatives, at least 0.
-        gamma: power of each region's loss, at least 0. A loss of 0 stays 0, with gradient 0. With another power than 1
-            the loss is made of the sums by a few operations on their N x C numbers.
+        gamma: power of each region's loss, at least 0. A loss of 0 stays 0, with gradient 0. With a power other than 1
+            the loss is computed from the sums by a few torch ops on N x C numbers.
         {arguments}
 
     Example:

@@ -1,5 +1,5 @@
 """Masked reductions over dims.
 
-The record of all is `core/reduction.py`; the sum, the mean and the count are `core/sums.py`, on which other families
-stand too. `_statistic.py` adds what the others share: one backward from two numbers for each result.
+The record of all is in `core/reduction.py`. The sum, the mean and the count are in `core/sums.py`, since other families
+use them. `_statistic.py` is shared by the other reductions: one backward, which reads two numbers for each result.
 """

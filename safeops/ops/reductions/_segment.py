@@ -1,8 +1,8 @@
-"""segment_sum, segment_mean, segment_max: what the reductions of packed sequences have in common.
+"""Shared by segment_sum, segment_mean and segment_max, the reductions of packed sequences.
 
 The rows of the input, along its first dim, are those of S sequences that follow each other: sequence s has the rows
-from cu_seqlens[s] up to cu_seqlens[s + 1]. Ids in any order become that by a stable sort, and the forward kernels take
-the rows by its `order`; backward needs no order, but the ids. A row that belongs to no sequence does not exist.
+from cu_seqlens[s] up to cu_seqlens[s + 1]. Rows with ids in any order are sorted (stably): the forward kernels read
+them by the `order` of the sort, backward reads the ids. A row that belongs to no sequence does not exist.
 """
 
 import torch
@@ -22,12 +22,13 @@ INDICES = (torch.int64, torch.int32)
 
 
 def clamped(cu_seqlens, rows):
-    """Bounds that do not decrease and lie within the rows: on a GPU nobody may wait to refuse others."""
+    """cu_seqlens, clamped so that it does not decrease and lies in [0, rows]: on a GPU the host does not wait to refuse
+    others."""
     return cu_seqlens.clamp(0, rows).cummax(0).values
 
 
 def sequence_of_rows(cu_seqlens, segment_ids, rows):
-    """(rows,) the sequence of each row; S where it belongs to none."""
+    """(rows,): the sequence of each row; S where it belongs to none."""
     count = cu_seqlens.shape[0] - 1
     if segment_ids is not None:
         ids = segment_ids.long()
@@ -38,13 +39,13 @@ def sequence_of_rows(cu_seqlens, segment_ids, rows):
 
 
 class Sequences:
-    """The kept elements of a call, and sums of them by sequence."""
+    """The kept elements of a call, and their sums over each sequence."""
 
     def __init__(self, input, mask, weight, cu_seqlens, segment_ids):
-        # a weight too small or too large for fp32 is read as it is
+        # an fp64 weight may be out of fp32's range: it makes the computation fp64
         self.compute = compute_dtype(input.dtype, *(() if weight is None else (weight.dtype,)))
         if widens(input):
-            self.compute = torch.float64  # an index_put adds one after the other
+            self.compute = torch.float64  # index_put adds one by one
         self.shape, self.count = input.shape, cu_seqlens.shape[0] - 1
         self.place = sequence_of_rows(cu_seqlens, segment_ids, input.shape[0])
         self.keep = kept(mask, weight)  # None: all
@@ -55,29 +56,29 @@ class Sequences:
         return x if self.keep is None else torch.where(self.keep, x, other)
 
     def zeros(self, dtype, value=0):
-        """(S + 1, *rest): the last is of the rows that belong to no sequence."""
+        """(S + 1, *rest), filled with value. The last entry is for rows that belong to no sequence."""
         return torch.full((self.count + 1, *self.shape[1:]), value, dtype=dtype, device=self.x.device)
 
     def sum(self, x):
-        """(S, *rest). By index_put, which adds in a fixed order, on CUDA too."""
+        """The sums of x over each sequence, (S, *rest). index_put adds in a fixed order, on CUDA too."""
         x = x.expand(self.shape)
         return self.zeros(x.dtype).index_put((self.place,), x, accumulate=True)[: self.count]
 
     def number(self, which):
-        """How many of the elements of each sequence, exactly."""
+        """The number of elements of each sequence where `which` (bool) is True: int64, exact."""
         return self.sum(which.expand(self.shape).long())
 
     def kept_count(self):
         return self.number(torch.ones((), dtype=torch.bool, device=self.x.device) if self.keep is None else self.keep)
 
     def of_rows(self, results):
-        """A number of each sequence at each of its rows, and 0 where a row has none."""
+        """The sequences' results (S, *rest) at each of their rows, (T, *rest); 0 where a row has no sequence."""
         return torch.cat([results, torch.zeros_like(results[:1]) if self.count else self.zeros(results.dtype)])[
             self.place
         ]
 
     def largest(self):
-        """The largest kept element, NaN where one is; -inf where none is kept."""
+        """The largest kept element of each sequence. NaN if one of them is NaN; -inf if none is kept."""
         with torch.no_grad():
             x = self.select(self.x, float("-inf")).expand(self.shape)
             index = self.place.reshape(-1, *(1,) * (x.dim() - 1)).expand(self.shape)
@@ -108,7 +109,7 @@ _segment_backward = declare_raw(
 
 
 def _sorted(segment_ids, num_segments):
-    """(cu_seqlens, order): the rows by their ids, those of one id in their own order. Ids out of range come before all
+    """Returns (cu_seqlens, order) of a stable sort of the rows by their ids. Rows with ids out of range come before all
     sequences, or after them."""
     ids, order = segment_ids.sort(stable=True)
     segments = torch.arange(num_segments + 1, dtype=ids.dtype, device=ids.device)
@@ -126,7 +127,7 @@ _segment_order = declare_raw(
 
 
 def _refuse_bounds(name, cu_seqlens, rows, shape):
-    """For what only values tell: on other devices such bounds are `clamped`."""
+    """Raise for wrong values of bounds, where the host may read them. On other devices they are `clamped`."""
     if not check.may_look(cu_seqlens):
         return
     bounds = cu_seqlens.tolist()
@@ -140,20 +141,20 @@ def _refuse_bounds(name, cu_seqlens, rows, shape):
 
 
 def _refuse_ids(name, segment_ids, num_segments):
-    """As `_refuse_bounds`: on other devices the rows of such ids are left out."""
+    """Raise for ids out of range, where the host may read them. On other devices their rows are left out."""
     if not check.may_look(segment_ids) or not segment_ids.numel():
         return
     index = segment_ids.long() if num_segments else torch.full_like(segment_ids, -1, dtype=torch.int64)
-    try:  # aten's own check of indices: nothing is read by Python
+    try:  # torch.gather checks the indices: Python reads no value
         segment_ids.new_zeros(()).expand(max(num_segments, 1)).gather(0, index)
     except (RuntimeError, IndexError):
         outside = (segment_ids < 0) | (segment_ids >= num_segments)
-        wrong = segment_ids[outside][0].item()  # an error is on its way: it may wait
+        wrong = segment_ids[outside][0].item()  # waits, but the call fails anyway
         raise IndexError(f"{name}: segment id {wrong} is out of range for num_segments={num_segments}") from None
 
 
 def _report(cu_seqlens, segment_ids, num_segments, rows):
-    """Tell `safeops.debug.audit` of what no host refuses."""
+    """Report wrong bounds or ids to `safeops.debug.audit`, on devices where they do not raise."""
     if segment_ids is not None:
         check.in_range(segment_ids, num_segments, torch.ones_like(segment_ids, dtype=torch.bool))
         return
@@ -167,7 +168,7 @@ def _report(cu_seqlens, segment_ids, num_segments, rows):
 
 
 class SegmentReduction(Op):
-    """A reduction of the sequences. I/O: forward reads input, mask, weight once; backward writes the gradient."""
+    """The record of a segment reduction. I/O: forward reads input, mask, weight once; backward writes the gradient."""
 
     constant = ("weight",)
     reads = ("input", "mask", "weight", "cu_seqlens", "segment_ids")  # not the order
@@ -175,14 +176,14 @@ class SegmentReduction(Op):
     example = "torch.tensor([0.5, 3.0, 1.0]), cu_seqlens=torch.tensor([0, 2, 3])"
 
     def __init__(self, name, finish):
-        """finish(sequences, count) -> (value, denominator): what is made of the kept elements."""
+        """finish(sequences, count) -> (value, denominator): the results from the kept elements and their count."""
 
         def composite(input, mask, weight, cu_seqlens, segment_ids=None, order=None, empty_nan=False):
             k = Sequences(input, mask, weight, cu_seqlens, segment_ids)
             count = k.kept_count()
             nothing = float("nan") if empty_nan else 0.0
             if weight is not None and weight.requires_grad:
-                # The largest has a weight's gradient of 0, not none: the sum is part of the graph, and is never taken.
+                # segment_max does not depend on the weight, which has gradient 0, not None: it is in the graph unused.
                 nothing = torch.where(torch.zeros_like(count, dtype=torch.bool), weight.sum(), nothing)
             value, denominator = finish(k, count)
             value = torch.where(count > 0, value, nothing)
@@ -201,7 +202,7 @@ class SegmentReduction(Op):
             _report(cu_seqlens, segment_ids, num_segments, rows)
         if segment_ids is not None:
             segment_ids = segment_ids.contiguous()
-            if transforms_active():  # the definition needs no order, and of the bounds the number
+            if transforms_active():  # the definition needs no order, and only the number of bounds
                 cu_seqlens = segment_ids.new_zeros(num_segments + 1)
             else:
                 cu_seqlens, order = _segment_order(segment_ids, num_segments)
@@ -225,12 +226,12 @@ class SegmentReduction(Op):
             _refuse_bounds(self.name, cu_seqlens, input.shape[0], check.shown(input))
 
     def _validate(self, input, cu_seqlens, segment_ids, num_segments, mask, weight, empty):
-        """Raise for what shapes and dtypes tell."""
+        """Raise for wrong shapes, dtypes and devices, without reading values."""
         name = self.name
         check.floating(name, "input", input, numbers=True)
         for key, x in (("input", input), ("mask", mask), ("weight", weight)):
             if isinstance(x, torch.Tensor):
-                check.no_dtensor(name, key, x)  # sequences of a packed batch are a rank's own
+                check.no_dtensor(name, key, x)  # a packed batch belongs to one rank
         if input.dim() == 0:
             raise ValueError(f"{name}: input must have a first dim of rows, got shape ()")
         check.mask(name, mask, "input", input)
@@ -260,7 +261,7 @@ class SegmentReduction(Op):
             )
         check.choice(name, "empty", empty, check.EMPTY)
         check.same_device(name, "input", input, mask=mask, weight=weight)
-        if rows.device != input.device:  # (of DTensors each rank has its own, whole)
+        if rows.device != input.device:
             raise ValueError(f"{name}: {key} is on {rows.device}, input on {input.device}")
 
     def _validate_count(self, num_segments, required):
@@ -288,7 +289,7 @@ class SegmentReduction(Op):
 
 
 class LinearSegments(SegmentReduction):
-    """A sum or mean. mean: whether the total is divided by its denominator."""
+    """The record of segment_sum (mean=False) or segment_mean (mean=True: the total is divided by its denominator)."""
 
     linear, reads = 1, ("mask", "weight", "cu_seqlens", "segment_ids")
 
@@ -307,26 +308,26 @@ class LinearSegments(SegmentReduction):
         return (self.backward(grad, x.shape, x.dtype, denominator, None, None, *operands[1:5]),)
 
 
-# Each docstring's text on arguments, in place of {arguments}.
+# The text that replaces {arguments} in each docstring of the family.
 ARGUMENTS = """\
         input: (T, *rest) floating tensor of any strides: the rows of all sequences.
-        cu_seqlens: (S + 1,) int32 or int64: where the sequences begin, and the last ends. It starts at 0, does not
-            decrease, and ends at T. This or `segment_ids` must be passed.
+        cu_seqlens: (S + 1,) int32 or int64: sequence s has the rows from cu_seqlens[s] up to cu_seqlens[s + 1]. It
+            starts at 0, does not decrease, and ends at T. Pass this or `segment_ids`.
         segment_ids: (T,) int32 or int64: the sequence of each row, from 0 to S - 1, in any order. The result is that
             of the rows sorted by it, bit for bit.
-        num_segments: S, which `segment_ids` needs: to find it the host would wait for the device.
+        num_segments: S, required with `segment_ids`: to find it the host would wait for the device.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
-        empty: the result of a sequence without kept elements: "zero" (attached to the graph, zero gradients), "nan",
-            or "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole).
+        empty: the result of a sequence without kept elements: "zero" (attached to the graph, zero gradients), "nan", or
+            "raise" (ValueError before any work; the host waits for the device, so the call cannot be compiled whole).
 
     Returns:
         (S, *rest): fp32 for fp16, bf16 and fp32 input, fp64 for fp64. The bits of a result do not depend on the other
         sequences, nor on its place among them.
 
     Raises:
-        IndexError: on the CPU, an id that is not from 0 to S - 1; before anything is written (RuntimeError where the
-            call is compiled). On other devices, and under torch.func's transforms, such a row is left out.
+        IndexError: on the CPU, an id that is not from 0 to S - 1; raised before anything is written (RuntimeError where
+            the call is compiled). On other devices, and under torch.func's transforms, such a row is left out.
         TypeError: `input` or `weight` is not floating, `mask` is not bool, bounds or ids are not int32 or int64.
         ValueError: both or neither of `cu_seqlens` and `segment_ids`, ids without `num_segments`, shapes do not fit,
             devices differ, unknown `empty`. On the CPU, `cu_seqlens` that does not start at 0, decreases, or does not

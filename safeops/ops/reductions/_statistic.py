@@ -1,15 +1,15 @@
-"""The statistics: masked reductions that are no plain sum, and share one backward.
+"""The statistics: masked reductions that are not a plain sum. They share one backward.
 
-A statistic is `Statistic(name, define, kind)`: `define(k, parameter)` says what it is of the kept elements `k`, and
-`kind` which shape its gradient has. With grad, scale and origin of the result that x went into,
+A statistic is `Statistic(name, define, kind)`: `define(k, parameter)` computes (value, origin, scale) from the kept
+elements `k`, and `kind` is the shape of its gradient. With grad, scale and origin of the result that x is part of,
 
     dx = grad * scale * weight * shape(x, origin)
 
 where shape is x - origin (LINEAR), x == origin (EQUAL), exp(x - origin) (EXP), sign(x) (SIGN), or sign(x) where
-|x| == origin (EXTREME). The two that compare take the weight for a mask and no more.
+|x| == origin (EXTREME). EQUAL and EXTREME use the weight only as a mask.
 
-Of elements that several ranks hold, each rank has the three numbers of its own. `Parts` are those, and the same
-definition makes the whole of them: the largest of largest ones, the norm of norms.
+If several ranks hold the elements, each computes the three numbers of its part. `Parts` stand for elements, and the
+same definition computes the result of all: the largest of the largest, the norm of norms.
 """
 
 import torch
@@ -26,13 +26,13 @@ LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
 
 
 class Kept:
-    """The kept elements, as a definition sees them. Every result has keepdim, and what is constant has no gradient."""
+    """The kept elements, as a definition sees them. Results have keepdim; `largest` and `binade` have no gradient."""
 
     def __init__(self, input, mask, weight, dims, compute, dtype=None):
         self.dims, self.dtype = dims, dtype  # dtype: the result's
         self.keep = kept(mask, weight)  # None: all
         self.x = self.select(input.to(compute), 0)
-        # a weight too small or too large for fp32 is read as it is
+        # an fp64 weight may be out of fp32's range: it makes the computation fp64
         self.weight = None if weight is None else torch.where(self.keep, weight.to(compute), 0)
         self.count = count_kept(self.keep, input, dims, True)
 
@@ -40,30 +40,30 @@ class Kept:
         return x if self.keep is None else torch.where(self.keep, x, other)
 
     def weighted(self, x):
-        """x, which is 0 where nothing is kept, times the weight."""
+        """x times the weight. x is 0 where it is not kept."""
         return x if self.weight is None else x * self.weight
 
     def sum(self, x):
         return accumulate(x, self.dims, True)
 
     def number(self, which):
-        """How many of the elements."""
+        """The number of elements where `which` (bool) is True."""
         return self.sum(which.expand(self.x.shape))
 
     def squares(self, d, unit):
-        """The sum of the squares of distances, in units of `unit`."""
+        """The weighted sum of d^2, with d in units of `unit`."""
         return self.sum(d * self.weighted(d))
 
     def total_weight(self, like):
-        """The sum of the weights, or the count, in the dtype of a sum."""
+        """The sum of the weights, or the count in the dtype of `like`, a sum."""
         if self.weight is None:
             return self.count.to(like.dtype)
         return self.sum(self.weight.expand(self.x.shape))
 
     def largest(self, x):
-        """The largest kept element, NaN where one is; -inf where none is kept."""
+        """The largest kept element. NaN if one of them is NaN; -inf if none is kept."""
         with torch.no_grad():
-            if x.numel() == 0:  # amax refuses
+            if x.numel() == 0:  # amax refuses an empty tensor
                 return self.sum(x) - float("inf")
             return self.select(x, float("-inf")).amax(self.dims, keepdim=True)
 
@@ -71,7 +71,7 @@ class Kept:
         return self.x.abs()
 
     def binade(self):
-        """A power of two that brings the largest magnitude into [1, 2): squares of x / binade neither overflow nor all
+        """A power of two b with the largest magnitude / b in [1, 2). The squares of x / b neither overflow nor all
         underflow, and the division is exact."""
         with torch.no_grad():
             largest = self.largest(self.sizes())
@@ -84,10 +84,11 @@ class Kept:
 
 
 class Parts(Kept):
-    """The results of several parts, (parts, *results), as a definition sees elements: each stands for its part.
+    """The results of several parts, (parts, *results), which a definition reads as elements.
 
-    x: what a part found, None for 1. count: of how many elements. weight: what x weighs, or None. ties: how many of the
-    elements are x. spread: their deviation from x.
+    x: the result of a part; None: 1. count: its number of elements. weight: the weight of x, or None. ties: how many of
+    its elements equal x. spread: the standard deviation of its elements from x. The sum of the squared deviations of
+    all from their mean is the sum over parts of weight ((x - mean)^2 + spread^2).
     """
 
     def __init__(self, dtype, count, x=None, weight=None, ties=None, spread=None):
@@ -119,7 +120,7 @@ def reciprocal(x):
 
 
 def pick(k, x, top):
-    """(top, its ties): the extreme `top` of x, whose gradient all elements equal to it share evenly."""
+    """Returns (top, number of elements equal to it): `top` is the extreme of x, and they share its gradient evenly."""
     ties = k.select((x == top) | (x.isnan() & top.isnan()), False)
     count = k.number(ties).clamp(min=1)
     # x - base is 0 where top is finite: its value stays exact, and its gradient is 1 / ties.
@@ -128,14 +129,14 @@ def pick(k, x, top):
 
 
 def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter):
-    """(value, origin, scale): see the top of the file for the last two."""
+    """Returns (value, origin, scale): see the top of the file."""
     compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
     if widens(input):
-        compute = torch.float64  # as `accumulate`; and a gradient times a tiny norm underflows in fp32
+        compute = torch.float64  # as `accumulate`; also, a gradient times a tiny norm underflows in fp32
     k = Kept(input, mask, weight, dims, compute, dtype)
     nothing = float("nan") if empty_nan else 0.0
     if weight is not None and weight.requires_grad:
-        # The largest has a weight's gradient of 0, not none: the sum is part of the graph, and is never taken.
+        # The largest does not depend on the weight, which has gradient 0, not None: it is in the graph, but unused.
         nothing = torch.where(torch.zeros_like(k.count, dtype=torch.bool), weight.sum(), nothing)
     value, origin, scale = finish(statistic, k, nothing, parameter)
     if not keepdim:
@@ -145,7 +146,7 @@ def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, para
 
 
 def finish(statistic, k, nothing, parameter):
-    """nothing: what the value is where there is none."""
+    """Returns (value, origin, scale). nothing: the value where the statistic does not exist."""
     value, origin, scale, *exists = statistic(k, parameter)
     exists = exists[0] if exists else k.count > 0
     return torch.where(exists, value, nothing).to(k.dtype), origin, torch.where(exists, scale, 0.0)
@@ -160,10 +161,10 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
     keep = kept(mask, weight)
     x = input.double()
     sign = torch.where(x.isnan(), x, x.sign())
-    power = torch.where(x == origin, 0, x - origin)  # of two that are inf, too
+    power = torch.where(x == origin, 0, x - origin)  # also for inf - inf
     shape = (x - origin, torch.ones_like(x), power.exp(), sign, sign)[kind]
-    dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # no slope: whatever the gradient
-    if kind in (EQUAL, EXTREME):  # selected: a NaN from upstream stays with the extreme
+    dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # scale 0: dx is 0 for any grad, NaN too
+    if kind in (EQUAL, EXTREME):  # selected, not multiplied: an upstream NaN reaches the extreme elements alone
         extreme = ((x if kind == EQUAL else x.abs()) == origin) | (x.isnan() & origin.isnan())
         keep = extreme if keep is None else keep & extreme
     elif weight is not None:
@@ -207,11 +208,11 @@ def extreme(value, origin, scale, *parameter):
 
 
 class Statistic(Reduction):
-    """A statistic. `kind` may be a table by the parameter, which users know as `keyword`. `file`: the one of
-    kernels/reductions with its launcher, where that is named after another op.
+    """The record of a statistic. kind: one of the kinds, or {parameter: kind}. keyword: the parameter's name for users.
+    file: the file of kernels/reductions with its launcher, if that is named after another op.
 
-    part: (value, origin, scale, parameter) of a part -> what `Parts` takes of it. weighs: whether a part weighs as much
-    as its elements. of_part: (record, parameter) of the statistic of a part, None: this one.
+    part(value, origin, scale, parameter) -> arguments of `Parts` from the results of a part. weighs: True: a part has
+    the weight of its elements. of_part: (record, parameter) of the statistic that a part computes; None: this one.
     """
 
     shards, of_part = "statistic", None

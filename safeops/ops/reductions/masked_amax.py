@@ -16,9 +16,9 @@ _masked_amax = Statistic("masked_amax", _define, EQUAL)
 def masked_amax(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """The largest kept element of `input`. A kept NaN shows.
 
-    The replacement of `x[mask].amax()` and of `x.masked_fill(~mask, -inf).amax()`, which is -inf where nothing is
-    kept. As in torch, equal largest elements share the gradient evenly. A weight masks out where it is 0, and
-    otherwise changes nothing.
+    It replaces `x[mask].amax()`, and `x.masked_fill(~mask, -inf).amax()`, which is -inf where nothing is kept. As in
+    torch, equal largest elements share the gradient evenly. A weight of 0 masks its element out; any other weight
+    changes nothing.
 
     Args:
         {arguments}

@@ -16,8 +16,8 @@ _masked_amin = Statistic("masked_amin", _define, EQUAL, file="masked_amax")
 def masked_amin(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """The smallest kept element of `input`. A kept NaN shows.
 
-    The replacement of `x[mask].amin()` and of `x.masked_fill(~mask, inf).amin()`, which is inf where nothing is kept.
-    As in torch, equal smallest elements share the gradient evenly. A weight masks out where it is 0, and otherwise
+    It replaces `x[mask].amin()`, and `x.masked_fill(~mask, inf).amin()`, which is inf where nothing is kept. As in
+    torch, equal smallest elements share the gradient evenly. A weight of 0 masks its element out; any other weight
     changes nothing.
 
     Args:

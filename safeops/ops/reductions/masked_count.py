@@ -14,25 +14,25 @@ from safeops.core.sums import masked_count as _masked_count
 def masked_count(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """How many elements of `input` are kept: `mask` True and `weight` not 0. Exact, and never waits for the GPU.
 
-    `masked_count(mask)` is the replacement of `mask.sum()` and of `mask.float().sum()` (fp32 counts to 2^24 and no
-    further), `masked_count(x, mask)` that of `mask.expand_as(x).sum()` and of `x[mask].numel()`.
+    `masked_count(mask)` replaces `mask.sum()` and `mask.float().sum()` (fp32 counts to 2^24 and no further).
+    `masked_count(x, mask)` replaces `mask.expand_as(x).sum()` and `x[mask].numel()`.
 
     Args:
-        input: tensor of any shape and dtype (but floats of 8 bits). Of a bool tensor the True elements count, with a
-            mask those that it keeps. Of any other only the shape is read: a 0 or a NaN counts as well.
+        input: tensor of any shape and dtype (except 8-bit floats). In a bool tensor the True elements count, with a
+            mask those that it keeps. Of any other tensor only the shape is read: a 0 or a NaN counts as well.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
         keepdim: keep the reduced dims with size 1.
         weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
         dtype: output dtype: int64 (None), int32, or a floating one, to which the exact count is rounded once.
         empty: where nothing is kept: "zero" gives 0, "nan" gives NaN (with a floating dtype), "raise" raises ValueError
-            (synchronises to know, and cannot be compiled whole).
+            (the host waits for the device, so the call cannot be compiled whole).
 
     Returns:
         The counts, of `input`'s shape without the reduced dims. Not differentiable.
 
     Raises:
-        TypeError: `input` is no tensor, `weight` is not floating, `mask` is not bool, dtype is not one of the above.
+        TypeError: `input` is not a tensor, `weight` is not floating, `mask` is not bool, dtype is none of the above.
         ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`,
             "nan" in an integer dtype.
         IndexError: dim out of range.

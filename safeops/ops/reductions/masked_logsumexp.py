@@ -12,10 +12,10 @@ def _define(k, parameter):
     infinite = (k.x == top) & (top == float("inf"))  # inf - inf is NaN, and should be 0
     top = torch.where(top == -float("inf"), 0, top)
     total = k.sum(k.weighted(k.select(torch.where(infinite, 0, k.x - top).exp(), 0)))
-    total = total * torch.where(total < 0, float("nan"), 1)  # no logarithm, and no gradient of one
+    total = total * torch.where(total < 0, float("nan"), 1)  # its logarithm and gradient are NaN
     nothing = total == 0  # every kept element is -inf
     scale = torch.where(nothing, 1, total.reciprocal())
-    # The infinite count by their mean: that gives them the gradient which they have not through the 0 above.
+    # +inf elements enter by their mean: it gives them the gradient that they lose by the 0 above.
     w = torch.where(infinite, 1 if k.weight is None else k.weight.detach(), 0)
     mean = k.sum(torch.where(infinite, k.x, 0) * w) * scale.detach()
     top_or_mean = torch.where(top == float("inf"), mean, top)
@@ -32,7 +32,7 @@ class LogSumExp(Statistic):
     arguments = Statistic.arguments.replace('"nan" gives NaN', '"nan" NaN, "-inf" -inf')
 
     def with_empty_sums(self, input, mask, dim, keepdim, weight, dtype):
-        """-inf, with gradient 0, where nothing is kept."""
+        """The result for empty="-inf": -inf, with gradient 0, where nothing is kept."""
         value = self.call(input, mask, dim, keepdim, weight, dtype, "zero")
         exists = sums.count(input, mask, dim, keepdim=keepdim, weight=weight) > 0
         return torch.where(exists, value, float("-inf"))
@@ -47,11 +47,13 @@ def masked_logsumexp(
 ):  # fmt: skip
     """log(sum(weight * exp(input))) over the kept elements.
 
-    The replacement of `torch.logsumexp(x.masked_fill(~mask, -inf), dim)`, which is -inf, with a NaN gradient, where
-    nothing is kept. No exponential overflows: they are taken of the distance to the largest kept element. Where every
-    kept element is -inf the result is -inf, with gradient 0. Where nothing is kept it is what `empty` says: by default
-    0, not -inf, and a mean over the rows stays finite. Beside other terms, mask those rows out of the loss too, or take
-    the sum of nothing for what it is: with `empty="-inf"` its exponential is 0, and its gradient is.
+    It replaces `torch.logsumexp(x.masked_fill(~mask, -inf), dim)`, which is -inf, with a NaN gradient, where nothing is
+    kept. No exponential overflows: the largest kept element is subtracted first. Where every kept element is -inf the
+    result is -inf, with gradient 0.
+
+    Where nothing is kept, `empty` gives the result: by default 0, not -inf, so that a mean over the rows stays finite.
+    If the loss has other terms, mask those rows out of it, too; or pass `empty="-inf"`, the logarithm of the true sum
+    0, with gradient 0.
 
     Args:
         {arguments}

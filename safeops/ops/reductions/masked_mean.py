@@ -8,9 +8,9 @@ from safeops.core.sums import masked_mean as _masked_mean
 def masked_mean(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """Mean of `input` over the kept elements; with weights, sum(weight * input) / sum(weight).
 
-    The replacement of `x[mask].mean()` (which waits for the GPU), of `(x * mask).sum() / mask.sum()` (which keeps the
-    NaN, and overflows in half) and of `torch.masked.mean`. Counts are exact integers; half is accumulated in fp32 and
-    returned in fp32.
+    It replaces `x[mask].mean()` (which waits for the GPU), `(x * mask).sum() / mask.sum()` (which keeps the NaN, and
+    overflows in half) and `torch.masked.mean`. Counts are exact integers. Half is accumulated in fp32 and returned in
+    fp32.
 
     Without `dim` the mean has no dimensions, and `x - masked_mean(x)` keeps x's dtype, half too, as torch promotes.
     With `keepdim=True`, or a `dim`, the difference is fp32.

@@ -12,8 +12,8 @@ KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that hav
 
 
 def norm(k, ord, safe=False):
-    """safe: no gradient, not even an infinite one, where the norm of finite elements does not fit."""
-    order = None if isinstance(ord, SYMBOLIC) else ord  # a size: any order that is neither 1 nor 2
+    """Returns (value, origin, scale). safe: gradient 0, and not inf, where the norm of finite elements overflows."""
+    order = None if isinstance(ord, SYMBOLIC) else ord  # symbolic: treated as any other order
     if order == 2:
         binade = k.binade()
         x = k.x / binade
@@ -27,20 +27,20 @@ def norm(k, ord, safe=False):
         value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
         return value, value, 1 / ties
     value = _any_order(k, a, ord, safe)
-    return value, value, value  # there is no kernel, and no backward of one
+    return value, value, value  # origin and scale are not used: there is no kernel
 
 
 def _any_order(k, a, ord, safe):
-    """(sum w |x|^ord)^(1 / ord). An element that is 0 has gradient 0: its true one may be infinite."""
+    """(sum w |x|^ord)^(1 / ord). An element that is 0 has gradient 0, where the true gradient may be infinite."""
     zero = a == 0
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
-    # In units of the element that decides, the largest or the smallest, no power overflows.
+    # Divided by the largest element (for ord < 0: the smallest that is not 0), no power overflows.
     fixed = a.detach()
     top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))
     top = torch.where((top > 0) & top.isfinite(), top, 1)
-    # As tensors: pow with a number that is symbolic cannot be differentiated. Beyond 1e20 all powers but those of the
-    # extreme element have long vanished.
+    # As tensors: pow with a symbolic number cannot be differentiated. Clamped: beyond 1e20 all powers but those of the
+    # extreme element are 0.
     power = scalar(ord, torch.float64, a.device).clamp(-1e20, 1e20)
     power, inverse = power.to(a.dtype), (1 / power).to(a.dtype)
     terms = torch.where(zero, 0, torch.where(zero, 1, a / top) ** power)
@@ -49,7 +49,7 @@ def _any_order(k, a, ord, safe):
     usual = ~(vanishes | infinite)
 
     def value_of(total):
-        root = total ** (inverse / 2)  # by halves: small elements times a large root may fit
+        root = total ** (inverse / 2)  # in two factors: top root^2 may fit where root^2 overflows
         return top * root * root
 
     if safe:
@@ -58,7 +58,7 @@ def _any_order(k, a, ord, safe):
     value = torch.where(usual, value_of(torch.where(usual, total, 1)), INF)
     value = torch.where(infinite, torch.where(infinite, total, 1) ** inverse, value)
     if ord < 0:
-        # 1 / 0^|ord| is infinite, and makes the norm 0; 1 / inf is 0, and where all are, so is the norm infinite
+        # a kept 0 has an infinite power, and makes the norm 0; inf has the power 0, and if all are inf the norm is
         none = ~k.sum(k.select(zero, False).to(a.dtype)).bool() | total.isnan()
         return torch.where(none, value, 0)
     return torch.where(vanishes, 0, value)
@@ -73,7 +73,7 @@ def _part(value, origin, scale, ord):
 class Norm(Statistic):
     def __init__(self, *arguments):
         super().__init__(*arguments, part=_part)
-        self.numbers = ()  # the order decides which formula it is: a trace is of one
+        self.numbers = ()  # ord chooses the formula: it stays a number in a trace
 
     def has_kernel(self, ord):
         return super().has_kernel(ord) and ord in (1, 2, INF, -INF)
@@ -93,13 +93,13 @@ def masked_norm(
 ):  # fmt: skip
     """The vector norm of the kept elements: (sum(weight * |input|^ord))^(1 / ord).
 
-    The replacement of `x[mask].norm()` and of `torch.where(mask, x, 0).norm()`. |x|^ord neither overflows nor
-    underflows where the norm does not, and the gradient at a vector of zeros is 0.
+    It replaces `x[mask].norm()` and `torch.where(mask, x, 0).norm()`. |x|^ord neither overflows nor underflows where
+    the norm does not, and the gradient at a vector of zeros is 0.
 
     Args:
-        ord: any number, as in `torch.linalg.vector_norm`; inf is the largest magnitude, -inf the smallest (equal ones
-            share the gradient evenly, and a weight masks out where it is 0 and otherwise changes nothing), 0 counts
-            what is not 0. Orders other than 1, 2, inf and -inf have no kernel: they run as plain torch operations.
+        ord: any number, as in `torch.linalg.vector_norm`. inf is the largest magnitude, -inf the smallest: equal ones
+            share the gradient evenly, and a weight other than 0 changes nothing. 0 counts the elements that are not 0.
+            Orders other than 1, 2, inf and -inf have no kernel: they run as plain torch operations.
         {arguments}
 
     Example:

@@ -26,8 +26,8 @@ _masked_rms = Statistic("masked_rms", _define, LINEAR, file="masked_norm", part=
 def masked_rms(input, mask=None, dim=None, *extra, keepdim=False, weight=None, dtype=None, empty="zero", **unknown):
     """sqrt(sum(weight * input^2) / sum(weight)) over the kept elements.
 
-    The replacement of `x[mask].square().mean().sqrt()`. The squares neither overflow nor underflow where the result
-    does not, and where every kept element is 0 the gradient is 0 (that of a bare `sqrt` is NaN).
+    It replaces `x[mask].square().mean().sqrt()`. The squares neither overflow nor underflow where the result does not,
+    and where every kept element is 0 the gradient is 0 (that of a bare `sqrt` is NaN).
 
     Args:
         {arguments}

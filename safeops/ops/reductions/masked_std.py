@@ -13,7 +13,7 @@ def _define(k, correction):
 
 
 _masked_std = Spread("masked_std", _define, file="masked_var")
-# A part's deviation: its squares do not overflow, and the correction is one of the whole.
+# A part computes its standard deviation, which does not overflow; the correction is applied to all parts together.
 Spread.of_part = _masked_std, 0.0
 
 
@@ -27,8 +27,8 @@ def masked_std(
     deviation is 0, and so is the gradient (that of `x.var().sqrt()` is NaN there). A negative weight makes it NaN.
 
     Args:
-        correction: number taken from the divisor: 1 for the deviation of a sample, 0 for that of a population. Where
-            that leaves nothing to divide by (a single element, say), there is no deviation: see `empty`.
+        correction: number subtracted from the divisor: 1 for the deviation of a sample, 0 for that of a population. If
+            the divisor is then not above 0 (as for a single element), there is no deviation: see `empty`.
         {arguments}
 
     Example:

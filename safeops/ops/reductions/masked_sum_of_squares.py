@@ -7,7 +7,7 @@ from safeops.ops.reductions._statistic import LINEAR, Statistic
 
 
 def _define(k, parameter):
-    # x (w x): it leaves the range only where w x^2 itself does, whatever x^2 does.
+    # x (w x): it overflows or underflows only where w x^2 does, even if x^2 alone does.
     value = k.sum(k.x * k.weighted(k.x))
     return value, torch.zeros_like(value), torch.full_like(value, 2)
 
@@ -25,8 +25,8 @@ def masked_sum_of_squares(
 ):  # fmt: skip
     """sum(weight * input^2) over the kept elements.
 
-    The replacement of `x[mask].square().sum()` and of `(x * mask).square().sum()`: half is squared and summed in fp32
-    (256^2 is inf in fp16), and what is masked out changes nothing.
+    It replaces `x[mask].square().sum()` and `(x * mask).square().sum()`: half is squared and summed in fp32 (256^2 is
+    inf in fp16), and masked-out elements change nothing.
 
     Args:
         {arguments}

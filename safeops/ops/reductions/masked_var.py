@@ -7,24 +7,25 @@ from safeops.ops.reductions._statistic import LINEAR, Kept, Statistic
 
 
 def deviations(k, x, correction, unit=1):
-    """(sum of the squared deviations from the mean, mean, divisor, exists) of x, two passes; the divisor is 1 where
-    there is no variance: nothing kept, or too little for the correction."""
+    """Returns (sum of the squared deviations from the mean, mean, divisor, exists) of x, in two passes. exists: False,
+    with divisor 1, where nothing is kept or the sum of weights does not exceed the correction."""
     if k.weight is not None:
-        k.weight = torch.where(k.weight < 0, float("nan"), k.weight)  # no frequency
+        k.weight = torch.where(k.weight < 0, float("nan"), k.weight)  # a negative weight is no frequency
     total = k.sum(k.weighted(x))
     weight = k.total_weight(total)
     mean = total / torch.where(k.count > 0, weight, 1)
-    # Equal elements have deviations of exactly 0, however the division rounds: a root of less has a gradient of noise.
+    # Equal elements get deviations of exactly 0, however the division rounds: the root of a rounding error has a huge
+    # gradient.
     largest, smallest = k.largest(x), -k.largest(-x)
     mean = mean + torch.where(largest == smallest, largest - mean, 0).detach()
     d = k.select(x - mean, 0)
     squares = k.squares(d, unit)
-    exists = (k.count > 0) & ~((weight - correction <= 0) & ~squares.isnan())  # what is not finite shows
+    exists = (k.count > 0) & ~((weight - correction <= 0) & ~squares.isnan())  # a NaN shows
     return squares, mean, torch.where(exists, weight - correction, 1), exists
 
 
 class Spread(Statistic):
-    """A statistic that needs more weight than its correction."""
+    """The record of masked_var or masked_std, which exist where the sum of weights exceeds the correction."""
 
     def __init__(self, name, definition, file=None):
         super().__init__(name, definition, LINEAR, "correction", file, _part, weighs=True)
@@ -52,13 +53,13 @@ def masked_var(
 ):  # fmt: skip
     """sum(weight * (input - mean)^2) / (sum(weight) - correction) over the kept elements.
 
-    The replacement of `x[mask].var()` and `torch.masked.var`. Half is computed in fp32, around the mean: the digits
-    that `E[x^2] - E[x]^2` loses where the mean is large are kept. Weights count as frequencies;
-    a negative one makes the result NaN.
+    It replaces `x[mask].var()` and `torch.masked.var`. Half is computed in fp32, from differences to the mean: where
+    the mean is large, `E[x^2] - E[x]^2` would lose digits. Weights count as frequencies; a negative one makes the
+    result NaN.
 
     Args:
-        correction: number taken from the divisor: 1 for the variance of a sample, 0 for that of a population. Where
-            that leaves nothing to divide by (a single element, say), there is no variance: see `empty`.
+        correction: number subtracted from the divisor: 1 for the variance of a sample, 0 for that of a population. If
+            the divisor is then not above 0 (as for a single element), there is no variance: see `empty`.
         {arguments}
 
     Example:

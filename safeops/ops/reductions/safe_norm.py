@@ -23,16 +23,16 @@ _safe_norm = Norm("safe_norm", _define, KINDS, "ord", "masked_norm")
 def safe_norm(input, dim=None, *extra, ord=2, keepdim=False, mask=None, dtype=None, **unknown):
     """The vector norm (sum |input|^ord)^(1 / ord), with gradient 0 at a vector of zeros.
 
-    The replacement of `x.norm(dim=-1)` and of `(x**2).sum(-1).sqrt()`, whose gradient at 0 is NaN and whose squares
-    overflow (256^2 is inf in fp16). Half is computed in fp32 and returned in fp32; in no dtype does a square overflow
-    or underflow where the norm does not. A norm of finite elements that does not fit the output dtype is its largest
-    number, with gradient 0.
+    It replaces `x.norm(dim=-1)` and `(x**2).sum(-1).sqrt()`, whose gradient at 0 is NaN and whose squares overflow
+    (256^2 is inf in fp16). Half is computed in fp32 and returned in fp32. In no dtype does a square overflow or
+    underflow where the norm does not. A norm of finite elements that does not fit the output dtype saturates at its
+    largest number, with gradient 0.
 
     Args:
         input: floating tensor of any shape and strides.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
-        ord: any number, as in `torch.linalg.vector_norm`: inf is the largest magnitude, -inf the smallest, 0 counts
-            what is not 0. Orders other than 1, 2, inf and -inf have no kernel: they run as plain torch operations.
+        ord: any number, as in `torch.linalg.vector_norm`: inf is the largest magnitude, -inf the smallest, 0 counts the
+            elements that are not 0. Orders other than 1, 2, inf and -inf run as plain torch operations, without kernel.
         keepdim: keep the reduced dims with size 1.
         mask: bool tensor, broadcastable to `input`; True = keep. The norm of nothing is 0.
         dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.
@@ -41,7 +41,7 @@ def safe_norm(input, dim=None, *extra, ord=2, keepdim=False, mask=None, dtype=No
         The norms, of `input`'s shape without the reduced dims.
 
     Raises:
-        TypeError: `input` is not floating, `mask` is not bool, `ord` is no number, dtype is not floating.
+        TypeError: `input` is not floating, `mask` is not bool, `ord` is not a number, dtype is not floating.
         ValueError: `mask` does not broadcast to `input`, devices differ, dim repeats.
         IndexError: dim out of range.
 

@@ -7,7 +7,7 @@ from safeops.ops.reductions._segment import SegmentReduction
 
 
 def _finish(k, count):
-    """(the largest, how many are equal to it), whose gradient these share evenly."""
+    """Returns (the largest, the number of elements equal to it), which share its gradient evenly."""
     top = k.largest()
     of_rows = k.of_rows(top)
     ties = k.select((k.x == of_rows) | (k.x.isnan() & of_rows.isnan()), False)
@@ -38,8 +38,8 @@ def segment_max(
 ):  # fmt: skip
     """The largest kept row of each sequence of a packed batch, for each column. A kept NaN shows.
 
-    The replacement of `torch.segment_reduce(x, "max")` and of `scatter_reduce(..., "amax")`. Equal largest elements
-    share the gradient evenly. A weight masks out where it is 0, and otherwise changes nothing.
+    It replaces `torch.segment_reduce(x, "max")` and `scatter_reduce(..., "amax")`. Equal largest elements share the
+    gradient evenly. A weight of 0 masks its element out; any other weight changes nothing.
 
     Args:
         {arguments}

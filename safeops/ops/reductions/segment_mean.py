@@ -13,8 +13,8 @@ def segment_mean(
 ):  # fmt: skip
     """Mean of `input` over the kept rows of each sequence; with weights, sum(weight * input) / sum(weight).
 
-    What a loss of packed sequences needs that counts each sequence once, whatever its length. Counts are exact
-    integers, also where each element of a row has a mask of its own; half is accumulated in fp32 and returned in fp32.
+    For a loss of packed sequences that counts each sequence once, whatever its length. Counts are exact integers, also
+    where the elements of a row have different masks. Half is accumulated in fp32 and returned in fp32.
 
     Args:
         {arguments}

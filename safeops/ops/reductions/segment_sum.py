@@ -13,9 +13,9 @@ def segment_sum(
 ):  # fmt: skip
     """Sum of `input` over the kept rows of each sequence of a packed batch; with weights, of weight * input.
 
-    The replacement of `torch.segment_reduce`, of `zeros.index_add_(0, ids, x * mask)` (which adds fp32 one after the
-    other, on CUDA in another order each time, keeps the NaN, and overflows in half) and of differences of a cumsum
-    (which lose the small sequences' digits, and spread one NaN over all sequences behind it).
+    It replaces `torch.segment_reduce`, `zeros.index_add_(0, ids, x * mask)` (which adds fp32 one after the other, on
+    CUDA in another order each time, keeps the NaN, and overflows in half) and differences of a cumsum (which lose the
+    digits of small sequences, and spread one NaN over all sequences behind it).
 
     Args:
         {arguments}

@@ -1,5 +1,5 @@
-"""Selection: which elements of the input go where, by a mask or by an index. Nothing is computed.
+"""Selection: elements of the input are moved, by a mask or by an index. Nothing is computed.
 
-`_selection.py` has the dtypes that are moved and the stand-in of an index out of range; `_indexed.py` is the record of
-what takes an index.
+`_selection.py` has the dtypes that are moved and the fill for an index out of range; `_indexed.py` has the record of
+ops that take an index.
 """

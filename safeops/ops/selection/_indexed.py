@@ -1,4 +1,4 @@
-"""Selection by index: the parts that safe_gather and safe_index_select share."""
+"""Selection by index: the record of safe_gather and safe_index_select."""
 
 from safeops.core import check
 from safeops.core.op import Op
@@ -6,9 +6,9 @@ from safeops.ops.selection._selection import MOVABLE, as_double, check_fill, che
 
 
 class Indexed(Op):
-    """gathers: whether the index has a place for each element, else one dim.
+    """gathers: True: `index` has an entry for each element of the result; False: it is a vector along `dim`.
 
-    validate_index(input, dim, index): raises where the dim or the shapes do not fit."""
+    validate_index(input, dim, index): raises if the dim or the shapes do not fit."""
 
     owner = "C++/CUDA"
     linear = 1

@@ -1,4 +1,4 @@
-"""Parts of all selection ops: the dtypes they move, stand-ins in any dtype, indices, and their checks."""
+"""Shared by the selection ops: the dtypes that they move, fill values in any dtype, rows by index, and checks."""
 
 import torch
 
@@ -9,23 +9,23 @@ from safeops.core.symbolic import symbolic
 # The kernels move these by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
-MOST_DIMS = 63  # the kernels see elements of 16 bytes as a dim of two halves
+MOST_DIMS = 63  # one less than usual: the kernels read an element of 16 bytes as one more dim, of two 8-byte elements
 INDEX = (torch.int32, torch.int64)
 
 # ---- definitions
 
 
 def full(x, shape, fill_value):
-    """`fill_value` everywhere, in x's dtype; attached to x, which has no elements to be read."""
+    """A tensor of `fill_value` in x's dtype, attached to the graph of x, which has no elements."""
     result = filled(x, shape, fill_of(fill_value, x.dtype))
     return result - x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else result
 
 
 def summed_wide(x):
-    """x in the dtype its gradient is summed in: duplicates add up. (Of unsigned integers CUDA indexes only bytes.)"""
+    """x in the dtype in which gradients of duplicates are summed. (Unsigned as signed: CUDA indexes few of these.)"""
     if x.dtype not in FLOATING:
         return signed(x)
-    # aten adds one after the other on the CPU
+    # in fp64 on the CPU, where aten adds one by one
     return x.to(torch.float64 if x.device.type == "cpu" or x.dtype == torch.float64 else torch.float32)
 
 
@@ -42,8 +42,8 @@ def select_rows(rows, index, fill_value):
 
 
 def as_double(fill_value):
-    """The number as the kernels take it, or None: an integer beyond 2^53 that a double does not hold."""
-    if symbolic(fill_value):  # what it is now is not to be asked
+    """The fill value as a double, which the kernels take. None for an integer that is not exact in a double."""
+    if symbolic(fill_value):  # its present value must not be read
         return fill_value
     double = float(fill_value)
     return double if double == fill_value or fill_value != fill_value else None

@@ -1,4 +1,4 @@
-"""masked_compact: x[mask] of a fixed capacity, so that nobody has to wait for the count."""
+"""masked_compact: x[mask] with a fixed capacity, so that the host does not wait for the count."""
 
 from typing import NamedTuple
 
@@ -25,16 +25,16 @@ class MaskedCompact(NamedTuple):
 def definition(input, mask, capacity, fill_value=0.0):
     """mask has the shape of input's first dims."""
     flat = mask.reshape(-1)  # (N,)
-    rank = flat.cumsum(0)  # how many are kept up to here
+    rank = flat.cumsum(0)  # the number kept up to each element
     count = flat.sum()
     slot = torch.arange(capacity, device=mask.device)
-    # the k-th kept one is the first whose rank is k + 1
+    # the k-th kept element is the first with rank k + 1
     index = torch.where(slot < count, torch.searchsorted(rank, slot + 1), -1)
     return _take(input, index, mask.dim(), fill_value), index, count
 
 
 def _take(input, index, lead, fill_value=0.0):
-    """Slot k holds row index[k] of input, its first `lead` dims numbering the rows."""
+    """Slot k holds row index[k] of input, `fill_value` for an index of -1. The first `lead` dims number the rows."""
     rows = 1
     for n in input.shape[:lead]:  # torch.Size.numel would make constants of dynamic sizes
         rows = rows * n
@@ -103,7 +103,7 @@ class Compaction(Op):
             raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
         if capacity < 0:
             raise ValueError(f"masked_compact: capacity must be at least 0, got {capacity}")
-        # (a size that is no number yet must not get a bound by this)
+        # (not for a symbolic size: the comparison would bound it)
         if isinstance(capacity, int) and capacity >= 2**59:
             raise ValueError(
                 f"masked_compact: capacity must be less than 2^59, got {capacity}: no memory holds so many"
@@ -117,7 +117,7 @@ class Compaction(Op):
 
     def composite_gradients(self, grad, needs, operands, results):
         shape = operands.input.shape
-        # Linear in its input, so the derivative may be taken at 0.
+        # The op is linear in its input, so the derivative may be taken at 0.
         origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
         lead = len(shape) - (grad.dim() - 1)
         return route.differentiable_backward(_take, (origin, results.index, lead), grad)[:1]
@@ -136,22 +136,24 @@ def masked_compact(input, mask, *extra, capacity=REQUIRED, fill_value=0, **unkno
     """The kept elements, or rows, packed into `capacity` slots: `input[mask]` without waiting for its size.
 
     `input[mask]` has a size that only the device knows: the host waits for it, and neither a CUDA graph nor
-    `torch.compile(fullgraph=True)` can hold it. Here the size is given, and what was found is told by tensors.
+    `torch.compile(fullgraph=True)` can hold it. Here the size is given, and count and index are tensors.
 
         values, index, count = safeops.masked_compact(x, mask, capacity=4096)
 
-    Slot `k < count` holds the k-th kept element in the order of `input[mask]`; the slots behind hold `fill_value`. What
-    does not fit is dropped, and `count > capacity` tells so. The gradient reaches the elements in the slots, and is
-    exactly 0 for all others. Two runs give the same bits. Back to their places: `safeops.masked_scatter(x, mask,
-    values)`, for rows with the mask unsqueezed to x's dims. Rows of another tensor: `safeops.safe_index_select(y, 0,
-    index)`, for which the -1 of an unused slot is out of range (to torch's indexing it is the last row).
+    Slot `k < count` holds the k-th kept element in the order of `input[mask]`; the slots behind hold `fill_value`.
+    Elements that do not fit are dropped; then `count > capacity`. The gradient reaches the elements in the slots, and
+    is exactly 0 for all others. Two runs give the same bits.
+
+    To put values back: `safeops.masked_scatter(x, mask, values)`, for rows with the mask unsqueezed to x's dims. To
+    take rows of another tensor: `safeops.safe_index_select(y, 0, index)`, for which the -1 of an unused slot is out of
+    range (in torch's indexing it is the last row).
 
     Args:
         input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
         mask: bool tensor; True = keep. With as many dims as `input` (broadcast to it) it keeps elements; with fewer
             it stands for the first dims and keeps rows, as in `input[mask]`.
         capacity: number of slots, at least 0.
-        fill_value: what unused slots hold; a finite one saturates to the dtype.
+        fill_value: the value of unused slots; a finite one saturates to the dtype.
 
     Returns:
         A named tuple of
@@ -160,7 +162,8 @@ def masked_compact(input, mask, *extra, capacity=REQUIRED, fill_value=0, **unkno
         count: 0-dim int64, the number of True in the mask; may exceed `capacity`.
 
     Raises:
-        TypeError: `input` or `mask` is no tensor, `mask` is not bool, `capacity` no int, `fill_value` no number.
+        TypeError: `input` or `mask` is not a tensor, `mask` is not bool, `capacity` is not an int, `fill_value` is not
+            a number.
         ValueError: `mask` does not broadcast to the (first) dims of `input`, devices differ, `capacity` is negative.
 
     Example:

@@ -1,4 +1,4 @@
-"""masked_scatter: the next elements of a source wherever the mask is True."""
+"""masked_scatter: the elements of a source, in order, where the mask is True."""
 
 import torch
 
@@ -15,7 +15,7 @@ from safeops.ops.selection._selection import MOST_DIMS, MOVABLE, check_movable, 
 def definition(input, source, mask):
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     flat = mask.expand(shape).reshape(-1)
-    rank = flat.cumsum(0) - 1  # among the True ones, in the order of the elements
+    rank = flat.cumsum(0) - 1  # the place of a True element among them
     taken = flat & (rank < source.numel())
     fresh = select_rows(source.reshape(-1), torch.where(taken, rank, -1), 0)
     return where(taken.reshape(shape), fresh.reshape(shape), input)
@@ -78,9 +78,9 @@ _masked_scatter = MaskedScatter("masked_scatter", _forward, _backward, definitio
 def masked_scatter(input, mask, source):
     """`input` with the elements of `source`, one after the other, where `mask` is True.
 
-    As `torch.masked_scatter`, except that a `source` with fewer elements than the mask has True is no error, which
-    takes reading the mask to find out: where the source has ended, `input` stays, and gets its gradient. The gradients
-    of `input` where it was overwritten, and of source elements that were not used, are exactly 0.
+    As `torch.masked_scatter`, except that a `source` with fewer elements than the mask has True is not an error: to
+    know, the host would have to read the mask. Where the source has ended, `input` stays, and gets its gradient. The
+    gradients of `input` where it was overwritten, and of source elements that were not used, are exactly 0.
 
     Args:
         input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
@@ -91,7 +91,7 @@ def masked_scatter(input, mask, source):
         A new tensor of `input`'s dtype, of the broadcast shape of `input` and `mask`.
 
     Raises:
-        TypeError: an operand is no tensor, `mask` is not bool, the dtypes of `input` and `source` differ.
+        TypeError: an operand is not a tensor, `mask` is not bool, the dtypes of `input` and `source` differ.
         ValueError: `input` and `mask` do not broadcast, devices differ.
 
     Example:

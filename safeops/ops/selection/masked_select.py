@@ -27,7 +27,7 @@ def _fake(input, mask):
 
 
 def _composite(input, mask):
-    """Where there is no kernel of its own: counted, then compacted to exactly that capacity."""
+    """For devices without a kernel: count, then compact to exactly that capacity."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     input, mask = input.expand(shape), mask.expand(shape)
     return _masked_compact.forward(input, mask, int(mask.sum()))[0]  # the host waits here
@@ -43,7 +43,7 @@ class MaskedSelect(Op):
     sum_to = staticmethod(sum_to)
     linear = 1
     waits = True
-    compiled = ()  # a trace would need a size that it does not know
+    compiled = ()  # the result's size is unknown to a trace
 
     def prepare(self, input, mask):
         return input.dtype in MOVABLE, (input, mask)
@@ -56,7 +56,7 @@ class MaskedSelect(Op):
         check.same_device("masked_select", "input", input, mask=mask)
         check.no_dtensor("masked_select", "input", input)
 
-    # The gradient of the input: the next of grad wherever the mask is True, 0 elsewhere.
+    # The gradient of the input: the elements of grad, in order, where the mask is True; 0 elsewhere.
 
     def gradients(self, grad, needs, operands, results):
         return (self.backward(*_scattered(grad, *operands)),)
@@ -79,8 +79,8 @@ _masked_select = MaskedSelect("masked_select", _forward, _masked_scatter.forward
 def masked_select(input, mask):
     """The kept elements as a vector: as `torch.masked_select`.
 
-    The result's size depends on the mask, so the host waits for the device, and a compiled function breaks there (or
-    takes an unbacked size, if told to); `masked_compact` is the same without that. The gradient is exactly 0 for
+    The result's size depends on the mask. So the host waits for the device, and a compiled function has a graph break
+    here (or an unbacked size, if torch is configured so). `masked_compact` avoids both. The gradient is exactly 0 for
     elements that are not kept, and the same bits every time.
 
     Args:
@@ -91,7 +91,7 @@ def masked_select(input, mask):
         A vector of `input`'s dtype, in the order of the elements.
 
     Raises:
-        TypeError: `input` or `mask` is no tensor, `mask` is not bool.
+        TypeError: `input` or `mask` is not a tensor, `mask` is not bool.
         ValueError: shapes do not broadcast, devices differ.
 
     Example:

@@ -1,4 +1,4 @@
-"""safe_gather: torch.gather in which an index out of range is a stand-in, not an error that takes the device down."""
+"""safe_gather: torch.gather in which an index out of range gives a fill value, not an error that ends all CUDA work."""
 
 import torch
 
@@ -77,21 +77,20 @@ def safe_gather(input, dim, index, *extra, fill_value=0, **unknown):
     """`torch.gather`, where an index out of range gives `fill_value` and no gradient.
 
     In torch such an index is an IndexError on the CPU and, on CUDA, a device assert after which nothing works any
-    more. Here every index is allowed, -1 and -100 included (a negative index does not count from the end), and none is
-    looked at by the host. Duplicates add up their gradients in fp32 at least, in a fixed order: the same bits every
-    time.
+    more. Here every index is allowed, -1 and -100 included (a negative index does not count from the end), and the host
+    reads none. The gradients of duplicates are added in fp32 at least, in a fixed order: the same bits every time.
 
     Args:
         input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
         dim: the dim to gather along.
-        index: int32 or int64 tensor with as many dims as `input`, in no dim but `dim` larger than it.
+        index: int32 or int64 tensor with as many dims as `input`, and not larger except along `dim`.
         fill_value: the result where the index is out of range; a finite one saturates to the dtype.
 
     Returns:
         A tensor of `index`'s shape and `input`'s dtype.
 
     Raises:
-        TypeError: `input` or `index` is no tensor, `index` is not int32 or int64, `fill_value` no number.
+        TypeError: `input` or `index` is not a tensor, `index` is not int32 or int64, `fill_value` is not a number.
         ValueError: the shapes do not fit, devices differ.
         IndexError: `dim` out of range.
 

@@ -1,4 +1,4 @@
-"""safe_index_select: torch.index_select in which an index out of range is a stand-in, not an error."""
+"""safe_index_select: torch.index_select in which an index out of range gives a fill value, not an error."""
 
 from safeops.core import check
 from safeops.core.foreign import refuse
@@ -59,9 +59,9 @@ _safe_index_select = Indexed("safe_index_select", _forward, _backward, definitio
 def safe_index_select(input, dim, index, *extra, fill_value=0, **unknown):
     """`torch.index_select`, where an index out of range gives `fill_value` and no gradient.
 
-    What an embedding lookup needs: a padding or ignored index (-1, -100, 255) is neither an IndexError nor, on CUDA, a
-    device assert; a negative index does not count from the end. Rows taken more than once add up their gradients in
-    fp32 at least, in a fixed order: the same bits every time.
+    For embedding lookups: a padding or ignored index (-1, -100, 255) is neither an IndexError nor, on CUDA, a device
+    assert. A negative index does not count from the end. The gradients of a row that is taken several times are added
+    in fp32 at least, in a fixed order: the same bits every time.
 
     Args:
         input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
@@ -73,7 +73,7 @@ def safe_index_select(input, dim, index, *extra, fill_value=0, **unknown):
         A tensor of `input`'s dtype and shape, its `dim` as long as `index`.
 
     Raises:
-        TypeError: `input` or `index` is no tensor, `index` is not int32 or int64, `fill_value` no number.
+        TypeError: `input` or `index` is not a tensor, `index` is not int32 or int64, `fill_value` is not a number.
         ValueError: `index` has more than one dim, devices differ.
         IndexError: `dim` out of range.
 

@@ -1,5 +1,5 @@
-"""The losses of info_nce_loss whose keys are those of the batch: of half vectors on CUDA one kernel, without (N, N)
-logits in memory."""
+"""info_nce_loss with the other rows' keys as negatives: for half vectors on CUDA one kernel, without (N, N) logits in
+memory."""
 
 import torch
 from torch.compiler import is_compiling
@@ -12,13 +12,13 @@ from safeops.core.symbolic import as_operand
 from safeops.ops.classification.cross_entropy import cross_entropy
 from safeops.ops.vectors.normalize import normalize
 
-WIDEST = 1024  # vectors that the kernels hold
+WIDEST = 1024  # the largest D of vectors (N, D) that the kernels take
 
 # ---- definition
 
 
 def factors(temperature, query, *keys):
-    """(the vectors whose products are the logits, the half dtype that they may be multiplied in)"""
+    """Returns (query, *keys, half): vectors whose products are the logits, and the half dtype for `matmul` or None."""
     compute = compute_dtype(query.dtype, *(x.dtype for x in keys))
     half = query.dtype if takes_half(query, *keys) else None
     query, *keys = (normalize(x.to(compute), dim=-1, eps=None) for x in (query, *keys))
@@ -26,20 +26,20 @@ def factors(temperature, query, *keys):
 
 
 def over_temperature(temperature, half, query, *keys):
-    """Unit vectors whose products are the logits. half: the dtype that they are multiplied in, or None."""
+    """Unit vectors, scaled so that their products are cos / temperature. half: the dtype for `matmul`, or None."""
     temperature = as_operand(temperature, query)
     if half is None:
         return query / temperature, *keys
-    # fp16 holds both factors down to temperatures of 1e-9, if both are divided by the root
+    # both are divided by the root: so fp16 holds them down to temperatures of 1e-9
     root = (temperature.to(query.dtype) if isinstance(temperature, torch.Tensor) else temperature) ** 0.5
     return tuple(x / root for x in (query, *keys))
 
 
 def define(query, key, keep=None, temperature=None, number=1.0):
-    """The loss of each row. keep: which rows exist; None: all. temperature: a 0-dim tensor, in place of `number`."""
+    """The losses (N,). keep: bool, True where a row exists; None: all. temperature: 0-dim, in place of `number`."""
     if keep is not None:
         query, key = (torch.where(keep.unsqueeze(-1), x, 0) for x in (query, key))
-    logits = matmul(*factors(number if temperature is None else temperature, query, key))  # own ones on the diagonal
+    logits = matmul(*factors(number if temperature is None else temperature, query, key))  # own keys: the diagonal
     if keep is not None:
         logits = torch.where(keep, logits, float("-inf"))  # a class that does not exist
     target = logits.new_ones(query.shape[:1], dtype=torch.int64).cumsum(0) - 1
@@ -51,7 +51,7 @@ def define(query, key, keep=None, temperature=None, number=1.0):
 
 def _fake(query, key, keep=None, temperature=None, number=1.0):
     rows, columns = query.shape
-    padded = -(-rows // 128) * 128  # as kernels/vectors/info_nce.py fills them up
+    padded = -(-rows // 128) * 128  # the padding of kernels/vectors/info_nce.py
     width = max(64, 1 << (columns - 1).bit_length()) if columns <= 256 else -(-columns // 64) * 64
     return (
         query.new_empty(query.shape[:1], dtype=torch.float32),
@@ -89,7 +89,8 @@ backward = declare_raw(
 
 
 class InfoNCE(Op):
-    """It bears the loss's name, whose record takes its place in the registry: what fails is the loss."""
+    """The record of the losses with the other rows' keys. It has the name of info_nce_loss, whose record replaces it in
+    the registry: errors name the loss."""
 
     differentiable = ("query", "key", "temperature")
 
@@ -100,7 +101,7 @@ class InfoNCE(Op):
         return takes, operands
 
     def validate(self, *operands):
-        """The public function has."""
+        """Nothing to do: the public function has validated its arguments."""
 
     def gradients(self, grad, needs, operands, results):
         t, number = operands.temperature, operands.number

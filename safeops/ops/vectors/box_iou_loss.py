@@ -14,7 +14,7 @@ from safeops.core.row_loss import RowLoss
 from safeops.ops.classification._classification import has_missing_class, is_watched, validate_reduction
 
 NAME = "box_iou_loss"
-KINDS = "iou", "giou", "diou", "ciou"  # the raw op's `kind` is a place among these
+KINDS = "iou", "giou", "diou", "ciou"  # the raw op's `kind` is an index of these
 
 # ---- definition
 
@@ -25,19 +25,19 @@ def edges(boxes):
 
 
 def extent(boxes):
-    """(...): the lesser of width and height, negative of a box with x2 < x1 or y2 < y1; NaN of one that has any."""
+    """(...): the smaller of width and height. Negative for a box with x2 < x1 or y2 < y1; NaN for one with a NaN."""
     x1, y1, x2, y2 = edges(boxes.detach())
     return torch.minimum(x2 - x1, y2 - y1)
 
 
 def ratio(x, y, otherwise=0):
-    """x / y; where y is 0 a constant."""
+    """x / y; where y is 0 the constant `otherwise`."""
     nothing = y == 0
     return torch.where(nothing, otherwise, x / torch.where(nothing, 1, y))
 
 
 def to_ordinary_size(a, b):
-    """Two boxes times the power of two that brings their largest coordinate near 1: no area overflows or vanishes."""
+    """Multiply two boxes by a power of two that brings their largest coordinate near 1: no area over- or underflows."""
     largest = torch.maximum(a.detach().abs().amax(-1), b.detach().abs().amax(-1))
     scale = torch.where(largest.isfinite() & (largest > 0), largest, 1)
     scale = to_one(scale.clamp(min=torch.finfo(a.dtype).tiny)).unsqueeze(-1)
@@ -51,7 +51,7 @@ def losses(a, b, kind):
     aw, ah, bw, bh = ax2 - ax1, ay2 - ay1, bx2 - bx1, by2 - by1
     w = hinge(torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1))
     h = hinge(torch.minimum(ay2, by2) - torch.maximum(ay1, by1))
-    # the area of a b, and of each box what the other has not: no sum cancels
+    # the intersection's area, and that of each box outside the other: no sum cancels
     both, rest = w * h, (aw - w) * ah + w * (ah - h) + ((bw - w) * bh + w * (bh - h))
     union = both + rest
     loss = ratio(rest, union, 1)  # 1 - IoU
@@ -59,14 +59,14 @@ def losses(a, b, kind):
         return loss
     hull_w = torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)
     hull_h = torch.maximum(ay2, by2) - torch.minimum(ay1, by1)
-    if kind == 1:  # + (C - U) / C, of the area C of the hull
+    if kind == 1:  # + (C - union) / C, with C the area of the hull
         return loss + (1 - ratio(union, hull_w * hull_h, 1))
     dx, dy = (ax1 - bx1 + (ax2 - bx2)) / 2, (ay1 - by1 + (ay2 - by2)) / 2  # between the centres
     distance = ratio(dx * dx + dy * dy, hull_w * hull_w + hull_h * hull_h)
     if kind == 2:
         return loss + distance
-    # + alpha v, of the difference of atan(w / h), and alpha a constant
-    lesser = aw + ah <= bw + bh  # of two boxes, whose sides times the differences do not cancel
+    # + alpha v, with v from the difference of both atan(w / h); alpha is a constant of the derivative
+    lesser = aw + ah <= bw + bh  # the differences times the sides of the smaller box do not cancel
     w, h = torch.where(lesser, aw, bw), torch.where(lesser, ah, bh)
     across, along = (bw - aw) * h - w * (bh - ah), ah * bh + aw * bw
     point = (aw == 0) & (ah == 0) | (bw == 0) & (bh == 0)
@@ -77,7 +77,7 @@ def losses(a, b, kind):
 
 
 def define(input, target, mask=None, kind=0):
-    """(the loss of each row, which rows are kept)"""
+    """Returns (losses, keep), of the rows' shape."""
     keep = torch.ones_like(input[..., 0], dtype=torch.bool) if mask is None else mask.expand(input.shape[:-1])
     for x in (input, target):
         keep = keep & check.in_range(torch.where(extent(x) < 0, -1, 0), 1, keep)
@@ -135,7 +135,7 @@ _of_rows_backward = declare_raw(
 
 
 class BoxIouLoss(RowLoss):
-    """I/O: the boxes, once in each direction; backward writes their gradients."""
+    """I/O: each direction reads the boxes once; backward writes their gradients."""
 
     module, example = "BoxIouLoss", "torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 2, 2]])"
     differentiable, visible, saved = ("input", "target"), 2, ()
@@ -189,9 +189,9 @@ def box_iou_loss(
     input, target, *extra, kind="iou", mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
     **unknown,
 ):  # fmt: skip
-    """1 - IoU of each pair of boxes, their intersection over their union; the mean over the kept rows.
+    """1 - IoU of each pair of boxes, with IoU = intersection / union of their areas; the mean over the kept rows.
 
-    With C the smallest box around both, d the distance of their centres and c the diagonal of C:
+    With C the area of the smallest box around both, d the distance of their centres and c the diagonal of that box:
 
         "iou"   1 - IoU
         "giou"  1 - IoU + (C - union) / C                Rezatofighi et al., "Generalized IoU", 2019
@@ -199,12 +199,14 @@ def box_iou_loss(
         "ciou"  1 - IoU + d^2 / c^2 + alpha v            v = 4 / pi^2 (atan(w' / h') - atan(w / h))^2 of target and
                                                          input, alpha = v / (1 - IoU + v), a constant in the gradient
 
-    Halves are computed in fp32, where no area overflows (that of 256 pixels by 256 is inf in fp16), and boxes of any
-    size in units of their own: 1e20 pixels and 1e-20 are as good as any. No eps is added: what has no area has a value
-    of its own. Where the union is 0 the IoU is 0, and where C or c is 0 their term is 0, with gradient 0. The aspect
-    ratio of a box of no width and no height counts as the other's: v is 0. Equal boxes with an area have loss 0 and
-    gradient 0: where two edges are equal, each has half of the slope of their minimum or maximum, as torch's. Boxes
-    that touch have an intersection of 0, with gradient 0.
+    Half is computed in fp32, where no area overflows (256 by 256 pixels are inf in fp16). Each pair is scaled by its
+    own size: boxes of 1e20 or 1e-20 pixels are as exact as any.
+
+    No eps is added. Where the union is 0 the IoU is 0, and where C or c is 0 its term is 0, with gradient 0. The aspect
+    ratio of a box without width and height counts as the other's: v is 0.
+
+    Equal boxes with an area have loss 0 and gradient 0: where two edges are equal, each gets half of the slope of their
+    minimum or maximum, as in torch. Boxes that touch have an intersection of 0, with gradient 0.
 
     Args:
         input: floating tensor (..., 4), a box (x1, y1, x2, y2) for each row, x1 <= x2 and y1 <= y2.
@@ -216,7 +218,7 @@ def box_iou_loss(
         TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
         ValueError: shapes do not fit, devices differ, unknown `kind`, `reduction` or `empty`; on the CPU, a box of a
             kept row with x2 < x1 or y2 < y1, before anything is written (RuntimeError where the call is compiled). On
-            CUDA, and under torch.func's transforms, such a row does not exist, which `safeops.debug.audit` reports.
+            CUDA, and under torch.func's transforms, such a row is masked out, which `safeops.debug.audit` reports.
 
     Example:
         >>> a, b = torch.tensor([[0.0, 0.0, 2000.0, 2000.0]]), torch.tensor([[1000.0, 0.0, 2000.0, 2000.0]])

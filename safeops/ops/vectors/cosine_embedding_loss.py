@@ -1,4 +1,4 @@
-"""cosine_embedding_loss: vectors that belong together at an angle of 0, others at no less than a margin allows."""
+"""cosine_embedding_loss: 1 - cos of vectors that belong together, max(cos - margin, 0) of others."""
 
 import torch
 
@@ -13,19 +13,19 @@ from safeops.core.symbolic import symbolic
 from safeops.ops.vectors.cosine_similarity import _cosine_similarity, cosine_similarity
 
 NAME = "cosine_embedding_loss"
-SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, *FLOATING)  # of targets, which may be -1
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, *FLOATING)  # dtypes of targets that hold -1
 
 # ---- definition
 
 
 def definition(input1, input2, target, keep=None, margin=0.0):
-    """The loss of each row. keep: bool, which rows exist; None: all."""
-    if keep is not None:  # select before arithmetic
+    """The loss of each row. keep: bool, True where a row exists; None: all."""
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         input1, input2 = (torch.where(keep.unsqueeze(-1), x, 0) for x in (input1, input2))
     cos = cosine_similarity(input1, input2, dim=-1, eps=None)
     apart = hinge(cos - margin)
     other = 0
-    if target.is_floating_point():  # a target of NaN shows
+    if target.is_floating_point():  # a NaN target gives NaN
         other = torch.where(target == target, 0, torch.nan).to(cos.dtype)
     return torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, other))
 
@@ -58,7 +58,7 @@ _backward = declare_raw(
 
 
 class LossOfRow(Inner):
-    """The loss of each row."""
+    """The record of the loss of each row."""
 
     differentiable = ("input1", "input2")
 
@@ -100,16 +100,17 @@ def cosine_embedding_loss(
     input1, input2, target, margin=0.0, *extra, mask=None, weight=None, reduction="mean", denominator=None,
     empty="zero", **unknown,
 ):  # fmt: skip
-    """1 - cos where target is 1, max(cos - margin, 0) where it is -1, of the cosine of each pair of vectors.
+    """1 - cos where target is 1, max(cos - margin, 0) where it is -1, with cos the cosine of each pair of vectors.
 
-    The mean over the kept pairs. As `torch.nn.functional.cosine_embedding_loss`, whose cosines come from sums of
-    squares that overflow (an fp16 vector of 300 and more) and vanish; here a zero vector has cosine 0 and gradient 0.
+    Then the mean over the kept pairs. As `torch.nn.functional.cosine_embedding_loss`, except that no sum of squares
+    overflows (in torch that of an fp16 vector of length 300 does) or underflows, and that a zero vector has cosine 0
+    and gradient 0.
 
     Args:
         input1: floating tensor (..., D), a vector along the last dim for each row.
         input2: floating tensor of `input1`'s shape.
         target: tensor (...), 1 or -1 for each row, of any real dtype; any other number makes the row's loss 0.
-        margin: number; from -1 to 1 it means something, torch suggests 0 to 0.5.
+        margin: number, useful from -1 to 1; torch suggests 0 to 0.5.
         {arguments}
 
     Raises:

@@ -24,7 +24,7 @@ def _composite(x1, x2, dim=-1, eps=None):
     # Where one vector is zero the other has no gradient either; a NaN or inf in it still shows.
     alive = ((norm1 != 0) | ~norm2.isfinite()) & ((norm2 != 0) | ~norm1.isfinite())
     value = (torch.where(alive, y1, 0) * torch.where(alive, y2, 0)).sum(dim)
-    value = value - (value - value.clamp(-1, 1)).detach()  # what rounding adds; its gradient is not cut off
+    value = value - (value - value.clamp(-1, 1)).detach()  # rounding may exceed 1; no gradient is lost
     return value, norm1.to(torch.float64), norm2.to(torch.float64)
 
 
@@ -106,8 +106,9 @@ def cosine_similarity(x1, x2, dim=1, eps=1e-8, *extra, **unknown):
     """<x1, x2> / (max(|x1|, eps) max(|x2|, eps)) along `dim`, within [-1, 1].
 
     Where one of the vectors is zero the result is 0, with gradient 0 to both. Neither the norms nor the product
-    overflow or underflow (with eps=None, vectors of 1e30 or 1e-30 in fp32 are compared as any others), half is computed
-    in fp32, and an eps of 1e-8 is no 0 there. A NaN or inf shows in the results of its own vector alone.
+    overflow or underflow: with eps=None, vectors of 1e30 or 1e-30 in fp32 are compared as any others.
+
+    Half is computed in fp32, where an eps of 1e-8 is not 0. A NaN or inf shows in the results of its own vector alone.
 
     Args:
         x1: floating tensor.
@@ -120,7 +121,7 @@ def cosine_similarity(x1, x2, dim=1, eps=1e-8, *extra, **unknown):
         The cosines, of the broadcast shape without `dim`: fp32 for fp16, bf16 and fp32 operands, fp64 for fp64.
 
     Raises:
-        TypeError: an operand is not floating, `dim` is not an int, eps no number.
+        TypeError: an operand is not floating, `dim` is not an int, eps is not a number.
         ValueError: shapes do not broadcast, devices differ, eps is negative.
         IndexError: dim out of range.
 

@@ -1,4 +1,4 @@
-"""info_nce_loss: of several keys, a query is to be nearest to its own."""
+"""info_nce_loss: a query should be nearer to its own key than to other keys."""
 
 import torch
 
@@ -28,9 +28,9 @@ def validate_options(name, reduction, empty, temperature):
 
 
 def temperature_for(name, temperature, x):
-    """A temperature, on x's device if the host has it."""
+    """Validate a temperature. A CPU tensor is moved to x's device."""
     _validate_temperature(name, temperature)
-    # (torch divides by a 0-dim tensor of the host as by a number)
+    # (torch, too, divides by a 0-dim CPU tensor as by a number)
     return temperature.to(x.device) if isinstance(temperature, torch.Tensor) and temperature.is_cpu else temperature
 
 
@@ -77,20 +77,22 @@ def info_nce_loss(
     """-log softmax(cos(query, keys) / temperature) at each query's own key; the mean over the kept rows.
 
     The keys of a row are its `positive_key` and its negatives: by default the positive keys of all other kept rows.
-    Queries are nobody's negatives, so that no row is its own; two rows with equal keys are negatives of each other.
-    (`supervised_contrastive_loss`, and NT-Xent as its case, compare each vector with all others.) The cosines are
-    products in fp32 (of fp64 in fp64), also under autocast. Those of half vectors are as exact; but on CUDA their
-    gradient is rounded to half before it is multiplied, which fp32 vectors avoid. A zero vector has cosine 0 with
-    everything, and gradient 0. van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018.
+    Queries are no negatives, and two rows with equal keys are negatives of each other. (`supervised_contrastive_loss`,
+    and its case NT-Xent, compare each vector with all others.) van den Oord et al., "Representation Learning with
+    Contrastive Predictive Coding", 2018.
+
+    The cosines are products in fp32 (fp64 for fp64), also under autocast. Half vectors have cosines as exact, but on
+    CUDA their gradient is rounded to half before it is multiplied; fp32 vectors avoid that. A zero vector has cosine 0
+    with everything, and gradient 0.
 
     Args:
         query: floating tensor (N, D), a vector for each row.
         positive_key: floating tensor of `query`'s shape: the key that belongs to the query.
-        negative_keys: floating tensor, instead of the other rows' keys: (M, D), the same for all rows, or (N, M, D).
+        negative_keys: floating tensor, in place of the other rows' keys: (M, D) for all rows, or (N, M, D), M each.
         temperature: number greater than 0, or 0-dim floating tensor (differentiable, such as CLIP's), of the query's
             device or the CPU's.
         {arguments}
-            A masked-out row's key is no negative of the others, either.
+            The key of a masked-out row is no negative of other rows either.
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
@@ -129,7 +131,7 @@ def info_nce_loss(
         near = sums.total(query * key, dim=-1, keepdim=True)
         each = negatives.dim() == 3
         far = matmul(query[:, None], negatives)[:, 0] if each else matmul(query, negatives, half)
-        logits = torch.cat([near, far], 1)  # (N, 1 + M): a row's own in front
+        logits = torch.cat([near, far], 1)  # (N, 1 + M): the row's own key first
         target = logits.new_zeros(rows, dtype=torch.int64)
         loss = cross_entropy(logits, target, mask=keep, reduction="none")
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)

@@ -19,20 +19,20 @@ from safeops.ops.reductions.safe_norm import safe_norm
 
 
 def unit_vectors(x, dim, eps):
-    """(x / max(|x|, eps), |x|) along dim, in x's dtype; a zero vector is 0 with gradient 0."""
+    """Returns (x / max(|x|, eps), |x|) along dim, in x's dtype; a zero vector is 0 with gradient 0."""
     info = torch.finfo(x.dtype)
-    fixed = x.detach()  # no_grad would leave the tangents
+    fixed = x.detach()  # no_grad would keep the tangents of forward mode
     empty = x.dim() > 0 and x.shape[dim] == 0
     largest = x.new_zeros(keepdim_shape(x.shape, dim)) if empty else fixed.abs().amax(dim, keepdim=True)
     zero = (fixed == 0).all(dim, keepdim=True)
-    # x^2 neither overflows nor vanishes. (Not for zeros: the scale's square, in a second derivative, is infinite.)
+    # Scaled, x^2 neither overflows nor underflows. (Zeros have scale 1: a second derivative squares it.)
     scale = torch.where(zero, 1, _to_one(largest.clamp(min=info.tiny)))
     floor_scale = _to_one(filled(x, (), eps).clamp(min=info.tiny))
     scaled = x * scale
     # The root has no derivative at 0: select before taking it.
     squares = torch.where(zero, 1, scaled.square().sum(dim, keepdim=True))
     root = torch.where(zero, 0, squares.sqrt())
-    # Below eps the length takes part in no derivative: x / eps, at a scale of its own.
+    # Below eps the result is x / eps, without the length in its derivative; eps has its own scale.
     under = root <= eps * scale
     divisor = torch.where(zero, 1, torch.where(under, eps * floor_scale, root))
     y = torch.where(zero, 0, torch.where(under, x * floor_scale, scaled)) / divisor
@@ -40,12 +40,12 @@ def unit_vectors(x, dim, eps):
 
 
 def _to_one(size):
-    """The power of two that brings a positive size near 1."""
+    """The power of two that brings a positive size near 1; 1 for inf and NaN."""
     return torch.where(size.isfinite(), to_one(size), 1)
 
 
 def resolve_eps(eps, compute):
-    """eps as a 0-dim tensor or a number of the compute dtype."""
+    """eps in the range of the compute dtype: a 0-dim tensor or a number; None: the smallest normal number."""
     info = torch.finfo(compute)
     if isinstance(eps, torch.Tensor):
         return eps.to(compute).clamp(max=info.max)
@@ -115,7 +115,7 @@ _normalize = Normalize("normalize", _forward, _backward, definition)
 
 
 def by_norm(input, p, dim, eps):
-    """`normalize` by another norm, or over several dims: plain torch beside the norm itself."""
+    """`normalize` by another norm, or over several dims: torch ops around `safe_norm`."""
     check.floating("normalize", "input", input, numbers=True)
     check.number("normalize", "p", p, minimum=-math.inf, maximum=math.inf)
     check.dims("normalize", dim, input.dim())
@@ -133,10 +133,12 @@ def by_norm(input, p, dim, eps):
 def normalize(input, p=2.0, dim=1, eps=1e-12, *extra, **unknown):
     """`input / max(|input|_p, eps)` along `dim`: vectors of length 1.
 
-    A zero vector stays 0, with gradient 0; the Euclidean norm neither overflows nor underflows (with eps=None, vectors
-    of 1e30 or 1e-30 in fp32 have length 1 afterwards), and half is computed in fp32 and rounded once: 64 channels of 40
-    give 0.125, and an eps of 1e-12 is no 0. Below `eps` the result is `input / eps`, with gradient `1 / eps`. A NaN
-    turns its vector into NaN; an inf is NaN, and the rest of its vector 0.
+    A zero vector stays 0, with gradient 0. The Euclidean norm neither overflows nor underflows: with eps=None, vectors
+    of 1e30 or 1e-30 in fp32 have length 1 afterwards. A vector shorter than `eps` becomes `input / eps`, with gradient
+    `1 / eps`.
+
+    Half is computed in fp32 and rounded once: 64 channels of 40 give 0.125, and an eps of 1e-12 is not 0. A NaN turns
+    its vector into NaN; an inf becomes NaN, and the rest of its vector 0.
 
     Args:
         input: floating tensor of any shape and strides.
@@ -149,7 +151,7 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, *extra, **unknown):
         A tensor of `input`'s shape, dtype and memory order.
 
     Raises:
-        TypeError: `input` is not floating, `dim` is no int and no tuple of them, p or eps no number.
+        TypeError: `input` is not floating, `dim` is not an int or a tuple of ints, p or eps is not a number.
         ValueError: eps is negative.
         IndexError: dim out of range.
 

@@ -18,15 +18,16 @@ NAME = "si_sdr_loss"
 
 
 def selected(x, keep):
-    """The samples that exist, 0 elsewhere."""
+    """x where its samples exist, 0 elsewhere."""
     return x if keep is None else torch.where(keep, x, 0)
 
 
 def losses(x, s):
     """The loss of each row, of signals (..., D) in the compute dtype.
 
-    With the cosine c of the two, |a s|^2 / |a s - x|^2 is c^2 / (1 - c^2). In the second, 1 - |c| would cancel: half of
-    the squared distance of the unit vectors is the same number, and does not.
+    (1) |a s|^2 / |a s - x|^2 = c^2 / (1 - c^2), with c the cosine of x and s
+    (2) 1 - |c| would cancel; with unit vectors u, v it is |u - sign(c) v|^2 / 2, which does not
+    (3) 1 - c^2 = (1 - |c|) (2 - (1 - |c|))
     """
     least = 4 * torch.finfo(x.dtype).eps
     u, v = _normalize.call(x, -1, None), _normalize.call(s, -1, None)
@@ -34,7 +35,7 @@ def losses(x, s):
     sign = torch.where(c < 0, -1.0, 1.0).to(c.dtype)
     near = sums.total((u - sign.unsqueeze(-1) * v).square(), dim=-1) / 2  # 1 - |c|
     error, signal = near * (2 - near), c * sign
-    # An estimate is orthogonal, or perfect, if rounding cannot tell it from one that is. (A NaN is neither.)
+    # An estimate counts as orthogonal, or as perfect, if it is so up to rounding. (A NaN is neither.)
     orthogonal, perfect = signal <= least, error <= least * least
     error, signal = (torch.where(orthogonal | perfect, 1, y) for y in (error, signal))
     loss = 10 * error.log10() - 20 * signal.log10()
@@ -77,19 +78,21 @@ def si_sdr_loss(
     The scale-invariant ratio of signal to distortion of an estimate x of a signal s: Le Roux et al., "SDR - half-baked
     or well done?", 2019.
 
-    Signals of any size are computed in units of their own, in fp32 (fp64 for fp64), and the error of a good estimate
-    does not cancel: in fp32 a loss of -60 dB is right to 0.001 dB, one of -120 dB to 0.5 dB. No eps is added. No loss
-    is below -126.43 or above 126.43 there (301.03 in fp64), 20 log10 of 4 eps of the dtype: a multiple of the target
-    has the least, an orthogonal estimate the most, and so has a silent one, or a silent target. Each has gradient 0.
+    Signals are scaled by their own size and computed in fp32 (fp64 for fp64). The error of a good estimate does not
+    cancel: in fp32 a loss of -60 dB is right to 0.001 dB, one of -120 dB to 0.5 dB. No eps is added.
+
+    The loss is from -126.43 to 126.43 dB in fp32 (301.03 in fp64), 20 log10 of 4 eps of the dtype. A multiple of the
+    target has the least loss. An orthogonal estimate, a silent estimate and a silent target have the largest. Each has
+    gradient 0.
 
     Args:
         input: floating tensor (..., D), a signal x along the last dim for each row.
         target: floating tensor of `input`'s shape, the signals s. Differentiable.
-        zero_mean: whether each signal's mean, of its kept samples, is subtracted first.
+        zero_mean: True: the mean of each signal's kept samples is subtracted first.
         mask: bool tensor, broadcastable to `input`; True = keep. Masked-out samples do not exist: NaN, inf or garbage
             there changes neither the loss nor a gradient, and their own gradient is exactly 0. A row without a kept
             sample does not exist either. A mask of rows alone is (..., 1).
-        weight: floating tensor, broadcastable to the rows; 0 means the same as a row masked out. Differentiable.
+        weight: floating tensor, broadcastable to the rows; 0 means the same as a masked-out row. Differentiable.
         {arguments}
 
     Raises:

@@ -1,4 +1,4 @@
-"""supervised_contrastive_loss: of all other rows, a row is to be nearest to those of its label."""
+"""supervised_contrastive_loss: a row should be nearer to the rows of its label than to all others."""
 
 import torch
 
@@ -21,7 +21,7 @@ NAME = "supervised_contrastive_loss"
 
 
 def define(features, labels, keep, temperature):
-    """(the loss of each row, which rows have another of their label)"""
+    """Returns (losses (N,), bool (N,): True where a kept row has another kept row of its label)."""
     place = labels.new_ones(labels.shape, dtype=torch.int64).cumsum(0)
     other = place[:, None] != place  # (N, N)
     if keep is not None:
@@ -34,7 +34,7 @@ def define(features, labels, keep, temperature):
     z = normalize(features.to(compute), dim=-1, eps=None)
     logits = torch.where(
         other, matmul(*over_temperature(temperature, half, z, z), half), float("-inf")
-    )  # else no class
+    )  # -inf: no class
     probabilities = positive.to(logits.dtype) / count.clamp(min=1)
     return cross_entropy(logits, probabilities, mask=counted, reduction="none"), counted
 
@@ -80,26 +80,27 @@ def supervised_contrastive_loss(
     features, labels, *extra, temperature=0.07, mask=None, weight=None, reduction="mean", denominator=None,
     empty="zero", **unknown,
 ):  # fmt: skip
-    """The mean over the others p of a row's label of -log softmax(cos(row, others) / temperature)_p.
+    """-log softmax(cos(row, others) / temperature) of each row, averaged over the others of its label.
 
         loss_i = log sum_{a != i} exp(z_i z_a / t) - mean_{p != i, y_p = y_i} z_i z_p / t,   z = normalize(features)
 
-    Then the mean over the kept rows that have another kept row of their label: the others have no positive, and are
-    negatives alone. A row is neither its own positive nor its own negative. L_out of Khosla et al., "Supervised
-    Contrastive Learning", 2020, with the temperature of its code. NT-Xent (Chen et al., "SimCLR", 2020) is the case of
-    two views of each sample, whose labels are equal: `labels = torch.arange(N).repeat(2)`.
+    Then the mean over the kept rows that have another kept row of their label. A row without one has no positive, and
+    is only a negative of the others. A row is neither its own positive nor its own negative.
+
+    L_out of Khosla et al., "Supervised Contrastive Learning", 2020, with the temperature of its code. NT-Xent (Chen et
+    al., "SimCLR", 2020) is the case of two views of each sample, with equal labels: `torch.arange(N).repeat(2)`.
 
     Features are normalized here, by `safeops.normalize`: a zero vector has cosine 0 with everything, and gradient 0.
-    The cosines are products in fp32 (of fp64 in fp64), also under autocast. Those of half features are as exact; but on
-    CUDA their gradient is rounded to half before it is multiplied, which fp32 features avoid.
+    The cosines are products in fp32 (fp64 for fp64), also under autocast. Half features have cosines as exact, but on
+    CUDA their gradient is rounded to half before it is multiplied; fp32 features avoid that.
 
     Args:
-        features: floating tensor (N, D), a vector for each row: the views of a batch one below the other.
+        features: floating tensor (N, D), a vector for each row: the views of a batch, concatenated.
         labels: int64, int32 or uint8 tensor (N,).
         temperature: number greater than 0, or 0-dim floating tensor (differentiable), of the features' device or the
             CPU's.
         {arguments}
-            A row that is masked out is no positive and no negative of the others, either.
+            A masked-out row is neither a positive nor a negative of other rows.
 
     Raises:
         TypeError: `features` is not floating, `labels` are not integers, `mask` is not bool, an option is of another

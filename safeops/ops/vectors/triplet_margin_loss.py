@@ -1,4 +1,4 @@
-"""triplet_margin_loss: an anchor is to be nearer to a positive than to a negative, by a margin."""
+"""triplet_margin_loss: an anchor should be nearer to a positive than to a negative, by a margin."""
 
 import torch
 
@@ -19,16 +19,17 @@ NAME = "triplet_margin_loss"
 
 
 def _distance(x, y, p, eps):
-    """|x - y + eps| of each row, as torch's; and of equal vectors 0, with gradient 0."""
+    """|x - y + eps| of each row, as in torch; for equal vectors 0, with gradient 0."""
     norm = masked_norm((x - y).add_(eps), dim=-1, ord=p)
-    return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (inf less inf is NaN)
+    return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (inf - inf is NaN)
 
 
 def _composite(anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, swap=False):
-    """(the loss of each row, and the distances that backward reads). keep: bool, which rows exist; None: all."""
+    """Returns (losses, near, far, apart), of the rows' shape: backward reads the distances. Without swap, apart is
+    empty. keep: bool, True where a row exists; None: all."""
     compute = compute_dtype(anchor.dtype, positive.dtype, negative.dtype)
     a, b, c = (x.to(compute) for x in (anchor, positive, negative))
-    if keep is not None:  # select before arithmetic
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         a, b, c = (torch.where(keep.unsqueeze(-1), x, 0) for x in (a, b, c))
     near, far = _distance(a, b, p, eps), _distance(a, c, p, eps)
     apart = _distance(b, c, p, eps) if swap else near.new_empty(0)
@@ -96,14 +97,14 @@ _of_rows_backward = declare_raw(
 
 
 class TripletMarginLoss(RowLoss):
-    """The op is the loss of each row. Other orders than 2 are the definition's."""
+    """The record of the loss of each row. Kernels compute p = 2; for other orders the definition runs."""
 
     module, example = "TripletMarginLoss", "torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)"
     differentiable = ("anchor", "positive", "negative")
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        # the order chooses a formula, and stays a number
+        # operand 5, p, chooses a formula: it stays a number in a trace
         self.numbers = self.of_rows.numbers = tuple(i for i in self.numbers if i != 5)
 
     def prepare(self, anchor, positive, negative, keep, margin, p, eps, swap):
@@ -154,9 +155,9 @@ def triplet_margin_loss(
 ):  # fmt: skip
     """max(|anchor - positive| - |anchor - negative| + margin, 0) for each row; the mean over the kept rows.
 
-    As `torch.nn.functional.triplet_margin_loss`, in fp32 where that subtracts, squares and sums halves. The distance of
-    equal vectors is 0 with gradient 0 (torch's is the length of a vector of `eps`, with a gradient that pushes the two
-    apart along it). Balntas et al., "Learning local feature descriptors with triplets", 2016.
+    As `torch.nn.functional.triplet_margin_loss`, but half is computed in fp32. The distance of equal vectors is 0 with
+    gradient 0. (In torch it is the length of the vector (eps, ..., eps), with a gradient that pushes the two apart
+    along it.) Balntas et al., "Learning local feature descriptors with triplets", 2016.
 
     Args:
         anchor: floating tensor (..., D), a vector along the last dim for each row.
@@ -165,8 +166,7 @@ def triplet_margin_loss(
         margin: number greater than 0.
         p: order of the norm, greater than 0; other orders than 2 run as plain torch operations.
         eps: number that is added to each difference, at least 0: torch's, in fp32.
-        swap: whether the distance of positive and negative counts, where it is less than that of the anchor and the
-            negative.
+        swap: True: the distance of positive and negative replaces that of anchor and negative where it is smaller.
         {arguments}
 
     Raises:

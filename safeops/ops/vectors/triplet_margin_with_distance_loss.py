@@ -1,4 +1,4 @@
-"""triplet_margin_with_distance_loss: triplet_margin_loss of any distance."""
+"""triplet_margin_with_distance_loss: triplet_margin_loss with a distance function of the caller's."""
 
 import torch
 
@@ -19,20 +19,21 @@ def triplet_margin_with_distance_loss(
 ):  # fmt: skip
     """max(distance(anchor, positive) - distance(anchor, negative) + margin, 0) of each row; the mean over the kept.
 
-    As `torch.nn.functional.triplet_margin_with_distance_loss`. The distance function is the caller's, and is given the
-    operands as they are: `fp32_region(distance_function)` computes in fp32. What follows, margin and mean, is in fp32.
-    Rows that are not kept reach it as constants, so that no gradient of theirs reaches its parameters. Balntas et al.,
-    "Learning local feature descriptors with triplets", 2016.
+    As `torch.nn.functional.triplet_margin_with_distance_loss`. Balntas et al., "Learning local feature descriptors with
+    triplets", 2016.
+
+    The distance function gets the operands in their own dtype: `fp32_region(distance_function)` computes in fp32.
+    Margin and mean are in fp32. Rows that are not kept reach it as constants, so that they add nothing to the gradients
+    of its parameters.
 
     Args:
         anchor: tensor (B, ...), something to compare for each row; floating where there is no `distance_function`.
         positive: tensor of as many dims; of `anchor`'s shape where there is no `distance_function`.
         negative: tensor like `positive`.
-        distance_function: of two tensors, to floating distances: (B,), or as many dims of the operands as it likes.
-            None: the Euclidean distance in fp32, `triplet_margin_loss`.
+        distance_function: takes two tensors and returns floating distances: (B,), or with more of the operands' dims.
+            None: the Euclidean distance in fp32, as `triplet_margin_loss`.
         margin: number greater than 0.
-        swap: whether the distance of positive and negative counts, where it is less than that of the anchor and the
-            negative.
+        swap: True: the distance of positive and negative replaces that of anchor and negative where it is smaller.
         reduction: "mean" divides the sum by the count of kept distances (by the sum of weights, with weights), "sum",
             or "none".
         mask: bool tensor with the distances' dims, of their sizes or 1; True = keep.
@@ -82,7 +83,7 @@ def triplet_margin_with_distance_loss(
                     f"{NAME}: {key} {check.shown(x)} must have the first dims of anchor {check.shown(anchor)}"
                 )
     keep, rows = kept(mask, weight), operands.values()
-    if keep is not None:  # select before arithmetic: three points that differ stand for a triplet that is not kept
+    if keep is not None:  # select before arithmetic: a triplet that is not kept becomes the points 1, 2 and 3
         exists = keep.reshape(*keep.shape, *[1] * (anchor.dim() - keep.dim()))
         rows = [torch.where(exists, x, point) for point, x in enumerate(rows, 1)]
     a, p, n = rows
