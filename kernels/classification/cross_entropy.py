@@ -232,7 +232,7 @@ def cross_entropy(
     return loss, keep, loss.new_empty(0) if weights is None else weights, row_stats
 
 
-def cross_entropy_of_rows(
+def cross_entropy_reduced(
     input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
     softcap=0.0, mean=True, empty_nan=False,
 ):  # fmt: skip

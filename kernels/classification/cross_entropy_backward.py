@@ -178,7 +178,7 @@ def cross_entropy_overwrite(grad, logits, *options):
     cross_entropy_backward(grad, logits, *options, dx=logits)
 
 
-def cross_entropy_of_rows_backward(
+def cross_entropy_reduced_backward(
     grad, denominator, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0,
     z_loss=0.0, temperature=1.0, softcap=0.0, need_input=True, need_target=False,
 ):  # fmt: skip

@@ -190,7 +190,7 @@ def multi_margin_loss(input, target, weight=None, mask=None, margin=1.0, p=1):
     return loss, keep
 
 
-def multi_margin_loss_of_rows(input, target, weight=None, mask=None, margin=1.0, p=1, mean=True, empty_nan=False):
+def multi_margin_loss_reduced(input, target, weight=None, mask=None, margin=1.0, p=1, mean=True, empty_nan=False):
     """Returns (the mean or sum of all rows, what a mean divides by). There must be a row."""
     results, plan, constants = prepare(input, target, weight, mask, p, mean, empty_nan)
     launch("multi_margin_loss", *plan, (margin,), constants, **OPTIONS)
@@ -205,5 +205,5 @@ def multi_margin_loss_backward(grad, input, target, weight=None, mask=None, marg
     return dx
 
 
-def multi_margin_loss_of_rows_backward(grad, denominator, *operands):
+def multi_margin_loss_reduced_backward(grad, denominator, *operands):
     return multi_margin_loss_backward(grad, *operands, denominator)

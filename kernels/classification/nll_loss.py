@@ -80,7 +80,7 @@ def nll_loss(input, target, weight=None, mask=None, ignore_index=-100):
     return loss, keep, loss.new_empty(0) if weights is None else weights
 
 
-def nll_loss_of_rows(input, target, weight=None, mask=None, ignore_index=-100, mean=True, empty_nan=False):
+def nll_loss_reduced(input, target, weight=None, mask=None, ignore_index=-100, mean=True, empty_nan=False):
     """Returns (the mean or sum of all rows, what a mean divides by). There must be a row."""
     results, plan, constants = prepare(input, target, weight, mask, mean, empty_nan)
     launch("nll_loss", *plan, (ignore_index,), constants, phases=PICK)
@@ -96,5 +96,5 @@ def nll_loss_backward(grad, size, dtype, target, weight=None, mask=None, ignore_
     return dx
 
 
-def nll_loss_of_rows_backward(grad, denominator, *operands):
+def nll_loss_reduced_backward(grad, denominator, *operands):
     return nll_loss_backward(grad, *operands, denominator)

@@ -240,14 +240,14 @@ def box_iou_loss(input, target, mask=None, kind=0):
     return results
 
 
-def box_iou_loss_of_rows(input, target, mask=None, kind=0, mean=True, empty_nan=False):
+def box_iou_loss_reduced(input, target, mask=None, kind=0, mean=True, empty_nan=False):
     """Returns (the mean or sum of all rows, what a mean divides by). There must be a row."""
     results, plan, constants = prepare(input, target, mask, kind, mean, empty_nan)
     launch("box_iou_loss", *plan, (), constants, **OPTIONS)
     return results
 
 
-def box_iou_loss_of_rows_backward(grad, denominator, input, target, mask=None, kind=0, *needed):
+def box_iou_loss_reduced_backward(grad, denominator, input, target, mask=None, kind=0, *needed):
     """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
     needed = needed or (True, True)
     slopes, plan, constants = prepare(input, target, mask, kind, grad=grad, denominator=denominator, needed=needed)
@@ -257,4 +257,4 @@ def box_iou_loss_of_rows_backward(grad, denominator, input, target, mask=None, k
 
 
 def box_iou_loss_backward(grad, *operands):
-    return box_iou_loss_of_rows_backward(grad, None, *operands)
+    return box_iou_loss_reduced_backward(grad, None, *operands)

@@ -193,7 +193,7 @@ def prepare(anchor, positive, negative, keep, swap, mean=None, empty_nan=False):
     return (loss, used, near, far, apart), plan, constants, {"phases": SUM, "partials": 9 if swap else 6}
 
 
-def triplet_margin_loss_of_rows(
+def triplet_margin_loss_reduced(
     anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, swap=False, mean=None, empty_nan=False
 ):
     """Returns (loss, what a mean divides by or None, three distances). There must be a row for a mean or sum."""
@@ -206,5 +206,5 @@ def triplet_margin_loss_of_rows(
 
 
 def triplet_margin_loss(*operands):
-    loss, _, *distances = triplet_margin_loss_of_rows(*operands)
+    loss, _, *distances = triplet_margin_loss_reduced(*operands)
     return loss, *distances

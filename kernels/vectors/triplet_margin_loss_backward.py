@@ -79,7 +79,7 @@ def prepare_backward(grad, vectors, distances, swap, needed, denominator=None):
     return slopes, plan, {"SWAP": swap}, {"phases": MAP}
 
 
-def triplet_margin_loss_of_rows_backward(
+def triplet_margin_loss_reduced_backward(
     grad, denominator, anchor, positive, negative, near, far, apart, margin=1.0, eps=1e-6, swap=False, *needed
 ):
     vectors, distances = (anchor, positive, negative), (near, far, apart)
@@ -90,4 +90,4 @@ def triplet_margin_loss_of_rows_backward(
 
 
 def triplet_margin_loss_backward(grad, *operands):
-    return triplet_margin_loss_of_rows_backward(grad, None, *operands)
+    return triplet_margin_loss_reduced_backward(grad, None, *operands)

@@ -69,7 +69,7 @@ class Reduction(Op):
             # most calls; trailing defaults are left out, which is faster
             return takes, (input, mask, None, None, False, False, None, *parameter) if parameter else (input, mask)
         if empty == "raise":
-            self._attend(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
+            self._raise_first(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
         takes = takes and empty in check.EMPTY and isinstance(keepdim, bool)
         takes = takes and (dtype is None or dtype.__class__ is torch.dtype)
         return takes, (input, mask, weight, as_dims(self.name, dim), keepdim, empty == "nan", dtype, *parameter)
@@ -90,7 +90,7 @@ class Reduction(Op):
         parameters = () if self.keyword is None else (parameter,)
         self.validate(input, mask, dim, keepdim, weight, dtype, "zero", *parameters)
 
-    def _attend(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
+    def _raise_first(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         """For empty="raise": raise for bad arguments, or where nothing is kept, before any work."""
         self.validate(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
         # One synchronisation: the documented price of empty="raise".

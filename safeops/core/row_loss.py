@@ -1,7 +1,7 @@
 """Losses of rows: one op returns each row's loss, another the mean or sum of all rows.
 
 The raw op of `RowLoss` returns a loss per row, which `safeops.core.loss_reduction.reduce` reduces. The raw op of
-`OfRows` returns the mean or sum of all rows from one launch, on devices that have its kernel.
+`ReducedRowLoss` returns the mean or sum of all rows from one launch, on devices that have its kernel.
 """
 
 from torch.compiler import is_compiling
@@ -13,16 +13,16 @@ from safeops.core.route import PLAIN
 
 
 class RowLoss(Op):
-    """The record of a loss per row. of_rows: the record of their mean or sum, if the op has such a kernel."""
+    """The record of a loss per row. reduced: the record of their mean or sum, if the op has such a kernel."""
 
     parts = sums.ALL
 
-    def __init__(self, name, forward, backward, define, *of_rows):
-        """of_rows: the forward and backward raw ops of `OfRows`, or nothing."""
+    def __init__(self, name, forward, backward, define, *reduced):
+        """reduced: the forward and backward raw ops of `ReducedRowLoss`, or nothing."""
         super().__init__(name, forward, backward, define)
-        if of_rows:
-            self.of_rows = OfRows(self, *of_rows)
-            self.parts = (self.of_rows, *sums.ALL)
+        if reduced:
+            self.reduced = ReducedRowLoss(self, *reduced)
+            self.parts = (self.reduced, *sums.ALL)
 
     def losses(self, *operands):
         """Returns (losses of the rows, bool: rows that a mean counts, or None: all) and, for some ops, a third tensor:
@@ -33,7 +33,7 @@ class RowLoss(Op):
         return self.gradients_of(self.backward, (grad,), needs, operands, *results)
 
     def gradients_of(self, backward, upstream, needs, operands, *numbers):
-        """The gradients of both records. backward: the raw op of `RowLoss` or `OfRows`; its first arguments are
+        """The gradients of both records. backward: the raw op of `RowLoss` or `ReducedRowLoss`; its first arguments are
         `upstream`, (gradient,) or (gradient, denominator)."""
         raise NotImplementedError
 
@@ -41,7 +41,7 @@ class RowLoss(Op):
         return self.losses(*operands)[0]
 
 
-class OfRows(Op):
+class ReducedRowLoss(Op):
     """The record of the mean or sum of the rows' losses: its kernel reads and reduces the rows in one launch a
     direction. On a device without the kernel, `reduce` follows the op of the rows' losses.
 

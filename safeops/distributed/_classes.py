@@ -97,7 +97,7 @@ def gradients(op, grad, needs, operands, results):
     if of.part is None:
         result = op.gradients(g, needs, op.Operands(*of.operands(), *options), saved)
     elif op.takes_logits:
-        result = _gradients_of_part(op, of, g, saved.numbers, *options, needs[:2])
+        result = _gradients_of_part(op, of, g, saved.row_stats, *options, needs[:2])
     else:
         x, target, weight, mask, _ = of.operands()
         at, inside = index_in(x.shape[of.dim], target - of.first)
@@ -176,13 +176,13 @@ def _of_parts(op, of, label_smoothing, z_loss, temperature, softcap):
         loss = mass * torch.where((log_sum == INF) & (target_logit == INF), 0, log_sum - target_logit)
     dtype = compute_dtype(x.dtype, *((of.target.dtype,) if of.has_probabilities else ()))
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    high = log_sum.to(compute).double()
-    row_stats = [high, torch.where(high.isinf(), 0, log_sum - high)]
+    leading = log_sum.to(compute).double()
+    row_stats = [leading, torch.where(leading.isinf(), 0, log_sum - leading)]
     if of.has_probabilities or (weight is not None and smooth):
         row_stats.append((1 - label_smoothing) * mass)
     if smooth:
-        spread, count, all_weight = rest
-        loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
+        logit_sum, count, all_weight = rest
+        loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - logit_sum)
         row_stats[2:] = [n + label_smoothing * all_weight / count for n in row_stats[2:]]
         row_stats.append(label_smoothing / count)
     if z_loss:
@@ -198,7 +198,7 @@ def _gradients_of_part(op, of, g, row_stats, label_smoothing, z_loss, temperatur
     x, target, weight, mask, _ = of.operands()
     need_input, need_target = needs
     backward = functools.partial(
-        op.backward, input=x, numbers=row_stats, mask=mask, ignore_index=NO_CLASS, temperature=temperature,
+        op.backward, input=x, row_stats=row_stats, mask=mask, ignore_index=NO_CLASS, temperature=temperature,
         softcap=softcap, need_input=need_input, need_target=need_target, partial=True,
     )  # fmt: skip
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss}

@@ -47,7 +47,7 @@ def forward(op, *operands):
 def gradients(op, grad, needs, operands, results):
     of = Pair(*operands[:3])
     local_operands = op.Operands(of.x, of.y, of.keep, *operands[3:])
-    saved = op.Saved(results.numbers.to_local())
+    saved = op.Saved(results.row_stats.to_local())
     result = op.gradients(local(grad, of.shape[:-1], of.rows), needs, local_operands, saved)
     pairs = zip(result, operands, needs)
     return [shared(d, of.mesh, of.shape, of.placements, x) if need else None for d, x, need in pairs]
@@ -57,26 +57,26 @@ def _of_parts(op, of, temperature, beta):
     """The raw forward's results of whole rows, from the numbers of each rank's classes."""
     rows, compute = of.x.shape[:-1], compute_dtype(of.x.dtype, of.y.dtype)
     if of.x.shape[-1]:  # (kl_div_with_logits, for any divergence: it reads the logits once)
-        loss, numbers = _kl_div_with_logits.forward(of.x, of.y, of.keep, temperature)
-        columns = torch.stack((*numbers[:4], loss))
+        loss, row_stats = _kl_div_with_logits.forward(of.x, of.y, of.keep, temperature)
+        columns = torch.stack((*row_stats[:4], loss))
     else:
         columns = of.x.new_full((5, *rows), -INF, dtype=compute)
     columns = gather(op.name, columns, of.mesh, of.parts).double()  # (ranks, 5, *rows)
-    tops, spreads, losses = columns[:, :4:2], columns[:, 1:4:2], columns[:, 4]
-    has_none = spreads == -INF  # all logits of a rank's classes are -inf
-    tops = torch.where(has_none, -INF, tops)
-    top = tops.amax(0)  # (2, *rows), of the input and of the target
-    log_sums = torch.where(has_none, -INF, (tops - top) / temperature + spreads)
-    spread = log_sums.logsumexp(0)
-    numbers = torch.stack((top, spread), 1).flatten(0, 1)
+    maxima, log_totals, losses = columns[:, :4:2], columns[:, 1:4:2], columns[:, 4]
+    has_none = log_totals == -INF  # all logits of a rank's classes are -inf
+    maxima = torch.where(has_none, -INF, maxima)
+    maximum = maxima.amax(0)  # (2, *rows), of the input and of the target
+    log_sums = torch.where(has_none, -INF, (maxima - maximum) / temperature + log_totals)
+    log_total = log_sums.logsumexp(0)
+    row_stats = torch.stack((maximum, log_total), 1).flatten(0, 1)
     if op.sums is None:
-        log_q, log_p = (log_sums - spread).unbind(1)  # log Q_r and log P_r: (ranks, *rows)
+        log_q, log_p = (log_sums - log_total).unbind(1)  # log Q_r and log P_r: (ranks, *rows)
         p = log_p.exp()
         terms = p * (torch.where(has_none[:, 0], 0, losses) + log_p - log_q)
         loss = torch.where(p == 0, 0, terms).sum(0)
         slopes = torch.full_like(loss, -1), loss
     else:
-        whole = torch.cat((numbers, torch.zeros_like(top))).to(compute)
+        whole = torch.cat((row_stats, torch.zeros_like(maximum))).to(compute)
         sums = op.sums(of.x, of.y, whole, of.keep, temperature, beta)
         *slopes, loss = add_up(op.name, sums.double(), of.mesh, of.parts)
-    return loss.to(compute), torch.cat((numbers, torch.stack(slopes))).to(compute)
+    return loss.to(compute), torch.cat((row_stats, torch.stack(slopes))).to(compute)

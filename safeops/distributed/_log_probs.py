@@ -27,10 +27,10 @@ def forward(op, *operands):
 
 def gradients(op, grad, needs, operands, results):
     input, target, mask, ignore_index, *shape = operands
-    of, numbers = Rows(input, target, None, mask, ignore_index), results.numbers
+    of, row_stats = Rows(input, target, None, mask, ignore_index), results.row_stats
     g = local(grad, torch.Size((3, *of.shape)), [_behind(p) for p in of.rows])
     partial = of.part is not None
-    d = op.backward(g, of.x, of.target - of.first, numbers.to_local(), of.mask, NO_CLASS, *shape, partial)
+    d = op.backward(g, of.x, of.target - of.first, row_stats.to_local(), of.mask, NO_CLASS, *shape, partial)
     return (shared(d, of.mesh, of.input.shape, of.placements, input),)
 
 
@@ -41,20 +41,20 @@ def _behind(placement):
 
 def _of_parts(op, of, temperature, softcap):
     """The raw forward's results of whole rows, from the numbers of each rank's classes."""
-    x, place = of.x.detach().movedim(of.dim, -1), of.target - of.first
-    at, inside = index_in(x.shape[-1], place)
+    x, class_index = of.x.detach().movedim(of.dim, -1), of.target - of.first
+    at, inside = index_in(x.shape[-1], class_index)
     if x.shape[-1]:
         own = shaped(x.gather(-1, at).squeeze(-1).double(), temperature, softcap)
-        _, *best, numbers = op.forward(of.x.detach(), at.squeeze(-1), of.mask, NO_CLASS, temperature, softcap)
-        top, spread, entropy = numbers.double()
+        _, *best, row_stats = op.forward(of.x.detach(), at.squeeze(-1), of.mask, NO_CLASS, temperature, softcap)
+        maximum, log_total, entropy = row_stats.double()
         if best:
             argmax, _ = best
             best = x.gather(-1, argmax.unsqueeze(-1)).squeeze(-1).double(), argmax.double() + of.first
     else:
-        own = top = spread = entropy = torch.full(x.shape[:-1], -INF, dtype=torch.float64, device=x.device)
+        own = maximum = log_total = entropy = torch.full(x.shape[:-1], -INF, dtype=torch.float64, device=x.device)
         best = (own, own) if op.visible > 1 else ()
-    has_none = top == -INF  # all logits of a rank's classes are -inf
-    log_sum, entropy = torch.where(has_none, -INF, top + spread), torch.where(has_none, 0, entropy)
+    has_none = maximum == -INF  # all logits of a rank's classes are -inf
+    log_sum, entropy = torch.where(has_none, -INF, maximum + log_total), torch.where(has_none, 0, entropy)
     columns = torch.stack((log_sum, entropy, torch.where(inside, own, 0), *best))
     log_sums, entropies, own, *best = gather(op.name, columns, of.mesh, [of.part]).unbind(1)
     log_sum, own = log_sums.logsumexp(0), own.sum(0)
@@ -66,11 +66,11 @@ def _of_parts(op, of, temperature, softcap):
     entropy = torch.where(certain, 0, terms.sum(0))
     log_prob = torch.where(certain, 0, own - log_sum)
     compute = compute_dtype(x.dtype)
-    high = log_sum.to(compute).double()
-    low = torch.where(high.isinf(), 0, log_sum - high)
-    rows, numbers = torch.stack((log_prob, entropy, log_sum)), torch.stack((high, low, entropy))
-    rows, numbers = (torch.where(of.mask, result, 0).to(compute) for result in (rows, numbers))
-    return rows, *(_argmax(of, *best) if best else ()), numbers
+    leading = log_sum.to(compute).double()
+    rest = torch.where(leading.isinf(), 0, log_sum - leading)
+    rows, row_stats = torch.stack((log_prob, entropy, log_sum)), torch.stack((leading, rest, entropy))
+    rows, row_stats = (torch.where(of.mask, result, 0).to(compute) for result in (rows, row_stats))
+    return rows, *(_argmax(of, *best) if best else ()), row_stats
 
 
 def _argmax(of, largest, classes):

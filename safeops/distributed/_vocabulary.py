@@ -52,8 +52,8 @@ class Part:
         target, mask = (local(t, self.rows_shape, self.rows) for t in (target, mask))
         compute = compute_dtype(input.dtype, *(() if weight is None else (weight.dtype,)))
         rows = rows_of(classes, target, weight, mask, ignore_index, compute)
-        place, self.keep, self.weights = (None if t is None else t.reshape(-1) for t in rows)
-        self.place = place - self.first
+        class_index, self.keep, self.weights = (None if t is None else t.reshape(-1) for t in rows)
+        self.class_index = class_index - self.first
         if label_smoothing and linear_bias is not None:  # a bias of -inf marks a class that does not exist
             bias = local(linear_bias, linear_bias.shape, everywhere)
         existing = existing_classes(classes, bias if label_smoothing else None, weight, x.device)
@@ -75,7 +75,7 @@ def forward(op, *operands):
     with without_autocast(of.x):
         chunks = _chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
         stats = row_stats(
-            chunks, of.place, of.existing.weights if label_smoothing else None, args.temperature, args.softcap
+            chunks, of.class_index, of.existing.weights if label_smoothing else None, args.temperature, args.softcap
         )
     if of.part is not None:
         others, class_logit, weighted_sum = stats
@@ -93,24 +93,24 @@ def forward(op, *operands):
     return tuple(map(of.share, results))
 
 
-def _numbers(of, log_sum, label_smoothing):
+def _row_stats(of, log_sum, label_smoothing):
     """The numbers of each row that cross_entropy's backward kernel reads: (numbers, rows)."""
     compute = compute_dtype(of.x.dtype, *(() if of.weight is None else (of.weight.dtype,)))
-    high = log_sum.to(compute).double()  # exact in the kernel's dtype; log_sum - high follows as a second number
-    numbers = [high, torch.where(high.isinf(), 0, log_sum - high)]
+    leading = log_sum.to(compute).double()  # exact in the kernel's dtype; the rest follows as a second number
+    row_stats = [leading, torch.where(leading.isinf(), 0, log_sum - leading)]
     if label_smoothing:
-        even = label_smoothing / of.existing.size
+        uniform = label_smoothing / of.existing.size
         if of.weight is not None:
-            numbers.append((1 - label_smoothing) * of.weights + even * of.existing.total_weight)
-        numbers.append(even.expand(log_sum.shape))
-    return torch.stack(numbers).to(compute)
+            row_stats.append((1 - label_smoothing) * of.weights + uniform * of.existing.total_weight)
+        row_stats.append(uniform.expand(log_sum.shape))
+    return torch.stack(row_stats).to(compute)
 
 
 def gradients(op, grad, needs, operands, results):
     of, needs = Part(operands), (needs[0], needs[1], needs[3])
     g = local(grad, of.rows_shape, of.rows).reshape(-1)
     options = operands.label_smoothing, operands.z_loss, operands.temperature, operands.softcap
-    numbers = _numbers(of, results.numbers.to_local().reshape(-1), operands.label_smoothing)
+    row_stats = _row_stats(of, results.row_stats.to_local().reshape(-1), operands.label_smoothing)
 
     def added(d, like, placements):
         """Add up the ranks' terms of a gradient and lay it out as its operand `like`; the host does not wait."""
@@ -124,8 +124,8 @@ def gradients(op, grad, needs, operands, results):
         return added(d_input.view(*of.local_rows, of.x.shape[1]), operands.input, of_rows)
 
     d_input, *others = _rows.gradients(
-        g, of.x, of.linear_weight, of.linear_bias, of.place, of.keep, of.weights, of.weight, numbers, options, needs,
-        finish=finish,
+        g, of.x, of.linear_weight, of.linear_bias, of.class_index, of.keep, of.weights, of.weight, row_stats, options,
+        needs, finish=finish,
     )  # fmt: skip
     layer = operands.linear_weight, operands.linear_bias
     others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, layer, needs[1:])]

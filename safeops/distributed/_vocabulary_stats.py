@@ -12,11 +12,11 @@ from safeops.ops.reductions.masked_logsumexp import masked_logsumexp
 INF = float("inf")
 
 
-def index_in(classes, place):
+def index_in(classes, class_index):
     """Returns (index (*rows, 1) of each row's class in a part of `classes` classes or 0, bool (*rows): it is in the
     part). place: the index of each row's class relative to the part's first class."""
-    inside = (place >= 0) & (place < classes)
-    return torch.where(inside, place, 0).unsqueeze(-1), inside
+    inside = (class_index >= 0) & (class_index < classes)
+    return torch.where(inside, class_index, 0).unsqueeze(-1), inside
 
 
 class Classes(NamedTuple):
@@ -42,17 +42,17 @@ class RowStats(NamedTuple):
     weighted_sum: torch.Tensor | int  # sum over the classes of weight * logit; 0 if it is not needed
 
 
-def row_stats(chunks, place, weights, temperature, softcap):
+def row_stats(chunks, class_index, weights, temperature, softcap):
     """The RowStats of all rows, from one pass over the chunks of classes. weights: of the classes; None: weighted_sum
     is not needed."""
-    class_logit, weighted_sum = torch.zeros_like(place, dtype=torch.float64), 0
-    others, rows = torch.full_like(class_logit, -INF), torch.arange(len(place), device=place.device)
+    class_logit, weighted_sum = torch.zeros_like(class_index, dtype=torch.float64), 0
+    others, rows = torch.full_like(class_logit, -INF), torch.arange(len(class_index), device=class_index.device)
     for part, logits in chunks:
         logits = shaped(logits, temperature, softcap, compute_dtype(logits.dtype))
         if weights is not None:
             w = weights[part]
             weighted_sum = weighted_sum + sums.total(logits, w != 0, dim=-1, weight=w, dtype=torch.float64)
-        index, inside = index_in(logits.shape[1], place - part.start)
+        index, inside = index_in(logits.shape[1], class_index - part.start)
         index = rows, index.squeeze(1)  # (aten's scatter_ would copy half logits)
         logit = logits[index]
         class_logit = torch.where(inside, logit, class_logit)
@@ -73,6 +73,6 @@ def losses(stats, keep, weights, classes, label_smoothing, z_loss):
     loss = torch.where(certain, 0, log_sum - class_logit)
     loss = loss if weights is None else weights * loss
     if label_smoothing:
-        even = label_smoothing / classes.size
-        loss = (1 - label_smoothing) * loss + even * (classes.total_weight * log_sum - weighted_sum)
+        uniform = label_smoothing / classes.size
+        loss = (1 - label_smoothing) * loss + uniform * (classes.total_weight * log_sum - weighted_sum)
     return torch.where(keep, loss + z_loss * log_sum.square() if z_loss else loss, 0), log_sum

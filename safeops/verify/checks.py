@@ -244,7 +244,7 @@ def _kernel_runs(op, subject):
             run(subject.op, sample, grad=False, keys=())
         with _Calls() as both:
             run(subject.op, sample)
-        own = {op.raw[0], *(part.raw[0] for part in op.parts if part.name == op.name)}  # (OfRows of row_loss.py)
+        own = {op.raw[0], *(part.raw[0] for part in op.parts if part.name == op.name)}  # (ReducedRowLoss)
         if own.isdisjoint(forward.names) or (op.differentiable and len(both.names) <= len(forward.names)):
             raise AssertionError(f"{op.name}, sample {sample.name}: ran {both.names}, and not the kernels")
     return len(subject.samples)

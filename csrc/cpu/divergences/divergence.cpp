@@ -1,6 +1,6 @@
 // kl_div_with_logits, js_div_with_logits and tv_with_logits: divergences of the distributions of two rows of logits.
 // I/O: read x and y (twice for js and tv, whose terms need the sums of whole rows first); for each row write the
-// divergence and the numbers for its backward.
+// divergence and the row_stats for its backward.
 #include "cpu/divergences/divergence.h"
 
 namespace safeops::cpu {
@@ -18,24 +18,26 @@ Pair::Pair(const char* name, const Tensor& input, const Tensor& target, const st
   std::copy_n(reinterpret_cast<const uint8_t*>(mask.data), rows.numel(), kept.data());
 }
 
-Shape Pair::numbers_shape() const {
+Shape Pair::row_stats_shape() const {
   Shape out;
-  out.size[out.ndim++] = kNumbers;
+  out.size[out.ndim++] = kRowStatCount;
   for (int d = 0; d < rows.ndim; ++d) out.size[out.ndim++] = rows.size[d];
   return out;
 }
 
-void Pair::check_numbers(const char* name, const View& numbers) const {
-  STD_TORCH_CHECK(numbers.dtype == dtype && numbers.contiguous() && numbers_shape().is(numbers.ndim, numbers.sizes),
-                  name, ": numbers are not those of the forward");
+void Pair::check_row_stats(const char* name, const View& row_stats) const {
+  STD_TORCH_CHECK(row_stats.dtype == dtype && row_stats.contiguous() &&
+                      row_stats_shape().is(row_stats.ndim, row_stats.sizes),
+                  name, ": row_stats are not those of the forward");
 }
 
 namespace {
 
-// ---- first pass: the largest logit (top) and sum exp((x - top) / T) of x, and likewise of y; for Kl also kCross =
+// ---- first pass: the maximum and sum exp((x - maximum) / T) of x, and likewise of y; for Kl also kCross =
 // sum exp((y - top_y) / T) ((y - top_y) - (x - top_x))
 
-enum { kTotalX = kTopX + 1, kTotalY = kTopY + 1, kCross, kScale, kSumStates };  // kScale: 1 / T, for `merge_sums`
+// kScale: 1 / T, for `merge_sums`.
+enum { kTotalX = kMaximumX + 1, kTotalY = kMaximumY + 1, kCross, kScale, kSumStates };
 
 template <class C>
 void prepare_kept(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
@@ -63,9 +65,10 @@ void sum_rows(const void* data, const Piece<C>& p, const C* const* parameters, d
     states[kScale][r] = scale;
     if (parameters[kKept][r] == 0) continue;
     const C *x = p.in[0] + r * p.step[0], *y = p.in[1] + r * p.step[1];
-    states[kTopX][r] = max_run<kBytes>(x, n);
-    states[kTopY][r] = max_run<kBytes>(y, n);
-    const C pivot_x = pivot_of(static_cast<C>(states[kTopX][r])), pivot_y = pivot_of(static_cast<C>(states[kTopY][r]));
+    states[kMaximumX][r] = max_run<kBytes>(x, n);
+    states[kMaximumY][r] = max_run<kBytes>(y, n);
+    const C pivot_x = pivot_of(static_cast<C>(states[kMaximumX][r]));
+    const C pivot_y = pivot_of(static_cast<C>(states[kMaximumY][r]));
     states[kTotalX][r] = sum_scaled(x, pivot_x, r * n);
     if (!Kind::one_pass) {
       states[kTotalY][r] = sum_scaled(y, pivot_y, r * n);
@@ -95,7 +98,7 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
     }
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
-      states[j == 0 ? kTopX : kTopY][k] = pivot[k];
+      states[j == 0 ? kMaximumX : kMaximumY][k] = pivot[k];
       pivot[k] = pivot_of(pivot[k]);
       total[k] = 0;
     }
@@ -118,29 +121,31 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
   for (int64_t k = 0; k < n; ++k) states[kCross][k] = cross[k], states[kScale][k] = scale;
 }
 
-// top - most, the change of differences from `top` if `most` takes its place; 0 if both are equal, also if infinite.
-inline double raised(double top, double most) { return select_or_zero(top != most, top - most); }
+// maximum - most, the change of differences from `maximum` if `most` takes its place; 0 if both are equal, also if
+// infinite.
+inline double raised(double maximum, double most) { return select_or_zero(maximum != most, maximum - most); }
 
 template <class C>
 void merge_sums(int64_t rows, double* const* into, const double* const* from) {
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    const double most_x = std::max(into[kTopX][r], from[kTopX][r]), most_y = std::max(into[kTopY][r], from[kTopY][r]);
+    const double most_x = std::max(into[kMaximumX][r], from[kMaximumX][r]);
+    const double most_y = std::max(into[kMaximumY][r], from[kMaximumY][r]);
     const auto moved = [&](const double* const* s) {
-      const double by = raised(s[kTopY][r], most_y) - raised(s[kTopX][r], most_x);
+      const double by = raised(s[kMaximumY][r], most_y) - raised(s[kMaximumX][r], most_x);
       return s[kCross][r] + select_or_zero(s[kTotalY][r] != 0, s[kTotalY][r] * by);
     };
     const double cross_into = moved(into), cross_from = moved(from);
-    const auto shrink = [&](double top, double most) {
-      return exp_nonpositive(static_cast<C>(raised(top, most) * into[kScale][r]));
+    const auto shrink = [&](double maximum, double most) {
+      return exp_nonpositive(static_cast<C>(raised(maximum, most) * into[kScale][r]));
     };
-    const double y_into = shrink(into[kTopY][r], most_y), y_from = shrink(from[kTopY][r], most_y);
-    const double x_into = shrink(into[kTopX][r], most_x), x_from = shrink(from[kTopX][r], most_x);
+    const double y_into = shrink(into[kMaximumY][r], most_y), y_from = shrink(from[kMaximumY][r], most_y);
+    const double x_into = shrink(into[kMaximumX][r], most_x), x_from = shrink(from[kMaximumX][r], most_x);
     into[kCross][r] =
         select_or_zero(y_into != 0, cross_into * y_into) + select_or_zero(y_from != 0, cross_from * y_from);
     into[kTotalY][r] = into[kTotalY][r] * y_into + from[kTotalY][r] * y_from;
     into[kTotalX][r] = into[kTotalX][r] * x_into + from[kTotalX][r] * x_from;
-    into[kTopX][r] = most_x, into[kTopY][r] = most_y;
+    into[kMaximumX][r] = most_x, into[kMaximumY][r] = most_y;
   }
 }
 
@@ -158,9 +163,9 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
     if (!Kind::one_pass) continue;
     const double mean = states[kScale][r] * states[kCross][r] / states[kTotalY][r];
     const double value = select(states[kTotalX][r] == 0, std::numeric_limits<double>::quiet_NaN(),
-                                mean + (results[kSpreadX][r] - results[kSpreadY][r]));
+                                mean + (results[kLogTotalX][r] - results[kLogTotalY][r]));
     results[kMeanX][r] = select_or_zero(kept, -1.0);
-    results[kMeanY][r] = results[kNumbers][r] = select_or_zero(kept, value);
+    results[kMeanY][r] = results[kRowStatCount][r] = select_or_zero(kept, value);
   }
 }
 
@@ -187,8 +192,8 @@ void add_rows(const void* data, const Piece<C>& p, const C* const* parameters, d
     states[kValue][r] = states[kOfY][r] = 0;
     if (parameters[kKept][r] == 0) continue;
     const C *x = p.in[0] + r * p.step[0], *y = p.in[1] + r * p.step[1];
-    const C top_x = parameters[kTopX][r], spread_x = parameters[kSpreadX][r];
-    const C top_y = parameters[kTopY][r], spread_y = parameters[kSpreadY][r];
+    const C top_x = parameters[kMaximumX][r], spread_x = parameters[kLogTotalX][r];
+    const C top_y = parameters[kMaximumY][r], spread_y = parameters[kLogTotalY][r];
     for_blocks(
         n,
         [&](int64_t i) {
@@ -213,8 +218,8 @@ void add_columns(const void* data, const Piece<C>& p, const C* const* parameters
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
       C a, b;
-      const Terms<C> terms = terms_of<Kind>(op, x[k], y[k], parameters[kTopX][k], parameters[kSpreadX][k],
-                                            parameters[kTopY][k], parameters[kSpreadY][k], a, b);
+      const Terms<C> terms = terms_of<Kind>(op, x[k], y[k], parameters[kMaximumX][k], parameters[kLogTotalX][k],
+                                            parameters[kMaximumY][k], parameters[kLogTotalY][k], a, b);
       values[k] += terms.value, of_y[k] += terms.of_y;
     }
   }
@@ -244,7 +249,7 @@ void finish_terms(const void*, int64_t rows, const double* const* states, double
 
 // sums: receive, for each row, sum q h (= divergence - sum p f for Js and Tv), sum p f and the divergence.
 template <class Kind, class C>
-void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& numbers,
+void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& row_stats,
                std::initializer_list<View> sums) {
   RowLoops<C> terms;
   terms.prepare = pick<&prepare_numbers<C>>();
@@ -255,7 +260,7 @@ void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& num
   terms.states = kTermStates;
   Rowwise<C> walk(pair.shape, -1, pair.x);
   walk.input(pair.x), walk.input(pair.y);
-  for (int i = 0; i < kMeanX; ++i) walk.row_input(pair.number(numbers, i).view(), false);
+  for (int i = 0; i < kMeanX; ++i) walk.row_input(pair.number(row_stats, i).view(), false);
   const RowValues<const double> keep = pair.keep();
   walk.row_input(keep.view(), false);
   for (const View& sum : sums) walk.result(sum, false);
@@ -263,7 +268,7 @@ void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& num
 }
 
 template <class Kind, class C>
-void run(const Pair& pair, const DivergenceOptions<C>& op, const View& loss, const View& numbers) {
+void run(const Pair& pair, const DivergenceOptions<C>& op, const View& loss, const View& row_stats) {
   RowLoops<C> sums;
   sums.prepare = pick<&prepare_kept<C>>();
   sums.accumulate_rows = pick_width<&sum_rows<Kind, C, 64>, &sum_rows<Kind, C, 32>, &sum_rows<Kind, C, 16>>();
@@ -271,42 +276,44 @@ void run(const Pair& pair, const DivergenceOptions<C>& op, const View& loss, con
   sums.merge = pick<&merge_sums<C>>();
   sums.finish = pick<&finish_sums<Kind, C>>();
   sums.states = kSumStates;
-  sums.start[kTopX] = sums.start[kTopY] = kMinusInfinity<double>;
+  sums.start[kMaximumX] = sums.start[kMaximumY] = kMinusInfinity<double>;
   const RowValues<const double> keep = pair.keep();
   Rowwise<C> first(pair.shape, -1, pair.x);
   first.input(pair.x), first.input(pair.y);
   first.row_input(keep.view(), false);
-  for (int i = 0; i < (Kind::one_pass ? kNumbers : kMeanX); ++i) first.result(pair.number(numbers, i).view(), false);
+  for (int i = 0; i < (Kind::one_pass ? kRowStatCount : kMeanX); ++i) first.result(pair.number(row_stats, i).view(), false);
   if (Kind::one_pass) first.result(loss, false);
   first.run(sums, &op);
   if (Kind::one_pass) return;
-  add_terms<Kind>(pair, op, numbers, {pair.number(numbers, kMeanX).view(), pair.number(numbers, kMeanY).view(), loss});
+  add_terms<Kind>(pair, op, row_stats,
+                  {pair.number(row_stats, kMeanX).view(), pair.number(row_stats, kMeanY).view(), loss});
 }
 
 template <class Kind>
 std::tuple<Tensor, Tensor> divergence(const Tensor& input, const Tensor& target, const std::optional<Tensor>& keep,
                                       double temperature, double beta) {
   const Pair pair("divergence", input, target, keep);
-  const Tensor loss = empty(pair.rows, pair.dtype, input), numbers = empty(pair.numbers_shape(), pair.dtype, input);
+  const Tensor loss = empty(pair.rows, pair.dtype, input), row_stats = empty(pair.row_stats_shape(), pair.dtype, input);
   if (pair.shape.size[pair.rows.ndim] == 0) {
-    set_zero(loss), set_zero(numbers);
+    set_zero(loss), set_zero(row_stats);
   } else if (pair.dtype == DType::kDouble) {
-    run<Kind, double>(pair, {1 / temperature, beta}, View(loss), View(numbers));
+    run<Kind, double>(pair, {1 / temperature, beta}, View(loss), View(row_stats));
   } else {
-    run<Kind, float>(pair, {static_cast<float>(1 / temperature), static_cast<float>(beta)}, View(loss), View(numbers));
+    run<Kind, float>(pair, {static_cast<float>(1 / temperature), static_cast<float>(beta)}, View(loss),
+                     View(row_stats));
   }
-  return {loss, numbers};
+  return {loss, row_stats};
 }
 
-// Returns (3, *rows): sum q h, sum p f and the divergence over some of the classes, from the numbers of whole rows.
+// Returns (3, *rows): sum q h, sum p f and the divergence over some of the classes, from the row_stats of whole rows.
 template <class Kind>
-Tensor divergence_sums(const Tensor& input, const Tensor& target, const Tensor& numbers,
+Tensor divergence_sums(const Tensor& input, const Tensor& target, const Tensor& row_stats,
                        const std::optional<Tensor>& keep, double temperature, double beta) {
   constexpr char kName[] = "divergence_sums";
   const Pair pair(kName, input, target, keep);
-  const View of_rows(numbers);
-  pair.check_numbers(kName, of_rows);
-  Shape shape = pair.numbers_shape();
+  const View stats(row_stats);
+  pair.check_row_stats(kName, stats);
+  Shape shape = pair.row_stats_shape();
   shape.size[0] = 3;
   const Tensor sums = empty(shape, pair.dtype, input);
   if (pair.shape.size[pair.rows.ndim] == 0) {
@@ -315,7 +322,7 @@ Tensor divergence_sums(const Tensor& input, const Tensor& target, const Tensor& 
   }
   const View view(sums);
   const auto add = [&](auto scale, auto share) {
-    add_terms<Kind>(pair, DivergenceOptions<decltype(scale)>{scale, share}, of_rows,
+    add_terms<Kind>(pair, DivergenceOptions<decltype(scale)>{scale, share}, stats,
                     {pair.number(view, 0).view(), pair.number(view, 1).view(), pair.number(view, 2).view()});
   };
   if (pair.dtype == DType::kDouble) {

@@ -9,10 +9,10 @@
 
 namespace safeops::cpu {
 
-// The numbers of a row that its backward needs: for x and for y, the largest logit (top) and log sum exp((x - top) / T)
-// (spread); then the means sum q h and sum p f. (The difference x - top is divided by T, not the logits: they would
-// each be rounded, and for large logits the difference would be lost.)
-enum DivergenceNumber { kTopX, kSpreadX, kTopY, kSpreadY, kMeanX, kMeanY, kNumbers };
+// The numbers of a row that its backward needs: for x and for y, the maximum and log sum exp((x - maximum) / T)
+// (its log_total); then the means sum q h and sum p f. (The difference x - maximum is divided by T, not the logits:
+// they would each be rounded, and for large logits the difference would be lost.)
+enum DivergenceNumber { kMaximumX, kLogTotalX, kMaximumY, kLogTotalY, kMeanX, kMeanY, kRowStatCount };
 
 // The term of a class: value is its part of the divergence, of_y is p f, of_x is q h.
 template <class C>
@@ -67,7 +67,7 @@ struct DivergenceOptions {
 };
 
 // Parameters of a row: its numbers, whether it is kept, and in the backward the upstream gradient over T.
-enum { kKept = kNumbers, kGrad };
+enum { kKept = kRowStatCount, kGrad };
 
 // The terms of a class, from the numbers of its row.
 template <class Kind, class C>
@@ -88,13 +88,13 @@ struct Pair {
   Pair(const char* name, const Tensor& input, const Tensor& target, const std::optional<Tensor>& keep);
 
   // Returns (6, *rows).
-  Shape numbers_shape() const;
+  Shape row_stats_shape() const;
 
-  void check_numbers(const char* name, const View& numbers) const;
+  void check_row_stats(const char* name, const View& row_stats) const;
 
   // Number i of each row.
-  RowValues<char> number(const View& numbers, int i) const {
-    return RowValues<char>(rows, numbers.data + i * rows.numel() * size_of(dtype), dtype);
+  RowValues<char> number(const View& row_stats, int i) const {
+    return RowValues<char>(rows, row_stats.data + i * rows.numel() * size_of(dtype), dtype);
   }
 
   RowValues<const double> keep() const { return RowValues<const double>(rows, kept.data(), DType::kDouble); }

@@ -21,7 +21,7 @@ template <class Kind, int kOut, class C>
 inline C slope(const DivergenceOptions<C>& op, C x, C y, const C (&row)[kGrad + 1]) {
   C p, q;
   const Terms<C> terms =
-      terms_of<Kind>(op, x, y, row[kTopX], row[kSpreadX], row[kTopY], row[kSpreadY], p, q);
+      terms_of<Kind>(op, x, y, row[kMaximumX], row[kLogTotalX], row[kMaximumY], row[kLogTotalY], p, q);
   const C value = kOut == 0 ? terms.of_x - select_or_zero(q != 0, q * row[kMeanX])
                             : terms.of_y - select_or_zero(p != 0, p * row[kMeanY]);
   return row[kGrad] * value;
@@ -71,14 +71,15 @@ void map(const void* data, const Piece<C>& p, const C* const* parameters) {
 // ---- the op
 
 template <class Kind, class C>
-void run(const Pair& pair, const DivergenceOptions<C>& op, const View& grad, const View& numbers, const Tensor* slopes,
+void run(const Pair& pair, const DivergenceOptions<C>& op, const View& grad, const View& row_stats,
+         const Tensor* slopes,
          const bool* needed) {
   RowLoops<C> loops;
   loops.prepare = pick<&prepare<C>>();
   loops.map_rows = loops.map_columns = pick<&map<Kind, C>>();
   Rowwise<C> walk(pair.shape, -1, pair.x);
   walk.input(pair.x), walk.input(pair.y);
-  for (int i = 0; i < kNumbers; ++i) walk.row_input(pair.number(numbers, i).view(), false);
+  for (int i = 0; i < kRowStatCount; ++i) walk.row_input(pair.number(row_stats, i).view(), false);
   const RowValues<const double> keep = pair.keep();
   walk.row_input(keep.view(), false);
   walk.row_input(grad, false);
@@ -88,23 +89,23 @@ void run(const Pair& pair, const DivergenceOptions<C>& op, const View& grad, con
 
 template <class Kind>
 std::tuple<Tensor, Tensor> divergence_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
-                                               const Tensor& numbers, const std::optional<Tensor>& keep,
+                                               const Tensor& row_stats, const std::optional<Tensor>& keep,
                                                double temperature, double beta, bool need_input, bool need_target) {
   constexpr char kName[] = "divergence_backward";
   const Pair pair(kName, input, target, keep);
-  const View g(grad), of_rows(numbers);
+  const View g(grad), stats(row_stats);
   STD_TORCH_CHECK(g.is_floating() && pair.rows.is(g.ndim, g.sizes), kName,
                   ": grad must be floating, one for each row");
-  pair.check_numbers(kName, of_rows);
+  pair.check_row_stats(kName, stats);
   const bool needed[] = {need_input, need_target};
   const auto make = [&](bool wanted, const Tensor& t, const View& view) {
     return wanted ? output_like(pair.shape, view.dtype, t, view) : empty_vector(view.dtype, t);
   };
   const Tensor slopes[] = {make(need_input, input, pair.x), make(need_target, target, pair.y)};
   if (wide(pair.dtype, g.dtype) == DType::kDouble) {
-    run<Kind, double>(pair, {1 / temperature, beta}, g, of_rows, slopes, needed);
+    run<Kind, double>(pair, {1 / temperature, beta}, g, stats, slopes, needed);
   } else {
-    run<Kind, float>(pair, {static_cast<float>(1 / temperature), static_cast<float>(beta)}, g, of_rows, slopes, needed);
+    run<Kind, float>(pair, {static_cast<float>(1 / temperature), static_cast<float>(beta)}, g, stats, slopes, needed);
   }
   return {slopes[0], slopes[1]};
 }

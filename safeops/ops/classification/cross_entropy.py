@@ -46,20 +46,20 @@ def define(
     if has_probabilities:
         keep = x.new_ones(row_shape(x), dtype=torch.bool)  # (from x: a DTensor if x is one)
         keep = keep if mask is None else keep & mask
-        place = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
+        class_index = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
     else:
-        place, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
+        class_index, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
     x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic: NaN * 0 is NaN
     if x.shape[dim] == 0:
         loss = x.sum(dim)  # 0, but in the graph
-        loss = loss if not has_probabilities else loss + place.sum(dim)
+        loss = loss if not has_probabilities else loss + class_index.sum(dim)
         loss = loss if weight is None else loss + weight.sum()
     else:
         if not has_probabilities:
-            certain = is_certain(x, place, dim) & (label_smoothing == 0) & (z_loss == 0)
+            certain = is_certain(x, class_index, dim) & (label_smoothing == 0) & (z_loss == 0)
             x = torch.where(certain.unsqueeze(dim), 0, x)
         per_class = None if weight is None else along(weight.to(x.dtype), x, dim)
-        loss = _losses(x, place, dim, weights, per_class, label_smoothing, z_loss)
+        loss = _losses(x, class_index, dim, weights, per_class, label_smoothing, z_loss)
     loss = torch.where(keep if certain is None else keep & ~certain, loss, 0).to(dtype)
     return loss, keep, loss.new_empty(0) if weights is None else weights
 
@@ -69,23 +69,23 @@ def along(weight, x, dim):
     return weight.reshape([-1 if d == dim else 1 for d in range(x.dim())])
 
 
-def is_certain(x, place, dim):
+def is_certain(x, class_index, dim):
     """Bool of the rows' shape: True where the logit of the row's class alone is +inf. Loss and gradient are 0 there."""
     infinite = x.detach() == float("inf")
-    of_class = infinite.gather(dim, place.unsqueeze(dim)).squeeze(dim)
+    of_class = infinite.gather(dim, class_index.unsqueeze(dim)).squeeze(dim)
     return of_class & (infinite.sum(dim) == 1) & ~x.detach().isnan().any(dim)
 
 
-def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
+def _losses(x, class_index, dim, weights, per_class, label_smoothing, z_loss):
     """(1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z logsumexp^2, with A classes whose logit is not -inf."""
     log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
-    if place.is_floating_point():
-        probabilities = place if per_class is None else place * per_class
+    if class_index.is_floating_point():
+        probabilities = class_index if per_class is None else class_index * per_class
         # A class without probability adds nothing, not even with a logit of -inf.
         absent = ~exists & (probabilities == 0)
         loss = -(probabilities * torch.where(absent, 0, log_p)).sum(dim)
     else:
-        loss = -log_p.gather(dim, place.unsqueeze(dim)).squeeze(dim)
+        loss = -log_p.gather(dim, class_index.unsqueeze(dim)).squeeze(dim)
         loss = loss if weights is None else loss * weights
     if not is_zero(label_smoothing):
         terms = torch.where(exists, log_p, 0)
@@ -96,8 +96,8 @@ def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
     return loss
 
 
-def _numbers(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap):
-    """The numbers of each row that backward reads, (count_numbers(...), *rows), in the dtype of the computation.
+def _row_stats(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap):
+    """The numbers of each row that backward reads, (count_row_stats(...), *rows), in the dtype of the computation.
 
     They are the largest logit; L minus it, whose digits a large logit would hide; k, if a class has a weight or a
     probability of its own; e, with smoothing. q is a row's class probabilities, or the one-hot of its class:
@@ -112,9 +112,9 @@ def _numbers(input, target, weight, loss, keep, weights, label_smoothing, temper
     if weight is not None:
         per_class = along(weight.detach().double(), x, dim)
     exists = x != float("-inf")
-    top = x.amax(dim) if x.shape[dim] else x.sum(dim)
-    shown = torch.where(loss.isnan() & (top == float("inf")), float("nan"), top)  # (+inf marks a certain row)
-    results = [shown, torch.logsumexp(x - top.unsqueeze(dim), dim)]
+    maximum = x.amax(dim) if x.shape[dim] else x.sum(dim)
+    shown = torch.where(loss.isnan() & (maximum == float("inf")), float("nan"), maximum)  # (+inf marks a certain row)
+    results = [shown, torch.logsumexp(x - maximum.unsqueeze(dim), dim)]
     if has_probabilities or (weight is not None and label_smoothing != 0):
         if has_probabilities:
             mass = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
@@ -133,7 +133,7 @@ def _numbers_dtype(input, target, weight):
     return compute_dtype(*(t.dtype for t in (input, target, weight) if t is not None and t.is_floating_point()))
 
 
-def count_numbers(target, weight, label_smoothing):
+def count_row_stats(target, weight, label_smoothing):
     smooth = label_smoothing != 0
     return 2 + (target.is_floating_point() or (weight is not None and smooth)) + smooth
 
@@ -145,35 +145,35 @@ def _composite(
     loss, keep, weights = define(
         input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
     )
-    numbers = _numbers(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap)
-    return loss, keep, weights, numbers
+    row_stats = _row_stats(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap)
+    return loss, keep, weights, row_stats
 
 
 def _composite_backward(
-    grad, input, target, numbers, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap, need_input,
-    need_target, partial,
+    grad, input, target, row_stats, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap,
+    need_input, need_target, partial,
 ):  # fmt: skip
     dim, has_probabilities = class_dim(input), target.is_floating_point()
     if not input.numel():
         return _fake_backward(grad, input, target, need_input, need_target, partial)
-    compute = compute_dtype(numbers.dtype, grad.dtype)
+    compute = compute_dtype(row_stats.dtype, grad.dtype)
     if has_probabilities:
         own = grad.new_ones(grad.shape, dtype=torch.bool) if mask is None else mask.expand(grad.shape)
         weights = None
     else:
-        place, own, weights = rows_of(input.shape[dim], target, weight, mask, ignore_index, compute)
+        class_index, own, weights = rows_of(input.shape[dim], target, weight, mask, ignore_index, compute)
     keep = own
     if partial:
         keep = torch.ones_like(own) if mask is None else mask.expand(own.shape)
-    top, spread, *others = (x.to(compute).unsqueeze(dim) for x in numbers)
-    keep = keep.unsqueeze(dim) & (top != float("inf"))  # (the loss of a certain row is constant)
+    maximum, log_total, *others = (x.to(compute).unsqueeze(dim) for x in row_stats)
+    keep = keep.unsqueeze(dim) & (maximum != float("inf"))  # (the loss of a certain row is constant)
     g, x = torch.where(keep, grad.to(compute).unsqueeze(dim), 0), torch.where(keep, input, 0).to(compute)
     per_class = 1 if weight is None else along(weight.to(compute), x, dim)
     logits = shaped(x, temperature, softcap)
-    log_p = (logits - torch.where(keep, top, 0)) - spread
+    log_p = (logits - torch.where(keep, maximum, 0)) - log_total
     smooth = label_smoothing != 0
     factor = others[0] if len(others) > smooth else 1 if weights is None else weights.unsqueeze(dim)
-    slope = (factor + 2 * z_loss * torch.where(keep, top + spread, 0)) * log_p.exp()
+    slope = (factor + 2 * z_loss * torch.where(keep, maximum + log_total, 0)) * log_p.exp()
     if smooth:
         slope = slope - torch.where(logits != -float("inf"), others[-1] * per_class, 0)
     if has_probabilities:
@@ -182,7 +182,7 @@ def _composite_backward(
         d_target = (label_smoothing - 1) * g * per_class * torch.where((q == 0) & (log_p == -float("inf")), 0, log_p)
     else:
         own_part = torch.where(own, 1.0 if weights is None else weights, 0).to(compute)
-        slope = slope.scatter_add(dim, place.unsqueeze(dim), (label_smoothing - 1) * own_part.unsqueeze(dim))
+        slope = slope.scatter_add(dim, class_index.unsqueeze(dim), (label_smoothing - 1) * own_part.unsqueeze(dim))
     d_input = torch.where(keep, g * slope * slope_of_shape(x, temperature, softcap), 0).to(input.dtype)
     nothing = input.new_empty(0)
     d_target = torch.where(keep, d_target, 0).to(target.dtype) if need_target else nothing
@@ -191,11 +191,11 @@ def _composite_backward(
 
 def _composite_overwrite(grad, logits, *options):
     size = max(1, BLOCK // max(1, logits.shape[1]))
-    target, numbers, weight, mask, *options = options
+    target, row_stats, weight, mask, *options = options
     for first in range(0, len(logits), size):
         rows = slice(first, first + size)
-        of_rows = grad[rows], logits[rows], target[rows], numbers[:, rows].contiguous(), weight, mask[rows]
-        logits[rows] = _backward(*of_rows, *options, True, False, False)[0]
+        chunk = grad[rows], logits[rows], target[rows], row_stats[:, rows].contiguous(), weight, mask[rows]
+        logits[rows] = _backward(*chunk, *options, True, False, False)[0]
 
 
 # ---- op
@@ -212,14 +212,14 @@ def _fake(input, target, weight, mask, ignore_index, label_smoothing, *_):
         if weighted
         else input.new_empty(0, dtype=dtype),
         input.new_empty(
-            (count_numbers(target, weight, label_smoothing), *shape), dtype=_numbers_dtype(input, target, weight)
+            (count_row_stats(target, weight, label_smoothing), *shape), dtype=_numbers_dtype(input, target, weight)
         ),
     )
 
 
-def _fake_of_rows(*operands):
-    loss, _, _, numbers = _fake(*operands[:-2])
-    return loss.new_empty(()), loss.new_empty((), dtype=torch.float64), numbers
+def _fake_reduced(*operands):
+    loss, _, _, row_stats = _fake(*operands[:-2])
+    return loss.new_empty(()), loss.new_empty((), dtype=torch.float64), row_stats
 
 
 def _fake_backward(grad, input, target, *options):
@@ -232,14 +232,14 @@ _forward = declare_raw(
     "_cross_entropy",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
     "float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0) "
-    "-> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers)",
+    "-> (Tensor loss, Tensor keep, Tensor weights, Tensor row_stats)",
     fake=_fake,
     composite=_composite,
     triton="classification.cross_entropy.cross_entropy",
 )
 _backward = declare_raw(
     "_cross_entropy_backward",
-    "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, Tensor? mask=None, "
+    "(Tensor grad, Tensor input, Tensor target, Tensor row_stats, Tensor? weight=None, Tensor? mask=None, "
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
     "bool need_input=True, bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: not all classes
     fake=_fake_backward,
@@ -248,28 +248,28 @@ _backward = declare_raw(
 )
 _overwrite = declare_raw(  # overwrites logits (N, C) of rows with class indices by their gradient
     "_cross_entropy_overwrite",
-    "(Tensor grad, Tensor(a!) logits, Tensor target, Tensor numbers, Tensor? weight, Tensor mask, int ignore_index, "
+    "(Tensor grad, Tensor(a!) logits, Tensor target, Tensor row_stats, Tensor? weight, Tensor mask, int ignore_index, "
     "float label_smoothing, float z_loss, float temperature, float softcap) -> ()",
     fake=lambda *_: None,
     composite=_composite_overwrite,
     triton="classification.cross_entropy_backward.cross_entropy_overwrite",
 )
 
-_of_rows = declare_raw(
-    "_cross_entropy_of_rows",
+_reduced = declare_raw(
+    "_cross_entropy_reduced",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
     "float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, bool mean=True, "
-    "bool empty_nan=False) -> (Tensor loss, Tensor denominator, Tensor numbers)",
-    fake=_fake_of_rows,
-    triton="classification.cross_entropy.cross_entropy_of_rows",
+    "bool empty_nan=False) -> (Tensor loss, Tensor denominator, Tensor row_stats)",
+    fake=_fake_reduced,
+    triton="classification.cross_entropy.cross_entropy_reduced",
 )
-_of_rows_backward = declare_raw(
-    "_cross_entropy_of_rows_backward",
-    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, "
+_reduced_backward = declare_raw(
+    "_cross_entropy_reduced_backward",
+    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor row_stats, Tensor? weight=None, "
     "Tensor? mask=None, int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, "
     "float softcap=0.0, bool need_input=True, bool need_target=False) -> (Tensor, Tensor)",
     fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands, False),
-    triton="classification.cross_entropy_backward.cross_entropy_of_rows_backward",
+    triton="classification.cross_entropy_backward.cross_entropy_reduced_backward",
 )
 
 # ---- record
@@ -283,7 +283,7 @@ class CrossEntropy(Classification):
 
     takes_logits = True
     differentiable = ("input", "target")
-    saved = ("numbers",)
+    saved = ("row_stats",)
     compiled = ("cpu", "cuda")
 
     def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap):
@@ -340,13 +340,13 @@ class CrossEntropy(Classification):
         if shape_of_logits:
             validate_logits(name, *shape_of_logits)
 
-    def gradients_of(self, backward, upstream, needs, operands, numbers):
+    def gradients_of(self, backward, upstream, needs, operands, row_stats):
         input, target, *options = operands
-        return backward(*upstream, input, target, numbers, *options, *needs[:2])
+        return backward(*upstream, input, target, row_stats, *options, *needs[:2])
 
 
 _cross_entropy = CrossEntropy(
-    "cross_entropy", "CrossEntropyLoss", _forward, _backward, define, _of_rows, _of_rows_backward
+    "cross_entropy", "CrossEntropyLoss", _forward, _backward, define, _reduced, _reduced_backward
 )
 _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
 
@@ -415,9 +415,9 @@ def cross_entropy(
         if not target.is_floating_point():
             weight = normalized_weight(weight, input, class_dim(input), target, mask, ignore_index, row_weight)
             operands = *operands[:2], weight, *operands[3:]
-    of_rows = _cross_entropy.of_rows
-    if row_weight is None and of_rows.serves(input, target, reduction, denominator, empty):
-        return of_rows.call(*operands, reduction == "mean", empty == "nan")
+    reduced = _cross_entropy.reduced
+    if row_weight is None and reduced.serves(input, target, reduction, denominator, empty):
+        return reduced.call(*operands, reduction == "mean", empty == "nan")
     loss, keep, weights = _cross_entropy.call(*operands)
     per_row = None if weight is None or target.is_floating_point() else weights
     if row_weight is None:

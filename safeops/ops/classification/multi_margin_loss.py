@@ -60,7 +60,7 @@ def _fake(input, target, *_):
     return input.new_empty(target.shape, dtype=dtype), input.new_empty(target.shape, dtype=torch.bool)
 
 
-def _fake_of_rows(input, *_):
+def _fake_reduced(input, *_):
     dtype = compute_dtype(input.dtype)
     return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
 
@@ -79,17 +79,17 @@ _backward = declare_raw(
     fake=lambda grad, input, *_: like(input, input.shape, input.dtype),
     triton="classification.multi_margin_loss.multi_margin_loss_backward",
 )
-_of_rows = declare_raw(
-    "_multi_margin_loss_of_rows",
+_reduced = declare_raw(
+    "_multi_margin_loss_reduced",
     f"({OPERANDS}, bool mean=True, bool empty_nan=False) -> (Tensor loss, Tensor denominator)",
-    fake=_fake_of_rows,
-    triton="classification.multi_margin_loss.multi_margin_loss_of_rows",
+    fake=_fake_reduced,
+    triton="classification.multi_margin_loss.multi_margin_loss_reduced",
 )
-_of_rows_backward = declare_raw(
-    "_multi_margin_loss_of_rows_backward",
+_reduced_backward = declare_raw(
+    "_multi_margin_loss_reduced_backward",
     f"(Tensor grad, Tensor? denominator, {OPERANDS}) -> Tensor",
     fake=lambda grad, denominator, input, *_: like(input, input.shape, input.dtype),
-    triton="classification.multi_margin_loss.multi_margin_loss_of_rows_backward",
+    triton="classification.multi_margin_loss.multi_margin_loss_reduced_backward",
 )
 
 # ---- record
@@ -138,7 +138,7 @@ class MultiMarginLoss(Classification):
         return (backward(*upstream, *operands),)
 
 
-_multi_margin_loss = MultiMarginLoss(NAME, "MultiMarginLoss", _forward, _backward, define, _of_rows, _of_rows_backward)
+_multi_margin_loss = MultiMarginLoss(NAME, "MultiMarginLoss", _forward, _backward, define, _reduced, _reduced_backward)
 _multi_margin_loss.example = "torch.eye(2), torch.tensor([0, 1])"
 
 # ---- public function
@@ -193,7 +193,7 @@ def multi_margin_loss(
     input = one_row(input, target)
     validate_reduction(NAME, input, reduction, denominator, empty)
     operands = input, target, weight, mask, margin, p
-    if _multi_margin_loss.of_rows.serves(input, target, reduction, denominator, empty):
-        return _multi_margin_loss.of_rows.call(*operands, reduction == "mean", empty == "nan")
+    if _multi_margin_loss.reduced.serves(input, target, reduction, denominator, empty):
+        return _multi_margin_loss.reduced.call(*operands, reduction == "mean", empty == "nan")
     loss, keep = _multi_margin_loss.call(*operands)
     return loss_reduction.reduce(NAME, loss, keep, None, reduction, denominator, empty)

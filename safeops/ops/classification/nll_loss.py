@@ -51,7 +51,7 @@ def _fake(input, target, weight=None, mask=None, ignore_index=-100):
     )
 
 
-def _fake_of_rows(*operands):
+def _fake_reduced(*operands):
     loss, *_ = _fake(*operands[:-2])
     return loss.new_empty(()), loss.new_empty((), dtype=torch.float64)
 
@@ -76,19 +76,19 @@ _backward = declare_raw(
     triton="classification.nll_loss.nll_loss_backward",
 )
 
-_of_rows = declare_raw(
-    "_nll_loss_of_rows",
+_reduced = declare_raw(
+    "_nll_loss_reduced",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, bool mean=True, "
     "bool empty_nan=False) -> (Tensor loss, Tensor denominator)",
-    fake=_fake_of_rows,
-    triton="classification.nll_loss.nll_loss_of_rows",
+    fake=_fake_reduced,
+    triton="classification.nll_loss.nll_loss_reduced",
 )
-_of_rows_backward = declare_raw(
-    "_nll_loss_of_rows_backward",
+_reduced_backward = declare_raw(
+    "_nll_loss_reduced_backward",
     "(Tensor grad, Tensor? denominator, SymInt[] size, ScalarType dtype, Tensor target, Tensor? weight=None, "
     "Tensor? mask=None, int ignore_index=-100) -> Tensor",
     fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands),
-    triton="classification.nll_loss.nll_loss_of_rows_backward",
+    triton="classification.nll_loss.nll_loss_reduced_backward",
 )
 
 # ---- record
@@ -126,7 +126,7 @@ class NLLLoss(Classification):
         return (backward(*upstream, input.shape, input.dtype, *rest),)
 
 
-_nll_loss = NLLLoss("nll_loss", "NLLLoss", _forward, _backward, define, _of_rows, _of_rows_backward)
+_nll_loss = NLLLoss("nll_loss", "NLLLoss", _forward, _backward, define, _reduced, _reduced_backward)
 _nll_loss.example = "torch.tensor([[-0.5, -1.0], [-2.0, -0.25]]), torch.tensor([0, 1])"
 
 # ---- public function
@@ -163,7 +163,7 @@ def nll_loss(
         refuse(nll_loss, extra, unknown)
     validate_reduction("nll_loss", input, reduction, denominator, empty)
     operands = input, target, weight, mask, ignore_index
-    if _nll_loss.of_rows.serves(input, target, reduction, denominator, empty):
-        return _nll_loss.of_rows.call(*operands, reduction == "mean", empty == "nan")
+    if _nll_loss.reduced.serves(input, target, reduction, denominator, empty):
+        return _nll_loss.reduced.call(*operands, reduction == "mean", empty == "nan")
     loss, keep, weights = _nll_loss.call(*operands)
     return reduce("nll_loss", loss, keep, None if weight is None else weights, reduction, denominator, empty)

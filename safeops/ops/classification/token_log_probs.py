@@ -50,16 +50,16 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
     """Log probability, entropy and logsumexp of each row, as one tensor (3, *rows)."""
     input, dim = gather_classes(input), class_dim(input)
     compute = compute_dtype(input.dtype)
-    place, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
+    class_index, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(dim), input, 0)  # select before arithmetic: NaN * 0 is NaN
     x = shaped(wide_on_cpu(x.to(compute)), temperature, softcap)
     if x.shape[dim] == 0:
         return x.sum(dim).to(compute).expand(3, *keep.shape)  # 0, but in the graph
-    certain = is_certain(x, place, dim)
+    certain = is_certain(x, class_index, dim)
     x = torch.where(certain.unsqueeze(dim), 0, x)
     log_p = torch.log_softmax(x, dim)
     p = log_p.exp()
-    log_prob = log_p.gather(dim, place.unsqueeze(dim)).squeeze(dim)
+    log_prob = log_p.gather(dim, class_index.unsqueeze(dim)).squeeze(dim)
     entropy = -(p * torch.where(p == 0, 0, log_p)).sum(dim)
     log_sum = torch.where(log_prob.isnan(), log_prob, torch.logsumexp(x, dim))
     rows = [torch.where(certain, limit, x) for x, limit in ((log_prob, 0), (entropy, 0), (log_sum, INF))]
@@ -76,44 +76,44 @@ def define_argmax(input, target, mask=None, ignore_index=-100, *shape):
     return rows, argmax, keep & (argmax == target)
 
 
-def _numbers(input, target, mask, ignore_index, temperature, softcap, entropy):
+def _row_stats(input, target, mask, ignore_index, temperature, softcap, entropy):
     """The numbers of each row that backward reads, (3, *rows): largest logit, logsumexp minus it, entropy."""
     dim, compute = class_dim(input), compute_dtype(input.dtype)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
     x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
-    top = x.amax(dim) if x.shape[dim] else x.sum(dim)
-    spread = torch.logsumexp(x - top.unsqueeze(dim), dim)
-    top = torch.where((top == INF) & entropy.isnan(), torch.nan, top)  # (+inf marks a certain row)
-    return torch.where(keep, torch.stack([top, spread, entropy.double()]), 0).to(compute)
+    maximum = x.amax(dim) if x.shape[dim] else x.sum(dim)
+    log_total = torch.logsumexp(x - maximum.unsqueeze(dim), dim)
+    maximum = torch.where((maximum == INF) & entropy.isnan(), torch.nan, maximum)  # (+inf marks a certain row)
+    return torch.where(keep, torch.stack([maximum, log_total, entropy.double()]), 0).to(compute)
 
 
 def _composite(input, target, *options):
     rows = define(input, target, *options)
-    return rows, _numbers(input, target, *options, rows[1].detach())
+    return rows, _row_stats(input, target, *options, rows[1].detach())
 
 
 def _composite_argmax(input, target, *options):
     rows, *best = define_argmax(input, target, *options)
-    return rows, *best, _numbers(input, target, *options, rows[1].detach())
+    return rows, *best, _row_stats(input, target, *options, rows[1].detach())
 
 
 def _composite_backward(
-    grad, input, target, numbers, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0, partial=False
+    grad, input, target, row_stats, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0, partial=False
 ):
     """p (c - a - b (log p + H)), plus a at the row's class. a, b, c: upstream gradients of log_prob, entropy H and
     logsumexp. partial: `input` holds some of the classes, perhaps not the row's own."""
     dim, compute = class_dim(input), compute_dtype(input.dtype, grad.dtype)
-    place, own, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
+    class_index, own, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
     keep = own
     if partial:
         keep = torch.ones_like(own) if mask is None else mask.expand(own.shape)
-    top, spread, entropy, a, b, c = (x.to(compute).unsqueeze(dim) for x in (*numbers, *grad))
-    keep = keep.unsqueeze(dim) & (top != INF)  # (the results of a certain row are constant)
+    maximum, log_total, entropy, a, b, c = (x.to(compute).unsqueeze(dim) for x in (*row_stats, *grad))
+    keep = keep.unsqueeze(dim) & (maximum != INF)  # (the results of a certain row are constant)
     x = torch.where(keep, input, 0).to(compute)
-    log_p = (shaped(x, temperature, softcap) - torch.where(keep, top, 0)) - spread
+    log_p = (shaped(x, temperature, softcap) - torch.where(keep, maximum, 0)) - log_total
     p = log_p.exp()
     slope = p * (c - a - b * torch.where(p == 0, 0, log_p + entropy))
-    slope = slope.scatter_add(dim, place.unsqueeze(dim), torch.where(own.unsqueeze(dim), a, 0))
+    slope = slope.scatter_add(dim, class_index.unsqueeze(dim), torch.where(own.unsqueeze(dim), a, 0))
     if softcap or temperature != 1:
         slope = slope * slope_of_shape(x, temperature, softcap)
     return torch.where(keep, slope, 0).to(input.dtype)
@@ -128,9 +128,9 @@ def _fake(input, *_):
 
 
 def _fake_argmax(input, *_):
-    rows, numbers = _fake(input)
+    rows, row_stats = _fake(input)
     shape = rows.shape[1:]
-    return rows, input.new_empty(shape, dtype=torch.int64), input.new_empty(shape, dtype=torch.bool), numbers
+    return rows, input.new_empty(shape, dtype=torch.int64), input.new_empty(shape, dtype=torch.bool), row_stats
 
 
 _OPERANDS = (
@@ -138,21 +138,21 @@ _OPERANDS = (
 )
 _forward = declare_raw(
     "_token_log_probs",
-    f"({_OPERANDS}) -> (Tensor rows, Tensor numbers)",
+    f"({_OPERANDS}) -> (Tensor rows, Tensor row_stats)",
     fake=_fake,
     composite=_composite,
     triton="classification.token_log_probs.token_log_probs",
 )
 _forward_argmax = declare_raw(
     "_token_log_probs_argmax",
-    f"({_OPERANDS}) -> (Tensor rows, Tensor argmax, Tensor correct, Tensor numbers)",
+    f"({_OPERANDS}) -> (Tensor rows, Tensor argmax, Tensor correct, Tensor row_stats)",
     fake=_fake_argmax,
     composite=_composite_argmax,
     triton="classification.token_log_probs.token_log_probs_argmax",
 )
 _backward = declare_raw(
     "_token_log_probs_backward",
-    "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? mask=None, int ignore_index=-100, "
+    "(Tensor grad, Tensor input, Tensor target, Tensor row_stats, Tensor? mask=None, int ignore_index=-100, "
     "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: not all classes
     fake=lambda grad, input, *_: torch.empty_like(input),
     composite=_composite_backward,
@@ -207,7 +207,7 @@ class TokenLogProbsOp(Op):
 
     def gradients(self, grad, needs, operands, results):
         input, target, *rest = operands
-        return (self.backward(grad, input, target, results.numbers, *rest),)
+        return (self.backward(grad, input, target, results.row_stats, *rest),)
 
 
 class ArgmaxToo(TokenLogProbsOp):
@@ -215,7 +215,7 @@ class ArgmaxToo(TokenLogProbsOp):
     the same name and replaces it in the registry: errors name the function."""
 
     visible = 3
-    saved = ("numbers",)
+    saved = ("row_stats",)
     differentiated = staticmethod(define)
 
 

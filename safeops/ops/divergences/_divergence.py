@@ -15,7 +15,7 @@ from safeops.core.symbolic import as_float, symbolic
 from safeops.ops.classification._best_classes import buckets, refuse_missing, validate_best
 
 INF = float("inf")
-NUMBERS = 6  # the numbers of each row that backward reads
+ROW_STATS = 6  # the numbers of each row that backward reads
 EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
 
 # ---- definitions: the term of each class, from u = log p of the target and v = log q of the input
@@ -78,28 +78,28 @@ def _slopes(terms, u, v, p, q, beta):
     return -q * sign, p * sign
 
 
-def _numbers(terms, input, target, keep, temperature, beta):
-    """(6, *rows): the largest logit `top` and log sum exp((x - top) / T) of input, the same of target, sum(q h) and
-    sum(p f). The logarithm is -inf in a row without a class that exists."""
+def _row_stats(terms, input, target, keep, temperature, beta):
+    """(6, *rows): the largest logit `maximum` and log sum exp((x - maximum) / T) of input, the same of target, sum(q h)
+    and sum(p f). The logarithm is -inf in a row without a class that exists."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
-    tops = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
-    x, y = ((x - torch.where(top == -INF, 0, top)) / temperature for x, top in zip((x, y), tops))
-    spreads = [x.logsumexp(-1, keepdim=True) for x in (x, y)]
-    v, u = (x - spread for x, spread in zip((x, y), spreads))
+    maxima = [x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True) for x in (x, y)]
+    x, y = ((x - torch.where(maximum == -INF, 0, maximum)) / temperature for x, maximum in zip((x, y), maxima))
+    log_totals = [x.logsumexp(-1, keepdim=True) for x in (x, y)]
+    v, u = (x - log_total for x, log_total in zip((x, y), log_totals))
     sums = [slope.sum(-1, keepdim=True) for slope in _slopes(terms, u, v, u.exp(), v.exp(), beta)]
-    numbers = torch.stack([tops[0], spreads[0], tops[1], spreads[1], *sums]).squeeze(-1)
-    return (numbers if keep is None else torch.where(keep, numbers, 0)).to(compute)
+    row_stats = torch.stack([maxima[0], log_totals[0], maxima[1], log_totals[1], *sums]).squeeze(-1)
+    return (row_stats if keep is None else torch.where(keep, row_stats, 0)).to(compute)
 
 
-def _backward(terms, grad, input, target, numbers, keep, temperature, beta, needed):
+def _backward(terms, grad, input, target, row_stats, keep, temperature, beta, needed):
     compute = compute_dtype(input.dtype, target.dtype, grad.dtype)
     x, y = (x.to(compute) for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
-    top_x, spread_x, top_y, spread_y, *sums = numbers.to(compute).unsqueeze(-1)
+    top_x, spread_x, top_y, spread_y, *sums = row_stats.to(compute).unsqueeze(-1)
     v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
     p, q = u.exp(), v.exp()
     g = (grad.to(compute) / temperature).unsqueeze(-1)
@@ -111,14 +111,14 @@ def _backward(terms, grad, input, target, numbers, keep, temperature, beta, need
     return tuple(results)
 
 
-def _sums(terms, input, target, numbers, keep, temperature, beta):
+def _sums(terms, input, target, row_stats, keep, temperature, beta):
     """(3, *rows): sum(q h), sum(p f) and the divergence over some of the classes (a shard). numbers[:4] are those of
     the whole rows."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
-    top_x, spread_x, top_y, spread_y = numbers[:4].double().unsqueeze(-1)
+    top_x, spread_x, top_y, spread_y = row_stats[:4].double().unsqueeze(-1)
     v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
     operands = u, v, u.exp(), v.exp(), beta
     sums = torch.stack([x.sum(-1) for x in (*_slopes(terms, *operands), terms(*operands))])
@@ -130,10 +130,10 @@ def _sums(terms, input, target, numbers, keep, temperature, beta):
 
 def _fake(input, target, *_):
     rows, dtype = input.shape[:-1], compute_dtype(input.dtype, target.dtype)
-    return input.new_empty(rows, dtype=dtype), input.new_empty((NUMBERS, *rows), dtype=dtype)
+    return input.new_empty(rows, dtype=dtype), input.new_empty((ROW_STATS, *rows), dtype=dtype)
 
 
-def _fake_backward(grad, input, target, numbers, keep, temperature, beta, *needed):
+def _fake_backward(grad, input, target, row_stats, keep, temperature, beta, *needed):
     return only(needed, (input, target))
 
 
@@ -166,23 +166,23 @@ class Divergence(Op):
 
         def composite(input, target, keep=None, temperature=1.0, beta=0.5):
             operands = input, target, keep, temperature, beta
-            return definition(*operands), _numbers(terms, *operands)
+            return definition(*operands), _row_stats(terms, *operands)
 
-        def composite_backward(grad, input, target, numbers, keep=None, temperature=1.0, beta=0.5, *needed):
+        def composite_backward(grad, input, target, row_stats, keep=None, temperature=1.0, beta=0.5, *needed):
             needed = needed or (True, True)
-            return _backward(terms, grad, input, target, numbers, keep, temperature, beta, needed)
+            return _backward(terms, grad, input, target, row_stats, keep, temperature, beta, needed)
 
         forward = declare_raw(
             f"_{name}",
             "(Tensor input, Tensor target, Tensor? keep=None, float temperature=1.0, float beta=0.5) -> "
-            "(Tensor loss, Tensor numbers)",
+            "(Tensor loss, Tensor row_stats)",
             fake=_fake,
             composite=composite,
             triton=f"divergences.divergence.{name}",
         )
         backward = declare_raw(
             f"_{name}_backward",
-            "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
+            "(Tensor grad, Tensor input, Tensor target, Tensor row_stats, Tensor? keep=None, float temperature=1.0, "
             "float beta=0.5, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
             fake=_fake_backward,
             composite=composite_backward,
@@ -191,7 +191,7 @@ class Divergence(Op):
         if terms is not kl:
             self.sums = declare_raw(
                 f"_{name}_sums",
-                "(Tensor input, Tensor target, Tensor numbers, Tensor? keep=None, float temperature=1.0, "
+                "(Tensor input, Tensor target, Tensor row_stats, Tensor? keep=None, float temperature=1.0, "
                 "float beta=0.5) -> Tensor",
                 fake=_fake_sums,
                 composite=functools.partial(_sums, terms),

@@ -113,8 +113,8 @@ def define(
     weights, s, d = window(win_size, win_sigma), x + y, x - y
     moments = blur(torch.stack((s, d, s * s, d * d)), weights, spatial, same)
     if same or mask is not None:
-        result_slope = blur(keep.to(compute), weights, spatial, same)
-        moments = torch.where(counted, moments, 0) / torch.where(counted, result_slope, 1)
+        kept_weight = blur(keep.to(compute), weights, spatial, same)
+        moments = torch.where(counted, moments, 0) / torch.where(counted, kept_weight, 1)
     mean_s, mean_d, squares_s, squares_d = moments.unbind()
     var_s, var_d = variance(squares_s, mean_s), variance(squares_d, mean_d)
     origin_x, origin_y = origin_x / data_range, origin_y / data_range  # first: their sum may overflow

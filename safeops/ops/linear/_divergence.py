@@ -11,7 +11,7 @@ from safeops.core.library import declare_raw
 from safeops.core.matmul import matmul, without_autocast
 from safeops.core.op import Op
 from safeops.core.symbolic import as_float
-from safeops.ops.divergences._divergence import NUMBERS, validate_options
+from safeops.ops.divergences._divergence import ROW_STATS, validate_options
 from safeops.ops.linear import _rows
 from safeops.ops.linear._chunks import logits_of, products, scale_of
 from safeops.ops.linear._layer import in_one_dtype, validate_layer
@@ -35,7 +35,7 @@ def _all_logits(x, weight, bias, keep, compute):
 
 def _empty(input, target):
     dtype, rows = compute_dtype(input.dtype, target.dtype), len(input)
-    return input.new_empty(rows, dtype=dtype), input.new_empty((NUMBERS, rows), dtype=dtype)
+    return input.new_empty(rows, dtype=dtype), input.new_empty((ROW_STATS, rows), dtype=dtype)
 
 
 def _part(x, weight, bias, rows, classes):
@@ -62,15 +62,15 @@ class LinearDivergence(Op):
         self.module, self.op, self.swap = module, op, swap
         forward = declare_raw(
             f"_{name}",
-            f"({_OPERANDS}) -> (Tensor loss, Tensor numbers)",
+            f"({_OPERANDS}) -> (Tensor loss, Tensor row_stats)",
             fake=lambda input, weight, bias, target, *_: _empty(input, target),
             composite=self._compute,
         )
         backward = declare_raw(
             f"_{name}_backward",
-            f"(Tensor grad, Tensor numbers, {_OPERANDS}, bool need_input=True, bool need_weight=True, "
+            f"(Tensor grad, Tensor row_stats, {_OPERANDS}, bool need_input=True, bool need_weight=True, "
             "bool need_bias=True) -> (Tensor, Tensor, Tensor)",
-            fake=lambda grad, numbers, input, weight, *rest: tuple(_rows.empty_gradients(input, weight, rest[-3:])),
+            fake=lambda grad, row_stats, input, weight, *rest: tuple(_rows.empty_gradients(input, weight, rest[-3:])),
             composite=self._compute_backward,
         )
         super().__init__(name, forward, backward, self._define)
@@ -97,13 +97,13 @@ class LinearDivergence(Op):
                 own = _part(input, linear_weight, linear_bias, part, everything)
                 other = _part(target, target_weight, target_bias, part, everything)
                 exists = None if keep is None else keep[part]
-                of_rows = self.op.forward(*self._pair(own, other), exists, temperature, beta)
-                for whole, rows in zip(results, of_rows):
+                reduced = self.op.forward(*self._pair(own, other), exists, temperature, beta)
+                for whole, rows in zip(results, reduced):
                     whole[..., part] = rows
         return results
 
     def _compute_backward(
-        self, grad, numbers, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
+        self, grad, row_stats, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
         beta, *needs,
     ):  # fmt: skip
         """The backward in chunks of the classes, each by the divergence's backward kernel."""
@@ -111,14 +111,14 @@ class LinearDivergence(Op):
         keep = torch.ones_like(grad, dtype=torch.bool) if keep is None else keep
         x, grad = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
         # bounds the slopes: each is p times (a logarithm minus its mean, which is in numbers[4] or numbers[5])
-        largest = grad.double().abs() * (2 + numbers[4].abs() + numbers[5].abs()) / temperature
+        largest = grad.double().abs() * (2 + row_stats[4].abs() + row_stats[5].abs()) / temperature
         scale = scale_of(x, linear_weight, largest)
         grad = (grad if scale is None else grad * scale).to(compute)
 
         def slopes(logits, part):
             other = _part(target, target_weight, target_bias, everything, part)
             needed = self._pair(True, False)
-            both = self.op.backward(grad, *self._pair(logits, other), numbers, keep, temperature, beta, *needed)
+            both = self.op.backward(grad, *self._pair(logits, other), row_stats, keep, temperature, beta, *needed)
             return both[self.swap]
 
         return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs)
@@ -130,7 +130,7 @@ class LinearDivergence(Op):
         """Nothing to do: the public function has validated its arguments."""
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, results.numbers, *operands, *needs[:3])
+        return self.backward(grad, results.row_stats, *operands, *needs[:3])
 
 
 # ---- for the public functions

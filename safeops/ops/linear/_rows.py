@@ -18,7 +18,7 @@ from safeops.core.route import PLAIN
 from safeops.core.sums import total
 from safeops.ops.classification import cross_entropy
 from safeops.ops.classification._classification import refuse_missing_class, rows_of, weighed
-from safeops.ops.classification.cross_entropy import _cross_entropy, _overwrite, count_numbers
+from safeops.ops.classification.cross_entropy import _cross_entropy, _overwrite, count_row_stats
 from safeops.ops.linear import _chunks
 from safeops.ops.linear._chunks import NO_CLASS, logits_of, multiply, products, scale_of
 
@@ -73,10 +73,10 @@ def forward(
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     dtype, with_loss = compute_dtype(input.dtype), any(needs)
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, compute)
-    loss = input.new_empty(place.shape, dtype=dtype)
-    many = count_numbers(target, weight, label_smoothing)
-    numbers = loss.new_empty((many, 0 if with_loss else len(loss)), dtype=compute)
+    class_index, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, compute)
+    loss = input.new_empty(class_index.shape, dtype=dtype)
+    many = count_row_stats(target, weight, label_smoothing)
+    row_stats = loss.new_empty((many, 0 if with_loss else len(loss)), dtype=compute)
     factor, gradients = loss.new_empty(0), empty_gradients(input, linear_weight, needs, at_once)
     size = max(1, min(len(input), at_once or rows_at_once(input, linear_weight)))
     options = label_smoothing, z_loss, temperature, softcap
@@ -97,11 +97,12 @@ def forward(
             part = slice(first, first + size)
             x, kept = torch.where(keep[part].unsqueeze(1), input[part], 0), keep[part]
             logits = logits_of(x, linear_weight, linear_bias, buffer[: len(x)])
-            loss[part], _, _, of_rows = _cross_entropy.forward(logits, place[part], weight, kept, NO_CLASS, *options)
+            results = _cross_entropy.forward(logits, class_index[part], weight, kept, NO_CLASS, *options)
+            loss[part], _, _, part_stats = results
             if not with_loss:
-                numbers[:, part] = of_rows
+                row_stats[:, part] = part_stats
                 continue
-            _overwrite(g[part], logits, place[part], of_rows, weight, kept, NO_CLASS, *options)
+            _overwrite(g[part], logits, class_index[part], part_stats, weight, kept, NO_CLASS, *options)
             if needs[0]:
                 multiply(d_input[part], logits, linear_weight, beta=0)
             if needs[1]:
@@ -114,7 +115,7 @@ def forward(
         if needs[1] and not len(input):
             d_weight.zero_()
     weights = input.new_empty(0, dtype=dtype) if weights is None else weights
-    return loss, keep, weights, numbers, factor, *gradients
+    return loss, keep, weights, row_stats, factor, *gradients
 
 
 def empty_gradients(input, linear_weight, needs, at_once=None):
@@ -201,34 +202,36 @@ def _times(d, factor, dtype, last):
 
 
 def backward_of_rows(
-    grad, input, linear_weight, target, numbers, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss,
+    grad, input, linear_weight, target, row_stats, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss,
     temperature, softcap, *needs,
 ):  # fmt: skip
-    place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, numbers.dtype)
+    class_index, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, row_stats.dtype)
     options = label_smoothing, z_loss, temperature, softcap
-    return gradients(grad, input, linear_weight, linear_bias, place, keep, weights, weight, numbers, options, needs)
+    layer = input, linear_weight, linear_bias
+    return gradients(grad, *layer, class_index, keep, weights, weight, row_stats, options, needs)
 
 
 def gradients(
-    grad, input, linear_weight, linear_bias, place, keep, weights, weight, numbers, options, needs, **finish
+    grad, input, linear_weight, linear_bias, class_index, keep, weights, weight, row_stats, options, needs, **finish
 ):  # fmt: skip
     """The needed gradients; others have no elements. place: class of each row, counted from the first class of
     linear_weight. weights: class weight of each row; weight: of each class of linear_weight. finish: for `products`."""
     compute = compute_dtype(input.dtype, grad.dtype)
     x, g = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
-    scale = _scale(g, keep, x, linear_weight, linear_bias, weights, weight, numbers[0] + numbers[1], *options)
+    scale = _scale(g, keep, x, linear_weight, linear_bias, weights, weight, row_stats[0] + row_stats[1], *options)
     g = (g if scale is None else g.double() * scale).to(compute)
     label_smoothing, *others = options
     if weight is not None and label_smoothing == 0:
         # A row's class may be in another chunk, and so its weight. It is then read from the row's numbers, which hold
-        # it only with smoothing: (top, spread, k = weight, e = 0), and the least number as label_smoothing.
-        numbers = torch.stack([*numbers, weights.to(numbers.dtype), torch.zeros_like(numbers[0])])
+        # it only with smoothing: (maximum, log_total, k = weight, e = 0), and the least number as label_smoothing.
+        row_stats = torch.stack([*row_stats, weights.to(row_stats.dtype), torch.zeros_like(row_stats[0])])
         label_smoothing = SMALLEST
 
     def slopes(logits, part):
         of_part = None if weight is None else weight[part]
         return _cross_entropy.backward(
-            g, logits, place - part.start, numbers, of_part, keep, NO_CLASS, label_smoothing, *others, True, False, True
+            *(g, logits, class_index - part.start, row_stats, of_part, keep, NO_CLASS, label_smoothing),
+            *(*others, True, False, True),
         )[0]
 
     return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, **finish)

@@ -24,7 +24,7 @@ from safeops.ops.classification._classification import (
     without_weight_0,
 )
 from safeops.ops.classification._logits import as_floats
-from safeops.ops.classification.cross_entropy import CrossEntropy, count_numbers
+from safeops.ops.classification.cross_entropy import CrossEntropy, count_row_stats
 from safeops.ops.classification.cross_entropy import define as define_cross_entropy
 from safeops.ops.linear import _rows
 from safeops.ops.linear._layer import in_one_dtype, validate_classes, validate_layer, validate_per_class
@@ -69,12 +69,12 @@ def _fake(
     wide = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     scalar = input.new_empty((), dtype=torch.float64)
     factor = row_weight if with_loss else None
-    of_rows = wide if factor is None else compute_dtype(wide, factor.dtype)
+    reduced = wide if factor is None else compute_dtype(wide, factor.dtype)
     return (
         scalar if with_loss else input.new_empty(rows, dtype=dtype),
         input.new_empty(rows, dtype=torch.bool),
-        input.new_empty(0 if weight is None and factor is None else rows, dtype=of_rows),
-        input.new_empty((count_numbers(target, weight, label_smoothing), 0 if with_loss else rows[0]), dtype=wide),
+        input.new_empty(0 if weight is None and factor is None else rows, dtype=reduced),
+        input.new_empty((count_row_stats(target, weight, label_smoothing), 0 if with_loss else rows[0]), dtype=wide),
         torch.empty_like(scalar) if with_loss else input.new_empty(0, dtype=dtype),
         *_rows.empty_gradients(input, linear_weight, needs, at_once),
     )
@@ -88,14 +88,14 @@ _forward = declare_raw(
     "_linear_cross_entropy",
     "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, Tensor? weight=None, "
     f"Tensor? mask=None, Tensor? row_weight=None, Tensor? divisor=None, {_OPTIONS}bool mean=False, SymInt at_once=0, "
-    f"{_NEEDS}) -> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers, Tensor factor, Tensor d_input, "
+    f"{_NEEDS}) -> (Tensor loss, Tensor keep, Tensor weights, Tensor row_stats, Tensor factor, Tensor d_input, "
     "Tensor d_weight, Tensor d_bias)",
     fake=_fake,
     composite=_rows.forward,
 )
 _backward = declare_raw(
     "_linear_cross_entropy_backward",
-    "(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor numbers, Tensor? linear_bias=None, "
+    "(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor row_stats, Tensor? linear_bias=None, "
     f"Tensor? weight=None, Tensor? mask=None, {_OPTIONS}{_NEEDS}) -> (Tensor, Tensor, Tensor)",
     fake=lambda grad, input, linear_weight, *options: tuple(_rows.empty_gradients(input, linear_weight, options[-3:])),
     composite=_rows.backward_of_rows,
@@ -114,7 +114,7 @@ class LinearCrossEntropy(CrossEntropy):
     owner, shards = None, "vocabulary"
     differentiable = ("input", "linear_weight", "linear_bias")
     constant = ("weight",)
-    saved = ("numbers", "factor", "d_input", "d_weight", "d_bias")
+    saved = ("row_stats", "factor", "d_input", "d_weight", "d_bias")
 
     def __init__(self):
         super().__init__(NAME, "LinearCrossEntropyLoss", _forward, _backward, define)
@@ -136,7 +136,7 @@ class LinearCrossEntropy(CrossEntropy):
         of = operands
         if not any(operands[-3:]):
             return self.backward(
-                grad, of.input, of.linear_weight, of.target, results.numbers, of.linear_bias, of.weight, of.mask,
+                grad, of.input, of.linear_weight, of.target, results.row_stats, of.linear_bias, of.weight, of.mask,
                 of.ignore_index, of.label_smoothing, of.z_loss, of.temperature, of.softcap, *needs,
             )  # fmt: skip
         _, keep, _ = rows_of(len(of.linear_weight), of.target, of.weight, of.mask, of.ignore_index, torch.float64)
@@ -245,16 +245,16 @@ def linear_cross_entropy(
         weight = normalized_weight(weight, linear_weight, 0, target, mask, ignore_index, row_weight)
     takes = reduction != "none" and (row_weight is None or type(row_weight) in PLAIN and not row_weight.requires_grad)
     at_once, needs = _rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes)
-    mean, divisor, of_rows = reduction == "mean", None, None
+    mean, divisor, weight_in_kernel = reduction == "mean", None, None
     if any(needs):
-        of_rows, row_weight = row_weight, None
+        weight_in_kernel, row_weight = row_weight, None
         if mean and denominator is not None:
             divisor = as_divisor(denominator, input)
     loss, keep, weights = _linear_cross_entropy.call(
-        input, linear_weight, target, linear_bias, weight, mask, of_rows, divisor, ignore_index, label_smoothing,
-        z_loss, *shape, mean, at_once, *needs,
+        input, linear_weight, target, linear_bias, weight, mask, weight_in_kernel, divisor, ignore_index,
+        label_smoothing, z_loss, *shape, mean, at_once, *needs,
     )  # fmt: skip
-    weights = None if weight is None and of_rows is None else weights
+    weights = None if weight is None and weight_in_kernel is None else weights
     if row_weight is not None:
         loss, weights = weighed(loss, keep, weights, row_weight)
     dtype = compute_dtype(input.dtype)

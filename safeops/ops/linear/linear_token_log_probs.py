@@ -45,7 +45,7 @@ def _fake_backward(grad, input, linear_weight, *options):
 def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *shape):
     """The forward in chunks of the rows, each by the kernel of token_log_probs: one product."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
-    place, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
+    class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     results = _fake(input)
     size = _rows.rows_at_once(input, linear_weight)
     buffer = input.new_empty(min(size, len(input)), len(linear_weight))
@@ -54,28 +54,29 @@ def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *sha
             part = slice(first, first + size)
             logits = logits_of(input[part], linear_weight, linear_bias, buffer[: len(input[part])])
             for whole, rows in zip(
-                results, _token_log_probs.forward(logits, place[part], keep[part], NO_CLASS, *shape)
+                results, _token_log_probs.forward(logits, class_index[part], keep[part], NO_CLASS, *shape)
             ):
                 whole[:, part] = rows
     return results
 
 
 def _compute_backward(
-    grad, input, linear_weight, target, numbers, linear_bias, mask, ignore_index, temperature, softcap, *needs
+    grad, input, linear_weight, target, row_stats, linear_bias, mask, ignore_index, temperature, softcap, *needs
 ):
     """The backward in chunks of the classes, each by the backward kernel of token_log_probs: three products."""
-    place, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
+    class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     compute, shape = compute_dtype(input.dtype, grad.dtype), (temperature, softcap)
     x = torch.where(keep.unsqueeze(1), input, 0)
     grad = torch.where(keep, grad, 0)
     of_log_prob, of_entropy, of_sum = grad.double().abs()
     # p |log p + H| is at most 1 + H
-    largest = (2 * of_log_prob + of_sum + of_entropy * (1 + numbers[2].abs())) / temperature
+    largest = (2 * of_log_prob + of_sum + of_entropy * (1 + row_stats[2].abs())) / temperature
     scale = scale_of(x, linear_weight, largest)
     grad, partial = (grad if scale is None else grad * scale).to(compute), True
 
     def slopes(logits, part):
-        return _token_log_probs.backward(grad, logits, place - part.start, numbers, keep, NO_CLASS, *shape, partial)
+        index = class_index - part.start
+        return _token_log_probs.backward(grad, logits, index, row_stats, keep, NO_CLASS, *shape, partial)
 
     return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs)
 
@@ -85,13 +86,13 @@ _OPERANDS = (
 )
 _forward = declare_raw(
     "_linear_token_log_probs",
-    f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> (Tensor rows, Tensor numbers)",
+    f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> (Tensor rows, Tensor row_stats)",
     fake=_fake,
     composite=_compute,
 )
 _backward = declare_raw(
     "_linear_token_log_probs_backward",
-    f"(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor numbers, {_OPERANDS}, "
+    f"(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor row_stats, {_OPERANDS}, "
     "bool need_input=True, bool need_weight=True, bool need_bias=True) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
     composite=_compute_backward,
@@ -125,7 +126,7 @@ class LinearTokenLogProbs(Op):
     def gradients(self, grad, needs, operands, results):
         input, linear_weight, target, *rest = operands
         needs = needs[0], needs[1], needs[3]
-        return self.backward(grad, input, linear_weight, target, results.numbers, *rest, *needs)
+        return self.backward(grad, input, linear_weight, target, results.row_stats, *rest, *needs)
 
 
 _linear_token_log_probs = LinearTokenLogProbs()

@@ -94,7 +94,7 @@ def _fake(input, target, mask=None, kind=0):
     return input.new_empty(rows, dtype=dtype), input.new_empty(rows, dtype=torch.bool)
 
 
-def _fake_of_rows(input, target, *_):
+def _fake_reduced(input, target, *_):
     dtype = compute_dtype(input.dtype, target.dtype)
     return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
 
@@ -118,17 +118,17 @@ _backward = declare_raw(
     fake=_fake_backward,
     triton="vectors.box_iou_loss.box_iou_loss_backward",
 )
-_of_rows = declare_raw(
-    "_box_iou_loss_of_rows",
+_reduced = declare_raw(
+    "_box_iou_loss_reduced",
     f"({OPERANDS}, bool mean=True, bool empty_nan=False) -> (Tensor loss, Tensor denominator)",
-    fake=_fake_of_rows,
-    triton="vectors.box_iou_loss.box_iou_loss_of_rows",
+    fake=_fake_reduced,
+    triton="vectors.box_iou_loss.box_iou_loss_reduced",
 )
-_of_rows_backward = declare_raw(
-    "_box_iou_loss_of_rows_backward",
+_reduced_backward = declare_raw(
+    "_box_iou_loss_reduced_backward",
     f"(Tensor grad, Tensor? denominator, {OPERANDS}, {NEEDED}) -> (Tensor, Tensor)",
     fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands),
-    triton="vectors.box_iou_loss.box_iou_loss_of_rows_backward",
+    triton="vectors.box_iou_loss.box_iou_loss_reduced_backward",
 )
 
 # ---- record
@@ -175,7 +175,7 @@ class BoxIouLoss(RowLoss):
         return backward(*upstream, *operands, *needs[:2])
 
 
-_box_iou_loss = BoxIouLoss(NAME, _forward, _backward, define, _of_rows, _of_rows_backward)
+_box_iou_loss = BoxIouLoss(NAME, _forward, _backward, define, _reduced, _reduced_backward)
 
 # ---- public function
 
@@ -233,9 +233,9 @@ def box_iou_loss(
         validate(NAME, rows, mask, weight, reduction, denominator, empty, input=input, target=target)
         mask = kept(mask, weight)
     operands = input, target, mask, kind
-    of_rows = _box_iou_loss.of_rows
-    if weight is None and of_rows.serves(input, target, reduction, denominator, empty):
-        return of_rows.call(*operands, reduction == "mean", empty == "nan")
+    reduced = _box_iou_loss.reduced
+    if weight is None and reduced.serves(input, target, reduction, denominator, empty):
+        return reduced.call(*operands, reduction == "mean", empty == "nan")
     loss, keep = _box_iou_loss.call(*operands)
     if weight is None:
         return loss_reduction.reduce(NAME, loss, keep, None, reduction, denominator, empty)

@@ -51,7 +51,7 @@ def _fake(anchor, positive, negative, keep, margin, p, eps, swap):
     return loss, *(anchor.new_empty(shape, dtype=torch.float64) for shape in (rows, rows, rows if swap else 0))
 
 
-def _fake_of_rows(*operands):
+def _fake_reduced(*operands):
     loss, *distances = _fake(*operands[:-2])
     return loss.new_empty(()), loss.new_empty((), dtype=torch.float64), *distances
 
@@ -76,21 +76,21 @@ _backward = declare_raw(
     fake=_fake_backward,
     triton="vectors.triplet_margin_loss_backward.triplet_margin_loss_backward",
 )
-_of_rows = declare_raw(
-    "_triplet_margin_loss_of_rows",
+_reduced = declare_raw(
+    "_triplet_margin_loss_reduced",
     "(Tensor anchor, Tensor positive, Tensor negative, Tensor? keep, float margin=1.0, float p=2.0, float eps=1e-6, "
     "bool swap=False, bool mean=True, bool empty_nan=False) "
     "-> (Tensor loss, Tensor denominator, Tensor near, Tensor far, Tensor apart)",
-    fake=_fake_of_rows,
-    triton="vectors.triplet_margin_loss.triplet_margin_loss_of_rows",
+    fake=_fake_reduced,
+    triton="vectors.triplet_margin_loss.triplet_margin_loss_reduced",
 )
-_of_rows_backward = declare_raw(
-    "_triplet_margin_loss_of_rows_backward",
+_reduced_backward = declare_raw(
+    "_triplet_margin_loss_reduced_backward",
     "(Tensor grad, Tensor? denominator, Tensor anchor, Tensor positive, Tensor negative, Tensor near, Tensor far, "
     "Tensor apart, float margin=1.0, float eps=1e-6, bool swap=False, bool need_anchor=True, "
     "bool need_positive=True, bool need_negative=True) -> (Tensor, Tensor, Tensor)",
     fake=lambda grad, denominator, *operands: _fake_backward(grad, *operands),
-    triton="vectors.triplet_margin_loss_backward.triplet_margin_loss_of_rows_backward",
+    triton="vectors.triplet_margin_loss_backward.triplet_margin_loss_reduced_backward",
 )
 
 # ---- record
@@ -105,7 +105,7 @@ class TripletMarginLoss(RowLoss):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         # operand 5, p, chooses a formula: it stays a number in a trace
-        self.numbers = self.of_rows.numbers = tuple(i for i in self.numbers if i != 5)
+        self.numbers = self.reduced.numbers = tuple(i for i in self.numbers if i != 5)
 
     def prepare(self, anchor, positive, negative, keep, margin, p, eps, swap):
         operands = anchor, positive, negative, keep, margin, p, eps, swap
@@ -138,7 +138,7 @@ class TripletMarginLoss(RowLoss):
         return backward(*upstream, anchor, positive, negative, *distances, margin, eps, swap, *needs[:3])
 
 
-_triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition, _of_rows, _of_rows_backward)
+_triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition, _reduced, _reduced_backward)
 
 # ---- public function
 
@@ -189,8 +189,8 @@ def triplet_margin_loss(
         keep = kept(mask, weight)
         exists = keep.expand(rows).contiguous()
     operands = anchor, positive, negative, exists, margin, p, eps, swap
-    of_rows = _triplet_margin_loss.of_rows
-    if weight is None and of_rows.serves(anchor, positive, reduction, denominator, empty):
-        return of_rows.call(*operands, reduction == "mean", empty == "nan")
+    reduced = _triplet_margin_loss.reduced
+    if weight is None and reduced.serves(anchor, positive, reduction, denominator, empty):
+        return reduced.call(*operands, reduction == "mean", empty == "nan")
     loss = _triplet_margin_loss.call(*operands)
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)

@@ -1,7 +1,7 @@
 """Launchers run as on a GPU, and what their plans launch is executed.
 
 with executed(arch=90) as launches:
-    cross_entropy_of_rows(x, target)     # a launcher, on CPU tensors
+    cross_entropy_reduced(x, target)     # a launcher, on CPU tensors
 with executed() as launches, on_launchers():
     safeops.cross_entropy(x, target)     # a public function, by its kernels of a GPU
 """

@@ -98,8 +98,8 @@ def test_of_rows(layout, masked):
         return
     mask = fill(x.shape[:-1], F32, 4) > 0 if masked else None
     check_of_rows(
-        lambda *reduction: kernel.box_iou_loss_of_rows(x, y, mask, 3, *reduction),
-        lambda *grad: kernel.box_iou_loss_of_rows_backward(*grad, x, y, mask, 3, True, True),
+        lambda *reduction: kernel.box_iou_loss_reduced(x, y, mask, 3, *reduction),
+        lambda *grad: kernel.box_iou_loss_reduced_backward(*grad, x, y, mask, 3, True, True),
         (*kernel.box_iou_loss(x, y, mask, 3), None),
         lambda grad: kernel.box_iou_loss_backward(grad, x, y, mask, 3, True, True),
         False,

@@ -144,19 +144,19 @@ def check(x, target, options, grad=None):
 
 @pytest.mark.parametrize("options", ["plain", "all", "shares all"])
 @pytest.mark.parametrize("layout", ["rows", "odd long row", "images", "odd images", "classes last", "one number"])
-def test_cross_entropy_of_rows(layout, options):
+def test_cross_entropy_reduced(layout, options):
     x, target, options = example(layout, BF16, **OPTIONS[options])
     numbers = numbers_of(options)
     *losses, row_stats = cross_entropy.cross_entropy(x, target, *numbers)
     needs = True, target.is_floating_point()
 
     def backward(grad, denominator, stats):
-        return cross_entropy_backward.cross_entropy_of_rows_backward(
+        return cross_entropy_backward.cross_entropy_reduced_backward(
             grad, denominator, x, target, stats, *numbers, *needs
         )
 
     check_of_rows(
-        lambda *reduction: cross_entropy.cross_entropy_of_rows(x, target, *numbers, *reduction),
+        lambda *reduction: cross_entropy.cross_entropy_reduced(x, target, *numbers, *reduction),
         backward,
         losses,
         lambda grad: gradients(x, target, grad, row_stats, options),
@@ -166,13 +166,13 @@ def test_cross_entropy_of_rows(layout, options):
 
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("layout", ["rows", "odd long row", "odd images", "one number", "nothing kept"])
-def test_nll_loss_of_rows(layout, weight):
+def test_nll_loss_reduced(layout, weight):
     x, target, options = example("rows" if layout == "nothing kept" else layout, BF16, weight=weight)
     target = torch.full_like(target, -100) if layout == "nothing kept" else target
     numbers = numbers_of(options)[:3]
     check_of_rows(
-        lambda *reduction: nll_loss.nll_loss_of_rows(x, target, *numbers, *reduction),
-        lambda *grad: (nll_loss.nll_loss_of_rows_backward(*grad, x.shape, x.dtype, target, *numbers),),
+        lambda *reduction: nll_loss.nll_loss_reduced(x, target, *numbers, *reduction),
+        lambda *grad: (nll_loss.nll_loss_reduced_backward(*grad, x.shape, x.dtype, target, *numbers),),
         nll_loss.nll_loss(x, target, *numbers),
         lambda grad: (nll_loss.nll_loss_backward(grad, x.shape, x.dtype, target, *numbers),),
         weight,

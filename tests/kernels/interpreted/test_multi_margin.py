@@ -127,8 +127,8 @@ def test_of_rows(layout, weighted):
     place = place * 0 - 1 if layout == "nothing kept" else place
     weight = torch.linspace(0, 2, x.shape[-1]) if weighted else None
     check_of_rows(
-        lambda *reduction: margin.multi_margin_loss_of_rows(x, place, weight, None, 0.75, 2, *reduction),
-        lambda *grad: (margin.multi_margin_loss_of_rows_backward(*grad, x, place, weight, None, 0.75, 2),),
+        lambda *reduction: margin.multi_margin_loss_reduced(x, place, weight, None, 0.75, 2, *reduction),
+        lambda *grad: (margin.multi_margin_loss_reduced_backward(*grad, x, place, weight, None, 0.75, 2),),
         (*losses(x, place, weight, None, 0.75, 2), None),
         lambda grad: (slopes(grad, x, place, weight, None, 0.75, 2),),
         False,
@@ -192,7 +192,7 @@ def test_whichever_block_is_first(monkeypatch):
 
     def every():
         options = {"margin": 0.75, "p": 2}
-        of_rows = margin.multi_margin_loss_of_rows(x, place, **options)
+        of_rows = margin.multi_margin_loss_reduced(x, place, **options)
         return losses(x, place, **options)[0], slopes(torch.ones(2), x, place, **options), *of_rows
 
     def same(a, b):

@@ -72,8 +72,8 @@ def test_of_rows(layout, swap):
     loss, *distances = triplet_margin_loss(*vectors, keep, 1.0, 2.0, 1e-6, swap)
     options = 1.0, 1e-6, swap, True, True, True
     check_of_rows(
-        lambda *reduction: forwards.triplet_margin_loss_of_rows(*vectors, keep, 1.0, 2.0, 1e-6, swap, *reduction),
-        lambda grad, by, *d: backwards.triplet_margin_loss_of_rows_backward(grad, by, *vectors, *d, *options),
+        lambda *reduction: forwards.triplet_margin_loss_reduced(*vectors, keep, 1.0, 2.0, 1e-6, swap, *reduction),
+        lambda grad, by, *d: backwards.triplet_margin_loss_reduced_backward(grad, by, *vectors, *d, *options),
         (loss, keep, None),
         lambda grad: triplet_margin_loss_backward(grad, *vectors, *distances, *options),
         False,

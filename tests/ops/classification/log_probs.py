@@ -85,7 +85,7 @@ def _sample(x, target, **options):
     return Sample((x, target), options, differentiable=(0,), weight=None, name=name, slow=slow)
 
 
-def _of_rows():
+def _reduced():
     t, m = indices(4, 1, classes=5), mask(4, 1)
     yield _sample(data(4, 5), t, mask=m, name="rows", slow=True)
     yield _sample(data(4, 5, seed=1), t, ignore_index=int(t[1]), name="one class ignored")
@@ -163,7 +163,7 @@ def _direct():
 Record(
     "token_log_probs",
     token_log_probs,
-    _of_rows(),
+    _reduced(),
     bad_calls=[
         *_bad_calls("token_log_probs"),
         *bad_numbers("token_log_probs", X, T),
