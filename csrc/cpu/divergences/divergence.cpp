@@ -281,7 +281,8 @@ void run(const Pair& pair, const DivergenceOptions<C>& op, const View& loss, con
   Rowwise<C> first(pair.shape, -1, pair.x);
   first.input(pair.x), first.input(pair.y);
   first.row_input(keep.view(), false);
-  for (int i = 0; i < (Kind::one_pass ? kRowStatCount : kMeanX); ++i) first.result(pair.number(row_stats, i).view(), false);
+  for (int i = 0; i < (Kind::one_pass ? kRowStatCount : kMeanX); ++i)
+    first.result(pair.number(row_stats, i).view(), false);
   if (Kind::one_pass) first.result(loss, false);
   first.run(sums, &op);
   if (Kind::one_pass) return;
