@@ -100,7 +100,7 @@ def of_dimensions(name, ndim):
 OF_ANY_DIMS = [
     name
     for name in CALLS
-    if not RECORDS[name].reduced
+    if not RECORDS[name].of_rows
     and getattr(registry.get(name), "family", "") not in ("divergences", "images", "linear")
 ]
 

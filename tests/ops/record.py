@@ -55,7 +55,7 @@ class Record:
         self.variants, self.ready, self.fields = variants or {}, subjects, fields
         self.adapt, self.domain, self.sizes = adapt, domain, sizes
         self.kind = definition.__module__.removeprefix("tests.ops.")
-        self.reduced = self.kind == "row_loss"
+        self.of_rows = self.kind == "row_loss"
         RECORDS[name] = self
 
     def subjects(self):
