@@ -56,6 +56,7 @@ def test_a_module_is_loaded_from_a_file_that_names_it():
     assert fresh(f"import pickle; print(pickle.loads({text!r}).delta)") == ["2.0"]
 
 
+@pytest.mark.slow
 def test_a_trace_asks_first():
     """torch.compile meets a module that nobody has asked for."""
     code = """if True:

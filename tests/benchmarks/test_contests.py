@@ -47,6 +47,7 @@ def test_full_sizes_are_those_of_the_results():
     assert ssim.inputs[0].shape == (8, 3, 512, 512) and [round(n / 1e6) for n in ssim.bytes] == [50, 126]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_we_and_the_rivals_that_are_here_agree_with_the_definition(name):
     entry = contest.build(name, "cpu", small=True)

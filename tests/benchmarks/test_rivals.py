@@ -31,6 +31,7 @@ def run(tmp_path, *arguments):
     return code, json.loads(path.read_text()), path.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path, capsys):
     code, results, text = run(tmp_path, "--only", "masked_sum/bf16/rows,cross_entropy/fp32,clip_grad_norm_/fp32")
     assert code == 0 and text in capsys.readouterr().out

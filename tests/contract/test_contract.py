@@ -11,18 +11,27 @@ from tests.ops.record import firsts
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )
+# These clauses take half of the time: here one op of a kind is asked, and its siblings in `make test-slow`.
+OF_SIBLINGS_SLOW = (
+    "gradgradcheck layouts upstream_layouts vmap torch_func forward_ad accumulation opcheck uninitialized".split()
+)
+COMPOSITES_SLOW = "masked_garbage kept_nonfinite kept_upstream gradgradcheck".split()
 
 
 def cases():
-    """Every op through every clause once. Slow is what Inductor compiles. Exhaustive is what only repeats a clause of
-    an op, and what traces an op that is not the first of its family."""
-    firsts_of_families = firsts()
+    """Every op and its variants through every clause. Marked slow: clauses that trace or compile, and clauses that take
+    long, of an op whose sibling is asked. Marked exhaustive, too: a variant's repeats of its op's clauses, and clauses
+    that trace an op that is not the first of its kind."""
+    firsts_of_kinds = firsts()
     for record in RECORDS.values():
         for subject in record.subjects():
             for check in (name for name in CHECKS if name not in subject.skip):
                 repeats = subject.name != record.name and check not in OF_COMPOSITES
-                traces = CHECKS[check].slow and record.name not in firsts_of_families
-                marks = REPEATS if repeats or traces else [pytest.mark.slow] if check == "inductor" else ()
+                first = record.name in firsts_of_kinds
+                traced = CHECKS[check].slow
+                slow = traced or check in OF_SIBLINGS_SLOW and not first
+                slow = slow or check in COMPOSITES_SLOW and subject.name != record.name
+                marks = REPEATS if repeats or traced and not first else [pytest.mark.slow] if slow else ()
                 yield pytest.param(subject, check, marks=marks, id=f"{subject.name}-{check}")
 
 

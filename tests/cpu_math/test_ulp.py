@@ -16,6 +16,7 @@ OPERANDS = 400_000
 LIMIT = {"exp_term": 3, "expm1": 1.4, "log1p": 1.4}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize("isa", ISAS)
 def test_ulp(isa, tmp_path):

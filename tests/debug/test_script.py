@@ -296,6 +296,7 @@ def test_a_script_imports_what_lies_beside_it(run, tmp_path):
     assert code == 0 and "42" in out and sys.path == before
 
 
+@pytest.mark.slow
 def test_the_command_itself(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(NAN)
@@ -364,7 +365,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "fork"])
 @pytest.mark.parametrize("tool", ["trace", "audit"])
 def test_processes_that_a_script_starts_are_watched(run, tool, method):
     code, out, err = run(tool, CHILD.format(value=0, method=method))

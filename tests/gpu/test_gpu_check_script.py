@@ -136,6 +136,7 @@ def ends(lines):
     return {test.partition("::test_")[2]: how for test, how in gpu_verdicts.outcomes(lines, "gpu").items()}
 
 
+@pytest.mark.slow
 def test_each_end_is_its_own_tests(tmp_path):
     pytest.importorskip("xdist"), pytest.importorskip("triton")
     options = ["-n", "2", "--dist", "worksteal", "--max-worker-restart", "100"]
@@ -198,6 +199,7 @@ def test_a_sanitizers_summary(output, verdict, words):
     assert result == verdict and (words in errors[0] if words else not errors)
 
 
+@pytest.mark.slow
 def test_many_processes_end_in_time():
     sleep = "import sys, time; time.sleep(float(sys.argv[1])); print('done')"
     commands = {key: [sys.executable, "-S", "-c", sleep, str(key)] for key in (0, 0.1, 60, 61)}

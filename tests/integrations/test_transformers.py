@@ -180,6 +180,7 @@ def test_labels_and_their_number_are_taken_to_the_logits_device():
         assert ForCausalLMLoss(logits.to("meta"), labels, VOCABULARY, items).device.type == "meta"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("items", [None, torch.tensor(19)], ids=["none", "tensor"])
 def test_compiled_whole(items, dynamic):

@@ -7,7 +7,7 @@ from tests.kernels.cuda_sources import needs_compilers
 from tests.kernels.executed import cuda, machine
 
 FILES = "elementwise/masked_fill", "selection/masked_select", "lists/grad_norm", "images/total_variation"
-pytestmark = [needs_compilers, pytest.mark.xdist_group("cuda_executed_sample")]
+pytestmark = [needs_compilers, pytest.mark.slow, pytest.mark.xdist_group("cuda_executed_sample")]
 
 
 @pytest.fixture(scope="module")

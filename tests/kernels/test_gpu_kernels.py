@@ -69,6 +69,7 @@ def python(tmp_path, monkeypatch):
     return str(script)
 
 
+@pytest.mark.slow
 @needs_extension
 def test_who_compiles_needs_no_torch(python, tmp_path):
     (request,) = [request for request in wanted() if "statistic_kernel" in request["kernel"]]

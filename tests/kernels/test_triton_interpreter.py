@@ -46,6 +46,7 @@ def test_the_rest_in_the_interpreter(file):
     run([file], "-m", "exhaustive")
 
 
+@pytest.mark.slow
 def test_a_sample_in_the_interpreter():
     run(["test_contract_of_losses.py"], "-k", "poisson_nll_loss or beta")
 

@@ -163,6 +163,7 @@ def results_of(op, dtype):
         yield operands, tensors(op.op(sample.input, *sample.args, **sample.kwargs))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_called_new_is_no_operands_memory():
     prefixes = {name.removeprefix("torch").removeprefix(".") for name in PREFIXES}

@@ -48,6 +48,7 @@ def test_one_graph():
     assert all(x.line > inspect.getsourcelines(step)[1] for x in reports[0].replacements)
 
 
+@pytest.mark.slow
 def test_gradients_by_inductor():
     def loss(x):
         return F.cross_entropy(x, torch.full((3,), -100)) + x.softmax(-1).square().sum()

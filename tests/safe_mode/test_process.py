@@ -53,6 +53,7 @@ def test_run_a_module(tmp_path):
     assert done.returncode == 2 and "No module named 'no'" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_variable(tmp_path):
     code, out, err = python(tmp_path, imports="import safeops", safe="1")
     assert code == 0 and out == [SAFE] * 3 and reported(err)

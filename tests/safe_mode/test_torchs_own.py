@@ -124,6 +124,7 @@ def differing(samples, most):
 LONG = pytest.param(DTYPES, 200, marks=[pytest.mark.slow, pytest.mark.exhaustive])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtypes, most", [((torch.float32,), 4), LONG])
 def test_what_differs_is_what_is_said(dtypes, most):

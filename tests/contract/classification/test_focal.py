@@ -45,6 +45,7 @@ def test_the_formula(route, gamma, shape, weighted):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 @each_route
 @each_gamma
 @each_reduction

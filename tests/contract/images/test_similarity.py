@@ -157,6 +157,7 @@ def test_masked_windows_are_made_of_what_is_kept(route, name):
 # ---- sizes
 
 
+@pytest.mark.slow
 @each_route
 @each_padding
 @pytest.mark.parametrize("size", [(11, 11), (12, 31), (150, 21), (130, 515), (11, 1100)], ids=str)

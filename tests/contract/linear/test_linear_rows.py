@@ -379,6 +379,7 @@ def test_opcheck(rows):
         torch.library.opcheck(torch.ops.safeops._linear_cross_entropy, arguments)
 
 
+@pytest.mark.slow
 def test_compiled(monkeypatch):
     """Sizes unknown to the trace, on either side of the rule."""
     torch.compiler.reset()

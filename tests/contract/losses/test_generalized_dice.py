@@ -117,6 +117,7 @@ def test_derivatives_by_a_soft_target_and_the_weight():
     assert torch.autograd.gradcheck(loss, (x, y, weight)) and torch.autograd.gradgradcheck(loss, (x, y, weight))
 
 
+@pytest.mark.slow
 def test_it_waits_for_nothing_and_compiles():
     x, index, _ = images(dtype=torch.float32)
     with no_synchronisation(DEVICE):

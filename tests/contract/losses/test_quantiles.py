@@ -95,6 +95,7 @@ def test_second_derivatives_and_those_of_the_quantiles():
     assert torch.autograd.gradcheck(loss, (x, y, quantile), check_forward_ad=True, check_backward_ad=False)
 
 
+@pytest.mark.slow
 def test_every_way_of_calling_it():
     x, y = predictions(3, 5, dtype=torch.float32), predictions(3, dtype=torch.float32, seed=1)
     want = safeops.quantile_loss(x, y, quantile=QUANTILES)
