@@ -23,15 +23,17 @@ def cases():
     long, of an op whose sibling is asked. Marked exhaustive, too: a variant's repeats of its op's clauses, and clauses
     that trace an op that is not the first of its kind."""
     firsts_of_kinds = firsts()
+    of_families = {record.kind.partition(".")[0]: record.name for record in RECORDS.values()}.values()
     for record in RECORDS.values():
         for subject in record.subjects():
             for check in (name for name in CHECKS if name not in subject.skip):
                 repeats = subject.name != record.name and check not in OF_COMPOSITES
                 first = record.name in firsts_of_kinds
                 traced = CHECKS[check].slow
+                again = repeats or traced and not first or check == "inductor" and record.name not in of_families
                 slow = traced or check in OF_SIBLINGS_SLOW and not first
                 slow = slow or check in COMPOSITES_SLOW and subject.name != record.name
-                marks = REPEATS if repeats or traced and not first else [pytest.mark.slow] if slow else ()
+                marks = REPEATS if again else [pytest.mark.slow] if slow else ()
                 yield pytest.param(subject, check, marks=marks, id=f"{subject.name}-{check}")
 
 

@@ -160,6 +160,7 @@ def test_a_run_without_a_step(tmp_path):
     assert said == [] and "No step was recorded." in dom
 
 
+@pytest.mark.exhaustive
 def test_a_thousand_modules_and_steps(tmp_path):
     file, n = tmp_path / "page.html", 1000
     tracer = trace(html=file)

@@ -20,7 +20,7 @@ def example():
         yield importlib.import_module("train_distributed")
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_the_curve_is_that_of_one_process(example, ranks):
     curves = [torch.tensor(curve) for curve in (example.train(STEPS), example.on(ranks, STEPS, exact=True))]
     torch.testing.assert_close(*curves, rtol=0, atol=1e-5)

@@ -9,7 +9,7 @@ if not (dist.is_available() and dist.is_gloo_available()):
 from safeops.core.op import registry  # noqa: E402
 from tests.distributed import partials, processes  # noqa: E402
 
-WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
+WORLDS = [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
 pytestmark = [
     pytest.mark.xdist_group("ranks"),
     pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),

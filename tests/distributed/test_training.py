@@ -8,7 +8,7 @@ if not (dist.is_available() and dist.is_gloo_available()):
 
 from tests.distributed import processes, training  # noqa: E402
 
-WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
+WORLDS = [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
 outcomes = processes.fixture(training)
 
 

@@ -432,6 +432,7 @@ def test_the_stages_are_there():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     """The wheel's own copy: installed, verified; the first tests call its ops, and those of GPUs skip. In the time that
     there is."""
