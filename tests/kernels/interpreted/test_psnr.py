@@ -1,4 +1,4 @@
-"""psnr of each image and its backward, against the definition in fp64 and its autograd."""
+"""psnr of each image and its backward agree with the definition in fp64 and its autograd."""
 
 import math
 
