@@ -22,8 +22,8 @@ from tests.ops.record import firsts
 pytestmark = needs_compiler
 SUBJECTS = launched()
 FIRSTS = [name for name in SUBJECTS if name in firsts(lambda record: record.name in SUBJECTS)]
-BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]  # 4 numbers
-# These lengths need more than one tile per row, and rows that begin at no multiple of 16 bytes.
+BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]
+# ODD and LONG rows begin at no multiple of 16 bytes; LONG ones take several tiles. (A box has only 4 numbers.)
 ODD, LONG = 1001, 9001
 
 

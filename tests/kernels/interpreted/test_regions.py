@@ -223,7 +223,7 @@ def run():
 
 def test_whoever_finishes_last(monkeypatch):
     """The result has the same bits whichever block finishes last."""
-    monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=16))  # all calls then share regions
+    monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=16))  # so that blocks share regions
     first = run()
     assert min(plan.grid[1] for plan in launch._plans.values()) > 1
     assert all(map(torch.equal, first, run()))
