@@ -1,4 +1,4 @@
-"""The CPU kernels' own functions are within 1 ulp, others within LIMIT, compiled for any instruction set."""
+"""csrc/cpu/math.h's functions are within 1 ulp, those in LIMIT within that, compiled for any instruction set."""
 
 import platform
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = "-std=c++17 -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math".split()  # as setup.py has them
+FLAGS = "-std=c++17 -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math".split()  # the flags of setup.py
 X86 = platform.machine() in ("x86_64", "AMD64")
 AVX2 = X86 and Path("/proc/cpuinfo").exists() and " avx2 " in Path("/proc/cpuinfo").read_text()
 ISAS = {"default": (), **({"avx2": ("-mavx2", "-mfma")} if AVX2 else {})}

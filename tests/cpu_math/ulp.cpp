@@ -1,4 +1,4 @@
-// The largest errors of csrc/cpu/math.h, in units of the last place of the result, against long double.
+// The largest errors of the functions of csrc/cpu/math.h against long double, in units in the last place of the result.
 //
 //     ulp [values]       one line "function type error worst-operands" each; `values` operands (0: every float)
 #include "cpu/engine/exp.h"
@@ -18,7 +18,7 @@ using Wide = long double;
 
 namespace {
 
-// Same number, or the distance in steps of C at the true value; NaN only matches NaN, inf what rounds to it.
+// 0 for the same number, else |got - truth| in steps of C at the truth; NaN only matches NaN, inf what rounds to it.
 template <class C>
 double error(C got, Wide truth) {
   const C rounded = static_cast<C>(truth);
@@ -28,7 +28,7 @@ double error(C got, Wide truth) {
     if (!std::isfinite(got)) return 0;
   }
   if (std::isinf(truth)) return HUGE_VAL;
-  if (std::isinf(got)) {  // one step beyond the largest number
+  if (std::isinf(got)) {  // counts as one step beyond the largest number
     const Wide most = std::numeric_limits<C>::max(), below = std::nextafter(std::numeric_limits<C>::max(), C(0));
     const Wide beyond = std::copysign(most + (most - below), static_cast<Wide>(got));
     return static_cast<double>(std::fabs((beyond - truth) / (most - below)));
@@ -54,7 +54,7 @@ struct Worst {
 template <class C>
 const char* type_name() { return sizeof(C) == 4 ? "float" : "double"; }
 
-// A bit pattern of a kind: any number, or one near 1, where logarithms and arcs are delicate.
+// A random bit pattern of a kind: any number, or one near 1, where logarithms and arcs lose digits most easily.
 template <class C>
 C operand(std::mt19937_64& random, int kind) {
   using B = BitsOf<C>;
@@ -115,14 +115,14 @@ void binary(const char* name, int64_t count, const Ours& ours, const Truth& trut
 template <class C>
 Wide clamped(C x) { return x > 1 ? Wide(1) : x < -1 ? Wide(-1) : Wide(x); }
 
-// Into [0, 1].
+// Maps x into [0, 1].
 template <class C>
 C unit(C x) { return std::fabs(x) > 1 ? 1 / std::fabs(x) : std::fabs(x); }
 
 template <class C>
 void all(int64_t count, const char* only) {
   const auto wanted = [&](const char* name) { return !only || std::strcmp(name, only) == 0; };
-  // For float, double knows enough, and is quicker.
+  // For float, the truth in double is accurate enough and faster.
   using T = std::conditional_t<sizeof(C) == 4, double, Wide>;
   const auto unary_of = [&](const char* name, auto ours, auto truth) {
     if (wanted(name)) unary<C>(name, count, ours, truth);

@@ -1,4 +1,4 @@
-"""Cases of the GPU tests: the records' ops as calls on CUDA tensors of any size."""
+"""Cases of the GPU tests: each op of the records, called on CUDA tensors of any size."""
 
 import torch
 
@@ -9,12 +9,12 @@ __all__ = ["ASYNCHRONOUS", "DTYPES", "OPS", "Case", "numbers", "same"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OPS = {name: record.gpu for name, record in RECORDS.items() if callable(record.gpu)}
-# one that waits for the device says so: `no_sync` is among the checks that its record skips
+# An op that waits for the device has `no_sync` among the checks that its record skips.
 ASYNCHRONOUS = [name for name in OPS if "no_sync" not in RECORDS[name].fields["skip"]]
 
 
 def same(got, expected):
-    """Bitwise equal, NaN for NaN: values and tuples of gradients."""
+    """Assert that two values, or two tuples of gradients, have the same bits; any NaN equals any NaN."""
     if isinstance(got, torch.Tensor):
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
         assert got.dtype == expected.dtype and got.shape == expected.shape

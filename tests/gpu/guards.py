@@ -1,14 +1,14 @@
-"""Guards before and behind what a call allocates: bytes that a kernel writes beside its results show there.
+"""Guards before and after the tensors that a call allocates: they show bytes that a kernel writes outside its results.
 
-torch's allocator gives a tensor the smallest free block that holds it. A block that a tensor of the same size has left
-between two others is therefore the next such tensor's place.
+torch's allocator gives a tensor the smallest free block that holds it. A freed block between two live ones is therefore
+reused by the next tensor of its size.
 """
 
 import torch
 
 PATTERN = 0x5A
 MIB = 2**20
-SMALL = MIB  # bytes: up to so many come from the allocator's small blocks, and more from its large ones
+SMALL = MIB  # bytes: larger requests come from the allocator's large blocks
 TRIES = 20
 
 
@@ -17,12 +17,12 @@ def allocate(size):
 
 
 def between_guards(size, allocate):
-    """(hole of so many bytes, guards: one before it, one behind it, and what the allocator has put elsewhere); None
-    where it gives no such place."""
+    """Returns (hole of `size` bytes, guards) or None if no such place is found. guards: the tensor before the hole, the
+    one after it, and all tensors from failed tries."""
     guard = 2 * MIB if size > SMALL else 64 * 2**10
     guards = []
     for _ in range(TRIES):
-        allocate(size + 2 * guard)  # and back: large blocks are divided
+        allocate(size + 2 * guard)  # freed at once: the allocator divides this block for the three tensors below
         before, hole, behind = (allocate(n) for n in (guard, size, guard))
         guards += before, behind
         begins = [t.data_ptr() for t in (before, hole, behind)]
@@ -33,15 +33,15 @@ def between_guards(size, allocate):
 
 
 def guarded(run, results, allocate=allocate, free=torch.cuda.empty_cache):
-    """Run once more, between guards of the results' sizes: AssertionError where one is written. False where there is no
-    place between guards, or where none of the new results lies there."""
+    """Run once more with results between guards; raises AssertionError if a guard is written. Returns False if the
+    allocator gave no place between guards, or if no result lies in one."""
     free()
     places = [between_guards(t.nbytes, allocate) for t in results if t.nbytes]
     if None in places:
         return False
     holes = {hole.data_ptr() for hole, _ in places}
     guards = [guard for _, guards in places for guard in guards]
-    del places  # and with it the holes
+    del places  # frees the holes, for the results to take
     results = [t for _, t in run()]
     for guard in guards:
         changed = (guard != PATTERN).nonzero()

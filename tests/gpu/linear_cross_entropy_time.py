@@ -1,7 +1,7 @@
-"""The time and the memory of linear_cross_entropy, forward and backward, beside what is predicted: no verdict.
+"""Prints the time and memory of linear_cross_entropy, forward and backward, beside the prediction; it judges nothing.
 
-The gradients overwrite the logits. The prediction is docs/speed.md's. Neighbours on the GPU would be timed too, so that
-this is a process by itself, and not a test.
+The gradients overwrite the logits. The prediction is that of docs/speed.md. Tests that share the GPU would distort the
+time, so this is a process of its own and not a test.
 """
 
 import statistics
@@ -24,7 +24,7 @@ leaves = x.requires_grad_(), weight.requires_grad_()
 
 
 def step():
-    """Milliseconds of a forward and a backward."""
+    """Returns the milliseconds of one forward and backward."""
     synchronize()
     begin = time.perf_counter()
     torch.autograd.grad(safeops.linear_cross_entropy(*leaves, target), leaves)

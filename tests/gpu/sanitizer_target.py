@@ -1,6 +1,6 @@
-"""Run under compute-sanitizer: one op, on the calls and the variations of `safeops verify`, whose kernels are compiled.
+"""Program for compute-sanitizer: runs one compiled op on the calls and variations of `safeops verify`.
 
-A process has one op: the sanitizer's summary is then the op's.
+Each process runs one op, so that the sanitizer's summary belongs to that op.
 """
 
 import sys
@@ -13,7 +13,7 @@ from safeops.testing.values import each_dtype
 from safeops.verify.checks import subject
 from safeops.verify.variations import variations
 
-MOST = 100_000  # elements: what is larger takes a sanitizer minutes
+MOST = 100_000  # elements: a larger operand takes the sanitizer minutes
 
 op_subject = subject(registry[sys.argv[1]], "cuda")
 for sample in op_subject.samples:

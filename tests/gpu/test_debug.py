@@ -88,7 +88,7 @@ def test_audit_sees_classes_that_do_not_exist(name):
 
 
 def test_an_index_out_of_range_is_raised_at_its_op():
-    """In a process of its own: the assert ends the CUDA context."""
+    """The test runs in a process of its own, since the device assert ends the CUDA context."""
     program = (
         "import torch, safeops\n"
         "x = torch.arange(3.0, device='cuda')\n"

@@ -1,4 +1,4 @@
-"""`safeops demo --device cuda`: every run ends there as it does on a CPU."""
+"""`safeops demo --device cuda`: every run ends with the same verdict as on a CPU."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def test_the_demo(tmp_path, capsys):
     code = run.main(device="cuda", out=str(tmp_path / "demo.png"))
     printed = capsys.readouterr().out
     assert code == 0, printed
-    # A GPU has 15 s, and twice that where other tests run on it.
+    # The limit is 15 s on a GPU. The test allows twice that, since other tests may share the GPU.
     assert "on cuda" in printed and int(printed.split("Time: ")[1].split()[0]) <= 30, printed
 
 

@@ -24,7 +24,7 @@ def test_no_synchronisation(name):
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_the_host_runs_ahead_of_the_device(name):
-    """The debug mode knows torch's own synchronisations; this one knows any: the call returns while the GPU is busy."""
+    """torch's debug mode sees torch's own synchronizations only; this test sees any: the call must not wait."""
     case = OPS[name](N, torch.float16, 0)
     case.forward_backward()
     torch.cuda.synchronize()
@@ -74,8 +74,8 @@ def test_two_streams_at_once_do_not_mix(name):
 
 
 def capture(case):
-    """(graph, static value and gradients, the gradient that it reads, which must live as long) of forward and backward,
-    warmed up as torch's documentation asks."""
+    """Returns (graph, static value and gradients, upstream gradient) of a captured forward and backward, after the
+    warm-up that torch's documentation asks for. The graph reads the upstream gradient, so the caller must keep it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -92,7 +92,7 @@ def capture(case):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_graph_replays_equal_eager(name, dtype):
-    """Two graphs of different sizes, replayed in turn on changed inputs: neither may keep state from another launch."""
+    """Two graphs of different sizes are replayed in turn on changed inputs: neither keeps state from the other."""
     cases = [OPS[name](n, dtype, n % 17) for n in (N, 4096)]
     graphs = [capture(case) for case in cases]
     for seed in range(4):
@@ -122,5 +122,5 @@ def test_the_current_device_is_left_alone(name):
         pytest.skip("needs two GPUs")
     case = OPS[name](1000, torch.float32, 0)
     with torch.cuda.device(1):
-        value, _ = case.forward_backward()  # operands on device 0
+        value, _ = case.forward_backward()  # the operands are on device 0
         assert torch.cuda.current_device() == 1 and value.device.index == 0

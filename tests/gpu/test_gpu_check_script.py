@@ -1,4 +1,4 @@
-"""scripts/gpu_check.py's own logic, on any machine: time limits, what crashes and hangs cost, verdicts."""
+"""The logic of scripts/gpu_check.py, tested on any machine: time limits, the cost of crashes and hangs, verdicts."""
 
 import importlib.util
 import json
@@ -70,7 +70,7 @@ def check(minutes, elapsed=0.0):
 
 
 def test_stages_together_stay_within_the_minutes():
-    """However long each stage takes, the last one ends in time; and none starves."""
+    """If each stage takes its whole limit, the last one still ends in time, and each gets 0.9 of its share."""
     for stages in (gpu_check.CORRECTNESS, gpu_check.SPEED):
         assert abs(sum(share for share, _ in stages.values()) - 1) < 1e-9
     elapsed = 0.0
@@ -87,7 +87,7 @@ def test_time_left_over_goes_to_later_stages():
     assert check(8, 1000).seconds_for("sanitizer") == 1
 
 
-# ---- tests that fail, crash, hang, and leave a device that takes no more work
+# ---- tests that fail, crash or hang, and tests after which the device takes no more work
 
 TESTS = """
 import os, signal, sys, time, pytest
@@ -116,7 +116,7 @@ NAMES = "quick[masked_fill] broken setup skipped crash hang compile illegal afte
 
 
 def run_tests(folder, options, seconds=60):
-    """(exit status, lines) of these tests under the plugin."""
+    """Run the tests of a folder under the plugin; returns (exit status, lines of the log)."""
     (folder / "test_it.py").write_text(TESTS)
     log = folder / "log.jsonl"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_plugin", "-p", "no:cacheprovider", str(folder)]
@@ -236,11 +236,11 @@ def test_each_op_has_a_sanitizer_of_its_own(tmp_path, monkeypatch):
     assert results == wanted | {("memcheck", "masked_mean"): "not judged"} and run.failed == ["sanitizer"]
 
 
-# ---- what no executor has seen
+# ---- calls that no executor has run
 
 
 def test_what_no_executor_has_seen_stays_in_its_order(monkeypatch):
-    """Elsewhere the tests of an op stand together."""
+    """The stage `unseen` keeps the order of its tests. The stage `gpu` groups the tests by op."""
     importlib.import_module("safeops")
     names = [f"t.py::test[{name}]" for name in ("masked_mean 8", "l1_loss 8", "masked_mean 9")]
     for stage, wanted in (("unseen", names), ("gpu", sorted(names))):
@@ -272,7 +272,7 @@ print("=========", "RACECHECK SUMMARY: {races} hazards displayed")
 
 @pytest.mark.parametrize("races", [0, 1])
 def test_a_call_is_made_under_the_sanitizer(tmp_path, monkeypatch, races):
-    """The tool is a program that runs what it is told to, and finds so many races."""
+    """A stand-in for compute-sanitizer runs the given command and reports this many races."""
     from tests.gpu import test_unseen
 
     tool = tmp_path / "compute-sanitizer"
@@ -291,7 +291,7 @@ def test_a_call_is_made_under_the_sanitizer(tmp_path, monkeypatch, races):
 
 
 class Arena:
-    """An allocator as torch's: the next place, or a block of the same size that has come back."""
+    """An allocator that behaves as torch's: it gives a freed block of the same size, else the next free place."""
 
     def __init__(self):
         self.memory, self.end, self.given = torch.zeros(2**24, dtype=torch.uint8), 0, []
@@ -353,7 +353,7 @@ MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "1", "date": "2030
 
 
 def lines(*more, verified="passed", without=()):
-    """The lines of a run in which all passed, but for those that are added, or left out."""
+    """The log of a run in which all tests passed, with lines added (more) or left out (without)."""
     result = [{"stage": "install", "machine": MACHINE}]
     result += [{"stage": "verify", "op": op, "verdict": verified} for op in OPS]
     for stage in ("gpu", "contract"):
@@ -391,7 +391,7 @@ def test_verdicts():
 
 @pytest.mark.parametrize("stage", ["gpu", "contract"])
 def test_what_did_not_end_has_not_passed(stage):
-    """An op is judged by its own tests: another op's verdict does not wait for them."""
+    """A test of an op that did not end makes this op "not judged" and leaves the verdicts of other ops alone."""
     test = "t.py::test[masked_mean-x]"
     for outcome in (None, "started", "not ended"):
         more = [{"stage": stage, "test": test, "outcome": outcome}] if outcome else []
@@ -434,8 +434,8 @@ def test_the_stages_are_there():
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_run_on_the_cpu(tmp_path, monkeypatch):
-    """The wheel's own copy: installed, verified; the first tests call its ops, and those of GPUs skip. In the time that
-    there is."""
+    """The wheel is installed and verified in its own copy, all within the time limit. The unseen cases call its ops on
+    the CPU; the tests that need a GPU skip."""
     kernels = tmp_path / "kernels.tar.xz"
     gpu_kernels.pack(one_kernel(tmp_path / "theirs"), kernels)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "ours"))
@@ -455,11 +455,11 @@ def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     (machine,) = [line["machine"] for line in results if "machine" in line]
     assert set(OPS) < set(machine["ops"]) and str(ROOT) not in machine["safeops_path"]
     counts = [(line["stage"], line["kernels"]) for line in results if "kernels" in line]
-    assert counts == [("install", 1), ("compiled", 0)]  # on a CPU no other is
+    assert counts == [("install", 1), ("compiled", 0)]  # on a CPU no further kernel is compiled
 
 
 def one_kernel(cache):
-    """A folder as Triton keeps it, with one kernel."""
+    """A folder in the form of Triton's cache, with one kernel."""
     folder = cache / "KEY"
     folder.mkdir(parents=True)
     files = {"k.cubin": "code", "k.json": "{}", "k.ptx": "text"}

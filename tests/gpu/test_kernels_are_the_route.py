@@ -1,4 +1,4 @@
-"""The other tests would pass on the composite too: here it is shown that they ran the kernels."""
+"""The other GPU tests would pass on the composite too; these tests show that the ops launch their kernels."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.ops import RECORDS
 
 
 def launches(function):
-    """Names of the kernels, and of the memory operations, that the call launched."""
+    """Returns (names of the kernels, names of the memory operations) that the call launched."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -29,22 +29,22 @@ def test_kernel_is_registered_and_chosen(name):
 @pytest.mark.parametrize("n", [8, 1_000_003, 16_777_216])
 @pytest.mark.parametrize("name", OPS)
 def test_launches_per_direction(name, n):
-    """One each, where the record says nothing else."""
+    """A direction takes the number of launches that the op's record says."""
     forward, backward = RECORDS[name].launches
     forward = forward(n) if callable(forward) else forward
     case = OPS[name](n, torch.bfloat16, 0)
     leaves = [x.detach().requires_grad_() for x in case.leaves]
     value = case.call(*leaves)
     upstream = torch.ones_like(value)
-    torch.autograd.grad(value, leaves, upstream)  # warm: compiled, workspace there
+    torch.autograd.grad(value, leaves, upstream)  # warm up: compiles the kernels and allocates the workspace
     held = []
     kernels, memory = launches(lambda: held.append(case.call(*leaves)))
     assert (len(kernels), len(memory)) == forward, f"forward: {kernels + memory}"
     kernels, memory = launches(lambda: torch.autograd.grad(held[0], leaves, upstream))
     if backward:
         assert (len(kernels), len(memory)) == backward, f"backward: {kernels + memory}"
-    elif name != "masked_select":  # whose gradient begins with torch's zeros
-        # keys, at most eight passes of the sort, and a launch for each factor of 16 in what is left to be added
+    elif name != "masked_select":  # its gradient begins with torch's own zeros
+        # a kernel for the keys, at most 8 passes of the sort, a launch for each factor of 16 in the number of summands
         sums = sum("sum_kernel" in kernel for kernel in kernels)
         assert sum("key_kernel" in kernel for kernel in kernels) == 1 <= sums <= 7, kernels
         assert all("safeops" in kernel or "RadixSort" in kernel for kernel in kernels), kernels

@@ -1,4 +1,4 @@
-"""More than 2^31 elements: an offset in 32 bits would read or write somewhere else."""
+"""More than 2^31 elements: a 32-bit offset would read or write at a wrong place."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import safeops
 
 N = 2**31 + 2**12 + 5
-ROWS, COLUMNS = 2**16 + 1, 2**15 + 8  # rows of whole packets, 2^31 elements and more
+ROWS, COLUMNS = 2**16 + 1, 2**15 + 8  # rows of whole packets; more than 2^31 elements
 GIB = 2**30
 
 
@@ -24,7 +24,7 @@ def chunks(n, size=2**27):
 
 
 def pattern(n, dtype):
-    """Small numbers that differ from their neighbours and from those 2^31 elements away."""
+    """Small numbers that differ from their neighbours and from the elements 2^31 further on."""
     x = torch.empty(n, dtype=dtype, device="cuda")
     for part in chunks(n):
         i = torch.arange(part.start, part.stop, device="cuda")
@@ -51,7 +51,7 @@ def test_masked_fill():
 
 
 def test_masked_fill_shifted():
-    """Unaligned: the general kernel with 64-bit indices."""
+    """An unaligned operand takes the general kernel with 64-bit indices."""
     x, mask = pattern(N + 1, torch.float16)[1:], mask_of(N + 1)[1:]
     out = safeops.masked_fill(x, mask, -1.0)
     equal_in_chunks(N, lambda p: out[p], lambda p: torch.where(mask[p], -1.0, x[p]))
@@ -117,7 +117,7 @@ def test_safe_index_select():
 
 
 def test_masked_compact():
-    """Ranks beyond 2^31, and more tiles than a look back sees at once."""
+    """The ranks exceed 2^31, and there are more tiles than a look back reads at once."""
     x, mask = pattern(N, torch.float16), torch.ones(N, dtype=torch.bool, device="cuda")
     mask[::1000] = False
     mask[-1000:] = True

@@ -1,4 +1,4 @@
-"""The scans over lists on a GPU: launches, streams, graphs, synchronisation, 2^31 elements, the same bits again."""
+"""Ops over lists on a GPU: launches, streams, graphs, synchronization, more than 2^31 elements, repeated bits."""
 
 import math
 
@@ -21,7 +21,7 @@ def tensors(count=60, seed=0):
 
 
 def run(name, inputs):
-    """The op on the inputs: what it returns or leaves, as one tensor."""
+    """Run the op on copies of the inputs; returns what it returns or changes, as one tensor."""
     if name == "health":
         rows = torch.zeros(len(inputs), 8, dtype=torch.int64, device="cuda")
         scans.health_(rows, 0, inputs)
@@ -43,7 +43,7 @@ def test_the_kernel_is_chosen_and_launched_once_a_list(name):
         "grad_norm": lambda n: scans.norm(flat[:n], 2),
         "clip_grad_norm_": lambda n: scans.scale_(flat[:n], factor),
     }
-    for n, scanned in ((1, 1), (97, 1), (1024, 1), (1025, 2)):  # of a driver that knows CUDA 12.1
+    for n, scanned in ((1, 1), (97, 1), (1024, 1), (1025, 2)):  # for a driver of CUDA 12.1 or later
         calls[name](n)
         kernels, memory = launches(lambda n=n: calls[name](n))
         assert len(kernels) == scanned and not memory, kernels + memory
@@ -126,7 +126,7 @@ def test_graph_replays_equal_eager_grad_norm_clip_grad_norm_(nonfinite):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_more_than_2_31_elements(name):
-    """health, grad_norm, clip_grad_norm_: dense, and strided element by element."""
+    """health, grad_norm and clip_grad_norm_ reach every element of a dense tensor and of a strided one."""
     n = 2**31 + 4097
     if torch.cuda.mem_get_info()[0] < 4 * n:
         pytest.skip(f"needs {4 * n / 2**30:.0f} GiB")

@@ -1,4 +1,4 @@
-"""to_device on a GPU: the races of the plain pattern, and their absence."""
+"""to_device on a GPU: plain copies have races, and to_device has none."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def host(pinned):
 
 
 def behind_a_long_kernel(move, x):
-    """The copy that arrives when the host writes the next batch into x as soon as the call has returned."""
+    """Returns the copy on the GPU after the host has overwritten x as soon as the call has returned."""
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     moved = move(x)
@@ -33,13 +33,13 @@ def test_the_plain_pattern_has_the_race():
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
 def test_the_host_buffer_may_be_written_at_once(pinned, side):
     stream = torch.cuda.Stream() if side else None
-    for _ in range(3):  # the pinned memory of one call is that of the next, once its copy is done
+    for _ in range(3):  # a later call reuses the pinned memory once its copy is done
         got = behind_a_long_kernel(lambda x: safeops.to_device(x, "cuda", stream=stream), host(pinned))
         assert torch.equal(got, host(False))
 
 
 def test_many_batches_under_way_do_not_mix():
-    """None of their pinned memory may be handed out again before its copy is done."""
+    """The pinned memory of a call is reused only after its copy is done."""
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     x, moved = host(True), []
@@ -53,7 +53,7 @@ def test_many_batches_under_way_do_not_mix():
 @pytest.mark.parametrize("options", [{}, {"host_reused": False}], ids=str)
 def test_the_host_does_not_wait(options):
     x = host(True)
-    safeops.to_device([x, x[1:]], "cuda", **options)  # pinned memory is there from now on
+    safeops.to_device([x, x[1:]], "cuda", **options)  # allocates the pinned memory
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     busy = torch.cuda.Event()
@@ -64,7 +64,7 @@ def test_the_host_does_not_wait(options):
 
 
 def freed_while_read(move):
-    """The batch comes over a side stream, is read late, and freed at once: who is given its memory next?"""
+    """Returns (a batch read late and freed at once, whether a new tensor of the side stream got its memory)."""
     side, x = torch.cuda.Stream(), host(True)
     moved = move(x, side)
     torch.cuda.synchronize()
@@ -111,7 +111,7 @@ def test_other_directions():
     assert safeops.to_device(there, "cuda") is there
     torch.cuda._sleep(LONG)
     there["x"].add_(1)
-    assert torch.equal(safeops.to_device(there, "cpu")["x"], x + 1)  # waited
+    assert torch.equal(safeops.to_device(there, "cpu")["x"], x + 1)  # the copy to the CPU waited for add_
     leaf = torch.ones(3, requires_grad=True)
     (safeops.to_device(leaf, "cuda") * 2).sum().backward()
     assert leaf.grad.tolist() == [2.0] * 3

@@ -1,7 +1,7 @@
-"""Calls that no executor of the kernels without a GPU has seen, or found wrong: gpu_check.py runs them first.
+"""Calls that no executor without a GPU has run, or that one found wrong: gpu_check.py runs them first.
 
-`CASES` is in the order in which results are wanted, should the time end. On a CPU fewer rows go to the CPU kernels, so
-that this file is known to work. As a program, `test_unseen.py NAME` makes the call of a case, for a sanitizer.
+The most important cases of `CASES` come first, since the time may run out. On a CPU the cases run with fewer rows by
+the CPU kernels, to test this file. As a program, `test_unseen.py NAME` makes the call of one case, for a sanitizer.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from tests.ops.record import DEVICE
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 ON_GPU = DEVICE == "cuda"
-# In the norm, relative to the truth: a record's tolerance, for the worst element, leaves room where terms may cancel.
+# Largest error of the norm, relative to the truth's. A record's tolerance, per element, is loose where terms cancel.
 FAR = {BF16: 2**-6, FP32: 1e-4, FP64: 1e-11}
-ELEMENTS = None if ON_GPU else 30_000  # of an operand: what has more loses rows
-LONGEST = 2**30 + 8 if ON_GPU else 100_001  # classes of the longest row: in bf16 more than 2 GiB
+ELEMENTS = None if ON_GPU else 30_000  # elements of an operand on a CPU: a larger one gets fewer rows
+LONGEST = 2**30 + 8 if ON_GPU else 100_001  # classes of the longest row; in bf16 it has more than 2 GiB
 
 
 # ---- operands
@@ -91,8 +91,8 @@ VIEWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A call whose values and gradients are its definition's in fp64, by the tolerance of its record, and the same bits
-    in each run. On a GPU nothing beside them is written."""
+    """A call that must give the values and gradients of its definition in fp64, within its record's tolerance, and the
+    same bits in each run. On a GPU it must write nothing outside its results."""
 
     op: str
     shape: tuple
@@ -142,7 +142,7 @@ class Case:
             pytest.skip("right, and the same each time; but the allocator left no place between guards")
 
     def counted(self, sample):
-        """The sample with a mask that keeps all: the record's tolerance of a mean counts the rows by it."""
+        """Adds a mask that keeps all rows: from it the record's tolerance of a mean takes the number of rows."""
         if self.op not in ("cross_entropy", "nll_loss") or "mask" in sample.kwargs:
             return sample
         return sample.with_kwargs(mask=torch.ones_like(sample.args[1], dtype=torch.bool))
@@ -150,7 +150,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Part(Case):
-    """A call of some of the rows, or of a crop of the images, which gives the bits that those have in the whole."""
+    """A call on some rows, or on a crop of the images: it must give the bits that they have in the whole call."""
 
     part: tuple = (slice(1, 2),)
 
@@ -175,7 +175,7 @@ class Part(Case):
 
 @dataclasses.dataclass(frozen=True)
 class LongRow(Case):
-    """masked_log_softmax of a row that begins anywhere, and repeats three numbers: so do its values and gradients."""
+    """masked_log_softmax of a row that repeats three numbers, from any address: the values and gradients repeat too."""
 
     def sample(self):
         (length,) = self.shape
@@ -198,7 +198,7 @@ class LongRow(Case):
 
 @dataclasses.dataclass(frozen=True)
 class Graph(Case):
-    """A call that is captured, forward and backward, and gives the same where it is replayed on other numbers."""
+    """A call captured with its backward: the replay on other numbers must give the results of an eager call."""
 
     def __str__(self):
         return f"{super().__str__()}, graph"
@@ -211,7 +211,7 @@ class Graph(Case):
 
 @dataclasses.dataclass(frozen=True)
 class Sanitized(Case):
-    """A call in a process that compute-sanitizer watches."""
+    """A call in a process under compute-sanitizer."""
 
     tool: str = "memcheck"
 
@@ -221,11 +221,11 @@ class Sanitized(Case):
     def check(self):
         if not ON_GPU:
             pytest.skip("needs a GPU")
-        import gpu_processes as processes  # of scripts, which gpu_check.py finds there
+        import gpu_processes as processes  # in scripts, which is on the path under gpu_check.py
 
         if not processes.sanitizer():
             pytest.skip("compute-sanitizer is not on this machine")
-        # The process outlives neither its own limit, which is longer than a test's, nor the stage.
+        # The process ends by its own limit, which is longer than that of a test, and with the stage.
         faulthandler.cancel_dump_traceback_later()
         left = float(os.environ["SAFEOPS_GPU_CHECK_UNTIL"]) - time.time() - 5
         _, output = processes.run_limited(
@@ -240,7 +240,7 @@ class Sanitized(Case):
 
 
 LENGTHS = (9_001, 50_257)
-ROWS = {  # ops that give each row's elements
+ROWS = {  # ops that return a value for each element of a row
     "masked_softmax": {},
     "masked_log_softmax": {},
     "normalize": {"dim": -1},
@@ -269,7 +269,7 @@ def weights_of_classes(dtype):
 
 
 CASES = [
-    # Faults that were found by reading, and by executing compiled code.
+    # Faults found by reading, and by executing compiled code.
     *MEAN_OF_LONG_ROWS,
     *(Case(op, (256, n), t, options=o) for op, o in ROWS.items() for n in LENGTHS for t in (BF16, FP32)),
     *(Case(op, (16, 17, 9_001), BF16, view, ROWS[op]) for op in ROWS for view in ("[:, :-1]", "[:, 1:]")),
@@ -282,7 +282,7 @@ CASES = [
     *(Part(op, (3, n), FP32, **MASKED) for op in ("masked_softmax", "masked_log_softmax") for n in (1_000, 1_004)),
     Part("cross_entropy", (3, 9_001), BF16, options={"reduction": "none", "weight": weights_of_classes}),
     LongRow("masked_log_softmax", (LONGEST,), BF16),
-    # Branches that part in fp64.
+    # Branches that differ in fp64.
     *(Case(op, (64, n), FP64, options=o) for op, o in ROWS.items() for n in (1_000, 9_001)),
     *(Case(op, (64, n), FP64) for op in ("cross_entropy", "multi_margin_loss", *PAIRS[:1]) for n in (1_000, 9_001)),
     Case("cross_entropy", (2, 21, 56, 56), FP64),
@@ -290,24 +290,24 @@ CASES = [
     *(Case("info_nce_loss", shape, t) for shape in ((512, 128), (1_001, 96)) for t in (BF16, FP32)),
     Case("info_nce_loss", (300, 40), FP64),
     Case("info_nce_loss", (512, 64), BF16, options={"temperature": 0.1}),
-    # Blocks that run at the same time, and the last of which gives the result.
+    # Blocks that run at the same time; the last block to finish makes the result.
     *(Sanitized(**vars(case), tool="racecheck") for case in TICKETS),
     *(Sanitized(**vars(case)) for case in (*TICKETS, *MEAN_OF_LONG_ROWS[3:])),
     *TICKETS[1:],
-    # Slopes that overwrite their logits: of all rows at once, in chunks, and in as little memory as there may be.
+    # Gradients that overwrite their logits: for all rows at once, in chunks, and with the least memory.
     *(Case("linear_cross_entropy", (2_048, 64, 32_000), t) for t in (BF16, FP32)),
     Case("linear_cross_entropy", (8_960, 64, 4_001), BF16),
     Case("linear_cross_entropy", (2_048, 32, 32_000), BF16, options={"memory": "low"}),
-    # Kernels that were written after the last run on a GPU.
+    # Kernels written after the last run on a GPU.
     *(Case("ms_ssim", (1, 1, 176, 181), t) for t in (BF16, FP32, FP64)),
     *(Case(op, (64, n), t) for op in PAIRS for n, t in ((1_000, FP32), (9_001, BF16), (32_000, BF16))),
     *(Case(f"segment_{op}", (9_973, 33), t, options=SEGMENTS) for op in ("sum", "mean", "max") for t in (BF16, FP32)),
     Case("segment_mean", (30_011,), FP32, options={**SEGMENTS, "shuffled": True}),
-    # Rows that begin anywhere.
+    # Rows that begin at no multiple of 16 bytes.
     *(Case(op, (64, n), t, "begins anywhere", o) for op, o in ROWS.items() for n, t in ((1_001, FP32), (33_001, BF16))),
     *(Case("cross_entropy", (64, n), t, "begins anywhere") for n, t in ((1_001, FP32), (33_001, BF16))),
     Case("cosine_similarity", (64, 1_001), BF16, options={"dim": -1}),
-    # Captures of what is above.
+    # Graph captures of the cases above.
     *(Graph(**vars(case)) for case in (*TICKETS, *MEAN_OF_LONG_ROWS[3:])),
     Graph("linear_cross_entropy", (2_048, 64, 32_000), BF16),
     Graph("info_nce_loss", (512, 128), BF16),

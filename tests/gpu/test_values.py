@@ -1,4 +1,4 @@
-"""Values on the GPU: rounding to half, agreement with fp64, mixed devices, and nothing but the output allocated."""
+"""Values on the GPU: rounding to half, agreement with fp64, mixed devices, and no memory but the output's."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def saturated(quotient, numerator):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_safe_div_rounds_to_nearest_even(dtype):
-    """Against the CPU's rounding of the same fp32 quotient: every half over many divisors, and exact ties."""
+    """The half quotient is the fp32 quotient rounded by the CPU: every half over many divisors, and exact ties."""
     x = every_bit_pattern(dtype)
     for divisor in (1.0, 3.0, 7.0, 1.0078125, 0.3, 1e-3, 300.0):
         y = torch.full_like(x, divisor)
@@ -43,7 +43,7 @@ def test_safe_div_rounds_to_nearest_even(dtype):
 
 
 def others(name, x):
-    """A loss's tensors after its first operand, each of them x."""
+    """The loss's tensor operands after the first one, each of them x."""
     options = {"mask", "weight", "pos_weight", "denominator"}
     tensors = [key for key, value in RECORDS[name].call.items() if isinstance(value, torch.Tensor)]
     return (x,) * (len(set(tensors) - options) - 1)
@@ -68,7 +68,7 @@ def test_loss_gradients_round_to_nearest_even(name, dtype):
 @pytest.mark.parametrize("shape", [(64, 1024), (63, 1021), (5, 3, 256, 2)], ids=str)
 @pytest.mark.parametrize("name", ["masked_fill", "safe_div"])
 def test_elementwise_layouts_equal_the_cpu(name, shape, dtype):
-    """Flat, row-broadcast and general kernels, forward and backward, against the CPU: bit for bit."""
+    """The flat, row-broadcast and general kernels give the bits of the CPU, forward and backward."""
     torch.manual_seed(0)
     x = torch.randn(shape).to(dtype)
     seconds = [torch.randn(shape), torch.randn(shape[-1:]), torch.randn((*shape[:-1], 1)), torch.randn(())]
@@ -93,22 +93,22 @@ def test_elementwise_layouts_equal_the_cpu(name, shape, dtype):
 def test_agrees_with_fp64(name):
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)):
         case = OPS[name](1_000_003, dtype, 5)
-        # an upstream gradient that lifts a mean's gradients out of fp16's subnormals
+        # This upstream gradient keeps a mean's gradients out of fp16's subnormals.
         upstream = torch.full_like(case.call(*case.leaves), 256.0)
         if upstream.dim():
-            upstream[::2] *= -1  # a softmax has no gradient for a constant one
+            upstream[::2] *= -1  # for a constant upstream gradient a softmax has gradient 0
         got, gradients = case.forward_backward(upstream)
         wide = type(case)(case.call, tuple(x.double() for x in case.leaves))
         truth, wide_gradients = wide.forward_backward(upstream.double())
         for a, b in zip((got, *gradients), (truth, *wide_gradients)):
-            finite = b.isfinite()  # the logarithm of a masked-out probability is not
+            finite = b.isfinite()  # the log probability of a masked element is -inf
             assert torch.equal(a[~finite].double(), b[~finite])
             error = (a.double() - b)[finite].norm() / b[finite].norm().clamp(min=1e-300)
             assert error < tolerance, f"{dtype}: {error}"
 
 
 def layouts_of_indices():
-    """(name, input, dim, index of every dim or of one)."""
+    """Yields (op, input, dim, index); the index has all dims for safe_gather and one for safe_index_select."""
     x = torch.randn(300, 129, generator=torch.Generator().manual_seed(0))
     for kind in (torch.int32, torch.int64):
         at = lambda *shape, size: torch.randint(-2, size + 2, shape).to(kind)  # noqa: B023, E731
@@ -132,7 +132,7 @@ def layouts_of_indices():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name, x, dim, index", list(layouts_of_indices()))
 def test_what_an_index_names_equals_the_cpu(name, x, dim, index, dtype):
-    """Forward bit for bit, backward within the rounding of the sums."""
+    """The forward has the CPU's bits; the backward agrees within the rounding of the sums."""
     results = []
     for device in ("cpu", "cuda"):
         leaf = x.to(device, dtype).detach().requires_grad_()
@@ -142,9 +142,9 @@ def test_what_an_index_names_equals_the_cpu(name, x, dim, index, dtype):
             results.append((value.detach().cpu(), torch.autograd.grad(value, leaf, grad, retain_graph=True)[0].cpu()))
     for (value, gradient), (got, got_gradient) in zip(results[:2], results[2:]):
         same(got, value)
-        if dtype == torch.float16:  # 65504 is not far
+        if dtype == torch.float16:  # sums may overflow fp16, whose largest number is 65504
             got_gradient, gradient = (g.clamp(-6e4, 6e4) for g in (got_gradient, gradient))
-        most = index.clamp(min=0).flatten().bincount().max()  # summands of one place, none above 1
+        most = index.clamp(min=0).flatten().bincount().max()  # largest number of summands at one place; none exceeds 1
         room = torch.finfo(dtype).eps * gradient.double().abs() + 1e-6 * most
         assert ((got_gradient.double() - gradient.double()).abs() <= room).all()
 
@@ -153,7 +153,7 @@ def test_what_an_index_names_equals_the_cpu(name, x, dim, index, dtype):
 def test_masked_count(shape):
     mask = torch.rand(shape, device="cuda") < 0.7
     weight = torch.where(torch.rand(shape[-1], device="cuda") < 0.5, 0.0, 2.0)
-    x = torch.empty(shape, dtype=torch.int8, device="cuda")  # which nobody reads
+    x = torch.empty(shape, dtype=torch.int8, device="cuda")  # never read
     for dim in (None, 0, -1):
         same(safeops.masked_count(x, mask, dim), mask.sum(dim))
         same(safeops.masked_count(x, mask, dim, weight=weight), (mask & (weight != 0)).sum(dim))
@@ -162,10 +162,10 @@ def test_masked_count(shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(2, 3, 181, 200), (1, 1, 1500, 1600)], ids=str)  # of more tiles than a block adds up
+@pytest.mark.parametrize("shape", [(2, 3, 181, 200), (1, 1, 1500, 1600)], ids=str)  # more tiles than a block adds up
 @pytest.mark.parametrize("name", ["ssim", "ssim_loss", "ms_ssim"])
 def test_similarity_equals_the_cpu(name, shape, dtype):
-    """Masked and not, of a window that the kernel was compiled for and of others: values, and both gradients."""
+    """Masked and not, for a window size that the kernel was compiled for and for others: values and both gradients."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(shape, generator=generator, dtype=torch.float64)
     y = (x + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
@@ -175,7 +175,7 @@ def test_similarity_equals_the_cpu(name, shape, dtype):
 
 
 def equal_the_cpu(function, leaves, options):
-    """Values and gradients."""
+    """Assert that values and gradients on the GPU agree with those on the CPU."""
     results, dtype = [], leaves[0].dtype
     for device in ("cpu", "cuda"):
         moved = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in options.items()}
@@ -191,7 +191,7 @@ def equal_the_cpu(function, leaves, options):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sides", [(11, 12, 13), (70, 40, 75)], ids=str)
 def test_the_similarity_of_volumes_equals_the_cpu(sides, dtype):
-    """A window that the kernel was compiled for and others, with an offset, masked and not."""
+    """For a window size that the kernel was compiled for and for others, with an offset, masked and not."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand((2, 2, *sides), generator=generator, dtype=torch.float64)
     y = (x + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)).to(dtype)
@@ -214,7 +214,7 @@ def test_total_variation_equals_the_cpu(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(300, 7), (64, 1000), (3, 100_000), (2, 50, 60, 21)], ids=str)
 def test_multi_margin_loss_equals_the_cpu(shape, dtype):
-    """Rows along memory and across it."""
+    """The classes lie along memory and across it."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     target, weight = torch.randint(shape[-1], shape[:-1]), torch.rand(shape[-1])
     for options in ({"p": 2}, {"margin": 0.5, "weight": weight, "mask": torch.rand(shape[:-1]) < 0.8}):
@@ -238,7 +238,7 @@ def test_mixed_devices_are_named():
 
 @pytest.mark.parametrize("name", OPS)
 def test_peak_memory_is_the_output(name):
-    """Forward: the output and no upcast copy. Backward: the gradients. Beside them the record's workspace and 2 MiB."""
+    """Forward: the output and no upcast copy. Backward: the gradients. Each adds the record's workspace and 2 MiB."""
     case = OPS[name](8_000_000, torch.bfloat16, 0)
     leaves = [x.detach().requires_grad_() for x in case.leaves]
     upstream = torch.ones_like(case.call(*leaves))

@@ -1,14 +1,14 @@
-"""Faults that show in what Triton makes of a kernel, whichever Triton it is; and how that is asked of another one.
+"""Searches Triton's compiled kernels for four faults, by the installed Triton or another version.
 
-- `gaps`: a reduction over lanes whose bits have others between them. Triton 3.6 gives it the wrong shuffles.
-- `crosswise`: a tile whose neighbours in memory are held by lanes that are none. 32 lanes then read 32 lines of it.
-- `fused`: a fused multiply-add that adds what another lane has sent. Two lanes exchange two products to hold their sum;
-  each then rounds the other one's alone, and the sums differ in the last bit. Both of them may be stored.
-- `alike`: a function called with arguments of two structures that have the same leaves, as ((n,), ()) and ((), (n,)).
-  Triton 3.6 names what it makes of a function by the leaves alone, and the second call runs the code of the first.
+- `gaps`: a reduction over lanes whose bits are not adjacent. Triton 3.6 compiles the wrong shuffles for it.
+- `crosswise`: neighbors in memory lie in lanes that are not neighbors. 32 lanes then read 32 cache lines.
+- `fused`: a fused multiply-add whose addend another lane has sent. Two lanes exchange products to hold their sum. Each
+  lane rounds only the other's product, so the two sums, of which both may be stored, differ in the last bit.
+- `alike`: calls of one function with two structures of the same leaves, as ((n,), ()) and ((), (n,)). Triton 3.6 names
+  a compiled function by the leaves alone, so the second call runs the code of the first.
 
-`python -m tests.kernels.compiled STAGE` reads kernels from stdin, as scripts/gpu_kernels.py writes them, and writes the
-faults of each, or its instructions; it needs no torch. PYTHONPATH says whose Triton that is.
+`python -m tests.kernels.compiled STAGE` reads kernels from stdin, as scripts/gpu_kernels.py writes them, and prints the
+faults or the instructions of each; it needs no torch. PYTHONPATH selects the Triton.
 """
 
 import importlib.util
@@ -25,16 +25,16 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCH = 90
 
 
-# ---- layouts of a TTGIR: where in a tile the bits of a register's, a lane's and a warp's number lead
+# ---- layouts of a TTGIR: the step in the tile for each bit of a register's, lane's and warp's number
 
 
 def layouts(ttgir):
-    """{alias: layout}"""
+    """Returns {alias: layout} of a module."""
     return dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", ttgir, re.M))
 
 
 def bases(layout, shape, layouts_by_name):
-    """{register, lane, warp: [the step in a tile of this shape that each bit of the number makes]}"""
+    """Returns {"register", "lane", "warp": [step in a tile of this shape, for each bit of the number]}."""
     layout = layouts_by_name.get(layout, layout)
     if slice_of := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
         dim = int(slice_of[1])
@@ -64,7 +64,7 @@ def bases(layout, shape, layouts_by_name):
         for dim in order:
             for _ in range(size[dim].bit_length() - 1):
                 step = [0] * len(order)
-                step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0  # a copy, beyond it
+                step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0  # beyond it, a copy
                 reach[dim] *= 2
                 results[name].append(step)
     return results
@@ -103,18 +103,18 @@ def crosswise(ttgir, tile):
 
 # ---- machine code
 
-PAIRS = re.compile(r"D|(F2F|I2F)\.F64|.*\.(64|WIDE)|CS2R(?!\.32)")  # what fills two registers
+PAIRS = re.compile(r"D|(F2F|I2F)\.F64|.*\.(64|WIDE)|CS2R(?!\.32)")  # instructions that write two registers
 
 
 def fused(listing):
-    sent, results = set(), []  # registers that hold what came from another lane
+    sent, results = set(), []  # sent: the registers that hold a value from another lane
     for _, _, op, rest in INSTRUCTION.findall(listing):
         operands = [operand.strip("-|~ ").partition(".")[0] for operand in rest.split(", ")]
         places = [int(operand[1:]) if re.fullmatch(r"R\d+", operand) else None for operand in operands]
         result = next((place for place in places[:2] if place is not None), None)
-        if operands[0].startswith(("[", "desc")) or result is None:  # a store, or nothing but a predicate
+        if operands[0].startswith(("[", "desc")) or result is None:  # a store, or predicates alone
             continue
-        # The remainder of a quotient or of a root, whose product is subtracted or rounded up or down, is exact.
+        # The remainder of a quotient or root, whose product is subtracted or rounded up or down, is exact.
         exact = re.search(r"\.R[MP]\b", op) or "-R" in rest.partition(", ")[2].rpartition(", ")[0]
         if re.match(r"[FD]FMA\b", op) and not exact:
             if {places[3], *([places[3] + 1] if places[3] and op[0] == "D" else ())} & sent:
@@ -127,16 +127,16 @@ def fused(listing):
     return results
 
 
-# ---- machine code that can be compared
+# ---- machine code in a form for comparison
 
 
 def instructions(listing):
-    """One line each. The listing may begin at any address, and the arguments of the kernel lie in any order: they are
-    numbered as they are first read."""
+    """Returns one line per instruction, independent of the listing's address and of the order of the kernel's
+    arguments: the arguments are numbered in the order of their first read."""
     rows = INSTRUCTION.findall(listing)
     start, arguments = int(rows[0][0], 16), {}
 
-    def argument(match):  # on sm_90 they begin at 0x210
+    def argument(match):  # on sm_90 the arguments begin at 0x210
         place = int(match[1], 16)
         return match[0] if place < 0x210 else f"argument {arguments.setdefault(place, len(arguments))}"
 
@@ -153,8 +153,8 @@ def instructions(listing):
 
 
 def structures_by_leaves():
-    """{(function, types of the leaves, constants by path): the structures of such arguments}, which calls of a function
-    fill as Triton compiles them."""
+    """Returns a dict that Triton's calls within kernels fill while it compiles: {(function, types of the leaves,
+    constants by path): structures of the arguments}."""
     from triton import language
     from triton.compiler.code_generator import CodeGenerator
 
@@ -185,7 +185,7 @@ def alike(structures):
     ]
 
 
-# ---- asking a Triton
+# ---- running a Triton
 
 
 def gpu_kernels():
@@ -196,7 +196,7 @@ def gpu_kernels():
 
 
 def lowered(source, options, stages, arch=ARCH):
-    """(the text of the last of these stages, what they say of it)"""
+    """Lower a kernel through these stages; returns (text after the last stage, metadata)."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
@@ -217,7 +217,7 @@ def lowered(source, options, stages, arch=ARCH):
 
 
 def compiled(source, options):
-    """(TTGIR, (machine code, registers))"""
+    """Returns (TTGIR, (machine code, registers))."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -226,13 +226,13 @@ def compiled(source, options):
 
 
 def tile(source):
-    """(BM, BN), as far as the kernel has them."""
+    """Returns (BM, BN), or the one of them that the kernel has."""
     at, fields = source.fn.arg_names.index("config"), source.fn.fn.__annotations__["config"]._fields
     return tuple(source.constants[at, fields.index(name)] for name in ("BM", "BN") if name in fields)
 
 
 def ask(requests, stage, triton=None):
-    """(version, [the faults or instructions of each]) by the Triton in this folder; None: the one that is installed."""
+    """Returns (version, [faults or instructions per request]) by the Triton in this folder (None: installed)."""
     path = {} if triton is None else {"PYTHONPATH": str(triton)}
     command = [sys.executable, "-m", __name__, stage]
     done = subprocess.run(
@@ -244,7 +244,7 @@ def ask(requests, stage, triton=None):
 
 
 def main(stage):
-    """stage: ttir (nothing but that it compiles), ttgir, or cubin; or `instructions`, which are then what is found."""
+    """stage: ttir (compiles only), ttgir or cubin, to print faults; `instructions`, to print machine code."""
     kernels = gpu_kernels()
     kernels.without_torch()
     import triton

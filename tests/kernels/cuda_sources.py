@@ -1,4 +1,4 @@
-"""Helpers of the tests of the CUDA sources: which they are, operands in every layout."""
+"""Helpers for the tests of the CUDA sources: lists of the sources, and operands in every layout."""
 
 import re
 
@@ -11,7 +11,7 @@ from tests.kernels.executed.cuda import ROOT
 HALVES = [torch.float16, torch.bfloat16]
 FLOATS = [*HALVES, torch.float32, torch.float64]
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# The sources on the elementwise loop, and their host code.
+# The sources that use the elementwise loop.
 SOURCES = [
     path
     for path in sorted((ROOT / "csrc/cuda").rglob("*.cu"))
@@ -25,7 +25,7 @@ needs_compilers = pytest.mark.skipif(not cuda.available(), reason="needs nvcc an
 
 
 def identical(a, b):
-    """Same shape, strides, dtype and bits, except that any NaN equals any NaN."""
+    """Assert the same shape, strides, dtype and bits; any NaN equals any NaN."""
     assert a.dtype == b.dtype and a.shape == b.shape, (a.dtype, b.dtype, a.shape, b.shape)
     assert a.stride() == b.stride(), (a.stride(), b.stride())
     bits = BITS[a.element_size()]
@@ -47,7 +47,7 @@ def garbage(shape, dtype, seed=0):
 
 
 def layouts(dtype, make, values=garbage):
-    """(name, input, second operand, variant) for every way the loop can run. `make(shape, seed)` gives the second."""
+    """Yields (name, input, second operand, variant) for every path of the loop; `make(shape, seed)`: the second."""
     x = lambda *shape: values(shape, dtype)  # noqa: E731
     yield "one", x(1), make((1,), 1), "flat"
     yield "0-dim", x().reshape(()), make((), 1), "flat"
@@ -77,7 +77,7 @@ def layouts(dtype, make, values=garbage):
 
 
 def check_variant(ops, variant, wide_rows=True):
-    """How many lanes loaded 16 bytes in the last call, whose kernels are all of this variant; None: there is none."""
+    """Assert that the last call ran this variant alone (None: no kernel); returns how many lanes loaded 16 bytes."""
     variant = "general" if variant == "rows" and not wide_rows else variant
     kernels = [launch.kernel for launch in ops.launches]
     assert bool(kernels) == bool(variant), kernels

@@ -1,8 +1,8 @@
-"""H100 measurements for the table of docs/gpu-model.md: `python -m tests.kernels.measured` writes that column anew.
+"""H100 measurements for the table of docs/gpu-model.md: `python -m tests.kernels.measured` rewrites their column.
 
-The figures are those of benchmarks/results/NVIDIA-H100/speed.md, at 64M elements. A row of the table has one if the
-benchmarks have its op in its layout. Rows of 1,024 elements were measured where the model has 4,096, since either fits
-a block, and 32,000 classes where it has 32,768.
+The figures come from benchmarks/results/NVIDIA-H100/speed.md, at 64M elements. A row has one if the benchmarks measure
+its op in its layout. Some lengths differ: rows of 1,024 elements were measured for the model's 4,096 (both fit a
+block), and 32,000 classes for 32,768.
 """
 
 import re
@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT, RESULTS = ROOT / "docs" / "gpu-model.md", ROOT / "benchmarks" / "results" / "NVIDIA-H100" / "speed.md"
 HEAD = "| op | direction | layout | dtype | instr. | regs | KiB | rounds | bound by | H200 | 4M |"
 COLUMN = "measured"
-FAR = 0.1  # a difference from which docs/gpu-model.md has to give a reason
+FAR = 0.1  # docs/gpu-model.md gives a reason for a larger difference
 
-CASES = {  # the benchmark of an op of the table, where they differ by name
+CASES = {  # op of the table -> benchmark, where the names differ
     "absolute_sum": None,
-    "regions": None,  # of masked images of 16 classes; dice_loss was measured, of 4
+    "regions": None,  # 16 classes with a mask; the benchmark of dice_loss has 4
     "count": "masked_count",
     "square_sum": "masked_sum_of_squares",
     "largest": "masked_amax",
@@ -29,14 +29,14 @@ CASES = {  # the benchmark of an op of the table, where they differ by name
     **{op: f"masked_{op}" for op in ("norm", "rms", "logsumexp", "var", "std", "softmax", "log_softmax")},
     "cosine": "cosine_similarity",
     "masked_compact": "masked_compact_50",
-    "binary_cross_entropy_with_logits False": "binary_cross_entropy_with_logits",  # without weights of classes
+    "binary_cross_entropy_with_logits False": "binary_cross_entropy_with_logits",  # without class weights
     "gaussian_nll_loss False": "gaussian_nll_loss",
     "kl_div False": "kl_div",
     "poisson_nll_loss True False": "poisson_nll_loss",
     "sigmoid_focal_loss True": "sigmoid_focal_loss",
 }
 ROWS = ("softmax", "log_softmax", "normalize", "cosine", "triplet_margin_loss", "cross_entropy", "safe_index_select")
-ENDS = {  # (layout, op, None for any other) -> how the benchmark's name ends; other layouts have none
+ENDS = {  # (layout, op or None for any op) -> end of the benchmark's name; other layouts have no benchmark
     **{("flat", op): "" for op in (None, "safe_gather")},
     ("flat", "grad_norm"): "_large",
     ("list", "grad_norm"): "_layers",
@@ -48,15 +48,15 @@ ENDS = {  # (layout, op, None for any other) -> how the benchmark's name ends; o
 
 
 class Row(NamedTuple):
-    """A row of the table: (op, direction, layout, dtype), and shares of a copy's speed."""
+    """A row of the table: (op, direction, layout, dtype), and its shares of the copy bandwidth."""
 
     name: tuple
-    predicted: float  # on an H100; in fp32 on an H200, since no other was worked out
+    predicted: float  # for an H100; for an H200 in fp32, which has no H100 prediction
     measured: float
 
 
 def shares(text=None):
-    """{(dtype, benchmark, direction): share} at 64M elements, but of the rows that may hold time of the host."""
+    """Returns {(dtype, benchmark, direction): share} at 64M elements, without rows that may include the host's time."""
     results = {}
     for section in (text or RESULTS.read_text()).split("\n## ")[1:]:
         dtype, size = section.splitlines()[0].split(", ")
@@ -75,14 +75,14 @@ def of(name, measured):
 
 
 def table(text):
-    """(head, rows) of the document: lists of cells."""
+    """Returns (head, rows) of the document's table, as lists of cells."""
     lines = text[text.index(HEAD) :].splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], *lines[2:]) if line]
     return cells[0], cells[1:]
 
 
 def compared(text=None):
-    """The rows that have both."""
+    """Returns the rows that have a prediction and a measurement."""
     head, rows = table(text or DOCUMENT.read_text())
     h200, h100, predicted = (head.index(name) for name in ("H200", "H100", COLUMN))
     return [Row(tuple(row[:4]), float(row[h100] or row[h200]), float(row[predicted])) for row in rows if row[predicted]]
@@ -97,7 +97,7 @@ def summary(rows):
 
 
 def with_measured(text):
-    """The document with the column, and the sentence that sums it up."""
+    """Returns the document with a new column and a new summary sentence."""
     head, rows = table(text)
     if head[-1] == COLUMN:
         head, rows = head[:-1], [row[:-1] for row in rows]

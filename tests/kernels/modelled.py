@@ -1,4 +1,4 @@
-"""Predictions of the GPU's model (benchmarks/gpu_model.py) for every Triton kernel's plans; C++ has modelled_cuda.py.
+"""Predictions of the GPU model (benchmarks/gpu_model.py) for the plans of every Triton kernel; C++: modelled_cuda.py.
 
 `python -m tests.kernels.modelled` writes the table of docs/gpu-model.md, which test_gpu_model.py holds the kernels to.
 """
@@ -36,8 +36,8 @@ def flat(n, dtype, start=0):
 
 
 def cases(n):
-    """{(op, direction, layout, dtype): plan} of about n elements. Layouts: `flat` a mean or sum of all, `rows` and
-    `columns` of 4096 elements; `offset` one that begins at no multiple of 16 bytes, `odd` rows of an odd length."""
+    """Returns {(op, direction, layout, dtype): plan} of about n elements. Layouts: `flat` reduces all, `rows` and
+    `columns` have 4096 elements, `offset` begins at no multiple of 16 bytes, `odd` has rows of odd length."""
     results = {}
     for name, dtype in (DTYPES | {"fp16": F16, "fp64": F64}).items():
         x, mask = flat(n, dtype)
@@ -92,7 +92,7 @@ def cases(n):
         for op, kind in DIVERGENCES.items():
             results[op, "forward", "rows", name] = divergences.forward(kind, x, x)
             results[op, "backward", "rows", name] = divergences.backward(kind, x, x)
-        # the reverse of KL: its forward is that of KL with the operands exchanged
+        # Only the backward: the forward of the reverse KL is that of KL with the operands exchanged.
         reverse = "reverse_kl_div_with_logits", "backward", "rows", name
         results[reverse] = divergences.backward(divergence.KL, x, x, False, True)
         for layout, x in (("rows", meta((n // 512, 512), dtype)), ("flat", meta((n,), dtype))):
@@ -108,9 +108,9 @@ def cases(n):
 
 
 def search_passes(plan):
-    """{bytes that a pass of a loop loads: how many there are}, of a kernel whose loops are not over tiles: the backward
-    of segments looks for the sequences of a tile's two ends, and of its rows among those where it is long enough for
-    them to differ."""
+    """Returns {bytes that one pass of a loop loads: number of passes} for loops that are not over tiles, or None. The
+    segments' backward searches the sequences of a tile's two ends, and then those of its rows if the tile is long
+    enough for the two to differ."""
     if plan.kernel is not SEGMENT_BACKWARD:
         return None
     rows, threads, bound = plan.values["BM"], plan.config.threads, plan.dtypes["bounds"].itemsize
@@ -119,7 +119,7 @@ def search_passes(plan):
 
 
 def predictions(gpu, plans):
-    """{name: (registers, rounds, Prediction)}, each kernel compiled once for all sizes."""
+    """Returns {name: (registers, rounds, Prediction)}; compiles each kernel once for all sizes."""
     arch, compiled, keys = f"sm_{gpu.arch}", {}, {}
     for name, plan in plans.items():
         key = plan.kernel.fn, repr((plan.signature, plan.attrs, plan.config)), tuple(plan.constants.items())
@@ -136,7 +136,7 @@ def predictions(gpu, plans):
 
 
 def recorded():
-    """{name: (share at 64M, share at 4M) on the H200}"""
+    """Returns {name: (share at 64M, share at 4M)} on the H200, from the document."""
     return {tuple(row[:4]): (float(row[9]), float(row[10])) for row in measured.table(DOCUMENT.read_text())[1]}
 
 

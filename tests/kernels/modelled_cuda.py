@@ -1,7 +1,7 @@
-"""Predictions of the GPU's model (benchmarks/gpu_model.py) for every CUDA kernel in C++.
+"""Predictions of the GPU model (benchmarks/gpu_model.py) for every CUDA kernel in C++.
 
-The launches are the launchers' own, noted and not executed (tests/kernels/executed/cuda.py). The machine code is the
-library's. What neither says stands in plans_cuda.py: how often a loop runs, how often a block waits for memory.
+The launchers' own launches are recorded and not executed (tests/kernels/executed/cuda.py). The machine code is that of
+the library. plans_cuda.py adds what neither shows: how often a loop runs and a block waits for memory.
 """
 
 import re
@@ -36,14 +36,14 @@ class Case(NamedTuple):
 
 
 class Plans:
-    """The launches of raw ops."""
+    """Records the launches of raw ops."""
 
     def __init__(self):
         self.ops = {family: cuda.Ops(sources, whole=True) for family, sources in FAMILIES.items()}
         self.defined, self.names = set(), {}
 
     def __call__(self, family, op, *operands, kept=0):
-        """(result, [(kernel, blocks, threads, shared)]); of memory that is set ("", bytes, 0, 0)."""
+        """Returns (result, [(kernel, blocks, threads, shared)]); memory that is set is ("", bytes, 0, 0)."""
         self.defined.add(op)
         ops = self.ops[family]
         ops.kept = kept
@@ -54,7 +54,7 @@ class Plans:
         return result, [row if row[0] else ("", row[3], 0, 0) for row in rows]
 
 
-RAW = {"health": "_health_", "clip_grad_norm_": "_scale_"}  # where it is not the op's name
+RAW = {"health": "_health_", "clip_grad_norm_": "_scale_"}  # op -> raw op, where it is not `_op`
 
 
 def cases(n, plans):
@@ -78,7 +78,7 @@ def cases(n, plans):
 
 
 def kernels(arch):
-    """({kernel: its listing}, {kernel: its resources}) of the library."""
+    """Returns ({kernel: listing}, {kernel: resources}) of the library."""
     code, table = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         cuobjdump("-xelf", f"sm_{arch}", LIBRARY.resolve(), cwd=folder)
@@ -90,7 +90,7 @@ def kernels(arch):
 
 
 def predictions(gpu, plans):
-    """{name: (registers, rounds, Prediction)}"""
+    """Returns {name: (registers, rounds, Prediction)}."""
     listings, table = kernels(gpu.arch)
     codes, result = {}, {}
     for name, case in plans.items():
@@ -104,7 +104,7 @@ def predictions(gpu, plans):
             if key not in codes:
                 once, _ = machine_code.main_path(listings[kernel], step.passes, step.mark, step.avoid, step.most)
                 looped = any((often or 0) > 1 for often in step.passes.values())
-                # An assembler may unroll a loop (sm_80): then the instructions of one pass move all bytes.
+                # An assembler may unroll a loop (on sm_80); then one pass's instructions move all bytes.
                 unrolled = (once.load + once.store) * blocks * threads >= step.read + step.written
                 assert once.marks > 0 or unrolled or not looped, f"{kernel}: no loop loads {[*step.passes]} bytes"
                 codes[key] = machine_code.Code(once, [], table[kernel]["registers"], shared)

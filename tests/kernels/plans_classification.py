@@ -58,7 +58,7 @@ def picked_backward(x, weight=True):
 
 
 def margins(x, p=1, gradient=False, mean=None, weight=False):
-    """x: (..., C)"""
+    """The plan for scores x (..., C)."""
     target, w, mask, rows = tensors(x.movedim(-1, 1), False, weight)
     grad = meta((), F32).expand(rows) if gradient else None
     _, plan, constants = margin.prepare(x, target, w, mask if weight else None, p, mean, grad=grad)
@@ -66,7 +66,7 @@ def margins(x, p=1, gradient=False, mean=None, weight=False):
 
 
 def boxes(x, kind=3, gradient=False, mean=None, masked=False):
-    """x: (..., 4)"""
+    """The plan for boxes x (..., 4)."""
     rows = x.shape[:-1]
     upstream = {"grad": meta((), F32).expand(rows), "needed": (True, True)} if gradient else {}
     _, plan, constants = box.prepare(x, x, meta(rows, torch.bool) if masked else None, kind, mean, **upstream)
@@ -74,7 +74,7 @@ def boxes(x, kind=3, gradient=False, mean=None, masked=False):
 
 
 def cases():
-    """bf16, and what differs in fp64. The names say which of a kernel's branches a plan has."""
+    """Returns {name: plan} in bf16, and in fp64 where it differs. A name says the plan's branches of the kernel."""
     results = {}
     for dtype in (BF16, F64):
         name, x = str(dtype)[6:], meta((8192, 32000), dtype)
@@ -154,7 +154,7 @@ def cases():
 
 
 def covered(plans):
-    """Rows whole, in parts and split; class indices and probabilities, with smoothing and without; both powers."""
+    """Assert plans with rows whole, in parts and split; indices and probabilities, smoothing or not; both powers."""
     seen = {
         (plan.kernel.fn.__name__, bool(plan.kinds.get("probabilities")), bool(plan.constants.get("SMOOTH")))
         for plan in plans

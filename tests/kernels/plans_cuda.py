@@ -1,8 +1,8 @@
-"""Calls of the C++ kernels for the model of the GPU: a generator for each library of modelled_cuda.py, of
+"""Calls of the C++ kernels for the GPU model: one generator for each library of modelled_cuda.py. It yields
 
-    (op, direction, layout), operands, steps, {"read", "written": bytes, where not the operands' and the result's}
+    (op, direction, layout), operands, steps, {"read", "written": bytes, if other than the operands' and result's}
 
-steps(read, written, launches) says of each launch what neither it nor the machine code shows.
+steps(read, written, launches) returns a Step for each launch, with what the launch and the machine code do not show.
 """
 
 from math import ceil, log, prod
@@ -16,20 +16,20 @@ from tests.kernels.cuda_sources import BINARY, UNARY
 SCALES = 5
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
-# A path by which elements of a dtype go where each has its own.
+# A pattern of instructions on the dtype's own path, where each dtype has one.
 OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80|0x47804780", torch.float32: NONE}
-LAST = r"IABS"  # as the last block begins to add up what all have left (a lane of so many): rounds say what that takes
-SHIFTED = r"SHF\.R\.U64"  # what the flat kernel does with operands that are not aligned
+LAST = r"IABS"  # where the last block begins to add up what all blocks have stored; its time is in `rounds`
+SHIFTED = r"SHF\.R\.U64"  # the flat kernel's instruction for unaligned operands
 
 
 class Step(NamedTuple):
-    """A launch, of a kernel by this name. mark, avoid, most: machine_code.main_path."""
+    """One launch, of a kernel whose name matches `kernel`. mark, avoid, most: see machine_code.main_path."""
 
     kernel: str
     read: int
     written: int = 0
-    passes: dict = {}  # {bytes that a pass of a loop loads: passes}
-    waits: float = 1  # of a block for memory, outside of loops
+    passes: dict = {}  # {bytes that one pass of a loop loads: number of passes}
+    waits: float = 1  # how often a block waits for memory outside of loops
     rounds: int = 0
     mark: str = NONE
     avoid: str = NONE
@@ -43,7 +43,7 @@ def tensors(x):
 
 
 def size(x):
-    """Bytes of tensors, of which those that repeat are read once."""
+    """Bytes of the tensors; elements repeated by stride 0 count once."""
     return sum(t.element_size() * prod(n for n, step in zip(t.shape, t.stride()) if step) for t in tensors(x))
 
 
@@ -52,11 +52,11 @@ def empty(*shape, dtype):
 
 
 def elementwise(n, dtype):
-    """`offset` begins at no multiple of 16 bytes; `rows` has a second operand that repeats along rows of 4096."""
+    """`offset` begins at no multiple of 16 bytes; in `rows` the second operand repeats along rows of 4096."""
     x, offset, rows = empty(n, dtype=dtype), empty(n + 1, dtype=dtype)[1:], empty(n // 4096, 4096, dtype=dtype)
     column, mask = empty(n // 4096, 1, dtype=dtype), empty(n, dtype=torch.bool)
 
-    def one(kernel, inner=0, avoid=NONE):  # loops over dims are unrolled: of three dims there is no pass
+    def one(kernel, inner=0, avoid=NONE):  # up to three dims the loops over dims are unrolled and have no pass
         avoid = SHIFTED if kernel == "flat_kernel" else avoid
         return lambda read, written, _: [Step(kernel, read, written, {0: inner}, avoid=avoid, most=True)]
 
@@ -70,18 +70,18 @@ def elementwise(n, dtype):
         yield ("safe_pow", "backward", layout), [x, x, None, None, True, False, None, None, exponent], steps
     yield ("safe_log", "forward", "offset"), [offset], one("kernel")
     yield ("safe_div", "forward", "offset"), [offset] * 2, one("kernel")
-    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel", avoid="MUFU.RCP|CALL")  # one for each row
+    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel", avoid="MUFU.RCP|CALL")  # once per row
     yield ("masked_fill", "forward", "flat"), [x, mask], one("flat_kernel")
     yield ("masked_fill", "forward", "rows"), [rows, mask[: n // 4096, None]], one("rows_kernel")
 
 
 def lists(n, dtype):
-    """`list` has 300 tensors, most of the bytes in a few; `flat` one."""
+    """`list` has 300 tensors, 48 of which hold 3/4 of the bytes; `flat` has one."""
 
-    def steps(read, written, launches):  # of a norm the last block gathers what the others have left
+    def steps(read, written, launches):  # in a norm, the last block gathers the sums of all blocks
         blocks, passes = sum(its for _, its, *_ in launches), {dtype.itemsize: 0, 16: 0}
         passes[64] = read / blocks / 4 / 2048
-        folds = [2 + ceil(blocks / 1024)] if launches[0][3] else [0]  # those with shared memory
+        folds = [2 + ceil(blocks / 1024)] if launches[0][3] else [0]  # only the norm has shared memory
         results = [(read * its // blocks, written * its // blocks) for _, its, *_ in launches]
         rounds = [0] * (len(launches) - 1) + folds
         return [Step("scan", *part, passes, 0, last, mark=OWN[dtype]) for part, last in zip(results, rounds)]
@@ -95,31 +95,31 @@ def lists(n, dtype):
 
 
 def selection(n, dtype):
-    """Half of the elements, or rows, are kept; what is looked up is in order."""
+    """Half of the elements or rows are kept; indices are in ascending order."""
     x, mask, half = empty(n, dtype=dtype), empty(n, dtype=torch.bool), empty(n // 2, dtype=dtype)
     rows, index = empty(n // 4096, 4096, dtype=dtype), empty(n, dtype=torch.int64)
-    tile = 32768 // dtype.itemsize  # elements, of which a block's 256 threads hold 8 packets each
-    # None: not of operands that are aligned. Of what is kept a thread writes 4 packets
+    tile = 32768 // dtype.itemsize  # elements of a tile; each of the block's 256 threads holds 8 packets
+    # None: a loop for unaligned operands, which does not run. A thread writes 4 packets of kept elements.
     passes = {2 * dtype.itemsize: None, 2: None, 128: None, 16: None, 0: None, STORES: 4}
-    ranks = 4  # waits: ticket; mask; twice what other tiles have published, while the elements come
+    ranks = 4  # waits: for the ticket, for the mask, and twice for other tiles' counts, while the elements load
 
     def zeros(launches):
         return [Step("^$", 0, amount) for kernel, amount, *_ in launches if not kernel]
 
-    def ranking(kernel):  # of merge the source's elements too, 64 bytes a thread at once
+    def ranking(kernel):  # merge also reads the source's elements, 64 bytes per thread at once
         return lambda read, written, launches: [*zeros(launches), Step(kernel, read, written, passes, ranks)]
 
-    def select(read, written, launches):  # the first leaves the mask as bits
+    def select(read, written, launches):  # the first kernel stores the mask as bits
         (_, parts, *_), (_, tiles, *_) = launches
         bits, count = n // 8, {**passes, tile // 256: tiles / parts}
         return [Step("count", n, bits, count, 0), Step("pack", read - n + bits, written, passes, 1)]
 
-    def take(read, written, launches):  # the rows' numbers are written, and read
+    def take(read, written, launches):  # the row numbers are written and read back
         k, blocks = slots * 8, launches[-2][1]
         numbering = Step("number", mask_bytes, k, passes, ranks if blocks > 1 else 1)
         return [*zeros(launches), numbering, Step("take", read - mask_bytes + k, written - k, {0: None}, 2)]
 
-    def put(read, written, launches):  # a search among the slots, then 4 or 8 numbers and elements at once
+    def put(read, written, launches):  # a search among the slots, then 4 or 8 indices and elements at once
         at_once = {8 * (8 + dtype.itemsize): tile / 2 / 2048} if columns == 1 else {96: 1}
         return [Step("put", read, written, {**at_once, 16: ceil(log(slots * columns, 257)), 0: None}, 0)]
 
@@ -140,26 +140,26 @@ def selection(n, dtype):
 
 
 def gathered(blocks):
-    """The rounds in which the last block adds up all: the store, the count, and eight sums of each of 256 threads."""
+    """Rounds of the last block's sum over all blocks: the store, the count, and eight sums per thread of 256."""
     return 2 + ceil(blocks / 2048)
 
 
 def half_pixels(shape):
-    """How many the scales after the first have; sides are powers of 2."""
+    """Pixels of all scales after the first; the sides are powers of 2."""
     return sum(prod(shape) // 4**scale for scale in range(1, SCALES))
 
 
 def ssim(n, dtype):
-    """Images (N, 4, 512, 512) and volumes (N, 1, 64, 128, 128), windows of 11 a side."""
+    """Images (N, 4, 512, 512), volumes (N, 1, 64, 128, 128), and windows of 11 pixels per side."""
     shape, cube, options = (n >> 20, 4, 512, 512), (n >> 20, 1, 64, 128, 128), (1.0, 11, 1.5, 0.01, 0.03, False)
 
-    def tiles(read, written, launches):  # 52 x 6 runs of windows across, by 256 threads
+    def tiles(read, written, launches):  # 52 x 6 runs of windows across the tile, for 256 threads
         ((_, blocks, *_),) = launches
         rounds = gathered(blocks) if written == 12 else 0
         return [Step("ssim", read, written, {STORES: 52 * 6 / 256}, rounds=rounds, avoid=LAST, most=True)]
 
-    def sliding_window(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across
-        results, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
+    def sliding_window(read, written, launches):  # 42 slices for 32 slices of windows; 18 x 8 runs across
+        results, slopes = [], prod(cube) * 16  # slopes: bytes that pass through memory
         slices = {STORES: 144 / 256, 24: 42, 56: 42, 57: 42}
         rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
         for kernel, blocks, *_ in launches:
@@ -171,12 +171,12 @@ def ssim(n, dtype):
                 results.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True, **last))
         return results
 
-    def of_scales(backward):  # the first scale's images as they are, the others' in fp32, and theirs beside each
+    def of_scales(backward):  # the first scale reads its inputs, others fp32; each also moves the next scale's
         def steps(read, written, launches):
             results, pixels = [], prod(shape)
             for scale, (_, blocks, *_) in enumerate(launches[::-1] if backward else launches):
                 images = 2 * pixels * (4 if scale else dtype.itemsize)
-                halves = 2 * pixels if scale + 1 < SCALES else 0  # 4 bytes for a quarter of two images' pixels
+                halves = 2 * pixels if scale + 1 < SCALES else 0  # 4 bytes for each pixel of the two half-size images
                 moved = (images + halves, images) if backward else (images, halves)
                 rounds = 0 if backward else gathered(blocks)
                 results.append(Step("ssim", *moved, {STORES: 52 * 6 / 256}, rounds=rounds, avoid=LAST, most=True))
@@ -200,7 +200,7 @@ def ssim(n, dtype):
 def total_variation(n, dtype):
     x, width = empty(n >> 20, 4, 512, 512, dtype=dtype), dtype.itemsize
 
-    def walk(loaded, forward=False):  # a thread's units of four packets, which load so many bytes
+    def walk(loaded, forward=False):  # loaded: bytes that a thread loads for one unit of four packets
         def steps(read, written, launches):
             ((_, blocks, *_),) = launches
             passes = {loaded: read / (blocks * 256 * 64), 64: 0, 0: 0}

@@ -20,7 +20,7 @@ def forward(op, x, y):
 
 
 def sums(op, x, y):
-    """The plan for a part of the classes."""
+    """The plan for the sums over a part of the classes, from the numbers of whole rows."""
     rows = x.shape[:-1]
     _, plan, constants, options = forward_of.prepare(op, x, y, meta(rows, torch.bool), numbers_of(x))
     return row.plan(*plan, constants, **options)
@@ -66,7 +66,7 @@ def x_of(classes):
 
 
 def covered(plans):
-    """Rows whole and in parts, of each kind; from given numbers too, which that of Kullback and Leibler needs not."""
+    """Assert plans with rows whole and in parts for each kind; from given numbers too, which KL does not need."""
     names, forwards = ("OP", "WHOLE", "GIVEN"), [plan for plan in plans if plan.kernel is forward_of.DIVERGENCE]
     seen = {tuple(plan.constants[name] for name in names) for plan in forwards}
     every = {(op.value, *flags) for op in KINDS.values() for flags in itertools.product((False, True), repeat=2)}

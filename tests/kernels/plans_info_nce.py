@@ -1,4 +1,4 @@
-"""The plans of info_nce_loss's kernels, for test_triton_build.py: of tensors without data."""
+"""The plans of info_nce_loss's kernels, for test_triton_build.py, made from meta tensors."""
 
 import re
 
@@ -14,7 +14,7 @@ ARCHS = {
     "320": 90,
     "33": 90,
     "stepped 256": 120,
-}  # (a width, with as much shared memory as this architecture has)
+}  # name, which ends in the width -> the architecture that has as much shared memory
 
 
 def cases():
@@ -45,6 +45,6 @@ def cases():
 
 
 def covered(plans):
-    """Rows whole in shared memory, and in steps."""
+    """Assert plans with rows whole in shared memory, and in steps."""
     for kernel in (info_nce.INFO_NCE, info_nce_backward.SLOPES):
         assert {plan.constants["WHOLE"] for plan in plans if plan.kernel is kernel} == {False, True}

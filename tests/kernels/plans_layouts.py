@@ -1,5 +1,5 @@
-"""The plans of small operands in every layout and dtype, of all families: what test_triton_compiled.py looks at beside
-the large ones of test_triton_build.py. And one of each functor."""
+"""Plans of all families for small operands in every layout and dtype, which test_triton_compiled.py checks beside the
+large operands of test_triton_build.py; and one plan of each functor."""
 
 from itertools import product
 
@@ -13,18 +13,18 @@ from tests.kernels.plans_statistics import BF16, F64, STATISTICS, meta
 from tests.kernels.test_triton_build import LOSSES, formulas, mapped, mse_loss, reduced
 
 SHAPES = (16, 65), (1, 64), (5, 1030), (40, 304)
-MODES = "COUNT", "VAR", "NORM", "LOGSUMEXP", "LARGEST", "ABSOLUTE_SUM"  # a statistic of each
+MODES = "COUNT", "VAR", "NORM", "LOGSUMEXP", "LARGEST", "ABSOLUTE_SUM"  # one statistic of each MODE
 
 
 def layouts():
-    """{name: plan}"""
+    """Returns {name: plan}."""
     results = {}
     for shape, dtype in product(SHAPES, (BF16, F64)):
         for layout, strides in (("", None), (" transposed", (1, shape[0]))):
             x, mask = meta(shape, dtype, strides), meta(shape, torch.bool)
             plans = one_of_each(x, mask, MODES)
             results |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in plans}
-    for dtype in (BF16, F64):  # tiles of one element
+    for dtype in (BF16, F64):  # a tile of one element
         nothing = meta((0, 0, 0, 0), dtype)
         results[f"sum of nothing {str(dtype)[6:]}"] = reduced(None, nothing, mean=False)
         results |= {f"{name} of nothing {str(dtype)[6:]}": statistics.forward(name, nothing) for name in MODES[1:]}
@@ -32,7 +32,7 @@ def layouts():
 
 
 def one_of_each(x, mask, names):
-    """(name, plan) of each kernel, along every axis; names: of statistics."""
+    """Yields (name, plan) of each kernel along every axis; names: the statistics to plan."""
     for masked, keep in (("", None), (" masked", mask)):
         for axis, dims in (("", None), (" columns", [0]), (" rows", [1])):
             for name in names if masked else names[1:]:  # a count needs a mask
@@ -55,7 +55,7 @@ def one_of_each(x, mask, names):
 
 
 def regions_of(x):
-    """A tensor of (N, pixels), which three classes share."""
+    """Yields the plans of the region losses: x (N, pixels) is expanded to three classes."""
     image, target, mask = regions.operands((x.shape[0], 3, x.shape[1]), x.dtype, masked=True)
     if not x.is_contiguous():
         image = meta(image.shape, x.dtype, (x.stride(0), x.numel(), x.stride(1)))
@@ -65,7 +65,7 @@ def regions_of(x):
 
 
 def rows_of(x):
-    """Plans of ops over rows of classes, and of distances of vectors."""
+    """Yields the plans of ops over rows of classes, and of distances between vectors."""
     for name, options in (
         ("", {}),
         (" smoothing", {"weight": True, "smooth": True}),
@@ -84,7 +84,7 @@ def rows_of(x):
 
 
 def functors(dtype):
-    """{name: plan} of each functor and op."""
+    """Returns {name: plan} of each functor and op."""
     x, mask = meta((64, 128), dtype), meta((64, 128), torch.bool)
     result = dict(rows_of(x))
     for module in (mse_loss, *LOSSES):

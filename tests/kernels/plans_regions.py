@@ -1,4 +1,4 @@
-"""The plans of the region losses' sums and of their backward, for test_triton_build.py: of tensors without data."""
+"""The plans of the region losses' sums and of their backward, for test_triton_build.py, made from meta tensors."""
 
 import re
 
@@ -18,7 +18,7 @@ SHAPE, ONE, LAST, ODD = (8, 21, 512, 512), (1, 1, 2048, 2048), (8, 64, 512, 512)
 
 
 def operands(shape, dtype, soft=False, masked=False, last=False):
-    """(prediction, target, mask)"""
+    """Returns (prediction, target, mask)."""
     n, classes, *pixels = shape
     strides = torch.empty(n, *pixels, classes, device="meta").movedim(-1, 1).stride() if last else None
     x = meta(shape, dtype, strides)
@@ -31,7 +31,7 @@ def forward(x, target, mask, squared=False, exists=None):
 
 
 def backward(x, target, mask, squared=False, exists=None, both=True):
-    """both: gradients of a target that has one."""
+    """both: also the gradient of a floating target."""
     soft = target.is_floating_point()
     dy = torch.empty_like(target) if soft and both else None
     tensors = (torch.empty_like(x), dy, x if squared or dy is not None else None, target, mask)
@@ -39,7 +39,7 @@ def backward(x, target, mask, squared=False, exists=None, both=True):
 
 
 def of_sums(kernel, names, dtypes, weight=False, divisor=None, reduction=1, batch=False, parameters=0, **values):
-    """The loss of the sums, or its gradients. dtypes: of the pointers but the sums and the weight."""
+    """The plan of the loss of the sums, or of its gradients. dtypes: of all pointers but sums and weight."""
     sums, weight = meta((4, *SHAPE[:2]), F64), meta(SHAPE[1:2], BF16) if weight else None
     dtypes = {**dict.fromkeys(names), "sums": F64, "weight": None if weight is None else BF16, **dtypes}
     return region_loss.loss_plan(kernel, dtypes, sums, weight, divisor, reduction, False, batch, parameters, **values)
@@ -64,7 +64,7 @@ def cases():
         for make, back in ((forward, ""), (backward, "_backward")):
             results[f"aligned regions{back} indices {name}"] = make(*operands(SHAPE, dtype))
             results[f"aligned regions{back} soft squared {name}"] = make(*operands(SHAPE, dtype, True, True), True)
-            if dtype in (F16, F64):  # as bf16 and fp32 from here
+            if dtype in (F16, F64):  # in bf16 and fp32 the rest of the plans
                 continue
             results[f"aligned regions{back} indices masked {name}"] = make(
                 *operands(SHAPE, dtype, False, True), True, exists
@@ -82,7 +82,7 @@ def cases():
 
 
 def covered(plans):
-    """Class indices and values, of which the squares are summed and those of which they are not; whole and in parts."""
+    """Assert plans for class indices and for values, with squared sums and plain ones; whole and in parts."""
     sums, backward = ([plan.constants for plan in plans if plan.kernel is kernel] for kernel in (REGION_SUMS, BACKWARD))
     for results in (sums, backward):
         assert len({(constants["INDEXED"], constants["SQUARED"]) for constants in results}) == 4

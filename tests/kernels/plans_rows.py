@@ -77,7 +77,7 @@ def embeddings_backward(x, dtype=torch.int64):
 
 
 def distances(x, weight=None, keep=None):
-    """x: the features of a layer, (N, C, H, W)."""
+    """The plan for the features x (N, C, H, W) of a layer."""
     _, plan, options = lpips.prepare(x, x, weight, keep)
     return row.plan(*plan, **options)
 
@@ -116,7 +116,7 @@ def cases():
             results[f"aligned triplet_backward {name}"] = triplets_backward(x)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
-        longest, wide = meta((1 << 12, 1 << 14), dtype), meta((1 << 12, 1 << 15), dtype)  # that fit
+        longest, wide = meta((1 << 12, 1 << 14), dtype), meta((1 << 12, 1 << 15), dtype)  # the longest rows that fit
         wide_mask = meta(wide.shape, torch.bool)
         many, long, few = meta((1 << 12, 1 << 17), dtype), meta((4, 1 << 20), dtype), meta((4, 3, 1 << 20), dtype)
         channels, huge = meta((64, 256, 4096), dtype), meta((1 << 17, 1 << 16), dtype)
@@ -180,7 +180,7 @@ def cases():
 
 
 def covered(plans):
-    """Every op of the skeletons is among the plans, whole, in parts and split."""
+    """Assert that every op of the skeletons has a plan with rows whole, in parts and split."""
     seen = {
         (p.kernel.fn.__name__, *(p.constants.get(name) for name in ("OP", "WHOLE", "SPLIT")))
         for p in plans

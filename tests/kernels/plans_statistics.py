@@ -1,4 +1,4 @@
-"""The statistics' plans, forward and backward, for test_triton_build.py: of tensors without data."""
+"""The statistics' plans, forward and backward, for test_triton_build.py, made from meta tensors."""
 
 import re
 
@@ -14,7 +14,7 @@ F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 FLAT = (1 << 26,)
 
 
-# what the architectures other than sm_90 are compiled for: the largest state in each layout, and the backward
+# The plans compiled for architectures other than sm_90: the largest state in each layout, and the backward.
 OFTEN = re.compile(
     r"aligned (var|linear_backward|(columns weight|columns unmasked|few rows) VAR) bfloat16|aligned var weight bf16.*|"
     r"general transposed VAR bfloat16"
@@ -26,7 +26,7 @@ def meta(shape, dtype, strides=None):
     return torch.empty_strided(shape, strides or torch.empty(shape, device="meta").stride(), dtype=dtype, device="meta")
 
 
-# name -> (MODE, what finishes it)
+# name -> (MODE, function that makes the result of the state)
 STATISTICS = {
     "COUNT": (state.COUNT, None),
     "ABSOLUTE_SUM": (state.ABSOLUTE, absolute_sum),
@@ -52,7 +52,7 @@ def forward(name, x, mask=None, weight=None, dims=None, shape=None, **options):
 
 
 def backward(kind, x, mask=None, weight=None, dims=None):
-    """The backward; grad, origin and scale as the launcher has them, with reduced dimensions of size 1."""
+    """The plan of the backward; grad, origin and scale have reduced dimensions of size 1, as from the launcher."""
     reduced_shape = [1 if dims is None or d in dims else n for d, n in enumerate(x.shape)]
     grad, origin, scale = meta(reduced_shape, F32), meta(reduced_shape, F64), meta(reduced_shape, F64)
     tensors = (x, origin, mask, weight, grad, scale, torch.empty_like(x))
@@ -99,12 +99,12 @@ def cases():
         results[f"general odd rows LOGSUMEXP {name}"] = forward("LOGSUMEXP", meta((511, 4095), dtype), dims=[1])
         results[f"general batch and space VAR {name}"] = forward("VAR", meta((32, 64, 4095), dtype), dims=[0, 2])
         results[f"general transposed linear_backward {name}"] = backward(0, across, mask, dims=[1])
-    rare = re.compile(r".*(rows|batch|2\^33|LOGSUMEXP|columns \w+).* float32")  # no other path than in bf16
+    rare = re.compile(r".*(rows|batch|2\^33|LOGSUMEXP|columns \w+).* float32")  # these take the path of bf16
     return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
 def covered(plans):
-    """Every statistic, and every slope of the backward, is among the plans."""
+    """Assert a plan for every statistic and for every slope of the backward."""
     used = {(plan.constants.get("MODE"), plan.constants.get("FINISH")) for plan in plans}
     assert {(mode.value, finish) for mode, finish in STATISTICS.values()} <= used
     assert set(statistic_backward.SLOPES) <= {plan.constants.get("F") for plan in plans}

@@ -1,4 +1,4 @@
-"""Kernels with the faults that compiled.py looks for. It imports no torch."""
+"""Kernels with the faults that compiled.py must find, and their faultless twins. It imports no torch."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class Tile(NamedTuple):
 
 @triton.jit
 def apart(x, out, stride, config: Tile):
-    """Lanes that Triton lays along the columns, added up as if they lay along a row."""
+    """`gaps` and `crosswise`: Triton lays the lanes along the columns, and the sum takes them as if along a row."""
     where = tl.arange(0, config.BM)[:, None] + tl.arange(0, config.BN)[None, :] * stride
     lanes = tl.sum(tl.reshape(tl.load(x + where), (2, config.BM // 2, config.BN)), 0)
     tl.store(out + tl.arange(0, 1), tl.sum(tl.reshape(lanes, (1, config.BM // 2 * config.BN)), 1))
@@ -22,7 +22,7 @@ def apart(x, out, stride, config: Tile):
 
 @triton.jit
 def near(x, out, stride, config: Tile):
-    """A sum whose lanes lie along the rows, one axis after the other."""
+    """Faultless twin: the lanes lie along the rows, and the sum reduces one axis after the other."""
     where = x + tl.arange(0, config.BM)[:, None] * stride + tl.arange(0, config.BN)[None, :]
     lanes = tl.sum(tl.reshape(tl.load(where), (2, config.BM // 2, config.BN)), 0)
     tl.store(out + tl.arange(0, 1), tl.sum(tl.sum(lanes, 1, keep_dims=True), 0))
@@ -30,7 +30,7 @@ def near(x, out, stride, config: Tile):
 
 @triton.jit
 def products(x, out, stride, config: Tile):
-    """The sums of squares of rows, a lane to an element."""
+    """`fused`: the sums of squares of rows, one element per lane."""
     value = tl.load(x + tl.arange(0, config.BM)[:, None] * config.BN + tl.arange(0, config.BN)[None, :])
     tl.store(out + tl.arange(0, config.BM), tl.sum(value * value, 1))
 
@@ -53,7 +53,7 @@ def numbers_of_first(pair):
 
 @triton.jit
 def alike(x, out, stride, config: Tile):
-    """Two structures whose leaves are the same."""
+    """`alike`: two structures with the same leaves."""
     tl.store(out, numbers_of_first(Pair((stride,), ())) + 2 * numbers_of_first(Pair((), (stride,))))
 
 
@@ -71,5 +71,5 @@ def bits(x):
 
 @triton.jit
 def behind(x, out, stride, config: Tile):
-    """Code that only fp32 has, behind a `return` of fp64."""
+    """Code for fp32 only, after a `return` for fp64."""
     tl.store(out, bits(tl.load(x)))

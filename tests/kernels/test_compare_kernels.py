@@ -1,4 +1,4 @@
-"""scripts/compare_kernels.py: the same kernel is the same wherever its code and its arguments lie; any other is not."""
+"""scripts/compare_kernels.py: a kernel equals itself at any address of its code and arguments, and no other kernel."""
 
 import importlib.util
 import json
@@ -31,7 +31,7 @@ def test_addresses_and_places_of_arguments_are_no_difference():
         "@P1 BRA 0x10",
         "MOV R3, 0x10",
     ]
-    assert result != kernel(0, 0x210, 0x210)  # the same argument twice
+    assert result != kernel(0, 0x210, 0x210)  # the same argument twice, instead of two arguments
 
 
 CODE = ["40 registers", "LDG R1, [R2]", "@P0 FADD R1, R1, R3", "STG [R2], R1"]

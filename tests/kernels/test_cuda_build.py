@@ -1,8 +1,8 @@
-"""Every CUDA source is compiled for each architecture of the wheel, without spills, and with the accesses it claims.
+"""Every CUDA source compiles for each architecture of the wheel, without spills and with the expected accesses.
 
-What is read is the code in the built library itself: cuobjdump's resource report gives registers and stack (spills lie
-there), the disassembly the width of every access. Nothing here runs on a GPU. Each check is shown to fail on a planted
-kernel.
+The tests read the code in the built library. cuobjdump's resource report gives registers and stack (spills are in the
+stack), the disassembly gives the width of every access. Nothing runs on a GPU. Planted kernels show that the checks
+find faults.
 """
 
 import os
@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ("UNARY", "BINARY")
-SOURCES = {  # those on the elementwise loop: path -> which skeleton
+SOURCES = {  # path -> skeleton, for sources on the elementwise loop
     path: next((kind for kind in FUNCTIONS if f"SAFEOPS_{kind}(" in path.read_text()), None)
     for path in sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
     if re.search(r'#include "(loop|floating|unary|binary).cuh"', path.read_text())
@@ -28,22 +28,22 @@ SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include 
 IMAGES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "moments.cuh"' in p.read_text()]
 VOLUMES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "volumes.cuh"' in p.read_text()]
 VARIATION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "neighbours.cuh"' in p.read_text()]
-# shared by safe_gather and safe_index_select: with CUB's sort, and the sums of lines and of runs
+# Shared by safe_gather and safe_index_select: the kernels with CUB's sort, the sums of lines, the sums of runs.
 INDEXED, LINES, SUMS = (ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "line_sums", "run_sums"))
 ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
 pytestmark = [
-    pytest.mark.xdist_group("cuda_build"),  # the library is taken apart once, by one worker
-    pytest.mark.slow,  # a development build has no other architectures than this machine's
+    pytest.mark.xdist_group("cuda_build"),  # the library is disassembled once, by one worker
+    pytest.mark.slow,  # a development build has only this machine's architecture
 ]
-# `make test-slow` builds one, `make test-exhaustive` all
+# `make test-slow` tests one architecture, `make test-exhaustive` all.
 each_arch = pytest.mark.parametrize(
     "arch", [arch if arch == "90" else pytest.param(arch, marks=pytest.mark.exhaustive) for arch in ARCHS]
 )
 
 
 def find(tool):
-    """The tool on the PATH, in the toolkit, or in Triton's package (which carries cuobjdump)."""
+    """Path of a tool: on the PATH, in the toolkit, or in Triton's package (which has cuobjdump)."""
     folders = [Path("/usr/local/cuda/bin"), *(Path(os.environ[k]) / "bin" for k in ("CUDA_HOME",) if k in os.environ)]
     try:
         import triton
@@ -77,14 +77,14 @@ def cuobjdump(*arguments, cwd=None):
 
 
 def resources(cubin):
-    """{kernel: {"registers", "stack" (bytes, spills and local arrays)}} of compiled device code."""
+    """Returns {kernel: {"registers", "stack" (bytes, spills and local arrays)}} of compiled device code."""
     row = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
     results = row.findall(cuobjdump("--dump-resource-usage", cubin))
     return {name: {"registers": int(reg), "stack": int(stack) + int(local)} for name, reg, stack, local in results}
 
 
 def texts(cubin):
-    """[(kernel, its machine code)] of an ELF file: the sections .text.<kernel>."""
+    """Returns [(kernel, machine code)] of an ELF file: its sections .text.<kernel>."""
     data = cubin.read_bytes()
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count, names = struct.unpack_from("<HHH", data, 0x3A)
@@ -97,8 +97,8 @@ def texts(cubin):
 
 
 def accesses(arch, cubins):
-    """{cubin: {kernel: {instruction: count}}} of the memory instructions in the machine code, e.g. LDG.128, STG.U16,
-    LDL.32. All of an architecture is taken apart together: the disassembler's start takes longest."""
+    """Returns {cubin: {kernel: {instruction: count}}} of memory instructions, e.g. LDG.128, STG.U16, LDL.32. One call
+    disassembles all cubins of an architecture, since the disassembler's start takes the longest."""
     results, begins, rows, raw = {}, [], [], b""
     for cubin in cubins:
         for kernel, code in texts(cubin):
@@ -119,14 +119,14 @@ def accesses(arch, cubins):
 
 
 def not_resident(table):
-    """Kernels whose state does not live in registers."""
+    """Returns the kernels that keep state in local memory and not in registers alone."""
     return {kernel: row for kernel, row in table.items() if row["stack"]}
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """{(name of the source, architecture): (accesses, resources)} of the library. An unnamed namespace carries the name
-    of its source into the names of its kernels."""
+    """Returns {(name of the source, architecture): (accesses, resources)} of the library. A kernel's name contains the
+    name of its source, through the unnamed namespace."""
     folder = tmp_path_factory.mktemp("cubin")
     cuobjdump("-xelf", "all", LIBRARY.resolve(), cwd=folder)
     results = {}
@@ -147,7 +147,7 @@ def test_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
     assert len(table) >= 6, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
-    # 48 KiB in flight per SM rests on 1024 resident threads (csrc/cuda/elementwise/loop.cuh)
+    # 48 KiB in flight per SM needs 1024 resident threads (csrc/cuda/elementwise/loop.cuh).
     assert max(r["registers"] for r in table.values()) <= 64
 
 
@@ -158,7 +158,7 @@ def test_selection_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
     assert len(table) >= 8, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
-    # Three tiles of 32 KiB are under way in a multiprocessor; two where both sides of narrow elements are put together.
+    # Three tiles of 32 KiB are in flight per multiprocessor; two where narrow elements go to both gradients.
     two = r"part_kernelI[ht]E"
     assert all(r["registers"] <= (128 if re.search(two, name) else 80) for name, r in table.items())
 
@@ -168,8 +168,8 @@ def test_selection_compiles_without_spills_or_stack(built, source, arch):
 @each_arch
 @pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
 def test_selection_moves_packets(built, source, arch):
-    """A block asks for its tile's mask, then for its elements, all by 16 bytes, and so it writes them. Elements go to
-    shared memory, so that what is loaded after them is not waited for with them. Every access is known to be global."""
+    """A block loads its tile's mask and its elements in 16-byte packets, and so stores them. Elements go to shared
+    memory asynchronously, so that later loads need not wait for them. The compiler knows every access as global."""
     table = demangled(built[source.stem, arch][0])
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
@@ -189,20 +189,20 @@ def test_selection_moves_packets(built, source, arch):
 @needs_library
 @each_arch
 def test_indexed_compiles_without_spills_or_stack(built, arch):
-    # 5 widths, places and keys; 3 dtypes in three layouts; 6 ways to hold what is summed
+    # kernels: 5 widths, places and keys; 3 dtypes in 3 layouts; 6 ways to hold the summands
     for source, count, most in ((INDEXED, 7, 64), (LINES, 9, 80), (SUMS, 6, 80)):
         _, table = built[source.stem, arch]
         kernels = {name: row for name, row in table.items() if "cub" not in name}
         assert len(kernels) == count, f"{source.name}: {list(kernels)}"
         assert not not_resident(table)
-        assert max(row["registers"] for row in kernels.values()) <= most  # packets under way: csrc/cuda/selection
+        assert max(row["registers"] for row in kernels.values()) <= most  # packets in flight: csrc/cuda/selection
 
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
 @each_arch
 def test_indexed_moves_packets(built, arch):
-    """Rows are read and written by 16 bytes, every access known to be global."""
+    """Rows are read and written in 16-byte packets, and the compiler knows every access as global."""
     table, report = ({k: v for s in (INDEXED, LINES, SUMS) for k, v in built[s.stem, arch][i].items()} for i in (0, 1))
     table, report = ({n: row for n, row in demangled(t).items() if "cub::" not in n} for t in (table, report))
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -211,7 +211,7 @@ def test_indexed_moves_packets(built, arch):
     assert row["LDG.128"] == 2 and row["STG.128"] == 2, row
     flat = {name: row for name, row in table.items() if re.search("line_kernel<.*, [48]>", name)}
     assert len(flat) == 6
-    for name, row in flat.items():  # a thread reads 8 gradients and indices at once
+    for name, row in flat.items():  # a thread reads 8 gradients and 8 indices at once
         assert sum(n for key, n in row.items() if key.startswith("LDG")) == 16, (name, row)
     packets = {name: row for name, row in table.items() if "sum_kernel<Fixed" in name}
     assert len(packets) == 4
@@ -226,14 +226,14 @@ def test_indexed_moves_packets(built, arch):
 @each_arch
 @pytest.mark.parametrize("source", SCANS, ids=lambda s: s.stem)
 def test_scans_move_packets_without_spills(built, source, arch):
-    """Four packets of each of four dtypes are under way, then one: csrc/cuda/lists/scan.cuh."""
+    """For each of four dtypes, four packets are in flight, then one for the tail: csrc/cuda/lists/scan.cuh."""
     table, report = built[source.stem, arch]
     assert not not_resident(report)
     table, report = demangled(table), demangled(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     dense = {name: row for name, row in table.items() if re.search(r"scan_kernel<.*, true, \d+>", name)}
-    assert len(dense) == 2 * (3 if source.stem == "grad_norm" else 1)  # with a short table, and with a long one
+    assert len(dense) == 2 * (3 if source.stem == "grad_norm" else 1)  # with a short table and a long one
     for name, row in dense.items():
         assert row["LDG.128"] >= 4 * (4 + 1), (name, row)
         assert row.get("STG.128", 0) == (row["LDG.128"] if source.stem == "clip_grad_norm_" else 0), (name, row)
@@ -246,7 +246,7 @@ def test_scans_move_packets_without_spills(built, source, arch):
 @each_arch
 @pytest.mark.parametrize("source", IMAGES, ids=lambda s: s.stem)
 def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, arch):
-    """Three blocks of 256 threads fit where the window's size was known, else two. csrc/cuda/images/README.md."""
+    """Three blocks of 256 threads fit if the window size is a constant, else two. csrc/cuda/images/README.md."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -256,7 +256,7 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
     for name, registers in tiles.items():
         fixed_width = "<float, 11," in name
         assert (3 if fixed_width else 2) * 256 * -(-registers // 8) * 8 <= 65536, (name, registers)
-        if fixed_width:  # a thread has 13 pixels of each image under way, by each width of theirs
+        if fixed_width:  # a thread loads 13 pixels of each image at once, in code for each width of a pixel
             assert table[name]["LDG.32"] >= 26 and table[name]["LDG.U16"] >= 26, table[name]
 
 
@@ -265,7 +265,7 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
 @each_arch
 @pytest.mark.parametrize("source", VOLUMES, ids=lambda s: s.stem)
 def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
-    """A window and each slice that it sees: two blocks of 256 threads in fp32, one in fp64. csrc/cuda/images."""
+    """The sums of a window stay in registers, with two blocks of 256 threads in fp32, one in fp64. csrc/cuda/images."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -282,7 +282,7 @@ def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
 @each_arch
 @pytest.mark.parametrize("source", VARIATION, ids=lambda s: s.stem)
 def test_total_variation_moves_packets_without_spills(built, source, arch):
-    """Rows that follow each other: five have a thread's pixels and neighbours forward, six backward."""
+    """Consecutive rows: a thread's pixels and neighbors are in five packets forward, in six backward."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -300,7 +300,7 @@ def test_total_variation_moves_packets_without_spills(built, source, arch):
 @needs_library
 @each_arch
 def test_the_sort_compiles_without_spills_or_stack(built, arch):
-    """CUB's kernels, of the one sort that is instantiated."""
+    """CUB's kernels of the one instantiated sort neither spill nor use stack."""
     _, table = built[INDEXED.stem, arch]
     kernels = [name for name in table if "cub" in name]
     assert 4 <= len(kernels) <= 6, kernels
@@ -314,8 +314,8 @@ def test_one_source_includes_cub():
     assert including == [INDEXED.name]
 
 
-# Per thread of the flat kernel: (packets read, packets written), from the bytes each op must move. In the code each
-# read is there twice: of an operand that is not aligned, the next packet is read too.
+# Flat kernel: (packets read, packets written) per thread, from the bytes that each op must move. The code has each read
+# twice, since for an unaligned operand it also reads the next packet.
 CODECS = ("F16", "BF16", "F32", "F64")
 BINARY = {"Binary": (4, 2), "BinaryBackward": (3, 2), "ByNumber": (2, 2), "ByNumberBackward": (4, 2)}
 FLAT = {
@@ -323,7 +323,7 @@ FLAT = {
     "UNARY": {f"{op}, {codec}": n for op, n in {"Unary": (2, 2), "UnaryBackward": (4, 2)}.items() for codec in CODECS},
     "BINARY": {f"{op}, {codec}": n for op, n in BINARY.items() for codec in CODECS},
 }
-# A power by a number: of halves, and of small exponents.
+# A power by a number has its own functors: for halves, and for small exponents in fp32 and fp64.
 POWERS = {"PowerOfHalf": ("F16", "BF16"), "SmallPower": ("F32", "F64")}
 POWERS = {
     f"{op}{way}, {codec}": n
@@ -331,8 +331,8 @@ POWERS = {
     for way, n in {"": (2, 2), "Backward": (4, 2)}.items()
     for codec in codecs
 }
-# A long function has one packet of each operand under way (kRolled), and is bound by its arithmetic, as these are. Of
-# halves it is short.
+# A long function has one packet of each operand in flight (kRolled) and is bound by its arithmetic, like the ops of
+# ARITHMETIC. For halves it is short.
 ROLLED = {
     "safe_pow": {"Binary": (2, 1), "BinaryBackward": (3, 2), "ByNumber": (1, 1), "ByNumberBackward": (2, 1)},
 }
@@ -341,7 +341,7 @@ ARITHMETIC |= {("safe_exp", "Unary, F64"), ("safe_asin", "Unary, F64"), ("safe_d
 
 
 def in_flight(registers, packets):
-    """Bytes that one SM of an H200 has under way: 64 Ki registers, handed out by the 8, in blocks of 128 threads."""
+    """Bytes in flight on one SM of an H200: 64 Ki registers in units of 8 per thread, blocks of 128 threads."""
     blocks = min(65536 // (-(-registers // 8) * 8 * 128), 2048 // 128)
     return blocks * 128 * packets * 16
 
@@ -366,7 +366,7 @@ def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
     expected = FLAT[SOURCES[source]]
     if source.stem == "safe_pow":
         expected = {key: n for key, n in expected.items() if not re.match("ByNumber.*F16", key)} | POWERS
-    functors = 2 if source.stem == "safe_div" else 1  # its divisor has a floor, or not
+    functors = 2 if source.stem == "safe_div" else 1  # a divisor with a floor, or without
     assert len(flat) == functors * len(expected)
     for key, (reads, writes) in expected.items():
         op, _, codec = key.rpartition(", ")
@@ -378,8 +378,8 @@ def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
             reads, writes = ROLLED.get(source.stem, {}).get(op, (reads, writes))
         for name in names:
             row = flat[name]
-            twice = 1 if "MaskedFill<unsigned long" in name else 2  # (whose operands must be aligned)
-            # Blackwell's compiler duplicates the code after a branch on values, all do behind an unaligned operand's.
+            twice = 1 if "MaskedFill<unsigned long" in name else 2  # (MaskedFill's operands must be aligned)
+            # Blackwell's compiler duplicates the code after a branch on values, all do after one on alignment.
             exact = arch in ("80", "90")
             assert row.get("LDG.128", 0) == twice * reads or (not exact and row["LDG.128"] > twice * reads), (key, row)
             assert row.get("STG.128", 0) >= writes, (key, row)
@@ -429,7 +429,7 @@ def test_a_scalar_kernel_is_caught(tmp_path):
 
 
 def test_the_library_registers_cuda_kernels_beside_any_torch():
-    """Built with nvcc, safeops._cuda imports on a CPU-only torch too, and its ops have CUDA kernels."""
+    """Built with nvcc, safeops._cuda imports also with a CPU-only torch, and its ops have CUDA kernels."""
     import torch
 
     import safeops  # noqa: F401
@@ -439,7 +439,7 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
         pytest.skip("built without nvcc: there is no safeops._cuda")
     functions = [path.stem for path, kind in SOURCES.items() if kind]
     assert len(functions) >= 11
-    backward = {"masked_select": ""}  # the others' own: masked_select's is masked_scatter
+    backward = {"masked_select": ""}  # masked_select's backward is masked_scatter
     functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
     names = [f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward"))]
     for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", "_ssim", "_ssim_backward",

@@ -1,7 +1,7 @@
-"""The CUDA kernels on CPU tensors, by their own host code and nvcc's PTX (tests/kernels/executed), against plain torch.
+"""The CUDA kernels run on CPU tensors, by their host code and nvcc's PTX (tests/kernels/executed), against plain torch.
 
-What this shows: indices, broadcasting, tails, mask shuffles, saturation and output layouts are right, in each of the
-three variants, and nothing is read or written out of bounds. What a GPU alone can show is in scripts/gpu_check.py.
+They test indices, broadcasting, tails, mask shuffles, saturation and output layouts in each of the three variants, and
+that nothing is read or written out of bounds. scripts/gpu_check.py tests what only a GPU can show.
 """
 
 import pytest
@@ -24,7 +24,7 @@ from tests.kernels.cuda_sources import (
 from tests.kernels.executed import cuda, machine
 
 REFUSED = ("masked_fill", *UNARY, *BINARY)
-# compiled once, by one worker
+# One worker compiles the sources once.
 pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed")]
 
 
@@ -33,7 +33,7 @@ def test_masked_fill(ops, dtype):
     masks = lambda shape, seed: torch.rand(shape) < 0.4  # noqa: E731
     for name, x, mask, variant in layouts(dtype, masks):
         out = ops._masked_fill(x, mask, None, -1e9)
-        variant = "general" if dtype == torch.float64 and "shifted" in name else variant  # not by shifted packets
+        variant = "general" if dtype == torch.float64 and "shifted" in name else variant  # fp64 has no shifted packets
         wide = check_variant(ops, variant, dtype != torch.float64)
         fill = max(-1e9, torch.finfo(dtype).min)
         shape = torch.broadcast_shapes(x.shape, mask.shape)
@@ -43,7 +43,7 @@ def test_masked_fill(ops, dtype):
             assert wide == 2048 * x.element_size() // 16 + 2048 // 16
         if variant == "rows" and dtype != torch.float64:
             assert wide > 0 or 0 in x.stride(), name
-        # a 0-dim value of every dtype, saturated
+        # A 0-dim value of every dtype, saturated.
         if name == "tail":
             for value_dtype in FLOATS:
                 for number in (2.5, 7e4, -3.4e38, float("inf"), float("nan")):
@@ -76,7 +76,7 @@ def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(ops):
 
 
 def slope_of_divisor(g, a, b):
-    """g a / b^2 as the kernel orders it."""
+    """Returns g a / b^2 in the kernel's order of operations."""
     q, slope = a / b, g / b
     limits = torch.finfo(q.dtype)
     other = q / b
@@ -85,7 +85,7 @@ def slope_of_divisor(g, a, b):
 
 
 def reference(a, b, eps, fill, dtype):
-    """(result, kept and not saturated) in the compute dtype, by the rules and nothing else."""
+    """Returns (result, kept and not saturated, a, b), by the op's rules alone; a, b: in the compute dtype."""
     wide = torch.float64 in (a.dtype, b.dtype, dtype)
     compute = torch.float64 if wide else torch.float32
     a, b = a.to(compute), b.to(compute)
@@ -131,7 +131,7 @@ def test_safe_div_backward(ops, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_safe_div_by_a_divisor_with_a_floor(ops, dtype):
-    """A negative eps is a floor: the quotient is that by +-floor, and the divisor has no slope below it."""
+    """A negative eps is a floor: |b| < |eps| is replaced by +-|eps|, and the divisor has no slope there."""
     for _, x, y, _ in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         compute = torch.promote_types(dtype, torch.float32)
         least = torch.tensor(0.01, dtype=compute)
@@ -149,7 +149,7 @@ def test_safe_div_by_a_divisor_with_a_floor(ops, dtype):
 
 @pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
 def test_mixed_dtypes(ops, shape):
-    """Any mix of the four dtypes, each read as it is; up to fp32 in packets of eight."""
+    """Any mix of the four dtypes; without fp64 the kernel moves packets of eight elements."""
     for i, first in enumerate(FLOATS):
         for second in FLOATS:
             for out_dtype in FLOATS:
@@ -162,7 +162,7 @@ def test_mixed_dtypes(ops, shape):
                 identical(out, value)
                 grad = garbage(shape, out_dtype, 9)
                 da, db = ops._safe_div_backward(grad, x, y, 0.0, True, True, second, first)
-                # the compute type also widens for a requested output
+                # The compute dtype also widens for an fp64 output.
                 g = grad.to(a.dtype)
                 identical(da, torch.where(live, g / b, 0).to(second))
                 identical(db, torch.where(live, -slope_of_divisor(g, a, b), 0).to(first))
@@ -173,7 +173,7 @@ def test_mixed_dtypes(ops, shape):
 def test_saturation_begins_exactly_where_rounding_overflows(ops, compute, dtype):
     largest = torch.tensor(torch.finfo(dtype).max, dtype=torch.float64)
     step = 2.0 ** {torch.float16: 5, torch.bfloat16: 120, torch.float32: 104}[dtype]
-    narrow = 2.0 ** {torch.float16: -8, torch.bfloat16: 104, torch.float32: 104}[dtype]  # the fp32 step there
+    narrow = 2.0 ** {torch.float16: -8, torch.bfloat16: 104, torch.float32: 104}[dtype]  # the spacing of fp32 there
     at = [largest + step / 2 + k * narrow / 4 for k in range(-6, 7)] + [largest, largest + step, largest - step]
     edge = torch.stack([torch.stack(at)] + [torch.nextafter(torch.stack(at), x) for x in (largest * 0, largest * 2)])
     a = edge.flatten().to(compute)
@@ -202,7 +202,7 @@ def test_bad_calls(ops):
     assert_all_refused(ops, REFUSED)
 
 
-FAULTS = [  # a change of the flat kernel, and what is said of it
+FAULTS = [  # (old text, new text in the flat kernel, the fault that the executor must report)
     ("at < end; at", "at < plan.numel; at", "overwrites what another writes, unordered"),
     ("at < end; at", "at <= end; at", "out of bounds"),
     ("plan.base[kOut + i] - misalignment(i) + bytes", "plan.base[kOut + i] + bytes", "misaligned"),
@@ -218,7 +218,7 @@ def test_planted_faults_are_found(tmp_path, old, new, words):
     header = (folder / "loop.cuh").read_text()
     assert header.count(old) == 1
     (tmp_path / "loop.cuh").write_text(header.replace(old, new))
-    for name in ("masked_fill.cu", "floating.cuh"):  # a header is looked for beside the file that includes it
+    for name in ("masked_fill.cu", "floating.cuh"):  # an #include looks first in the folder of the including file
         (tmp_path / name).write_text((folder / name).read_text())
     ops = cuda.ops(tmp_path / "masked_fill.cu")
     mask = torch.rand(5000) < 0.4

@@ -1,8 +1,8 @@
 """The CUDA kernels of safe_gather and safe_index_select, executed on CPU tensors, against their definitions.
 
-What this shows: strides, indices of both widths, packets, sums over every number of launches, CUB's sort between them,
-each destination written once, nothing read or written past an end. What a GPU alone can show is in
-scripts/gpu_check.py.
+They test strides, indices of both widths, packets, sums with every number of launches, CUB's sort between the launches,
+that each destination is written once, and that nothing is read or written past an end. scripts/gpu_check.py tests what
+only a GPU can show.
 """
 
 import pytest
@@ -18,7 +18,7 @@ __all__ = ["ops"]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
 INDICES = [torch.int32, torch.int64]
-# An entry, a thread's tile, the second and third launch, and one on either side of each; more than four launches.
+# One entry, a thread's tile, the second and third launch, and a neighbor on either side; more than four launches.
 ENTRIES = [1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 8192, 8193, 40_000]
 
 REFUSED = ("safe_gather", "safe_index_select")
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_e
 
 
 def indices(*shape, size, dtype=torch.int64, seed=1):
-    """Most in range, some of them just not: -1 and the size itself, and some of the dtype's own limits."""
+    """Most indices in range, some just outside (-1 and `size`), and 10 % far outside: the dtype's limits and -100."""
     random = torch.Generator().manual_seed(seed)
     index = torch.randint(-1, size + 1, shape, generator=random)
     info = torch.iinfo(dtype)
@@ -38,7 +38,7 @@ def indices(*shape, size, dtype=torch.int64, seed=1):
 
 
 def gathers(dtype, kind):
-    """(what, input, dim, index)."""
+    """Yields (name, input, dim, index)."""
     x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
     at = lambda *shape, size: indices(*shape, size=size, dtype=kind)  # noqa: E731
     yield "0-dim", x().reshape(()), 0, at(size=1)
@@ -57,7 +57,7 @@ def gathers(dtype, kind):
 
 
 def selections(dtype, kind):
-    """(what, input, dim, index)."""
+    """Yields (name, input, dim, index)."""
     x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
     at = lambda *shape, size: indices(*shape, size=size, dtype=kind)  # noqa: E731
     yield "0-dim", x().reshape(()), 0, at(size=1)
@@ -117,7 +117,7 @@ def test_rows_move_in_packets_of_16_bytes(ops, dtype, columns, offset, packets):
         lambda: ops._safe_gather(table, index[:, None].expand(4, columns), 0),
     ):
         got = call()
-        # of the index out of range nothing is read
+        # An index out of range reads nothing.
         assert ops.wide == (3 * columns * table.element_size() // 16 if packets else 0)
         assert torch.equal(got, torch.where(index[:, None] < 0, 0, table[index]))
 
@@ -126,14 +126,14 @@ def test_rows_move_in_packets_of_16_bytes(ops, dtype, columns, offset, packets):
 
 
 def spread(kind, entries, length):
-    """An index of `entries` numbers: how its duplicates lie."""
+    """Returns an index of `entries` numbers; kind: how its duplicates lie."""
     if kind == "random":
         return indices(entries, size=length, dtype=torch.int32).long()
     if kind == "one for all":
         return torch.full((entries,), length - 1)
     if kind == "all different":
         return torch.randperm(entries, generator=torch.Generator().manual_seed(3))
-    if kind == "padding":  # nearly all name one place or none
+    if kind == "padding":  # nearly all entries name one place or none
         index = torch.full((entries,), 3 % length)
         index[::3] = -100
         index[entries // 2] = length - 1
@@ -142,7 +142,7 @@ def spread(kind, entries, length):
 
 
 def summed(index, grad, length):
-    """(length, columns) in fp64, and the sum of magnitudes, of grad (entries, columns)."""
+    """Returns (sums, sums of magnitudes), both (length, columns) in fp64, of grad (entries, columns)."""
     inside = (index >= 0) & (index < length)
     total = torch.zeros(length, grad.shape[1], dtype=torch.float64)
     place = index[inside].long()
@@ -153,7 +153,7 @@ def summed(index, grad, length):
 
 
 def check_sums(what, got, index, grad, length):
-    """Within the rounding of a tree of depth log n in fp32 (fp64), and of the result; unnamed places exactly 0."""
+    """Sums agree within the rounding of a tree of depth log n in fp32 (fp64) and of the result; unnamed ones are 0."""
     truth, magnitude = summed(index, grad, length)
     wide = torch.finfo(torch.float64 if grad.dtype == torch.float64 else torch.float32).eps
     room = 64 * wide * magnitude + torch.finfo(got.dtype).eps * truth.abs()
@@ -168,25 +168,25 @@ SPREADS = ("random", "one for all", "all different", "padding", "runs")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("kind", SPREADS)
 def test_sums(ops, kind, dtype):
-    """Both functions at every number of launches: a vector gathered, and lines of columns selected."""
+    """Sums at every number of launches: safe_gather of a vector, and safe_index_select of rows of columns."""
     for entries in ENTRIES:
         length = entries if kind == "all different" else max(1, entries // 7)
         index = spread(kind, entries, length)
         random = torch.Generator().manual_seed(entries)
         grad = torch.randn(entries, 1, generator=random, dtype=torch.float64).to(dtype)
-        grad[(index < 0) | (index >= length)] = torch.nan  # of what was not taken
+        grad[(index < 0) | (index >= length)] = torch.nan  # entries out of range, which count nowhere
         what = f"{kind}, {entries} entries"
         got = ops._safe_gather_backward(grad[:, 0], index, 0, [length])
         check_sums(what, got[:, None], index, grad, length)
         same(what, [ops._safe_gather_backward(grad[:, 0], index.int(), 0, [length])], [got])
-        # An index that is smaller than dx beside its dim is sorted.
+        # An index that is smaller than dx in another dim is sorted.
         wider = ops._safe_gather_backward(grad, index[:, None], 0, [length, 2])
         check_sums(what, wider[:, :1], index, grad, length)
         assert not wider[:, 1].any()
         columns = 3 if entries < 3000 else 1
         lines = torch.cat([grad, torch.randn(entries, columns, generator=random).to(dtype)], dim=1)[:, :columns]
         rows = ops._safe_index_select_backward(lines, index, 0, [length, columns])
-        same(what, [rows[:, 0]], [got])  # a column's sum does not depend on the others
+        same(what, [rows[:, 0]], [got])  # a column's sum does not depend on the other columns
         if columns > 1:
             check_sums(what, rows, index, lines, length)
 
@@ -195,7 +195,7 @@ def test_sums(ops, kind, dtype):
 @pytest.mark.parametrize("kind", INDICES, ids=str)
 @pytest.mark.parametrize("name, samples", [("gather", gathers), ("index_select", selections)])
 def test_backward_layouts(ops, name, samples, kind, dtype):
-    """Against autograd through the definition in fp64, for every layout of index and upstream gradient."""
+    """The gradients agree with autograd of the definition in fp64, for every layout of index and upstream gradient."""
     raw = getattr(ops, f"_safe_{name}_backward")
     definition = {"gather": safe_gather, "index_select": safe_index_select}[name].definition
     for what, x, dim, index in samples(dtype, kind):
@@ -205,10 +205,10 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
         for grad in (
             numbers(*value.shape, dtype=dtype, seed=5).reshape(value.shape),
             numbers(*value.shape[::-1], dtype=dtype, seed=6).reshape(value.shape[::-1]).permute(order),
-            numbers(1, dtype=dtype, seed=7).reshape(()).expand(value.shape),  # as .sum() sends it
+            numbers(1, dtype=dtype, seed=7).reshape(()).expand(value.shape),  # as .sum() passes it
         ):
             (want,) = torch.autograd.grad(value, leaf, grad.double(), retain_graph=True)
-            assert want.abs().max() <= 60_000 if want.numel() else True  # whole numbers: every order gives one sum
+            assert want.abs().max() <= 60_000 if want.numel() else True  # whole numbers: any order gives one sum
             got = raw(grad, index, dim, x.shape)
             assert got.is_contiguous() and got.dtype == dtype
             error = (got.double() - want).abs() > want.abs() * torch.finfo(dtype).eps
@@ -217,14 +217,14 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_columns_are_summed_in_packets(ops, dtype):
-    """Columns too long for shared memory: bits as one by one, where rows of grad are aligned and their columns lie
-    together; else one by one."""
+    """Columns too long for shared memory are summed in packets if grad's rows are aligned and its columns contiguous,
+    else one by one, with the same bits."""
     for entries, shape, dim in ((3000, (18_000, 16), 0), (1100, (2, 18_000, 16), 1)):
         index = indices(entries, size=shape[dim])
         sizes = [entries if d == dim else n for d, n in enumerate(shape)]
         grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
         got = ops._safe_index_select_backward(grad, index, dim, shape)
-        # of an index out of range nothing is read
+        # An index out of range reads nothing.
         taken = int(((index >= 0) & (index < shape[dim])).sum()) * grad.numel() // entries
         assert ops.wide == taken * grad.element_size() // 16
         shifted = torch.zeros(grad.numel() + 1, dtype=dtype)[1:].view(sizes).copy_(grad)
@@ -234,7 +234,7 @@ def test_columns_are_summed_in_packets(ops, dtype):
 
 
 def test_gradients_in_another_dtype(ops):
-    """Sums are kept in fp64 where either side is."""
+    """Sums are kept in fp64 if grad or the result is fp64."""
     index = torch.zeros(3000, dtype=torch.int64)
     grad = torch.randn(3000, generator=torch.Generator().manual_seed(0))
     for source in FLOATS:
@@ -244,13 +244,13 @@ def test_gradients_in_another_dtype(ops):
             assert got.dtype == target and got[1] == 0
             room = torch.finfo(target).eps if torch.float64 in (source, target) else max(torch.finfo(target).eps, 1e-5)
             assert (got[0].double() - want).abs() <= want.abs() * room
-    x = torch.tensor([1.0, 2.0**-40]).repeat(2000)  # fp32 forgets the small ones
+    x = torch.tensor([1.0, 2.0**-40]).repeat(2000)  # fp32 sums would lose the small ones
     got = ops._safe_gather_backward(x, torch.zeros(4000, dtype=torch.int64), 0, [1], torch.float64)
     assert got.item() == x.double().sum().item()
 
 
 def test_a_place_named_once_gets_the_gradient_itself(ops):
-    """Subnormals and infinities included, and a NaN stays at the place it was sent to."""
+    """A place named once gets the gradient's own bits, also subnormals and infinities; a NaN stays at its own place."""
     grad = torch.tensor([0.0, 0.0, 1e-45, -1e-40, torch.inf, -torch.inf, torch.nan, 3.0]).repeat(200)
     index = torch.randperm(1600, generator=torch.Generator().manual_seed(0))
     want = torch.zeros(1600)
@@ -267,7 +267,7 @@ MAGNITUDES = [1e-45, -3e-39, 1e-30, -1e-20, 2e-10, -1.0, 3e5, -1e20, 1e30, -2e38
 
 @pytest.mark.parametrize("dtype", FLOATS[1:3], ids=str)
 def test_magnitudes_far_apart(ops, dtype):
-    """A sum is right beside one that is 1e80 times as large, and where all of these are added up, in every order."""
+    """A small sum beside one 1e80 times as large stays right, and so does the sum of both, in every order."""
     random = torch.Generator().manual_seed(0)
     grad = torch.randn(40, 40, generator=random).mul(torch.tensor(MAGNITUDES).repeat(4))
     for named in (torch.arange(40) % 10, torch.arange(40) // 4, torch.zeros(40, dtype=torch.int64)):
@@ -283,7 +283,7 @@ def test_magnitudes_far_apart(ops, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
 def test_sums_are_exact_where_a_block_has_what_it_adds_in_reach(ops, dtype):
-    """Rounded once: as a sum in fp64."""
+    """Where a block holds all its summands, the result is the fp64 sum rounded once."""
     grad = torch.randn(30, 500, generator=torch.Generator().manual_seed(0)).to(dtype)
     index = indices(30, 500, size=70)
     got = ops._safe_gather_backward(grad, index, 1, [30, 70])
@@ -294,7 +294,7 @@ def test_sums_are_exact_where_a_block_has_what_it_adds_in_reach(ops, dtype):
 
 
 def test_nonfinite_sums(ops):
-    """inf - inf is NaN at its place alone; what is out of range counts nowhere; places beside them are as before."""
+    """inf - inf gives NaN at its place alone; an entry out of range counts nowhere; neighbors keep their sums."""
     inf, nan = torch.inf, torch.nan
     grad = torch.tensor([[inf, 1.0, inf, -inf, inf, -inf, nan, 2.0, 1e-30, -2.0, nan, 3.0]])
     index = torch.tensor([[0, 0, 1, 1, 2, 3, 4, 4, 5, 6, -1, 5]])
@@ -303,26 +303,26 @@ def test_nonfinite_sums(ops):
         want = torch.tensor([[inf, nan, inf, -inf, nan, 3.0, -2.0, 0.0]], dtype=dtype)
         assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)) and torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.isinf(), want.isinf())
-    tall = torch.full((1, 3), torch.finfo(torch.float32).max)  # overflows in the sum alone
+    tall = torch.full((1, 3), torch.finfo(torch.float32).max)  # only the sum overflows
     got = ops._safe_gather_backward(tall * torch.tensor([1.0, 1.0, -1.0]), torch.tensor([[0, 0, 1]]), 1, [1, 2])
     assert got.tolist() == [[inf, -tall[0, 0].item()]]
 
 
-LINES = [  # (shape of dx, dim, entries): what a block takes
+LINES = [  # (shape of dx, dim, entries): what one block takes
     ((520, 5), 1, 5),  # several lines
     ((515, 2, 2), 1, 3),  # several slabs
     ((3, 1000), 1, 1000),  # a line
-    ((2, 3000), 1, 7000),  # one by one, from cache
+    ((2, 3000), 1, 7000),  # one by one, from the cache
     ((1, 20_000), 1, 900),  # segments
     ((40, 100), 0, 30),  # columns
-    ((2, 700, 50), 1, 60),  # strips of columns, the last one shorter
+    ((2, 700, 50), 1, 60),  # strips of columns; the last strip is shorter
     ((2, 3000, 20), 1, 40),  # segments of strips
 ]
 
 
 @pytest.mark.parametrize("number", range(len(LINES)))
 def test_lines_are_summed_in_one_launch(ops, number):
-    """Without memory set or sorted; the same bits however the threads take turns, and of any layout."""
+    """One launch, without a memset or a sort, and with the same bits in any layout and for any order of the threads."""
     (shape, dim, entries), dtype = LINES[number], FLOATS[number % 3]
     sizes = [entries if d == dim else n for d, n in enumerate(shape)]
     grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -340,7 +340,7 @@ def test_lines_are_summed_in_one_launch(ops, number):
 
 
 def test_an_index_alone_in_its_line_is_not_added(ops):
-    """Zeros are set, and one launch writes what is named."""
+    """One memset writes the zeros and one launch the named places: no sum is needed."""
     grad, index = torch.randn(300, 1), indices(300, 1, size=17)
     got = ops._safe_gather_backward(grad, index, 1, [300, 17])
     assert (len(ops.launches), ops.memory_operations) == (1, 1)
@@ -351,7 +351,7 @@ def test_an_index_alone_in_its_line_is_not_added(ops):
 def test_half_sums_are_fp32_and_overflow_to_inf(ops):
     ones = torch.full((5000,), 1.0, dtype=torch.float16)
     index = torch.zeros(5000, dtype=torch.int64)
-    assert ops._safe_gather_backward(ones, index, 0, [1]).item() == 5000  # fp16 would stop at 2048
+    assert ops._safe_gather_backward(ones, index, 0, [1]).item() == 5000  # an fp16 sum would stop at 2048
     assert ops._safe_gather_backward(ones * 20, index, 0, [1]).item() == torch.inf
 
 
@@ -361,7 +361,7 @@ def test_bitwise_repeatable(ops):
     first = ops._safe_index_select_backward(grad, index, 0, [40, 3])
     for _ in range(3):
         same("again", [ops._safe_index_select_backward(grad, index, 0, [40, 3])], [first])
-    # the same sums, whatever the strides and the number of columns
+    # The sums do not depend on the strides or the number of columns.
     same("one column", [ops._safe_index_select_backward(grad[:, :1], index, 0, [40, 1])], [first[:, :1]])
     same("transposed", [ops._safe_index_select_backward(grad.t(), index, 1, [3, 40])], [first.t().contiguous()])
     every = index[:, None].expand(5000, 3)

@@ -1,5 +1,5 @@
-"""The CUDA kernels of ms_ssim, executed on CPU tensors, against the definition in fp64: the images of half the
-size, the sums of each scale, and the gradients that the scales add up.
+"""The CUDA kernels of ms_ssim, executed on CPU tensors, against the definition in fp64: the images of half the size,
+the sums of each scale, and the gradients added up over the scales.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.kernels.test_cuda_executed_images import NAN, each_padding, images, k
 __all__ = ["ops"]
 pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed_images")]
 HALF, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-# (shape, scales, size of a window): a border of tiles in either dim and scale, odd sides, one scale alone
+# (shape, scales, window size): tile borders in each dim and scale, odd sides, and a single scale.
 SHAPES = [((1, 2, 95, 50), 3, 11), ((2, 1, 13, 88), 2, 5), ((1, 1, 12, 12), 1, 3)]
 
 
@@ -82,7 +82,7 @@ def test_what_is_masked_out_does_not_exist(ops, garbage):
     shape = 1, 1, 30, 51
     x, y = images(*shape)
     mask = kept(*shape)
-    mask[..., :5] = False  # pixels of half the size that do not exist
+    mask[..., :5] = False  # half-size pixels without a kept pixel
     clean = check(ops, x, y, mask, 2, window(3, True))
     dirty = [torch.where(mask, t, garbage) for t in (x, y)]
     sums, *coarse = ops._ms_ssim(*dirty, mask, 2, *window(3, True))

@@ -1,7 +1,7 @@
-"""The CUDA kernels of the scans over lists, executed on CPU tensors, against their definitions.
+"""The CUDA kernels of ops over lists of tensors, executed on CPU tensors, against their definitions.
 
-What this shows: which warp has which part of which tensor, heads and tails, places in every layout, sums of all warps,
-nothing read or written past an end. What a GPU alone can show is in scripts/gpu_check.py.
+They test the parts of tensors that each warp takes, heads and tails, places in every layout, sums of all warps, and
+that nothing is read or written past an end. scripts/gpu_check.py tests what only a GPU can show.
 """
 
 import pytest
@@ -29,7 +29,7 @@ def health(function, inputs, row=1):
 
 @each_dtype
 def test_health(ops, dtype):
-    # 20,000 elements: several tiles of a warp
+    # 20,000 elements are several tiles of a warp.
     for inputs in (layouts(dtype) + expanded(dtype), many(dtype), [values(20_000, dtype=dtype)], []):
         got, want = health(ops._health_, inputs), health(scans.health_definition, inputs)
         assert torch.equal(got, want), (got - want).nonzero()
@@ -37,7 +37,7 @@ def test_health(ops, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_health_of_every_half(ops, dtype):
-    """In order and at random; with the numbers that are not finite among the others, and without."""
+    """All halves in order and shuffled, with nonfinite numbers among them, and without."""
     torch.manual_seed(0)
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     sets = [x, x[torch.randperm(len(x))]]
@@ -57,7 +57,7 @@ def test_health_of_mixed_dtypes_and_twice(ops):
 
 @each_dtype
 def test_the_first_place_is_in_row_major_order(ops, dtype):
-    """Whatever the order of memory, and though later places may be read first."""
+    """The first place counts in row-major order, for any order in memory, though later places may be read first."""
     zeros = lambda *shape: torch.zeros(shape, dtype=dtype)  # noqa: E731
     for x in (zeros(60, 70).t(), zeros(9000, 1), zeros(99, 2, 50)[:, 1]):
         n, columns = x.numel(), x.shape[1]
@@ -95,14 +95,14 @@ def test_norm(ops, dtype):
             got, want = ops._grad_norm(clean, ord), scans.norm_definition(clean, ord)
             assert got.dtype == torch.float64 and got.shape == ()
             assert abs(got - want) <= 1e-13 * want, (ord, got, want)
-            assert torch.equal(ops._grad_norm(clean, ord), got)  # the same bits again
+            assert torch.equal(ops._grad_norm(clean, ord), got)  # the same bits in each run
             assert ops._grad_norm([*clean, torch.tensor(torch.nan)], ord).isnan()
             assert ops._grad_norm([torch.tensor([1, -torch.inf]), *clean], ord) == torch.inf
 
 
 @pytest.mark.parametrize("driver, kernels", [(12000, 12), (13000, 2)], ids=["a driver of before 12.1", "a recent one"])
 def test_launches_are_as_large_as_the_driver_takes(ops, request, driver, kernels):
-    """1,100 tensors: each is written its own results."""
+    """1,100 tensors need several launches; each tensor gets its own results."""
     inputs = [torch.full((1 + i % 3,), float(i)) for i in range(1100)]
     request.addfinalizer(lambda: ops.runtime.executed_driver(13000))
     ops.runtime.executed_driver(driver)
@@ -124,7 +124,7 @@ def test_norm_at_the_ends_of_the_range(ops):
         assert abs(got / size / 5000**0.5 - 1) < (1e-12 if size > 1e-300 else 1e-3), size
     mixed = torch.tensor([3e200, 4e200, 1e-300, 7.0, 0.0], dtype=torch.float64)
     assert abs(ops._grad_norm([mixed], 2).item() / 5e200 - 1) < 1e-15
-    for nothing in ([torch.zeros(0), torch.zeros(3)], [torch.zeros(0)]):  # of the latter no kernel is started
+    for nothing in ([torch.zeros(0), torch.zeros(3)], [torch.zeros(0)]):  # for [zeros(0)] no kernel is launched
         assert ops._grad_norm(nothing, 2) == 0
 
 
@@ -146,7 +146,7 @@ def test_scale(ops, dtype):
 
 
 def test_a_factor_of_one_writes_nothing(ops):
-    payload = torch.full((600,), 0x7D01, dtype=torch.int16).view(torch.float16)  # a signalling NaN
+    payload = torch.full((600,), 0x7D01, dtype=torch.int16).view(torch.float16)  # a signaling NaN
     before = payload.view(torch.int16).clone()
     ops._scale_([payload], torch.ones((), dtype=torch.float16))
     assert torch.equal(payload.view(torch.int16), before) and ops.wide == 0
@@ -154,7 +154,7 @@ def test_a_factor_of_one_writes_nothing(ops):
 
 @each_dtype
 def test_tensors_are_read_in_packets(ops, dtype):
-    """16 bytes at a time, whatever the alignment of the first element; a dense layout is as good as another."""
+    """Dense tensors are read 16 bytes at a time, in any order of dims and at any alignment of the first element."""
     size = dtype.itemsize
     aligned = torch.ones(16384 // size, dtype=dtype)
     shifted = torch.ones(16384 // size + 1, dtype=dtype)[1:]

@@ -1,7 +1,7 @@
 """The CUDA kernels of total_variation, executed on CPU tensors, against the definition in fp64.
 
-Shown here are packets and rows and where they end, layouts, masks, sums of many blocks and both directions. What a GPU
-alone can show is in scripts/gpu_check.py.
+They test packets and rows and their ends, layouts, masks, sums of many blocks, and both directions.
+scripts/gpu_check.py tests what only a GPU can show.
 """
 
 import pytest
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_e
 
 
 def image(*shape, dtype=torch.float32, seed=0):
-    """Some neighbours are equal."""
+    """A random image in steps of 1/4, so that some neighbors are equal."""
     torch.manual_seed(seed)
     return (torch.randn(shape) * 4).round().div(4).to(dtype)
 
@@ -37,7 +37,7 @@ NONE, MEAN, SUM = range(3)
 
 
 def check(ops, x, mask=None, garbage=True):
-    """Each reduction. Sums are added in fp64, and rounded once."""
+    """Each reduction agrees with the definition; its sums are added in fp64 and rounded once."""
     if mask is not None and garbage:
         x.masked_fill_(~mask, NAN)
     wide = x.dtype == torch.float64
@@ -48,7 +48,7 @@ def check(ops, x, mask=None, garbage=True):
         assert got.dtype == (torch.float64 if wide else torch.float32)
         assert torch.equal(share, of_image) or x.numel() == 0 and share.shape == of_image.shape
         near(got, want, 1e-12 if wide else 1e-6)
-        grad = (0.75 - torch.arange(1.0 * want.numel())).reshape(want.shape)  # sums of which are exact
+        grad = (0.75 - torch.arange(1.0 * want.numel())).reshape(want.shape)  # their sums are exact
         dx = ops._total_variation_backward(grad.to(got.dtype), share, x, mask)
         (slope,) = torch.autograd.grad(want, leaf, grad.double())
         assert dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
@@ -66,7 +66,7 @@ def near(got, want, rounding):
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "mask"])
 @pytest.mark.parametrize("shape", [(2, 3, 9, 16), (2, 2, 5, 13), (1, 2, 3, 5, 8), (2, 1, 4, 2, 7)], ids=str)
 def test_images_and_volumes(ops, shape, dtype, masked):
-    """Rows of whole packets and others; 5, 9 rows are more than a thread has."""
+    """Rows of whole packets and others; 5 or 9 rows are more than one thread takes."""
     check(ops, image(*shape, dtype=dtype), kept(*shape) if masked else None)
 
 
@@ -74,7 +74,7 @@ def test_images_and_volumes(ops, shape, dtype, masked):
     "shape", [(1, 1, 1, 1), (2, 3, 1, 1), (1, 1, 1, 40), (1, 1, 40, 1), (1, 1, 6, 1, 1), (2, 3, 8, 1)]
 )
 def test_sizes_of_one(ops, shape):
-    """A pixel without any neighbour has gradient 0, of a gradient of NaN too."""
+    """A pixel without any neighbor has gradient 0, even for an upstream NaN."""
     for mask in (None, kept(*shape)):
         check(ops, image(*shape), mask)
     if max(shape[2:]) == 1:
@@ -93,7 +93,7 @@ def test_a_pixel_whose_neighbours_are_masked_has_gradient_0(ops):
 
 
 def layouts():
-    """(name, x, mask, whether by packets)"""
+    """Yields (name, x, mask, True if the kernel reads packets)."""
     x, mask, last = image(2, 3, 6, 8), kept(2, 3, 6, 8), torch.channels_last
     yield "channels last", x.contiguous(memory_format=last), mask.contiguous(memory_format=last), False
     yield "channels last, a mask of pixels", x.contiguous(memory_format=last), mask[:, :1], False
@@ -131,7 +131,7 @@ def test_a_kept_nan_shows_and_inf(ops):
 
 @pytest.mark.parametrize("images", [1, 2, 3, 9, 33, 300])
 def test_blocks_are_added_up_the_same_whatever_their_order(ops, images):
-    """Several images by so many lanes each that all are added up at once; an image of one block by itself."""
+    """The sums of one image or of many have the same bits in each run, whatever the order of the blocks."""
     size = (200, 80) if images < 4 else (20, 61) if images < 100 else (3, 61)
     x = image(images, 1, *size, dtype=torch.float64)
     for mask in (None, kept(*x.shape)):
@@ -158,7 +158,7 @@ def test_one_launch(ops):
 
 
 def test_units_beyond_a_blocks_threads(ops, tmp_path):
-    """A block takes several units where an image has too many blocks."""
+    """A block takes several units if an image has more blocks than kMostBlocks, with the same gradients."""
     header = (FOLDER / "neighbours.cuh").read_text()
     assert "kMostBlocks = 2048" in header
     (tmp_path / "neighbours.cuh").write_text(header.replace("kMostBlocks = 2048", "kMostBlocks = 3"))

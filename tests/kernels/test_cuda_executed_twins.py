@@ -1,5 +1,5 @@
-"""The elementwise functions for CUDA, executed, beside their twins on the CPU: every pair of edges, with every upstream
-gradient that a step may meet. What one device hides, the other must not show."""
+"""The elementwise CUDA functions, executed, agree with the CPU's on every pair of edge values and every upstream
+gradient that may occur: what one device hides, the other must not show."""
 
 import math
 
@@ -15,7 +15,7 @@ UPSTREAM = [1.0, -3.0, 0.0, -0.0, math.nan, math.inf, -math.inf]
 
 
 def edges(dtype):
-    """0, powers and their neighbours, whole, even, odd and broken numbers, the ends of the dtype, inf and NaN."""
+    """0, powers and their neighbors, even, odd and fractional numbers, the limits of the dtype, inf and NaN."""
     info = torch.finfo(dtype)
     sizes = [0.0, info.tiny * info.eps, info.tiny, 1e-3, 0.5, 1 - info.eps, 1.0, 1 + info.eps, 1.5, 2.0, 2.5, 3.0, 60.0]
     sizes += [255.0, 1e4, info.max / 2, info.max, math.inf]
@@ -23,12 +23,12 @@ def edges(dtype):
 
 
 def alike(got, twin, grad, operands, label):
-    """NaN and infinities in the same places, numbers within the rounding of two libraries.
+    """Assert NaN and infinities in the same places, and numbers within the rounding of two math libraries.
 
-    0 times inf is NaN or, where the 0 is a slope too small for the dtype, inf: both tell GradScaler. Where an operand
-    is infinite and the upstream gradient 0, it is nowhere said whether their product shows."""
+    0 times inf is NaN; where the 0 is a slope too small for the dtype, it may be inf: GradScaler sees both. If an
+    operand is infinite and the upstream gradient 0, it is unspecified whether the product shows."""
     info, wide = torch.finfo(got.dtype), got.dtype in (torch.float32, torch.float64)
-    least = info.tiny if wide else 4 * info.tiny * info.eps  # (fp32 rounds a slope below the normal numbers first)
+    least = info.tiny if wide else 4 * info.tiny * info.eps  # fp32 rounds the slope first
     near = (got.double() - twin.double()).abs() <= 4 * info.eps * twin.double().abs() + least
     same = (near & twin.isfinite()) | (got == twin) | (got.isnan() & twin.isnan())
     if grad is not None:

@@ -1,5 +1,5 @@
-"""scripts/gpu_kernels.py: what it compiles beforehand is what a run on the GPU finds in Triton's cache, in another
-folder, and also where the interpreter that compiles has no torch.
+"""scripts/gpu_kernels.py: a run on the GPU finds the kernels that it compiled beforehand in Triton's cache, in another
+folder, and even if they were compiled without torch.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ spec.loader.exec_module(gpu_kernels)
 
 
 def step():
-    """Kernels with a functor and parameters, with splits, and of two families."""
+    """A training step whose kernels have a functor and parameters, splits, and come from two families."""
     x, y, mask = torch.ones(64, 128, requires_grad=True), torch.ones(64, 128), torch.ones(64, 128) > 0
     safeops.huber_loss(x, y, delta=0.5, mask=mask).backward()
     safeops.masked_var(x, mask, dim=1).sum().backward()
@@ -56,7 +56,7 @@ def test_what_comes_out_of_json_has_the_key_of_what_went_in(monkeypatch):
 
 @pytest.fixture
 def python(tmp_path, monkeypatch):
-    """An interpreter with Triton and nothing else: no torch, no safeops, and no finder of an editable install."""
+    """Path of an interpreter that has Triton alone: no torch, no safeops, and no finder of an editable install."""
     (tmp_path / "site").mkdir()
     for result in Path(importlib.util.find_spec("triton").origin).parents[1].glob("triton*"):
         (tmp_path / "site" / result.name).symlink_to(result)
@@ -82,7 +82,7 @@ def test_who_compiles_needs_no_torch(python, tmp_path):
 
 @needs_extension
 def test_the_key_needs_no_torch_and_no_order(python, tmp_path):
-    """(Triton by itself makes another one after what it has compiled before.)"""
+    """The keys are the same without torch and in any order (Triton's own keys depend on what it compiled before)."""
     code = (
         "import importlib.util as u, json, sys\n"
         f"spec = u.spec_from_file_location('g', {str(SCRIPT)!r}); g = u.module_from_spec(spec)\n"
@@ -136,7 +136,7 @@ def test_a_run_finds_them(tmp_path):
 
 
 def run_with(file):
-    """The step, on the stand-in for a GPU, where nothing may be compiled."""
+    """Run the step on the stand-in for a GPU, where compiling a kernel is an error."""
     with tempfile.TemporaryDirectory() as folder:
         kept = standin.install(Path(folder))
         brought = gpu_kernels.unpack(file, gpu_kernels.cache_folder())
@@ -147,7 +147,7 @@ def run_with(file):
 
         CUDABackend.add_stages = refuse
         step()
-        with pytest.raises(RuntimeError, match="it is compiled"):  # another dtype, which did not come along
+        with pytest.raises(RuntimeError, match="it is compiled"):  # this dtype was not compiled beforehand
             safeops.masked_softmax(torch.ones(64, 128, dtype=torch.float64))
         assert gpu_kernels.compiled() == brought
         print(brought)

@@ -1,5 +1,5 @@
-"""The model of the GPU: what it reads of machine code is what is there, and no kernel's predicted share of the copy
-bandwidth falls below what docs/gpu-model.md records."""
+"""The GPU model: it reads machine code correctly, and no kernel's predicted share of the copy bandwidth falls below the
+one in docs/gpu-model.md."""
 
 import re
 
@@ -17,13 +17,13 @@ from tests.kernels.test_cuda_build import needs_library
 
 modelled = pytest.importorskip("tests.kernels.modelled")
 H200 = gpu_model.GPUS["H200"]
-# Their time depends on the indices (atomics that meet in a bank, a sort), of which the machine code says nothing.
+# Their time depends on the indices (colliding atomics, a sort), which the machine code does not show.
 ADDED_UP = "_safe_gather_backward", "_safe_index_select_backward"
-SLACK = 0.02  # that the table's rounding, and another version of the assembler, may take
+SLACK = 0.02  # for the table's rounding, and for another version of the assembler
 
 
 def test_the_path_is_that_of_a_whole_tile():
-    """The edge's many instructions do not count, nor does a loop's body beside the tiles; an early exit is taken."""
+    """The path leaves out the tile's edge and loops beside the tiles, and it takes an early exit."""
     rows = (
         (0x00, "@P0 EXIT", ""), (0x10, "LDG.E.128", "R0"), (0x20, "@P1 BRA", "0x60"),
         (0x30, "IMAD", "R1"), (0x40, "IMAD", "R1"), (0x50, "BRA", "0x70"), (0x60, "FADD", "R1"),
@@ -37,7 +37,7 @@ def test_the_path_is_that_of_a_whole_tile():
 
 
 def test_passes_are_those_that_are_told():
-    """A loop inside a tile, which nothing in the code says; and a path may be named by an instruction on it."""
+    """The number of passes is given for a loop inside a tile; an instruction may name the path to take."""
     rows = (
         (0x00, "@P0 BRA", "0x30"), (0x10, "SHF.R.U64", "R1"), (0x20, "LDG.E.128", "R0"),
         (0x30, "LDG.E.128", "R0"), (0x40, "FADD", "R1"), (0x50, "@P1 BRA", "0x30"), (0x60, "EXIT", ""),
@@ -114,7 +114,7 @@ def test_no_share_of_a_cuda_kernel_falls(launches):
 
 @pytest.mark.slow
 def test_a_slower_plan_is_noticed(monkeypatch, triton_cache):
-    """Partials that are gathered a few at a time, for one."""
+    """A plan whose partials are gathered a few at a time falls below the recorded share."""
     monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(partials=32))
     name = "mse_loss", "forward", "flat", "bf16"
     _, _, result = modelled.predictions(H200, {name: modelled.cases(1 << 26)[name]})[name]

@@ -1,4 +1,4 @@
-"""The column of docs/gpu-model.md that was measured: it is what the results say, and what misses has its reason."""
+"""The measured column of docs/gpu-model.md equals the results, and each large difference has its reason."""
 
 import re
 
@@ -13,14 +13,14 @@ def test_the_column_is_that_of_the_results():
     assert measured.with_measured(TEXT) == TEXT, "python -m tests.kernels.measured"
     shown = {row.name: row.measured for row in measured.compared(TEXT)}
     assert len(shown) > 150
-    assert shown["mse_loss", "backward", "flat", "bf16"] == 1.00  # by hand, from the results
+    assert shown["mse_loss", "backward", "flat", "bf16"] == 1.00  # read by hand from the results
     assert shown["largest", "forward", "flat", "fp32"] == 0.89
     assert shown["masked_compact", "forward", "rows", "bf16"] == 0.77
     assert ("mse_loss", "forward", "offset", "bf16") not in shown, "that was not measured"
 
 
 def test_the_column_survives_a_new_table():
-    """As `make gpu-model` writes it: without that column, and with other predictions."""
+    """A table without the column and with other predictions, as `make gpu-model` writes it, gets the same column."""
     head, rows = measured.table(TEXT)
     place = head.index("H100")
     fresh = [" | ".join(["", *row[:place], "0.50" if row[place] else "", *row[place + 1 : -1], ""])[1:] for row in rows]

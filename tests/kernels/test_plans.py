@@ -1,4 +1,4 @@
-"""Who holds a row: what plans say of threads and tiles, for which no result speaks."""
+"""How plans divide rows among threads and tiles, which no result shows."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_few_rows_are_split_among_blocks():
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_a_row_across_memory_is_one_threads(dtype):
-    """Neighbouring lanes take neighbours in memory, which Triton knows of two at least."""
+    """A thread has at least two neighboring rows, and neighboring lanes have neighbors in memory."""
     x = meta((64, 16, 256, 256), dtype)
     for plan in (rows.forward(rows.SOFTMAX, x, dim=1), rows.cosines(x, x, dim=1), classes.forward(x)):
         tile, vec = plan.constants, plan.constants["VEC"]
@@ -67,7 +67,7 @@ CUT = "WHOLE WIDE PIECES PEEL AXIS BM BN BS LM LN VEC C pieces per_piece tiles".
 @pytest.mark.parametrize("columns", [5, 128, 1001, 4096, 20000, 32768, 50257, 128256, 1 << 22])
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 def test_how_a_row_is_summed_depends_on_its_length_alone(dtype, columns):
-    """Tiles, threads, accesses and pieces are those of one row and of any number, and so are its bits."""
+    """One row and any number of rows have the same tiles, threads, accesses and pieces, and so the same bits."""
 
     def cut(make, M):
         plan = make(meta((M, columns), dtype))
@@ -96,7 +96,7 @@ def how_summed(plan, *operands):
 @pytest.mark.parametrize("columns", [128, 1000, 1004, 4096, 20_000, 50_257])
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 def test_where_a_mask_lies_decides_how_it_is_read_alone(dtype, columns):
-    """A mask's row begins at no multiple of 16 bytes where those of the elements do, and may be a view of anything."""
+    """A mask's row may begin at no multiple of 16 bytes, or be any view, where the elements' rows are aligned."""
     for make in (rows.forward, rows.backward):
         x, shape = meta((1, columns), dtype), (3, columns + 1)
         masks = torch.empty(shape, dtype=torch.bool), torch.empty(*shape, 2, dtype=torch.bool)[..., 0]
@@ -108,7 +108,7 @@ def test_where_a_mask_lies_decides_how_it_is_read_alone(dtype, columns):
 @pytest.mark.parametrize("columns", [1000, 4096, 9001, 20_000, 50_257])
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_the_weights_of_classes_do_not_decide_how_a_row_is_summed(dtype, columns):
-    """Their dtype does not, unless it is fp64, nor does their place, of one row or of many."""
+    """Class weights change nothing by their dtype, unless it is fp64, or by their address, for one row or many."""
     for probabilities in (False, True):
         cuts = set()
         for of_weights in (BF16, F32):
@@ -126,7 +126,7 @@ def test_the_weights_of_classes_do_not_decide_how_a_row_is_summed(dtype, columns
 
 
 def test_words_of_a_row_are_counted_in_as_many_bits_as_they_need():
-    """Rows that begin anywhere are read in words of 32 bits, of which a double has two (unaligned.py)."""
+    """Rows at any address are read in 32-bit words, of which an fp64 element has two (unaligned.py)."""
     for dtype, wide in ((BF16, False), (F32, False), (F64, True)):
         for make in (rows.forward, rows.backward):
             plan = make(rows.SOFTMAX, meta((1, (1 << 30) + 1), dtype))
@@ -159,12 +159,12 @@ COUNTING = REDUCED | {
 
 @pytest.mark.parametrize("name", COUNTING)
 def test_no_launch_counts_in_more_counters_than_there_are(name):
-    """(That a launch counts in no more than its plan says: interpreted/test_workspaces.py.)"""
+    """(interpreted/test_workspaces.py: a launch uses no more counters than its plan says.)"""
     for M in (1, 255, 256, 257, 510, 511, 512, 767, 1018, 1019, 1020, 1021, 1022, 1023, 1024, 1100, 70_000):
         for columns in (1000, 24_576, 32_000, 50_257, 1 << 20):
             plan = COUNTING[name](meta((M, columns), BF16))
             assert plan.counters <= COUNTERS, (M, columns)
-            if name in REDUCED and plan.values["splits"] == 1:  # those of the bundles, and of the blocks of each
+            if name in REDUCED and plan.values["splits"] == 1:  # counters of the bundles, and of each bundle's blocks
                 assert plan.counters == 1 + -(-plan.values["groups"] // max(256, -(-plan.values["groups"] // 512)))
 
 
@@ -179,7 +179,7 @@ def registers_of_a_block(plan, arch):
     return -(-options.get("maxnreg", 0) // 8) * 8 * WARP * options["num_warps"]
 
 
-CHOICES = {  # of the plans that ask for registers of their own
+CHOICES = {  # for the plans that set their own register limit
     "softmax": lambda x, dim: rows.forward(rows.SOFTMAX, x, dim=dim),
     "softmax_backward": lambda x, dim: rows.backward(rows.SOFTMAX, x, dim=dim),
     "normalize_backward": lambda x, dim: rows.backward(rows.NORMALIZE, x, dim=dim),
@@ -206,8 +206,8 @@ CHOICES = {  # of the plans that ask for registers of their own
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
-    """A launch that asks for more than a multiprocessor has is refused. (Of each plan that is compiled:
-    test_triton_build.py.)"""
+    """The driver refuses a launch that asks for more registers than a multiprocessor has. (test_triton_build.py tests
+    each compiled plan.)"""
     for columns in (1, 16, 100, 513, 1001, 1024, 2048, 2049, 3000, 4096, 8192, 9001, 16384, 20_000, 32_768, 50_257):
         for x, dim in ((meta((3, columns), dtype), 1), (meta((3, columns, 256), dtype), 1)):
             plan = CHOICES[name](x, dim)
@@ -217,7 +217,7 @@ def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 @pytest.mark.parametrize("name", CHOICES)
 def test_how_a_row_across_memory_is_summed(name, dtype):
-    """From 512 neighbours on, whose number is a multiple of 16 bytes, its length alone decides (docs/limits.md)."""
+    """From 512 neighbors on, in multiples of 16 bytes, a row's length alone decides (docs/limits.md)."""
     for channels in (3, 16, 21, 100, 1000, 5000):
         shapes = ((batch, channels, N) for batch in (1, 3) for N in (512, 520, 1024, 12_544, 1 << 20))
         assert len({how_summed(CHOICES[name](meta(shape, dtype), 1)) for shape in shapes}) == 1, channels
@@ -225,7 +225,7 @@ def test_how_a_row_across_memory_is_summed(name, dtype):
 
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 def test_a_plan_depends_on_no_more_of_an_address_than_its_key_has(dtype):
-    """The key of a launch has addresses modulo 16."""
+    """The key of a launch contains addresses modulo 16, so a plan may depend on no more."""
     storage, step = torch.empty(4096, dtype=dtype), 16 // dtype.itemsize
     dense = [classes.boxes(storage[i * step :][:1200].view(300, 4)).constants["DENSE"] for i in range(8)]
     assert dense == [True] * 8

@@ -1,12 +1,12 @@
 """Every Triton kernel compiles for each architecture without a GPU: no spills, and 16-byte accesses where claimed.
 
-What is compiled are the launchers' own plans, for tensors without data. `python tests/kernels/test_triton_build.py`
-prints the table of registers, stack and accesses.
+The tests compile the launchers' own plans, for meta tensors. `python tests/kernels/test_triton_build.py` prints the
+table of registers, stack and accesses.
 
-Covered here: all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows,
+This file covers all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows,
 columns, a mask shared by channels, weights, mixed dtypes, 64-bit indices; the general variant in two dtypes for each
-skeleton. Statistics, rows, classification and regions have files of their own, plans_*.py.
-What of it is compiled for which architecture, `compiled_for` says.
+skeleton. plans_*.py cover statistics, rows, classification and regions. `compiled_for` selects what each architecture
+compiles.
 """
 
 import importlib
@@ -53,21 +53,21 @@ TARGETS = {f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100, 1
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 
-# The losses' modules, each with `value`, and `slope` or `slopes`, or with FORMULAS for each choice of its flags; but
-# mse_loss, on which every variant is compiled.
+# The losses' modules without mse_loss, on which every variant is compiled. Each has `value` and `slope` or `slopes`, or
+# FORMULAS for each choice of its flags.
 LOSSES = [importlib.import_module(f"safeops.kernels.losses.{op.kernel}") for each in registry.values()
           for op in (each, *each.parts) if isinstance(op, PointwiseLoss) and op.name != "mse_loss"]  # fmt: skip
 
 
 def formulas(module):
-    """{name: (value, derivative)}"""
+    """Returns {name: (value, derivative)} of a loss's module."""
     name = "loss " + module.__name__.rpartition(".")[2]
     plain = {(): (getattr(module, "value", None), getattr(module, "slopes", None) or getattr(module, "slope", None))}
     return {" ".join((name, *map(str, flags))): pair for flags, pair in getattr(module, "FORMULAS", plain).items()}
 
 
 def third(f, x):
-    """The third operand of a loss that has one: like x."""
+    """Returns the third operand, which is like x, or None if the loss has two."""
     return x if "z" in getattr(f, "arg_names", ()) else None
 
 
@@ -94,7 +94,7 @@ def psnrs_backward(x, mask=None):
 
 
 def parameters(functor):
-    """How many a loss has besides its operands."""
+    """Returns how many parameters a loss has besides its operands."""
     return 0 if functor is None else len(functor.arg_names) - 2 - ("z" in functor.arg_names)
 
 
@@ -104,7 +104,7 @@ def slopes(x, y, a, b, c):
 
 
 def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
-    """x is also like the output where y is None."""
+    """The plan of an elementwise launch. If y is None, x only sizes the output."""
     compute = F64 if x.dtype == F64 else F32
     upstream = (meta((), F32), meta((), F64)) if grad else (None, None)
     z, dy = third(f, x), x.clone() if both else None
@@ -118,7 +118,7 @@ def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
 
 
 def cases():
-    """name -> plan. Names that begin with "aligned" claim 16-byte accesses."""
+    """Returns {name: plan}. A name that begins with "aligned" claims 16-byte accesses."""
     mse, total = mse_loss, None
     results = {}
     for dtype in (F16, BF16, F32, F64):
@@ -175,7 +175,7 @@ def nvidia(tool, *arguments):
 
 
 def resources(cubin, folder):
-    """Registers, and bytes of stack (spills included)."""
+    """Returns {"registers", "stack": bytes, with spills}."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
     row = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", nvidia("cuobjdump", "--dump-resource-usage", file))
@@ -184,7 +184,7 @@ def resources(cubin, folder):
 
 
 def machine_accesses(cubin, folder):
-    """[(load or store, bytes)] of global memory, in the machine code. A process of a second: see `ptx_accesses`."""
+    """Returns [(load or store, bytes)] of global memory in the machine code; takes a second, unlike `ptx_accesses`."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
     results = []
@@ -196,13 +196,13 @@ def machine_accesses(cubin, folder):
 
 
 def ptx_accesses(text):
-    """The bytes by the PTX, whose accesses the assembler keeps as wide as they are."""
+    """Returns [(load or store, bytes)] in the PTX; the assembler keeps these widths."""
     results = re.findall(r"\b(ld|st)\.\S*?global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", text)
     return [({"ld": "load", "st": "store"}[kind], int(many or 1) * int(bits) // 8) for kind, many, bits in results]
 
 
 def report(plan, target, folder):
-    """{registers, stack (bytes, spills included), load and store: {access width in bytes: count}}"""
+    """Returns {"registers", "stack": bytes with spills, "load" and "store": {width in bytes: count}}."""
     compiled = plan.compile(target)
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
@@ -231,21 +231,20 @@ def vectors(plan, names):
     return [n for n in names if plan.kinds.get(n) in WIDE and plan.dtypes[n] != torch.bool]
 
 
-# Two registers of a large kernel may be spilled: more than 128 would halve the threads that a multiprocessor holds,
-# and one load from the stack for each tile of a thousand instructions (masked_var of weighted columns on sm_100) costs
-# less.
+# A large kernel may spill two registers. One load from the stack for each tile of a thousand instructions (masked_var
+# of weighted columns on sm_100) costs less than more than 128 registers, which would halve the resident threads.
 SPILLS = 8
 
 
-# they read rows that another launch has laid out, or boxes: accesses are wider than the operands' kinds say
+# These read rows that another launch has laid out, or boxes: their accesses are wider than `kinds` says.
 LAID_OUT = re.compile(r"(info_nce_(\w+_)?|box_)kernel")
 
 
 def check(name, plan, facts):
     assert facts["stack"] <= SPILLS, f"{name}: {facts['stack']} bytes of stack or spills"
-    if not name.startswith("aligned"):  # that neighbours are contiguous says tile.address of strides that are not
+    if not name.startswith("aligned"):  # a wide access means that tile.address takes strides for contiguous
         sizes = {plan.dtypes[plan.kernel.pointers[i]].itemsize for i in plan.present}
-        sizes |= {16} if plan.dtypes.get("partial") else set()  # what splits leave lies in a row
+        sizes |= {16} if plan.dtypes.get("partial") else set()  # the partials of splits lie in a row
         laid_out = LAID_OUT.fullmatch(plan.kernel.fn.__name__)
         if not laid_out and not {*plan.kinds.values()}.intersection((*WIDE, LINE.value)):
             assert {*facts["load"], *facts["store"]} <= sizes, f"{name}: {facts}"
@@ -254,25 +253,25 @@ def check(name, plan, facts):
     writes = vectors(plan, ("out", "dy", "dz", "dx", "dq"))
     assert reads or writes
     narrow = min(plan.dtypes[n].itemsize for n in reads + writes)
-    # (of rows across memory a thread takes fewer at once, and so more of each)
+    # Across memory a thread takes fewer elements at once, in more accesses.
     least = min(plan.constants["VEC"] * narrow, 16)
     wide = {kind: sum(n for width, n in facts[kind].items() if width >= least) for kind in ("load", "store")}
-    if plan.constants.get("PEEL"):  # (where they are summed, in words)
+    if plan.constants.get("PEEL"):  # summed in words
         wide["load"] = sum(n for width, n in facts["load"].items() if width >= 8)
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {facts}"
-    if " odd " not in name:  # whose last tile is read element by element
+    if " odd " not in name:  # an odd length's last tile is read element by element
         of_mask = plan.kinds.get("mask") == LINE.value or plan.dtypes.get("mask") and plan.constants["VEC"] == 2
-        if narrow == 2 and not of_mask:  # of which a thread takes two bytes
-            picked = 2 if "target" in plan.kinds else 0  # the own logits of the rows that a thread holds
+        if narrow == 2 and not of_mask:  # a thread reads the mask two bytes at a time
+            picked = 2 if "target" in plan.kinds else 0  # each row's own logit
             written = 0
-            if plan.kernel.fn is MULTI_MARGIN.fn:  # for each element of an access, as Triton has it; and the gradient
+            if plan.kernel.fn is MULTI_MARGIN.fn:  # Triton reads them per element; the gradient is written
                 picked, written = 8 * picked, 2 if writes else 0
             single = facts["load"].get(2, 0) <= picked and facts["store"].get(2, 0) <= written
             assert single, f"{name}: single elements: {facts}"
 
 
 def in_flight(plan, registers):
-    """KiB that the blocks resident on one H200 multiprocessor ask for at once, before the first of it is used."""
+    """KiB that the resident blocks of one H200 multiprocessor load before they use the first byte."""
     read = [n for n in ("x", "probabilities", "y", "z", "mask", "weight") if plan.kinds.get(n) == VECTOR.value]
     tile = plan.constants["BM"] * plan.constants["BN"]
     blocks = min(2048 // plan.config.threads, 65536 // (-(-registers // 8) * 8 * plan.config.threads))
@@ -298,9 +297,9 @@ CASES = FIRST | MORE
 
 
 def compiled_for(target):
-    """For one architecture all, but fp16 and fp32 of the losses and sums alone: they differ from bf16 in no path. For
-    the others each path once, in bf16, and the aligned ones in fp64; the losses differ in a few lines. `make test-all`
-    compiles what the one has in other dtypes than bf16, and what is for AMD, where no kernel is used yet."""
+    """Names to compile for an architecture. sm_90: all, except the losses and sums in fp16 and fp32, which take bf16's
+    paths. Others: each path once, in bf16, and mse_loss and the sums in fp64; losses differ in a few lines. `make
+    test-all` adds sm_90's other dtypes than bf16, and AMD, where no kernel runs yet."""
     often = re.compile(r"(?!aligned loss ).*(bf16|bfloat16)|aligned (mse|mean|sum)\S* float64")
     if target == "sm_90":
         narrow = re.compile(r".*\bfloat(16|32)\b")
@@ -316,7 +315,7 @@ NARROW |= {f"info_nce{part}_kernel" for part in ("", "_units", "_slopes", "_grad
 
 
 def batches():
-    """Names of plans for a target, a few seconds each."""
+    """Yields (target, names of plans) in batches of a few seconds."""
     other = re.compile(r".*\b(float(16|32|64)|double)\b")
     for target in TARGETS:
         names = compiled_for(target)
@@ -336,7 +335,7 @@ def test_resources(target, names, tmp_path):
         print(line(target, name, plan, result))
         check(name, plan, result)
         registers, _ = getattr(plan.constants.get("F"), "max_registers", (0, 0))
-        by_memory = registers <= 80  # else arithmetic is what it waits for
+        by_memory = registers <= 80  # else arithmetic limits it
         read = re.match(r"aligned ((odd )?(mse|mean|loss)(?!.*_back)|cross_entropy(_backward)? bfloat)", name)
         if by_memory and target == "sm_90" and read:
             assert in_flight(plan, result["registers"]) >= 48, name
@@ -345,22 +344,22 @@ def test_resources(target, names, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
-    """One aligned plan of each kernel, but of those that read single numbers. (How often, differs: what is
-    unrolled, what both sides of a branch share.)"""
+    """One aligned plan of each kernel has the same access widths in PTX and machine code; the counts may differ, by
+    unrolling and shared branches. Kernels that read single numbers are left out."""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
     assert {kernel.fn.__name__ for kernel in KERNELS if kernel.fn not in plans} == NARROW
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
         of_ptx, of_machine = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
-        least = min(2 * plan.constants.get("VEC", 8), 16)  # (of rows across memory a thread takes fewer at once)
+        least = min(2 * plan.constants.get("VEC", 8), 16)  # (across memory a thread takes fewer elements at once)
         assert max(width for _, width in of_ptx) >= least, plan.kernel.fn.__name__
         assert set(of_machine) == set(of_ptx), (plan.kernel.fn.__name__, sorted(set(of_ptx)), sorted(set(of_machine)))
 
 
 @pytest.mark.parametrize("name", ["aligned mean bfloat16", "aligned columns bfloat16"])
 def test_on_amd_a_block_counts_after_what_it_has_stored(name):
-    """Store, barrier, release (written back, and waited for), the counting atomic, acquire. (A barrier there does not
-    wait for the stores of other waves: one more reason why a ROCm build takes the composite.)"""
+    """A block stores, waits at a barrier, releases (writes back and waits), counts, then acquires. AMD's barrier does
+    not wait for other waves' stores: one more reason why a ROCm build takes the composite."""
     assert CASES[name].constants["SPLIT"]
     text = CASES[name].compile(TARGETS["gfx942"]).asm["amdgcn"]
     steps = "global_store|s_barrier|buffer_wbl2 sc1|s_waitcnt vmcnt\\(0\\)|global_atomic_add|buffer_inv sc1"
@@ -372,7 +371,7 @@ def test_on_amd_a_block_counts_after_what_it_has_stored(name):
 
 @pytest.mark.parametrize("name", ["info_nce 256", "info_nce_slopes 256", "stepped info_nce 256", "info_nce_slopes 320"])
 def test_products_are_asynchronous_and_of_whole_warpgroups(name, tmp_path):
-    """The operands are copied to shared memory ahead, 16 bytes at a time."""
+    """The operands are copied to shared memory asynchronously, 16 bytes at a time, and multiplied by HGMMA."""
     compiled = CASES[f"general {name} bfloat16"].compile(TARGETS["sm_90"])
     assert compiled.metadata.shared <= 227 * 1024
     file = tmp_path / "kernel.cubin"
@@ -384,7 +383,7 @@ def test_products_are_asynchronous_and_of_whole_warpgroups(name, tmp_path):
 
 
 def lanes_of_sums(plan):
-    """The operand of each reduction over threads, with its layout."""
+    """Returns the operand of each reduction over threads, with its layout."""
     text = plan.compile(TARGETS["sm_90"]).asm["ttgir"]
     layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", text, re.MULTILINE))
     operands = re.findall(r"\}\) : \((tensor<.*?)\) -> ", text)
@@ -394,14 +393,14 @@ def lanes_of_sums(plan):
 @pytest.mark.parametrize("columns", [128256, 50257])
 @pytest.mark.parametrize("make", [plans_rows.forward, plans_rows.backward])
 def test_blocks_that_share_a_row_sum_it_in_the_same_lanes(make, columns):
-    """Else its bits would depend on how many rows there are: of few, whose blocks share them, the binary is another."""
+    """Few rows (shared by blocks) and many rows take different binaries: both must sum in the same lanes."""
     few, many = (make(plans_rows.SOFTMAX, meta((M, columns), BF16)) for M in (1, 5000))
     assert few.constants["SPLIT"] and not many.constants["SPLIT"]
     assert lanes_of_sums(few) == lanes_of_sums(many) and lanes_of_sums(few)
 
 
 def test_class_indices_are_handed_on_as_they_are_read():
-    """The threads that hold the prediction get a row of indices, not what is made of it for every class."""
+    """Threads that hold the prediction receive one row of class indices, not one comparison per class."""
     plan = CASES["aligned regions indices bfloat16"]
     assert plan.compile(TARGETS["sm_90"]).metadata.shared <= 4 * plan.constants["BN"]
 
@@ -417,7 +416,7 @@ def test_every_kernel_is_covered():
 
 
 def test_every_launcher_is_where_its_op_says():
-    """They are imported when a CUDA tensor first comes."""
+    """Every launcher can be imported, which otherwise happens only when the first CUDA tensor comes."""
     launchers = library.launchers.values()
     assert len(launchers) >= 20
     for launcher in launchers:
@@ -427,13 +426,13 @@ def test_every_launcher_is_where_its_op_says():
 
 def test_indices_are_as_wide_as_they_must_be():
     for name, plan in CASES.items():
-        if "space" not in plan.signature:  # a few thousand numbers
+        if "space" not in plan.signature:  # operands of a few thousand numbers
             continue
         assert plan.signature["space"].N == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 
 def test_blocks_have_the_registers_that_they_ask_for():
-    """A launch that asks for more than a multiprocessor has is refused. (Of more lengths of rows: test_plans.py.)"""
+    """The driver refuses a launch that asks for more registers than there are. (More lengths: test_plans.py.)"""
     for name, plan in CASES.items():
         for target in list(TARGETS.values())[:4]:
             options = plan.options(target)
@@ -442,7 +441,7 @@ def test_blocks_have_the_registers_that_they_ask_for():
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The plans that are compiled, by a stand-in."""
+    """The plans passed to a stand-in for the compiler."""
     results = []
     monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: results.append(plan) or plan)
     monkeypatch.setattr(launch, "starter", lambda binary, index, places: None)
@@ -453,7 +452,7 @@ def compiled(monkeypatch):
 
 
 def test_new_sizes_load_nothing_new(compiled):
-    """A run with ever new sequence lengths must not compile, or load, at every step."""
+    """A run with new sequence lengths at every step must not compile or load a kernel at every step."""
     grad = mse_loss.slope
     for rows in range(65, 97):
         x = meta((rows, 4096), BF16)
@@ -467,14 +466,14 @@ def test_a_new_kernel_is_refused_while_a_graph_is_captured(compiled, monkeypatch
     loaded, new = meta((64, 4096), BF16), meta((64, 4096), F32)
     mapped(mse_loss.slope, loaded, loaded).loaded(0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    mapped(mse_loss.slope, loaded[:32], loaded[:32]).loaded(0)  # another size of what is loaded
+    mapped(mse_loss.slope, loaded[:32], loaded[:32]).loaded(0)  # a new size of a loaded kernel
     with pytest.raises(RuntimeError, match="elementwise_kernel .* run the step once before"):
         mapped(mse_loss.slope, new, new).loaded(0)
     assert len(compiled) == 1
 
 
 def test_each_stream_has_buffers_of_its_own(monkeypatch):
-    """And a graph, which may be replayed on any stream, has what it allocates while it is captured."""
+    """A stream does not share its buffers; a graph may be replayed on any stream and allocates its own at capture."""
     stream, device = [1], torch.device("cpu")
     monkeypatch.setattr(buffers, "_buffers", {})
     monkeypatch.setattr(buffers, "current_stream", lambda index: stream[0])
@@ -489,7 +488,7 @@ def test_each_stream_has_buffers_of_its_own(monkeypatch):
 
 
 def test_plans_of_one_binary_are_compiled_alike():
-    """The key by which a plan finds its binary says all that the binary depends on."""
+    """The key that finds a plan's binary contains all that the binary depends on."""
     variants = {}
     for name, plan in CASES.items():
         inputs = plan.kernel, plan.signature, plan.constants, plan.kinds, plan.attrs, plan.config
@@ -508,7 +507,7 @@ def test_a_spill_is_caught(tmp_path):
 
 def test_single_element_accesses_are_caught(tmp_path):
     plan = CASES["general transposed mse bfloat16"]
-    plan.kinds |= {"x": VECTOR.value, "y": VECTOR.value}  # claimed, not so
+    plan.kinds |= {"x": VECTOR.value, "y": VECTOR.value}  # claimed, but not true
     result = report(reduced(mse_loss.value, meta(FLAT, BF16, (2,))), TARGETS["sm_90"], tmp_path)
     with pytest.raises(AssertionError, match="aligned planted"):
         check("aligned planted", plan, result)

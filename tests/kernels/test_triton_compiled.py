@@ -1,5 +1,5 @@
-"""The planned kernels, compiled by Triton 3.6.0 (of torch 2.11) and by the pinned Triton, have none of the faults
-of compiled.py; and every functor compiles in every dtype. Each check finds the kernel that is planted for it.
+"""The planned kernels, compiled by Triton 3.6.0 (of torch 2.11) and by the pinned Triton, have none of the faults of
+compiled.py, and every functor compiles in every dtype. Planted kernels show that each check finds its fault.
 """
 
 import importlib.metadata
@@ -27,8 +27,8 @@ PINNED = importlib.metadata.version("triton")
 OLD = re.search(r"triton==(.*)", (compiled.ROOT / "requirements-triton.txt").read_text())[1]
 FOLDERS = {OLD: Path(sys.prefix) / "oldest-triton", PINNED: None}
 GPU = TARGETS[f"sm_{compiled.ARCH}"]
-BATCHES = 2  # for as many workers
-LONG = 16  # more, where everything is compiled
+BATCHES = 2  # for two workers
+LONG = 16  # more batches, where all kernels are compiled
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
@@ -43,7 +43,7 @@ def ask(version, requests, stage):
 
 
 def asked(version, plans, stage):
-    """{name: the faults} of those plans that have any."""
+    """Returns {name: faults} of those plans that have faults."""
     encoded = compiled.gpu_kernels().encoded
     requests = [encoded(plan.source(), plan.options(GPU)) for plan in plans.values()]
     return {name: faults for name, faults in zip(plans, ask(version, requests, stage)) if faults}
@@ -51,7 +51,7 @@ def asked(version, plans, stage):
 
 @cache
 def planned():
-    """{name: plan}, one for each binary; but those of functors that are declared in a test."""
+    """Returns {name: plan}, one for each binary, without functors that tests declare."""
     results = {}
     for name, plan in (CASES | layouts()).items():
         if getattr(plan.constants.get("F"), "__module__", "safeops").startswith("safeops"):
@@ -60,8 +60,8 @@ def planned():
 
 
 def sample():
-    """One of each kernel, axis, kind of access and operation; of rows that begin anywhere; of tiles that have no full
-    access for each thread, or one element; and of triplets in fp32 and in fp64, which are summed otherwise."""
+    """One plan of each kernel, axis, kind of access and operation; of rows at any address; of tiles without a full
+    access per thread, or with one element; and of triplets in fp32 and in fp64, whose sums differ."""
     results = {}
     for name, plan in planned().items():
         constants = plan.constants
@@ -107,7 +107,7 @@ def test_what_does_not_compile_is_found():
 
 
 def test_layouts_are_read():
-    """Lanes of a slice are those of what it is cut from; copies beyond the tile lead nowhere."""
+    """A slice has its parent's lanes; lanes and warps beyond the tile hold copies, at step 0."""
     by_name = compiled.layouts(
         "#a = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [2, 1], order = [1, 0]}>\n"
         "#b = #ttg.linear<{register = [], lane = [[0, 1], [8, 0]], warp = [[0, 0]], block = []}>\n"
@@ -121,7 +121,7 @@ def test_layouts_are_read():
 
 
 def test_what_is_sent_is_followed():
-    """Through moves, into both halves of an fp64 number, until something else is written there."""
+    """A sent value is followed through moves and into both halves of an fp64 number, until it is overwritten."""
 
     def fusions(*rows):
         return len(compiled.fused("\n".join(f"/*{16 * i:04x}*/ {row} ;" for i, row in enumerate(rows))))
@@ -135,7 +135,7 @@ def test_what_is_sent_is_followed():
         ("FADD R7, R1, R2", fma),
         ("LDS.64 R6, [R9]", fma),
         ("F2F.F64.F32 R6, R6", "DFMA R2, R4, R4, R6"),
-        ("DFMA R2, R4, -R4, R6",),  # remainders
+        ("DFMA R2, R4, -R4, R6",),  # remainders are exact
         ("DFMA.RP R2, R4, R4, R6",),
     ):
         assert fusions(sent, *rows) == 0

@@ -1,7 +1,7 @@
-"""Runs tests/kernels/interpreted, where every Triton kernel is executed by Triton's interpreter on CPU tensors.
+"""Runs tests/kernels/interpreted, where Triton's interpreter executes every Triton kernel on CPU tensors.
 
-Triton reads TRITON_INTERPRET when it is first imported, which in this process may have happened already, or may be
-about to happen for another purpose: these tests get a process of their own. By hand:
+Triton reads TRITON_INTERPRET at its first import, which this process may have done already or may need for another
+purpose: these tests run in their own process. By hand:
 TRITON_INTERPRET=1 pytest tests/kernels/interpreted
 """
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def unusable():
-    """Why the interpreter cannot run here, or None."""
+    """Returns why the interpreter cannot run here, or None."""
     import numpy
     import triton
 

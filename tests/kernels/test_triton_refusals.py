@@ -1,6 +1,6 @@
-"""Bad calls after good ones, of which the extension has prepared launches, and traces for other sizes (csrc/launch).
+"""Bad calls are refused even after good calls whose launches the extension keeps, and traces it follows (csrc/launch).
 
-The driver is the stand-in of benchmarks/standin.py: in a process of its own.
+The driver is the stand-in of benchmarks/standin.py, in a process of its own.
 """
 
 import importlib
@@ -26,7 +26,7 @@ def test_nothing_that_was_prepared_takes_a_bad_call():
 
 
 def larger(call, times):
-    """A call of larger sizes, which broadcast as they did. (A box has four numbers.)"""
+    """The call with each size above 1 multiplied, so that operands broadcast as before. (A box keeps its 4 numbers.)"""
     import torch
 
     def grown(x):
@@ -61,7 +61,7 @@ def main(folder):
     box_iou_loss = importlib.import_module("safeops.ops.vectors.box_iou_loss")
     _classification.has_missing_class = box_iou_loss.has_missing_class = lambda *operands: False
     check.may_look = lambda x: False
-    came = []  # to Python
+    came = []  # calls that reached Python
     for launcher in launchers.values():
         launcher.validate = noted(launcher.validate, came)
     prepared = total = refused = 0
@@ -80,7 +80,7 @@ def main(folder):
                 assert got == expected, (name, what, got, expected)
                 refused += got is not None
         for bad in BAD_CALLS[name]:
-            if "raise" not in bad.words:  # (what is kept, the driver would have to count)
+            if "raise" not in bad.words:  # to refuse these, a driver would have to count the kept elements
                 assert_refused(function, bad, looks=False)
     assert prepared > 0.8 * total and refused > 500, (prepared, total, refused)
     del kept

@@ -1,7 +1,7 @@
-"""Calls of sizes that no call had before, which the extension launches by a trace (kernels/engine/trace.py), reach the
-driver as those that Python plans: with the same grid and arguments, and results of the same sizes and strides.
+"""The extension launches a call of new sizes by a trace (kernels/engine/trace.py): the driver must get the same grid
+and arguments, and the caller results of the same sizes and strides, as when Python plans the call.
 
-The driver is the stand-in of benchmarks/standin.py, which notes what arrives: in a process of its own.
+The driver is the stand-in of benchmarks/standin.py, which records what arrives, in a process of its own.
 """
 
 import importlib
@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable())),
 ]
-SIZES = 10  # of each call
-CASES = 6, 24  # of each benchmark's: at least so many, and at most while some launcher has followed no trace yet
+SIZES = 10  # sizes for each call
+CASES = 6, 24  # calls of each benchmark: the least, and the most, made while some launcher has followed no trace
 WORKSPACE = "memory of the launch alone"
 
 
@@ -35,13 +35,13 @@ def test_the_driver_gets_the_same(what):
 
 
 def size(chance):
-    """Also on both sides of what plans ask about: a multiple of what an access holds, a tile, a split."""
+    """A random size, often close to a limit of the plans: a multiple of an access, a tile, a split."""
     near = 1 << chance.randrange(2, 14)
     return max(chance.choice([chance.randrange(1, 40), near + chance.randrange(-2, 3), chance.randrange(16, 9000)]), 1)
 
 
 def layouts():
-    """name -> a function that makes an operand of a shape, all of one kind of strides and alignment."""
+    """Returns {name: function(shape, dtype) that makes an operand with this kind of strides and alignment}."""
     import torch
 
     return {
@@ -56,7 +56,7 @@ def layouts():
 
 
 def calls():
-    """name -> (its layouts, a function of the operands x, y and a mask)."""
+    """Returns {name: (layouts, function of the operands x, y and a mask)}."""
     import safeops
 
     every = ("whole", "odd", "parts", "across", "spread")
@@ -82,11 +82,11 @@ def calls():
 
 
 class Comparison:
-    """Raw ops called twice, once with Python made to plan, once not."""
+    """Runs each raw op twice, once planned by Python and once as the extension decides, and compares the launches."""
 
     def __init__(self, folder, by_triton):
-        """by_triton: compare with what Triton's own way of launching hands over, by kernels that are compiled; else
-        with what the plan does, for which one kernel does for all."""
+        """by_triton: compare with the arguments of Triton's own launcher, by compiled kernels; else with those of the
+        plan, for which one kernel stands in for all."""
         self.kept, self.lazy = standin.install(folder)
         from safeops.kernels.engine import launch, start
 
@@ -113,7 +113,7 @@ class Comparison:
         launch.Plan.__call__ = launched
         if not by_triton:
             launch.Plan.compile = compile_once
-        extension = start.cpu_extension  # which is to look at our hooks, and the plan at Triton's
+        extension = start.cpu_extension  # the extension gets our list of hooks, the plan gets Triton's
 
         def use_driver(*arguments):
             extension.use_driver(*arguments[:-2], self.watch, [])
@@ -150,7 +150,7 @@ class Comparison:
             derived = not self.planned
             expected = self.by_python(arrived)
             if derived:
-                own = {a: b for a, b in zip(result[0], expected[0]) if b == WORKSPACE}  # which the extension allocates
+                own = {a: b for a, b in zip(result[0], expected[0]) if b == WORKSPACE}  # allocated by the extension
                 words = [own.get(a, a) for a in result[0]]
                 assert words == expected[0], (name, launcher, [(a, b) for a, b in zip(words, expected[0]) if a != b])
                 assert result[1] == expected[1] and all(isinstance(a, int) for a in own), (name, launcher)
@@ -159,11 +159,11 @@ class Comparison:
             self.derived[launcher] += derived
 
     def never(self):
-        """The launchers that followed no trace yet."""
+        """Returns the launchers that have followed no trace yet."""
         return [name for name in self.total if not self.derived[name]]
 
     def by_python(self, call, twice=False):
-        """twice: with two launches, of which the extension learns nothing."""
+        """Run the call by Python. twice: launch twice, from which the extension learns nothing."""
         self.watch.append(None)
         self.twice = twice
         result = call()
@@ -176,7 +176,7 @@ def spy(lazy, launches):
     launch = getattr(importlib.import_module(f"safeops.kernels.{lazy.module}"), lazy.name)
 
     def noted(*arguments):
-        if all(type(x).__name__ != "Sized" for x in arguments):  # no trace
+        if all(type(x).__name__ != "Sized" for x in arguments):  # no stand-in, so it is not a trace
             launches.append((lazy.name, arguments))
         return launch(*arguments)
 
@@ -210,7 +210,7 @@ def run(by_triton, names, benchmarked):
                     mask = make(a, b, dtype=torch.bool)
                     comparison.of(f"{name}, {kind}, {a} x {b}", partial(both_ways, call, x.requires_grad_(), y, mask))
         for name in case.names() if benchmarked else ():
-            chance = random.Random(name)  # its sizes are its own, whatever cases there are
+            chance = random.Random(name)  # sizes that do not depend on the other cases
             few, most = CASES
             for place in range(most):
                 if place >= few and not comparison.never():

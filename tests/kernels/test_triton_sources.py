@@ -1,4 +1,4 @@
-"""Code that Triton 3.6 would not compile, found in the kernels' sources alone."""
+"""Code that Triton 3.6 could not compile, found in the sources of the kernels."""
 
 import ast
 from pathlib import Path
@@ -15,14 +15,14 @@ def _may_return(statement):
 
 
 def behind_a_return(source):
-    """The device functions in which something stands behind an `if` that may return."""
+    """Returns the device functions with code after an `if` that may return."""
     functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and _is_jit(n)]
     return [f.name for f in functions if any(map(_may_return, f.body[:-1]))]
 
 
 def test_nothing_stands_behind_a_return():
-    """Triton 3.6 compiles what stands behind the `return` of an `if` on constants: for fp64, too, what fp32 alone has,
-    such as fast functions and 32 bits. It stands in an `else`."""
+    """Triton 3.6 also compiles the code after a constant `if` that returns. For fp64 that would be code for fp32 alone,
+    such as fast functions and 32-bit casts. Such code must stand in an `else`."""
     files = list(KERNELS.rglob("*.py"))
     assert len(files) > 40
     for file in files:

@@ -1,7 +1,7 @@
-"""A launch by the extension hands the driver what Triton's own way to launch does, to the bit; and the next call, which
-Python does not see, what the first one did, with its own tensors' addresses.
+"""The extension's launch passes the driver the bits that Triton's own launcher passes. The next call, which Python does
+not see, passes the same with the addresses of its own tensors.
 
-The driver is the stand-in of benchmarks/standin.py, which notes what arrives: in a process of its own, see below.
+The driver is the stand-in of benchmarks/standin.py, which records what arrives, in a process of its own (see below).
 """
 
 import subprocess
@@ -24,11 +24,11 @@ def test_the_driver_gets_the_same(what):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-SPLIT = ("split", "slices", "apart")  # of which the last leaves more partials than the stream's buffer holds
+SPLIT = ("split", "slices", "apart")  # "apart" leaves more partials than the stream's buffer holds
 
 
 def calls():
-    """name -> a function that makes the call's tensors anew, and makes it."""
+    """Returns {name: function that returns (new tensors, the call on them)}."""
     import torch
 
     import safeops
@@ -61,7 +61,7 @@ def flat(kinds):
 
 
 class Driver:
-    """The arguments that arrived there."""
+    """The arguments that arrived at the driver."""
 
     def __init__(self):
         import ctypes
@@ -79,14 +79,14 @@ class Driver:
             self.sizes[i] = size
 
     def after(self, call):
-        """(the launch that it leads to, its result); ones where there was none."""
+        """Returns (launch that the call leads to, its result); all ones if there was no launch."""
         self.memset(self.arguments, 255, 256 * 8)
         result = call()
         return [*self.shape, self.function.value, *self.arguments], result
 
 
 def addresses(tensors, results):
-    """{address: whose}"""
+    """Returns {address: name of its tensor}."""
     results = results if isinstance(results, tuple) else (results,)
     return {t.data_ptr(): f"argument {i}" for i, t in enumerate(tensors)} | {
         t.data_ptr(): f"result {i}" for i, t in enumerate(results)
@@ -105,7 +105,7 @@ def compare():
         driver, original, seen = Driver(), launch.Plan.__call__, []
 
         def launched(plan, tensors, places, *floats):
-            """Launched by the plan, then as Triton does it: by tensors, with hooks."""
+            """Launch as Triton does, by tensors, and then by the plan, with hooks and without."""
             driver.expect(plan)
             hooked = []
             theirs, _ = driver.after(lambda: plan.loaded(0)[0][plan.grid](*plan.arguments(tensors, floats)))
@@ -127,14 +127,14 @@ def compare():
                 arrived, result = driver.after(call)
                 owners = addresses(tensors, result)
                 runs.append([owners.get(word, word) for word in arrived])
-            assert len(seen) == 1, (name, seen)  # the others were the extension's
+            assert len(seen) == 1, (name, seen)  # the extension launched the others
             assert (seen[0][1] > 1) == (name in SPLIT), (name, seen)
-            # (of two results only one is the caller's; the other's address may differ)
+            # With two results, the caller keeps only one; the other's address may differ.
             hidden = [[a for a, b, c in zip(*runs) if not a == b == c] for run in runs]
             assert all(len(run) <= 2 and all(isinstance(word, int) for word in run) for run in hidden), (name, hidden)
             assert any(isinstance(word, str) for word in runs[1]), name
 
-            # Python decides what only it can: hooks, a capture that needs its own buffers, other numbers.
+            # Python must decide for hooks, for a capture that needs its own buffers, and after `forget`.
             knobs.runtime.launch_enter_hook.add(ignore)
             call()
             knobs.runtime.launch_enter_hook.remove(ignore)
@@ -150,7 +150,7 @@ def compare():
             assert len(seen) == 3 + (name in SPLIT), name
 
         def astray(plan, tensors, places, *floats):
-            """Results that the launch does not write: who else does is asked each time."""
+            """A launch that does not write its results: the extension must ask Python at each call."""
             seen.append(plan.grid)
             rest = [None if t is None else tensors[0] for t in tensors[len(places) :]]
             original(plan, (*tensors[: len(places)], *rest), places, *floats)
@@ -167,7 +167,7 @@ def compare():
 
         launch.Plan.__call__ = refuse
         library.cpu_extension.forget()
-        with pytest.raises(MemoryError, match="none left"):  # and no RuntimeError of the extension
+        with pytest.raises(MemoryError, match="none left"):  # not the extension's RuntimeError
             call()
         with pytest.raises(RuntimeError, match="MemoryError: none left"):
             torch.ops.safeops._masked_var(*tensors[::2])
@@ -179,8 +179,8 @@ def ignore(_):
 
 
 def repeat_all():
-    """No op's second call comes to Python, forward or backward. (Which kernel is launched does not matter here: one is
-    compiled for all.)"""
+    """No op's second call reaches Python, forward or backward. (One compiled kernel stands in for all, since it does
+    not matter here which kernel is launched.)"""
     with tempfile.TemporaryDirectory() as folder:
         kept = standin.install(Path(folder))
         import torch

@@ -1,4 +1,4 @@
-"""The stand-in for a tensor in a trace answers as the tensor does, and every answer that sizes decide is noted."""
+"""The stand-in for a tensor in a trace answers as the tensor does, and notes every answer that depends on sizes."""
 
 import itertools
 import random
@@ -72,7 +72,7 @@ def test_an_answer_is_noted():
     noted = {code for code, *_ in tape.steps}
     assert {EQUAL, UNEQUAL, LESS, AT_MOST} <= noted
     (place,) = (at for step, at in tape.steps.items() if step[:2] == (0, 12))
-    assert (EQUAL, a.place, place) in tape.steps  # whose hash somebody may have taken for its number
+    assert (EQUAL, a.place, place) in tape.steps  # a hash may be used in place of the number
     for other in (0.5, "5", None):
         with pytest.raises(TypeError):
             a + other

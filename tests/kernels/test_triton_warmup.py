@@ -1,6 +1,6 @@
-"""warmup: after it no call of its kind compiles, forward or backward; several kernels are compiled at a time.
+"""warmup compiles several kernels at a time; after it no call of its kind compiles, forward or backward.
 
-The GPU is the stand-in of benchmarks/standin.py, for which Triton compiles in earnest: in a process of its own.
+The GPU is the stand-in of benchmarks/standin.py. Triton really compiles for it, in a process of its own.
 """
 
 import subprocess
@@ -52,7 +52,7 @@ def test_where_an_op_is_plain_torch_it_says_why(machine):  # noqa: F811
     machine.gpus = [("Tesla T4", (7, 5))]
     registry["mse_loss"].cuda.clear()
     with pytest.warns(RuntimeWarning, match="plain torch on Tesla T4"):
-        for name in ("mse_loss", "lpips_distance"):  # lpips_distance by its parts
+        for name in ("mse_loss", "lpips_distance"):  # lpips_distance runs by its parts
             result = idle(registry[name], torch.device("cuda:0"))
             assert result == "plain torch: compute capability 7.5, below 8.0"
 
@@ -79,7 +79,7 @@ def rehearse():
     compile_one, compiled, together = launch.Plan.compile, [], threading.Barrier(2)
 
     def compile_two(plan, target):
-        """The first two kernels wait for each other: one after the other they would never meet."""
+        """Needs two threads: the first two kernels wait for each other."""
         compiled.append(plan)
         if len(compiled) <= 2:
             together.wait(timeout=120)
@@ -91,12 +91,12 @@ def rehearse():
     result = safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
     assert result == {"mse_loss": "ready", "masked_mean": "ready"}
     safeops.warmup("cross_entropy", like=(x, torch.zeros(6, dtype=torch.int64)))
-    # forward and backward: of two ops in two dtypes; of cross_entropy in one
+    # forward and backward of two ops in two dtypes, and of cross_entropy in one
     assert len(compiled) == 2 * 2 * 2 + 2, [plan.kernel.fn.__name__ for plan in compiled]
     safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
     assert len(compiled) == 10, "a second time there is nothing left to compile"
 
-    torch.cuda.is_current_stream_capturing = lambda: True  # whatever is new is refused from here on
+    torch.cuda.is_current_stream_capturing = lambda: True  # from here on a new kernel is refused
     for dtype in dtypes:
         for rows in (6, 7):
             y = torch.randn(rows, 1024, dtype=dtype, requires_grad=True)

@@ -1,8 +1,8 @@
-"""Execute what an op launches on a GPU: a sample of its record with this many rows and columns, forward and backward.
+"""Execute the GPU kernels of an op on a sample of its record with this many rows and columns, forward and backward.
 
     python -m tests.kernels.executed masked_mean --shape 1100x32000 --dtype bf16
 
-It says of each launch what ran, and what it must not have done; and whether the results are right."""
+It prints each launch with its faults, and whether the results are right."""
 
 import argparse
 import sys

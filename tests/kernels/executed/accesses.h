@@ -9,14 +9,14 @@ inline uint64_t address(const Warp& w, const Instruction& i, int op, int lane, i
     return w.wide(i.op[op], lane) + i.number[k];
 }
 
-// The writes that this address shows to whoever acquires there.
+// Records the writes that become visible to a warp that acquires at this address.
 inline void publish(Warp& w, const Instruction& i, uint64_t at, bool replaces) {
     if (i.space != Space::global || !i.strong) return;
     View view;
     if (i.release) view = w.publication();
     else if (w.has_fenced) view = w.released;
     View& published = w.block->memory->published[at];
-    if (replaces) published = view;  // else it goes on what a release before it began
+    if (replaces) published = view;  // an atomic adds to what an earlier release published
     else join(published, view);
 }
 
@@ -29,7 +29,7 @@ inline void observe(Warp& w, const Instruction& i, uint64_t at) {
     if (i.acquire) join(w.view, found->second);
 }
 
-// ops: registers, base
+// ops: registers, address
 inline void load(Warp& w, const Instruction& i) {
     const int base = i.count, bytes = i.count * i.bytes;
     for (int l = 0; l < LANES; ++l) {
@@ -49,7 +49,7 @@ inline void load(Warp& w, const Instruction& i) {
     }
 }
 
-// ops: base, registers
+// ops: address, registers
 inline void store(Warp& w, const Instruction& i) {
     for (int n = 0; n < LANES; ++n) {
         const int l = w.turn(n);
@@ -82,7 +82,7 @@ T combined(Atomic how, T old, T a, T b) {
     return old;
 }
 
-// ops: the old value, base, operands
+// ops: old value, address, operands
 inline void atomic(Warp& w, const Instruction& i) {
     for (int n = 0; n < LANES; ++n) {
         const int l = w.turn(n);
@@ -105,7 +105,7 @@ inline void atomic(Warp& w, const Instruction& i) {
     }
 }
 
-// mov of a register from the parts of a list, and into them
+// mov: pack a list of parts into a register, and unpack a register into them
 inline void pack(Warp& w, const Instruction& i) {
     const int parts = int(i.op.size()) - 1, width = i.bytes * 8 / parts;
     uint64_t x[LANES] = {};
@@ -147,7 +147,7 @@ inline void shuffle(Warp& w, const Instruction& i) {
         }
         if (!inside) from = l;
         valid |= Mask(inside) << l;
-        // A lane that does not take part sends anything.
+        // A lane that does not take part sends garbage.
         result[l] = w.mask >> from & 1 ? of[from] : w.block->launch->garbage;
     }
     w.out<uint32_t>(i.op[0], [&](int l) { return result[l]; });
@@ -185,7 +185,7 @@ inline void copy_now(Warp& w, const Deferred& d) {
     const auto* size = reinterpret_cast<const uint64_t*>(d.operand[2].bytes);
     for (int l = 0; l < LANES; ++l) {
         if (!(d.mask >> l & 1)) continue;
-        uint8_t data[16] = {};  // what is not read is 0
+        uint8_t data[16] = {};  // bytes that are not read become 0
         const uint8_t* source = size[l] ? global_bytes(w, i, from[l], int(size[l]), true, false) : nullptr;
         if (source) std::memcpy(data, source, size[l]);
         uint8_t* target = shared_bytes(w, i, to[l], i.bytes, true, data);
@@ -193,7 +193,7 @@ inline void copy_now(Warp& w, const Deferred& d) {
     }
 }
 
-// ops: base in shared memory, base in global memory, bytes, and how many of them are read
+// ops: address in shared memory, address in global memory, bytes, and how many of them are read (the rest is 0)
 inline void copy_later(Warp& w, const Instruction& i) {
     Deferred d{&i, w.mask, {}};
     auto* to = reinterpret_cast<uint64_t*>(d.operand[0].bytes);
@@ -203,14 +203,14 @@ inline void copy_later(Warp& w, const Instruction& i) {
         if (!(w.mask >> l & 1)) continue;
         to[l] = address(w, i, 0, l, 0), from[l] = address(w, i, 1, l, 1);
         size[l] = uint32_t(w.wide(i.op[i.op.size() > 3 ? 3 : 2], l));
-        shared_bytes(w, i, to[l], i.bytes, true);  // the earliest time that hardware may take is this one
+        shared_bytes(w, i, to[l], i.bytes, true);  // the hardware may write as early as now
     }
     w.groups[0].open.push_back(d);
 }
 
 inline void multiply_now(Warp& w, const Deferred& d);
 
-// All but the newest `left` groups have ended.
+// Waits until all groups but the newest `left` have ended.
 inline void wait_for_groups(Warp& w, Groups& groups, size_t left) {
     while (groups.committed.size() > left) {
         for (const Deferred& d : groups.committed.front())
@@ -227,11 +227,11 @@ inline void commit(Warp& w, const Instruction& i) {
 
 inline float half_number(uint16_t x, bool is_bf16) { return is_bf16 ? number(bf16{x}) : number(f16{x}); }
 
-// wgmma: rows 16 w to 16 w + 15 of D are the warp's own. A matrix in shared memory is described by an address, two
-// strides and how it is swizzled (PTX ISA, "Matrix Descriptor").
+// wgmma: a warp has rows 16 w to 16 w + 15 of D. An operand in shared memory is described by an address, two strides
+// and its swizzle (PTX ISA, "Matrix Descriptor").
 struct Described {
     uint64_t bits;
-    bool transposed;  // the rows, not the sum, run along memory
+    bool transposed;  // the rows, not the summed dim, are contiguous
 
     uint64_t element(int row, int k) const {
         const uint64_t start = (bits & 0x3fff) << 4, leading = (bits >> 16 & 0x3fff) << 4,
@@ -239,7 +239,7 @@ struct Described {
         const int pitch = mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 16;
         const int along = transposed ? row : k, across = transposed ? k : row, wide = pitch / 2;
         uint64_t at = start + uint64_t(along % wide * 2) + uint64_t(across % 8) * pitch;
-        // Without a swizzle the two strides of a transposed matrix change their places.
+        // Without a swizzle, a transposed matrix has its two strides exchanged.
         at += transposed && mode == 0 ? uint64_t(along / wide) * stride + uint64_t(across / 8) * leading
                                       : uint64_t(along / wide) * leading + uint64_t(across / 8) * stride;
         return at ^ ((at >> 7 & (pitch / 16 - 1)) << 4);
@@ -251,7 +251,7 @@ inline float described_number(Warp& w, const Instruction& i, const Described& m,
     const uint8_t* source = shared_bytes(w, i, at, 2, false);
     if (!source) return 0;
     const Stamp write{w.block->shared_writes[at / w.block->program->shared_grain]};
-    // Who wrote has fenced since then, or this warp has, behind the barrier that follows the write.
+    // The writing warp must have fenced since, or this warp must have fenced after the barrier behind the write.
     if (write.bits && write.tick() >= w.block->warps[write.warp()].proxy_fence && write.tick() >= w.proxy_barrier)
         w.fault("reads what no fence.proxy.async has published", i, hex(at));
     uint16_t x;
@@ -263,8 +263,8 @@ struct Factors {
     float x[16 * 16], y[16 * 256];
 };
 
-// ops: n / 2 registers of D, a descriptor or four registers of A, a descriptor of B, whether D is added to, the signs
-// of A and B, whether they are transposed (of registers B alone). count: n
+// ops: n / 2 registers of D, A (a descriptor or four registers), B (a descriptor), predicate: add to D, signs of A and
+// B, and whether they are transposed (only B's if A is in registers). count: n
 inline void read_factors(Warp& w, const Deferred& d, Factors& factors) {
     const Instruction& i = *d.instruction;
     const int n = i.count, results = n / 2;
@@ -314,11 +314,11 @@ inline void multiply_later(Warp& w, const Instruction& i) {
     const int b = results + (a_in_registers ? 4 : 1);
     keep(1, w.wide(i.op[b], 0)), keep(2, w.predicate(i.op[b + 1]) != 0);
     Factors factors;
-    read_factors(w, d, factors);  // as hardware may: each of them must be there now
+    read_factors(w, d, factors);  // the hardware may read as early as now: the factors must be there
     w.groups[1].open.push_back(d);
 }
 
-// mma.m16n8k16: four registers of D, four of A, two of B, four of C
+// mma.m16n8k16; ops: four registers of D, four of A, two of B, four of C
 inline void multiply(Warp& w, const Instruction& i) {
     float a[16][16], b[16][8], result[4][LANES];
     for (int l = 0; l < LANES; ++l)
@@ -342,7 +342,7 @@ inline void multiply(Warp& w, const Instruction& i) {
     for (int place = 0; place < 4; ++place) w.out<float>(i.op[place], [&](int l) { return result[place][l]; });
 }
 
-// ldmatrix, stmatrix: of `count` 8 x 8 matrices of halves, whose rows begin where lanes 8 k to 8 k + 7 say
+// ldmatrix, stmatrix of `count` 8 x 8 matrices of halves; lanes 8 k to 8 k + 7 have the row addresses of matrix k
 template <bool stores>
 void matrix(Warp& w, const Instruction& i) {
     const int base = stores ? 0 : i.count, first = stores ? 1 : 0;

@@ -1,7 +1,7 @@
 // Instructions that only compute, each by its name in the PTX ISA.
 //
-// What the ISA calls an approximation is computed exactly, and then moved by the most that the ISA allows, up or down,
-// if the launch asks for it (`bias`).
+// Approximations are computed exactly. If the launch asks for it (`bias`), the result is then moved up or down by the
+// largest error that the ISA allows.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -46,7 +46,7 @@ constexpr T CANONICAL_NAN = std::numeric_limits<T>::quiet_NaN();
 template <>
 inline constexpr float CANONICAL_NAN<float> = std::bit_cast<float>(0x7fffffffu);
 
-// min and max hide one NaN, but for those called .NaN; -0 is below 0.
+// min and max return the other number for one NaN, except in .NaN variants; -0 < +0.
 template <bool largest, bool nan, class T>
 T extreme(T a, T b) {
     if (a != a || b != b) return nan || (a != a && b != b) ? CANONICAL_NAN<T> : a != a ? b : a;
@@ -68,7 +68,7 @@ void unary(Table& t, const std::string& name, F) {
     });
 }
 
-// B: of the second operand, if it is not T; R: of the result.
+// B: type of the second operand, if not T; R: type of the result.
 template <class T, class B = T, class F>
 void binary(Table& t, const std::string& name, F) {
     using R = std::invoke_result_t<F, T, B>;
@@ -89,7 +89,7 @@ void ternary(Table& t, const std::string& name, F) {
     });
 }
 
-// setp: operands p, q, a, b, and a predicate to combine with. q is of the opposite, or of packed halves the high ones.
+// setp: operands p, q, a, b, and a predicate to combine with. q: the opposite, or the result of packed high halves.
 template <class T, bool packed, class F>
 void compare(Table& t, const std::string& type, const std::string& name, F) {
     const auto result = [](Warp& w, const Instruction& i) {
@@ -142,7 +142,7 @@ void compare_integers(Table& t, const std::string& type) {
     compare<T, false>(t, type, "ge", [](T a, T b) { return a >= b; });
 }
 
-// S: of a sign, U: without.
+// T: signed or unsigned; U: the unsigned type.
 template <class T>
 void integers(Table& t, const std::string& type) {
     using U = std::make_unsigned_t<T>;
@@ -154,7 +154,7 @@ void integers(Table& t, const std::string& type) {
     ternary<T>(t, "mad.lo." + type, [](T a, T b, T c) { return T(u64(a) * u64(b) + u64(c)); });
     binary<T>(t, "min." + type, [](T a, T b) { return a < b ? a : b; });
     binary<T>(t, "max." + type, [](T a, T b) { return a > b ? a : b; });
-    // A quotient by zero is anything.
+    // A quotient by zero is unspecified.
     binary<T>(t, "div." + type, [](T a, T b) {
         return b == 0 ? T(-1) : b == T(-1) && T(-1) < 0 ? T(-U(a)) : T(a / b);
     });
@@ -180,7 +180,7 @@ void integers(Table& t, const std::string& type) {
             w.out<T>(i.op[0], [&](int l) {
                 const u32 pos = position[l] & 255, len = length[l] & 255;
                 if (len == 0) return T(0);
-                const u32 top = std::min(pos + len - 1, u32(BITS - 1));  // the place of the field's sign
+                const u32 top = std::min(pos + len - 1, u32(BITS - 1));  // position of the field's sign bit
                 const U sign = T(-1) < 0 && (a[l] >> top & 1) ? U(-1) : U(0);
                 const U field = pos < BITS ? U(a[l]) >> pos : U(0);
                 const U kept = top < pos ? U(0) : top - pos + 1 >= BITS ? U(-1) : (U(1) << (top - pos + 1)) - 1;
@@ -189,7 +189,7 @@ void integers(Table& t, const std::string& type) {
         });
 }
 
-// Types that say nothing of a sign.
+// Types .b, without a sign.
 template <class U>
 void bits(Table& t, const std::string& width) {
     constexpr u32 BITS = 8 * sizeof(U);
@@ -248,7 +248,7 @@ void floats(Table& t, const std::string& type) {
     binary<T>(t, "copysign." + type, [](T a, T b) { return std::copysign(b, a); });
 }
 
-// The result that is farthest from the exact one, above or below, but not by more than the ISA allows.
+// The fp32 number farthest from the exact result, above or below, within the ISA's error bound.
 inline float moved(double exact, double most, int bias) {
     const float rounded = float(exact);
     if (bias == 0 || !std::isfinite(rounded) || rounded == exact) return rounded;
@@ -257,8 +257,8 @@ inline float moved(double exact, double most, int bias) {
     return (r > bound) == (bias > 0) && r != bound ? std::nextafter(r, bias > 0 ? -INFINITY : INFINITY) : r;
 }
 
-// An approximation gives the exact value, moved by the part of it that the ISA allows; of a logarithm of what is close
-// to 1, whose own value is close to 0, by that number itself.
+// An approximation: the exact value moved by the relative error that the ISA allows. For a logarithm of a number close
+// to 1 the error is absolute, since the result is close to 0.
 template <double most, bool logarithm = false, class F>
 void approximate(Table& t, const std::string& name, F) {
     const auto result = [](const Warp& w, float a) {
@@ -275,7 +275,7 @@ void approximate(Table& t, const std::string& name, F) {
     });
 }
 
-// div.approx makes zeros of divisors above 2^126.
+// div.approx gives zero for divisors above 2^126.
 template <bool full, bool ftz>
 void quotient(Table& t, const std::string& name) {
     define(t, name, {4, 4, 4}, [](Warp& w, const Instruction& i) {
@@ -288,12 +288,12 @@ void quotient(Table& t, const std::string& name) {
             if (bias == 0) return flushed(x / y);
             const double exact = double(x) / y;
             const int unit = exact == 0 || !std::isfinite(exact) ? 0 : std::max(std::ilogb(exact), -126) - 23;
-            return flushed(moved(exact, std::ldexp(2.0, unit), bias));  // two units in the last place
+            return flushed(moved(exact, std::ldexp(2.0, unit), bias));  // 2 ulp
         });
     });
 }
 
-// The upper halves of fp64 numbers: those of the operand are read, those of the result are right to 20 bits.
+// fp64 approximations read the upper word of the operand alone, and set that of the result alone, to 20 bits.
 template <class F>
 void upper_half(Table& t, const std::string& name, F) {
     unary<double>(t, name, [](double a) {
@@ -302,9 +302,9 @@ void upper_half(Table& t, const std::string& name, F) {
     });
 }
 
-// ---- conversions: of registers that may be wider than the type
+// ---- conversions; a register may be wider than the type
 
-// Rounded to odd, so that the next rounding, to half, is as if it were the first.
+// Rounds to odd, so that a second rounding, to half, gives the bits of a single one.
 inline float to_odd(double x) {
     const float r = float(x);
     if (r == x || !std::isfinite(x)) return r;
@@ -313,7 +313,7 @@ inline float to_odd(double x) {
     return b & 1 ? r : std::bit_cast<float>(above ? b - 1 : b + 1);
 }
 
-// a + b rounded to odd in fp64: whatever is compared with it, or rounds it to fewer bits, sees the exact sum.
+// a + b rounded to odd in fp64: comparing it or rounding it to fewer bits gives the result of the exact sum.
 inline double sum_to_odd(double a, double b) {
     const double sum = a + b, part = sum - a, rest = (a - (sum - part)) + (b - part);
     if (rest == 0 || !std::isfinite(sum) || std::bit_cast<u64>(sum) & 1) return sum;
@@ -346,7 +346,7 @@ u64 to_bits(T x) {
     if constexpr (sizeof(T) == 2) return std::bit_cast<u16>(x);
 }
 
-// variant: the rounding, and 4 for .sat.
+// variant: the rounding, plus 4 for .sat.
 template <class D, class S>
 D convert(S x, int variant) {
     if constexpr (!IS_FLOAT<D> && !IS_FLOAT<S>) {
@@ -410,7 +410,7 @@ void convert_pair(Table& t, const std::string& to) {
     });
 }
 
-// Two numbers in a register, of which each is computed as if alone.
+// Applies a function to each of the two numbers in a register.
 template <class T, class R, class F>
 void packed(Table& t, const std::string& name, F) {
     const bool three = name.rfind("fma", 0) == 0;
@@ -431,7 +431,7 @@ void packed_integers(Table& t, const std::string& type) {
     packed<T, u32>(t, "max." + type, [](T a, T b, T) { return a > b ? a : b; });
 }
 
-// Halves, whose result is rounded once.
+// Arithmetic of halves; each result is rounded once.
 template <class H, H (*half)(float)>
 void halves(Table& t, const std::string& type) {
     compare_numbers<H>(t, type);
@@ -460,7 +460,7 @@ void halves(Table& t, const std::string& type) {
     });
 }
 
-// Predicates are a bit for each lane.
+// A predicate has one bit for each lane.
 inline void predicates(Table& t) {
     const auto one = [&](const char* name, auto f) {
         define(t, name, {0, 0}, [](Warp& w, const Instruction& i) {
@@ -502,7 +502,7 @@ inline Table arithmetic() {
 
     const auto least = [](float a, float b, float c) { return extreme<false, false>(extreme<false, false>(a, b), c); };
     const auto most = [](float a, float b, float c) { return extreme<true, false>(extreme<true, false>(a, b), c); };
-    ternary<float>(t, "min3.f32", least), ternary<float>(t, "max3.f32", most);  // as ptx.py calls those of three
+    ternary<float>(t, "min3.f32", least), ternary<float>(t, "max3.f32", most);  // ptx.py's names for three operands
     ternary<float>(t, "min3.NaN.f32", [](float a, float b, float c) {
         return extreme<false, true>(extreme<false, true>(a, b), c);
     });
@@ -522,7 +522,7 @@ inline Table arithmetic() {
     ternary<float>(t, "fma.rn.ftz.f32", [](float a, float b, float c) {
         return flush(std::fma(flush(a), flush(b), flush(c)));
     });
-    ternary<float>(t, "fma.rm.f32", [](float a, float b, float c) {  // rounded down
+    ternary<float>(t, "fma.rm.f32", [](float a, float b, float c) {  // rounded toward -inf
         const float r = std::fma(a, b, c);
         const double product = double(a) * b, sum = sum_to_odd(product, c);
         if (sum == 0) return std::signbit(product) || std::signbit(c) ? -0.0f : 0.0f;
@@ -542,7 +542,7 @@ inline Table arithmetic() {
     unary<double>(t, "rsqrt.approx.f64", [](double a) { return 1 / std::sqrt(a); });
 
     predicates(t);
-    ternary<u32>(t, "prmt.b32", [](u32 a, u32 b, u32 c) {  // bytes of a and b, chosen by four digits
+    ternary<u32>(t, "prmt.b32", [](u32 a, u32 b, u32 c) {  // four digits choose from the bytes of a and b
         const u64 both = u64(b) << 32 | a;
         u32 r = 0;
         for (int k = 0; k < 4; ++k) {

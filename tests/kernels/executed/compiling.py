@@ -1,7 +1,7 @@
-"""PTX of a plan, by the pinned Triton or the oldest one, from a folder that later runs read.
+"""Compiles plans to PTX, by the pinned or the oldest Triton, into a folder that later runs read.
 
-`python -m tests.kernels.executed.compiling` compiles requests that come as lines of JSON, as scripts/gpu_kernels.py
-writes them; it needs no torch, and PYTHONPATH says whose Triton that is."""
+`python -m tests.kernels.executed.compiling` compiles requests from stdin, one line of JSON each, as
+scripts/gpu_kernels.py writes them; it needs no torch. PYTHONPATH selects the Triton."""
 
 import hashlib
 import importlib.metadata
@@ -33,13 +33,13 @@ def oldest():
 
 
 def folder_of(version):
-    """Where this Triton is installed; None: in this environment."""
+    """Returns the folder of this Triton, or None for this environment."""
     return None if version == pinned() else Path(sys.prefix) / "oldest-triton"
 
 
 @cache
 def sources():
-    """The sources of the kernels, but for those that a test declares."""
+    """Returns the sources of the kernels, without those that tests declare."""
     return "".join(path.read_text() for path in sorted((ROOT / "kernels").rglob("*.py")))
 
 
@@ -54,7 +54,7 @@ def server(version):
 
 
 def compiled(plan, arch, version):
-    """The Binary of a plan for compute capability `arch` (90) by this version of Triton."""
+    """Returns the Binary of a plan for compute capability `arch` (e.g. 90) by this version of Triton."""
     from triton.backends.compiler import GPUTarget
 
     from tests.kernels.compiled import gpu_kernels

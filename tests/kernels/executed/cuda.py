@@ -1,7 +1,7 @@
-"""The ops of csrc/cuda on CPU tensors: their own host code, and their kernels executed from the PTX that nvcc makes.
+"""The ops of csrc/cuda on CPU tensors: their own host code calls their kernels, executed from nvcc's PTX.
 
 ops = cuda.Ops([*(ROOT / "csrc/cuda/lists").glob("*.cu")])
-ops._grad_norm([x], 2.0)       # a raw op; raises machine.Fault for what a kernel must not do
+ops._grad_norm([x], 2.0)       # a raw op; raises machine.Fault if a kernel misbehaves
 ops.launches                   # of the last call
 """
 
@@ -25,7 +25,7 @@ from tests.kernels.executed.machine import ROOT
 
 FOLDER = machine.FOLDER / "cuda"
 RUNTIME, LIMITS = (Path(__file__).with_name(name) for name in ("cudart.cpp", "limits.h"))
-# This kernel reads a number before it knows whether that counts: csrc/cuda/selection/masked_compact.cu.
+# This kernel reads a number before it knows that the number counts: csrc/cuda/selection/masked_compact.cu.
 ANYTHING = re.compile(r"take_kernel")
 
 
@@ -37,7 +37,7 @@ def nvcc():
 
 
 def available():
-    """True where the compilers are."""
+    """Returns True if the compilers are there."""
     return nvcc() is not None and machine.available()
 
 
@@ -48,7 +48,7 @@ def compilers():
 
 
 def included(path, found):
-    """Adds to `found` the text of a source and of all that it includes by quotes."""
+    """Adds to `found` {path: text} of a source and of all files that it includes by quotes."""
     if path.exists() and path not in found:
         found[path] = path.read_text()
         for name in re.findall(r'#include "([^"]+)"', found[path]):
@@ -57,7 +57,7 @@ def included(path, found):
 
 
 def compiled(source, arch, parts):
-    """An object file of a source, beside which lies its PTX. parts: of limits.h."""
+    """Returns the object file of a source; its PTX lies beside it. parts: SAFEOPS_PARTS of limits.h."""
     options = [f"-DSAFEOPS_PARTS={parts}"] if parts and "SAFEOPS_PARTS" in source.read_text() else []
     text = f"{arch} {options} {compilers()} {LIMITS.read_text()}" + "".join(included(source, {}).values())
     target = FOLDER / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
@@ -66,7 +66,7 @@ def compiled(source, arch, parts):
     command = [nvcc(), "-std=c++17", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT}/csrc"]
     command += [f"-gencode=arch=compute_{arch},code=compute_{arch}", "-DUSE_CUDA", f"-include={LIMITS}", *options]
     command += ["-DTORCH_TARGET_VERSION=0x020b000000000000", f"-isystem={Path(torch.__file__).parent}/include"]
-    # A process loads several libraries, which must not share what is static.
+    # Libraries in one process must not share static variables.
     command += ["-Xcompiler=-O1,-fPIC,-fno-gnu-unique,-fvisibility=hidden,-fvisibility-inlines-hidden"]
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         half = Path(folder) / target.name
@@ -81,7 +81,7 @@ def compiled(source, arch, parts):
 
 
 def built(sources, arch, parts):
-    """(a library of these sources, whose name is its ops' namespace; the files of its PTX)"""
+    """Returns (library of these sources, whose file name is its ops' namespace, PTX files)."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as lock, ThreadPoolExecutor(2) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -98,7 +98,7 @@ def built(sources, arch, parts):
 
 
 def entries(ptx):
-    """{entry: its PTX, with what it may call}"""
+    """Returns {entry: its PTX with the functions that it may call}."""
     shared, kernels = [], {}
     for part in re.split(r"(?m)^(?=(?:\.visible |\.weak )?\.(?:entry|func) )", ptx):
         entry = re.match(r"\S*\s*\.entry\s+([\w$]+)", part)
@@ -117,10 +117,10 @@ def demangled(name):
 
 
 class Ops:
-    """The raw ops of some sources, by their names. bias: of machine.run. host: a tensor that stays a CPU's.
+    """The raw ops of some sources, as attributes. bias: as in machine.run. host: a tensor that stays on the CPU.
 
-    whole: limits as on a GPU. kept: if not None, launches are noted and not executed, and the host reads this number
-    from the device; tensors may be of any size."""
+    whole: use the limits of a GPU. kept: if not None, launches are recorded and not executed, and the host reads this
+    number from the device; tensors may then have any size."""
 
     def __init__(self, sources, arch=90, whole=False):
         self.target, self.texts = built(sources, arch, 1024 if whole else None)
@@ -170,7 +170,7 @@ class Ops:
 
     @property
     def wide(self):
-        """How many lanes loaded 16 bytes in the last call, but for CUB's."""
+        """How many lanes loaded 16 bytes in the last call, without CUB's kernels."""
         return sum(launch.wide for launch in self.launches if "cub::" not in launch.kernel)
 
     @cached_property
@@ -184,7 +184,7 @@ class Ops:
         return self.programs[kernel]
 
     def launch(self, kernel, grid, threads, shared, arguments):
-        """Executes a launch of the host code; its error is raised by call()."""
+        """Execute a launch of the host code; call() raises its error."""
         if self.kept is not None:
             self.launches.append(machine.Launched(kernel.decode(), (grid[0], 1, 1), threads[0], shared))
             return 0
@@ -207,7 +207,7 @@ class Ops:
         return int(self.fault is not None)
 
     def memory(self, watches_unwritten):
-        """The operands of this call, and what it has allocated."""
+        """The operands of this call, and the memory that it has allocated."""
         rows = (ctypes.c_int64 * 4 * 64)()
         count = self.runtime.executed_allocations(rows, ctypes.c_int64(64))
         assert count <= len(rows)
@@ -224,7 +224,7 @@ class Ops:
 
 @cache
 def ops(*sources):
-    """The Ops of these sources, which a process needs once."""
+    """Returns the Ops of these sources, made once per process."""
     return Ops(sources)
 
 

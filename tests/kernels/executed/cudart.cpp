@@ -1,6 +1,5 @@
-// The parts of the CUDA runtime and of torch's C shim that the host code of csrc/cuda and CUB call, for ops on CPU
-// tensors. They are linked into its library in the place of the real ones. A launch goes to Python, which executes its
-// PTX (cuda.py).
+// The functions of the CUDA runtime and of torch's C shim that csrc/cuda's host code and CUB call, for ops on CPU
+// tensors. They are linked in place of the real ones. A launch calls Python, which executes the PTX (cuda.py).
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -21,21 +20,21 @@ Launch launch = nullptr;
 cudaError_t error = cudaSuccess;
 int64_t memory_operations = 0;
 int driver = CUDART_VERSION;
-bool planning = false;  // launches are told of and not executed, and no memory is touched
-int64_t kept_count = 0;  // what is then copied from the device
-const void* in_host = nullptr;  // the data of a tensor that stays a CPU's
+bool planning = false;  // launches are recorded and not executed, and no memory is touched
+int64_t kept_count = 0;  // then a copy from the device gives this number
+const void* in_host = nullptr;  // data of a tensor that stays on the CPU
 struct Configuration {
     dim3 grid, threads;
     size_t shared;
 };
 std::vector<Configuration> configurations;
-std::unordered_map<const void*, std::string>& kernels() {  // host functions: entries of the PTX
+std::unordered_map<const void*, std::string>& kernels() {  // {host function: entry of the PTX}
     static auto& all = *new std::unordered_map<const void*, std::string>;
     return all;
 }
 
-// Memory that an op has allocated lives until the op has ended, or, if torch has zeroed it, for ever: an op keeps a
-// zeroed counter for later ones.
+// An op's allocations are freed when the op ends. Memory that torch has zeroed lives on: an op keeps a zeroed counter
+// for later calls.
 struct Allocation {
     void* data;
     int64_t bytes, element;
@@ -86,7 +85,7 @@ void executed_driver(int version) { driver = version; }
 void executed_in_host(const void* data) { in_host = data; }
 int64_t executed_memory_operations() { return std::exchange(memory_operations, 0); }
 
-// Rows of an address, bytes, bytes of an element, and whether all is as it was allocated.
+// Fills rows of (address, bytes, bytes of an element, 1 if unwritten since the allocation); returns the count.
 int64_t executed_allocations(int64_t (*rows)[4], int64_t most) {
     for (int64_t k = 0; k < int64_t(allocations.size()) && k < most; ++k) {
         const auto* bytes = static_cast<const unsigned char*>(allocations[k].data);
@@ -114,7 +113,7 @@ AOTITorchError aoti_torch_library_init_impl(const char*, const char*, const char
                                             TorchLibraryHandle* library) {
     Dl_info here;
     dladdr(reinterpret_cast<void*>(&executed_end), &here);
-    std::string name = here.dli_fname;  // the namespace is the file's name
+    std::string name = here.dli_fname;  // the file's name is the namespace
     name = name.substr(name.rfind('/') + 1);
     name = name.substr(0, name.find('.'));
     return TORCHS(aoti_torch_library_init_impl)((new std::string(name))->c_str(), "CPU", file, line, library);
@@ -214,7 +213,7 @@ cudaError_t cudaGetLastError() { return std::exchange(error, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return error; }
 const char* cudaGetErrorString(cudaError_t) { return "the executor has found a fault"; }
 
-// ---- further calls of CUB's
+// ---- further calls by CUB
 
 cudaError_t cudaGetDevice(int* device) {
     *device = 0;

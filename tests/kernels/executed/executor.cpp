@@ -1,4 +1,4 @@
-// Executes PTX that ptx.py has turned into numbers: programs, launches, and the functions that Python calls.
+// Executes the numbers that ptx.py makes of PTX: programs, launches, and the functions that Python calls.
 #include <memory>
 #include <random>
 #include <sstream>
@@ -12,8 +12,8 @@ void Warp::fault(const char* kind, const Instruction& i, const std::string& deta
                                            ": " + detail);
 }
 
-// A release now makes visible all that is visible here, all that the block wrote before its last barrier, and all that
-// this warp wrote.
+// The writes that a release publishes now: all that this warp has seen, all that the block wrote before its last
+// barrier, and all that this warp wrote.
 View Warp::publication() const {
     View result = view;
     Seen& mine = result[block->number];
@@ -38,7 +38,7 @@ std::vector<std::string> split(const std::string& text, char at) {
 
 [[noreturn]] void unknown(const std::string& opcode) { throw std::runtime_error("unknown instruction " + opcode); }
 
-// The words of ld, st, atom, red and cp.async that say where, how wide and how strong.
+// Reads the words of ld, st, atom, red and cp.async: address space, width and memory order.
 Instruction access(const std::string& opcode) {
     static const std::map<std::string, int> ATOMICS = {
         {"add", int(Atomic::add)}, {"max", int(Atomic::max)}, {"min", int(Atomic::min)}, {"exch", int(Atomic::exch)},
@@ -63,7 +63,7 @@ Instruction access(const std::string& opcode) {
         else if (std::string("usbf").find(word[0]) != std::string::npos && word.size() > 1 &&
                  word.find_first_not_of("0123456789", 1) == std::string::npos)
             i.bytes = std::stoi(word.substr(1)) / 8, i.is_signed = word[0] == 's';
-        // These are hints to caches, and scopes that reach other blocks, as we need them to.
+        // Ignored: cache hints, and scopes that reach other blocks, which is all that safeops needs.
         else if (word == "ca" || word == "cg" || word == "cs" || word == "lu" || word == "cv" || word == "wb" ||
                  word == "wt" || word == "gpu" || word == "sys" || word.rfind("L1::", 0) == 0 ||
                  word.rfind("L2::", 0) == 0) {}
@@ -71,7 +71,7 @@ Instruction access(const std::string& opcode) {
     }
     if (!i.bytes || (is_atomic && (opcode.find(".f") != std::string::npos || i.bytes < 4))) unknown(opcode);
     i.run = is_atomic ? atomic : words[0] == "ld" ? load : store;
-    // A register may be wider than a number that is loaded or stored; the result of an atomic may be `_`.
+    // A register may be wider than the number loaded or stored. The result of an atomic may be `_`.
     i.widths.assign(is_atomic ? 1 : i.count, -i.bytes);
     i.widths.insert(words[0] == "st" ? i.widths.begin() : i.widths.end(), i.space == Space::global ? 8 : -4);
     if (is_atomic) i.widths.insert(i.widths.end(), i.variant == int(Atomic::cas) ? 2 : 1, i.bytes);
@@ -102,7 +102,7 @@ Table instructions() {
         for (int parts = 2; parts <= bytes / 2; parts *= 2) {
             const std::string type = std::to_string(parts) + ".b" + std::to_string(8 * bytes);
             add("pack" + type, Kind::plain, of(1, bytes, of(parts, bytes / parts)), pack);
-            add("unpack" + type, Kind::plain, of(parts, -bytes / parts, {bytes}), unpack);  // (into _ too)
+            add("unpack" + type, Kind::plain, of(parts, -bytes / parts, {bytes}), unpack);  // the target may be _
             t["pack" + type].bytes = t["unpack" + type].bytes = bytes;
         }
     for (const char* name : {"membar.gl", "membar.sys", "fence.acq_rel.gpu", "fence.sc.gpu", "fence.acq_rel.sys"})
@@ -170,7 +170,7 @@ const Instruction& lookup(const std::string& opcode) {
     return table[opcode] = access(opcode);
 }
 
-// Handlers read registers by the width that the opcode says: another one is refused.
+// A handler reads registers by the opcode's width, so a register of another width is an error.
 void require_widths(const Program& program, const Instruction& i, const std::string& opcode) {
     const size_t count = i.op.size();
     if (count != i.widths.size()) unknown(opcode + " with " + std::to_string(count) + " operands: " + i.text);
@@ -181,11 +181,11 @@ void require_widths(const Program& program, const Instruction& i, const std::str
                                      std::to_string(8 * actual) + " bits");
     }
     if (i.predicate >= 0 && program.width[i.predicate]) throw std::runtime_error("no predicate guards " + i.text);
-    // There is one barrier here, of all warps.
+    // Only barrier 0, of all warps, is supported.
     if (i.kind == Kind::barrier && program.constants[~i.op[count / 2]].wide[0]) unknown(i.text);
 }
 
-// One instruction a line, tab-separated: opcode, predicate, whether it is negated, operands, numbers, its text.
+// Text: one instruction a line, tab-separated: opcode, predicate, negated, operands, numbers, source text.
 std::unique_ptr<Program> load_program(const char* text) {
     auto program = std::make_unique<Program>();
     const auto numbers = [](const std::string& list) {
@@ -216,7 +216,7 @@ std::unique_ptr<Program> load_program(const char* text) {
             i.number = numbers(field[4]), i.text = field[5];
             i.aligned = field[0].find("aligned") != std::string::npos;
             if (i.run == copy_later && i.op.size() == 3) i.widths.pop_back();
-            if (i.run == multiply_later && i.op.size() > i.widths.size()) {  // A in four registers
+            if (i.run == multiply_later && i.op.size() > i.widths.size()) {  // A is in four registers
                 i.variant |= 2;
                 i.widths.erase(i.widths.begin() + i.count / 2), i.widths.pop_back();
                 i.widths.insert(i.widths.begin(), 4, 4);
@@ -233,7 +233,7 @@ std::unique_ptr<Program> load_program(const char* text) {
 
 // ---- blocks and warps
 
-// The first registers of a program, which ptx.py names: %tid, %ntid, %ctaid, %nctaid in x, y, z, then those of lanes.
+// The first registers, as ptx.py numbers them: %tid, %ntid, %ctaid, %nctaid in x, y, z, then the lane registers.
 void Block::begin(int linear) {
     number = linear;
     tick = 1, last_barrier = 0;
@@ -250,7 +250,7 @@ void Block::begin(int linear) {
         Warp& w = warps[n];
         std::vector<Register> registers = std::move(w.registers);
         w = Warp{};
-        w.registers = std::move(registers);  // what the block before it has left is as good as any other garbage
+        w.registers = std::move(registers);  // an earlier block's values serve as garbage
         if (w.registers.empty()) {
             w.registers.resize(program->width.size());
             for (Register& r : w.registers)
@@ -285,7 +285,7 @@ bool Block::done() const {
     return std::all_of(warps.begin(), warps.end(), [](const Warp& w) { return w.parts.empty(); });
 }
 
-// Parts at one place become one; the part that is furthest behind, of those that can go on, is moved to the end.
+// Merges the parts at one place, and moves the hindmost of those that can go on to the end.
 void Block::select(Warp& w) {
     for (size_t a = 0; a < w.parts.size(); ++a)
         for (size_t b = a + 1; b < w.parts.size();)
@@ -340,14 +340,14 @@ bool Block::run(Warp& w, int64_t quantum, int64_t& steps) {
             case Kind::end:
                 w.live &= ~mask, part.lanes &= ~mask, ++part.pc;
                 if (!part.lanes) w.parts.pop_back();
-                for (Part& other : w.parts) other.waiting = false;  // nobody waits for those that have ended
+                for (Part& other : w.parts) other.waiting = false;  // nobody waits for ended lanes
                 if (w.parts.empty()) {
                     release_barrier();
                     return true;
                 }
                 break;
             case Kind::converged: {
-                // The last operand of shfl, vote, redux and bar.warp.sync says who takes part; of the others all do.
+                // The last operand of shfl, vote, redux and bar.warp.sync is the member mask; others need all.
                 const Mask members = i.aligned ? ALL : Mask(w.wide(i.op.back(), __builtin_ctz(part.lanes)));
                 if (members & w.live & ~part.lanes) {
                     part.waiting = true;
@@ -376,7 +376,7 @@ bool Block::run(Warp& w, int64_t quantum, int64_t& steps) {
     return true;
 }
 
-// Once each warp that has not ended is there, all go on, and see what all have written.
+// When every warp that has not ended is at the barrier, all go on and see all writes.
 bool Block::release_barrier() {
     bool any = false;
     for (const Warp& w : warps) {
@@ -398,8 +398,8 @@ bool Block::release_barrier() {
     return true;
 }
 
-// Blocks begin in the order of the launch. With a seed several are there at once, and a warp runs ahead for a while
-// before another one is drawn.
+// Blocks begin in the order of the launch. With a seed, several are resident, and a randomly drawn warp runs for a
+// random number of steps before the next.
 int64_t execute(const Program& program, Memory& memory, const Launch& launch) {
     std::mt19937_64 random(launch.seed);
     const int64_t resident = launch.seed ? std::min<int64_t>(launch.block_count, 1 + random() % 4) : 1;
@@ -479,7 +479,7 @@ int executed_written(const Memory* memory, uint64_t start) {
 
 int64_t executed_wide(const Memory* memory) { return memory->wide; }
 
-// One event a line: what, how often, where, the first of them.
+// One line per kind of event: what, count, where, first detail.
 const char* executed_events(const Memory* memory) {
     said.clear();
     for (const auto& [what, event] : memory->events)

@@ -7,7 +7,7 @@ from tests.kernels.executed import machine
 
 needs_compiler = pytest.mark.skipif(not machine.available(), reason="needs g++")
 
-# %thread, %block and %index are the thread in its block, the block, and the thread in the launch; %at is 4 %index.
+# %thread: thread in its block; %block: block; %index: thread in the launch; %at: 4 %index.
 TEXT = """
 .version 8.7
 .target sm_90a
@@ -32,7 +32,7 @@ TEXT = """
 
 
 def program(body, names=(), functions=""):
-    """A kernel whose pointers, of these names, lie in the registers %name."""
+    """Returns a kernel; the pointers `names` lie in the registers %name."""
     return machine.Program(
         TEXT.format(
             functions=functions,
@@ -45,7 +45,7 @@ def program(body, names=(), functions=""):
 
 
 def execute(body, tensors, *, grid=1, threads=32, orders=1, functions="", fresh=(), **options):
-    """Run it on {name: tensor}; fresh: the names of those that nobody has written. Raises machine.Fault."""
+    """Run it on {name: tensor}; fresh: names of the tensors that count as unwritten. Raises machine.Fault."""
     kernel = body if isinstance(body, machine.Program) else program(body, tensors, functions)
     operands = machine.Operands(tensors.items(), {tensors[name].untyped_storage().data_ptr() for name in fresh})
     launch = machine.run if orders == 1 else machine.run_in_orders
@@ -55,7 +55,7 @@ def execute(body, tensors, *, grid=1, threads=32, orders=1, functions="", fresh=
 
 
 def lanes(body, *columns, dtype=torch.int32, **options):
-    """The %r0 of each thread of a warp, which finds its numbers of the columns in %r1, %r2, ..."""
+    """Returns the %r0 of each thread of a warp, which gets its numbers of the columns in %r1, %r2, ..."""
     names = [f"x{k}" for k in range(len(columns))]
     tensors = dict(zip(names, (torch.as_tensor(column, dtype=torch.int64).to(torch.int32) for column in columns)))
     tensors["out"] = torch.zeros(32, dtype=torch.int32)

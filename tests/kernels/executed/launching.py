@@ -1,4 +1,4 @@
-"""Launchers run as on a GPU, and what their plans launch is executed.
+"""Launchers run as on a GPU, and the launches of their plans are executed.
 
 with executed(arch=90) as launches:
     cross_entropy_reduced(x, target)     # a launcher, on CPU tensors
@@ -20,11 +20,11 @@ UNUSED = torch.tensor([0, *machine.GARBAGE], dtype=torch.int64).to(torch.int32)
 
 
 class Fresh(private_torch.TorchDispatchMode):
-    """Which storages nobody has written: those of torch.empty and its kin, until torch or a kernel writes them."""
+    """The storages that nobody has written: those of torch.empty and similar, until torch or a kernel writes them."""
 
     def __init__(self):
         super().__init__()
-        self.storages = {}  # address: a tensor, which keeps it from being another's
+        self.storages = {}  # address: tensor, which keeps the address from being reused
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs or {})
@@ -41,9 +41,9 @@ class Executor:
         self.arch, self.version, self.orders, self.bias = arch, version, orders, bias
         self.fresh, self.launches = Fresh(), []
 
-    @private_torch.disable_modes()  # else Fresh would take what is done here to tensors for writes
+    @private_torch.disable_modes()  # else Fresh would record this method's own operations
     def launch(self, plan, tensors, addresses, *floats):
-        """In the place of Plan.__call__."""
+        """Replaces Plan.__call__."""
         from safeops.kernels.engine.operand import is_constant, leaves
 
         names = plan.kernel.pointers
@@ -54,7 +54,7 @@ class Executor:
         values = [x for (_, x), kind in zip(leaves(arguments), kinds) if not is_constant(kind)]
         kinds = [kind for kind in kinds if not is_constant(kind)]
         values = [np.float64(x).view(np.uint64) if kind == "fp64" else x for x, kind in zip(values, kinds)]
-        # (two more are of scratch memory)
+        # Triton may add two parameters, for scratch memory.
         if len(program.parsed.params) - len(values) not in (0, 1, 2):
             raise AssertionError(f"{program.parsed.name} takes {len(program.parsed.params)}, not {len(values)}")
         operands = machine.Operands(zip(names, tensors), self.fresh.storages)
@@ -71,7 +71,7 @@ class Executor:
         launched = plan.kernel.fn.__name__, plan.grid, binary.warps * 32, binary.shared, operands.wide, steps
         self.launches.append(machine.Launched(*launched))
 
-    programs = {}  # {PTX: its Program}, of the whole process
+    programs = {}  # {PTX: Program}, for the whole process
 
     def program(self, binary):
         if binary.ptx not in self.programs:
@@ -81,7 +81,7 @@ class Executor:
 
 @contextlib.contextmanager
 def planned(call, arch=90):
-    """call(plan, tensors, addresses, *floats) in place of each launch that is planned for this architecture."""
+    """Within it, a launch planned for this architecture calls call(plan, tensors, addresses, *floats)."""
     from safeops.kernels.engine import launch
 
     with contextlib.ExitStack() as stack:
@@ -93,10 +93,10 @@ def planned(call, arch=90):
 
 @contextlib.contextmanager
 def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
-    """[what has been launched] while plans are executed in place of being launched.
+    """Within it, plans are executed instead of launched; yields the list of their launches.
 
-    version: of Triton, the pinned one if none. orders: of blocks and warps; their results must have the same bits.
-    bias: -1 or 1 moves what the ISA calls approximations as far as it allows."""
+    version: of Triton; the pinned one if None. orders: how many orders of blocks and warps must give the same bits.
+    bias: -1 or 1 moves the ISA's approximations by their largest error."""
     executor = Executor(arch, version or compiling.pinned(), orders, bias)
 
     def call(plan, *arguments):
@@ -108,7 +108,7 @@ def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
 
 @contextlib.contextmanager
 def on_launchers():
-    """The public functions call the kernels of a GPU, where they would call those of the CPU."""
+    """Within it, public functions call the GPU's kernels where they would call those of the CPU."""
     from safeops.core import library
     from safeops.core.autograd import autograd_function
     from safeops.core.op import Op, registry

@@ -1,5 +1,5 @@
-// Limits of csrc/cuda that small tensors pass: elements of a launch of the general kernel, as long as cudart.cpp does
-// not say otherwise, and the parts that masked_select counts.
+// Smaller limits in place of csrc/cuda's, so that small tensors exceed them: the elements of one launch of the general
+// kernel (cudart.cpp may raise it), and the parts that masked_select counts.
 #pragma once
 #include <cstdint>
 

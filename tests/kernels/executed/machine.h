@@ -1,8 +1,8 @@
 // Warps of 32 lanes share a program and, within a block, shared memory.
 //
-// A register is 32 numbers side by side, so that g++ makes one vector loop of an instruction. A warp whose lanes have
-// parted runs the part that is furthest behind, which is how parts meet again; an instruction that wants lanes which
-// are elsewhere waits for them.
+// A register is 32 numbers side by side, so that g++ makes one vector loop of an instruction. A diverged warp runs the
+// part that is furthest behind, so that the parts meet again. An instruction that needs lanes of another part waits for
+// them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace executed {
 constexpr int LANES = 32;
 using Mask = uint32_t;
 constexpr Mask ALL = ~Mask(0);
-constexpr int CONSTANT = 99;  // in the place of a width
+constexpr int CONSTANT = 99;  // in place of a width
 
 struct Warp;
 struct Instruction;
 using Handler = void (*)(Warp&, const Instruction&);
 
-// Where control does not simply go on: a branch, an end, a barrier of the block, a meeting of the lanes of a warp.
+// Instructions after which control may not just go on: a branch, an end, a block's barrier, a convergence of lanes.
 enum class Kind { plain, branch, end, barrier, converged };
 
 enum class Space { global, shared, param, local };
@@ -31,25 +31,25 @@ enum class Space { global, shared, param, local };
 struct Instruction {
     Handler run = nullptr;
     Kind kind = Kind::plain;
-    std::string text;  // as it stands in the PTX, for events
+    std::string text;  // the PTX, for events
     int predicate = -1;
     bool negated = false;
     std::vector<int> op;          // registers; below 0: constants
     std::vector<int64_t> number;  // offsets of addresses, targets of branches
-    std::vector<int> widths;      // bytes of the operands; 0: a predicate, -n: n or more, CONSTANT
-    bool aligned = false;         // all lanes take part, whatever the last operand says
-    // These are fields of accesses.
+    std::vector<int> widths;      // bytes of each operand; 0: a predicate; -n: n or more; CONSTANT
+    bool aligned = false;         // all lanes must take part, whatever the last operand is
+    // Fields of memory accesses:
     Space space = Space::global;
     int count = 1, bytes = 0;  // elements, and the bytes of one
     bool is_signed = false, strong = false, acquire = false, release = false, coherent = true;
-    int variant = 0;  // what else a handler wants to know of the opcode
+    int variant = 0;  // what else a handler needs from the opcode
 };
 
 struct alignas(64) Register {
     uint8_t bytes[LANES * 8];
 };
 
-// A constant as operands of each width read it.
+// A constant, readable at each operand width.
 struct alignas(64) Constant {
     uint64_t wide[LANES];
     uint32_t word[LANES];
@@ -64,7 +64,7 @@ struct Program {
     int shared_bytes = 0, local_bytes = 0, shared_grain = 8;
 };
 
-// The writes of a block that a warp may count on are all before a tick, and later ones of some warps.
+// The writes of a block that a warp may rely on: all before tick `all`, and those of single warps up to a later tick.
 struct Seen {
     uint32_t all = 0;
     std::map<int, uint32_t> of_warp;
@@ -83,25 +83,25 @@ struct Launch {
     int grid[3], threads[3];
     int shared_bytes;
     const uint8_t* params;
-    const int64_t* blocks;  // linear numbers, in the order in which they begin
+    const int64_t* blocks;  // linear block numbers, in the order of their start
     int64_t block_count;
-    uint64_t seed;       // of the schedule; 0: one block after another, one warp after another
-    int bias;            // -1, 0, 1: how approximations are rounded
-    uint32_t garbage;    // what registers and shared memory hold before they are written
-    int64_t most_steps;  // of the whole launch
+    uint64_t seed;       // of the schedule; 0: blocks and warps run one after another
+    int bias;            // -1, 0, 1: the direction of the approximations' errors
+    uint32_t garbage;    // the initial content of registers and shared memory
+    int64_t most_steps;  // for the whole launch
 };
 
 struct Memory;
 struct Block;
 
-// Lanes that are at one place of the program.
+// Lanes of a warp at the same place of the program.
 struct Part {
     Mask lanes;
     int pc;
     bool waiting = false;
 };
 
-// cp.async and wgmma take effect when they are waited for, the latest time that hardware may take.
+// cp.async and wgmma take effect at their wait, the latest time that the hardware may choose.
 struct Deferred {
     const Instruction* instruction;
     Mask mask;
@@ -121,11 +121,11 @@ struct Warp {
     bool at_barrier = false;
     std::vector<Register> registers;
     std::vector<uint8_t> local;
-    View view, acquired, released;  // acquired: what strong reads have met; released: as of the last fence
+    View view, acquired, released;  // acquired: read by strong reads; released: published by the last fence
     bool has_fenced = false;
-    uint32_t proxy_fence = 0, proxy_barrier = 0;  // ticks of the last fence.proxy.async, and of the barrier before it
-    Groups groups[2];  // of cp.async and of wgmma, which are counted apart
-    Mask mask = 0;  // of the lanes that run the present instruction
+    uint32_t proxy_fence = 0, proxy_barrier = 0;  // ticks of the last fence.proxy.async and of the barrier before it
+    Groups groups[2];  // of cp.async, and of wgmma
+    Mask mask = 0;  // lanes that run the current instruction
 
     template <class T>
     const T* in(int op) const {
@@ -137,7 +137,7 @@ struct Warp {
         return reinterpret_cast<const T*>(c.byte);
     }
 
-    // f(lane) into the lanes that run. (An operand may be the result: each lane is read before it is written.)
+    // Writes f(lane) for the running lanes. (A register may be both operand and result: a lane is read, then written.)
     template <class T, class F>
     void out(int op, F f) {
         T* d = reinterpret_cast<T*>(registers[op].bytes);
@@ -156,10 +156,10 @@ struct Warp {
         p = (p & ~mask) | (value & mask);
     }
 
-    // Lanes that reach one address do so in any order; with an odd seed it is the reverse one.
+    // Lanes may reach one address in any order; an odd seed reverses it.
     int turn(int lane) const;
 
-    // A register of any width as 64 bits, and back.
+    // Reads a register of any width as 64 bits, and writes it.
     uint64_t wide(int op, int lane) const {
         switch (op < 0 ? 8 : program().width[op]) {
             case 8: return in<uint64_t>(op)[lane];
@@ -188,16 +188,16 @@ struct Block {
     const Program* program;
     Memory* memory;
     const Launch* launch;
-    int number;        // linear, in the grid
+    int number;        // linear index in the grid
     uint32_t tick = 1;  // counts barriers and fences
     uint32_t last_barrier = 0;
-    uint32_t voted = 0;  // of bar.red, by the warps that are there
+    uint32_t voted = 0;  // of bar.red: any arrived warp's predicate
     std::vector<Warp> warps;
     std::vector<uint8_t> shared;
-    std::vector<uint64_t> shared_writes, shared_reads;  // stamps, one for each grain
+    std::vector<uint64_t> shared_writes, shared_reads;  // a stamp for each grain
 
     void begin(int linear);
-    bool run(Warp& warp, int64_t quantum, int64_t& steps);  // false: it could do nothing
+    bool run(Warp& warp, int64_t quantum, int64_t& steps);  // false: the warp could not run
     bool done() const;
 
    private:

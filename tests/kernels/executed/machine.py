@@ -1,4 +1,4 @@
-"""The executor as Python calls it: programs, memory with its checks, launches."""
+"""Python's interface to the executor: programs, memory with its checks, launches."""
 
 import ctypes
 import fcntl
@@ -22,19 +22,19 @@ FOLDER = ROOT / "build" / "executed"
 SOURCES = [
     Path(__file__).with_name(name) for name in ("executor.cpp", "accesses.h", "arithmetic.h", "memory.h", "machine.h")
 ]
-# -ffp-contract: a product that the PTX rounds must not be fused; on the machine that compiles it, it runs.
+# -ffp-contract=off: a product that the PTX rounds must not be fused. native: the library runs on this machine.
 COMMAND = "g++ -std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -shared -fPIC".split()
-GARBAGE = (0x7FC17FC1, 0xC2F1C2F1)  # of what nobody has written: NaN, and in the second order -120.6 in fp32
+GARBAGE = (0x7FC17FC1, 0xC2F1C2F1)  # what unwritten memory holds: NaN; in every second order -120.6 in fp32
 MOST_STEPS = 1 << 32
-REGISTERS = 65_536  # of a multiprocessor, so of a block
-# A kernel with these instructions may give what depends on the order of its blocks; another's blocks do not meet, or
-# they race, which is seen in any order.
+REGISTERS = 65_536  # of a multiprocessor, and so the most of a block
+# Only a kernel with these instructions may depend on the order of its blocks. In any other, blocks do not communicate,
+# or they race, which shows in any order.
 ORDERED = re.compile(r"\b(atom|red|ld\.(relaxed|acquire|volatile))\b")
 ORDERS = 3
 
 
 class Fault(AssertionError):
-    """A launch did what it must not."""
+    """A launch did something forbidden."""
 
 
 class Launch(ctypes.Structure):
@@ -48,7 +48,7 @@ class Launch(ctypes.Structure):
 
 @cache
 def executor():
-    """The library, compiled once for its sources, the compiler and the CPU."""
+    """The executor's library, compiled once for its sources, the compiler and the CPU."""
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), platform.machine())
     text = "".join(path.read_text() for path in SOURCES) + " ".join(COMMAND) + cpu
     target = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
@@ -72,7 +72,7 @@ def available():
 
 @dataclass
 class Launched:
-    """wide: how many lanes have loaded 16 bytes; steps: of all warps, in all orders."""
+    """wide: lanes' 16-byte loads; steps: of all warps in all orders."""
 
     kernel: str
     grid: tuple
@@ -83,7 +83,7 @@ class Launched:
 
 
 class Program:
-    """A kernel of a PTX, ready to be launched."""
+    """A kernel from PTX, ready to be launched."""
 
     def __init__(self, text, entry=None):
         self.parsed = ptx.program(text, entry)
@@ -95,7 +95,7 @@ class Program:
         self.registers = int(most[1]) if most else 0
 
     def pack(self, values):
-        """The parameters' bytes; values: integers, in order. What is left out is 0."""
+        """Returns the bytes of the parameters; values: integers in order. Missing ones are 0."""
         data = bytearray(self.parsed.param_bytes)
         for value, (offset, size) in zip(values, self.parsed.params.values()):
             data[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
@@ -103,13 +103,13 @@ class Program:
 
 
 def bytes_of(tensor):
-    """A tensor's whole storage, as bytes."""
+    """Returns the whole storage of a tensor as bytes."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def elements(tensors):
-    """A mask of the storage's bytes that belong to one of these tensors, which share it; None: all do."""
+    """Returns a mask of the storage's bytes that belong to one of these tensors, which share it, or None for all."""
     size = tensors[0].untyped_storage().nbytes()
     if any(t.numel() * t.element_size() == size and t.is_contiguous() for t in tensors):
         return None
@@ -125,7 +125,7 @@ class Operands:
     """The storages that a launch may touch, by name."""
 
     def __init__(self, named, fresh=()):
-        """named: (name, tensor); fresh: addresses of storages that nobody has written."""
+        """named: (name, tensor) pairs; fresh: addresses of unwritten storages."""
         storages = {}
         for name, tensor in named:
             if tensor is not None and tensor.untyped_storage().nbytes():
@@ -134,14 +134,14 @@ class Operands:
         for start, tensors in storages.items():
             grain = min(4, *(t.element_size() for _, t in tensors))
             name = " and ".join(f"{n} {str(t.dtype)[6:]}{tuple(t.shape)}" for n, t in tensors)
-            # A launcher may pass the first part of what it allocates; in other storages the tensor alone is written.
+            # A launcher may pass a first part of its own allocation; in other storages it may write the tensor alone.
             inside = None if start in fresh else elements([t for _, t in tensors])
             self.storages.append((start, bytes_of(tensors[0][1]), name, grain, start in fresh, inside))
-        self.watched = set()  # written by an earlier launch of another order
-        self.wide = 0  # loads of 16 bytes by a lane, in the last order
+        self.watched = set()  # storages that a launch in an earlier order has written
+        self.wide = 0  # 16-byte loads by a lane, in the last order
 
     def memory(self):
-        """The executor's memory of these storages."""
+        """Returns the executor's memory of these storages."""
         library, memory = executor(), ctypes.c_void_p(executor().executed_memory())
         for start, data, name, grain, fresh, inside in self.storages:
             mask = None if inside is None else ctypes.c_void_p(inside.data_ptr())
@@ -166,9 +166,9 @@ class Operands:
 
 
 def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed=0, bias=0, garbage=GARBAGE[0]):
-    """Execute a launch once: the number of its warps' steps. Raises Fault for what it must not do.
+    """Execute a launch once; returns the steps of its warps. Raises Fault if the launch does something forbidden.
 
-    blocks: the linear numbers of those that run, in their order; None: all."""
+    blocks: linear numbers of the blocks to run, in order; None: all."""
     count = math.prod(threads)
     if count > 1024 or program.registers * count > REGISTERS:
         raise Fault(
@@ -201,8 +201,8 @@ def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed
 
 
 def run_in_orders(program, operands, params, grid, threads, shared=0, *, orders=ORDERS, bias=0):
-    """Execute a launch in several orders of its blocks and warps, whose results must have the same bits."""
-    # (where they cannot depend on the order, they may on what nobody has written)
+    """Execute a launch in several orders of its blocks and warps: the results must have the same bits."""
+    # Without ORDERED instructions, two orders suffice: they show reads of unwritten memory, by its garbage.
     orders = orders if program.ordered else min(orders, 2)
     first = torch.arange(math.prod(grid))
     before = operands.copies() if orders > 1 else None
@@ -226,12 +226,12 @@ def run_in_orders(program, operands, params, grid, threads, shared=0, *, orders=
 
 
 def words(data, at):
-    """The four bytes around, in hexadecimal."""
+    """Returns the aligned four bytes around `at`, in hexadecimal."""
     return bytes(data[at // 4 * 4 : at // 4 * 4 + 4].tolist())[::-1].hex()
 
 
 def compare(program, operands, one, other, garbage_of_one, garbage_of_other):
-    """The bits of two orders; what neither has written differs by its garbage."""
+    """Raise Fault if two orders left different bits; bytes that neither wrote may differ by their garbage."""
     for (_, _, name, _, fresh, _), a, b in zip(operands.storages, one, other):
         unequal = a != b
         if fresh and unequal.any():

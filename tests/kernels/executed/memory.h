@@ -1,5 +1,5 @@
-// Global and shared memory, and who may touch it: bounds, alignment, and for each element the last write and read, so
-// that two accesses which nothing orders are seen whatever order they happened to run in.
+// Global and shared memory and its checks: bounds, alignment, and the last write and read of each element, so that two
+// unordered accesses show in whatever order they happen to run.
 #pragma once
 #include <cstdio>
 #include <unordered_map>
@@ -8,7 +8,7 @@
 
 namespace executed {
 
-// Who accessed an element last: block + 1, warp and whether by an atomic or a volatile access, tick.
+// The last access of an element: block + 1, warp, whether it was atomic or volatile, and tick.
 struct Stamp {
     uint64_t bits = 0;
     static constexpr int MANY = 0x7f;  // several warps of the block have read it
@@ -23,7 +23,7 @@ struct Stamp {
     void merge_warps() { bits |= uint64_t(MANY) << 24; }
 };
 
-// True if a barrier, or a release that this warp has acquired, comes between.
+// True if a barrier, or a release that this warp has acquired, lies between the stamp and now.
 inline bool ordered(const Warp& w, Stamp s) {
     if (s.bits == 0) return true;
     if (s.block() == w.block->number && (s.warp() == w.number || s.tick() < w.block->last_barrier)) return true;
@@ -43,9 +43,9 @@ struct Region {
     uint64_t start, size;
     std::string name;
     int grain;              // bytes of an element
-    bool fresh;             // nothing in it has been written before the launch
-    const uint8_t* inside;  // of each byte, whether it is the tensor's; null: all are
-    bool watched;           // reads are noted, since an earlier launch in another order has written here
+    bool fresh;             // unwritten before the launch
+    const uint8_t* inside;  // for each byte, whether a tensor owns it; null: all
+    bool watched;           // reads are recorded too, since a launch in an earlier order has written here
     bool written = false;
     std::vector<uint64_t> writes, reads;
 };
@@ -53,8 +53,8 @@ struct Region {
 struct Memory {
     std::vector<Region> regions;
     std::map<std::pair<std::string, std::string>, std::pair<int64_t, std::string>> events;
-    int64_t wide = 0;  // loads of 16 bytes, of single lanes
-    std::unordered_map<uint64_t, View> published;  // by address: what an acquire there makes visible
+    int64_t wide = 0;  // 16-byte loads by single lanes
+    std::unordered_map<uint64_t, View> published;  // address -> what an acquire there makes visible
 
     void fault(const std::string& kind, const std::string& text, const std::string& detail) {
         auto& [count, first] = events[{kind, text}];
@@ -91,8 +91,8 @@ inline std::string hex(uint64_t x) {
     return text;
 }
 
-// Compares one lane's access of the elements [first, last) of a region or of shared memory with those before it.
-// same: the bytes are those that are there, which warps of a block may write in any order.
+// Compares one lane's access of the elements [first, last) of a region or of shared memory with earlier ones. same: the
+// write changes no byte, so that it needs no order among the warps of a block.
 inline void check_write(Warp& w, const Instruction& i, uint64_t* writes, uint64_t* reads, int64_t first, int64_t last,
                         bool same, const std::string& name) {
     const Stamp mine = Stamp::of(w, i.strong);
@@ -124,8 +124,8 @@ inline void check_read(Warp& w, const Instruction& i, const uint64_t* writes, ui
     }
 }
 
-// A read may begin before a tensor or end behind it. Memory is handed out in pieces of 16 bytes and more: where each
-// piece has a byte of a tensor, the read is right, and the other bytes are anything.
+// A read may begin before a tensor or end after it. Allocations are multiples of 16 bytes: the read is right if each
+// 16-byte piece contains a byte of a tensor. The other bytes are garbage.
 inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, int bytes) {
     static thread_local uint8_t data[64];
     Memory& memory = *w.block->memory;
@@ -149,8 +149,8 @@ inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, i
 
 inline bool fits(uint64_t offset, uint64_t bytes, uint64_t size) { return offset <= size && bytes <= size - offset; }
 
-// Returns the bytes of global memory at an address, or null if they are no tensor's.
-// data: what is written there; null for an atomic.
+// Returns the bytes of global memory at an address, or null if no tensor owns them. data: the bytes to write; null for
+// an atomic.
 inline uint8_t* global_bytes(Warp& w, const Instruction& i, uint64_t address, int bytes, bool reads, bool writes,
                              const uint8_t* data = nullptr) {
     Memory& memory = *w.block->memory;

@@ -1,4 +1,4 @@
-"""Types of the PTX ISA as Python's integers and fractions: what bits say, rounding, and values at the edges."""
+"""Types of the PTX ISA in Python: the values of bits, rounding, and edge values."""
 
 import math
 from fractions import Fraction
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 class Float(NamedTuple):
     bits: int
-    precision: int  # of the significand, with the bit that is not stored
-    least: int  # the exponent of the least normal number
+    precision: int  # bits of the significand, with the implicit one
+    least: int  # exponent of the smallest normal number
 
     @property
     def infinity(self):
         return (1 << self.bits - 1) - (1 << self.precision - 1)
 
     def value(self, bits):
-        """A Python float, which holds each of these types exactly."""
+        """Returns the value of the bits as a Python float, which holds each of these types exactly."""
         sign, magnitude = bits >> self.bits - 1, bits & (1 << self.bits - 1) - 1
         if magnitude >= self.infinity:
             return math.copysign(math.nan if magnitude > self.infinity else math.inf, -1 if sign else 1)
@@ -25,7 +25,7 @@ class Float(NamedTuple):
         return (-1.0 if sign else 1.0) * math.ldexp(fraction, exponent + self.least - self.precision + 1)
 
     def encoded(self, x, mode="nearest"):
-        """The bits of a Fraction rounded once, or of a float that is a zero, an infinity or NaN."""
+        """Returns the bits of a Fraction, rounded once, or of a float that is 0, infinite or NaN."""
         top = 1 << self.bits - 1
         if isinstance(x, float) and (x == 0 or not math.isfinite(x)):
             sign = top if math.copysign(1, x) < 0 else 0
@@ -63,7 +63,7 @@ def width(kind):
 
 
 def decoded(kind, bits):
-    """The number that bits stand for, of which those above the type's width say nothing."""
+    """Returns the number of these bits; bits above the type's width do not count."""
     if kind in FLOATS:
         return FLOATS[kind].value(bits)
     bits &= (1 << width(kind)) - 1
@@ -71,7 +71,7 @@ def decoded(kind, bits):
 
 
 def edges(kind):
-    """Bits of a register: the limits of the type, and some between them."""
+    """Returns bits of a register: the limits of the type, and values between them."""
     n = width(kind)
     if kind == "pred":
         return [0, 1]
@@ -86,12 +86,12 @@ def edges(kind):
         return [bits | sign << n - 1 for bits in positive for sign in (0, 1)]
     top = 1 << n - 1
     some = [0, 1, 2, 3, 7, 10, top - 1, top, top + 1, 2 * top - 1, 2 * top - 2, 2 * top - 7, 0x5A3C96A5C396F00F % top]
-    # The register of a type of 8 bits has 8 more.
+    # An 8-bit type has a 16-bit register; its upper 8 bits get an arbitrary pattern.
     return [x | (0xA5 - x & 0xFF) << 8 for x in some] if n == 8 else some
 
 
 def exact(f, *values):
-    """f of floats: a Fraction if it is finite and not zero, else the float with its sign."""
+    """Returns f of floats: a Fraction if it is finite and not zero, else a float with its sign."""
     if all(map(math.isfinite, values)):
         result = f(*map(Fraction, values))
         if result:
@@ -103,7 +103,7 @@ def exact(f, *values):
 
 
 def single(x):
-    """The nearest fp32, as a float."""
+    """Returns the nearest fp32 number as a float."""
     return FLOATS["f32"].value(FLOATS["f32"].encoded(x))
 
 

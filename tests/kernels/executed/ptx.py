@@ -1,16 +1,15 @@
-"""PTX as text to the numbers that executor.cpp executes.
+"""Translates PTX to the numbers that executor.cpp executes.
 
-Registers, constants and labels become numbers, functions that are called are put in their place, and scopes end: a name
-that is declared in braces is another one than the same name outside. Opcodes stay as they are: the executor knows them,
-or says that it does not.
+Registers, constants and labels become numbers, and called functions are inlined. A name declared in braces differs from
+the same name outside. Opcodes stay as they are; the executor refuses those that it does not know.
 """
 
 import re
 from dataclasses import dataclass, field
 from itertools import count
 
-WIDTHS = {"pred": 0, "b8": 2, "u8": 2, "s8": 2}  # bytes of a register; a predicate is a bit for each lane
-# Those that the executor fills in, in its order.
+WIDTHS = {"pred": 0, "b8": 2, "u8": 2, "s8": 2}  # bytes of a register; a predicate has one bit per lane
+# The registers that the executor fills in, in its order.
 SPECIAL = [f"%{name}.{d}" for name in ("tid", "ntid", "ctaid", "nctaid") for d in "xyz"]
 SPECIAL += ["%laneid", *(f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt"))]
 STATEMENT = re.compile(r"(?:@(!?)([%\w.$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
@@ -22,7 +21,7 @@ VARIABLE = re.compile(
 
 
 def split_list(text):
-    """Operands, which are separated by commas outside of brackets."""
+    """Split operands at commas outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "{[(") - (character in "}])")
@@ -39,7 +38,7 @@ def aligned(offset, alignment):
 
 @dataclass
 class Program:
-    """A kernel: the text for the executor, and where its parameters lie."""
+    """A kernel: the text for the executor, and the offsets of its parameters."""
 
     name: str
     params: dict = field(default_factory=dict)  # name: (offset, bytes)
@@ -51,7 +50,7 @@ class Program:
 
 
 def bodies(ptx):
-    """{name: (kind, results, parameters, body)} of the functions."""
+    """Returns {name: (kind, results, parameters, body)} of the functions."""
     results = {}
     for match in HEADER.finditer(ptx):
         kind, returned, name, parameters, _, end = match.groups()
@@ -67,7 +66,7 @@ def bodies(ptx):
 
 
 def statements(body):
-    """Statements, labels that end in a colon, and the braces of scopes. (Those of operands are within a statement.)"""
+    """Yields statements, labels (ending in a colon) and scope braces; braces of operands stay in their statement."""
     text = ""
     for character in body:
         if character in ";{}:" and not (text.strip() if character in "{}" else False):
@@ -89,16 +88,16 @@ class Translation:
         self.functions = bodies(ptx)
         entries = [name for name, (kind, *_) in self.functions.items() if kind == "entry"]
         self.program = Program(entry or entries[0])
-        self.registers, self.widths, self.of_calls = {}, [], set()  # of_calls: registers that are their parameters
+        self.registers, self.widths, self.of_calls = {}, [], set()  # of_calls: registers that hold parameters of calls
         self.constants, self.labels, self.symbols = {}, {}, {}
         self.fresh = count()
-        self.dynamic = False  # whether the size of shared memory is the launch's
+        self.dynamic = False  # True if the launch gives the size of shared memory
         self.place = ""
         for name in SPECIAL:
             self.register(name, 4)
         self.sink = self.register("sink", 8)
         self.predicate_sink = self.register("predicate sink", 0)
-        self.variables(ptx[: HEADER.search(ptx).start()], {})  # of the module
+        self.variables(ptx[: HEADER.search(ptx).start()], {})  # variables of the module
         self.parameters()
         self.function(self.functions[self.program.name][3], {}, None)
         self.link()
@@ -119,7 +118,7 @@ class Translation:
                 self.register(scope[each], width)
 
     def variables(self, text, scope):
-        """Declarations of memory; parameters of calls become registers."""
+        """Declare memory; parameters of calls become registers."""
         for space, alignment, kind, name, array, size in VARIABLE.findall(text):
             width = int(kind[1:]) // 8
             bytes_ = width * (int(size or 0) if array else 1)
@@ -131,7 +130,7 @@ class Translation:
                 self.of_calls.add(scope[name])
                 continue
             if space in ("global", "const"):
-                continue  # who reads one is told that there is no such operand
+                continue  # an access then fails as an unknown operand
             if space == "shared" and self.dynamic:
                 raise ValueError(f"{name} beside dynamic shared memory")
             self.dynamic |= bytes_ == 0
@@ -177,7 +176,7 @@ class Translation:
         self.program.instructions.append([opcode, predicate, int(negated), operands, numbers, f"{text}{self.place}"])
 
     def function(self, body, scope, end):
-        """Translate a body; end: the label to which a called function returns."""
+        """Translate a body; end: the label after the call, for an inlined function."""
         scopes, labels = [scope], {}
         for statement in statements(body):
             if statement == "{":
@@ -231,14 +230,14 @@ class Translation:
             return self.move(to, source, scope, scope, **guard)
         if family == "mov" and "{" in rest:
             opcode = f"{'unpack' if rest.startswith('{') else 'pack'}{rest.count(',')}{opcode[3:]}"
-        if family in ("min", "max") and len(operands) == 4:  # of three operands, from sm_100 on
+        if family in ("min", "max") and len(operands) == 4:  # with three operands, from sm_100 on
             opcode = f"{family}3{opcode[3:]}"
-        # `red` is an `atom` whose result nobody reads.
+        # `red` is an `atom` with an unused result.
         opcode = re.sub(r"^red\.(?!async)", "atom.", opcode)
         self.emit(opcode, *self.encoded(family, operands, scope), **guard)
 
     def encoded(self, family, operands, scope):
-        """(operands, offsets of addresses)"""
+        """Returns (operands, offsets of addresses)."""
         results, numbers = [], []
         for text in operands:
             if text.startswith("{"):
@@ -261,7 +260,7 @@ class Translation:
         self.emit(f"mov.b{8 * self.widths[pair[0]]}", pair, **guard)
 
     def call(self, operands, scope):
-        """Put the function in the place of the call."""
+        """Inline the function at the call."""
         results, name, arguments = operands if len(operands) == 3 else ("", *operands)
         kind, returned, parameters, body = self.functions[name]
         inner = {}

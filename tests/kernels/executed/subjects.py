@@ -1,4 +1,4 @@
-"""The ops whose kernels of a GPU are Triton's, as subjects of the contract: which calls are executed, and compared."""
+"""The ops with Triton kernels, as subjects of the contract: which calls are executed, and the comparison."""
 
 import dataclasses
 import warnings
@@ -16,14 +16,14 @@ BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float6
 
 
 def launched():
-    """{name: Subject}, of each op that has a Triton kernel."""
+    """Returns {name: Subject} for each op with a Triton kernel."""
     raw = {op.name().removeprefix("safeops::") for op in library.launchers}
     names = [name for name, op in registry.items() if op.cpu and raw.intersection(op.raw)]
     return {name: next(RECORDS[name].subjects()) for name in names}
 
 
 def resized(sample, rows, columns):
-    """A sample of two dimensions with this many of both, of the same values over and over."""
+    """Returns the 2-d sample at this size, with its values repeated."""
 
     for axis, size in ((-1, columns), (-2, rows)):
         sample = sample._resize(lambda t, a, size=size: t.index_select(a, torch.arange(size) % t.shape[a]), axis)
@@ -31,7 +31,7 @@ def resized(sample, rows, columns):
 
 
 def rows_of(subject):
-    """The samples whose rows lie along memory, by name."""
+    """Returns {name: sample} for samples whose rows lie along memory."""
 
     def shape(sample):
         try:
@@ -43,12 +43,12 @@ def rows_of(subject):
 
 
 def assert_agrees(subject, sample, dtype, **options):
-    """Values and gradients of a call in this dtype, executed, are those of the definition in fp64: [Launched]."""
+    """Assert that values and gradients of an executed call agree with the fp64 definition; returns its launches."""
     cast = sample.cast(dtype)
     if any(not torch.equal(t.isfinite(), sample.get(key).isfinite()) for key, t in cast.floats().items()):
         raise NotApplicable(f"values do not fit {dtype}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
+        warnings.simplefilter("ignore")  # about broadcast operands, which are meant here
         with executed(**options) as launches, on_launchers():
             result = run(subject.op, cast, grad=bool(sample.leaves()))
         truth = subject.truth(cast, result.upstream or None)

@@ -1,5 +1,5 @@
-"""Calls that were wrong once in what Triton compiled, and right in all that looked at the kernels themselves: blocks
-that counted beyond the counters, a pass that ran another one's code, a gradient that was read beyond its end."""
+"""Calls that Triton once compiled wrongly though the kernels' own tests passed: blocks that counted beyond the
+counters, a pass that ran the code of another, a gradient that was read beyond its end."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ MEANS = {
 }
 
 
-# Rows of several pieces, of which 1,019 were the most that had counters; more rows than any table has entries.
+# Rows of several pieces (at most 1,019 such rows have counters), and more rows than any table has entries.
 @pytest.mark.parametrize(
     "name, rows, columns, dtype",
     [
@@ -43,7 +43,7 @@ MEANS = {
     ],
 )  # fmt: skip
 def test_more_rows_than_counters(name, rows, columns, dtype):
-    """Values by one row of which all are copies: all blocks run, once."""
+    """All rows are copies of one, so the mean is that row's loss if every block runs exactly once."""
     ours, theirs = MEANS[name]
     row = torch.randn(1, columns, generator=torch.Generator().manual_seed(columns)).to(dtype)
     with executed(orders=1), on_launchers():
@@ -60,7 +60,7 @@ SOFTMAXES = {
 
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_odd_rows_in_parts(name, version):  # noqa: F811
-    """The logits are all but the last, or the first, of each row; the gradient lies densely."""
+    """The logits are views of rows without the last or the first element; the gradient is dense."""
     ours, theirs = SOFTMAXES[name]
     whole = 3 * torch.randn(2, 9002, generator=torch.Generator().manual_seed(0))
     for cut in (slice(None, -1), slice(1, None)):
@@ -80,7 +80,7 @@ def test_odd_rows_in_parts(name, version):  # noqa: F811
 def test_divergences_of_many_classes_in_fp64(classes):
     x, y = (torch.randn(2, classes, dtype=F64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     x.requires_grad_()
-    with executed(), on_launchers():  # (which refuses more registers than a block can have)
+    with executed(), on_launchers():  # executed() refuses more registers than a block can have
         result = safeops.js_div_with_logits(x, y)
         (slope,) = torch.autograd.grad(result, x)
     p, q = (t.log_softmax(-1) for t in (x, y))

@@ -1,4 +1,4 @@
-"""Instructions of the executor against what the PTX ISA says of them, on numbers at the edges of their types."""
+"""Instructions of the executor agree with the PTX ISA, on values at the edges of their types."""
 
 import itertools
 import math
@@ -20,11 +20,11 @@ INTEGERS = "s16 u16 s32 u32 s64 u64".split()
 
 
 class Bits(int):
-    """A result whose bits count, though it may be a NaN."""
+    """A result that is compared bit by bit, though it may be a NaN."""
 
 
 def quotient(a, b):
-    """Rounded to zero; by zero it is unspecified."""
+    """A quotient rounded toward zero; by zero it is unspecified."""
     return UNSPECIFIED if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -33,7 +33,7 @@ def remainder(a, b):
 
 
 def bit_field(bits, signed):
-    """bfe, as the ISA writes it, bit by bit."""
+    """bfe as the ISA defines it, bit by bit."""
 
     def extract(a, b, c):
         position, length = b & 255, c & 255
@@ -56,7 +56,7 @@ def inserted(bits):
 
 
 def permuted(a, b, c):
-    """prmt: bytes that four digits choose; the highest bit of a digit asks for the byte's sign alone."""
+    """prmt: four digits choose bytes; a digit's highest bit replicates the sign of its byte."""
     source, result = (a | b << 32).to_bytes(8, "little"), 0
     for k in range(4):
         digit = c >> 4 * k & 15
@@ -84,7 +84,7 @@ def fused(a, b, c):
 
 
 def fused_down(a, b, c):
-    """A sum that is exactly zero is -0 when it is rounded down, but for +0 and +0."""
+    """Rounded down, an exact zero sum is -0, except for +0 and +0."""
     result = fused(a, b, c)
     positive = math.copysign(1, a) * math.copysign(1, b) > 0 and math.copysign(1, c) > 0
     return result if result else 0.0 if positive else -0.0
@@ -98,7 +98,7 @@ def ratio(a, b):
 
 
 def root(precision):
-    """The square root, with enough bits that it is rounded once: an odd last bit says that more follow."""
+    """The square root with enough bits that one rounding suffices; an odd last bit marks an inexact root."""
 
     def result(a):
         if a < 0 or a != a or a in (0, math.inf):
@@ -138,12 +138,12 @@ def to_integer(kind, rounding):
 
 
 def whole(rounding):
-    """Rounded to a whole number that stays a float: a zero keeps its sign."""
+    """Rounded to a whole number in floating point; a zero keeps its sign."""
     return lambda a: a if not math.isfinite(a) else float(rounding(a)) if rounding(a) else math.copysign(0.0, a)
 
 
 def each_half(kind, f):
-    """A packed instruction, half by half."""
+    """Applies f to each half of packed operands."""
     n, half = width(kind), kind
 
     def result(*values):
@@ -234,12 +234,12 @@ def predicate_rows():
             yield f"setp.{name}u.{t}", f"pred: {t} {t}", lambda a, b, f=f: a != a or b != b or f(a, b)
         yield f"setp.num.{t}", f"pred: {t} {t}", lambda a, b: a == a and b == b
         yield f"setp.nan.{t}", f"pred: {t} {t}", lambda a, b: a != a or b != b
-    # q is of the opposite comparison, and combined with c as well
+    # q is the opposite comparison, also combined with c.
     for name, f in COMBINED.items():
         yield f"setp.lt.{name}.s32", "pred pred: s32 s32 pred", lambda a, b, c, f=f: (f(a < b, c), f(a >= b, c))
         yield f"setp.gtu.{name}.f32", "pred pred: f32 f32 pred", lambda a, b, c, f=f: (f(not a <= b, c), f(a <= b, c))
     yield "setp.eq.s64", "pred pred: s64 s64", lambda a, b: (a == b, a != b)
-    for t in ("f16", "bf16"):  # of a pair, p is of the low halves and q of the high ones
+    for t in ("f16", "bf16"):  # of packed halves p compares the low ones and q the high ones
 
         def unequal(a, b, t=t):
             return tuple(not decoded(t, a >> k & 0xFFFF) == decoded(t, b >> k & 0xFFFF) for k in (0, 16))
@@ -277,7 +277,7 @@ def float_rows():
     yield "fma.rn.f32x2", "f32x2: f32x2 f32x2 f32x2", each_half("f32", fused)
     yield "neg.ftz.f32", "f32: f32", flushed(lambda a: -a)
     yield "abs.ftz.f32", "f32: f32", flushed(abs)
-    for t in ("f16", "bf16"):  # of sm_100: one operand is a half
+    for t in ("f16", "bf16"):  # from sm_100 on, one operand is a half
         yield f"add.f32.{t}", f"f32: {t} f32", lambda a, b: exact(lambda a, b: a + b, a, b)
         yield f"sub.f32.{t}", f"f32: {t} f32", lambda a, b: exact(lambda a, b: a - b, a, b)
         yield f"fma.rn.f32.{t}", f"f32: {t} {t} f32", fused
@@ -286,7 +286,7 @@ def float_rows():
 def conversion_rows():
     integers = ("s8", "u8", *INTEGERS)
     for to, source in itertools.product(integers, integers):
-        # what is left of it is extended by its sign into a register that is wider than the type
+        # The result is sign-extended into a register wider than the type.
         yield f"cvt.{to}.{source}", f"{'b' if to[0] == 'u' else 's'}32: {source}" if width(
             to
         ) < 32 else f"{to}: {source}", lambda a, to=to: decoded(to, a)  # fmt: skip
@@ -310,7 +310,7 @@ def conversion_rows():
                 yield f"cvt.{how}{to}.{t}", f"{to}: {t}", lambda a: a
         yield f"cvt.sat.{t}.{t}", f"{t}: {t}", lambda a: min(a, 1.0) if a > 0 else 0.0
     yield "cvt.rn.sat.f16.f32", "f16: f32", lambda a: min(a, 1.0) if a > 0 else 0.0
-    for t in ("f16", "bf16"):  # the first operand is the upper half
+    for t in ("f16", "bf16"):  # the first operand becomes the upper half
 
         def pair(a, b, t=t):
             return packed(encoded(t, b), encoded(t, a))
@@ -324,7 +324,7 @@ ROWS = [*integer_rows(), *predicate_rows(), *float_rows(), *conversion_rows()]
 
 
 def cases(kinds):
-    """Combinations of edges, as bits; of pairs, some."""
+    """Combinations of edge values, as bits; of pairs, a selection."""
     generator = random.Random(0)
     columns = []
     for kind in kinds:
@@ -354,7 +354,7 @@ def bytes_of(kind):
 
 
 def computed(opcode, results, kinds, rows, bias=0):
-    """The bits that an instruction leaves for each row of operands."""
+    """Returns the bits that an instruction leaves for each row of operands."""
     body, tensors = [], {}
     columns = list(zip(*rows))
     count = -(-len(rows) // 32) * 32
@@ -406,7 +406,7 @@ def test_result(opcode, signature, definition):
             )
             for part, number in parts:
                 part_kind = kind.removesuffix("x2")
-                # Which NaN it is, the ISA leaves open for fp32 and signs; of fp64 it depends on the operands.
+                # The ISA leaves open which NaN it is for fp32, neg and abs; in fp64 it depends on the operands.
                 is_open = part_kind in ("f32", "f64") or opcode[:3] in ("neg", "abs")
                 if is_open and not isinstance(number, Bits) and number != number:
                     assert math.isnan(decoded(part_kind, part)), (list(map(hex, row)), hex(part))
@@ -430,7 +430,7 @@ def two_units(a, exact):
 
 
 def usual(f):
-    """f of what is finite and in its domain; else None."""
+    """Returns f where its argument is finite and in its domain, else None."""
 
     def result(*x):
         try:
@@ -441,7 +441,7 @@ def usual(f):
     return result
 
 
-# the exact value in fp64, and the error that the ISA allows
+# (opcode, exact value in fp64, error that the ISA allows)
 APPROXIMATIONS = [
     ("ex2.approx", lambda x: 2.0**x, relative(2**-22)),
     ("lg2.approx", math.log2, of_logarithm),
@@ -476,7 +476,7 @@ def test_approximation(opcode, f, most, ftz):
     assert moved > 100
 
 
-SPECIAL = [  # opcode, operand, result: bits
+SPECIAL = [  # (opcode, operand, result) in bits
     ("ex2.approx.ftz.f32", 0x00000001, 0x3F800000), ("ex2.approx.f32", 0xFF800000, 0),
     ("ex2.approx.f32", 0x7F800000, 0x7F800000), ("ex2.approx.ftz.f32", 0xC2FE0000, 0),
     ("ex2.approx.f32", 0xC2FE0000, 0x00400000), ("ex2.approx.f32", 0x80000000, 0x3F800000),
@@ -532,7 +532,7 @@ def test_quotient(opcode):
 
 @pytest.mark.parametrize("opcode, f", [("rcp", lambda x: 1 / x), ("rsqrt", lambda x: 1 / math.sqrt(x))])
 def test_upper_halves_of_doubles(opcode, f):
-    """The lower word of the operand does not count, and that of the result is 0."""
+    """The operand's lower word does not count, and that of the result is 0."""
     rows = [(x,) for x in edges("f64")]
     for (bits,), (result,) in zip(rows, computed(f"{opcode}.approx.ftz.f64", ["f64"], ["f64"], rows)):
         x, value = decoded("f64", bits >> 32 << 32), decoded("f64", result)
@@ -725,7 +725,7 @@ def test_functions_are_called_where_lanes_have_parted():
 
 
 def shuffled(mode, values, distance, c):
-    """shfl as the ISA writes it; the predicate as well."""
+    """shfl as the ISA defines it, with its predicate."""
     clamp, segment = c & 31, c >> 8 & 31
     results = []
     for lane in range(32):
@@ -746,7 +746,7 @@ def test_shuffle(mode):
         body = f"shfl.sync.{mode}.b32 %r2|%p1, %r1, {distance}, {c}, -1;"
         body += "selp.b32 %r0, 1000, 0, %p1; add.s32 %r0, %r0, %r2;"
         assert lanes(body, values) == [x + 1000 * inside for x, inside in shuffled(mode, values, distance, c)]
-    # the distance of each lane is its own
+    # Each lane has its own distance.
     assert lanes("shfl.sync.idx.b32 %r0, %r1, %r2, 31, -1;", values, [31 - k for k in range(32)]) == values[::-1]
 
 
@@ -768,7 +768,7 @@ def test_votes_and_sums_of_lanes():
         assert [x & 0xFFFFFFFF for x in lanes(f"redux.sync.{name} %r0, %r1, -1;", values)] == [
             int(result) & 0xFFFFFFFF
         ] * 32
-    # Only those of the lanes that are there count.
+    # Only the member lanes count.
     half = "setp.lt.u32 %p1, %thread, 16; mov.u32 %r0, 0; @%p1 redux.sync.add.s32 %r0, %r1, 0xFFFF;"
     assert lanes(half, range(32)) == [120] * 16 + [0] * 16
 
@@ -789,7 +789,7 @@ def test_a_barrier_that_votes():
 
 @pytest.mark.parametrize("space", ("global", "shared", "local"))
 def test_vectors_and_widths(space):
-    """Each width is written and read alone and in vectors, with and without a sign."""
+    """Each width is written and read alone and in vectors, signed and unsigned."""
     place = {"global": "add.s64 %d1, %buffer, %d2;", "shared": "mov.u64 %d1, room; add.s64 %d1, %d1, %d2;"}
     declared = {"shared": ".shared .align 16 .b8 room[2048];", "local": ".local .align 16 .b8 room[64];"}.get(space, "")
     body = f"""
@@ -841,7 +841,7 @@ VECTORS = {"": 1, ".v2": 2, ".v4": 4}
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("instruction", ("ld", "st"))
 def test_each_access(instruction, kind):
-    """Numbers go from a slot of 16 bytes to another one, of which the rest stays as it is."""
+    """A number moves from one 16-byte slot to another, whose remaining bytes do not change."""
     n, letter = width(kind), {8: "h", 16: "h", 32: "r", 64: "d"}[width(kind)]
     accesses = [(where, v) for where in WEAK[instruction] for v in VECTORS if VECTORS[v] * n <= 128]
     for where, vector in accesses + [(where, "") for where in STRONG[instruction]]:
@@ -891,7 +891,7 @@ def test_parameters_of_each_width():
     assert out.tolist() == [-128, 0xFFFE, 0x3F800000, 2, 3, 4]
 
 
-ATOMICS = [  # opcode, what is there, operands: what is there then
+ATOMICS = [  # (opcode, old value, operands, new value)
     ("add.u32", 32, 0xFFFFFFFF, [2], 1), ("add.u64", 64, (1 << 64) - 1, [3], 2),
     ("max.u32", 32, 7, [0x80000000], 0x80000000), ("max.s32", 32, 7, [0x80000000], 7),
     ("min.s32", 32, 7, [0x80000000], 0x80000000), ("min.u32", 32, 7, [0x80000000], 7),
@@ -933,7 +933,7 @@ def test_atomics_of_a_warp_follow_each_other():
 
 
 def test_asynchronous_copies():
-    """Groups end in their order; what is not read of 16 bytes is 0."""
+    """Groups end in order; bytes of the 16 that are not read become 0."""
     body = """
     .shared .align 16 .b8 room[1536];
     mad.wide.u32 %d1, %thread, 16, %x;
@@ -972,7 +972,7 @@ def halves_of(kind, *shape):
 
 @pytest.mark.parametrize("kind", ("f16", "bf16"))
 def test_product_of_a_warp(kind):
-    """Lanes hold the numbers as the ISA draws mma.m16n8k16: row lane / 4, columns 2 (lane % 4) and the next one."""
+    """Lanes hold mma.m16n8k16 as the ISA draws it: row lane / 4, columns 2 (lane % 4) and the next."""
     a, b, c = halves_of(kind, 16, 16), halves_of(kind, 16, 8), torch.randint(-99, 99, (16, 8)).float()
     body = f"""
     shr.u32 %r20, %thread, 2; and.b32 %r21, %thread, 3;
@@ -994,7 +994,7 @@ def test_product_of_a_warp(kind):
 @pytest.mark.parametrize("transposed", ("", ".trans"))
 @pytest.mark.parametrize("count", (1, 2, 4))
 def test_matrices_to_and_from_shared_memory(count, transposed):
-    """Rows lie 48 bytes apart, and lane k says where row k is; stmatrix is the way back."""
+    """Rows are 48 bytes apart, and lane k has the address of row k; stmatrix writes them back."""
     registers = "{" + ", ".join(f"%r{k}" for k in range(1, count + 1)) + "}"
     body = f"""
     .shared .align 16 .b8 room[4096];
@@ -1026,10 +1026,10 @@ def test_matrices_to_and_from_shared_memory(count, transposed):
 
 
 def tile_in_memory(matrix, swizzle, transposed):
-    """Bytes of shared memory with a (rows, 16 of the sum) matrix, and its descriptor's strides.
+    """Returns the bytes in shared memory of a (rows, 16) matrix, summed over its 16 columns, and its strides.
 
-    Atoms are 8 lines of `swizzle` bytes along memory, and of each line the pieces of 16 bytes are permuted by its
-    number; the sum runs along memory, or the rows do, where it is transposed."""
+    An atom is 8 lines of `swizzle` bytes along memory; each line's number permutes its 16-byte pieces. The summed dim
+    is contiguous, or the rows are, if transposed."""
     lines = matrix.T.contiguous() if transposed else matrix.contiguous()  # (across, along)
     across, along = lines.shape
     wide = swizzle // 2
@@ -1045,12 +1045,12 @@ def tile_in_memory(matrix, swizzle, transposed):
 
 
 @pytest.mark.parametrize("kind", ("f16", "bf16"))
-# (registers are not transposed)
+# Registers cannot be transposed.
 @pytest.mark.parametrize(
     "a_in_registers, a_transposed, b_transposed", [x for x in itertools.product((0, 1), repeat=3) if x[:2] != (1, 1)]
 )
 def test_product_of_four_warps(kind, a_in_registers, a_transposed, b_transposed):
-    """wgmma.m64n128k16 with both operands in 128-byte lines; of A in registers a warp holds its 16 rows as for mma."""
+    """wgmma.m64n128k16, both operands in 128-byte lines; with A in registers, a warp holds its 16 rows as in mma."""
     a, b = halves_of(kind, 64, 16), halves_of(kind, 128, 16)
     c = torch.randint(-99, 99, (64, 128)).float()
     memory_a, leading_a, stride_a = tile_in_memory(a, 128, a_transposed)
@@ -1134,7 +1134,7 @@ def test_refused(statement, name):
 
 
 def test_registers_that_are_wider_than_the_type():
-    """The ISA allows them for ld, st and cvt: a sign fills them, and what is stored is the lower part."""
+    """ld, st and cvt may use registers wider than the type: a load extends the sign, a store writes the lower part."""
     body = """
     cvt.u64.u32 %d1, %r1; shl.b64 %d1, %d1, 32; or.b64 %d1, %d1, 0x1234;
     cvt.s32.s16 %r2, %d1;

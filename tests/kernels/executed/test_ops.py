@@ -1,9 +1,9 @@
-"""Each op is executed as Triton compiles it: values and gradients against the definition in fp64, with the checks of
-the executor, in several orders of blocks and warps.
+"""Every op, executed as Triton compiles it, agrees with its fp64 definition in values and gradients, and passes the
+executor's checks in several orders of blocks and warps.
 
-`make test` runs an op of each family; `make test-slow` all, in bf16 and fp32, by the oldest Triton or the pinned one,
-and rows of several tiles by the other; `make test-all` by both, every dtype, and the contract's clauses of numbers and
-layouts."""
+`make test` runs one op of each family. `make test-slow` runs all in bf16 and fp32, by the oldest or the pinned Triton,
+and rows of several tiles by the other. `make test-all` runs both Tritons, every dtype, and the contract's clauses on
+numbers and layouts."""
 
 import itertools
 import warnings
@@ -22,8 +22,8 @@ from tests.ops.record import firsts
 pytestmark = needs_compiler
 SUBJECTS = launched()
 FIRSTS = [name for name in SUBJECTS if name in firsts(lambda record: record.name in SUBJECTS)]
-BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]  # rows of four
-# Their launches need more than one tile a row, and begin at no multiple of 16 bytes.
+BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]
+# ODD and LONG rows begin at no multiple of 16 bytes; LONG ones take several tiles. (A box has only 4 numbers.)
 ODD, LONG = 1001, 9001
 
 
@@ -37,7 +37,7 @@ def version(request):
 
 
 def run_all(calls, **options):
-    """calls: (subject, sample, dtype, what else); at least one must launch something."""
+    """calls: (subject, sample, dtype, further options); at least one must launch a kernel."""
     launches = []
     for subject, sample, dtype, more in calls:
         try:
@@ -55,7 +55,7 @@ def test_the_first_of_a_family(name):
 
 
 def by_one(names, first):
-    """Each op by both versions of Triton, by one of them in `make test-slow`: of the first op by `first`."""
+    """Each op by both Tritons, but by one of them in `make test-slow`; they alternate, the first op by `first`."""
     for name in names:
         least = ("pinned", "oldest")[(list(SUBJECTS).index(name) + (first == "oldest")) % 2]
         for version in ("pinned", "oldest"):
@@ -65,7 +65,7 @@ def by_one(names, first):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, version", by_one(SUBJECTS, "pinned"), indirect=["version"])
 def test_every_op(name, version):
-    """A sample is bf16 for one Triton, fp32 for the other. Approximations are exact, or as far off as the ISA says."""
+    """Samples alternate between bf16 and fp32. Approximations are exact, or as far off as the ISA allows."""
     subject, dtypes = SUBJECTS[name], (BF16, F32) if version == compiling.pinned() else (F32, BF16)
     run_all(
         ((subject, sample, dtypes[i % 2], {"bias": (0, 1, -1)[i % 3]}) for i, sample in enumerate(subject.samples)),
@@ -113,7 +113,7 @@ def test_the_contract(name, clause):
     if reason := SUBJECTS[name].skip.get(clause):
         pytest.skip(reason)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
+        warnings.simplefilter("ignore")  # about broadcast operands, which are meant here
         with executed(orders=1) as launches, on_launchers():
             run_check(SUBJECTS[name], clause)
     assert launches

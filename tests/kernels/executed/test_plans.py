@@ -1,4 +1,4 @@
-"""Lengths of rows on both sides of each at which a plan changes; and the code of all planned kernels is known."""
+"""Row lengths on both sides of each change of plan agree, and the executor knows the code of all planned kernels."""
 
 import pytest
 
@@ -16,7 +16,7 @@ LONGEST, BATCHES = 1 << 16, 8
 
 
 def boundaries(variants, step):
-    """The lengths n, multiples of `step`, after which variants(n) are others than after n + step."""
+    """Returns the lengths n, multiples of `step`, for which variants(n) != variants(n + step)."""
     results, powers = [], [step << k for k in range((LONGEST // step).bit_length())]
     for low, high in zip(powers, powers[1:]):
         if variants(low) == variants(high):
@@ -28,7 +28,7 @@ def boundaries(variants, step):
     return results
 
 
-# Rows that begin at multiples of 16 bytes; and of odd lengths, one more than those.
+# odd = 0: rows begin at multiples of 16 bytes; odd = 1: the lengths are one more.
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("name", BY_ROWS)

@@ -1,4 +1,4 @@
-"""Faults that the executor must find, each beside a right twin that passes."""
+"""Planted faults that the executor must find, each beside a correct twin that must pass."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -11,7 +11,7 @@ from tests.kernels.executed.handwritten import execute, needs_compiler
 
 pytestmark = needs_compiler
 SHARED = ".shared .align 16 .b8 room[1024];"
-MINE = "add.s64 %d1, %x, %at; add.s64 %d2, %out, %at;"  # where a thread's elements are
+MINE = "add.s64 %d1, %x, %at; add.s64 %d2, %out, %at;"  # addresses of a thread's elements
 
 
 def numbers(*shape, dtype=torch.int32):
@@ -19,7 +19,7 @@ def numbers(*shape, dtype=torch.int32):
 
 
 def found(kind, body, tensors, **options):
-    """A Fault that says so."""
+    """Assert a Fault with these words."""
     with pytest.raises(machine.Fault, match=kind):
         execute(body, tensors, **options)
 
@@ -52,7 +52,7 @@ def test_a_null_pointer():
 
 
 def test_what_lies_behind_an_end_does_not_count():
-    """A read of a vector may cross the end of a tensor within 16 bytes, whose rest is anything."""
+    """A vector read may cross a tensor's end within 16 bytes; the bytes beyond are garbage."""
     body = "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%x]; st.global.b32 [%out], %rNUMBER;"
     tensors = {"x": numbers(3), "out": torch.zeros(1, dtype=torch.int32)}
     execute(body.replace("NUMBER", "3"), tensors, threads=1, orders=2)
@@ -106,7 +106,7 @@ def test_writes_between_the_elements_of_a_view():
 
 
 def meeting(first, second, between, threads=64):
-    """Warp 0 does the first thing, warp 1 the second, both in the other order for another seed."""
+    """Warp 0 does `first`, warp 1 `second`; another seed reverses their order."""
     return f"""
     {SHARED}
     mov.u32 %r9, room; setp.lt.u32 %p1, %thread, 32;
@@ -146,7 +146,7 @@ def test_lanes_that_write_one_address():
 
 
 def test_a_buffer_that_is_used_again():
-    """Between the reads of a round and the writes of the next one there must be a barrier."""
+    """Between the reads of one round and the writes of the next, a barrier is needed."""
     body = f"""
     {SHARED}
     mov.u32 %r1, room; mad.lo.s32 %r1, %thread, 4, %r1; xor.b32 %r2, %thread, 32; mov.u32 %r3, room;
@@ -178,7 +178,7 @@ def test_barrier_that_lanes_do_not_reach_together():
 
 
 def test_barrier_that_a_warp_does_not_reach():
-    """Warp 0 waits for what warp 1 writes behind the barrier."""
+    """Warp 0 waits for a write that warp 1 makes after the barrier."""
     body = f"""
     {SHARED} setp.ge.u32 %p1, %thread, 32; @%p1 bra WAIT;
 SPIN: ld.volatile.global.u32 %r1, [%x]; setp.eq.s32 %p2, %r1, 7; @%p2 bra SPIN;
@@ -195,7 +195,7 @@ def test_endless_loop():
         execute("mov.u32 %r1, 0; LOOP: add.s32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 1000; @%p1 bra LOOP;", {})
 
 
-# ---- what nobody has written
+# ---- unwritten memory
 
 
 def test_shared_memory_that_nobody_wrote():
@@ -220,7 +220,7 @@ def test_global_memory_that_nobody_wrote(access):
 
 
 def test_a_result_that_is_not_written_whole():
-    """To leave numbers unwritten is no fault of its own: who reads them later is told."""
+    """A result that is not written whole is no fault by itself; a later read of an unwritten part is."""
     halves = torch.empty(7, dtype=torch.bfloat16)
     body = "mov.u16 %h1, 5; mad.wide.u32 %d1, %thread, 2, %out; st.global.b16 [%d1], %h1;"
     execute(body, {"out": halves}, threads=4, orders=2, fresh=["out"])
@@ -240,7 +240,7 @@ def test_blocks_that_write_one_address():
 
 
 def test_blocks_of_which_one_reads_what_another_writes():
-    """The first order may let the reader be first: the second one sees it."""
+    """In the first order the reader may come first: the second order shows the race."""
     body = "setp.eq.u32 %p1, %block, 1; @%p1 {}; @!%p1 {};"
     for first, second in (("ld.global.b32 %r1, [%x]", "st.global.b32 [%x], 9"),) * 1:
         found("unordered", body.format(first, second), pair(), grid=2, threads=1, orders=2)
@@ -262,7 +262,7 @@ def test_the_read_only_cache():
     found("read-only cache", body.format("st.global.b32 [%d1], 5;", ".nc"), pair(32))
 
 
-# The last block adds what each block has written: thread 0 counts, and a barrier tells the others.
+# The last block adds up what every block has written: thread 0 counts, and a barrier tells the other threads.
 LAST_BLOCK = f"""
     {SHARED}
     mad.wide.u32 %d1, %block, 4, %parts;
@@ -322,10 +322,10 @@ def test_last_block(before, count):
         ("bar.sync 0;", COUNT.format("relaxed"), ""),
         ("bar.sync 0;", COUNT.format("release"), ""),
         ("bar.sync 0;", COUNT.format("acquire"), ""),
-        ("bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # the fence is behind the counter alone
+        ("bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # the fence orders only the counter
         ("bar.sync 0;", f"membar.gl; {RELAXED}", ""),
         ("bar.sync 0;", f"membar.cta; {RELAXED} membar.cta;", ""),
-        ("membar.gl; bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # that of another thread
+        ("membar.gl; bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # the fence of another thread
         ("", f"membar.gl; {RELAXED} membar.gl;", ""),
     ],
 )
@@ -345,7 +345,7 @@ def test_atomics_in_shared_memory_order_no_blocks():
 
 
 def test_acquire_elsewhere():
-    """An acquire on one address does not order what was released at another, though it was read there before."""
+    """An acquire at one address does not order writes released at another, though that one was read before."""
     body = """
     setp.eq.u32 %p1, %block, 1; @%p1 bra READ;
     st.release.gpu.global.b32 [%other], 1; st.global.b32 [%x], 5; st.release.gpu.global.b32 [%flag], 1; ret;
@@ -389,7 +389,7 @@ def test_asynchronous_copy_that_is_not_waited_for():
 
 
 def test_asynchronous_copy_onto_what_is_still_read():
-    """The copy may land as soon as it is issued: a barrier before its wait is too late."""
+    """The copy may land as soon as it is issued: a barrier just before its wait is too late."""
     body = f"""
     {SHARED} setp.lt.u32 %p1, %thread, 32; {MINE} mov.u32 %r1, room; and.b32 %r2, %thread, 31;
     mad.lo.s32 %r1, %r2, 4, %r1;
@@ -414,7 +414,7 @@ def test_groups_of_copies_and_products_are_counted_apart():
     found("depend on", body.format("wgmma.wait_group.sync.aligned"), pair(), orders=2)
 
 
-# D (64, 8) = ones, with A in registers, each of which is a pair of ones, and B in shared memory
+# D (64, 8) = ones: A in registers of two ones each, and B in shared memory.
 PRODUCT = f"""
     .shared .align 1024 .b8 room[2048];
     mov.u32 %r1, room; mad.lo.s32 %r1, %thread, 4, %r1;
@@ -454,9 +454,9 @@ def test_product():
         product(fence="bar.sync 0;", barrier="st.shared.b32 [%r1], %r2; bar.sync 0;")
     with pytest.raises(machine.Fault, match="reads what another writes"):
         product(barrier="")
-    with pytest.raises(machine.Fault, match="reads what another writes"):  # a barrier behind the product is too late
+    with pytest.raises(machine.Fault, match="reads what another writes"):  # the barrier comes after the product
         product(barrier="", wait="bar.sync 0; wgmma.wait_group.sync.aligned 0;")
-    with pytest.raises(machine.Fault, match="overwrites|reads what"):  # its operand is used again too early
+    with pytest.raises(machine.Fault, match="overwrites|reads what"):  # the operand's memory is reused too early
         product(wait="st.shared.b32 [%r1], 0; wgmma.wait_group.sync.aligned 0;")
 
 
@@ -474,7 +474,7 @@ def test_shuffle_from_a_lane_that_does_not_take_part():
 
 
 def test_shuffle_that_lanes_do_not_reach():
-    """Half of the warp waits in a shuffle for the other half, which waits in another one."""
+    """One half of the warp waits in a shuffle for the other half, which waits in another shuffle."""
     body = """
     setp.lt.u32 %p1, %thread, 16;
     @%p1 bra LEFT;
@@ -491,7 +491,7 @@ JOIN:
 
 
 def launched(body, counter):
-    """The launches that launching records of a plan whose kernel this is."""
+    """Run a plan with this kernel through launching; returns the recorded launches."""
     text = handwritten.TEXT.format(
         functions="", body=body, parameters=".param .u64 counter", pointers=", %counter",
         loads="ld.param.u64 %counter, [counter];",
@@ -520,6 +520,6 @@ def test_a_launch_that_reads_what_torch_left_empty():
     body = "{} mad.wide.u32 %d1, %thread, 4, %counter; atom.global.add.u32 %r1, [%d1], 0;"
     write = "mad.wide.u32 %d1, %thread, 4, %counter; setp.eq.u32 %p1, %block, 0; st.global.b32 [%d1], 0;"
     launched(body.format(""), lambda: torch.empty(32, dtype=torch.int32).zero_())
-    launched(write.replace("st.", "@%p1 st."), lambda: torch.empty(64, dtype=torch.int32))  # half is not used
+    launched(write.replace("st.", "@%p1 st."), lambda: torch.empty(64, dtype=torch.int32))  # half stays unused
     with pytest.raises(machine.Fault, match="reads what nobody wrote"):
         launched(body.format(""), lambda: torch.empty(32, dtype=torch.int32))

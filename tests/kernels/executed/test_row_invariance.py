@@ -1,6 +1,6 @@
-"""The bits of a row's results, as compiled: they depend neither on how many rows there are, nor on its place among
-them, nor on rows that are not kept, nor, if rows of its length cannot all begin at multiples of 16 bytes, on where it
-begins; nor on where its mask lies, nor on the dtype of what rows share. (docs/limits.md has what is left out.)"""
+"""The bits of a row's results, as compiled, depend on no other row: not on the number of rows, its place among them, or
+rows that are not kept; not on where its mask lies or on the dtype of shared operands; and, if rows of its length cannot
+all be aligned to 16 bytes, not on its address. (docs/limits.md lists the exceptions.)"""
 
 import pytest
 import torch
@@ -19,16 +19,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* is broadcast with"),
 ]
 
-# Rows that are whole in a tile, and in parts: of the long ones several blocks share each of two rows, and none of many.
+# Rows whole in a tile, and in parts. Of the long ones, several blocks share each row of two, but none of many rows.
 BATCHES = ((1, 0), (2, 1), (17, 11))  # (rows, the row's place)
-ELSEWHERE = (0, 0), (1, 0), (3, 5)  # elements before the first row, and between one row and the next
+ELSEWHERE = (0, 0), (1, 0), (3, 5)  # (elements before the first row, elements between rows)
 CASES = [(dtype, n, *where) for dtype in (F32, BF16) for n in (37, 1001, 9001, 20001) for where in ELSEWHERE]
 CASES += [(dtype, n, 0, 0) for dtype in (F32, BF16) for n in (40, 1000, 9000, 32768, 50000)]
 IN_CI = (BF16, 9001, 3, 5)
 
 
 def rows_at(rows, first, gap):
-    """Copies of rows (M, N) in a storage of NaN."""
+    """Copies the rows (M, N) into a storage of NaN."""
     M, N = rows.shape
     storage = torch.full((first + M * (N + gap) + 16,), float("nan"), dtype=rows.dtype)
     return storage.as_strided((M, N), (N + gap, 1), first).copy_(rows)
@@ -88,7 +88,7 @@ def test_weights_of_classes_in_fp32(columns):
 
 @pytest.mark.parametrize("channels", [3, 21, 100])
 def test_pixels_and_crops(channels):
-    """From 512 pixels on, in multiples of 16 bytes, the channels of a pixel have one order."""
+    """From 512 pixels on, in multiples of 16 bytes, a pixel's channels are summed in one order."""
     image, target = numbers(1, channels, 32, 64), torch.zeros(1, 32, 64, dtype=torch.int64)
     with executed(orders=1), on_launchers():
         whole = safeops.cross_entropy(image, target, reduction="none")

@@ -1,4 +1,4 @@
-"""Run by test_triton_interpreter.py in a process that has TRITON_INTERPRET=1; collected nowhere else."""
+"""test_triton_interpreter.py runs this folder in a process with TRITON_INTERPRET=1; pytest collects it nowhere else."""
 
 import importlib
 import math
@@ -18,8 +18,8 @@ collect_ignore_glob = [] if INTERPRETING else ["test_*.py"]
 
 @pytest.fixture(autouse=True, scope="session")
 def patched_once():
-    """The interpreter patches all of Triton's language at every call of a jit function, from a kernel too, which takes
-    most of its time. Here nothing else needs the language as it was."""
+    """The interpreter patches all of Triton's language at every call of a jit function, even within a kernel, which
+    takes most of its time. This fixture patches once: nothing else in the process needs the original."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -31,8 +31,8 @@ def patched_once():
 
 @pytest.fixture(autouse=True, scope="session")
 def made_once():
-    """The interpreter makes what depends on a type or a shape alone anew at each step, and it broadcasts blocks that
-    have one shape already: most of its time."""
+    """The interpreter spends most of its time on objects that depend on a type or shape alone, and on broadcasting
+    blocks of equal shapes. This fixture makes each such object once and skips such broadcasts."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
     from triton.language.semantic import TritonSemantic
@@ -78,8 +78,8 @@ EXACTLY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 @pytest.fixture(autouse=True, scope="session")
 def integers_fit():
-    """Arithmetic of narrow integers must not overflow. The interpreter's own check takes half of its time, being made
-    of interpreted steps, and ends in an assertion that is switched off."""
+    """Arithmetic of narrow integers must not overflow. The interpreter's own check is made of interpreted steps, which
+    takes half of its time, and its final assertion is switched off."""
     from triton.language.semantic import TritonSemantic
 
     def check(self, lhs, rhs, operation):
@@ -96,8 +96,8 @@ def integers_fit():
 
 @pytest.fixture(autouse=True, scope="session")
 def unread_is_garbage():
-    """Lanes that a load masks out, without `other`, hold anything on a GPU and zeros in the interpreter: here NaN, True
-    and the largest integer."""
+    """Lanes that a load masks out without `other` are undefined on a GPU but 0 in the interpreter. Here they are NaN,
+    True or the largest integer."""
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.InterpreterBuilder
@@ -107,16 +107,16 @@ def unread_is_garbage():
         if other is None:
             kind = ptrs.get_element_ty()
             dtype = interpreter._get_np_dtype(kind)
-            if kind.is_bf16():  # held as its bits
+            if kind.is_bf16():  # the interpreter holds bf16 as its bits
                 garbage = 0x7FC0
             elif np.issubdtype(dtype, np.integer):
                 garbage = np.iinfo(dtype).max
             else:
-                garbage = np.nan  # of bool: True
+                garbage = np.nan  # becomes True for bool
             other = interpreter.TensorHandle(np.full_like(ptrs.data, garbage, dtype=dtype), kind)
         return load(self, ptrs, boolean(mask), other, *options)
 
-    # (The interpreter makes integers of `block & scalar`, and from Triton 3.9 on takes no such mask.)
+    # (`block & scalar` has integers in the interpreter, and Triton 3.9 and later refuse them as a mask.)
     def boolean(mask):
         return interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
 
@@ -131,8 +131,8 @@ def unread_is_garbage():
 
 @pytest.fixture(autouse=True, scope="session")
 def accesses_are_in_bounds():
-    """The elements of an access lie in the storage of one of the launch's tensors; those that are read, in its words of
-    16 bytes, which rows that begin anywhere are read in."""
+    """An access lies in the storage of one of the launch's tensors. A read may extend to its 16-byte words, since rows
+    at any address are read in words."""
     import triton.runtime.interpreter as interpreter
     from safeops.kernels.engine import launch
 
@@ -146,7 +146,7 @@ def accesses_are_in_bounds():
         try:
             return call(plan, tensors, *arguments)
         finally:
-            storages.clear()  # (a test may launch a kernel of its own)
+            storages.clear()  # a test may launch its own kernel without a plan
 
     def check(pointers, mask, word):
         places = pointers.data[np.broadcast_to(mask.data.astype(bool), pointers.data.shape)]
@@ -173,7 +173,7 @@ def accesses_are_in_bounds():
 
 @pytest.fixture(autouse=True, scope="session")
 def fused_once():
-    """tl.fma rounds the sum alone, as on a GPU; the interpreter's own rounds the product too. (This one in fp64.)"""
+    """tl.fma rounds only the sum, as on a GPU (here in fp64); the interpreter's own also rounds the product."""
     import triton.runtime.interpreter as interpreter
 
     def create_fma(self, x, y, z):
@@ -187,7 +187,7 @@ def fused_once():
 
 @pytest.fixture(autouse=True, scope="session")
 def products_of_numbers():
-    """The interpreter holds a bf16 as its bits, and tl.dot multiplies those."""
+    """The interpreter holds a bf16 as its bits, and its tl.dot multiplies these: here it multiplies the numbers."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -208,7 +208,7 @@ def products_of_numbers():
 
 @pytest.fixture(autouse=True)
 def unwritten_is_nan():
-    """torch.empty gives NaN: an element that a kernel forgets shows."""
+    """torch.empty is filled with NaN, so that an element shows which a kernel forgets to write."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -216,14 +216,14 @@ def unwritten_is_nan():
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
+    """Tiles are so small that a few hundred elements take many blocks, several splits and a last block that gathers."""
     from safeops.kernels.engine import elementwise, launch, tiling
     from safeops.kernels.engine import row_plan as plan
     from safeops.kernels.engine.kernel import KERNELS, Config
 
     from safeops import kernels
 
-    for path in Path(kernels.__file__).parent.glob("*/*.py"):  # each declares its kernels
+    for path in Path(kernels.__file__).parent.glob("*/*.py"):  # importing a file declares its kernels
         importlib.import_module(f"safeops.kernels.{path.parent.name}.{path.stem}")
     launch._plans.clear()
     small = Config(threads=16, tile_bytes=512)
@@ -233,7 +233,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(plan, "MOST_THREADS", 16)
     monkeypatch.setattr(plan, "WIDE", 32)
     monkeypatch.setattr(plan, "FEWEST_TILES", 1)
-    monkeypatch.setattr(plan, "PER_THREAD", 64)  # rows of more than 256 fp32 elements are read in parts
+    monkeypatch.setattr(plan, "PER_THREAD", 64)  # a row of more than 256 fp32 elements is read in parts
     monkeypatch.setattr(
         tiling, "POLICY", tiling.Policy(blocks=8, most_splits=4, widest=32, widest_kept=16, partials=32)
     )
@@ -241,6 +241,6 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture
 def triton_route():
-    """The public functions call the interpreted kernels, where they would call those of the CPU."""
+    """Public functions call the interpreted kernels where they would call those of the CPU."""
     with on_launchers():
         yield

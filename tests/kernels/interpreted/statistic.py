@@ -1,4 +1,4 @@
-"""The statistics by name: their launchers, and the check against their definitions and torch's autograd of them."""
+"""The statistics by name: their launchers, and the check against their definitions in fp64 and autograd."""
 
 import importlib
 
@@ -11,8 +11,8 @@ from tests.ops import definitions
 
 INF = float("inf")
 
-# name -> (launcher, the keyword of its parameter, the parameter, kind of the backward); the first four are one of
-# each MODE of the skeleton whose state is more than a sum
+# name -> (launcher, keyword of its parameter, parameter, kind of the backward). The first four cover each MODE of the
+# skeleton with a state of more than a sum.
 STATISTICS = {
     "var": ("masked_var", "correction", 1.0, 0),
     "logsumexp": ("masked_logsumexp", None, 0.0, 2),
@@ -27,7 +27,7 @@ STATISTICS = {
     "rms": ("masked_rms", None, 0.0, 0),
     "silog": ("silog_loss", "variance_focus", 0.85, 0),
 }
-FILES = {  # a launcher that lies in another op's file
+FILES = {  # launcher -> the file of another op that has it
     "masked_std": "masked_var",
     "masked_amin": "masked_amax",
     "masked_rms": "masked_norm",
@@ -38,7 +38,7 @@ MODES = list(STATISTICS)[:4]
 
 
 def silog_loss(x, mask, dim, *, variance_focus, **options):
-    """The loss of differences x."""
+    """Returns the loss of the differences x (of logarithms)."""
     mean = definitions.masked_mean(x, mask, dim, **options)
     return root(definitions.masked_var(x, mask, dim, correction=0, **options) + (1 - variance_focus) * mean * mean)
 

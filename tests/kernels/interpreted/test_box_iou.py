@@ -1,4 +1,4 @@
-"""box_iou_loss of rows and its backward, against the definition in fp64 and its autograd."""
+"""box_iou_loss per row and its backward agree with the definition in fp64 and its autograd."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from safeops.core.domain import box
 from safeops.ops.vectors.box_iou_loss import KINDS, define
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill
 
-LAYOUTS = {  # (N, 4) boxes as they lie in memory
+LAYOUTS = {  # memory layouts of (N, 4) boxes
     "dense": lambda x: x,
     "odd": lambda x: torch.cat((x, x), 1)[:, 1:5].copy_(x),
     "across": lambda x: x.mT.contiguous().mT,
@@ -21,7 +21,7 @@ each_kind = pytest.mark.parametrize("kind", range(4), ids=KINDS)
 
 
 def pairs(layout, *dtypes, size=1.0):
-    """Some are equal, some points or lines, some touch, and one is upside down."""
+    """Pairs of boxes: some equal, some points or lines, some that touch, and one upside down in each operand."""
     x, y = (box(fill((300, 4), F64, seed)) * size for seed in (1, 2))
     x[:20] = y[:20]
     x[20:40, 2], x[30:40, 3] = x[20:40, 0], x[30:40, 1]

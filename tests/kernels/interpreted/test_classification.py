@@ -14,7 +14,7 @@ from tests.ops import RECORDS, definitions
 from tests.ops.classification.cross_entropy import adapted
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
 
 # name -> (shape, memory order or None): classes that lie along memory and across it, whole in a tile and in several
 LAYOUTS = {
@@ -68,7 +68,7 @@ def rows_of(shape):
 
 
 def labels(shape, seed=0, dtype=torch.int64):
-    """Some rows of no class: ignored, or out of range on either side."""
+    """Class indices; some rows have no class: they are ignored, or out of range on either side."""
     classes, rows = shape[min(1, len(shape) - 1)], rows_of(shape)
     target = torch.randint(0, max(classes, 1), rows, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     if len(rows) and classes:
@@ -78,7 +78,7 @@ def labels(shape, seed=0, dtype=torch.int64):
 
 
 def example(layout, dtype=F32, probabilities=False, weight=False, **options):
-    """(x, target, options), with garbage wherever rows are masked."""
+    """Returns (x, target, options), with garbage where the mask is False."""
     shape, order = LAYOUTS[layout]
     x = in_order(shape, order or tuple(range(len(shape))), dtype, 1)
     mask = torch.rand(rows_of(shape), generator=torch.Generator().manual_seed(3)) < 0.8
@@ -105,7 +105,7 @@ def wide(options):
 
 
 def truth(name, x, target, grad, options):
-    """(loss of each row, gradients), in fp64."""
+    """Returns (loss of each row, gradients) in fp64."""
     leaves = [t.detach().double().requires_grad_() for t in (x, target) if t.is_floating_point()]
     loss = getattr(definitions, name)(
         *leaves, *(() if len(leaves) == 2 else (target,)), reduction="none", **wide(options)
@@ -131,8 +131,8 @@ def check(x, target, options, grad=None):
     for d, slope, leaf in zip(result, slopes, (x, target)):
         assert d.dtype == leaf.dtype and d.stride() == torch.empty_like(leaf).stride()
         assert not d.masked_fill(keep.unsqueeze(min(1, x.dim() - 1)), 0).any()
-        # With class probabilities the gradient is a difference of terms as large as `grad`: it may be far smaller than
-        # the terms, and has their rounding error.
+        # With class probabilities the gradient is a difference of terms as large as `grad`, and has their rounding
+        # error even where it is far smaller.
         terms = grad.abs().max() if target.is_floating_point() and grad.numel() else 0
         close(d, slope, slope.abs().max() * 4 + terms if slope.numel() else None, leaf.dtype)
     upstream, needs = torch.where(keep, grad, NAN), (True, target.is_floating_point(), False)
@@ -219,7 +219,7 @@ def test_dtypes(layout, dtype, options):
 @pytest.mark.parametrize("probabilities", [False, True])
 def test_operands_of_several_dtypes(probabilities):
     x, target, options = example("rows", BF16, probabilities, weight=True, label_smoothing=0.25)
-    options["weight"] = options["weight"].double() * 1e-60  # which fp32 does not hold
+    options["weight"] = options["weight"].double() * 1e-60  # fp32 does not hold these
     loss, *_ = cross_entropy.cross_entropy(x, target, *numbers_of(options))
     assert loss.dtype == F32
     x, target = x.float(), target.half() if probabilities else target.int()
@@ -231,7 +231,7 @@ def test_operands_of_several_dtypes(probabilities):
     "shape, options", [((1, 2300), "all"), ((3, 400, 2), "smoothing"), ((3, 400, 2), "shares all")]
 )
 def test_long_rows_of_which_there_are_enough(shape, options, monkeypatch):
-    """One block reads all of a row, and leaves the sums of its pieces to itself."""
+    """With too few counters, one block reads a whole row and adds up the row's pieces itself."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     monkeypatch.setitem(LAYOUTS, "many", (shape, None))
     check(*example("many", **OPTIONS[options]))
@@ -250,7 +250,7 @@ def test_any_strides():
 
 @pytest.mark.parametrize("options", ["plain", "all"])
 def test_chunks_of_the_classes(options):
-    """`partial`: a row's class may be none of the chunk's. With the numbers of all classes, chunks make the whole."""
+    """`partial`: a row's class may be none of the chunk's. With all classes' numbers, the chunks make the whole."""
     x, target, arguments = example("long rows", **(OPTIONS[options] | {"weight": False}))
     target[0], arguments["mask"] = 299, None
     x, grad = x.nan_to_num(0), torch.tensor([1.5, -2.0])
@@ -302,7 +302,7 @@ def test_infinite_logits(length, options):
 
 @pytest.mark.parametrize("length", [20, 300])
 def test_classes_of_minus_infinity(length):
-    """They do not exist, but where they have a share: then the loss is inf."""
+    """Classes of logit -inf do not exist, unless the target gives them a share: then the loss is inf."""
     x, q = fill((3, length), F32, 1), fill((3, length), F32, 2).abs()
     x[:, 0] = x[:, length // 2] = -INF
     q[:2, 0] = q[:2, length // 2] = 0
@@ -324,7 +324,7 @@ def test_classes_of_minus_infinity(length):
 
 @pytest.mark.parametrize("length", [20, 300])
 def test_logits_of_any_size(length):
-    """Sums about the maximum do not cancel, nor leave the range."""
+    """Sums relative to the maximum neither cancel nor leave the range."""
     x = fill((3, length), F32, 1) * 1e-3 + 1e4
     check(x, labels((3, length)), {"label_smoothing": 0.25})
     check(x - 2e4, labels((3, length)), {})
@@ -332,7 +332,7 @@ def test_logits_of_any_size(length):
     x = torch.full((1, length), -3e38)
     x[0, 1], x[0, length - 1] = -1e38, 3e38
     check(x, torch.tensor([length - 1]), {})
-    x = torch.full((1, length), 2e38)  # farther from the lowest number than fp32 goes. (L holds no log n beside it.)
+    x = torch.full((1, length), 2e38)  # minus the lowest number, it overflows fp32. (L has no digit for log n.)
     x[0, 1] = 1e38
     smooth = {"label_smoothing": 0.25}
     loss = cross_entropy.cross_entropy(x, torch.tensor([1]), *numbers_of(smooth))[0]
@@ -340,7 +340,7 @@ def test_logits_of_any_size(length):
 
 
 def test_a_confident_row():
-    """The value is log(1 + 1.7e-6) with the sum rounded to fp32, and p - 1 before it is rounded to half."""
+    """The value is log(1 + 1.7e-6) with its sum rounded to fp32; p - 1 is taken before it is rounded to half."""
     x = torch.zeros(2, 3, dtype=F16)
     x[:, 0] = torch.tensor([6.0, 14.0])
     loss, _, _, row_stats = cross_entropy.cross_entropy(x, torch.tensor([0, 0]))
@@ -361,7 +361,7 @@ def test_a_gradient_too_large_for_half_is_inf():
 
 @pytest.mark.parametrize("options", ["all", "shares all"])
 def test_whichever_block_is_first(options, monkeypatch):
-    """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
+    """The bits and the counters (0 afterwards) depend neither on the order of the blocks nor on 64-bit offsets."""
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(row.tiling, "split_counters", lambda device: counters)
     x, target, arguments = example("long rows", **OPTIONS[options])
@@ -414,7 +414,7 @@ def test_nll_loss(layout, weight):
 def test_dtypes_of_nll_loss(dtype):
     x, target, options = example("images", dtype, weight=True)
     check_nll(x, target.int(), options)
-    if dtype != BF16:  # the interpreter makes zeros of fp64
+    if dtype != BF16:  # the interpreter converts fp64 to bf16 as zeros
         check_nll(x, target, options | {"weight": options["weight"].double(), "ignore_index": 3})
 
 

@@ -1,4 +1,4 @@
-"""Tests of the contract, of losses, whose kernels are here Triton's."""
+"""The contract's tests of losses, with Triton's kernels."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("triton_route")
 
 @pytest.fixture(autouse=True)
 def small_tiles():
-    """Here they are as large as on a GPU, which the interpreter runs faster."""
+    """Overrides the fixture: tiles as large as on a GPU run faster in the interpreter."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -39,7 +39,7 @@ def test_a_subnormal_beta_counts_as_zero():
 
 
 def test_distances_of_long_rows_keep_their_digits():
-    """Nearly equal ones cancel in a triplet's loss: of 9,000 numbers each is right to 2^-26."""
+    """A triplet's nearly equal distances cancel in the loss, so each, over 9,000 elements, is right to 2^-26."""
     a, p, n = (torch.randn(2, 9000, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
     _, near, far, _ = triplet_margin_loss(a, p, n, None, 1.0, 2.0, 0.0, False)
     for got, other in ((near, p), (far, n)):

@@ -1,4 +1,4 @@
-"""cosine_embedding_loss of rows and its backward, against the definition in fp64 and its autograd."""
+"""cosine_embedding_loss per row and its backward agree with the definition in fp64 and its autograd."""
 
 import pytest
 import torch

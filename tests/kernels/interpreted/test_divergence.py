@@ -1,4 +1,4 @@
-"""kl_div_with_logits, js_div_with_logits and tv_with_logits, and their backward, against the definitions in fp64."""
+"""kl_div_with_logits, js_div_with_logits, tv_with_logits and their backward agree with the definitions in fp64."""
 
 import pytest
 import torch
@@ -25,12 +25,12 @@ LAYOUTS = {
     "no classes": ((3, 0), None),
 }
 each_divergence = pytest.mark.parametrize("name", NAMES)
-# One divergence, which computes most, is asked what the rows bring; of the others it is exhaustive.
+# Tests of the rows' layouts run for js, which computes the most; for the others they are exhaustive.
 one_divergence = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name.startswith("js") else pytest.mark.exhaustive) for name in NAMES]
 )
 LARGE = "very long row", "long rows across memory"
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def small_registers(monkeypatch):
 
 
 def example(layout, dtypes=(F32, F32)):
-    """(input, target, keep), with garbage where rows are not kept."""
+    """Returns (input, target, keep), with garbage where rows are not kept."""
     shape, order = LAYOUTS[layout]
     x, y = (2 * in_order(shape, order or tuple(range(len(shape))), dtype, i) for i, dtype in enumerate(dtypes))
     keep = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)) < 0.8
@@ -129,7 +129,7 @@ def test_equal_logits_and_rows_that_are_no_distributions(name, layout):
 @pytest.mark.parametrize("layout", ["rows", "odd rows", "long rows", "rows across memory", "no classes"])
 @each_divergence
 def test_sums_of_a_part_of_the_classes(name, layout):
-    """From the numbers of whole rows, those of all parts add up to what the forward sums."""
+    """With the numbers of whole rows, the sums of all parts of the classes add up to the forward's sums."""
     if name == "kl_div_with_logits":
         pytest.skip("its parts add up by their shares")
     for dtypes in ((F32, F32), (BF16, F64)):
@@ -151,7 +151,7 @@ def test_sums_of_a_part_of_the_classes(name, layout):
 @pytest.mark.parametrize("layout", ["rows", "long rows", "rows across memory"])
 @each_divergence
 def test_only_a_row_without_classes_has_a_spread_of_none(name, layout):
-    """A rank whose classes are all -inf adds nothing, one that has a NaN among them does."""
+    """A rank on which all classes of a row are -inf adds nothing to it; one with a NaN among them does."""
     x, _, _ = example(layout)
     x = x.nan_to_num(0)
     other = torch.full_like(x, -INF)

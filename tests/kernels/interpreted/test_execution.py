@@ -1,4 +1,4 @@
-"""Order of blocks, counters, 64-bit offsets: what the values alone would not show."""
+"""Order of blocks, counters and 64-bit offsets, which ordinary values would not show."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def same_bits(a, b):
 
 
 def test_whoever_finishes_last(monkeypatch):
-    """Blocks may finish in any order; the bits of the result are the same."""
+    """The result has the same bits whichever block finishes last."""
     first = run()
     assert max(splits()) > 2 and same_bits(first, run())
     builder = interpreter.interpreter_builder
@@ -49,7 +49,7 @@ def test_counters_are_left_at_zero(monkeypatch):
     monkeypatch.setattr(tiling, "split_counters", lambda device: counters)
     first = run()
     assert not counters.any() and same_bits(first, run())
-    counters += 1  # planted: the last block never sees that it is the last, and writes nothing
+    counters += 1  # planted: no block sees that it is the last, so none writes the result
     with pytest.raises(AssertionError):
         assert not any(t.isnan().any() for t in run())
 
@@ -59,7 +59,7 @@ def test_split_depends_on_sizes_alone():
     assert tiling.split_tiles(1, 1, policy) == (1, 1)
     for tiles, blocks in ((2, 1), (250, 1), (16384, 1), (10**6, 1), (10**8, 1), (77, 300)):
         count, each = tiling.split_tiles(tiles, blocks, policy)
-        assert (count - 1) * each < tiles <= count * each and count <= 65535  # the grid's second dimension
+        assert (count - 1) * each < tiles <= count * each and count <= 65535  # limit of the grid's second dimension
         assert each <= 16 or each % 16 == 0 and count > policy.most_splits // 2
 
 
@@ -76,8 +76,8 @@ def test_wide_indices(monkeypatch, layout):
 
 
 def test_offsets_beyond_31_bits(monkeypatch):
-    """Three elements, each 2^31 apart. The storage is never touched elsewhere: it takes no memory."""
-    monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)  # copies it onto itself
+    """Three elements, each 2^31 apart; the storage between them is never touched and so takes no memory."""
+    monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)  # would copy the storage
     step = 2**31
     storage = torch.UntypedStorage(2 * (2 * step + 1))
     x = torch.empty(0, dtype=F16).set_(storage, 0, (3,), (step,))
@@ -141,7 +141,7 @@ def test_unsafe_operands_are_refused():
 
 
 def test_an_integer_that_overflows_is_noticed():
-    """Seen by the fixture `integers_fit`."""
+    """The fixture `integers_fit` reports the overflow."""
 
     @triton.jit
     def area(out, rows, columns):

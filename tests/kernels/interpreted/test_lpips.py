@@ -1,4 +1,4 @@
-"""The distances of lpips_distance in a layer and their backward, against the definition in fp64 and its autograd."""
+"""lpips_distance's distances in one layer and their backward agree with the definition in fp64 and its autograd."""
 
 import pytest
 import torch

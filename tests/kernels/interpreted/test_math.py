@@ -1,4 +1,4 @@
-"""expm1 and the logarithms have the digits of their dtype: in fp64 no constant may be an fp32 number."""
+"""expm1 and the logarithms have the accuracy of their dtype: in fp64 no constant may be rounded to fp32."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def kernel(x, logs, exps, hits, N: tl.constexpr):
 @pytest.mark.parametrize("least", [1e-3, 1e-38])
 def test_digits(dtype, tolerance, least):
     x = torch.linspace(1e-3, 1, N, dtype=dtype) * (least / 1e-3)
-    x[0], x[1] = x[0] / 8, -0.0  # the first no normal number in fp32
+    x[0], x[1] = x[0] / 8, -0.0  # the first is subnormal in fp32
     results = [torch.empty_like(x) for _ in range(3)]
     kernel[(1,)](x, *results, N)
     exact = x.double()
@@ -31,7 +31,7 @@ def test_digits(dtype, tolerance, least):
         torch.testing.assert_close(
             got.double()[finite], want[finite], rtol=tolerance, atol=torch.finfo(dtype).tiny / 2**22
         )
-        assert (got[~finite] < -100).all()  # of 0
+        assert (got[~finite] < -100).all()  # for the logarithm of 0
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def log_kernel(x, logs, rough, N: tl.constexpr):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-15), (torch.float32, 8e-7)])
 def test_logarithms_of_any_number(dtype, tolerance):
-    """Near 1, where the base 2 logarithm would have few digits left, at both ends of the range, and of no number."""
+    """Near 1, where a base-2 logarithm loses digits, at both ends of the range, and for 0, -1, inf and NaN."""
     tiny, huge = torch.finfo(dtype).tiny, torch.finfo(dtype).max
     special = torch.tensor([0.0, -0.0, -1.0, torch.inf, torch.nan, huge, tiny / 4, tiny], dtype=dtype)
     near = 1 + torch.linspace(-0.3, 0.3, N // 2, dtype=dtype)

@@ -1,4 +1,4 @@
-"""multi_margin_loss and its backward, against the definition in fp64 and its autograd."""
+"""multi_margin_loss and its backward agree with the definition in fp64 and its autograd."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from safeops.ops.classification.multi_margin_loss import define
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that do not exist
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
 
 # name -> (shape, memory order or None): the classes are the last dim, along memory or across it
 LAYOUTS = {
@@ -39,7 +39,7 @@ def more_splits(monkeypatch):
 
 
 def example(layout, dtype=F32):
-    """(x, place), with garbage in the rows that do not exist."""
+    """Returns (x, place of the own class, -1 for none), with garbage in rows without a class."""
     shape, order = LAYOUTS[layout]
     x = in_order(shape, order or tuple(range(len(shape))), dtype, 1)
     generator = torch.Generator().manual_seed(2)
@@ -84,7 +84,7 @@ def test_dtypes(layout, dtype, p):
 
 @pytest.mark.parametrize("shape, order", [((1, 4300), (0, 1)), ((2, 2300), (1, 0))])
 def test_long_rows_of_which_there_are_enough(shape, order, monkeypatch):
-    """One block reads all of a row, and leaves the sums of its pieces to itself."""
+    """With too few counters, one block reads a whole row and adds up the row's pieces itself."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     monkeypatch.setitem(LAYOUTS, "many", (shape, order))
     check(*example("many"), p=2)
@@ -102,7 +102,7 @@ def test_any_strides():
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("layout", ["rows", "odd long row", "odd images", "long columns", "one number"])
 def test_class_weights_and_masks(layout, p):
-    """A row of a class of weight 0 is counted, and does not exist; one under the mask is not counted either."""
+    """A row whose class has weight 0 counts in the mean but adds nothing; a masked row does not count either."""
     x, place = example(layout)
     weight = torch.rand(x.shape[-1], generator=torch.Generator().manual_seed(4), dtype=F64) + 0.5
     weight[place.flatten()[-1:].clamp(min=0)] = 0
@@ -122,7 +122,7 @@ def test_class_weights_and_masks(layout, p):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("layout", ["rows", "long rows", "odd long row", "odd images", "one number", "nothing kept"])
 def test_of_rows(layout, weighted):
-    """Their mean is by how many have a class, whatever its weight."""
+    """The mean divides by the number of rows with a class, whatever their weights."""
     x, place = example("rows" if layout == "nothing kept" else layout, BF16)
     place = place * 0 - 1 if layout == "nothing kept" else place
     weight = torch.linspace(0, 2, x.shape[-1]) if weighted else None
@@ -137,7 +137,7 @@ def test_of_rows(layout, weighted):
 
 @pytest.mark.parametrize("length", [20, 600])
 def test_at_the_hinge_the_slope_is_0(length):
-    """Even of a gradient of inf: of p = 1 and of p = 2."""
+    """At the hinge the slope is 0 even for an upstream inf, with p = 1 and p = 2."""
     x = torch.zeros(2, length)
     x[:, 1], x[1, length - 1] = 1.0, 0.5
     place, grad = torch.tensor([1, 1]), torch.full((2,), INF)
@@ -151,8 +151,8 @@ def test_at_the_hinge_the_slope_is_0(length):
 @pytest.mark.parametrize("length", [20, 600])
 @pytest.mark.parametrize("p", [1, 2])
 def test_what_exists_shows(length, p):
-    """NaN and inf, of the own class and of others, in their own row alone; gradients are those of autograd. (But the
-    own class's: where its score is infinite, autograd differentiates inf - inf, which is not used.)"""
+    """NaN and inf of the own class or another show in their own row alone, with autograd's gradients. (The own class's
+    slope is minus the sum of the others: autograd would compute inf - inf there.)"""
     x, last = fill((6, length), F32, 1), length - 1
     x[0, last], x[1, last], x[2, 3], x[3, 3], x[4, 3], x[4, last] = NAN, INF, -INF, INF, NAN, INF
     place = torch.full((6,), 3)
@@ -167,7 +167,7 @@ def test_what_exists_shows(length, p):
 
 
 def test_a_place_out_of_range_is_a_row_that_does_not_exist():
-    """Its logit would lie outside of the tensor."""
+    """A class index out of range would read a logit outside of the tensor: such a row must not count."""
     x, place = fill((3, 20), F32, 1), torch.tensor([20, 1, 2**40])
     (loss, keep), dx = losses(x, place), slopes(torch.ones(3), x, place)
     assert (
@@ -185,7 +185,7 @@ def test_a_gradient_too_large_for_half_is_inf():
 
 
 def test_whichever_block_is_first(monkeypatch):
-    """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
+    """The bits and the counters (0 afterwards) depend neither on the order of the blocks nor on 64-bit offsets."""
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(row.tiling, "split_counters", lambda device: counters)
     x, place = example("long rows")

@@ -1,4 +1,4 @@
-"""masked_sum, masked_mean, their backward and the reduced losses against fp64, on every path of the reduction."""
+"""masked_sum, masked_mean, their backward, and the reduced losses agree with fp64 on every path of the reduction."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def masked(mean):
 
 
 def subsets(rank):
-    """Subsets of the dimensions, not empty; a few of them where there are many."""
+    """Returns the nonempty subsets of the dims, or a selection for four dims and more."""
     every = [[d for d in range(rank) if bits >> d & 1] for bits in range(1, 2**rank)] or [[]]
     return every if rank < 4 else [[rank - 1], [0], [0, 2], [1, 2, 3], [*range(rank)]]
 
@@ -40,10 +40,10 @@ def check_masked(mean, x, mask, weight, dims=(), keepdim=False):
     divisor = count if weight is None else weight_sum
     assert used.dtype == F64
     if weight is None:
-        assert torch.equal(used, count)  # exactly
+        assert torch.equal(used, count)  # exact
     else:
         close(used, divisor, total(torch.ones(()).double(), x.shape, mask, weight.abs(), tuple(dims), keepdim)[0], out)
-    if mean:  # by the divisor that was used: a sum of weights of both signs may nearly cancel
+    if mean:  # divide by `used`, since weights of both signs may nearly cancel
         expected, scale = (torch.where(count > 0, t / used, 0) for t in (expected, scale))
     close(value, expected, scale, out)
 
@@ -99,7 +99,7 @@ def test_nothing_kept(mean, empty_nan):
     value, used = masked(mean)(torch.ones(0, 5), None, None, [0], False, empty_nan, F32)
     close(value, torch.full((5,), nothing).double())
     rows = torch.ones(40, 1, dtype=torch.bool)
-    rows[7] = False  # one empty row disturbs no other
+    rows[7] = False  # an empty row changes no other row
     value, _ = masked(mean)(torch.ones(40, 30), rows, None, [1], False, empty_nan, F32)
     close(value, torch.where(rows[:, 0], 1.0 if mean else 30.0, nothing).double())
 
@@ -173,10 +173,10 @@ def test_denominators():
         close(value, expected / by, scale / by)
         nothing = torch.zeros((), dtype=torch.bool)
         value, _ = forward(x, y, nothing, weight, denominator, 1, True, divisor)
-        assert value == 0  # others have kept some
+        assert value == 0  # a given denominator means that other ranks have kept some
     for options in ((torch.tensor(0.0), 1, False, None), (None, 1, False, 0.0)):
         for keep in (mask, nothing):
             value, used = forward(x, y, keep, weight, *options)
-            assert value == 0 and used == float("inf")  # what backward divides by
+            assert value == 0 and used == float("inf")  # the backward divides by it
             value, _ = forward(x, y, keep, weight, *options[:2], True, options[3])
             assert value.isnan()

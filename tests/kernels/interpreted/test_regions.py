@@ -1,4 +1,4 @@
-"""The region losses' sums and their backward against fp64."""
+"""The region losses' sums and their backward agree with fp64."""
 
 import pytest
 import torch
@@ -22,11 +22,11 @@ def random(shape, dtype, seed):
 
 
 def last(x):
-    """The tensor with its classes nearest in memory."""
+    """Returns a copy of the tensor with contiguous classes."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-# name -> (shape, what becomes of the prediction)
+# name -> (shape, function applied to the prediction)
 LAYOUTS = {
     "pixels": ((2, 3, 6, 32), None),
     "odd": ((3, 5, 7, 9), None),
@@ -43,7 +43,7 @@ LAYOUTS = {
     "classes of images": ((6, 4), None),
     "one pixel": ((1, 1, 1), None),
 }
-# name -> its shape for (N, C, pixels)
+# name -> the mask's shape, from (N, C, pixels)
 MASKS = {
     "none": None,
     "pixels": lambda n, c, p: (n, 1, *p),
@@ -54,7 +54,7 @@ MASKS = {
 
 
 def build(layout, kind=SOFT, mask=None, dtypes=(F32, F32), garbage=True):
-    """(prediction, target, mask)"""
+    """Returns (prediction, target, mask)."""
     shape, arrange = LAYOUTS[layout]
     x, n, c, pixels = random(shape, dtypes[0], 1), shape[0], shape[1], shape[2:]
     target = (
@@ -65,7 +65,7 @@ def build(layout, kind=SOFT, mask=None, dtypes=(F32, F32), garbage=True):
     keep = None
     if mask is not None:
         keep = random(MASKS[mask](n, c, pixels), F32, 3) < 0.6
-        if garbage:  # what is masked out does not exist
+        if garbage:  # masked pixels hold garbage
             out = ~keep.expand(shape)
             x = torch.where(out, NAN, x)
             if kind == SOFT:
@@ -76,7 +76,7 @@ def build(layout, kind=SOFT, mask=None, dtypes=(F32, F32), garbage=True):
 
 
 def truth(x, target, mask=None, exists=None, ignored=None, squared=False):
-    """(sums, which are kept, prediction and target in fp64)"""
+    """Returns (sums, keep, prediction, target), the latter two in fp64 and 0 where not kept."""
     keep = torch.ones(x.shape, dtype=torch.bool) if mask is None else mask.expand(x.shape).clone()
     if exists is not None:
         keep &= exists.reshape(-1, *[1] * (x.dim() - 2))
@@ -93,7 +93,7 @@ def truth(x, target, mask=None, exists=None, ignored=None, squared=False):
 
 
 def check(x, target, mask=None, exists=None, ignored=None, squared=False, each=False):
-    """Forward, and the backward with numbers of each region; each: of either operand alone as well."""
+    """Check the sums, and the backward with random gradients of each region; each: also for one operand alone."""
     expected, keep, p, t = truth(x, target, mask, exists, ignored, squared)
     arguments = (x, target, mask, exists, ignored, squared)
     dtype = F64 if F64 in (x.dtype, target.dtype) else F32
@@ -102,7 +102,7 @@ def check(x, target, mask=None, exists=None, ignored=None, squared=False, each=F
     assert torch.equal(result[3], expected[3])
 
     grad = torch.randn(4, *x.shape[:2], dtype=F64, generator=torch.Generator().manual_seed(5))
-    grad[:, ~keep.flatten(2).any(2) if x.dim() > 2 else ~keep] = NAN  # of regions without a pixel
+    grad[:, ~keep.flatten(2).any(2) if x.dim() > 2 else ~keep] = NAN  # regions without a pixel
     soft = target.dtype != torch.int64
     both, marginal, marginal_target = (g.reshape(*g.shape, *[1] * (x.dim() - 2)) for g in grad[:3])
     wanted = []
@@ -148,7 +148,7 @@ def test_every_dtype(layout, dtypes):
 
 @pytest.mark.parametrize("layout", ["pixels", "channels last", "odd"])
 def test_an_index_that_is_no_class_is_left_out(layout):
-    """Compared in all its bits: the low half of 2^32 + 1 is a class."""
+    """All 64 bits of an index are compared: the low half of 2^32 + 1 is a class."""
     x, target, _ = build(layout, INDICES)
     strange = torch.tensor([-1, x.shape[1], 255, 2**32, 2**32 + 1, -(2**32) + 2, 2**63 - 1, -(2**63)])
     is_dirty = random(target.shape, F32, 4) < 0.3
@@ -170,7 +170,7 @@ def test_nothing_there():
 
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_sums_of_a_constant_are_exact(dtype, monkeypatch):
-    """Sixteen tiles one after the other round the same way in fp32: the first prediction of a network is constant."""
+    """A network's first prediction is constant, so in fp32 sixteen successive tiles would all round the same way."""
     config = Config(threads=64, tile_bytes=2048)
     monkeypatch.setitem(sums.REGION_SUMS.configs, None, config)
     monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=2, widest=1024))
@@ -184,7 +184,7 @@ def test_sums_of_a_constant_are_exact(dtype, monkeypatch):
 
 
 def test_slopes_that_cancel():
-    """To the digits of the difference: where target and prediction agree, the two terms of a slope nearly do."""
+    """Where target and prediction agree, a slope's two terms nearly cancel: the difference keeps its digits."""
     x = random((1, 2, 256), F32, 1)
     grad = torch.zeros(4, 1, 2, dtype=F64)
     grad[0], grad[1], grad[2] = -1.2345678912345678, 0.6172839456172839 * (1 + 1e-7), 0.3
@@ -222,8 +222,8 @@ def run():
 
 
 def test_whoever_finishes_last(monkeypatch):
-    """Blocks may finish in any order; the bits of the result are the same."""
-    monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=16))  # so that all have some to share
+    """The result has the same bits whichever block finishes last."""
+    monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=16))  # so that blocks share regions
     first = run()
     assert min(plan.grid[1] for plan in launch._plans.values()) > 1
     assert all(map(torch.equal, first, run()))

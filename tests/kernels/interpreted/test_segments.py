@@ -1,4 +1,4 @@
-"""The reductions of sequences and their backward, against the definitions in fp64."""
+"""The segment reductions and their backward agree with the definitions in fp64."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_dtypes(name, dtype):
 
 @each_op
 def test_ids_in_any_order(name):
-    """The value is that of the rows in order, bit for bit."""
+    """Rows in any order, with ids, give the bits of the sorted rows."""
     x, mask, weight = fill((90, 5), F32, 1), torch.rand(90, 5, generator=torch.Generator().manual_seed(2)) < 0.7, None
     ids = torch.arange(90) * 7 % 90 // 23
     cu_seqlens, order = _sorted(ids, 4)
@@ -68,7 +68,7 @@ def test_ids_in_any_order(name):
 
 @each_op
 def test_bits_depend_on_the_sequence_alone(name):
-    """Alone, among others, and where the blocks of a sequence are more, it has the same bits."""
+    """A sequence has the same bits alone, among others, and when more blocks share it."""
     x = fill((700, 3), F32, 1)
     for first, last in ((0, 40), (37, 600), (599, 700)):
         alone, _ = getattr(kernels, name)(x[first:last], None, None, torch.tensor([0, last - first]))
@@ -81,8 +81,8 @@ def test_bits_depend_on_the_sequence_alone(name):
 @pytest.mark.parametrize("count", [255, 256, 700, 70000])
 @pytest.mark.parametrize("longest", [0, 3, 400])
 def test_more_sequences_than_are_read_at_once(count, longest):
-    """The backward looks for the sequence of a tile's ends among 256 bounds at a time, and for a row's among those.
-    Many are empty; longest: rows of a sequence that a tile may lie within."""
+    """The backward finds the sequence of a tile's ends among 256 bounds at a time, and then a row's within those. Many
+    sequences are empty; a long one (5 x longest rows) may contain whole tiles."""
     lengths = torch.randint(-3, 4, (count,), generator=torch.Generator().manual_seed(count)).clamp(min=0)
     lengths[count // 2] = 5 * longest
     cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -94,7 +94,7 @@ def test_more_sequences_than_are_read_at_once(count, longest):
 
 @each_op
 def test_rows_of_no_sequence(name):
-    """Bounds that a host would refuse: rows outside do not exist, whatever they hold, and have a gradient of 0."""
+    """Bounds that a host would refuse: rows outside of all sequences do not count, and have gradient 0."""
     x = fill((60, 4), F32, 1)
     x[:7], x[50:] = float("nan"), float("inf")
     cu_seqlens, inside = torch.tensor([7, 20, 20, 50]), torch.tensor([0, 13, 13, 43])

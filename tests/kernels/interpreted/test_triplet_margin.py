@@ -1,4 +1,4 @@
-"""triplet_margin_loss and its backward, against the definition in fp64 and its autograd."""
+"""triplet_margin_loss and its backward agree with the definition in fp64 and its autograd."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from safeops.ops.vectors.triplet_margin_loss import definition
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that do not exist
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
 
 # name -> (shape, memory order or None): vectors along the last dim, along memory or across it
 LAYOUTS = {
@@ -98,7 +98,7 @@ def test_any_strides_and_rows_that_do_not_exist():
 
 @pytest.mark.parametrize("length", [20, 600])
 def test_equal_vectors_are_at_distance_0(length):
-    """Where they lie in several tiles, too; and one difference below eps makes them unequal."""
+    """Also over several tiles; with one difference, even below eps, the distance is not 0."""
     a, c = fill((2, length), F32, 1), fill((2, length), F32, 2)
     b = a.clone()
     b[1, -1] += 1e-3
@@ -113,7 +113,7 @@ def test_squares_out_of_range(size):
 
 
 def test_what_exists_shows():
-    """NaN and inf, in their own row alone."""
+    """NaN and inf show in their own row alone."""
     vectors = example("rows")
     for x, value in zip(vectors, (NAN, INF, -INF)):
         dirty = [y.clone() if y is x else y for y in vectors]

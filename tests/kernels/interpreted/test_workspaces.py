@@ -1,6 +1,6 @@
-"""Blocks that share a result count, and leave numbers, in as much of the workspace as the plan says, and nowhere else:
-here it lies between numbers that must stay as they are, and the counters are few, so that some rows are split and more
-are not. (How many counters a plan has of the sizes of a GPU: test_plans.py.)"""
+"""Blocks that share a result use as many counters and partials of the workspace as the plan says: here, guards around
+it must not change. There are few counters, so that some row counts are split and larger ones are not. (test_plans.py
+tests the number of counters at a GPU's sizes.)"""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ GUARD, COUNTERS = 40, 16
 
 @pytest.fixture
 def workspaces(monkeypatch):
-    """Those of all launches, and their plans."""
+    """Yields [plan, partials, counters] of all launches, with guards around both."""
     results = []
 
     def between(size, dtype):
@@ -66,7 +66,7 @@ CALLS = {
 }
 
 
-# 7 and 12 are the most rows that are split, of a softmax and of a loss that is reduced, and have as many counters.
+# 7 rows of a softmax and 12 of a reduced loss are the most that are split, and use all counters.
 @pytest.mark.parametrize("rows", [7, 8, 12, 13, 40])
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_as_large_as_the_plan_says(name, rows, workspaces):

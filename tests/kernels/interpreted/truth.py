@@ -1,4 +1,4 @@
-"""The definitions in fp64, inputs in every layout, and the comparison."""
+"""The definitions in fp64, operands in every layout, and the comparison."""
 
 import importlib
 from math import prod
@@ -11,17 +11,17 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 from tests.ops import RECORDS
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-TOLERANCE = {F32: 3e-6, F64: 1e-14, F16: 1e-3, BF16: 8e-3}  # the interpreter truncates to bf16
+TOLERANCE = {F32: 3e-6, F64: 1e-14, F16: 1e-3, BF16: 8e-3}  # bf16: the interpreter truncates
 
 
 def launchers(name):
-    """(forward, backward) of a pointwise loss."""
+    """Returns (forward, backward) of a pointwise loss."""
     module = importlib.import_module(f"safeops.kernels.losses.{name}")
     return getattr(module, name), getattr(module, name + "_backward")
 
 
 class Loss:
-    """A pointwise loss with numbers for its parameters: the launchers, and the definition of its record."""
+    """A pointwise loss with fixed parameters: its launchers, and its record's definition."""
 
     def __init__(self, name, parameters):
         self.name, self.options, self.parameters = name, parameters, tuple(parameters.values())
@@ -30,18 +30,18 @@ class Loss:
         self.count = self.op.count
 
     def operands(self, x, y):
-        """Any numbers, brought to where the loss is defined. A third is of each element as well."""
+        """Returns the operands in the domain of the loss, from any x and y; a third one also has their shape."""
         tensors = (x, y, fill(x.shape, y.dtype, 5))[: self.count]
         return tuple(to(t) for to, t in zip(self.record.domain, tensors))
 
     def sizes(self, *operands):
-        """Magnitudes of the terms from which the loss, and each derivative, is summed."""
+        """Returns magnitudes of the terms that the loss and each derivative sum."""
         if self.record.sizes is None:
             return self.truth(*operands)
         return tuple(t.abs() for t in self.record.sizes(*(x.double() for x in operands), **self.options))
 
     def truth(self, *operands):
-        """The loss of each element, in fp64, and its derivative by each operand."""
+        """Returns (loss of each element in fp64, its derivative by each operand)."""
         leaves = [t.double().clone().requires_grad_() for t in operands]
         options = {self.op.names[-1]: leaves[-1]} if self.op.optional else {}
         tensors = leaves[: self.count - self.op.optional]
@@ -50,8 +50,8 @@ class Loss:
 
 
 def losses():
-    """Every pointwise loss: with the parameters of its record's call, and with each at the least that it
-    may be, or with a flag turned."""
+    """Yields (name, Loss) for every pointwise loss: with the parameters of its record's call, and with each parameter
+    at its minimum or each flag inverted."""
     for name, op in registry.items():
         if isinstance(op, PointwiseLoss):
             plain = {p.name: RECORDS[name].call[p.name] for p in op.parameters}
@@ -77,7 +77,7 @@ def weights(shape, weight):
 
 
 def total(value, shape, mask, weight, dims=None, keepdim=False):
-    """(sum of keep ? w * value : 0, its scale for the comparison, count, sum of weights)."""
+    """Returns (sum of keep ? w * value : 0, its scale for the comparison, count, sum of weights)."""
     dims = tuple(range(len(shape))) if not dims else dims
     keep, w = kept(shape, mask, weight), weights(shape, weight)
     terms = torch.where(keep, w * value, 0)
@@ -89,34 +89,34 @@ def total(value, shape, mask, weight, dims=None, keepdim=False):
 
 
 def close(actual, expected, scale=None, dtype=F32):
-    """Equal to within `dtype`'s rounding of numbers as large as `scale`; NaN where NaN, inf where inf."""
+    """Assert equality within `dtype`'s rounding of numbers of size `scale`; NaN and inf in the same places."""
     assert actual.shape == expected.shape
     scale = (expected if scale is None else scale).abs()
     actual, rounded = actual.double(), expected.to(dtype).double()
-    expected = torch.where(rounded.isinf(), rounded, expected)  # what overflows is inf
+    expected = torch.where(rounded.isinf(), rounded, expected)  # overflow gives inf
     odd = ~expected.isfinite()
     same = (actual == expected) | (actual.isnan() & expected.isnan())
-    least = 2**-24 if dtype == F16 else 1e-40  # what there is below the normal numbers
+    least = 2**-24 if dtype == F16 else 1e-40  # the spacing of subnormal numbers
     near = (actual - expected).abs() <= TOLERANCE[dtype] * scale.nan_to_num(0, 0, 0) + least
     good = torch.where(odd, same, near)
     assert good.all(), f"{(~good).sum()} of {good.numel()} wrong, such as {actual[~good][:3]} for {expected[~good][:3]}"
 
 
 def fill(shape, dtype, seed):
-    """Reproducible numbers in (-3, 3), some exactly 0."""
+    """Random numbers in [-3, 3] of this seed; a tenth are 0."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=F64).clamp(-3, 3)
     return torch.where(torch.rand(shape, generator=generator) < 0.1, 0.0, x).to(dtype)
 
 
 def in_order(shape, order, dtype, seed):
-    """A tensor of `shape` whose dimensions lie in memory in this order, slowest first."""
+    """A tensor of `shape` whose dims lie in memory in this order, slowest first."""
     back = [order.index(d) for d in range(len(shape))]
     return fill([shape[d] for d in order], dtype, seed).permute(back)
 
 
 def shifted(x):
-    """A copy of the tensor one element off any alignment."""
+    """A copy of the tensor, one element past an aligned address."""
     storage = torch.empty(x.numel() + 1, dtype=x.dtype)
     return storage[1:].view(x.shape).copy_(x)
 
@@ -143,7 +143,7 @@ LAYOUTS = {
 
 
 def build(layout, x_dtype=F32, y_dtype=F32, w_dtype=F32, garbage=True):
-    """(x, y, mask, weight); y lies in memory in row order unless x is permuted: then half the time not as x does."""
+    """Returns (x, y, mask, weight). y is in row-major order, except for "channels last", where it lies as x does."""
     shape, order, mask_shape, weight_shape, shift = LAYOUTS[layout]
     order = order or tuple(range(len(shape)))
     x, y = in_order(shape, order, x_dtype, 1), fill(shape, y_dtype, 2)
@@ -162,8 +162,8 @@ def build(layout, x_dtype=F32, y_dtype=F32, w_dtype=F32, garbage=True):
 
 
 def check_of_rows(forward, backward, losses, slope, weighted):
-    """The reduction of all rows and its gradients beside those of each row. forward(mean, empty_nan), backward(grad,
-    denominator, numbers); losses: (loss, keep, weights) of each row, slope(grad of each row)."""
+    """The reduction of all rows, with its gradients, agrees with the rows'. forward(mean, empty_nan), backward(grad,
+    denominator, numbers), losses: (loss, keep, weights) of each row, slope(grad of each row)."""
     loss, keep, weights = losses
     total, by = loss.double().sum(), (weights if weighted else keep).double().sum()
     for mean in (True, False):
@@ -173,7 +173,7 @@ def check_of_rows(forward, backward, losses, slope, weighted):
         close(value, wanted, 10 * loss.double().abs().sum() / (by if mean and keep.any() else 1) + 1e-6, loss.dtype)
         close(denominator, by)
         again = forward(mean, True)
-        assert torch.equal(again[0], value) if keep.any() else again[0].isnan()  # the same bits, or nothing kept
+        assert torch.equal(again[0], value) if keep.any() else again[0].isnan()  # same bits, or nothing kept
         grad = torch.tensor(0.75)
         result = backward(grad, denominator if mean else None, *numbers)
         of_each = (grad.double() / (by if mean and keep.any() else 1)).expand(loss.shape)
