@@ -13,6 +13,7 @@ import safeops
 from safeops.core import check
 from safeops.core.op import registry
 from safeops.debug import audit, no_sync
+from safeops.debug.audit.means import Means
 from safeops.ops.classification import _classification
 
 H = torch.float16
@@ -445,3 +446,14 @@ def test_a_warning_of_torch_is_at_the_users_line(monkeypatch):
     with audit():
         warnings.showwarning = print  # set meanwhile, and kept
     assert warnings.showwarning is print
+
+
+@pytest.mark.parametrize("reduction, count", [("mean", 1), ("sum", 0)])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_sum_is_no_mean_that_ranks_could_divide_differently(by_name, reduction, count):
+    means, x, y = Means(), torch.randn(4, 3, requires_grad=True), torch.zeros(4, 3)
+    args, kwargs = ((x, y), {"reduction": reduction}) if by_name else ((x, y, None, None, reduction), {})
+    loss = F.mse_loss(*args, **kwargs)
+    means.note(F.mse_loss, "mse_loss", args, kwargs, loss)
+    means.reached(loss)
+    assert sum(map(len, means.counts.values())) == count

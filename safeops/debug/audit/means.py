@@ -68,11 +68,11 @@ def _count(func, name, args, kwargs, values):
         return None
     if name == "mean":
         return x.numel()
-    if name in LOSSES:
+    if name in LOSSES and "sum" not in (kwargs.get("reduction"), *(x for x in args if isinstance(x, str))):
         target = kwargs.get("target", args[1] if len(args) > 1 else None)
         if name in OF_CLASSES and isinstance(target, torch.Tensor) and not target.is_floating_point():
             return (target != kwargs.get("ignore_index", -100)).sum()
-        return x.numel()  # (also for reduction="sum")
+        return x.numel()
     return None
 
 
