@@ -58,7 +58,7 @@ def test_many_short_lines(dtype, columns):
                 summed, sizes = (zeros.scatter_add(1, place, x) for x in (added, added.abs()))
                 assert (
                     (dx - summed).abs() <= 4 * 2**-24 * sizes
-                ).all()  # up to nine summands, added in fp32 on a GPU
+                ).all()  # (up to nine summands, added in fp32 on a GPU)
 
 
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
