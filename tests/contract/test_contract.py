@@ -1,4 +1,4 @@
-"""Every clause of the contract on every op, on its composite, and on what its kernels do not compute."""
+"""Every clause of the contract, on every op, on its composite, and on the cases that its kernels leave to it."""
 
 import pytest
 
@@ -7,15 +7,15 @@ from tests.contract.common import REPEATS
 from tests.ops import RECORDS
 from tests.ops.record import firsts
 
-# The clauses that the composite of an op and of its variants is asked. The rest is exhaustive.
+# The clauses for the composites of ops and variants. The others are marked exhaustive.
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )
 
 
 def cases():
-    """Every op through every clause once. Slow is what Inductor compiles. Exhaustive is what only repeats a clause of
-    an op, and what traces an op that is not the first of its family."""
+    """Every op with every clause once. Marked slow: the clause that compiles with Inductor. Marked exhaustive: a clause
+    that the op has passed already in another form, and tracing clauses of an op that is not the first of its family."""
     firsts_of_families = firsts()
     for record in RECORDS.values():
         for subject in record.subjects():
@@ -27,6 +27,6 @@ def cases():
 
 
 @pytest.mark.parametrize("subject, check", list(cases()))
-@pytest.mark.filterwarnings("ignore:.* is broadcast with")  # samples that mean to
+@pytest.mark.filterwarnings("ignore:.* is broadcast with")  # (some samples do so on purpose)
 def test_contract(subject, check):
     run_check(subject, check)
