@@ -64,7 +64,7 @@ def terms(sample, outcome):
     if outcome.values[0].dim() == 0:
         scale = (
             rows if kwargs.get("reduction", "mean") == "sum" else 4.0
-        )  # (mean: half the rows, with half the weight)
+        )  # (the mean: half of the rows, with half the weight)
     if not outcome.grads:
         return value * scale * rounding, {}
     up = float(outcome.upstream[0].double().abs().max()) * (scale / rows if scale == 4.0 else 1.0)
