@@ -12,7 +12,7 @@ from tests.contract.common import unless_first
 from tests.ops.record import firsts
 
 KEYS = [*NUMBERS, "capacity"]
-# p chooses between two formulas; poisson's eps is unused with logarithms, and torch makes it a constant
+# p chooses between two formulas; poisson's eps is unused with log_input, and torch makes it a constant
 NO_NUMBERS = [("multi_margin_loss", "p"), ("poisson_nll_loss", "eps")]
 PLACES = [
     (name, key) for name in CALLS for key in KEYS if key in CALLS[name] and name not in ("magnitude", "safe_atan2")

@@ -14,8 +14,8 @@ OF_COMPOSITES = (
 
 
 def cases():
-    """Every op with every clause once. Marked slow: the clause that compiles with Inductor. Marked exhaustive: a clause
-    that the op has passed already in another form, and tracing clauses of an op that is not the first of its family."""
+    """Every op through every clause once. Slow is what Inductor compiles. Exhaustive is what only repeats a clause of
+    an op, and what traces an op that is not the first of its family."""
     firsts_of_families = firsts()
     for record in RECORDS.values():
         for subject in record.subjects():
