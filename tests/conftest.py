@@ -1,4 +1,4 @@
-"""Shared by all tests: the same numbers every run, and no fight over the cores."""
+"""Shared by all tests: the same random numbers in every run, and threads that leave the cores to other workers."""
 
 import os
 import tempfile
@@ -6,17 +6,17 @@ import tempfile
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # The workers fill the cores: threads of the processes that tests start must not spin while they wait for one.
+    # Workers fill the cores: in processes that tests start, a waiting thread must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
-    # Inductor's cache would give this one the code of another vector length, which then does not compile.
+    # A cache of its own: with another vector length, Inductor's cached code does not compile.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{capability}")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # a test about threads sets its own number
+    torch.set_num_threads(1)  # (tests of threads set their own number)
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,11 @@
-"""A GPU that is pretended, on a machine without one.
+"""A pretended GPU, for machines without one.
 
-A tensor that is asked for on "cuda" lies on the CPU and is remembered by its storage; so is what is computed from it.
-It says that its device is "cuda:0", so the composites run as they do there, and a tensor of the CPU beside it raises,
-as there: a test, a module or a definition that mixes devices is seen where no GPU is. Kernels are not pretended.
+A tensor made on "cuda" is in CPU memory and remembered by its storage; so is whatever is computed from it. It says that
+its device is "cuda:0", so composites run as on a GPU, and a CPU tensor beside it raises: a test, module or definition
+that mixes devices is found without a GPU. Kernels are not pretended.
 
-The fixture `gpu` is for one test. `SAFEOPS_TEST_DEVICE=cuda pytest -p tests.pretended tests/contract/rows` runs those
-of a folder, and fails where they mix devices.
+The fixture `gpu` is for one test. `SAFEOPS_TEST_DEVICE=cuda pytest -p tests.pretended tests/contract/vectors` runs a
+folder's tests, and fails where they mix devices.
 """
 
 import functools
@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_leaves
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 FACTORIES = """tensor as_tensor empty zeros ones full arange linspace eye rand randn randint randperm scalar_tensor
     empty_strided zeros_like ones_like empty_like full_like rand_like randn_like""".split()
-# These copies and indices may take two devices. Torch also takes a 0-dim CPU tensor next to a GPU's, but not here:
+# Ops that may take both devices. (Torch also takes a 0-dim CPU tensor beside a GPU's, but NO_NUMBERS do not.)
 TWO_DEVICES = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
 NO_NUMBERS = {"clamp", "clamp_min", "clamp_max", "cat", "stack", "index_select", "gather"}
-UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # which CUDA does not index
+UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # (CUDA cannot index these)
 
 device_of = torch._C.TensorBase.device.__get__
-storages = {}  # address -> weak reference, of what is on the GPU
+storages = {}  # address of a storage on the GPU -> weak reference
 
 
 class MixedDevices(RuntimeError):
@@ -104,7 +104,7 @@ def moved(to):
 
 
 def pretend(patch):
-    """patch: a pytest.MonkeyPatch."""
+    """Makes torch pretend, until `patch`, a pytest.MonkeyPatch, is undone."""
     from safeops.core.op import registry
 
     for name in FACTORIES:
@@ -146,7 +146,7 @@ WHOLE_RUN = os.environ.get("SAFEOPS_TEST_DEVICE") == "cuda" and not torch.cuda.i
 
 
 def pytest_configure(config):
-    if WHOLE_RUN:  # (before tests are collected: modules make tensors)
+    if WHOLE_RUN:  # (before collection: modules make tensors)
         patch = pytest.MonkeyPatch()
         pretend(patch)
         for owner, name in ((torch, "compile"), (torch.export, "export")):
@@ -155,7 +155,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """A failure that is not about devices is another run's matter."""
+    """Failures that are not about devices are expected here: other runs find them."""
     if not WHOLE_RUN:
         yield
         return

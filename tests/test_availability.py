@@ -1,4 +1,4 @@
-"""Which kernels a GPU runs: the floor, the code that there is, what is known to be wrong, and what a call asks."""
+"""Which kernels a GPU runs: minimum capability, built architectures, known faults, and what a call asks for."""
 
 import subprocess
 import sys
@@ -15,12 +15,12 @@ from safeops.core.availability import KnownFault
 from safeops.core.op import registry
 
 H200, A100, T4 = ("NVIDIA H200", (9, 0)), ("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5))
-MSE, DIV = registry["mse_loss"], registry["safe_div"]  # of Triton, of C++
+MSE, DIV = registry["mse_loss"], registry["safe_div"]  # (one op by Triton, one in C++)
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine that has the kernels, and these GPUs: what a test changes."""
+    """A machine with kernels and these GPUs, which a test can change."""
     result = SimpleNamespace(gpus=[H200, A100], triton="3.7.1", fails=None, driver=13000)
     result.extension = SimpleNamespace(archs="80 90 100 120", runtime=13000, driver=lambda: result.driver)
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
@@ -48,7 +48,7 @@ def fail(*ops, gpu=H200[0], why="value: wrong"):
     availability.forget()
 
 
-# ---- what decides
+# ---- the reasons
 
 
 def test_kernels_are_on(machine):
@@ -62,7 +62,7 @@ def test_kernels_are_on(machine):
     "archs, has, lacks",
     [
         ("80 90 100 120", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (13, 0)], []),
-        ("90", [(9, 0), (10, 0)], [(8, 0), (8, 9)]),  # a development build; the driver compiles for newer ones
+        ("90", [(9, 0), (10, 0)], [(8, 0), (8, 9)]),  # (a development build; the driver compiles PTX for newer GPUs)
         ("86", [(8, 6), (8, 9), (9, 0)], [(8, 0)]),
     ],
 )
@@ -81,8 +81,8 @@ def test_code_for_an_architecture(machine, archs, has, lacks):
     "runtime, driver, gpu, reason",
     [
         (13000, 12080, H200, "the driver knows CUDA 12.8, this build needs 13.0"),
-        (13020, 13000, H200, None),  # machine code of the same major version
-        (13020, 13000, ("NVIDIA X", (14, 0)), "the driver knows CUDA 13.0, this build needs 13.2"),  # PTX
+        (13020, 13000, H200, None),  # (machine code of the same major version runs)
+        (13020, 13000, ("NVIDIA X", (14, 0)), "the driver knows CUDA 13.0, this build needs 13.2"),  # (PTX does not)
         (13020, 13020, ("NVIDIA X", (14, 0)), None),
         (13000, 14000, H200, None),
     ],
@@ -103,7 +103,7 @@ def test_the_oldest_triton(machine, version, kernel):
 
 
 def test_a_triton_that_cannot_start_is_told(machine):
-    """Here it cannot: there is no GPU. In an image without a C compiler it says that."""
+    """Without a GPU or a C compiler Triton cannot start: its error is the reason given, and C++ kernels still run."""
     triton_runtime = pytest.importorskip("triton.runtime")
     try:
         triton_runtime.driver.active.get_current_target()
@@ -189,7 +189,7 @@ def test_what_has_failed_on_this_machine_is_off_until_it_passes(machine):
 def test_off_is_off_on_every_device(machine, monkeypatch):
     monkeypatch.setenv("SAFEOPS_KERNELS", "off")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it was asked for
+        warnings.simplefilter("error")  # (no warning: it is asked for)
         assert availability_of(MSE, 0) == (False, "SAFEOPS_KERNELS=off") and not MSE.runs_on("cuda:0")
     code = (
         "import safeops; from safeops.core.op import registry; print(*(op.name for op in registry.values() if op.cpu))"
@@ -248,7 +248,7 @@ def test_auto_says_once_why_plain_torch_runs(machine):
 
 
 class OnGpu:
-    """As much of a CUDA tensor as the route looks at."""
+    """The attributes of a CUDA tensor that the route looks at."""
 
     is_cpu, is_cuda, requires_grad = False, True, False
 

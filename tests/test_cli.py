@@ -17,7 +17,7 @@ OPS = {
 
 
 def exit_code(*argv):
-    """argparse leaves by SystemExit, the commands by a return value: the shell sees one number."""
+    """The exit status that a shell sees: argparse raises SystemExit, commands return a number."""
     try:
         return cli.main(list(argv))
     except SystemExit as leaving:
@@ -70,14 +70,14 @@ def test_doctor_json_agrees_with_the_routes(capsys):
     assert OPS <= {op["name"] for op in report["ops"]}
     users = {"debug.trace": "health"}
     for op in report["ops"]:
-        operator.attrgetter(op["name"])(safeops)  # a function that a user can call
+        operator.attrgetter(op["name"])(safeops)  # (a user can call it)
         op_record = registry[users.get(op["name"], op["name"])]
         assert op["cpu"] == ("kernel" if op_record.cpu else "composite")
     built = report["extensions"]["_C"] == "loaded"
     assert (report["cpu"]["kernels"] is not None) == built
 
 
-# Everything a torch-only installation lacks. None in sys.modules makes both import and find_spec see nothing.
+# Modules that a torch-only installation lacks: None in sys.modules hides them from import and find_spec.
 TORCH_ONLY = """
 import sys
 for name in ("numpy", "rich", "matplotlib", "skimage", "typer", "tqdm", "triton", "libcst", "pytest", "PIL"):
@@ -129,6 +129,6 @@ def test_demo_refuses_a_device_that_is_not_there(tmp_path, capsys):
 
 def test_a_reader_that_stops_early_is_no_error():
     command = f"{sys.executable} -c 'import sys; from safeops.cli import main; sys.exit(main())' doctor"
-    # the pipe is closed before the first line is written
+    # the reader closes the pipe before the first line is written
     run = subprocess.run(["bash", "-c", f"(sleep 0.1; {command}) | true"], capture_output=True, text=True)
     assert run.stderr == ""

@@ -1,4 +1,4 @@
-"""The demo's claims, run: each usual loss fails in the stated way by the data alone, and the safeops one learns."""
+"""The demo's claims: each usual loss fails in the stated way because of the data alone, and safeops' one learns."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("demo")
 
 
 def crop(pair, height, width):
-    """The upper left of a part with near and far in it."""
+    """The upper left of a region with near and far pixels, as a pair of this size."""
     parts = {name: image[..., 120 : 120 + height, 300 : 300 + width] for name, image in vars(pair).items()}
     return dataclasses.replace(pair, **parts)
 
@@ -37,7 +37,7 @@ def part(pair):
 
 @pytest.fixture(scope="module")
 def runs(part):
-    """Every variant, a few steps; the usual ones stop after two idle steps."""
+    """A few training steps of every variant; the usual ones stop after two steps without an update."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "PATIENCE", 2)
         return {f.__name__: training.train(f, part, steps=STEPS) for f in losses.VERDICTS}
@@ -49,8 +49,8 @@ def test_the_data_is_the_calibrated_pair(pair):
     unknown = 1 - pair.known.float().mean().item()
     assert unknown == pytest.approx(0.074, abs=0.002)
     depth = data.FOCAL_BASELINE / pair.truth[pair.known]
-    assert 2.0 < depth.min() < depth.max() < 5.1  # metres: a motorcycle in a garage
-    # The right image holds left's pixel (y, x) at x - d: a wrong sign would make the two differ far more.
+    assert 2.0 < depth.min() < depth.max() < 5.1  # meters: a motorcycle in a garage
+    # The right image has the left's pixel (y, x) at x - d: with the wrong sign, the two would differ far more.
     d = (pair.truth - data.DOFFS)[0, 0]
     y, x = pair.known[0, 0].nonzero(as_tuple=True)
     there = (x - d[y, x]).round().long()
@@ -74,7 +74,7 @@ def test_each_run_ends_as_it_must(runs):
 
 
 def test_which_steps_the_scaler_skips(runs):
-    """A NaN is skipped, whatever the scale; a loss of 0 never is."""
+    """GradScaler skips a NaN at any scale, and never skips a loss of 0."""
     for f in (losses.multiply_by_mask, losses.half_eps, losses.where_after_log):
         assert all(s.skipped and not s.finite_gradients for s in runs[f.__name__].steps), f
     assert all(math.isfinite(s.loss) for s in runs["where_after_log"].steps)
@@ -82,7 +82,7 @@ def test_which_steps_the_scaler_skips(runs):
 
 
 class Ulps(network.StereoNet):
-    """A neighbour in fp16 at two thirds of the pixels."""
+    """Predictions that are one fp16 step off at two thirds of the pixels."""
 
     def change(self, bits):
         return bits + torch.randint(-1, 2, bits.shape, generator=self.generator).to(bits)
@@ -90,21 +90,21 @@ class Ulps(network.StereoNet):
     def forward(self, left, right):
         disparity = super().forward(left, right)
         self.generator = torch.Generator().manual_seed(7)
-        bits = self.change(disparity.detach().view(torch.int16)).clamp(min=0)  # of numbers that are not negative
+        bits = self.change(disparity.detach().view(torch.int16)).clamp(min=0)  # (no prediction is negative)
         changed = bits.view(torch.float16)
         assert (changed != disparity).any()
         return torch.relu(disparity + (changed - disparity.detach()))
 
 
 class MoreZeros(Ulps):
-    """An exact 0 at one pixel in 200 as well, measured or not."""
+    """Predictions with an exact 0 at one pixel in 200 as well, measured or not."""
 
     def change(self, bits):
         return super().change(bits) * (torch.rand(bits.shape, generator=self.generator) > 1 / 200).to(bits)
 
 
 class NoZeros(Ulps):
-    """The least positive number, where there was a 0."""
+    """Predictions with the smallest positive number in place of 0."""
 
     def change(self, bits):
         return super().change(bits).clamp(min=1)
@@ -120,7 +120,7 @@ def test_no_verdict_depends_on_what_the_network_rounds_to(part, monkeypatch, cha
 
 @pytest.mark.parametrize("value", [1.0, 40.0, 60000.0, None], ids=str)
 def test_any_prediction_fails(part, value):
-    """The usual losses fail for constants and for random disparities, so nothing but the data makes them."""
+    """The usual losses fail for constant and random disparities: the data alone is the cause."""
     x = torch.rand(part.truth.shape) * 64 + 1 if value is None else torch.full(part.truth.shape, value)
     for f in losses.USUAL:
         x = x.detach().half().requires_grad_()
@@ -135,13 +135,13 @@ def test_any_prediction_fails(part, value):
             assert loss == 0 and (x.grad == 0).all()
         else:
             assert loss.isfinite() == (f is losses.where_after_log)
-            # (1 is the bound of their clamp, which from 2.14 on has no gradient there)
+            # (1 is the bound of their clamp, which has no gradient at its bound from torch 2.14 on)
             assert x.grad[~part.known].isnan().all() or value == 1 and torch.__version__ >= "2.14", f
 
 
 @pytest.mark.parametrize("f", losses.USUAL[1:])
 def test_without_its_cause_a_usual_loss_is_right(pair, f):
-    """Where every pixel was measured, and half can count them, it is the loss that was repaired by hand."""
+    """If every pixel is measured, and few enough for half to count, a usual loss equals the hand-repaired one."""
     small = crop(pair, 160, 200)
     truth = torch.where(small.known, small.truth, 50)
     results = []
@@ -167,7 +167,7 @@ def test_it_learns(runs, name):
 
 
 def test_safeops_is_the_hand_repaired_loss(runs, part):
-    """Same value and gradient wherever no predicted disparity is below the floor of 1 pixel."""
+    """The value and gradient are equal if no predicted disparity is below the floor of 1 pixel."""
     prediction = runs["with_safeops"].prediction.clamp(min=1.5)
     results = []
     for loss_function in (losses.repaired_by_hand, losses.with_safeops):
@@ -183,7 +183,7 @@ def test_safeops_is_the_hand_repaired_loss(runs, part):
 
 
 def test_torch_itself_convolves_on_one_thread(part):
-    """oneDNN's native fp16 is slow on few channels; the settings of the caller come back."""
+    """One thread without oneDNN, whose native fp16 is slow with few channels; the caller's settings are restored."""
     before, seen = (torch.get_num_threads(), torch.backends.mkldnn.enabled), []
     training.train(
         losses.half_mask,
@@ -196,7 +196,7 @@ def test_torch_itself_convolves_on_one_thread(part):
 
 @pytest.fixture
 def replayed(runs, part, monkeypatch):
-    """`safeops demo` from end to end, on the recorded runs; what the dictionary names is replaced."""
+    """`safeops demo` from start to end with recorded runs, which a test can replace in the returned dict."""
 
     def replay(loss, *_, on_step, **__):
         for step in records[loss.__name__].steps:
@@ -215,7 +215,7 @@ def test_the_command_prints_a_table_and_draws_a_picture(replayed, tmp_path, caps
     printed = capsys.readouterr().out
     assert code == 0 and "learned" in printed
     for title, _ in screen.TITLES.values():
-        assert printed.count(title) >= 2, title  # announced, and a row of the table
+        assert printed.count(title) >= 2, title  # (announced, and a row of the table)
     assert "modified by an inplace operation" in " ".join(printed.split())
     with picture.Image.open(out) as image:
         assert image.width > 1000 and image.height > 600

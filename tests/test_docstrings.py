@@ -1,4 +1,4 @@
-"""Every public name has a runnable example, and it runs."""
+"""Every public name has an example in its docstring, and the example runs."""
 
 import doctest
 import inspect

@@ -1,4 +1,4 @@
-"""The examples learn: each is run for a few steps on its own data."""
+"""Each example learns in a few steps on its own data."""
 
 import importlib.util
 import math

@@ -1,4 +1,4 @@
-"""The file of what `safeops verify` has seen fail here: where it lies, who writes it, and when it says nothing."""
+"""The file of failures that `safeops verify` has seen on this machine: its place, who writes it, when it is silent."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def test_the_cache_folder(monkeypatch, tmp_path):
 
 
 def test_a_user_without_a_home_has_no_records_and_no_error(monkeypatch, tmp_path):
-    """As in a container under a number that has no name there."""
+    """A container may run under a user number without a name or home."""
     for name in ("SAFEOPS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)

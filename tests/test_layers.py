@@ -1,4 +1,4 @@
-"""Who imports or includes stands above what it takes: no arrow goes up, none to a sister, no files form a circle.
+"""A file imports or includes only files of layers below its own, or of its own part; and there are no cycles.
 
 An import inside a function counts as any other.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# The rooms of each tree, those below first. Rooms of one floor do not know each other.
+# The parts of each tree, from the lowest layer up. Parts of one layer do not import each other.
 FAMILIES = (
     "elementwise selection lists reductions",
     "losses",
@@ -37,7 +37,7 @@ def files(tree, *suffixes):
 
 
 def room(tree, path):
-    """The room of a file, and its floor."""
+    """Returns (the part that a file belongs to, its layer)."""
     inside = path.relative_to(ROOT / tree).with_suffix("").as_posix()
     floors = MODULES.get(tree) or SOURCES[tree]
     rooms = [(name, floor) for floor, names in enumerate(floors) for name in names.split()]
@@ -52,7 +52,7 @@ def goes_down(tree, path, target):
 
 
 def imported(path):
-    """The files of this repository that a module imports, inside functions too."""
+    """Yields the files of this repository that a module imports, also inside functions."""
     package = [*path.relative_to(ROOT).parts[:-1]]
     package = package if package[0] == "safeops" else ["safeops", *package]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -68,7 +68,7 @@ def imported(path):
 
 
 def file_of(name):
-    """The file of a dotted name, or of the module that has it; None where it is not ours."""
+    """The file of a dotted name, or of the module that defines it; None outside this repository."""
     if name[0] != "safeops":
         return None
     name = name[1:] if name[1:2] == ["kernels"] else name

@@ -1,4 +1,4 @@
-"""scripts/lint_comments.py: comments and docstrings that begin without a subject are named, and nothing else."""
+"""scripts/lint_comments.py names comments and docstrings that begin without a subject, and nothing else."""
 
 import subprocess
 import sys

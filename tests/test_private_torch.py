@@ -1,4 +1,4 @@
-"""Private names of torch (safeops/core/private_torch.py): each exists in this torch, and means what we take it for."""
+"""Private names of torch (safeops/core/private_torch.py): each exists in this torch, and does what we rely on."""
 
 import functools
 import re
@@ -56,7 +56,7 @@ def test_depth_of_forward_mode(traced):
     def deep(x):
         return x + 1 if private_torch.forward_ad._current_level >= 0 else x - 1
 
-    if traced:  # the depth is a guard of the graph
+    if traced:  # (a guard of the graph has the level)
         torch.compiler.reset()
         deep = torch.compile(deep, backend="eager", fullgraph=True)
     x = torch.zeros(())
@@ -374,7 +374,7 @@ def test_identity_of_memory():
     address, weak = private_torch.identity(x.untyped_storage()), private_torch.weak_reference(x.untyped_storage())
     assert private_torch.identity(x[1:].untyped_storage()) == address
     del x
-    others = [torch.zeros(4) for _ in range(64)]  # would have its address again
+    others = [torch.zeros(4) for _ in range(64)]  # one of these would get its address again
     assert address not in [private_torch.identity(y.untyped_storage()) for y in others]
     private_torch.free_weak_reference(weak)
 
@@ -394,7 +394,7 @@ def test_what_a_node_has_saved():
 
 @pytest.fixture
 def alone():
-    """A process group of this process."""
+    """A process group with this process alone."""
     dist = pytest.importorskip("torch.distributed")
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("needs gloo")

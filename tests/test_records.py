@@ -1,6 +1,6 @@
-"""Every op of the registry has a record, and the record everything: an op that is added is tested, or this fails.
+"""Every op of the registry has a complete record: an op that is added without tests fails here.
 
-That it has a benchmark, tests/benchmarks asks."""
+tests/benchmarks checks that it has a benchmark."""
 
 import importlib
 import inspect
@@ -21,7 +21,7 @@ each_op = pytest.mark.parametrize("name", sorted(registry))
 
 @each_op
 def test_every_op_has_a_whole_record(name):
-    """Samples, bad calls, a plain call, a GPU case; or a sentence that says why there is none."""
+    """Samples, bad calls, a plain call and a GPU case, or a sentence that says why there is none."""
     assert name in RECORDS, f"{name}: no record in tests/ops"
     record = RECORDS[name]
     for what in ("samples", "bad_calls", "call", "gpu"):
@@ -30,7 +30,7 @@ def test_every_op_has_a_whole_record(name):
 
 @each_op
 def test_the_plain_call_has_every_argument(name):
-    """But the choices, which have tests of their own: else the tests of strange callers would not see it."""
+    """tests/callers vary the plain call's arguments; reduction, empty and keepdim have tests of their own."""
     call = RECORDS[name].call
     if not isinstance(call, str):
         arguments = inspect.signature(getattr(safeops, name)).parameters.keys()
@@ -61,7 +61,7 @@ def test_every_declaration_names_a_function_of_the_kernels():
 
 
 def test_every_cuda_kernel_meets_its_bad_calls():
-    """Executed; Triton's launchers meet them in the interpreter."""
+    """They run on the executed CUDA kernels. (Triton's launchers get theirs in the interpreter.)"""
     files = Path(__file__).parent.glob("kernels/test_cuda_executed*.py")
     tried = [getattr(importlib.import_module(f"tests.kernels.{file.stem}"), "REFUSED", ()) for file in files]
     owned = {name for name, op in registry.items() if op.owner == "C++/CUDA"}

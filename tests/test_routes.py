@@ -1,4 +1,4 @@
-"""Which route runs: a fast path that is never taken does not exist, and one taken where it is wrong is a defect."""
+"""Which route runs: an op must take its fast path, and only where that is right."""
 
 import pytest
 import torch
@@ -9,10 +9,10 @@ from safeops.core.op import registry
 from tests.ops import RECORDS
 
 CALLS = {name: record.of_one() for name, record in RECORDS.items() if name in registry and not record.no_route}
-FORWARD = {"masked_log_softmax": "_masked_softmax"}  # where it is not the op's own name
-# torch detaches a result that is saved for backward
+FORWARD = {"masked_log_softmax": "_masked_softmax"}  # (ops whose forward has another op's name)
+# torch detaches these results, which are saved for backward
 SAVE_THEIR_RESULT = ("cosine_similarity", "masked_softmax", "segment_max")
-# results of one kernel
+# number of results that one kernel returns together
 TAKEN_APART = {"token_log_probs": 3}
 each_op = pytest.mark.parametrize("name", sorted(CALLS))
 

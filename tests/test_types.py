@@ -1,4 +1,4 @@
-"""Type checkers see each public function with its arguments and its result, behind decorators too."""
+"""Type checkers see the arguments and the result of each public function, also behind decorators."""
 
 import importlib.util
 import inspect
@@ -21,7 +21,7 @@ spec.loader.exec_module(type_stubs)
 FUNCTIONS = [f"safeops.{name}" for name in safeops.__all__ if inspect.isfunction(getattr(safeops, name))]
 FUNCTIONS += [f"safeops.nn.{name}" for name, x in vars(safeops.nn).items() if inspect.isclass(x) and name[0] != "_"]
 FUNCTIONS += ["safeops.distributed.global_count", "safeops.debug.trace", "safeops.debug.audit", "safeops.debug.no_sync"]
-# any function, options of any op, a process group
+# (they take any function, options of any op, or a process group)
 TAKE_ANYTHING = {"safeops.fp32_region", "safeops.safe_mode", "safeops.warmup", "safeops.distributed.global_count"}
 TAKE_ANYTHING |= {name for name in FUNCTIONS if ".debug." in name}
 CALLS = """
@@ -71,14 +71,14 @@ def run(command, **options):
 
 
 def mypy(folder, *files):
-    """[(line, what is wrong)], and what is revealed."""
+    """Returns [(line, error)], [revealed type]."""
     out = run(["mypy", "--check-untyped-defs", "--cache-dir", folder / "cache", *files]).stdout
     return re.findall(r":(\d+): error: (.*)", out), re.findall(r'note: Revealed type is "(.*)"', out)
 
 
 def pyright(folder, *files):
     config = {"include": [str(file) for file in files], "strict": [], "reportOptionalMemberAccess": False}
-    config |= {"reportPossiblyUnbound": False, "reportPrivateImportUsage": False}  # (torch's, and __doc__)
+    config |= {"reportPossiblyUnbound": False, "reportPrivateImportUsage": False}  # (of torch, and of __doc__)
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     results = run(["pyright", "--project", folder, "--pythonpath", sys.executable, "--outputjson"])
     rows = json.loads(results.stdout)["generalDiagnostics"]
@@ -115,7 +115,7 @@ class TestCheckers:
         assert checker(tmp_path, *(ROOT / "examples").glob("*.py"))[0] == []
 
     def test_calls(self, checker, tmp_path):
-        """Those that are right pass, and each that is wrong is named."""
+        """Right calls pass, and each wrong call is reported."""
         (tmp_path / "calls.py").write_text(CALLS + WRONG)
         errors, _ = checker(tmp_path, tmp_path / "calls.py")
         begin, count = CALLS.count("\n") + 2, WRONG.count("\n") - 1

@@ -1,4 +1,4 @@
-"""scripts/where.py: each op's road leads to lines that are there, from the public function to its test and page."""
+"""scripts/where.py: for each op, every step from the public function to its test and page leads to an existing line."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_each_line_has_what_it_is_named_for(name):
         assert hop.name in hop.path.read_text().splitlines()[hop.line - 1], hop
     kinds = {hop.what for hop in hops}
     assert ALWAYS | (OF_OPS if isinstance(registry[name], Op) else set()) <= kinds
-    for raw in registry[name].raw:  # (some are made of others, on every device)
+    for raw in registry[name].raw:  # (some are composed of other ops on every device)
         assert (
             (f"cpu {raw}" in kinds)
             == (f"cuda {raw}" in kinds)

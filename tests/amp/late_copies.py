@@ -1,9 +1,8 @@
-"""A GPU that is not there: copies to it are made late, when `arrive()` is called, as asynchronous ones may be.
+"""A pretended GPU: copies to it take place late, when `arrive()` is called, as asynchronous copies may.
 
-What a real one does and this models: a copy from pinned memory reads it some time after the call has returned; the
-allocator keeps pinned memory as long as a copy from it is to come (here the queue holds it); streams order copies, and
-who reads on another stream must wait for them. Not modelled: memory that is handed out again. The real one is in
-tests/gpu.
+This models a real GPU: a copy from pinned memory reads it some time after the call has returned; the allocator keeps
+pinned memory as long as a copy from it is pending (here the queue holds it); streams order copies, and a reader on
+another stream must wait for them. It does not model memory that is reused. tests/gpu tests the real one.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ GPU = torch.device("cuda", 0)
 
 
 class Arrival(torch.Tensor):
-    """A tensor on the GPU: says so when asked for its device."""
+    """A tensor on the GPU: its device is the GPU's."""
 
     recorded = None
 
@@ -83,5 +82,5 @@ class LateCopies(TorchFunctionMode):
             if id(x) in self.pinned and non_blocking:
                 self.queue.append((target, x, self.current))
             else:
-                target.copy_(x)  # the driver has read pageable memory when it returns
+                target.copy_(x)  # the driver has read pageable memory when the call returns
             return target

@@ -1,4 +1,4 @@
-"""combine_losses: the sum is wide, a term that is not finite can be left out, and nobody waits."""
+"""combine_losses: the sum is wide, a non-finite term can be left out, and nothing waits."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_half_losses_are_read_wide_before_the_weight():
     assert (a * 100).isinf()  # the plain pattern
     total, terms, finite, _ = safeops.combine_losses({"a": (a, 100), "b": (b, 1 / 3)}, nonfinite="raise")
     assert total.dtype == terms.dtype == torch.float32 and finite.all()
-    assert terms[0] == 70000 and abs(terms[1].item() - 1.0009765625 / 3) < 1e-7  # in half it is off by 1e-4
+    assert terms[0] == 70000 and abs(terms[1].item() - 1.0009765625 / 3) < 1e-7  # (in half, off by 1e-4)
     da, db = torch.autograd.grad(total, (a, b))
     assert da.dtype == torch.float16 and da == 100 and db == torch.tensor(1 / 3).half()
 
@@ -62,7 +62,7 @@ def test_an_fp64_weight_is_read_as_it_is():
     weight = torch.tensor(1e60, dtype=torch.float64, device=DEVICE)
     total, terms, finite, _ = safeops.combine_losses({"a": (a, weight), "b": (a, 1 / weight)})
     assert total.dtype == torch.float32 and finite.all() and total.item() == pytest.approx(1e30)
-    # nonfinite is what does not fit the dtype of the terms
+    # non-finite: a term that its dtype does not hold
     total, terms, finite, _ = safeops.combine_losses({"a": (a, weight * 1e20), "b": a}, nonfinite="skip")
     assert terms[0].isinf() and finite.tolist() == [False, True] and total == 1e-30
 
@@ -84,7 +84,7 @@ def test_skip_leaves_it_out_with_gradient_0(bad, weight):
     total, terms, finite, _ = safeops.combine_losses({"a": (a, 3.0), "b": (b, w)}, nonfinite="skip")
     assert total == 3 and finite.tolist() == [True, False] and not terms[1].isfinite()
     assert grads(total, *leaves) == [3, 0, 0][: len(leaves)]
-    for upstream in (NAN, INF):  # also where the upstream gradient is not finite
+    for upstream in (NAN, INF):  # (non-finite upstream gradients as well)
         _, db = torch.autograd.grad(
             safeops.combine_losses({"a": a, "b": (b, w)}, nonfinite="skip").total,
             (a, b),
@@ -95,7 +95,7 @@ def test_skip_leaves_it_out_with_gradient_0(bad, weight):
 
 def test_a_loss_that_is_not_finite_spoils_no_parameter():
     x = leaf(2.0)
-    losses = {"a": x.square(), "b": (x * 1e30).square()}  # the second overflows, and so does its slope
+    losses = {"a": x.square(), "b": (x * 1e30).square()}  # (b and its slope overflow)
     assert torch.autograd.grad(sum(losses.values()), x, retain_graph=True)[0].isinf()
     total = safeops.combine_losses(losses, nonfinite="skip").total
     assert total == 4 and torch.autograd.grad(total, x)[0] == 4
@@ -245,7 +245,7 @@ def test_a_weight_beyond_fp32_is_read_as_it_is():
 
 
 def test_a_loss_of_one_number_is_a_loss():
-    """As nn.DataParallel and `keepdim` return it."""
+    """nn.DataParallel and `keepdim` return losses of shape (1,), which must count as scalars."""
     x = torch.tensor([3.0], dtype=torch.float16, device=DEVICE, requires_grad=True)
     total = safeops.combine_losses({"a": (x * 2, 0.5), "b": x.sum()}).total
     assert total.shape == () and total.item() == 6 and torch.autograd.grad(total, x)[0].item() == 2

@@ -1,4 +1,4 @@
-"""fp32_region: fp32 inside whatever is outside, forward and backward, and outside as before."""
+"""fp32_region: inside, forward and backward run in fp32, whatever the dtype outside; after it, all is as before."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ class Open:
 
 
 class Attributed(dict):
-    """A dict that holds more than its items."""
+    """A dict with attributes beside its items."""
 
 
 class Numbers(list):
@@ -82,7 +82,7 @@ def test_autocast_is_off_for_every_device_type():
     assert {"cpu", "cuda"} <= set(DEVICE_TYPES)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         was = torch.is_autocast_enabled("cuda")
-        torch.set_autocast_enabled("cuda", True)  # torch.autocast("cuda") does not turn it on where there is none
+        torch.set_autocast_enabled("cuda", True)  # (torch.autocast("cuda") does nothing without a GPU)
         try:
             with safeops.fp32_region():
                 assert not any(map(torch.is_autocast_enabled, DEVICE_TYPES))
@@ -92,19 +92,19 @@ def test_autocast_is_off_for_every_device_type():
 
 
 def test_backward_computes_in_fp32():
-    """d/dx sum((x w)^2) = 2 w^2 x: 2 * 200^2 * 0.001 = 80, where 200^2 x 4 would be inf in fp16."""
+    """The backward runs in fp32: d/dx of x w^2 4 is 4 * 200^2 = 160000, which fp16 does not hold."""
     x = torch.full((3,), 1e-3, dtype=torch.float16, requires_grad=True)
     w = torch.full((3,), 200.0, dtype=torch.float16, requires_grad=True)
     with autocast(torch.float16):
         loss = safeops.fp32_region(lambda x, w: (x * w * w * 4).sum())(x, w)
     loss.backward()
     assert torch.allclose(w.grad.float(), 8 * x.detach().float() * 200, rtol=1e-3)
-    assert (x.grad == torch.inf).all()  # 160000 does not fit: inf, not the largest number, for GradScaler to see
+    assert (x.grad == torch.inf).all()  # inf in fp16, as GradScaler needs, not the largest number
     x.grad = None
     with autocast(torch.float16):
         loss = safeops.fp32_region(lambda x, w: (x * w * w * 4 / 1000).sum())(x, w)
     loss.backward()
-    assert torch.allclose(x.grad, torch.full((3,), 160.0, dtype=torch.float16))  # through 160000 in between
+    assert torch.allclose(x.grad, torch.full((3,), 160.0, dtype=torch.float16))  # (160000 in between)
 
 
 def test_gradients_come_back_in_each_dtype():
@@ -144,10 +144,10 @@ def test_every_nesting_is_upcast_and_the_rest_left_alone():
     assert type(args[13]) is Attributed and args[13].note == "kept" and single(args[13]["a"])
     assert type(args[14]) is Numbers and single(args[14][0])
     assert args[15].data.dtype == torch.float32 and args[15].batch_sizes is packed.batch_sizes
-    assert args[16].x is half  # nothing is known of other objects
-    assert type(args[17]) is types.MappingProxyType and single(args[17]["a"])  # which cannot be written
+    assert args[16].x is half  # other objects are left alone
+    assert type(args[17]) is types.MappingProxyType and single(args[17]["a"])  # (read-only)
     assert single(kwargs["key"]) and kwargs["torch_size"] == half.shape
-    # the caller's own are as they were
+    # the caller's objects are unchanged
     assert default["a"] is half and attributed["a"] is half and packed.data.dtype == torch.float16
 
 
@@ -159,7 +159,7 @@ def test_what_holds_no_half_is_passed_as_it_is():
 
 
 def test_map_tensors_of_results_of_torch_functions():
-    result = torch.ones(2, 3).max(dim=1)  # a tuple of torch's own kind, made from one sequence
+    result = torch.ones(2, 3).max(dim=1)  # a tuple of a torch type, which is made from one sequence
     moved = map_tensors(lambda x: x.double(), result)
     assert type(moved) is type(result) and moved.values.dtype == moved.indices.dtype == torch.float64
 
@@ -172,7 +172,7 @@ def test_autocast_is_restored_after_an_exception_and_after_nesting():
     def fails(depth):
         assert not torch.is_autocast_enabled("cpu")
         if depth:
-            with autocast(torch.float16):  # turned on again inside, and again off
+            with autocast(torch.float16):  # (autocast is turned on again inside, and off again)
                 assert torch.is_autocast_enabled("cpu")
                 fails(depth - 1)
         raise KeyError("planted")
@@ -187,7 +187,7 @@ def test_autocast_is_restored_after_an_exception_and_after_nesting():
 
 
 def test_the_autocast_cache_is_not_poisoned():
-    """A weight cast before the region, used in it, and used after: the same cast, and all three gradients."""
+    """A weight used before, in and after the region: its cast is unchanged, and all three uses give gradients."""
     w, x = torch.randn(4, 4, requires_grad=True), torch.randn(2, 4)
 
     def step(region):
@@ -364,7 +364,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("context", [False, True])
 def test_a_compiled_product_has_its_backward_in_fp32(name, context):
-    """Autocast is entered outside of the compiled function, under which the compiler traces the backward."""
+    """The compiler traces the backward under the autocast that is entered outside of the compiled function."""
     product = PRODUCTS[name]
 
     def inside(x):
@@ -405,4 +405,4 @@ def test_distributions_are_upcast(wrap):
     got, want = divergence(half, other), torch.distributions.kl_divergence(wide, other)
     assert got.dtype == torch.float32 and torch.equal(got, want)
     assert torch.equal(*(torch.autograd.grad(d.sum(), x)[0] for d in (got, want)))
-    assert safeops.fp32_region(lambda d: d)(wide) is wide  # nothing in it is half
+    assert safeops.fp32_region(lambda d: d)(wide) is wide  # (nothing in it is half)

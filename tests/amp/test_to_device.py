@@ -38,7 +38,7 @@ def test_on_the_device_already_means_the_same_objects():
     batch = {"x": torch.from_numpy(array), "names": ["a", "b"], "pair": Pair(torch.ones(2), 3)}
     for device in ("cpu", torch.device("cpu")):
         assert safeops.to_device(batch, device) is batch
-    safeops.to_device(batch, "cpu")["x"][0] = 5  # shares memory, and says so
+    safeops.to_device(batch, "cpu")["x"][0] = 5  # (the batch shares memory)
     assert array[0] == 5
 
 
@@ -48,7 +48,7 @@ def test_to_another_device_in_every_container():
     batch = [Pair(shared, 7), {"s": Sample(shared, "left"), "t": (torch.arange(4), None)}, packed, np.ones(2), "text"]
     moved = safeops.to_device(batch, "meta")
     assert type(moved[0]) is Pair and moved[0].image.is_meta and moved[0].label == 7
-    assert moved[1]["s"].x is moved[0].image and moved[1]["s"].name == "left"  # one tensor stays one
+    assert moved[1]["s"].x is moved[0].image and moved[1]["s"].name == "left"  # a tensor that occurs twice moves once
     assert moved[1]["t"][0].is_meta and moved[1]["t"][0].dtype == torch.int64 and moved[1]["t"][1] is None
     assert moved[2].data.is_meta and moved[2].batch_sizes is packed.batch_sizes
     assert moved[3] is batch[3] and moved[4] == "text"
@@ -92,7 +92,7 @@ def test_the_host_buffer_may_be_written_at_once(gpu, pinned):
         gpu.pin(x)
     batch = {"x": x, "rows": [x.reshape(2, 2).t(), x[1:3]]}
     moved = safeops.to_device(batch, "cuda")
-    assert len(gpu.queue) == 3  # asynchronous all the same
+    assert len(gpu.queue) == 3  # the copies are asynchronous
     assert all(source is not x for _, source, _ in gpu.queue)
     x.fill_(7)
     assert result_on(gpu, moved["x"]).tolist() == [0.0, 1.0, 2.0, 3.0]
@@ -113,7 +113,7 @@ def test_a_side_stream_is_waited_for_and_told_of_the_reader(gpu):
     side, current = Stream("side"), gpu.current
     moved = safeops.to_device({"x": torch.ones(3)}, "cuda:0", stream=side)["x"]
     assert [stream for _, _, stream in gpu.queue] == [side]
-    assert moved.recorded is current  # the memory is not used again before it is done
+    assert moved.recorded is current  # the memory is not reused before the copy is done
     assert current.waits_for == [side] and gpu.current is current
     gpu.queue.clear()
     plain = safeops.to_device(torch.ones(3), "cuda")

@@ -1,4 +1,4 @@
-"""One call of every public function of tensors, all arguments by name: what the tests of strange callers vary."""
+"""One call of every public function of tensors, with all arguments by name, which the tests in this folder vary."""
 
 import torch
 
@@ -6,9 +6,9 @@ import safeops
 from tests.ops import RECORDS
 
 CALLS = {name: RECORDS[name].call for name in sorted(RECORDS) if not isinstance(RECORDS[name].call, str)}
-# what is no function of tensors, or of lists of them
+# Public names that are not functions of tensors or of lists of tensors,
 OTHERS = {"combine_losses", "debug", "distributed", "fp32_region", "nn", "safe_mode", "to_device", "warmup"}
-# or takes lengths, or a function, with them: tests/contract/rows
+# and functions that also take lengths or a function: tests/contract/classification has them.
 OTHERS = {*OTHERS, "ctc_loss", "triplet_margin_with_distance_loss", *RECORDS} - set(CALLS)
 
 
@@ -24,7 +24,7 @@ TENSORS = [(name, key) for name in CALLS for key in tensors(name)]
 
 
 def _number(key, x):
-    """Floats, and tensors that may be numbers as well: those of no dims, and second operands."""
+    """True for floats, and for tensors that may be numbers as well: 0-dim ones, and second operands."""
     return type(x) is float or isinstance(x, torch.Tensor) and (x.dim() == 0 or key in ("exponent", "other"))
 
 

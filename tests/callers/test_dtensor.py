@@ -1,4 +1,4 @@
-"""DTensors, sharded and replicated, on two processes: right, with the gradients, or refused by name."""
+"""DTensors, sharded and replicated, on two processes: right values and gradients, or a refusal by name."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_right_or_refused_by_name(outcomes, how, case):
     for rank in outcomes:
         got = rank[f"{how}: {case}"]
         if OLD and "aten.frexp.Tensor does not have a sharding strategy" in got:
-            continue  # torch's own refusal
+            continue  # (torch itself refuses)
         assert got == "right" or (name in REFUSED and got.startswith(f"TypeError: {name}: input must be no DTensor"))
 
 

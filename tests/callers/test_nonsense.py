@@ -1,4 +1,4 @@
-"""Arguments that mean nothing: refused by name, on the kernel's route and the composite's alike."""
+"""Arguments that mean nothing: refused by name, by the kernel's route and by the composite's."""
 
 import inspect
 
@@ -90,13 +90,13 @@ def of_dimensions(name, ndim):
         return x.reshape(*more, *x.shape) if name == "token_log_probs" else x.reshape(*x.shape, *more)
 
     results = {key: longer(x, ndim) for key, x in operands.items() if x.dim() > 1}
-    if "ignore_index" in CALLS[name] and registry[name].family == "classification":  # these lack the classes' dim
+    if "ignore_index" in CALLS[name] and registry[name].family == "classification":  # (they have no dim of classes)
         rows = operands.keys() & {"target", "mask", "row_weight"}
         results |= {key: longer(operands[key], ndim - 1) for key in rows}
     return results
 
 
-# of a row's dims are those of a loss's other operands; a linear layer's weight has two, images have four or five
+# operands of any dims: not rows of logits, linear layers (two dims) or images (four or five)
 OF_ANY_DIMS = [
     name
     for name in CALLS
@@ -107,7 +107,7 @@ OF_ANY_DIMS = [
 
 @pytest.mark.parametrize("name", OF_ANY_DIMS)
 def test_more_than_64_dimensions(route, name):
-    """63 where elements are moved: the kernels see those of 16 bytes as a dim of two halves."""
+    """At most 64 dims, or 63 where elements are moved: kernels see 16-byte elements as a further dim of two halves."""
     moves = name.startswith(("masked_compact", "masked_s")) and name.endswith(("compact", "select", "scatter"))
     most = 63 if moves or name in ("safe_gather", "safe_index_select") else 64
     first = next(iter(tensors(name)))

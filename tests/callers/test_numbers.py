@@ -1,4 +1,4 @@
-"""Numbers that a trace knows by a symbol: sizes in an exported program, options that differ from call to call."""
+"""Numbers that a trace knows as symbols: sizes in an exported program, options that differ from call to call."""
 
 import inspect
 
@@ -12,7 +12,7 @@ from tests.contract.common import unless_first
 from tests.ops.record import firsts
 
 KEYS = [*NUMBERS, "capacity"]
-# not a choice between two formulas; nor what of logarithms is not read, which torch makes a constant of
+# p chooses between two formulas; poisson's eps is unused with log_input, and torch makes it a constant
 NO_NUMBERS = [("multi_margin_loss", "p"), ("poisson_nll_loss", "eps")]
 PLACES = [
     (name, key) for name in CALLS for key in KEYS if key in CALLS[name] and name not in ("magnitude", "safe_atan2")
@@ -22,7 +22,7 @@ VALUES = (0.25, 0.5, 1.5, 2.5, 3.25)
 
 
 def outcome(function, name, keys, value):
-    """All that comes out of a call: values, and the gradients of its floating operands; but of those at `keys`."""
+    """Returns the call's values, and the gradients of all floating operands but those at `keys`."""
     operands = {k: x.clone() for k, x in tensors(name).items() if k not in keys}
     leaves = [x.requires_grad_() for x in operands.values() if x.is_floating_point()]
     results = function(value, operands)
@@ -32,11 +32,11 @@ def outcome(function, name, keys, value):
 
 def assert_same(got, want):
     for g, w in zip(got, want, strict=True):
-        torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5, equal_nan=True)  # kernel and composite round apart
+        torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5, equal_nan=True)  # kernel and composite round differently
 
 
 def test_numbers_that_fp32_would_change_stay_double():
-    """As an eager call reads them: 2^24 + 1 is odd, 1e39 and 1e-46 are neither infinite nor 0."""
+    """Compiled calls read doubles, as eager ones do: 2^24 + 1 is odd, 1e39 is not inf, and 1e-46 is not 0."""
     x = torch.tensor([-1.0, 2.0])
     for f, values in (
         (safeops.safe_pow, (3.0, 16777217.0, 1e300)),
@@ -54,24 +54,24 @@ def test_a_changing_number_keeps_its_sign_of_zero():
     assert [compiled(x, n).signbit().tolist() for n in (0.5, -0.0)] == [[False] * 3, [True, False, True]]
 
 
-# what is made of a size n, and what a number of a name may be
+# numbers computed from a size n; below, which of them each argument may be
 OF_SIZE = {"n": lambda n: n, "n/4": lambda n: 0.25 * n, "1/n": lambda n: 1 / n, "-n/2": lambda n: -0.5 * n}
 POSITIVE = ["n", "n/4", "1/n"]
-# (of an order the sign decides the formula, and that of 1/n torch cannot prove; a window of one pixel has no variance
-# but what rounding makes)
+# (ord: its sign chooses the formula, and torch cannot prove the sign of 1/n. win_sigma: with a small one a window
+# has one pixel, and a variance of nothing but rounding.)
 KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win_sigma": ["n", "n/4"]}
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "softcap", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2", "denominator"), POSITIVE)
-SHARES = ("alpha", "label_smoothing", "quantile", "variance_focus")  # of 1
+SHARES = ("alpha", "label_smoothing", "quantile", "variance_focus")  # (between 0 and 1)
 SHARES += ("js_div_with_logits", "beta"), ("linear_js_div", "beta")
 KINDS |= dict.fromkeys(SHARES, ["1/n"])
-# of the first op of each family all such numbers are tried, of the others one
+# the first op of each family gets all its numbers, the others one
 SIZES = [
     (name, key, kind)
     for name, key in PLACES
     for kind in list(KINDS.get((name, key)) or KINDS.get(key, OF_SIZE))[: None if name in firsts() else 1]
 ]
-# (the images of ms_ssim's call are too small for its defaults)
+# (ms_ssim's defaults need larger images than its call has)
 PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
 
 CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)]
@@ -80,7 +80,7 @@ CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)
 @pytest.mark.slow
 @pytest.mark.parametrize("name, key, kind, plain", [unless_first(*case) for case in CASES])
 def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
-    """plain: with no argument but those, which is a way of its own to a loss's kernel."""
+    """plain: only the required arguments are given, for which a loss has a kernel call of its own."""
 
     class Call(torch.nn.Module):
         def forward(self, sized, operands):
@@ -100,7 +100,7 @@ def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
         assert_same(outcome(run(program.module()), name, [key], size), outcome(run(Call()), name, [key], size))
 
 
-# (but ms_ssim, five times the graph of ssim)
+# (without ms_ssim, which has five times the graph of ssim)
 CHANGING = {name: [key for other, key in PLACES if other == name] for name, _ in PLACES if name != "ms_ssim"}
 SETS = dict.fromkeys(SHARES, (0.125, 0.25, 0.5, 0.75, 0.875)) | {
     "capacity": (20, 12, 31, 17, 23),
@@ -114,8 +114,8 @@ SETS = dict.fromkeys(SHARES, (0.125, 0.25, 0.5, 0.75, 0.875)) | {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", map(unless_first, CHANGING))
 def test_numbers_that_change_are_compiled_once(name):
-    """All of a call at once: one that became a constant would compile it anew each time. By aot_eager: the tracer alone
-    takes any number, and it is the layer below that makes constants of them."""
+    """All numbers of a call change at once: one that became a constant would compile the call anew each time. The
+    backend is aot_eager, for the layer below the tracer makes the constants."""
     torch._dynamo.reset()
     counter, keys = CompileCounterWithBackend("aot_eager"), CHANGING[name]
 

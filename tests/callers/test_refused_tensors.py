@@ -1,4 +1,4 @@
-"""Tensors that are not one number for each element: one refusal by name, for every tensor argument."""
+"""Tensors that do not hold one number per element: every tensor argument refuses them by name."""
 
 import re
 import warnings
@@ -24,7 +24,7 @@ KINDS = {
 
 def strange(kind, x):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # prototypes
+        warnings.simplefilter("ignore")  # (prototypes warn)
         return KINDS[kind](x)
 
 

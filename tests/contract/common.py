@@ -11,17 +11,17 @@ from tests.ops import RECORDS
 from tests.ops.record import DEVICE, firsts, on  # noqa: F401
 
 each_route = pytest.mark.parametrize("route", ["kernel", "composite"])
-REPEATS = pytest.mark.slow, pytest.mark.exhaustive  # what another test asks of another op
+REPEATS = pytest.mark.slow, pytest.mark.exhaustive  # marks of a case that repeats another op's
 
 
 def unless_first(name, *more):
-    """A case of the op `name`, which only repeats another unless it is the first of its family."""
+    """A case for the op `name`. It repeats another, and is marked so, unless the op is the first of its family."""
     return pytest.param(name, *more, marks=() if name in firsts() else REPEATS)
 
 
 @contextlib.contextmanager
 def case(*what):
-    """One of many cases in a loop: its failure says which. (As tests of their own, thousands take a minute more.)"""
+    """One case of a loop over many: its error names the case. (As parametrized tests, thousands take a minute more.)"""
     try:
         yield
     except (Exception, pytest.fail.Exception) as error:
@@ -53,7 +53,7 @@ def t(*values, dtype=torch.float32, grad=False):
 
 
 def names(*kinds):
-    """The ops whose records are of some classes."""
+    """Names of the ops of the given classes."""
     return [name for name in RECORDS if isinstance(registry.get(name), kinds)]
 
 

@@ -12,19 +12,19 @@ from safeops.testing.compare import assert_right
 from safeops.testing.layouts import LAYOUTS
 from tests.contract.common import DEVICE
 
-# CI has it; a machine borrowed for its GPU may have pytest alone.
+# hypothesis is installed in CI, but a machine with a GPU may have pytest alone.
 hypothesis = pytest.importorskip("hypothesis")
 
 
 given, settings, st = hypothesis.given, hypothesis.settings, hypothesis.strategies
 
 
-# It would also draw the constants that it finds in the modules loaded so far, which differ between two workers.
+# hypothesis would also draw constants from the modules loaded so far, which differ between two workers.
 providers = importlib.import_module("hypothesis.internal.conjecture.providers")
 providers._get_local_constants = providers.Constants
 
 
-# Bounded by count, not by time: the same examples on every machine.
+# The number of examples is bounded, not the time: the same examples run on every machine.
 BOUNDED = settings(
     max_examples=int(os.environ.get("SAFEOPS_TEST_EXAMPLES", "150")),
     deadline=None,
@@ -33,20 +33,20 @@ BOUNDED = settings(
 )
 
 
-# Sizes around vector widths and blocks, and none.
+# Sizes around vector widths and blocks, and 0.
 SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 65])
 
 
 SHAPES = st.lists(SIZES, min_size=0, max_size=4).filter(lambda s: torch.Size(s).numel() <= 20_000).map(tuple)
 
 
-# Values that hurt, each exact in every dtype or rounded by the cast: the truth is taken after the cast.
+# Adversarial values, exact in every dtype or rounded by the cast: the truth is computed after the cast.
 POOL = [0.0, -0.0, 1.0, -1.0, 0.1, 3.0, -7.5, 1e-3, 1e-7, -6e-8, 240.0, -300.0, 1e4, -6e4]
 
 
 @st.composite
 def operands(draw, shapes=SHAPES, count=2):
-    """(shape, make): make(dtype) gives a tensor that broadcasts to the shape, in a layout drawn at random."""
+    """Returns (shape, numbers, mask): two functions that draw tensors which broadcast to the shape, in any layout."""
     shape = draw(shapes)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     layouts = st.sampled_from([None, *LAYOUTS.values()])
@@ -81,7 +81,7 @@ def operands(draw, shapes=SHAPES, count=2):
 
 
 def right(op, reference, sample, **describe):
-    """Values and gradients of one call, for any layout of the upstream gradient that comes out of it."""
+    """Checks values and gradients of one call; the upstream gradient may have any layout."""
     subject = Subject(op, reference, (sample,), device=DEVICE, **describe)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The bad calls of the records, as the tests make them: on any device, and by whichever raw ops."""
+"""The records' bad calls, as tests make them: on any device, by any raw ops."""
 
 import contextlib
 import copy
@@ -21,9 +21,9 @@ BAD_CALLS = {name: record.bad_calls for name, record in RECORDS.items() if not i
 
 
 def assert_refused(op, bad, looks=DEVICE == "cpu"):
-    """Without a gradient to record, and with one; and nothing but the function is blamed.
+    """Asserts that the call is refused with and without a gradient to record, and that the error names the function.
 
-    looks: whether class indices are looked at."""
+    looks: class indices are checked; if not, a call with a wrong one must pass."""
 
     def named(*args, **kwargs):
         try:
@@ -47,7 +47,7 @@ def assert_refused(op, bad, looks=DEVICE == "cpu"):
 
 @contextlib.contextmanager
 def kernels(forwards):
-    """Calls of ops go to other raw forward ops: {the op's name: the function}."""
+    """While it is open, calls of ops go to other raw forward ops. forwards: {the op's name: the raw op's function}."""
     with pytest.MonkeyPatch.context() as patch:
         for name, forward in forwards.items():
             op = copy.copy(registry[name])
@@ -58,7 +58,7 @@ def kernels(forwards):
 
 
 def assert_all_refused(ops, names):
-    """The bad calls of some ops by `ops`, raw ones of the same names, which do not look at class indices."""
+    """Asserts that `ops`, whose raw ops have the same names, refuse the ops' bad calls. They do not check indices."""
     raw = {name: schema(registry[name].forward).name.removeprefix("safeops::") for name in names}
     with kernels({name: getattr(ops, raw[name]) for name in names}):
         for name in names:
@@ -79,7 +79,7 @@ STRANGE = {
 
 
 def strange_calls(call):
-    """(what is strange, a good call with one operand like that): one op takes it, and another does not."""
+    """Yields (name of the change, a good call with one operand changed): some ops accept it, others refuse it."""
     for key, x in call.items():
         if isinstance(x, torch.Tensor) and x.dim():
             for what, change in STRANGE.items():
@@ -87,7 +87,7 @@ def strange_calls(call):
 
 
 def refusal(function, call):
-    """The error as text; None where the call is taken."""
+    """The error as text, or None if the call passes."""
     try:
         function(**call)
     except (TypeError, ValueError, IndexError) as error:

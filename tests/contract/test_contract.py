@@ -1,4 +1,4 @@
-"""Every clause of the contract on every op, on its composite, and on what its kernels do not compute."""
+"""Every clause of the contract, on every op, on its composite, and on the cases that its kernels leave to it."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.contract.common import REPEATS
 from tests.ops import RECORDS
 from tests.ops.record import firsts
 
-# The clauses that the composite of an op and of its variants is asked. The rest is exhaustive.
+# The clauses for the composites of ops and variants. The others are marked exhaustive.
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )
@@ -39,6 +39,6 @@ def cases():
 
 
 @pytest.mark.parametrize("subject, check", list(cases()))
-@pytest.mark.filterwarnings("ignore:.* is broadcast with")  # samples that mean to
+@pytest.mark.filterwarnings("ignore:.* is broadcast with")  # (some samples do so on purpose)
 def test_contract(subject, check):
     run_check(subject, check)

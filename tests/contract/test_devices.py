@@ -1,4 +1,4 @@
-"""No op, truth, twin or module mixes devices: on a pretended GPU (tests/pretended.py) every sample of every op."""
+"""No op, truth, twin or module mixes devices: each sample of each op runs on a pretended GPU (tests/pretended.py)."""
 
 import dataclasses
 
@@ -26,11 +26,11 @@ def test_samples(name, gpu):  # noqa: F811
             except MixedDevices:
                 raise
             except (TypeError, RuntimeError):
-                pass  # torch does not take this sample
+                pass  # torch refuses this sample
 
 
 def test_a_temperature_of_the_host(gpu):  # noqa: F811
-    """As torch divides by one: a module that was built with it has it there, wherever its inputs are."""
+    """A 0-dim temperature on the host works with inputs on a GPU, as in torch: a module keeps it where it was built."""
     query, key = torch.randn(4, 5, device=gpu, requires_grad=True), torch.randn(4, 5, device=gpu)
     temperature = torch.tensor(0.5, requires_grad=True)
     loss = safeops.nn.InfoNCELoss(temperature=temperature)(query, key)

@@ -1,7 +1,6 @@
-"""The numbers of the contract under every instruction set that the CPU kernels, and torch's, can choose, not only this
-machine's best one.
+"""The contract's numbers hold under every instruction set that the CPU kernels and torch's can choose.
 
-The choice is made once per process, so each runs in its own. What the machine lacks is capped to what it has.
+A process chooses once, so each set runs in a process of its own. A set that the machine lacks is capped to one it has.
 """
 
 import os
@@ -29,7 +28,7 @@ def test_numbers_hold(isa):
     files = sorted(
         str(path) for name in ("properties", "stand_ins_*", "edges") for path in folder.rglob(f"test_{name}.py")
     )
-    # of the contract what is long enough for several threads
+    # the parts of the contract with data for several threads
     files += [
         "test_contract.py",
         "vectors/test_rows.py",
@@ -58,7 +57,7 @@ def test_unknown_name_is_refused():
     assert result.returncode and message in result.stderr
     result = under("avx3", "-m", "safeops", "doctor")
     assert result.returncode == 0 and message in result.stdout and "masked_sum" in result.stdout
-    assert under("", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))").returncode == 0  # as if unset
+    assert under("", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))").returncode == 0  # (as if unset)
 
 
 def under(isa, *command):

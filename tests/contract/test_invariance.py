@@ -1,5 +1,4 @@
-"""The bits of a row's results depend neither on the batch, nor on the row's place, nor on padding, nor on the alignment
-of a mask."""
+"""A row's results have the same bits in any batch, at any place in it, with any padding and any alignment of a mask."""
 
 import pytest
 import torch
@@ -18,13 +17,13 @@ pytestmark = pytest.mark.skipif(
     not registry["masked_softmax"].runs_on(DEVICE), reason="of the kernels: torch's own sums are cut by size"
 )
 BATCHES = (2, 3, 40)
-ENOUGH = 1500  # on CUDA: rows of which each has a block to itself
-# (on CUDA rows are whole in a tile, or in pieces that several blocks share, and odd ones begin anywhere)
+ENOUGH = 1500  # rows on CUDA: enough for a block each
+# (on CUDA a row lies in one tile, or in pieces of several blocks; rows of odd length begin unaligned)
 LENGTHS = (5, 16, 33, 257, 1001, 4097, 20000, 32768, 140001)
 
 
 def first(x, dim=-1):
-    """A class for each row."""
+    """Class 0 for each row."""
     return torch.ones_like(x.select(dim, 0), dtype=torch.int64)
 
 
@@ -40,7 +39,7 @@ def of_elements(function):
     return lambda x, y, keep: function(x, None if keep is None else keep.unsqueeze(-1).expand(x.shape), -1)
 
 
-# (x, y, which rows are kept) -> a result, or several, of each row
+# name: function of (x, y, which rows are kept) that returns one or several results per row
 OPS = {
     "masked_softmax": of_elements(safeops.masked_softmax),
     "masked_log_softmax": of_elements(safeops.masked_log_softmax),
@@ -84,7 +83,7 @@ def test_a_row_does_not_see_its_neighbours(name, dtype):
 
     for length in LENGTHS:
         row, other = numbers(length), numbers(length)
-        # (what has a mask runs through loops of its own)
+        # (calls with a mask run other loops)
         every = torch.ones(1, dtype=torch.bool, device=DEVICE)
         alone = [outcome(OPS[name], row[None], other[None], keep) for keep in (None, every)]
         batches = BATCHES if length < 140000 else (2, 20)
@@ -114,10 +113,10 @@ IMAGES = {
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nor_does_an_image(name, dtype):
-    """Rows across memory: of a batch of images each is as it is alone."""
+    """Rows across memory: an image has the same bits alone and in a batch."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     for channels, pixels in ((3, 5), (21, 300), (100, 49), (1000, 5), (5000, 2), (5000, 49)):
-        if DEVICE != "cpu" and pixels < 16:  # neighbours of other images make one tile
+        if DEVICE != "cpu" and pixels < 16:  # (pixels of several images share a tile)
             continue
         image = 3 * torch.randn(1, channels, pixels, generator=generator, device=DEVICE).to(dtype)
         alone = outcome(lambda x, y, keep: IMAGES[name](x), image, None)
@@ -130,13 +129,13 @@ def test_nor_does_an_image(name, dtype):
 
 # ---- reductions of one dim
 
-# Around what decides how a row is summed: registers, short rows, chunks, the slices of a long row or column
+# Lengths around those where the summation of a row changes: registers, short rows, chunks, slices
 FEW = (5, 33, 257)
 MANY = (*range(1, 71), 127, 255, 256, 257, 511, 512, 513, 1000, 1024, 1025, 2049, 32769, 70001)
 
 
 def reduced(name, x, mask, weight, dim):
-    """The results of a reduction over a dim and, where there is one, the gradient."""
+    """Returns [the reduction of x over dim], with the gradient to x behind it if there is one."""
     kwargs = {"mask": mask, "weight": weight}
     kwargs = {key: value for key, value in kwargs.items() if value is not None and key in RECORDS[name].call}
     x = x.detach().requires_grad_(x.is_floating_point())
@@ -158,7 +157,7 @@ def part(tensors, dim, index):
 
 
 def inside(t, margin):
-    """The values of t inside a larger tensor, where rows have gaps and begin at any byte."""
+    """A copy of t inside a larger tensor, where rows have gaps and begin at any byte."""
     if t is None:
         return None
     larger = torch.ones(t.shape[0], t.shape[1] + 3, dtype=t.dtype)[:, margin : margin + t.shape[1]]
@@ -180,7 +179,7 @@ def test_a_reduced_row_does_not_see_its_neighbours(name, dtype, lengths):
     rows = 70
     for length in lengths:
         x = 3 * torch.randn(rows, length, generator=generator, dtype=torch.float64)
-        # Neighbours that are summed with more care, lose their squares, or have no gradient in the narrower type.
+        # Neighbors that take a more careful sum, have squares of 0, or have no gradient in the narrower dtype.
         x[1], x[2], x[35] = 0, 1e-25, 1e-170 if dtype == torch.float64 else 1e-40
         x[3, 0], x[4] = 1e30, x[4] * 1e17
         x = x.to(dtype)
@@ -195,7 +194,7 @@ def test_a_reduced_row_does_not_see_its_neighbours(name, dtype, lengths):
                     assert_rows(name, operands, 0, index, want)
                 padded = [inside(t, margin) for t, margin in zip(operands, (1, 2, 0))]
                 assert_bits(reduced(name, *padded, -1), want)
-                # Rows across memory: 64 or more side by side, or fewer.
+                # Rows across memory, 64 or more side by side, then fewer.
                 across = [None if t is None else t.t().contiguous() for t in operands]
                 want = reduced(name, *across, 0)
                 for index in (slice(3, 70), slice(2, 66)):
@@ -209,6 +208,6 @@ def test_a_reduced_row_does_not_see_its_neighbours(name, dtype, lengths):
 
 
 def assert_rows(name, operands, dim, index, want):
-    """Rows alone have the bits that they have among all."""
+    """Asserts that rows computed alone have the same bits as among all rows."""
     got = reduced(name, *part(operands, dim, index), 1 - dim)
     assert_bits(got, part(want[:1], 0, index) + part(want[1:], dim, index))

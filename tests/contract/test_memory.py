@@ -1,4 +1,4 @@
-"""An allocation that fails raises what torch's own ops raise for as many bytes, and nothing is printed."""
+"""A failed allocation raises the error that torch's ops raise for as many bytes, and prints nothing."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from safeops.core import library
 from safeops.core.op import registry
 from tests.contract.common import DEVICE
 
-HUGE = 2**45  # elements, of which one is stored
+HUGE = 2**45  # elements, with storage for one
 
 
 def one(value, dtype=None):
@@ -22,7 +22,7 @@ def raised(call):
 
 
 def described(error):
-    """The class, and the text without numbers; on a GPU the text goes on about who has its memory."""
+    """The error's class and its text without numbers. (On a GPU, one sentence: the rest lists its users.)"""
     words = str(error) if DEVICE == "cpu" else str(error).partition(".")[0]
     return type(error), "".join(c for c in words if not c.isdigit())
 
@@ -42,7 +42,7 @@ CALLS = {
     "backward": lambda x: safeops.safe_gather(x.requires_grad_(), 0, INDEX.expand(3)).sum().backward(),
 }
 
-if DEVICE == "cpu":  # (the kernel of a GPU refuses so many images)
+if DEVICE == "cpu":  # (a GPU's kernel refuses so many images)
     CALLS["images"] = lambda x: safeops.total_variation(x[:, None, None, None].expand(-1, 1, 2, 2), reduction="none")
 
 
@@ -57,12 +57,12 @@ def test_a_result_for_which_there_is_no_memory(name, recorded, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-REFUSED = RuntimeError("safeops: no memory for 64 bytes on cuda:1\nException raised from ...")  # by the extension
+REFUSED = RuntimeError("safeops: no memory for 64 bytes on cuda:1\nException raised from ...")  # the extension's error
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_gpu_without_memory(recorded, monkeypatch):
-    """The allocator of a GPU is asked once more, for the same bytes there."""
+    """After the extension's error, torch's allocator is asked for the same bytes on that GPU; its error is raised."""
     asked, op = [], registry["masked_sum"]
 
     def refuse(*operands):

@@ -16,16 +16,16 @@ from tests.contract.properties import BOUNDED, POOL, given, operands, right, st
 from tests.ops import RECORDS, definitions
 from tests.ops.reductions.moments import exponential_terms
 
-NUMBERS = [0.0, 0.25, 1.0, 100.0]  # of a loss's parameters, where they are in range
-# a margin: no difference of two of POOL, where rounding decides which side of the kink it is; no powers of 100, which
-# vanish
+NUMBERS = [0.0, 0.25, 1.0, 100.0]  # values of a loss's parameters, if in range
+# margin: not the difference of two of POOL, or rounding would choose the side of the kink. gamma: no 100, whose powers
+# vanish.
 OWN_NUMBERS = {"margin": [0.0, 0.7], "gamma": [0.0, 0.25, 1.0, 2.0]}
-# of what is so large that it is inf in fp32 alone
+# losses with results that may be inf in fp32 but not in fp64
 EXPONENTIAL = ("gaussian_kl_div", "poisson_nll_loss", "sigmoid_focal_loss")
 
 
 def terms(name, kind):
-    """The sizes of what may cancel: the record's tolerance, and what exponentials of any size need."""
+    """The sizes of terms that cancel: the record's, or for masked_logsumexp those of its exponentials."""
     return exponential_terms if name == "masked_logsumexp" else RECORDS[name].fields.get(kind)
 
 
@@ -48,7 +48,7 @@ def test_losses(name, data):
         kwargs["mask"] = mask()
     if data.draw(st.booleans()):
         kwargs["weight"] = numbers(full=False, pool=[0.0, 0.5, 1.0, 2.0, 7.0])
-    for key in ("mask", "weight"):  # they may not enlarge the loss
+    for key in ("mask", "weight"):  # (mask and weight must not enlarge the loss)
         if key in kwargs and torch.broadcast_shapes(shape, kwargs[key].shape) != shape:
             del kwargs[key]
     for parameter in op.parameters:
@@ -80,7 +80,7 @@ def test_masked_fill(data):
     assert_same_bits("kept elements", got.values[0][kept], x.expand(kept.shape)[kept], "changed")
 
 
-# Exponentials and deviations of one size: beside 1e4 the digits of 1e-7 are nobody's.
+# Values of one size, for exponentials and variances: beside 1e4, the digits of 1e-7 are lost.
 MODERATE = [0.5, -0.5, 1.0, -1.0, 0.1, 3.0, -7.5, 12.0]
 
 
@@ -108,7 +108,7 @@ def test_reductions(name, route, data):
     if name in ("masked_var", "masked_std", "masked_logsumexp"):
         pool = MODERATE
     if name in ("masked_var", "masked_std"):
-        # weights of 0, 1/2, 1, ...: their sum is exact, and so is whether it exceeds a correction
+        # Weights are multiples of 1/2: their sum is exact, and so is its comparison with the correction.
         kwargs["correction"] = data.draw(st.sampled_from([0, 1, 0.75, 2]))
     if name == "masked_norm":
         kwargs["ord"] = data.draw(st.sampled_from([1, 2, math.inf, -math.inf]))
@@ -135,7 +135,7 @@ def test_count(route, data):
     assert got.dtype == torch.int64 and got.shape == want.shape and torch.equal(got, want)
 
 
-# One number from which nothing overflows in half, and no zero: what a vanishing norm does is in test_rows.
+# Nothing overflows in half, and nothing is 0: test_rows has the norms that vanish.
 LENGTHS = [1.0, -1.0, 0.1, 3.0, -7.5, 240.0, -300.0]
 
 

@@ -1,4 +1,4 @@
-"""Compiled functions and autograd around an op: derivatives inside, one tensor twice, no gradient that arrives."""
+"""Compiled functions and autograd around an op: derivatives inside, one tensor twice, no upstream gradient."""
 
 import io
 
@@ -19,10 +19,10 @@ TRACED = [n for n in DIFFERENTIABLE if not RECORDS[n].no_route and n != "apply_w
 @pytest.mark.parametrize("name", map(unless_first, TRACED))
 def test_derivatives_inside_a_compiled_function(name):
     function, x = RECORDS[name].of_one(DEVICE)
-    direction = x.square()  # a shift would change no variance, a factor no direction
+    direction = x.square()  # (a variance has no slope along a shift, a direction none along a factor)
 
     def f(x):
-        return function(x / 2).sigmoid().sum()  # of -inf, too, it is a number
+        return function(x / 2).sigmoid().sum()  # (sigmoid: a number even for -inf)
 
     def dual(x):
         with fwAD.dual_level():
@@ -30,7 +30,7 @@ def test_derivatives_inside_a_compiled_function(name):
 
     inners = (torch.func.grad(f), lambda x: torch.func.jvp(f, (x,), (direction,))[1], dual)
     turn = TRACED.index(name) % len(inners)
-    for inner in inners if name in firsts() else inners[turn : turn + 1]:  # of the others one each, by turns
+    for inner in inners if name in firsts() else inners[turn : turn + 1]:  # the other ops take one form each, in turn
         torch._dynamo.reset()
         compiled = torch.compile(inner, backend="aot_eager", fullgraph=True)(x)
         torch.testing.assert_close(compiled, inner(x))
@@ -38,7 +38,7 @@ def test_derivatives_inside_a_compiled_function(name):
 
 
 def several(name):
-    """The arguments that one tensor can be at once; a target would make a loss 0."""
+    """The floating arguments of one shape, which may be one tensor; not the target, which would make a loss 0."""
     shape = RECORDS[name].call[next(iter(RECORDS[name].tensors()))].shape
     floating = [key for key, x in RECORDS[name].tensors().items() if x.is_floating_point() and x.shape == shape]
     return [key for key in floating if key != "target"]
@@ -59,7 +59,7 @@ def test_one_tensor_as_two_operands_compiles(name):
 
 
 class Cut(torch.autograd.Function):
-    """Its input has no gradient: what made it is called without one."""
+    """A function with gradient None: backward of the op before it gets no upstream gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -80,7 +80,7 @@ def test_without_an_upstream_gradient_there_is_none(name):
     assert torch.equal(dx, torch.ones_like(x))
 
 
-CHANGING = {  # one op for each way in which its backward knows the sizes of the operands
+CHANGING = {  # one op for each way in which a backward gets the operands' sizes
     "masked_sum": lambda x, m: safeops.masked_sum(x, m, 1),
     "masked_var": lambda x, m: safeops.masked_var(x, m),
     "masked_fill": lambda x, m: safeops.masked_fill(x, m[0], 0.5),
@@ -98,7 +98,7 @@ CHANGING = {  # one op for each way in which its backward knows the sizes of the
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", CHANGING)
 def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
-    """None: Dynamo compiles the first size, finds the second another, and makes a symbol of it."""
+    """dynamic=None: Dynamo compiles for the first size, and again with a symbol for it when the second size differs."""
     torch._dynamo.reset()
     function = CHANGING[name]
     compiled = torch.compile(function, dynamic=dynamic, fullgraph=True, backend="aot_eager")
@@ -111,7 +111,7 @@ def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if not isinstance(record.call, str)])
 def test_a_module_that_keeps_operands_compiles_for_dynamic_sizes(name):
-    """Dynamo knows the sizes of a module's own tensors by numbers, and those of the input by symbols."""
+    """Dynamo knows the sizes of a module's own tensors as numbers, and its input's as symbols; one graph has both."""
     record = RECORDS[name]
     (first, x), *rest = record.tensors().items()
 
@@ -165,5 +165,5 @@ def test_an_exported_program_that_returns_combined_losses_can_be_saved():
         def forward(self, x):
             return safeops.combine_losses({"a": x.sum(), "b": (x.mean(), 0.5)})
 
-    # (torch cannot load it: a string among the results is beyond its loader)
+    # (saved only: torch's loader refuses a string among the results)
     torch.export.save(torch.export.export(Program(), (torch.randn(2, 3),)), io.BytesIO())

@@ -1,7 +1,7 @@
-"""A twin is a twin: torch's own OpInfo samples, in four dtypes, of every function of torch that has one here.
+"""A function with a name of torch's computes what torch's does: torch's OpInfo samples, in four dtypes.
 
-The truth is torch's function in fp64. Values and gradients are compared wherever that is finite; second derivatives in
-fp64; torch's error inputs are refused by name. What differs beyond them: docs/twins.md.
+The truth is torch's function in fp64. Values and gradients are compared where the truth is finite, second derivatives
+in fp64; torch's error inputs must be refused by name. docs/twins.md lists all other differences.
 """
 
 import inspect
@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 PLAIN = {info.name.rpartition(".")[2]: info for info in reversed(op_db) if not info.name.startswith("masked.")}
 TWINS = {name: info for name, info in PLAIN.items() if name in safeops.__all__}
-# Halves meet the margin exactly, where the slope is 0 here and torch's is that of the steep side.
+# Half values can lie on the kink exactly, where the slope is 0 here and the steep side's in torch.
 KNEES = {"hinge_embedding_loss", "margin_ranking_loss"}
 DEPRECATED = {"size_average", "reduce"}
 
@@ -34,7 +34,7 @@ def tensors(x):
 
 
 def widened(x):
-    """A copy in fp64, each leaf with a gradient where the original has one."""
+    """A copy in fp64; its leaves require gradients as the original's do."""
     if isinstance(x, torch.Tensor):
         return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
     if isinstance(x, dict):
@@ -43,7 +43,7 @@ def widened(x):
 
 
 def derivatives(function, call, second=False):
-    """(value, gradients, second derivatives) of a call; upstream gradients are the same numbers in every dtype."""
+    """Returns (value, gradients, second derivatives) of a call. Upstream gradients are the same for every dtype."""
     args, kwargs = call
     leaves = [x for x in tensors(call) if x.is_floating_point() and x.requires_grad]
     value = function(*args, **kwargs)
@@ -61,7 +61,7 @@ def derivatives(function, call, second=False):
 
 
 def compare(what, got, want, tolerance):
-    """Equal wherever torch's is finite; None is a gradient of 0."""
+    """Asserts that got equals want where want is finite; None counts as a gradient of 0."""
     if got is None or want is None:
         other = want if got is None else got
         assert other is None or not torch.where(other.isfinite(), other, 0).any(), what
@@ -82,7 +82,7 @@ def samples(name, dtype):
     for sample in info.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point):
         bias = sample.kwargs.get("linear_bias")
         rounded = bias is not None and dtype.itemsize == 2 and bias.abs().max() > 1 / TOLERANCE[dtype]
-        if not DEPRECATED & sample.kwargs.keys() and not rounded:  # a bias of 256 leaves logits in steps of 2 in bf16
+        if not DEPRECATED & sample.kwargs.keys() and not rounded:  # in bf16 a bias of 256 makes logits multiples of 2
             yield info.op, ((sample.input, *sample.args), sample.kwargs)
 
 
@@ -90,7 +90,7 @@ def samples(name, dtype):
 @pytest.mark.parametrize("name", sorted(TWINS))
 @pytest.mark.filterwarnings("ignore")
 def test_torchs_calls_have_torchs_values(name, dtype):
-    torch.manual_seed(0)  # of the samples
+    torch.manual_seed(0)  # (for the samples)
     ours, count = getattr(safeops, name), 0
     for theirs, call in samples(name, dtype):
         second = dtype == torch.float64
@@ -100,7 +100,7 @@ def test_torchs_calls_have_torchs_values(name, dtype):
         except RuntimeError as error:
             if "derivative for" not in str(error) and "not implemented" not in str(error):
                 raise
-            second, want = False, derivatives(theirs, widened(call))  # torch has no second derivative
+            second, want = False, derivatives(theirs, widened(call))  # torch lacks the second derivative
         got = derivatives(ours, call, second)
         shown = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in call[0]], call[1]
         compare((name, shown, "value"), got[0], want[0], TOLERANCE[dtype])
@@ -124,13 +124,13 @@ def test_what_torch_refuses_is_refused(name):
 
 
 def test_which_functions_of_torch_have_a_twin():
-    """A function that is added under a name of torch's is compared here."""
+    """Every function with a name of torch's must be compared here."""
     theirs = {name for name in safeops.__all__ if hasattr(torch.nn.functional, name) or hasattr(torch, name)}
     assert theirs - {"nn", "distributed"} == set(TWINS)
 
 
 def names_of(function):
-    """The names of the arguments of a function of torch: of a builtin, those of its schemas."""
+    """The argument names of a function of torch, from its signature or, for a builtin, from its schemas."""
     try:
         return set(inspect.signature(function).parameters)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Cases of ranks that do not make the same call: the same error on each, which says how they differ; nobody waits.
+"""Cases of ranks that make different calls: each rank raises the same error, which says how the calls differ.
 
-Where TORCH_DISTRIBUTED_DEBUG is not OFF. The last rank is the one that differs. Run by processes.py.
+The ranks compare their calls if TORCH_DISTRIBUTED_DEBUG is not OFF. The last rank differs. Run by processes.py.
 """
 
 import functools
@@ -16,7 +16,7 @@ from safeops.distributed import global_count
 from tests.distributed.processes import raises
 from tests.distributed.sharded import S0, S1, R, compare, mesh
 
-LONGEST = 30  # seconds of a case, on a busy machine; the group's timeout is twice that
+LONGEST = 30  # seconds for a case on a busy machine; the group's timeout is twice that
 
 
 def odd():
@@ -24,7 +24,7 @@ def odd():
 
 
 def part(shape=(4, 6), how=(S0,), dtype=torch.float32):
-    """A DTensor of which each rank has that, made without a collective."""
+    """A DTensor with ones of this shape on each rank, made without a collective."""
     return DTensor.from_local(torch.ones(shape, dtype=dtype), mesh(len(how)), how, run_check=False)
 
 
@@ -33,7 +33,7 @@ def replicated(x):
 
 
 def limited(case, level=dist.DebugLevel.INFO):
-    """A case under a debug level, within its time."""
+    """The case as a function that sets the debug level, and must take less than LONGEST."""
 
     def run():
         began, before = time.monotonic(), dist.get_debug_level()
@@ -48,7 +48,7 @@ def limited(case, level=dist.DebugLevel.INFO):
 
 
 def disagree(name, call, *words, level=dist.DebugLevel.INFO):
-    """call(whether this rank differs) of the function of that name raises the same on all ranks, with both of them."""
+    """Asserts that call(True on the rank that differs) raises on all ranks, with the words and both ranks' calls."""
     said = "rank 0", f"rank {dist.get_world_size() - 1}", "do not make the same call"
     with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gathering:
         raises(RuntimeError, f"{name} (rank {dist.get_rank()}): ", *said, *words, call=lambda: call(odd()))
@@ -56,7 +56,7 @@ def disagree(name, call, *words, level=dist.DebugLevel.INFO):
 
 
 def shapes():
-    """Disagreements about the sizes of messages, and about one of 16 bytes, whatever it is the sum of."""
+    """Different sizes of messages, and a message of 16 bytes on every rank with different contents."""
 
     def x(differs):
         return part((4, 5 if differs else 6))
@@ -93,7 +93,7 @@ def shapes():
 
 
 def dtypes():
-    """All messages are fp64: without the comparison it would go well, and be no error."""
+    """All messages are fp64: without the comparison, different dtypes would raise no error."""
 
     def x(differs):
         return part(dtype=torch.float64 if differs else torch.float32)
@@ -123,7 +123,7 @@ def smoothed(differs):
 
 
 def functions():
-    """One rank calls another function: of as many bytes, of another collective, or of none of DTensors."""
+    """One rank calls another function: with as many bytes, with another collective, or with no DTensor."""
     x, keep = part(), torch.ones(3, dtype=torch.bool)
     for one, other in (("masked_mean", "masked_sum"), ("masked_mean", "masked_var"), ("masked_amax", "masked_amin")):
         name = other if odd() else one
@@ -135,7 +135,7 @@ def functions():
 
 
 def in_backward():
-    """One rank calls another function where the others go backward: no gradient is set."""
+    """One rank calls another function while the others run backward: no gradient is set."""
     x = part().requires_grad_()
     y = safeops.masked_softmax(x, dim=0)
     name = "masked_var" if odd() else "masked_softmax in backward"
@@ -148,12 +148,12 @@ def in_backward():
         "masked_softmax in backward", lambda _: y.backward(gradient), "gradient is", "[Replicate()]", "[Shard(dim=0)]"
     )
     assert x.grad is None
-    y.sum().backward()  # as if nothing had been
+    y.sum().backward()  # (a backward works afterwards)
     assert x.grad is not None
 
 
 def redistributed():
-    """Collectives of torch's own run for operands laid out in other ways, and for the plain definition."""
+    """The comparison comes before torch's own collectives, for other layouts and for the plain definition."""
 
     def pair(differs):
         rows = 4 * dist.get_world_size()
@@ -165,7 +165,7 @@ def redistributed():
 
 
 def gradients():
-    """A gradient that one rank does not have, or has of another shape: nothing is written."""
+    """One rank lacks a gradient, or has another shape: nothing is written."""
 
     def parameter(columns):
         p = torch.nn.Parameter(part((4, columns)))
@@ -185,13 +185,13 @@ def counts():
     disagree("global_count", lambda differs: global_count(keep, averaged=differs), "averaged is False on rank 0")
     weight = torch.ones(3)
     disagree("global_count", lambda differs: global_count(keep, weight=weight if differs else None), "weight is False")
-    one, other = torch.ones(3 + 2 * odd(), dtype=torch.bool), torch.ones(7, dtype=torch.bool)  # what may differ
+    one, other = torch.ones(3 + 2 * odd(), dtype=torch.bool), torch.ones(7, dtype=torch.bool)  # these may differ
     want = 3 * dist.get_world_size() + 2
     assert global_count([one, other] if odd() else one, averaged=False) == want + 7
 
 
 def on_two_dims():
-    """All ranks of a mesh hear of it, also those whose own collective would be among ranks that agree."""
+    """All ranks of a mesh get the error, also those with a collective only among ranks that agree."""
     for how in ((S0, R), (R, S0), (S0, S1)):
         x = part((4, 5 if odd() else 6), how)
         disagree("masked_mean", lambda _, x=x: safeops.masked_mean(x, dim=0), "input is float32 (")
@@ -200,7 +200,7 @@ def on_two_dims():
 
 
 def alike():
-    """Where they agree: the same numbers, by one comparison of each call that sends something; none where it is OFF."""
+    """If ranks agree, numbers are unchanged; each call that sends compares once, and never if the level is OFF."""
     g = torch.Generator().manual_seed(1)
     x = {"input": torch.rand(5, 3, generator=g), "mask": torch.rand(5, 3, generator=g) < 0.5}
     for level, often in ((dist.DebugLevel.INFO, 1), (dist.DebugLevel.DETAIL, 1), (dist.DebugLevel.OFF, 0)):

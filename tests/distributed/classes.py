@@ -1,4 +1,4 @@
-"""Cases of cross_entropy and nll_loss on DTensors: classes or rows sharded, beside the same call on plain tensors."""
+"""Cases of cross_entropy and nll_loss on DTensors with sharded classes or rows, beside the call on plain tensors."""
 
 import functools
 import itertools
@@ -14,7 +14,7 @@ from safeops.distributed import _collectives
 from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed
 
 S2 = type(S0)(2)
-# (of the logits; of the rows), on a mesh of one dim or of two
+# (placements of the logits, of the rows), for a mesh of one dim or two
 CLASSES = [([S1], [R]), ([S0, S1], [S0, R]), ([S1, R], [R, R]), ([S1, S2], [R, S1])]
 ROWS = [([S0], [S0]), ([R], [R]), ([S0, R], [S0, R]), ([S2], [S1]), ([P], [R])]
 OPTIONS = [
@@ -32,7 +32,7 @@ NLL_OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"denominator": 
 def operands(dtype, shape=(6, 11, 3), probabilities=False, weight=False, mask=False):
     g = torch.Generator().manual_seed(5)
     x = 4 * torch.randn(shape, generator=g, dtype=torch.float64)
-    x[0, 2] = float("-inf")  # a class that does not exist
+    x[0, 2] = float("-inf")  # (left out)
     rows = (shape[0], *shape[2:])
     target = torch.randint(3, shape[1], rows, generator=g)
     target[1] = -100
@@ -57,7 +57,7 @@ def check(dtype, layouts, name="cross_entropy", options=OPTIONS):
             tensors = operands(dtype, probabilities=probabilities, weight=weight, mask=mask)
             if not probabilities:
                 tensors["target"][1] = chosen.get("ignore_index", -100)
-            if P in logits:  # (parts of what is not finite are no parts)
+            if P in logits:  # (a partial placement cannot hold non-finite numbers)
                 tensors["input"].nan_to_num_(nan=0.5, neginf=-9)
             where = {
                 "input": logits,
@@ -87,7 +87,7 @@ def check_second_order():
 
 
 def check_few_classes():
-    """Fewer classes than ranks, or than fill them: a rank has none."""
+    """With 4 or 5 classes some ranks have none."""
     for classes in (4, 5):
         tensors = operands(torch.float64, (6, classes, 2))
         compare("cross_entropy", tensors, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
@@ -97,7 +97,7 @@ def check_few_classes():
 
 
 def check_few_rows():
-    """As many as fill one rank alone."""
+    """Rows that fill only one rank."""
     for weight in (False, True):
         tensors = operands(torch.float64, (2, 11), weight=weight)
         compare(
@@ -112,8 +112,8 @@ def check_far_from_zero():
 
 
 def check_probabilities_times_weights():
-    """Half probabilities times half weights of the classes are no product in half, nor are fp32's one in fp32 beside
-    fp64 logits."""
+    """The product of half probabilities and half class weights is not rounded to half; nor, beside fp64 logits, that of
+    fp32 ones to fp32."""
     for logits, others in (
         (torch.float32, torch.float16),
         (torch.float16, torch.float16),
@@ -129,7 +129,7 @@ def check_probabilities_times_weights():
 
 
 def check_infinite_logits():
-    """The row's own and no other takes all, by a loss of 0; two of them, or another's, are no distribution."""
+    """A +inf logit of the target alone gives loss 0; several, or another class's, make a row NaN."""
     inf = float("inf")
     for classes in ((0,), (7,), (0, 1), (0, 7)):
         for target in (0, 7, 3):
@@ -152,7 +152,7 @@ def check_a_rank_of_which_no_class_exists():
 
 
 def check_the_wire():
-    """Two numbers of eight bytes a row and rank forward, nothing of the logits' size; nothing backward."""
+    """Forward sends 16 bytes per row and rank, and nothing of the logits' size; backward sends nothing."""
     x, target = distributed(torch.randn(64, 40), [S1]), distributed(torch.randint(0, 40, (64,)), [R])
     sent = []
     gather = _collectives.all_gather
@@ -173,7 +173,7 @@ def check_the_wire():
         with CommDebugMode() as seen, mock.patch.object(_collectives, "all_gather", count):
             safeops.token_log_probs(x, target, **options).entropy.sum().backward()
         assert sent == [64 * size], sent
-        assert seen.get_total_counts() <= 2, seen.get_comm_counts()  # (and the sum's, of a number)
+        assert seen.get_total_counts() <= 2, seen.get_comm_counts()  # (and the one of the sum, a single number)
     x.grad, sent, add_up = None, [], torch.distributed.all_reduce
     note = lambda t, **options: (sent.append(t.nbytes), add_up(t, **options))[1]  # noqa: E731
     with CommDebugMode() as seen, mock.patch.object(torch.distributed, "all_reduce", note):
@@ -183,7 +183,7 @@ def check_the_wire():
 
 
 def check_an_index_out_of_range():
-    """The ranks cannot all see it before they meet: its row is left out."""
+    """No rank alone can see such an index, so its row is left out."""
     tensors = operands(torch.float64)
     plain = {**tensors, "target": tensors["target"].clone()}
     tensors["target"][3], plain["target"][3] = 99, -100
@@ -194,7 +194,7 @@ def check_an_index_out_of_range():
 
 
 def check_what_the_composite_has():
-    """One dim over the whole mesh; class weights that need a gradient, of partial logits too; other losses of rows."""
+    """The composite: classes over both mesh dims, class weights with a gradient, partial logits, other row losses."""
     tensors = operands(torch.float64, (6, 11), weight=True)
     assert registry["cross_entropy"].shards
     x, target, weight = tensors["input"].nan_to_num(neginf=-9), tensors["target"], tensors["weight"]
@@ -213,7 +213,7 @@ def check_what_the_composite_has():
 
 
 def check_log_probs(layouts, shapes=({}, {"temperature": 0.5, "softcap": 3.0})):
-    """Each of the three results, differentiated alone."""
+    """Each of the three results alone, with its gradients."""
     names = ("log_prob", "entropy", "logsumexp")
     for (logits, rows), options, mask, result in itertools.product(layouts, shapes, (False, True), names):
         tensors = operands(torch.float64, mask=mask)
@@ -222,11 +222,11 @@ def check_log_probs(layouts, shapes=({}, {"temperature": 0.5, "softcap": 3.0})):
         compare("token_log_probs", tensors, where, torch.float64, take=operator.attrgetter(result), **options)
 
 
-LAST = {0: 0, 1: 2, 2: 1}  # dims of (N, C, d1) in (N, d1, C)
+LAST = {0: 0, 1: 2, 2: 1}  # dims of (N, C, d1) -> dims of (N, d1, C)
 
 
 def check_log_probs_of_infinite_logits():
-    """As those of cross_entropy; a rank has no class that exists, and one no class at all."""
+    """As in cross_entropy; some ranks have only classes of -inf, or no class at all."""
     inf = float("inf")
     for classes in ((0,), (7,), (0, 1), (0, 7)):
         for target, result in itertools.product((0, 7, 3), ("log_prob", "entropy", "logsumexp")):
@@ -238,7 +238,7 @@ def check_log_probs_of_infinite_logits():
             assert got.full_tensor()[1].isnan() != (classes == (target,))
     x = torch.randn(6, 16, dtype=torch.float64)
     x[:, 4:8] = -inf
-    x[2, 6] = float("nan")  # beside classes that do not exist
+    x[2, 6] = float("nan")  # (beside classes of -inf)
     for result in ("log_prob", "entropy", "logsumexp"):
         tensors = {"logits": x, "target": torch.arange(6)}
         where = {"logits": [S1], "target": [R]}
@@ -250,7 +250,7 @@ def check_log_probs_of_infinite_logits():
 
 
 def check_argmax():
-    """The first of equal logits, whichever rank has it; NaN is the largest; a rank has no class, or none exists."""
+    """The first of equal logits wins on any rank, and NaN is the largest; some ranks, or all, have no class."""
     for (logits, rows), classes, mask in itertools.product([*CLASSES, *ROWS[:2]], (11, 5), (False, True)):
         tensors = operands(torch.float64, (6, classes, 3), mask=mask)
         x = tensors.pop("input").movedim(1, -1).round().div(4).round()

@@ -1,4 +1,4 @@
-"""Cases of grad_norm and clip_grad_norm_ of DTensors, each beside the same in one process. Run by processes.py."""
+"""Cases of grad_norm and clip_grad_norm_ of DTensors, each beside one process. Run by processes.py."""
 
 import functools
 import warnings
@@ -19,14 +19,14 @@ NAN, INF = float("nan"), float("inf")
 
 
 def meshes():
-    """One dim, and two."""
+    """A mesh of one dim, then one of two."""
     world = dist.get_world_size()
     yield init_device_mesh("cpu", (world,))
     yield init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
 
 
 def placements(mesh):
-    """Layouts of a (5, 3) tensor: even, uneven, copies."""
+    """Layouts of a (5, 3) tensor: even shards, uneven shards, copies."""
     kinds = Shard(0), Shard(1), Replicate()
     return [[kind] for kind in kinds] if mesh.ndim == 1 else [[a, b] for a in kinds for b in kinds]
 
@@ -43,7 +43,7 @@ def close(got, want, tolerance=1e-12):
 
 
 def compare(mesh, fulls, how, tolerance):
-    """Norms of all orders, and what clipping leaves."""
+    """Compares the norms of all orders, and the clipped gradients."""
     for ord in ORDERS:
         shared = [parameter(distribute_tensor(x.clone(), mesh, p)) for x, p in zip(fulls, how)]
         plain = [parameter(x.clone()) for x in fulls]
@@ -60,12 +60,12 @@ def sharded(dtype, tolerance):
         how = placements(mesh)
         fulls = [torch.randn(5, 3).to(dtype) for _ in how] + [torch.randn(1, 3).to(dtype)]  # the last: empty shards
         compare(mesh, fulls, [*how, [Shard(0)] * mesh.ndim], tolerance)
-        for x, p in zip(fulls, how):  # each alone: copies do not cancel what is left out
+        for x, p in zip(fulls, how):  # each alone, lest copies hide what is left out
             compare(mesh, [x], [p], tolerance)
 
 
 def extreme():
-    """Norms that a half, or a square in the gradients' own dtype, does not hold."""
+    """Norms beyond half, or with squares beyond the gradients' dtype."""
     mesh = next(meshes())
     for dtype, value in ((torch.float16, 6e4), (torch.float32, 1e30), (torch.float64, 1e200), (torch.float64, 1e-200)):
         full = torch.full((7, 3), value, dtype=dtype)
@@ -75,7 +75,7 @@ def extreme():
 
 
 def partial():
-    """Gradients of sums over the ranks, and of averages; 0-dim too, and next to a dim that is sharded already."""
+    """Gradients with placements Partial("sum") and Partial("avg"); also 0-dim, and beside a sharded dim."""
     rank = dist.get_rank()
     for mesh in meshes():
         place = mesh.get_coordinate()
@@ -85,7 +85,7 @@ def partial():
                 rest = [Replicate(), Shard(0)] if shape else [Replicate()]
                 for other in rest[: mesh.ndim]:
                     first = local + (place[0] if mesh.ndim == 1 or other.is_shard() else 0)
-                    if mesh.ndim == 2 and other.is_replicate():  # copies along tp are alike
+                    if mesh.ndim == 2 and other.is_replicate():  # (equal copies along tp)
                         first = torch.ones(shape) * (place[0] + 1)
                     how = [Partial(reduce), other][: mesh.ndim]
                     grad = DTensor.from_local(first.clone(), mesh, how, run_check=False)
@@ -97,7 +97,7 @@ def partial():
 
 
 def partial_half():
-    """Terms that a half holds, and a sum that it does not."""
+    """Partial terms fit half, but their sum does not."""
     mesh = next(meshes())
     term = torch.full((5, 3), 4e4, dtype=torch.float16)
     holder = Holder(DTensor.from_local(term, mesh, [Partial()], run_check=False))
@@ -107,7 +107,7 @@ def partial_half():
 
 
 class Holder(torch.Tensor):
-    """A tensor with any gradient: a parameter takes none of another placement."""
+    """A tensor with any object as gradient: a parameter refuses one with another placement."""
 
     def __new__(cls, grad):
         x = torch.Tensor._make_subclass(cls, torch.zeros(()), True)
@@ -118,7 +118,7 @@ class Holder(torch.Tensor):
 
 
 def nonfinite():
-    """The bad element is one rank's, what follows is everyone's."""
+    """A bad element on one rank decides for all ranks."""
     rank, mesh = dist.get_rank(), next(meshes())
     for bad in (NAN, INF):
         full = torch.ones(8, 3)
@@ -155,7 +155,7 @@ def refused():
 
 
 def several_meshes():
-    """Norms of two meshes of the same ranks, and of one's part: one collective each, of which torch does not warn."""
+    """Two meshes of the same ranks, and a submesh: one collective for each, and no warning by torch."""
     line, square = meshes()
     torch.manual_seed(5)
     a, b = torch.randn(5, 3), torch.randn(4, 4)
@@ -177,7 +177,7 @@ def network():
 
 
 def training(kind):
-    """The gradients that FSDP2 and tensor parallelism leave: clipped, the step is one process's."""
+    """With gradients as FSDP2 and tensor parallelism leave them, clipping and step are one process's."""
     world = dist.get_world_size()
     reference, net = network(), network()
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))

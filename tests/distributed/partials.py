@@ -1,4 +1,4 @@
-"""Cases of reductions over a sharded dim, and of vectors along one, beside the same call on plain tensors."""
+"""Cases of reductions over a sharded dim, and of vectors along one, beside the call on plain tensors."""
 
 import functools
 
@@ -27,8 +27,8 @@ STATISTICS = [
     ("masked_sum", {}),
 ]
 VECTORS = "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity"
-CUT = [S0], [S0, S1]  # on a mesh of one dim, and of two
-OLD = torch.__version__ < "2.12"  # its DTensors have no frexp, of which definitions of quotients are made
+CUT = [S0], [S0, S1]  # for a mesh of one dim, and of two
+OLD = torch.__version__ < "2.12"  # (its DTensors lack frexp, which definitions of quotients use)
 
 
 def normal(*shape, dtype=torch.float64, seed=0):
@@ -36,21 +36,21 @@ def normal(*shape, dtype=torch.float64, seed=0):
 
 
 def kept(*shape, share=0.6):
-    """A mask that keeps none of the first rows, which are a rank's."""
+    """A mask that keeps none of the first rows: one rank keeps nothing."""
     keep = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < share
     keep[: max(1, shape[0] // 4)] = False
     return keep
 
 
 def plain(name, x, placements=(S0,), kind=torch.float64, **options):
-    """compare() of one input alone, and of others in its layout."""
+    """compare() with the input, mask and weight in one layout."""
     tensors = {"input": x, **{k: options.pop(k) for k in ("mask", "weight") if k in options}}
     return compare(name, tensors, dict.fromkeys(tensors, placements), kind, **options)
 
 
 def statistics(dtype):
     for name, options in STATISTICS:
-        for shape in ((7, 3), (1, 3)):  # uneven shards, and empty ones
+        for shape in ((7, 3), (1, 3)):  # uneven shards, then empty ones
             x, mask, weight = normal(*shape, dtype=dtype), kept(*shape), normal(*shape, dtype=dtype, seed=2).abs()
             weight[-1, 0] = 0
             for more in ({}, {"mask": mask}, {"mask": mask, "weight": weight}):
@@ -74,7 +74,7 @@ def statistics(dtype):
 
 
 def ties():
-    """Equal extremes of several ranks share the gradient."""
+    """Equal extremes on several ranks share the gradient."""
     x = torch.tensor([3.0, 1.0, 3.0, -3.0, 3.0, 0.0], dtype=torch.float64)
     for name, options in (("masked_amax", {}), ("masked_amin", {}), ("masked_norm", {"ord": INF})):
         plain(name, x, **options)
@@ -85,7 +85,7 @@ def ties():
 
 
 def extremes():
-    """Squares that do not fit; digits that the square of a large mean would lose; deviations of exactly 0."""
+    """Squares overflow or vanish; a large mean's square would cost digits; a deviation is exactly 0."""
     for dtype, large, small in (
         (torch.float64, 1e200, 1e-200),
         (torch.float32, 1e30, 1e-30),
@@ -104,7 +104,7 @@ def extremes():
 
 
 def special():
-    """A value that is not finite shows as in one process, whatever its rank; -inf adds nothing to the exponentials."""
+    """A non-finite value on any rank shows as in one process; exp(-inf) adds nothing."""
     for value in (NAN, INF, -INF):
         for at in (slice(0, 1), slice(6, 7), slice(4, 7), slice(0, 7)):
             x = normal(7, 3)
@@ -141,7 +141,7 @@ def vectors(dtype):
 
 
 def short_vectors():
-    """Zero, of which a rank's part is, shorter than eps, longer than squares allow."""
+    """Vectors that are 0, 0 on one rank, shorter than eps, or with squares that overflow."""
     for dtype in (torch.float64, torch.float32):
         x, y = normal(6, 5, dtype=dtype), normal(6, 5, dtype=dtype, seed=3)
         x[:, 0] = 0
@@ -153,14 +153,14 @@ def short_vectors():
             plain("normalize", x, kind=dtype, dim=0, eps=eps)
             for two in ({"x1": x, "x2": y}, {"x1": y, "x2": x}):
                 compare("cosine_similarity", two, dict.fromkeys(two, [S0]), dtype, dim=0, eps=eps)
-    for row in (y[:1], y[0]):  # broadcast
+    for row in (y[:1], y[0]):  # (broadcast)
         two = {"x1": normal(6, 5), "x2": row.double()}
         for placements in ([S1], [S0]):
             compare("cosine_similarity", two, {"x1": placements, "x2": [R]}, torch.float64, dim=1)
 
 
 def halves():
-    """Rounded once, where other ranks' parts are known."""
+    """Half results are rounded once, after the other ranks' parts are known."""
     x, y = normal(7, 3, dtype=torch.float16), normal(7, 3, dtype=torch.float16, seed=3)
     for name in VECTORS:
         leaves = [x, y] if name == "cosine_similarity" else [x]
@@ -171,7 +171,7 @@ def halves():
             assert g.dtype == (torch.float32 if g is got and len(leaves) == 2 else torch.float16)
             g = g.full_tensor().double()
             assert ((g - w).abs() <= 1.01 * 2**-11 * w.abs() + 3e-7).all(), (name, g - w)
-    sign = 1 - 2 * (torch.arange(mesh().size()) % 2)[:, None]  # a row for each rank, whose gradients nearly cancel
+    sign = 1 - 2 * (torch.arange(mesh().size()) % 2)[:, None]  # one row per rank, with gradients that nearly cancel
     row, many = x[:1], ((y[:1] + 0.1 * normal(len(sign), 3)) * sign).half()
     wide, shared = row.double().requires_grad_(), distributed(row, [R])
     (want,) = torch.autograd.grad(safeops.cosine_similarity(wide, many.double()).sum(), wide)
@@ -204,10 +204,10 @@ def second_order():
 
 
 def wire():
-    """One collective of partials forward, at most one of inner products backward; never the input."""
+    """Forward sends partials once, backward inner products at most once, and neither the input."""
     x, y, keep, weight = (distributed(t, [S0]) for t in (normal(6, 5), normal(6, 5), kept(6, 5), normal(6, 5).abs()))
     weight.requires_grad_(False)
-    results = 5 * 8  # bytes of a number for each
+    results = 5 * 8  # bytes of one number per result
     for columns, backward, call in (
         (3, 0, lambda: safeops.masked_var(x, dim=0)),
         (4, 0, lambda: safeops.masked_var(x, keep, dim=0, weight=weight)),

@@ -1,7 +1,7 @@
-"""Cases that run on several processes at once, gloo between them.
+"""Cases that run on several processes at once, over gloo.
 
-Each rank calls MODULE.CASES, {name: function()}, in their order. The ranks are forked from one server, which has
-imported torch and the tests before: that takes longer than most cases.
+Each rank calls the cases of a module in their order, MODULE.CASES: {name: function()}. Ranks are forked from one server
+that has imported torch and the tests, which takes longer than most cases.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ import torch
 import torch.distributed as dist
 
 SECONDS = 60  # until a rank that waits for another gives up
-LONGEST = 600  # of all cases of a module
+LONGEST = 600  # seconds, for all cases of a module
 
 
 def started(function, world, *operands):
-    """Processes that call function(rank, *operands)."""
+    """Starts a process per rank, which calls function(rank, *operands)."""
     environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *sys.path])  # for the server, which starts here
+    environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *sys.path])  # (for the server, which starts here)
     multiprocessing.set_forkserver_preload(["tests.distributed.dtensors"])
     with mock.patch.dict(os.environ, environment):
         return torch.multiprocessing.start_processes(function, operands, world, join=False, start_method="forkserver")
 
 
 def outcomes(module, world, folder):
-    """Those of all ranks: {name: "right", or the error}, without what they did not come to."""
+    """Returns a dict for each rank: {name: "right", or the error}, without cases that it did not reach."""
     path = folder / f"outcomes{world}"
     with tempfile.TemporaryDirectory() as store:
         ranks = started(start, world, module, world, store, path)
@@ -51,7 +51,7 @@ def outcomes(module, world, folder):
 
 
 def fixture(module):
-    """A fixture: a function of the number of processes, which gives the outcomes of the module's cases."""
+    """A fixture: a function of the number of processes that returns the outcomes of the module's cases."""
 
     @pytest.fixture(scope="module")
     def cached_outcomes(tmp_path_factory):
@@ -61,7 +61,7 @@ def fixture(module):
 
 
 def failure(outcomes, name):
-    """The failures of a case, rank by rank; None if there was none."""
+    """The failures of a case, rank by rank, or None."""
     results = [of_rank.get(name, "it did not come to this case: an earlier one failed") for of_rank in outcomes]
     return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(results) if text != "right") or None
 
@@ -91,7 +91,7 @@ def start(rank, module, world, folder, path):
         with open(f"{path}.{rank}", "w") as file:
             json.dump(results, file)
         if results[name] != "right":
-            break  # the others are elsewhere: they see the connection close, and stop too
+            break  # the other ranks are elsewhere: they see the connection close, and stop too
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""DTensors of a case, and a call on them beside the same on plain tensors. For the cases run by processes.py."""
+"""DTensors for a case, and a call on them beside the same call on plain tensors. For the cases of processes.py."""
 
 import functools
 from unittest import mock
@@ -25,26 +25,26 @@ def mesh(dims=1):
 
 
 def laid_out(x, mesh, placements):
-    """Each rank has made the whole tensor: nothing is sent."""
+    """Lays x out as a DTensor. Each rank has all of x, so nothing is sent."""
     return distribute_tensor(x.detach(), mesh, placements, src_data_rank=None)
 
 
 def distributed(x, placements, grad=True):
-    """A leaf, if floating. Partial: of terms that differ."""
+    """A DTensor of x, a leaf if floating. A partial placement gets terms that differ: 3 x and -2 x."""
     shared = laid_out(x, mesh(len(placements)), [R if p.is_partial() else p for p in placements])
     for i, p in enumerate(placements):
         if p.is_partial():
             place = shared.device_mesh.get_coordinate()[i]
-            terms = (3, -2) if shared.device_mesh.size(i) > 1 else (1,)  # 3 x - 2 x
+            terms = (3, -2) if shared.device_mesh.size(i) > 1 else (1,)  # (their sum is x)
             part = shared.to_local() * (terms[place] if place < len(terms) else 0)
             shared = DTensor.from_local(part, shared.device_mesh, placements, shape=x.shape, stride=x.stride())
     return shared.requires_grad_(x.is_floating_point() and grad)
 
 
 def compare(name, operands, placements, kind=torch.float32, constant=("weight",), size=0, take=None, **options):
-    """Values and gradients. operands: plain tensors by name; placements: theirs. The composite is not taken.
+    """Compares values and gradients of a call on plain tensors and on DTensors, which must not take the composite.
 
-    size: of the terms that a gradient is the sum of, where they cancel. take: one of several results.
+    operands, placements: by name. size: of a gradient's terms, if they cancel. take: selects one of several results.
     """
     plain = {k: x.clone().requires_grad_(x.is_floating_point() and k not in constant) for k, x in operands.items()}
     shared = {k: distributed(x, placements[k], k not in constant) for k, x in operands.items()}
@@ -76,7 +76,7 @@ def compare(name, operands, placements, kind=torch.float32, constant=("weight",)
 
 
 def close(got, want, tolerance, size=0):
-    """Each rank looks at its own part."""
+    """Compares each rank's own part."""
     finite = want.detach()[want.isfinite()]
     atol = tolerance * max(size, float(finite.abs().max()) if finite.numel() else 0)
     assert got.shape == want.shape
@@ -91,14 +91,14 @@ FIRSTS = {how: name for name, how in reversed(COVERED.items())} | {"ternary": "g
 
 
 def layouts(dtype, name):
-    """Placements of all tensors of a call: on a mesh of one dim, and of two; for fp64, where more can be seen, all, of
-    the first op of those whose parts combine alike: what is laid out how is no matter of the op."""
+    """Placements for all tensors of a call, on a mesh of one dim and of two. Layouts do not depend on the op, so only
+    the first op of those whose parts combine alike gets all, in fp64, which shows more."""
     every = [S0], [S1, S0], [S1], [R], [S0, S1], [S0, R], [R, S0], [S0, S0]
     return every if dtype == torch.float64 and name in FIRSTS.values() else every[:2]
 
 
 def operands(name, shape, dtype, keys):
-    """Positive numbers below 1, which every op takes; little kept, and in some rows nothing."""
+    """Numbers between 0 and 1, which every op accepts. Masks keep little, and nothing in some rows."""
     g = torch.Generator().manual_seed(3)
     tensors = {}
     for key in keys:
@@ -112,7 +112,7 @@ def operands(name, shape, dtype, keys):
 
 
 def tensors_of(name, *also):
-    """The names of an op's full-size operands, and some that may be added."""
+    """The names of an op's full-size operands, followed by `also`."""
     skip = ("mask", "weight", "denominator", "pos_weight")
     return [k for k, x in CALLS[name].items() if isinstance(x, torch.Tensor) and x.dim() == 2 and k not in skip] + [
         *also
@@ -120,7 +120,7 @@ def tensors_of(name, *also):
 
 
 class sending:
-    """The bytes that this rank sends by safeops' collectives, one number each."""
+    """Context: a list of the bytes of each message that this rank sends by safeops' collectives."""
 
     def __enter__(self):
         sent, gather, add = [], _collectives.all_gather, dist.all_reduce

@@ -1,4 +1,4 @@
-"""Ranks that do not make the same call, on several processes: one error, that says how they differ."""
+"""Ranks that make different calls, on several processes: all raise one error, which says how the calls differ."""
 
 import pytest
 

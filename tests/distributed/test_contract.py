@@ -1,4 +1,4 @@
-"""The contract's samples of every op on DTensors of two processes: the values and gradients of one."""
+"""The contract's samples of every op on DTensors of two processes: values and gradients of one process."""
 
 import pytest
 

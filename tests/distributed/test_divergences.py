@@ -1,4 +1,4 @@
-"""The divergences of two rows of logits on DTensors, on several processes: values, gradients and bytes on the wire."""
+"""The divergences of rows of logits on DTensors, on several processes: values, gradients and bytes on the wire."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Collectives that fail, on two processes: errors by name, within the time of the group, and nothing half-written."""
+"""Collectives that fail, on two processes: errors by name, within the group's timeout, and nothing half-written."""
 
 import signal
 
@@ -13,7 +13,7 @@ from tests.distributed import failures, processes  # noqa: E402
 
 pytestmark = [
     pytest.mark.xdist_group("ranks"),
-    pytest.mark.slow,  # they wait for timeouts
+    pytest.mark.slow,  # (cases wait for timeouts)
     pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),
 ]
 outcomes = processes.fixture(failures)

@@ -1,4 +1,4 @@
-"""global_count, alone and as the denominator of a training on several processes."""
+"""global_count, alone and as denominator of a training on several processes."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Reductions over a sharded dim, and vectors along one, by partial results: on several processes."""
+"""Reductions over a sharded dim, and vectors along one, computed from partial results, on several processes."""
 
 import pytest
 

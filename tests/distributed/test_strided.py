@@ -1,4 +1,4 @@
-"""Operands with strided shards, on several processes: values and gradients of one."""
+"""Operands with strided shards, on several processes: values and gradients of one process."""
 
 import pytest
 

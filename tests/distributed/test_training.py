@@ -1,4 +1,4 @@
-"""Training on several processes: the losses and parameters of one process with the whole batch."""
+"""Training on several processes: losses and parameters of one process with the whole batch."""
 
 import pytest
 

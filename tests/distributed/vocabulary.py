@@ -1,4 +1,4 @@
-"""Cases of linear_cross_entropy on DTensors: classes, rows, or both sharded, beside the same call on plain tensors."""
+"""Cases of linear_cross_entropy on DTensors with sharded classes, rows, or both, beside the call on plain tensors."""
 
 import functools
 import itertools
@@ -14,11 +14,11 @@ from safeops.ops.linear import _chunks
 from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed, mesh
 
 NAME = "linear_cross_entropy"
-# (of the input, of the linear layer, of the rows)
+# (placements of the input, of the linear layer, of the rows)
 VOCABULARY = [([R], [S0], [R]), ([S0, R], [R, S0], [S0, R])]
 OTHERS = [
     ([S0], [R], [S0]),  # data parallel
-    ([S1], [S0], [R]),  # the rows' second dim, on the mesh's dim that has the classes: sequence parallel
+    ([S1], [S0], [R]),  # sequence parallel: the mesh dim that has the classes also shards the rows' second dim
     ([S0, S1], [R, S0], [S0, R]),
     ([R, S1], [S0, S0], [R, S1]),
     ([P], [S0], [R]),
@@ -45,7 +45,7 @@ def operands(dtype, rows=(6, 3), classes=11, width=5, bias=False, weight=False, 
     tensors["target"][1] = -100
     if bias:
         tensors["linear_bias"] = normal(classes)
-        tensors["linear_bias"][2] = float("-inf")  # a class that does not exist
+        tensors["linear_bias"][2] = float("-inf")  # (a class that is left out)
     if weight:
         tensors["weight"] = normal(classes).abs()
         tensors["weight"][4] = 0
@@ -68,26 +68,26 @@ def check(dtype, layouts, options=OPTIONS):
     for layout, chosen in itertools.product(layouts, options):
         for bias, weight, mask in itertools.product((False, True), repeat=3):
             tensors = operands(dtype, bias=bias, weight=weight, mask=mask)
-            if P in layout[0]:  # (parts of what is not finite are no parts)
+            if P in layout[0]:  # (a partial placement cannot hold non-finite numbers)
                 tensors["input"].nan_to_num_(nan=0.5)
             compare(NAME, tensors, placements(layout), dtype, **chosen)
 
 
 def check_chunks():
-    """Several on each rank, the last of another size."""
+    """Several chunks on each rank, the last of another size."""
     with mock.patch.object(_chunks, "CHUNK", 40):
         check(torch.float64, VOCABULARY, OPTIONS[:2])
 
 
 def check_few_classes():
-    """Fewer than ranks, or than fill them: a rank has none."""
+    """With 4 or 5 classes some ranks have none."""
     for classes in (4, 5):
         tensors = operands(torch.float64, classes=classes, bias=True)
         compare(NAME, tensors, placements(VOCABULARY[0]), torch.float64, label_smoothing=0.1)
 
 
 def check_infinite_logits():
-    """The row's own and no other takes all, by a loss of 0; two of them, or another's, are no distribution."""
+    """A +inf logit of the target alone gives loss 0; several, or another class's, make a row NaN."""
     for at, target_class in (((0,), 0), ((7,), 7), ((7,), 0), ((0, 1), 0), ((0, 7), 7)):
         tensors = operands(torch.float64, rows=(3,), classes=8)
         tensors["linear_weight"][:, 0] = tensors["input"][:, 0] = 0
@@ -100,13 +100,13 @@ def check_infinite_logits():
 
 
 def check_few_rows():
-    """As many as fill one rank alone."""
+    """Rows that fill only one rank."""
     tensors = operands(torch.float64, rows=(2,), mask=True)
     compare(NAME, tensors, placements(OTHERS[0]), torch.float64)
 
 
 def check_half():
-    """One rounding at the end: of the same numbers in fp64 it is within one ulp of each dtype, and of what sums up."""
+    """Gradients are rounded once, at the end: they differ from fp64's by at most 4 ulp of the largest."""
     for dtype, ulp in ((torch.float16, 2**-11), (torch.bfloat16, 2**-8)):
         tensors = operands(dtype, bias=True, weight=True)
         tensors["linear_bias"][2] = 0
@@ -133,7 +133,7 @@ def check_second_order():
 
 
 def check_the_wire():
-    """Two numbers of eight bytes a row forward; backward the input's gradient in fp32, and nothing of the logits."""
+    """Forward sends 16 bytes per row, backward the input's gradient in fp32; nothing has the logits' size."""
     tensors, where, sent = operands(torch.float32, rows=(64,), classes=40), placements(VOCABULARY[0]), []
     sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
     gather = _collectives.all_gather
@@ -147,12 +147,12 @@ def check_the_wire():
         forward = seen.get_total_counts()
         loss.backward()
     assert sent == [64 * 16] and forward <= 1, (sent, seen.get_comm_counts())
-    assert seen.get_total_counts() == forward + 1, seen.get_comm_counts()  # (the all-reduce)
+    assert seen.get_total_counts() == forward + 1, seen.get_comm_counts()  # (one all-reduce)
     assert sharded["linear_weight"].grad.placements == (S0,) and sharded["input"].grad.placements == (R,)
 
 
 def check_the_order():
-    """The collective of the input's gradient starts before the last product of the weight's."""
+    """The collective of the input's gradient starts before the weight's last product."""
     tensors, where, order = operands(torch.float32), placements(VOCABULARY[0]), []
     sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
     loss = safeops.linear_cross_entropy(**sharded)
@@ -181,7 +181,7 @@ def check_autocast():
 
 
 def check_refused():
-    """An error names the argument on every rank, before any collective."""
+    """A plain operand raises on every rank, by name, before any collective."""
     tensors, where = operands(torch.float32), placements(VOCABULARY[0])
     sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
     for key, x in tensors.items():

@@ -1,9 +1,9 @@
-"""One record per op, in the file or folder of its family: all that the tests know of it. Every driver loops over them.
+"""One record per op, in its family's file or folder, holds all that the tests know of the op. Tests loop over them.
 
-    RECORDS        the records by the op's name
+    RECORDS        {the op's name: its record}
     definitions    the ops' definitions by name: `definitions.safe_div`
 
-Nothing here needs pytest: the installed wheel is tried where there is torch alone.
+Nothing here needs pytest, for the installed wheel is tried with torch alone.
 """
 
 import importlib

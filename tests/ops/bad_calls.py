@@ -13,17 +13,17 @@ NAN = float("nan")
 
 
 class BadIndex(Bad):
-    """A class index that does not exist. It is refused on the CPU alone: elsewhere nobody may wait to look at values,
-    and its row, or pixel, does not count. No other bad call of the records is ever accepted."""
+    """A class index out of range. The CPU refuses it; elsewhere nobody may wait to look at values, and its row or pixel
+    does not count. Every other bad call of the records is refused on every device."""
 
 
 def must(name, key, args, kwargs, error):
-    """The error begins with the function and the argument: nothing else is blamed."""
+    """A bad call with an error that begins with the function and the argument, and so blames nothing else."""
     return Bad(args, kwargs, error, (name, key, f"{name}: {key} "))
 
 
 def bad_masks(name, place, key="mask"):
-    """The masks that every op with a mask refuses. `place(mask)` makes (args, kwargs)."""
+    """Masks that every op with a mask refuses. place: (mask) -> (args, kwargs)."""
     yield Bad(*place(torch.ones(2, 5)), TypeError, (name, key, "bool", "torch.float32"))
     yield Bad(*place(torch.ones(2, 5, dtype=torch.uint8)), TypeError, (name, key, "bool", "torch.uint8"))
     yield Bad(*place([True]), TypeError, (name, key, "tensor", "list"))
@@ -32,7 +32,7 @@ def bad_masks(name, place, key="mask"):
 
 
 def bad_floors(name, *operands, positive=False):
-    """Refused values of `eps`; positive: 0 is refused, too."""
+    """Refused values of `eps`; with `positive`, 0 is refused, too."""
     yield Bad(operands, {"eps": -1.0}, ValueError, (name, "eps", "-1.0"))
     yield Bad(operands, {"eps": NAN}, ValueError, (name, "eps", "nan"))
     yield Bad(operands, {"eps": "tiny"}, TypeError, (name, "eps", "str"))
@@ -49,7 +49,7 @@ def bad_dtypes(name, *operands):
 
 
 def bad_fill_values(name, *args, none=True, **kwargs):
-    """none: None is no number; else it is a floor, which is above 0."""
+    """Refused fill values. none: None is refused; if not, None asks for a floor, and eps=0 is refused with it."""
     if none:
         yield Bad(args, {**kwargs, "fill_value": None}, TypeError, (name, "fill_value", "NoneType"))
     else:
@@ -75,7 +75,7 @@ def bad_dims(name, *operands):
 
 
 def bad_parameters(op, operands):
-    """Calls with numbers that the record's parameters refuse."""
+    """Calls with values that the ranges and kinds of the record's parameters exclude."""
     name = op.name
     for parameter in op.parameters:
         key = parameter.name

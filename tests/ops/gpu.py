@@ -1,4 +1,4 @@
-"""The records' ops as calls on CUDA tensors of any size: what the GPU tests run them on."""
+"""The records' ops as calls on CUDA tensors of any size, for the GPU tests."""
 
 import dataclasses
 
@@ -9,13 +9,13 @@ import safeops
 
 @dataclasses.dataclass
 class Case:
-    """An op bound to its arguments. `leaves` are the differentiable inputs; `call(*leaves)` runs the forward."""
+    """An op bound to its arguments. leaves: the differentiable inputs. call: (*leaves) -> the value."""
 
     call: object
     leaves: tuple
 
     def forward_backward(self, upstream=None):
-        """(value, gradients): two launches, with an upstream gradient of ones unless one is given."""
+        """Returns (value, gradients). The upstream gradient is all ones if None."""
         leaves = [x.detach().requires_grad_() for x in self.leaves]
         value = self.call(*leaves)
         upstream = torch.ones_like(value) if upstream is None else upstream
@@ -33,14 +33,14 @@ def keep(n, seed):
 
 
 def indices(n, size, seed):
-    """Some out of range on either side, and one in seven names place 3: duplicates of every length."""
+    """Indices with some out of range on either side. One in seven is 3, which gives duplicates of every length."""
     generator = torch.Generator("cuda").manual_seed(2000 + seed)
     index = torch.randint(-size // 20 - 1, size + size // 20 + 1, (n,), generator=generator, device="cuda")
     return torch.where(torch.arange(n, device="cuda") % 7 == 0, min(3, size - 1), index)
 
 
 def masked(name, scale=1, keyword="mask", **options):
-    """Maker of cases of an op of one tensor and a mask."""
+    """Returns a maker of cases (n, dtype, seed) -> Case for an op of one tensor and a mask."""
 
     def make(n, dtype, seed):
         mask, function = keep(n, seed), getattr(safeops, name)

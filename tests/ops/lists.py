@@ -1,5 +1,5 @@
-"""The scans over lists of tensors. A list is no operand of a sample: the contract's clauses are checked by hand, in
-tests/contract/lists/test_lists.py, tests/gpu/test_lists.py and, of the public functions, in tests/amp."""
+"""The scans over lists of tensors. A sample's operand cannot be a list, so tests/contract/lists/test_lists.py,
+tests/gpu/test_lists.py and tests/amp (for the public functions) check the contract's clauses by hand."""
 
 from tests.contract.lists.tensor_lists import scans
 from tests.ops.record import Record

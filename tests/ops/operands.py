@@ -1,8 +1,8 @@
-"""Operands of the records' calls: the same numbers at every import, in float64."""
+"""Operands of the records' calls, in float64, the same at each import."""
 
 import torch
 
-HUGE = 10**400  # no float
+HUGE = 10**400  # too large for any float
 
 
 def data(*shape, seed=0, low=-3.0, high=3.0):
@@ -13,7 +13,7 @@ def data(*shape, seed=0, low=-3.0, high=3.0):
 def mask(*shape, seed=0, keep=0.6):
     g = torch.Generator().manual_seed(100 + seed)
     m = torch.rand(shape, generator=g) < keep
-    if m.numel() > 1:  # at least one of each, in every case
+    if m.numel() > 1:  # at least one True and one False
         m.view(-1)[0], m.view(-1)[-1] = True, False
     return m
 
@@ -22,7 +22,7 @@ def weights(*shape, seed=0):
     return data(*shape, seed=seed, low=0.25, high=2.0)
 
 
-# ---- of the plain calls: one shape, fp32, in every function's domain
+# ---- operands of the plain calls: fp32, of one shape, in every function's domain
 
 
 def plain(seed=0):

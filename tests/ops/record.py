@@ -1,4 +1,4 @@
-"""The record of an op, and what follows from it: the subjects of the contract's checks, the op on either route."""
+"""The record of an op, the subjects of the contract's checks that follow from it, the op by either route."""
 
 import dataclasses
 import functools
@@ -13,32 +13,32 @@ from safeops.testing import CHECKS, Subject
 from safeops.verify.checks import kernels_off
 
 DEVICE = os.environ.get("SAFEOPS_TEST_DEVICE", "cpu")
-COMPILER = any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang")))  # for Inductor
+COMPILER = any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang")))  # Inductor needs one of them
 COMPOSITE = "runs as the composite, which may save and copy"
-RECORDS = {}  # by the op's name
+RECORDS = {}  # {the op's name: its record}
 
 
 class Record:
-    """All that the tests know of one op. Where there is nothing to know, a sentence says why in its place.
+    """All that the tests know of one op. A sentence in place of a field says why there is none.
 
-    definition   the op once more, in plain differentiable torch: in float64 it is the truth. No code of safeops.
+    definition   the op in plain differentiable torch, without code of safeops: in float64 it is the truth.
     samples      the calls on which each clause of the contract is checked.
     bad_calls    calls that must be refused, with the words the error must contain.
-    call         {argument: value}: one plain call, which the tests of strange callers vary.
+    call         {argument: value}: one plain call, which the tests in tests/callers vary.
     gpu          (n, dtype, seed) -> the op on n elements of a GPU, as a `tests.ops.gpu.Case`.
-    kernel_call  what to change in `call` so that it has a kernel.
-    no_route     why the route of `call` cannot be watched.
-    launches     of a GPU: ((kernels, memory operations) forward, or what gives them of n; the same backward, None where
-                 the size decides).
-    workspace    bytes an element that a GPU needs beside the results: sorted keys, a mask's ranks.
-    variants     {name: (samples, fields)}: further subjects, of what the kernels do not compute.
-    subjects     further subjects, ready made.
-    adapt        what to make of the op, and of its definition, for the samples, whose operands must broadcast.
-    of_rows      whether `tests.ops.row_loss` has made it.
-    kind         the file of its definition: one op of it stands for its siblings where Inductor compiles.
-    domain       a function for each operand, that brings any number to where the op is defined.
-    sizes        of its operands: the sizes of the terms of the value, and of each derivative.
-    fields       further fields of `safeops.testing.Subject`: torch's twin, the rule of dtypes, tolerances, skips.
+    kernel_call  changes to `call` that give it a kernel.
+    no_route     why nobody can watch which route `call` takes.
+    launches     on a GPU: ((kernels, memory operations) of the forward, the same of the backward). Instead of a pair, a
+                 function of n, or None if the number depends on the size.
+    workspace    bytes per element that a GPU needs beside the results: sorted keys, a mask's ranks.
+    variants     {name: (samples, fields)}: further subjects, for cases that the kernels do not compute.
+    subjects     further subjects, complete.
+    adapt        (op or definition) -> the function that the samples call, whose operands broadcast.
+    of_rows      True if `tests.ops.row_loss` has made the record.
+    kind         the file of its definition. Where Inductor compiles, one op of a kind stands for all.
+    domain       for each operand, a function that maps any number into the op's domain.
+    sizes        (*operands) -> the sizes of the value's terms, and of each derivative's.
+    fields       further fields of `safeops.testing.Subject`: torch's twin, dtype rule, tolerances, skips.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Record:
         RECORDS[name] = self
 
     def subjects(self):
-        """The subjects of the contract's clauses: the op as it comes, its composite, the variants."""
+        """The subjects of the contract's clauses: the op itself, its composite, the variants."""
         if not isinstance(self.samples, str):
             subject = self.subject("", self.samples, **self.fields)
             yield subject
@@ -91,15 +91,15 @@ class Record:
         )
 
     def keeps_kernel(self):
-        """True where torch.compile makes the raw op of a call."""
+        """True if torch.compile keeps the raw op in the graph."""
         return DEVICE in getattr(registry.get(self.name), "compiled", ())
 
     def tensors(self):
-        """The tensors among the arguments of the plain call."""
+        """The tensors among the arguments of `call`."""
         return {key: x for key, x in self.call.items() if isinstance(x, torch.Tensor)}
 
     def of_one(self, device="cpu"):
-        """(the plain call that has a kernel, as a function of its first floating tensor, a copy of that tensor)"""
+        """Returns (the call that has a kernel, as a function of its first floating tensor; a copy of that tensor)."""
         tensors = {key: x.to(device, copy=True) for key, x in self.tensors().items()}
         first = next(key for key, x in tensors.items() if x.is_floating_point())
 
@@ -112,12 +112,12 @@ class Record:
 
 
 def firsts(of=lambda record: True):
-    """The first op of each kind, of those that `of` takes. What compiles only repeats it for its siblings."""
+    """The first op of each kind among those with of(record). Compiling repeats the same for its siblings."""
     return set({record.kind: name for name, record in reversed(RECORDS.items()) if of(record)}.values())
 
 
 def on(route, name):
-    """The public function, with its kernels switched off where the route is "composite"."""
+    """The public function; with route="composite", its kernels are switched off."""
     function = getattr(safeops, name)
     if route == "kernel":
         return function
@@ -138,14 +138,14 @@ NUMERICS = (
 
 
 def by_composite(kernel):
-    """A subject with its kernels switched off: the numbers of the contract hold on every route."""
+    """The subject with its kernels switched off: every route must have the contract's numbers."""
     once = {c: "the kernel's subject checks it: transforms and compilation take the composite there" for c in CHECKS}
     skip = {c: reason for c, reason in (once | dict(kernel.skip)).items() if c not in NUMERICS or c in kernel.skip}
     op, name = kernel.routes["composite"], f"{kernel.name} (composite)"
     return dataclasses.replace(kernel, op=op, name=name, skip=skip, direct=None)
 
 
-# ---- why a check is left out: fields of several families
+# ---- reasons to skip a check, shared by several families
 
 NO_SUM = {"accumulation": "nothing is summed"}
 NO_MASK = {
@@ -155,7 +155,7 @@ NO_WEIGHT = {"weight_zero": "has no weight"}
 ONE_OPERAND = {check: "one floating operand" for check in ("mixed_dtypes", "partial_gradients")}
 NOT_SAFE = {"finite": "not a safe_* function: a kept inf shows"}
 ELSEWHERE = "the op's main subject checks it"
-# of a variant that the composite computes
+# for variants that the composite computes
 BY_COMPOSITE = {"saved_bytes": COMPOSITE, "peak_memory": COMPOSITE} | dict.fromkeys(
     ("inductor", "export", "errors", "accumulation"), ELSEWHERE
 )

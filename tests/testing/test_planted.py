@@ -1,4 +1,4 @@
-"""The harness itself: every check finds the defect it is there for, and a sound op passes them all."""
+"""The harness itself: every check finds its planted defect, and a sound op passes all checks."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ SOUND_TOO = {
 
 
 def marks(check):
-    return pytest.mark.slow if check == "inductor" else ()  # it calls the C++ compiler
+    return pytest.mark.slow if check == "inductor" else ()  # (it calls the C++ compiler)
 
 
 def test_every_check_has_a_planted_defect():

@@ -1,9 +1,9 @@
-"""A sound little op, as a user of the harness would write one: a masked half square with its own forward and backward.
+"""A small sound op, as a user of the harness would write one: a masked half square with its own forward and backward.
 
-    half_square = sum or elements of  weight * x^2 / 2  over the kept elements
+    half_square = the sum, or the elements, of  weight * x^2 / 2  over the kept elements
 
 It has the parts of a real op: raw ops without autograd, a Function around them, the definition for transforms and
-double backward, and the dispatcher's op of the same signature.
+double backward, and the dispatcher's op with the same signature.
 """
 
 import torch
@@ -29,12 +29,12 @@ def definition(x, mask, *, weight=None, reduction="sum", empty="zero"):
         terms = terms * torch.where(keep, weight.to(dtype), 0)
     if reduction == "none":
         return terms
-    # Sums in fp64 do not show in fp32 in which order they ran: the same bits on one thread and on many.
+    # An fp64 sum, rounded to fp32, does not depend on the order of its terms: one thread and many give the same bits.
     total = terms.double().sum().to(dtype)
     return torch.where(keep.expand(terms.shape).any(), total, float("nan") if empty == "nan" else 0.0)
 
 
-# The kernels: a few rows at a time, so that nothing of the size of the input is allocated but the result.
+# The kernels take a few rows at a time, so that they allocate nothing of the input's size but the result.
 def _rows(*tensors):
     if not tensors[0].dim() or not tensors[0].numel():
         return [tensors]
@@ -141,7 +141,7 @@ SAMPLES = (
 
 
 def subject(op=half_square, samples=SAMPLES, **changes):
-    """The sound op, or a broken one in its place, as the harness sees it."""
+    """The sound op, or a broken one in its place, as a subject of the harness."""
     described = dict(
         reference=reference,
         samples=samples,

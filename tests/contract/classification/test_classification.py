@@ -1,4 +1,4 @@
-"""cross_entropy and nll_loss beyond their records: reported failures, infinite logits, what is no class, parity."""
+"""cross_entropy and nll_loss beyond their records: reported failures, infinite logits, invalid classes, parity."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ def classes(*values):
 
 
 def both(function, x, *args, **kwargs):
-    """(value, gradient of its sum)."""
+    """Returns (value, gradient of its sum)."""
     x = x.detach().requires_grad_()
     value = function(x, *args, **kwargs)
     return value.detach(), grad_of(value.sum(), x)
@@ -34,7 +34,7 @@ def both(function, x, *args, **kwargs):
 @each_route
 @each_loss
 def test_every_target_ignored(name, route):
-    """pytorch#70348, #116349: NaN in torch."""
+    """pytorch#70348, #116349: torch returns NaN when no target is kept."""
     x, target = torch.randn(3, 5, device=DEVICE, requires_grad=True), torch.full((3,), -100, device=DEVICE)
     assert getattr(F, name)(x, target).isnan()
     loss = on(route, name)(x, target)
@@ -46,7 +46,7 @@ def test_every_target_ignored(name, route):
 
 @each_route
 def test_half_sums_of_nll(route):
-    """pytorch#85791: a half sum is inf beyond 65504 (there of 20 x 14749 x 1025 log probabilities)."""
+    """pytorch#85791: a sum in half is inf beyond 65504 (the report sums 20 x 14749 x 1025 log probabilities)."""
     log_p = torch.full((2, 3, 20_000), -7.5, device=DEVICE, dtype=torch.float16)
     target = torch.ones(2, 20_000, dtype=torch.int64, device=DEVICE)
     assert F.nll_loss(log_p, target, reduction="sum").isinf()
@@ -56,7 +56,7 @@ def test_half_sums_of_nll(route):
 
 @each_route
 def test_logits_are_the_callers(route):
-    """Liger#343, unsloth#5002: there the gradient is written over the logits."""
+    """Liger#343, unsloth#5002: they write the gradient over the caller's logits; here the logits stay as they are."""
     x = torch.randn(4, 300, device=DEVICE).requires_grad_()
     before, version = x.detach().clone(), x._version
     first = grad_of(on(route, "cross_entropy")(x, classes(0, 299, 7, -100)), x)
@@ -69,7 +69,7 @@ def test_logits_are_the_callers(route):
 @each_route
 @each_loss
 def test_a_class_that_does_not_exist(name, route):
-    """pytorch#15508, #1204: class 255 of 3. On CUDA that is a device assert, and the context is lost."""
+    """pytorch#15508, #1204: class 255 of 3. On CUDA torch raises a device assert, and the context is lost."""
     x, target = torch.randn(2, 3), torch.tensor([1, 255])
     with pytest.raises(IndexError):
         getattr(F, name)(x, target)
@@ -83,7 +83,7 @@ def test_a_class_that_does_not_exist(name, route):
 @each_route
 @each_loss
 def test_no_reduction_with_weights(name, route):
-    """Liger#968: there the gradients of single losses are wrong."""
+    """Liger#968: Liger's gradients are wrong for reduction="none" with class weights."""
     x, target, w = torch.randn(6, 5, device=DEVICE), classes(0, 4, 2, 2, -100, 1), tensor([0.5, 2.0, 0.25, 1.0, 3.0])
     upstream = tensor([1.0, -2.0, 0.5, 3.0, 7.0, 0.0])
     results = []
@@ -126,7 +126,7 @@ def test_rows_that_do_not_exist(name, route, shape):
 @each_route
 @pytest.mark.parametrize("length", [4, 40, 3000])
 def test_a_class_of_minus_infinity_does_not_exist(route, length):
-    """The loss and the gradients are those of the other classes, also under smoothing, where torch has inf."""
+    """A class with logit -inf changes neither the loss nor a gradient; torch's smoothed loss would be inf."""
     x = torch.randn(3, length, dtype=torch.float64, device=DEVICE)
     x[:, length // 2] = -INF
     others = [c for c in range(length) if c != length // 2]
@@ -174,7 +174,7 @@ def test_infinite_logits(route, length):
 @pytest.mark.parametrize("length", [3, 40, 3000])
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC001FF, 0x7FFFFFFF, -1], ids=hex)
 def test_any_nan_shows(route, length, bits):
-    """The kernels make powers of bits, and those of a NaN may be any."""
+    """A NaN logit gives a NaN loss, whatever its bits: the kernels compute exp from bits, and must not hide a NaN."""
     x = torch.zeros(2, length)
     x.view(torch.int32)[1, 2] = bits
     loss, grad = both(on(route, "cross_entropy"), x.to(DEVICE), classes(0, 1), reduction="none")
@@ -220,10 +220,10 @@ def test_torchs_own(name, reduction, shape, dim):
 @pytest.mark.parametrize("length", [4, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_logits_far_from_zero(route, length, dtype):
-    """A row that is filled with -1e9, or with the lowest number, has the loss log C and the gradient 1 / C."""
+    """A row of equal logits, however large, has loss log C and softmax 1 / C."""
     f, target = on(route, "cross_entropy"), classes(1, 3)
     probabilities = torch.full((2, length), 1 / length, device=DEVICE)
-    limit = 2.0**1000 if dtype == torch.float64 else torch.finfo(dtype).max  # (sums over the classes are fp64)
+    limit = 2.0**1000 if dtype == torch.float64 else torch.finfo(dtype).max  # (fp64: the sum over the classes must fit)
     for size in (-1e5, -1e9, 1e17, -limit, limit):
         x = torch.full((2, length), size, dtype=dtype, device=DEVICE)
         for options in ({}, {"label_smoothing": 0.25}, {"weight": torch.ones(length, device=DEVICE)}):
@@ -249,7 +249,7 @@ def test_logits_far_from_zero(route, length, dtype):
 @on_the_cpu
 @each_route
 def test_narrow_indices_are_numbers(route):
-    """-100 in uint8 is class 156, and 2^32 in int32 class 0."""
+    """Indices are compared as integers: -100 is not 156 in uint8, and 2**32 is not 0 in int32."""
     x, w = torch.randn(3, 200), torch.randn(200, 8)
     narrow, small = torch.tensor([156, 5, 7], dtype=torch.uint8), torch.tensor([0, 1, 0], dtype=torch.int32)
     for call in (
@@ -270,7 +270,7 @@ def test_narrow_indices_are_numbers(route):
 
 @each_route
 def test_the_classes_own_gradient_is_not_the_difference_of_halves(route):
-    """p is 0.9951: in bf16 it is 0.9961, and p - 1 is off by a fifth."""
+    """p - 1 is computed in fp32: p = 0.9951 rounds to 0.9961 in bf16, and p - 1 would be off by a fifth."""
     x = t(6.0, 0.0, 0.0, dtype=torch.bfloat16, grad=True)
     grad = grad_of(on(route, "cross_entropy")(x, classes(0).squeeze()), x)
     want = x.detach().double().softmax(0)[0] - 1
@@ -281,7 +281,7 @@ def test_the_classes_own_gradient_is_not_the_difference_of_halves(route):
 
 @each_route
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows, length", [(2, 262_144), (40, 50_257)])  # cut into slices, and whole
+@pytest.mark.parametrize("rows, length", [(2, 262_144), (40, 50_257)])  # (rows cut into slices, rows read whole)
 def test_large_vocabularies(route, dtype, rows, length):
     g = torch.Generator().manual_seed(3)
     x = (torch.randn(rows, length, generator=g) * 4).to(dtype).to(DEVICE)
@@ -291,7 +291,7 @@ def test_large_vocabularies(route, dtype, rows, length):
     got, grad = both(on(route, "cross_entropy"), x, target, **options)
     want, grad_want = both(definitions.cross_entropy, x.double(), target, **options)
     assert got.dtype == torch.float32 and abs(got.item() / want.item() - 1) < 2**-20
-    # p and 1 are rounded in fp32, the gradient once to its own dtype
+    # the loss's gradient p - 1 is rounded in fp32, then once to its own dtype
     allowed = 2**-20 / rows + torch.finfo(dtype).eps * grad_want.abs()
     assert ((grad.double() - grad_want).abs() <= allowed).all()
 
@@ -319,7 +319,7 @@ def test_no_copy_of_a_transposed_layout():
 
 @each_loss
 def test_the_mean_over_micro_batches(name):
-    """With `denominator`, the parts add up to the mean of all."""
+    """With `denominator`, the losses of the parts add up to the mean over all rows."""
     function, x = getattr(safeops, name), torch.randn(8, 5, dtype=torch.float64, device=DEVICE)
     target = classes(0, 1, -100, -100, -100, 3, 4, 2)
     expected = function(x, target)
@@ -359,7 +359,7 @@ def test_a_missing_class_is_found_whatever_the_default_device(name, route):
 @each_route
 @pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
 def test_a_half_gradient_of_class_weights_is_rounded_once(name, route):
-    """Its parts, of the rows' own classes and of the smoothing, are added in the dtype of the computation."""
+    """The gradient is a sum over rows and a part of the smoothing: both are added before the one rounding to half."""
     x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)).double().to(DEVICE)
     eye, target = torch.eye(5).to(x), torch.arange(64, device=DEVICE) % 5
     operands = (x, eye, target) if name == "linear_cross_entropy" else (x, target)
@@ -381,7 +381,7 @@ def test_nothing_kept_is_0_whatever_the_denominator(denominator):
 @each_route
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_the_gradient_of_class_weights_is_the_same_on_any_threads(name, route):
-    """An indexed read is added to by atomics, on a CPU too."""
+    """The order of the additions must not depend on threads. (An index's backward adds by atomics, on a CPU too.)"""
     rows = 100_000
     x, target = torch.randn(rows, 5, device=DEVICE).log_softmax(1), torch.randint(0, 5, (rows,), device=DEVICE)
     threads, result = torch.get_num_threads(), set()
@@ -406,7 +406,7 @@ def test_ignore_index_has_64_bits(name, value):
 @each_route
 @pytest.mark.parametrize("row_weight", [False, True])
 def test_the_z_loss_has_its_own_mean(route, row_weight):
-    """However small the class weights are: they cancel in the cross entropy's mean, and the z-loss has none."""
+    """The z-loss is a mean without class weights: their scale, which cancels in cross entropy, must not enter it."""
     x, w = torch.randn(64, 50, dtype=torch.float64, device=DEVICE), torch.rand(50, device=DEVICE) + 0.1
     target, mask = torch.randint(0, 50, (64,), device=DEVICE), torch.rand(64, device=DEVICE) > 0.3
     r = torch.rand(64, device=DEVICE) if row_weight else None
@@ -423,7 +423,7 @@ def test_the_z_loss_has_its_own_mean(route, row_weight):
 
 @each_route
 def test_row_weights_beside_a_weighted_z_loss(route):
-    """A row of weight 0 has no gradient, a sum of 0 no mean, and class weights in half round their gradient once."""
+    """A row of weight 0 has gradient 0; weights that sum to 0 give NaN; half class weights round a gradient once."""
     x, target, w = torch.eye(3, device=DEVICE), torch.arange(3, device=DEVICE), tensor([1.0, 2.0, 5.0])
     cross_entropy = on(route, "cross_entropy")
     r = tensor([1.0, 1.0, 0.0]).requires_grad_()

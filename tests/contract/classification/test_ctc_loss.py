@@ -1,4 +1,4 @@
-"""ctc_loss: torch's value, and a gradient without NaN; triplet_margin_with_distance_loss: torch's, of what is kept."""
+"""ctc_loss: torch's value, and no NaN in a gradient; triplet_margin_with_distance_loss: torch's for kept triplets."""
 
 import itertools
 import math
@@ -47,10 +47,10 @@ def test_classes_of_minus_infinity_padded_frames_and_masked_sequences():
     log_probs = torch.randn(FRAMES, BATCH, CLASSES, device=DEVICE).log_softmax(-1)
     dirty = log_probs.clone()
     dirty[:, :, 4] = -math.inf
-    dirty[5, 1] = math.nan  # behind its last frame
+    dirty[5, 1] = math.nan  # behind the last frame of sequence 1
     dirty[:, 2] = math.nan  # masked out
     labels = torch.tensor([[1, 2, 3], [1, 1, 2], [3, 3, 1], [4, 1, 1]], device=DEVICE)
-    frames, lengths = (6, 5, 6, 6), (3, 3, 3, 1)  # the last one's label has no probability
+    frames, lengths = (6, 5, 6, 6), (3, 3, 3, 1)  # sequence 3's label has probability 0
     keep = torch.tensor([True, True, False, True], device=DEVICE)
     for infinity, last in ((False, math.inf), (True, 0.0)):
         leaf = dirty.clone().requires_grad_()
@@ -104,7 +104,7 @@ def test_weights_and_denominator_are_of_sequences(reduction):
 
 
 def test_a_sequence_with_a_label_out_of_range_does_not_exist_where_nobody_looks(monkeypatch):
-    """As on CUDA. Its labels do not reach torch's function, which would read beyond the classes."""
+    """Where nobody checks labels (as on CUDA), a wrong one must not reach torch, which reads beyond the classes."""
     monkeypatch.setattr(_classification, "has_missing_class", lambda *operands: False)
     logits, labels, frames, lengths = batch(1, shortest=5)
     lengths = torch.full_like(lengths, LABELS)
@@ -197,7 +197,7 @@ def test_a_triplet_that_is_not_kept_reaches_no_parameter_of_the_distance():
 
 
 def test_the_distance_gets_the_operands_as_they_are():
-    """Weights in half, autocast, numbers of things in a table, one anchor for all: as torch's. The rest is fp32."""
+    """The distance gets half weights, autocast, table indices, one anchor for all, as torch's does. The rest: fp32."""
     project = torch.nn.Linear(4, 4, device=DEVICE).bfloat16()
     x = torch.randn(3, 6, 4, device=DEVICE).bfloat16()
     table = torch.nn.Embedding(9, 4, device=DEVICE)

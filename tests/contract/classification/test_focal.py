@@ -1,4 +1,4 @@
-"""softmax_focal_loss: another library's, cross entropy's, and rows whose class is certain or impossible."""
+"""softmax_focal_loss beside MONAI's and cross_entropy, and rows whose class is certain or impossible."""
 
 import math
 
@@ -22,7 +22,7 @@ def operands(*shape, dtype=torch.float32, size=3.0):
 
 
 def written_out(x, target, weight=None, gamma=2.0):
-    """The formula of the paper, of each row."""
+    """The paper's formula for each row."""
     p = x.softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
     loss = -((1 - p) ** gamma) * p.log()
     return loss if weight is None else loss * weight[target]
@@ -53,7 +53,7 @@ def test_monais(route, gamma, reduction):
     losses = pytest.importorskip("monai.losses")
     x, target = operands(3, 5, 8, 7)
     theirs = losses.FocalLoss(to_onehot_y=True, use_softmax=True, gamma=gamma, reduction="none")
-    theirs = theirs(x, target.unsqueeze(1)).sum(1)  # all classes but the own are 0
+    theirs = theirs(x, target.unsqueeze(1)).sum(1)  # the loss is 0 for all classes but the target
     theirs = {"mean": theirs.mean(), "sum": theirs.sum(), "none": theirs}[reduction]
     ours = on(route, NAME)(x, target, gamma=gamma, reduction=reduction)
     torch.testing.assert_close(ours, theirs)
@@ -65,7 +65,7 @@ def test_monais(route, gamma, reduction):
 @each_reduction
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_gamma_0_is_weighted_cross_entropy(route, reduction, dtype):
-    """To the bit without class weights; those are multiplied here, and there in the kernel, which may be rounded."""
+    """Without class weights the losses are equal to the bit; with them, each op multiplies and rounds elsewhere."""
     x, target = operands(9, 6, dtype=dtype)
     target[1] = -100
     weight = torch.rand(6, device=DEVICE)
@@ -100,7 +100,7 @@ def test_an_impossible_class_costs_inf_and_nan_shows(route, gamma):
 
 @each_route
 def test_rows_that_do_not_exist(route):
-    """Masked, of weight 0, of a class of weight 0, of the ignored class, each with NaN and a NaN upstream gradient."""
+    """Rows dropped by mask, row weight, class weight or ignore_index, with NaN logits and NaN upstream gradients."""
     x, target = operands(6, 4, dtype=torch.float64)
     target[:] = torch.tensor([0, 1, 2, 3, -100, 1])
     weight, row_weight = t(1.0, 2.0, 0.5, 0.0).double(), t(1.0, 1.0, 0.0, 1.0, 1.0, 3.0).double()

@@ -28,7 +28,7 @@ def targets(*shape, classes, seed=0):
 
 @each_route
 def test_a_probability_near_1_in_half(route):
-    """Liger#1329: in bf16 p is rounded to 1 there, and log p and its gradient to 0."""
+    """Liger#1329: in bf16 p rounds to 1, and log p and its gradient to 0; both must keep their digits."""
     x = torch.tensor([[8.0, 0.0, 0.0], [16.0, 0.0, -INF]], dtype=torch.bfloat16, device=DEVICE).requires_grad_()
     target = targets(2, classes=1)
     got = on(route, "token_log_probs")(x, target)
@@ -43,7 +43,7 @@ def test_a_probability_near_1_in_half(route):
 @each_route
 @pytest.mark.parametrize("classes", [50257, 1000, 129, 128256])
 def test_any_vocabulary(route, classes):
-    """verl#2899: a vocabulary that 256 does not divide."""
+    """verl#2899: vocabulary sizes, of which most are no multiple of 256."""
     x, target = logits(3, classes).requires_grad_(), targets(3, classes=classes)
     got = on(route, "token_log_probs")(x, target)
     log_p = x.log_softmax(-1)
@@ -56,7 +56,7 @@ def test_any_vocabulary(route, classes):
 
 @each_route
 def test_strided_logits(route):
-    """A model computes one position more, or its batch comes second."""
+    """Logits that drop the last position, with the batch as first or as second dim in memory."""
     whole, target = logits(4, 9, 40), targets(4, 8, classes=40)
     for x in (whole[:, :-1], whole.transpose(0, 1).contiguous().transpose(0, 1)[:, :-1]):
         want = on(route, "token_log_probs")(x.contiguous(), target)
@@ -66,7 +66,7 @@ def test_strided_logits(route):
 
 @each_route
 def test_no_row_kept(route):
-    """verl#2377: 0, attached to the graph, with gradient 0, whatever the logits are."""
+    """verl#2377: with no row kept, results are 0, attached to the graph, with gradient 0, even for NaN logits."""
     x = torch.full((3, 5), NAN, device=DEVICE).requires_grad_()
     got = on(route, "token_log_probs")(x, torch.full((3,), -100, device=DEVICE))
     assert all((result == 0).all() for result in got)
@@ -144,7 +144,7 @@ def test_it_is_what_cross_entropy_and_its_friends_say(route, dtype):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("of_classes", [False, True])
 def test_row_weights_of_cross_entropy(route, reduction, of_classes):
-    """They are factors of the losses, and what a mean divides by; 0 is no row."""
+    """Row weights multiply the losses and enter the divisor of a mean; weight 0 drops the row."""
     x, target, w = logits(6, 5), targets(6, classes=5), tensor([0.5, 2.0, 0.0, 1.0, 3.0, -1.0])
     x[2] = NAN
     weight = tensor([1.0, 0.5, 2.0, 1.0, 0.25]) if of_classes else None
@@ -180,12 +180,12 @@ def test_a_named_tuple():
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 def test_a_softcap_that_is_known_when_it_runs(softcap):
-    """torch 2.14 traces the default of an option as a tensor: 0, for none, must not be divided by."""
+    """torch 2.14 traces an option's default as a tensor: softcap 0, which means none, must not become a divisor."""
     x = logits(4, 5)
     assert torch.equal(shaped(x, 1.0, torch.tensor(softcap).double()), shaped(x, 1.0, softcap))
 
 
-RAW = {  # options of the raw op, upstream gradients of a row, what its backward takes after the options
+RAW = {  # name: (options of the raw op, upstream gradient's shape in a row, what its backward takes last)
     "token_log_probs": ((None, -100, 1.0, 0.0), (3,), (False,)),
     "cross_entropy": ((None, None, -100, 0.0, 0.0, 1.0, 0.0), (), (True, False, False)),
 }
@@ -193,7 +193,7 @@ RAW = {  # options of the raw op, upstream gradients of a row, what its backward
 
 @pytest.mark.parametrize("name", RAW)
 def test_the_gradient_in_torch_is_the_kernels(name):
-    """The raw ops', where no kernel is built: a logit of +inf shows, but the row's own."""
+    """Composites agree with the kernels: a +inf logit makes a row's gradient NaN unless it is the target's alone."""
     x = torch.tensor([[INF, 0.0, 1.0], [INF, INF, 0.0], [0.0, INF, -INF], [0.5, -INF, 1.0], [2.0, NAN, 0.0]])
     target, (options, upstream, last) = torch.tensor([0, 0, 0, 2, 1]), RAW[name]
     module = importlib.import_module(f"safeops.ops.classification.{name}")
@@ -209,7 +209,7 @@ def test_the_gradient_in_torch_is_the_kernels(name):
 
 @each_route
 def test_results_are_written_in_place(route):
-    """As torch's log_softmax().gather() is: padding is filled after the call."""
+    """The results may be changed in place before backward, as those of torch's log_softmax().gather() may."""
     x, target = logits(4, 5).requires_grad_(), targets(4, classes=5)
     pad = torch.tensor([False, True, False, False], device=DEVICE)
     layer = torch.eye(5, device=DEVICE)

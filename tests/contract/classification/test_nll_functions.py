@@ -1,4 +1,4 @@
-"""The losses that are a function of each row's -log p: at both ends, with all digits, by cross_entropy's kernels."""
+"""The losses that are a function of each row's -log p: at p = 0 and 1, with all digits, on cross_entropy's kernels."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Divergences of rows of logits: beside torch's, reported failures, a target by its best classes, routes."""
+"""Divergences of rows of logits: parity with torch, reported failures, top-k targets, routes."""
 
 import functools
 import warnings
@@ -52,7 +52,7 @@ def test_kl_div_is_torchs_of_both_log_softmaxes(dtype):
 
 
 def test_js_div_is_between_both_divergences():
-    """As beta goes to 0 it is beta times that of the target from the input, to 1 the other."""
+    """As beta -> 0, js_div / beta -> KL(target || input); as beta -> 1, js_div / (1 - beta) -> KL(input || target)."""
     x, y = logits(6, 30, dtype=torch.float64), logits(6, 30, dtype=torch.float64, seed=1)
     small = 0.001
     close(safeops.js_div_with_logits(x, y, beta=small) / small, safeops.kl_div_with_logits(x, y), 0.05)
@@ -78,7 +78,7 @@ def test_equal_logits_have_no_divergence(name):
 @pytest.mark.slow
 @each
 def test_one_tensor_twice_compiled(name):
-    """pytorch#183604: js_div(p, p) under torch.compile."""
+    """pytorch#183604: js_div(p, p) fails under torch.compile."""
     x = logits(5, 40).requires_grad_()
     loss = torch.compile(lambda x: getattr(safeops, name)(x, x), fullgraph=True)(x)
     (dx,) = torch.autograd.grad(loss, x)
@@ -102,7 +102,7 @@ def test_a_mean_of_any_number_of_rows_exports_strictly(name):
 
 @each
 def test_a_padded_vocabulary(name):
-    """Classes that are -inf in both, or in the target alone, as where it is cut to its best."""
+    """Classes at -inf in both operands count for nothing; at -inf in the target alone, only the reverse KL is inf."""
     x, y = logits(4, 50), logits(4, 50, seed=1)
     x[:, 40:] = y[:, 40:] = -INF
     for got, want in zip(gradients(name, x, y), gradients(name, x[:, :40], y[:, :40])):
@@ -119,7 +119,7 @@ def test_a_padded_vocabulary(name):
 @each
 @pytest.mark.parametrize("classes", [3, 257, 50257])
 def test_vocabularies_that_256_does_not_divide(name, classes):
-    """verl#2899"""
+    """verl#2899: any vocabulary size works, not only multiples of 256."""
     x, y = logits(3, classes), logits(3, classes, seed=1)
     for got, want in zip(gradients(name, x, y), truth(name, x, y)):
         close(got, want)
@@ -127,7 +127,7 @@ def test_vocabularies_that_256_does_not_divide(name, classes):
 
 @each
 def test_strided_logits(name):
-    """A student's logits before the last token, a teacher's with its vocabulary cut."""
+    """The student's logits without the last token, the teacher's without the last classes, are strided views."""
     x, y = logits(2, 5, 60), logits(2, 5, 70, seed=1)
     view, cut = x[:, :-1], y[:, 1:, :60]
     for got, want in zip(gradients(name, view, cut), gradients(name, view.contiguous(), cut.contiguous())):
@@ -143,7 +143,7 @@ def test_no_row_kept(name):
 
 @each
 def test_nearly_certain_rows_in_bfloat16(name):
-    """Liger#1329: p -> 1."""
+    """Liger#1329: where p rounds to 1 in bf16, loss and gradients stay exact."""
     x, y = torch.zeros(2, 100, dtype=torch.bfloat16, device=DEVICE), torch.zeros(2, 100, device=DEVICE)
     x[:, 0], y[:, 0] = 30, 40
     for got, want in zip(gradients(name, x, y), truth(name, x, y)):
@@ -153,7 +153,7 @@ def test_nearly_certain_rows_in_bfloat16(name):
 @each
 @pytest.mark.parametrize("temperature", [0.7, 3.0])
 def test_large_logits_over_a_temperature(name, temperature):
-    """Their quotients, rounded, tell nothing; equal ones are one distribution, at any size."""
+    """Rows of equal logits of any size are one distribution, with divergence 0, although x / temperature is rounded."""
     x, y = torch.full((2, 400), -1e30, device=DEVICE), torch.zeros(2, 400, device=DEVICE)
     loss, dx, dy = gradients(name, x, y, temperature=temperature)
     assert abs(loss) < 1e-6 and dx.abs().max() < 1e-6 and dy.abs().max() < 1e-6
@@ -254,7 +254,7 @@ def test_best_classes_of_rows_that_do_not_exist(name):
 
 @each
 def test_rounded_probabilities_leave_no_infinity(name):
-    """In half they may add up to more than 1."""
+    """Probabilities rounded to half may add up to more than 1: the rest must not become log of a negative number."""
     x, y = logits(3, 12), logits(3, 12, seed=1, scale=20.0)
     known = best(y, 5)
     known["target_values"] = (known["target_values"] + 0.01).bfloat16()
@@ -265,7 +265,7 @@ def test_rounded_probabilities_leave_no_infinity(name):
 
 @each
 def test_best_classes_under_transforms(name):
-    """An index of no class is left out where nobody may look at it."""
+    """Under a transform nobody may look at indices: one that is out of range is left out."""
     x, y = logits(3, 12), logits(3, 12, seed=1)
     known = best(y, 4)
     known.pop("temperature")

@@ -1,4 +1,4 @@
-"""The functions at their boundaries: the neighbouring numbers on each side, per dtype and route."""
+"""Helpers to test functions at their boundaries, at the neighboring numbers on each side, per dtype and route."""
 
 import math
 
@@ -17,7 +17,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remov
 
 
 def tensor(values, dtype=torch.float32):
-    """Nine times over, for the vector loops and their tails. Numbers that the dtype would round are not meant."""
+    """Nine copies of `values`, for vector loops and their tails. Each value must be exact in the dtype."""
     result = torch.tensor(values, dtype=torch.float64).to(dtype)
     assert all(v != v or float(m) == v for v, m in zip(values, result)), "not exact in this dtype"
     return result.repeat(9).to(DEVICE)
@@ -28,7 +28,7 @@ def compute(dtype):
 
 
 def near(x, dtype, towards):
-    """The number of the dtype next to x."""
+    """The neighbor of x in the dtype, in the direction of `towards`."""
     x = torch.tensor(x, dtype=dtype)
     return float(torch.nextafter(x, torch.tensor(towards, dtype=dtype)))
 
@@ -42,8 +42,8 @@ def above(x, dtype):
 
 
 def call(route, name, operands, upstream=1.0, **options):
-    """The value and the gradients, in Python numbers, once checked that each of the nine copies is the same: of a
-    kernel to the bit, of torch's own functions, which have a vector loop and another for its tail, to rounding."""
+    """The value and the gradients, in Python numbers, of one of the nine copies. Asserts that the copies agree: to the
+    bit from a kernel; to rounding from torch, whose tail loop may differ from its vector loop."""
     leaves = [x.clone().requires_grad_() for x in operands]
     out = on(route, name)(*leaves, **options)
     upstream = torch.full_like(out, upstream)
@@ -58,7 +58,7 @@ def call(route, name, operands, upstream=1.0, **options):
 
 
 def assert_equal(got, want, dtype, extra=1.0):
-    """Up to one rounding of the dtype (and what the function itself loses), NaN and infinities in their places."""
+    """Equal up to `extra` roundings of the dtype; NaN and infinities must be in the same places."""
     rtol, atol = TOLERANCES[dtype]
     for g, w in zip(got, want, strict=True):
         rounded = float(torch.tensor(w, dtype=torch.float64).to(dtype))
@@ -67,7 +67,7 @@ def assert_equal(got, want, dtype, extra=1.0):
 
 
 def check(route, name, operands, want, dtype, **options):
-    """want: the value, then the gradients. A gradient that is 0 is a stand-in's, and stays 0 under NaN and inf."""
+    """want: the value, then the gradients. A gradient of 0 must stay 0 under an upstream gradient of NaN or inf."""
     got = call(route, name, operands, **options)
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         assert_equal(g, w, options.get("dtype", dtype) if i == 0 else dtype)

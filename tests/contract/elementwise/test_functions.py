@@ -20,7 +20,7 @@ def test_pytorch_68425_where_runs_the_branch_not_taken():
     assert gradient(plain, a).isnan().all()
     ours = safeops.apply_where(a <= 0, a, torch.exp, lambda a: 1 + a)
     assert equal(ours, [101]) and equal(gradient(ours, a), [1])
-    ours = torch.where(a <= 0, safeops.safe_exp(a), 1 + a)  # or the function that has no infinite slope
+    ours = torch.where(a <= 0, safeops.safe_exp(a), 1 + a)  # or safe_exp, whose slope never overflows
     assert equal(ours, [101]) and equal(gradient(ours, a), [1])
 
 
@@ -84,8 +84,8 @@ def test_pytorch_93998_atan2_masked_afterwards():
 def test_atan2_at_the_origin_and_beside_it():
     y, x = leaf([0.0, 1e-30, 1e30]), leaf([-0.0, 1e-30, 1e30])
     plain = torch.atan2(y, x)
-    assert equal(plain[:1], [math.pi])  # an angle of nothing
-    assert not equal(gradient(plain, y)[1:], [0.5e30, 0.5e-30])  # the squares vanish, and overflow
+    assert equal(plain[:1], [math.pi])  # the origin has no angle
+    assert not equal(gradient(plain, y)[1:], [0.5e30, 0.5e-30])  # x^2 + y^2 vanishes, and overflows
     ours = safeops.safe_atan2(y, x)
     assert equal(ours, [0, math.pi / 4, math.pi / 4]) and equal(gradient(ours, y), [0, 0.5e30, 0.5e-30])
 
@@ -105,8 +105,8 @@ def test_pytorch_8069_acos_at_the_bounds():
 def test_kornia_4229_gradient_at_the_bound_of_a_clamp():
     x = leaf([0.25])
     plain = gradient(x.clamp(min=0.25), x)
-    assert plain.item() in (0, 0.5, 1)  # which of them depends on the version of torch
-    # Ours come from their own backward: the floor itself counts as above it, the bounds of an arc as outside.
+    assert plain.item() in (0, 0.5, 1)  # the version of torch decides which
+    # The backward counts the floor as above the floor, and the bounds of an arc as outside.
     assert equal(gradient(safeops.safe_log(x, eps=0.25), x), [4])
     assert equal(gradient(safeops.safe_sqrt(x, eps=0.25), x), [1])
     assert equal(gradient(safeops.safe_rsqrt(x, eps=0.25), x), [-4])
@@ -124,7 +124,7 @@ def test_pytorch_27134_power_of_zero_by_its_exponent():
     assert equal(gradient(safeops.safe_pow(base, b), b), 2 * math.log(2))
     both = leaf([0.0, -2.0]), leaf([0.0, 2.0])
     plain = gradient(torch.pow(*both), *both)[1]
-    assert plain[1].isnan()  # d/db (-2)^b has no value
+    assert plain[1].isnan()  # d/db (-2)^b does not exist
     assert equal(gradient(safeops.safe_pow(*both), *both)[1], [0, 0])
 
 
@@ -158,7 +158,7 @@ def test_perceptual_similarity_139_pylate_239_eps_is_zero_in_half(eps):
 
 
 def test_half_losses_of_a_small_probability():
-    """-log p of p = 0 in half: inf, and 0 * inf under a mask."""
+    """-log p of p = 0 is inf in half, and inf * 0 under a mask is NaN."""
     p, keep = leaf([0.0, 0.5], torch.float16), flags(False, True)
     plain = (torch.log(p) * keep).sum()
     assert plain.isnan() and gradient(plain, p)[0].isnan()
@@ -171,7 +171,7 @@ def test_entropy_of_a_zero():
     p = leaf([0.0, 0.5])
     plain = p * p.log()
     assert plain[0].isnan() and gradient(plain, p)[0].isnan()
-    assert gradient(torch.xlogy(p, p), p)[0].isnan()  # the value is right, its slope is not
+    assert gradient(torch.xlogy(p, p), p)[0].isnan()  # the value is right, its gradient is NaN
     ours = safeops.xlogy(p, p)
     assert equal(ours, [0, 0.5 * math.log(0.5)]) and equal(gradient(ours, p), [0, math.log(0.5) + 1])
     target, other = torch.tensor([0.0, 1.0], device=DEVICE), leaf([math.nan, 2.0])
@@ -182,7 +182,7 @@ def test_entropy_of_a_zero():
 
 def test_pytorch_80770_xlogy_at_zero():
     x, y = leaf([0.0]), leaf([2.0])
-    assert equal(gradient(torch.xlogy(x, y), x), [math.log(2)])  # as torch gives today
+    assert equal(gradient(torch.xlogy(x, y), x), [math.log(2)])  # (torch's gradient today)
     assert equal(gradient(safeops.xlogy(x, y), x), [math.log(2)]) and equal(gradient(safeops.xlogy(x, y), y), [0])
 
 

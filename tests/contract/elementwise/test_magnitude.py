@@ -1,4 +1,4 @@
-"""magnitude: complex tensors by views of their parts, silence, extremes, infinite and unknown parts."""
+"""magnitude: complex tensors, silence, extremes, infinite and NaN parts."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_conjugates_and_layouts(route):
 
 
 def test_silence():
-    """sqrt(re^2 + im^2) has the gradient 0 / 0; so has one NaN upstream, times 0."""
+    """At 0 the gradient of sqrt(re^2 + im^2) is 0 / 0; magnitude's is 0, even under a NaN upstream gradient."""
     z = torch.zeros(3, dtype=torch.complex64, device=DEVICE, requires_grad=True)
     a, b = z.real, z.imag
     assert torch.autograd.grad((a * a + b * b).sqrt().sum(), z)[0].isnan().all()

@@ -19,20 +19,21 @@ from tests.ops import RECORDS, definitions
 
 INF, NAN = math.inf, math.nan
 FINFO = [torch.finfo(d) for d in DTYPES]
-# Zeros, both ends of every dtype and its subnormals, where half rounds to inf, the bounds of an arc and what is beside.
+# Zeros, both ends of every dtype and its subnormals, where half rounds to inf, the bounds of an arc and their
+# neighbors.
 POOL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 0.1, 12.0, 88.5, 709.0, 65504.0, 65520.0]
 POOL += [1 - 2.0**-11, 1 - 2.0**-24, 1 + 2.0**-10, 1 - 2.0**-53]
 POOL += [sign * x for f in FINFO for x in (f.max, f.tiny, f.tiny / 2, f.tiny * f.eps) for sign in (1, -1)]
 NONFINITE = [NAN, INF, -INF]
-# g x / y of xlogy goes through g x, as torch's does: its extremes are those of one product.
+# xlogy's gradient is (g x) / y, as torch's: only numbers for which g x neither overflows nor vanishes.
 POOLS = {"xlogy": [x for x in POOL if x == 0 or 1e-10 < abs(x) < 1e10]}
-# Multiples of the tolerance: what a gradient may lose where it or a step on its way is subnormal; what the exponent
-# b - 1 of a slope does, rounded, to a power of a number near the ends of the range, whose logarithm is up to 709.
+# Factors on the tolerance. SUBNORMAL: a gradient, or a step on its way, may be subnormal and lose digits.
+# SLOPES: the rounding of b - 1 in a^(b - 1) is magnified by |log a|, up to 709.
 SUBNORMAL, SLOPES = {"safe_atan2": 2**12, "safe_pow": 2**12}, {"safe_pow": 1 + 709 / 64}
 
 
 def judge(route, name, sample, safe):
-    """Values, and the gradients that no broadcast sums, against the definition in float64; finite in, finite out."""
+    """Judges values, and gradients that no broadcast sums, by the float64 definition; finite in, finite out."""
     op = on(route, name)
     subject = Subject(
         op, getattr(definitions, name), (sample,), dtype_rule="safe" if safe else "elementwise", device=DEVICE
@@ -55,7 +56,7 @@ def assert_gradient(name, what, got, truth, sample, upstream):
     rounded = truth.to(got.dtype)
     rtol, atol = TOLERANCES[got.dtype]
     edge = (truth.abs() / torch.finfo(got.dtype).max - 1).abs() <= 64 * rtol
-    if name == "safe_pow":  # over an infinite base or exponent a slope is whatever the formula gives, inf or NaN
+    if name == "safe_pow":  # with an infinite base or exponent the formula may give inf or NaN as slope
         infinite = functools.reduce(torch.logical_or, (x.isinf() for x in sample.floats().values()))
         got = torch.where(infinite, rounded, got)
     assert_nonfinite_alike(what, torch.where(edge, rounded, got), rounded)
@@ -63,7 +64,7 @@ def assert_gradient(name, what, got, truth, sample, upstream):
     error = torch.where(due, (got.double() - truth).abs(), 0)
     slack = rtol + (SLOPES.get(name, 1) - 1) * COMPUTE_EPS[got.dtype]
     wrong = error > slack * torch.where(due, truth.abs(), 0) + atol * SUBNORMAL.get(name, 1)
-    if len(sample.floats()) == 2:  # a product with a subnormal operand is one itself, on the way to what is none
+    if len(sample.floats()) == 2:  # skip subnormal operands: their products are subnormal on the way to a normal result
         for x in sample.floats().values():
             wrong &= (x == 0) | ~(x.double().abs() < torch.finfo(compute_dtype(x.dtype)).tiny)
     if wrong.any():
@@ -86,7 +87,7 @@ def test_unary(route, name, data):
     if "eps" in RECORDS[name].call:
         options["eps"] = data.draw(st.sampled_from([None, 2.0**-24, 0.5]))
         if x.dtype == torch.float64 and options["dtype"] is not None:
-            options["eps"] = 2.0**-100  # the definition does not see that it is computed wider than it is returned
+            options["eps"] = 2.0**-100  # the definition in fp64 does not know the dtype of the result
     if "fill_value" in RECORDS[name].call:
         options["fill_value"] = data.draw(st.sampled_from([0.0, -3.0, 1e9]))
     judge(route, name, Sample((x,), options), safe=True)

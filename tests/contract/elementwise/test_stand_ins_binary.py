@@ -1,4 +1,4 @@
-"""Powers, angles and x log y where they have no value, or none that fits."""
+"""Powers, angles and x log y where the value does not exist or does not fit the dtype."""
 
 import math
 
@@ -61,7 +61,8 @@ def test_powers_that_are_no_number_or_do_not_fit(route, dtype):
         stand_in = [x < 0 and y != int(y) or abs(v) == largest or (x == 0 and y < 1) for x, y, v in zip(a, b, value)]
         for grad in grads:
             assert all(g == 0 for g, none in zip(grad, stand_in) if none)
-        # a slope of 0 is no stand-in: what GradScaler looks for shows, except where the exponent is 0
+        # a true slope of 0 is no stand-in: a NaN or inf upstream must show (GradScaler looks for it), but for exponent
+        # 0
         shown = [not none and y != 0 for none, y in zip(stand_in, b)]
         assert [not math.isfinite(g) for g in grads[0]] == shown
         assert [not math.isfinite(g) for g in grads[1]] == [not none and x > 0 for none, x in zip(stand_in, a)]
@@ -133,14 +134,14 @@ def test_a_nan_is_a_number():
 @each_route
 @each_dtype
 def test_a_power_whose_slope_overflows_meets_a_gradient_of_zero(route, dtype):
-    """x^-1/2 of a small number: its slope is beyond the dtype, and 0 times it must be 0."""
+    """The slope of x^-1/2 at a small x overflows; times an upstream gradient of 0 it must be 0."""
     wide = compute(dtype)
     small = 2.0**-100 if wide == torch.float32 else 2.0**-700
     operands = [tensor([small, small, -small], wide), tensor([-0.5, 0.5, -1.0], wide)]
     value, da, db = call(route, "safe_pow", operands, 0.0)
     assert_equal(value, [small**-0.5, small**0.5, -1 / small], wide)
     assert da == [0, 0, 0] and db == [0, 0, 0]
-    # and a gradient small enough for the product to fit gets it
+    # with an upstream gradient so small that the product fits, the gradient is the product
     value, da, db = call(route, "safe_pow", operands, small)
     assert_equal(da, [-0.5 * small**-0.5, 0.5 * small**0.5, -1 / small], wide, extra=8)
 
@@ -151,7 +152,7 @@ def test_a_power_whose_slope_overflows_meets_a_gradient_of_zero(route, dtype):
 @each_route
 @each_dtype
 def test_angles_at_the_origin_and_around_it(route, dtype):
-    tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the numbers next to 0
+    tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the smallest subnormal
     y = [0.0, -0.0, 0.0, -0.0, tiny, -tiny, 0.0, 0.0, 1.0, -1.0]
     x = [0.0, 0.0, -0.0, -0.0, 0.0, 0.0, tiny, -tiny, 0.0, 0.0]
     half, top = math.pi / 2, 1 / tiny if 1 / tiny <= torch.finfo(dtype).max else INF
@@ -197,14 +198,14 @@ def test_a_zero_masks_its_logarithm_out(route, dtype):
     for upstream in (1.0, NAN, INF):
         value, dx, dy = call(route, "xlogy", [tensor(zero, dtype), tensor(other, dtype)], upstream)
         assert value == [0] * 6 and dx == [0] * 6 and dy == [0] * 6
-    # pytorch#80770: where there is a logarithm, it is the gradient
+    # pytorch#80770: where log y exists, it is the gradient to x
     for upstream in (1.0, 0.0):
         value, dx, dy = call(route, "xlogy", [tensor([0.0, -0.0], dtype), tensor([0.5, 3.0], dtype)], upstream)
         assert value == [0, 0] and dy == [0, 0] and math.copysign(1, value[0]) == 1
         assert_equal(dx, [upstream * math.log(0.5), upstream * math.log(3)], dtype)
     _, dx, dy = call(route, "xlogy", [tensor([0.0], dtype), tensor([2.0], dtype)], NAN)
     assert math.isnan(dx[0]) and math.isnan(dy[0])
-    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # next to 0, and not masked
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the smallest subnormal masks nothing
     value, _, dy = call(route, "xlogy", [tensor([smallest, -smallest], dtype), tensor([0.0, 0.0], dtype)])
     assert value == [-INF, INF] and dy == [INF, -INF]
     value, dx, _ = call(route, "xlogy", [tensor([1.0, 1.0, 2.0], dtype), tensor([NAN, -1.0, 1.0], dtype)])
@@ -213,7 +214,7 @@ def test_a_zero_masks_its_logarithm_out(route, dtype):
 
 @each_route
 def test_the_slope_of_xlogy_by_a_tiny_operand(route):
-    """g a / b where g a vanishes, or is 0, and a / b overflows."""
+    """The gradient to b, g a / b, is right where g a vanishes or is 0, and a / b overflows."""
     a, b = tensor([1e10, 1.0, 1e200, 1e10], torch.float64), tensor([1e-300, 5e-324, 1e-200, 1e-300], torch.float64)
     assert call(route, "xlogy", [a, b], 0.0)[2] == [0] * 4
     if route == "kernel":
@@ -243,7 +244,7 @@ def test_second_derivatives_and_tangents_of_two_operands(route, name, a, b):
     assert all(g is None or not g.any() for g in second)
     nan = torch.full_like(a, NAN).detach()
     tangent = torch.func.jvp(op, (a.detach(), b.detach()), (nan, nan))[1]
-    slope = (b == 1.5) if name == "safe_pow" else torch.zeros_like(a, dtype=torch.bool)  # 0^1.5 has one, of 0
+    slope = (b == 1.5) if name == "safe_pow" else torch.zeros_like(a, dtype=torch.bool)  # the slope of 0^1.5 exists: 0
     assert tangent[slope].isnan().all() and not tangent[~slope].any()
 
 
@@ -251,7 +252,7 @@ SMALL = {torch.float32: [1e-30, 1e-38, 1e-40], torch.float64: [1e-160, 1e-300]}
 
 
 OF_SMALL = ["safe_log", "safe_sqrt", "safe_rsqrt", "safe_reciprocal", "safe_pow", "safe_atan2"]
-FACTORS = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]  # the upstream gradient, and that of the gradient
+FACTORS = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]  # (the upstream gradient, the cotangent of the first gradient)
 
 
 @each_route
@@ -268,10 +269,10 @@ def test_on_a_gpu_the_definition_is_as_wide(name, gpu):  # noqa: F811
 
 
 def second_derivatives_are_zero(op, name, upstream, cotangent, device):
-    """They do not fit: 1 / x^2 of 1e-30 is 1e60."""
+    """Second derivatives that overflow (1e-30: 1 / x^2 = 1e60) give 0 where the upstream or the cotangent is 0."""
     for dtype, sizes in SMALL.items():
         if dtype == torch.float64 and upstream == 0:
-            continue  # there is nothing wider to take the product in
+            continue  # the product would need more than fp64
         sizes = [x for x in sizes if name in ("safe_pow", "safe_atan2") or x >= torch.finfo(dtype).tiny]
         x = torch.tensor(sizes, dtype=dtype, device=device, requires_grad=True)
         rest = [torch.full_like(x, v).requires_grad_() for v in (0.5, 0.0, 1.5, 2.0)] if name == "safe_pow" else [None]

@@ -26,7 +26,7 @@ INF, NAN = math.inf, math.nan
 # ---- a floor: log, sqrt, rsqrt, reciprocal
 
 
-FLOORS = {  # value and slope above the floor, value below it
+FLOORS = {  # (value above the floor, slope above it, value below it)
     "safe_log": (math.log, lambda x: 1 / x, lambda x, eps: math.log(eps)),
     "safe_sqrt": (math.sqrt, lambda x: 0.5 / math.sqrt(x), lambda x, eps: math.sqrt(max(x, 0.0))),
     "safe_rsqrt": (lambda x: x**-0.5, lambda x: -0.5 * x**-1.5, lambda x, eps: eps**-0.5),
@@ -70,7 +70,7 @@ def test_the_default_floor_is_the_smallest_normal_number_of_the_compute_dtype(ro
     value, slope, under = FLOORS[name]
     tiny = torch.finfo(compute(dtype)).tiny
     fill = {"fill_value": -3.0} if name == "safe_reciprocal" else {}
-    if dtype == torch.float16:  # none of its numbers is below but 0
+    if dtype == torch.float16:  # (0 is its only number below the floor)
         kept, dropped = [2.0**-24], [0.0, -0.0]
     else:
         kept, dropped = [tiny, above(tiny, dtype)], [below(tiny, dtype), 0.0, -0.0]
@@ -95,7 +95,7 @@ def test_the_default_floor_is_the_smallest_normal_number_of_the_compute_dtype(ro
 @each_dtype
 @pytest.mark.parametrize("name", FLOORS)
 def test_a_floor_too_small_for_the_compute_dtype(route, dtype, name):
-    """As if it were its smallest positive number: 0 has a stand-in, and it is finite."""
+    """A floor that rounds to 0 becomes the smallest positive number: the stand-in at 0 is finite."""
     eps = 1e-60 if dtype != torch.float64 else 5e-324
     value, grad = call(route, name, [tensor([0.0, -0.0, 1.0], dtype)], eps=eps)
     smallest = torch.finfo(compute(dtype)).tiny * torch.finfo(compute(dtype)).eps
@@ -124,9 +124,9 @@ def test_infinite_and_missing_operands_of_a_floor(route, dtype, name):
 @each_route
 @each_dtype
 def test_both_sides_of_where_exp_saturates(route, dtype):
-    """In the compute dtype's numbers: the last one that rounds to a finite number of the output dtype, and the next."""
+    """The last number of the compute dtype that rounds to a finite number of the output dtype, and the next one."""
     wide, info = compute(dtype), torch.finfo(dtype)
-    # Half a step above the largest number is where rounding turns to inf.
+    # Half a step above the largest number, rounding turns to inf.
     edge = math.log(info.max) + (math.log1p(info.eps / 4) if dtype in HALVES else 0.0)
     x = tensor([edge * (1 - 2e-6), edge * (1 + 2e-6), 1000.0, INF, -INF, NAN, -1000.0, 0.0][2:], wide)
     value, grad = call(route, "safe_exp", [x], dtype=dtype)
@@ -152,7 +152,7 @@ def test_both_sides_of_where_half_saturates(route, dtype):
     for name, back in inverse.items():
         at = back(edge)
         if not 1e-37 < abs(at) < 3e38:
-            continue  # no fp32 number comes to it
+            continue  # no fp32 number has that value
         options = {"eps": 1e-38} if name in ("safe_reciprocal", "safe_sqrt", "safe_rsqrt") else {}
         rising = name in ("safe_sqrt", "safe_exp")
         inner, outer = (at * (1 - 1e-5), at * (1 + 1e-5)) if rising else (at * (1 + 1e-5), at * (1 - 1e-5))
@@ -167,9 +167,9 @@ def test_both_sides_of_where_half_saturates(route, dtype):
 @each_route
 def test_stand_ins_that_do_not_fit_saturate(route):
     half, zero = torch.float16, tensor([0.0], torch.float16)
-    assert call(route, "safe_rsqrt", [zero]) == [[65504.0], [0.0]]  # 9.2e18 in fp32
+    assert call(route, "safe_rsqrt", [zero]) == [[65504.0], [0.0]]  # (fp32: 9.2e18)
     assert call(route, "safe_reciprocal", [zero], fill_value=-1e9) == [[-65504.0], [0.0]]
-    assert call(route, "safe_reciprocal", [zero], fill_value=-INF)[0] == [-INF]  # what was asked for
+    assert call(route, "safe_reciprocal", [zero], fill_value=-INF)[0] == [-INF]  # an infinity as fill value is kept
     assert call(route, "safe_sqrt", [tensor([2.0**100])], eps=1e38, dtype=half) == [[65504.0], [0.0]]
     assert call(route, "safe_reciprocal", [tensor([2.0**-10, -(2.0**-10)])], dtype=half)[0] == [1024.0, -1024.0]
     assert call(route, "safe_reciprocal", [tensor([2.0**-20, -(2.0**-20)])], dtype=half)[0] == [65504.0, -65504.0]

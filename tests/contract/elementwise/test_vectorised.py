@@ -1,4 +1,4 @@
-"""That the compiler has vectorised the loop of safe_pow: one that it has not takes ten times as long as torch's."""
+"""The compiler must vectorize the loop of safe_pow: a scalar loop takes ten times as long as torch's."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests of images: pairs of them, masks, values and gradients."""
+"""Helpers of the tests of images: pairs of images, masks, values and gradients."""
 
 import torch
 

@@ -27,7 +27,7 @@ def test_lpips_64_channels_of_40_in_half_and_zero_features(route):
 
 
 class Network(torch.nn.Module):
-    """A small convolutional network that tells the features of each layer."""
+    """A small convolutional network that returns the features of each layer."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ def test_lpips_mask_of_the_images_reaches_every_layer(route):
     keep = torch.ones(1, 1, 24, 20, dtype=torch.bool, device=DEVICE)
     keep[..., :9, :] = False
     f0, f1 = network(x), network(y)
-    for f, rows in zip(f0, (9, 5, 3)):  # a position goes with any pixel of it
+    for f, rows in zip(f0, (9, 5, 3)):  # a position is dropped with any of its pixels
         f[..., :rows, :] = NAN
     distance = on(route, "lpips_distance")
     assert distance(f0, f1).isnan() and distance(f0, f1, mask=keep).isfinite()

@@ -1,4 +1,4 @@
-"""The SSIM family: reported failures that it answers, what is masked, sizes, memory, parity."""
+"""The SSIM family: reported failures that it answers, masks, sizes, memory, parity."""
 
 import copy
 import math
@@ -65,7 +65,7 @@ def test_fused_ssim_a_nan_pixel_shows_where_it_is_kept_and_nowhere_else(route):
 @each_route
 @each_similarity
 def test_torchmetrics_1290_constants_are_not_those_of_half(route, name):
-    """C1 C2 = 9e-8 is 1.19e-7 in half: dark images show it."""
+    """The constants are not rounded to half: C1 C2 = 9e-8 would become 1.19e-7, which dark images show."""
     x, y = images(1, 1, 16, 16)
     x, y = (x * 1e-2).half(), (y * 1e-2).half()
     assert on(route, name)(x, y).item() == pytest.approx(truth(name, x, y).item(), rel=1e-5)
@@ -81,7 +81,7 @@ def test_an_offset_of_1000_leaves_the_digits(route, padding, mask):
     got = on(route, "ssim")(x, y, reduction="none", **options)
     want = truth("ssim", x, y, reduction="none", **options)
     assert (got <= 1).all() and (got.double() - want).abs().max() < 1e-3
-    # The plain fp32 formula is off by more than the result.
+    # The plain fp32 formula of a variance is off by more than 0.01.
     mean, squares = F.avg_pool2d(x, 11, 1), F.avg_pool2d(x * x, 11, 1)
     assert (
         squares - mean * mean - F.avg_pool2d((x - 1000).square(), 11, 1) + (mean - 1000).square()
@@ -107,7 +107,7 @@ def test_an_offset_of_which_twice_is_too_much_leaves_the_digits(route, padding):
 @each_route
 @each_padding
 def test_rounding_makes_no_variance_negative(route, padding):
-    """Differences of two sizes, each without variance, on a level so high that nothing else is seen."""
+    """Two constant differences at a level of 1000: a variance that rounds below 0 would make a loss negative."""
     x = torch.full((1, 1, 40, 40), 1000.0, device=DEVICE)
     y = x + torch.where(torch.arange(40, device=DEVICE) < 20, 0.37, -0.41)
     assert (on(route, "ssim_loss")(x, y, padding=padding, reduction="none") >= 0).all()
@@ -115,7 +115,7 @@ def test_rounding_makes_no_variance_negative(route, padding):
 
 @pytest.mark.parametrize("name", [*SIMILARITIES, "ms_ssim"])
 def test_what_the_cuda_kernel_takes(name):
-    """Windows of which a tile has no room in shared memory, or in registers, take the composite there."""
+    """On CUDA, windows too large for a tile in shared memory or in registers take the composite."""
     with FakeTensorMode():
         image, volume = (torch.empty(1, 1, *[48] * dims, device="cuda") for dims in (2, 3))
 
@@ -125,7 +125,7 @@ def test_what_the_cuda_kernel_takes(name):
     assert takes(image, 3) and takes(image, 11) and takes(image, 21)
     assert takes(volume, 3) and takes(volume, 11)
     assert not takes(image, 23) and not takes(volume, 13)
-    assert takes(torch.zeros(1, 1, 48, 48), 23) and takes(torch.zeros(1, 1, 13, 13, 13), 13)  # a CPU's has no limits
+    assert takes(torch.zeros(1, 1, 48, 48), 23) and takes(torch.zeros(1, 1, 13, 13, 13), 13)  # a CPU takes them
 
 
 # ---- masks
@@ -145,7 +145,7 @@ def test_a_kept_nan_that_no_counted_window_sees_has_gradient_0(route):
 @each_route
 @each_similarity
 def test_masked_windows_are_made_of_what_is_kept(route, name):
-    """A strip that is masked out is as if the images ended there, windows cut at the border."""
+    """A strip that is masked out gives the SSIM of images that end there, with windows cut at the border."""
     x, y = images(2, 3, 20, 30)
     keep = torch.arange(30, device=DEVICE) < 21
     masked = on(route, name)(x, y, mask=keep, padding="same", reduction="none")
@@ -211,7 +211,7 @@ def test_same_takes_images_smaller_than_a_window():
 
 
 def plain_ssim(x, y, data_range=1.0):
-    """As it is written: pytorch-msssim's five convolutions."""
+    """The usual formula, as pytorch-msssim's five convolutions."""
     g = torch.exp(-((torch.arange(11.0) - 5) ** 2) / 4.5).to(x)
     g = g / g.sum()
     w = (g[:, None] * g).expand(x.shape[1], 1, 11, 11)
@@ -284,7 +284,7 @@ def test_memory_is_that_of_the_gradients(dtype):
 @each_similarity
 @each_padding
 def test_memory_of_a_map_is_the_map(name, padding):
-    """The kernel writes the map that is asked for, and reads the gradient of that."""
+    """The kernel writes the map itself, and the backward reads the map's gradient: no buffer of that size is added."""
     x, y = images(2, 3, 256, 256)
     mask = kept(2, 1, 256, 256)
     x.requires_grad_(), y.requires_grad_()

@@ -1,4 +1,4 @@
-"""linear_cross_entropy beyond its record: chunks, reported failures, memory, what does not exist."""
+"""linear_cross_entropy beyond its record: chunks, reported failures, memory, rows and classes that are left out."""
 
 import types
 
@@ -21,16 +21,16 @@ each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 @pytest.fixture(params=["one class", "several classes", "one row", "several rows", "all"])
 def chunk(request, monkeypatch):
-    """Chunks of one class, of several, of one row, of several rows, of all."""
+    """Sizes of a chunk: one class, several classes, one row, several rows, all rows."""
     monkeypatch.setattr(_chunks, "CHUNK", {"one class": 1, "several classes": 40}.get(request.param, 2**23))
     rows = {"one row": 1, "several rows": 4, "all": 2**23}.get(request.param, 0)
     monkeypatch.setattr(_rows, "rows_at_once", lambda *_, **__: rows)
-    monkeypatch.setattr(cross_entropy, "BLOCK", 40)  # (of the slopes, in a chunk of rows)
+    monkeypatch.setattr(cross_entropy, "BLOCK", 40)  # (of the slopes of a chunk of rows)
 
 
 @pytest.fixture(params=["kernel", "torch"])
 def slopes(request, monkeypatch):
-    """The losses, and the slopes to the logits, are made by the kernels, or in torch, as where there are none."""
+    """The kernels make the losses and their slopes to the logits, or torch does, as where no kernel is built."""
     if request.param == "torch":
         backward = cross_entropy._composite_backward
         record = types.SimpleNamespace(forward=cross_entropy._composite, backward=backward)
@@ -70,13 +70,13 @@ OPTIONS["everything"] = OPTIONS["all"] | OPTIONS["shaped"] | OPTIONS["row weight
 @each_reduction
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_in_chunks(chunk, slopes, options, reduction):
-    """Equal to a linear layer and its loss; with "none" each row is scaled by its own upstream (Liger#1298, #678)."""
+    """Chunks give a linear layer's loss and gradients; "none" scales each row by its upstream (Liger#1298, #678)."""
     tensors = operands()
     tensors[2][1] = 3
     options = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[options].items()}
     upstream = torch.randn(9 if reduction == "none" else (), dtype=torch.float64, device=DEVICE)
     got = outcome(safeops.linear_cross_entropy, *tensors, upstream=upstream, reduction=reduction, **options)
-    # (torch has none of these, and no mean of its own for a z-loss beside class weights)
+    # (torch has neither option, nor a mean of its own for the z-loss beside class weights)
     known = not options.keys() & {"temperature", "row_weight"} and not {"z_loss", "weight"} <= options.keys()
     theirs = _twin if known else definitions.linear_cross_entropy
     want = outcome(theirs, *tensors, upstream=upstream, reduction=reduction, **options)
@@ -106,9 +106,9 @@ def test_half_is_no_worse_than_a_linear_layer(chunk, slopes, dtype):
 
 
 def test_many_small_contributions_to_half_gradients(monkeypatch):
-    """Liger#512, axolotl#1601, xtuner#1747: a sum in bf16 of 256 and of 1 stays 256, chunk after chunk.
+    """Liger#512, axolotl#1601, xtuner#1747: half gradients must be accumulated in fp32, for in bf16 256 + 1 is 256.
 
-    One row's probability of every class is about 1 / C: of its gradient, a chunk of classes is a small part.
+    Each class has a probability of about 1 / C, so a chunk of classes adds little to the gradient of a row.
     """
     monkeypatch.setattr(_chunks, "CHUNK", 1)
     classes, rows = 2048, 4
@@ -121,7 +121,7 @@ def test_many_small_contributions_to_half_gradients(monkeypatch):
     want = outcome(_twin, *(t.double() for t in (x, w)), target, b.double(), reduction="sum")
     for g, d in zip(got, want):
         assert (g.double() - d).abs().max() <= 2**-7 * d.abs().max()
-    # and over the rows, which are one product
+    # the sum over the rows, which is one product
     rows = 4096
     x = torch.ones(rows, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
     w, b = w.detach()[:2].requires_grad_(), b.detach()[:2].requires_grad_()
@@ -132,13 +132,13 @@ def test_many_small_contributions_to_half_gradients(monkeypatch):
 
 
 def most_bytes(rows, width, bytes_):
-    """Two chunks; `input` with zeros where it is masked, its gradient in fp32, twice; numbers of rows; partial sums."""
+    """Two chunks, two copies of `input`, two of its fp32 gradient, the numbers of the rows, partial sums."""
     return 2 * _chunks.CHUNK * bytes_ + rows * width * (2 * bytes_ + 8) + 128 * rows + 2**20
 
 
 @pytest.fixture
 def one_thread():
-    """Each thread of torch's products has memory of its own."""
+    """One thread: each thread of torch's products would have its own memory."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -165,7 +165,7 @@ def test_a_language_model_keeps_an_eighth():
 
 
 def test_what_is_saved(monkeypatch):
-    """The operands, and two numbers for each row."""
+    """The forward saves the operands, and at most two numbers for each row."""
     x, w, target, b = operands()
     kept = {}
 
@@ -230,7 +230,7 @@ def test_a_class_with_a_bias_of_minus_infinity_does_not_exist(route, chunk, smoo
 
 
 def infinite_logits(at, target_class):
-    """Operands of which row 1 overflows in the product with some classes; its own class."""
+    """Operands where row 1 has a logit of +inf (the product overflows) in each class of `at`."""
     x, w, target, b = operands(3, 7)
     with torch.no_grad():
         w[:, 0] = x[:, 0] = 0
@@ -241,7 +241,7 @@ def infinite_logits(at, target_class):
 
 @pytest.mark.parametrize("options", ["plain", "smoothing", "z-loss"])
 def test_infinite_logits_are_those_of_cross_entropy(chunk, slopes, options):
-    """An infinite logit of the target class has all the probability; any other leaves none, and no gradient of 0."""
+    """A +inf logit makes loss and gradient NaN, as in cross_entropy, unless it is the target's alone (no options)."""
     for at, target_class in (((2,), 2), ((2,), 5), ((2, 5), 2), ((2, 3), 2)):
         tensors = infinite_logits(at, target_class)
         for reduction in ("mean", "none"):
@@ -279,7 +279,7 @@ def test_shapes(route, shape):
 
 
 def test_layouts(chunk):
-    """Transposed, expanded, and slices of something larger: the same numbers."""
+    """Transposed, expanded and sliced operands give the same numbers as contiguous ones."""
     x, w, target, b = operands(6, 8)
     want = outcome(safeops.linear_cross_entropy, x, w, target, b, reduction="none")
     for change in (lambda t: t.mT.contiguous().mT, lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]]):
@@ -291,14 +291,14 @@ def test_layouts(chunk):
     want = outcome(_twin, same.detach().clone().requires_grad_(), w, target, b.detach()[:1].repeat(8).requires_grad_())
     torch.testing.assert_close(got, want)
     value = safeops.linear_cross_entropy(x, w, target, linear_bias=b, reduction="none")
-    (grad,) = torch.autograd.grad(value.sum(), x)  # whose upstream gradient has strides of 0
+    (grad,) = torch.autograd.grad(value.sum(), x)  # (the upstream gradient has strides of 0)
     torch.testing.assert_close(grad, outcome(_twin, x, w, target, b, reduction="none")[1])
 
 
 @pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16], ids=str)
 def test_under_autocast(autocast):
-    """Operands of one dtype are computed in it; of several, such as half activations and the parameters, in autocast's,
-    as a linear layer has it."""
+    """Operands of one dtype are computed in it. Operands of several dtypes (half activations, fp32 parameters) are
+    computed in autocast's dtype, as in a linear layer."""
     x, w, target, b = operands(dtype=torch.float32)
     plain = outcome(safeops.linear_cross_entropy, x, w, target, b)
     with torch.autocast(DEVICE, dtype=autocast):
@@ -312,7 +312,7 @@ def test_under_autocast(autocast):
 
 
 def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
-    """GradScaler looks for inf. The slopes themselves, of a row, do not fit where the gradients do."""
+    """A gradient beyond fp16 is inf, for GradScaler; others are right although a row's slopes do not fit fp16."""
     x, w, target, b = operands(4, 7, dtype=torch.float16)
     x, w = x.detach().mul(2**-6).requires_grad_(), w.detach().mul(2**-6).requires_grad_()
     upstream = torch.full((4,), 2.0**17, device=DEVICE)
@@ -325,7 +325,7 @@ def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
 
 
 def test_there_are_chunks(monkeypatch):
-    """Chunks of classes, where rows have their own upstream gradients: none is larger than CHUNK, compiled neither."""
+    """With one upstream gradient a row, logits are made in chunks of at most CHUNK elements, compiled or not."""
     sizes = []
     chunks = _chunks.chunks_of
 
@@ -417,7 +417,7 @@ def test_export():
 
 
 def test_frozen_operands():
-    """Each gradient alone, by a product less; none of the bias without a bias."""
+    """Each operand's gradient alone equals its gradient among all three; without a bias the loss is the layer's."""
     x, w, target, b = operands()
     every = outcome(safeops.linear_cross_entropy, x, w, target, b)
     for i, leaf in enumerate((x, w, b)):
@@ -431,7 +431,7 @@ def test_frozen_operands():
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-10, 2.0**12])
 def test_half_slopes_of_many_rows_do_not_vanish(scale):
-    """p / N is below fp16's subnormal numbers."""
+    """p / N is below fp16's smallest number: the slopes must be scaled before they are rounded."""
     rows, classes, width = 32768, 256, 8
     x, w = (torch.randn(rows, width).half(), (torch.randn(classes, width) / 8).half())
     target = torch.randint(0, 16, (rows,))
@@ -454,7 +454,7 @@ def test_half_slopes_of_many_rows_do_not_vanish(scale):
 @pytest.mark.parametrize("by", ["mask", "ignore_index", "row_weight"])
 @pytest.mark.parametrize("options", [{}, {"z_loss": 0.01}, {"reduction": "sum"}, {"reduction": "none"}], ids=str)
 def test_garbage_of_a_masked_row_reaches_no_other_gradient_in_fp16(by, options):
-    """Nor the power of two that brings the slopes into the range of fp16."""
+    """Garbage in a masked row must not change the power of two that scales the slopes into fp16's range."""
     x, w, target, b = operands(8, 5, 4, torch.float16)
     x = x.detach()
     if by == "ignore_index":

@@ -1,4 +1,4 @@
-"""Divergences with the last layer: in chunks, beside the layers and the divergence of their logits; memory, dtypes."""
+"""Divergences with the last layer, in chunks: parity with the divergence of the logits, memory, dtypes."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("name", OF_LOGITS)
 
 
 def example(rows=(6, 5), classes=50, dtype=torch.float32, seed=0):
-    """(a student's layer, a teacher's, mask), with garbage where rows are masked."""
+    """Returns (the student's layer, the teacher's layer, mask); the masked rows hold NaN."""
     generator = torch.Generator().manual_seed(seed)
 
     def layer(width):
@@ -66,7 +66,7 @@ def test_dtypes(name, dtype, tolerance, monkeypatch):
     monkeypatch.setattr(_chunks, "CHUNK", 2**7)
     student, teacher, mask = example(dtype=dtype)
     if name == "linear_tv" and dtype == torch.bfloat16:
-        tolerance = 0.3  # (rounded logits may have another sign of p - q)
+        tolerance = 0.3  # (the rounding of a logit can change the sign of p - q)
     (_, *gradients) = check(name, student, teacher, tolerance, mask=mask)
     assert all(g.dtype == dtype for g in gradients)
 
@@ -91,7 +91,7 @@ def test_the_divergence_of_the_logits(name):
 
 @each
 def test_a_gradient_to_the_teacher(name):
-    """It is the definition's."""
+    """The gradient to the teacher's operands is that of the divergence of the logits."""
     student, teacher, _ = example((3,), classes=5, dtype=torch.float64)
     student, teacher = ([t.nan_to_num(0) for t in layer] for layer in (student, teacher))
     y = teacher[0].requires_grad_()

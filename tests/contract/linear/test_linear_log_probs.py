@@ -1,4 +1,4 @@
-"""linear_token_log_probs: in chunks, beside the layer and token_log_probs; memory, masked rows, routes."""
+"""linear_token_log_probs, in chunks: parity with token_log_probs of the layer's output; memory, masked rows, routes."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def example(rows=(6, 5), classes=50, width=16, dtype=torch.float32, seed=0):
 
 
 def outcome(function, layer, target, mask, weights=(1.0, 0.5, -0.25), **options):
-    """The three results, and the gradients of input, weight and bias where all three are used."""
+    """Returns (the three results, the gradients of input, weight and bias for a sum over all three results)."""
     input, linear_weight, linear_bias = leaves = [t.detach().requires_grad_() for t in layer]
     results = function(input, linear_weight, target, linear_bias=linear_bias, mask=mask, **options)
     terms = torch.linspace(1, 2, target.numel(), device=DEVICE).reshape(target.shape)

@@ -1,4 +1,4 @@
-"""linear_cross_entropy of class probabilities, and of several classes a row: torch's calls, with a mask beside them."""
+"""linear_cross_entropy with class probabilities or several classes a row: torch's values, with a mask."""
 
 import math
 
@@ -20,7 +20,7 @@ def layer(*outputs, dtype=torch.float32):
 
 
 def reference(x, weight, bias, target, **options):
-    """All logits in fp64."""
+    """The loss of a layer whose logits are all made in fp64."""
     logits = torch.einsum("nd,c...d->nc...", x.double(), weight.double()) + bias.double()
     return F.cross_entropy(logits, target.double() if target.is_floating_point() else target, **options)
 

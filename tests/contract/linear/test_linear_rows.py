@@ -1,4 +1,4 @@
-"""linear_cross_entropy that makes a sum's gradients with the loss: when it does, products, memory, backward."""
+"""linear_cross_entropy in chunks of rows, which makes gradients in the forward: when, products, memory, backward."""
 
 import pytest
 import torch
@@ -27,15 +27,15 @@ def rows(request, monkeypatch):
 
 @pytest.fixture
 def by_classes(monkeypatch):
-    """A switch to the other way."""
+    """A function that switches to chunks of classes, where the backward makes the gradients."""
     return lambda: monkeypatch.setattr(_rows, "rows_at_once", lambda *_, **__: 0)
 
 
 def products(work, size):
-    """How many products of so many multiplications there were, in parts or whole."""
+    """How many matrix products of `size` multiplications `work` takes; parts count as fractions."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         work()
-    first = {"aten::mm": 0, "aten::addmm": 1, "aten::addmm_": 1}  # factor, among the operands
+    first = {"aten::mm": 0, "aten::addmm": 1, "aten::addmm_": 1}  # index of the first factor among the operands
     shapes = [e.input_shapes[first[e.name] :] for e in profiler.events() if e.name in first]
     return sum(n * k * m for (n, k), (_, m), *_ in shapes) / size
 
@@ -50,14 +50,14 @@ def shaped(rows, width, classes, dtype):
 
 @pytest.mark.parametrize("rows, width, classes", [(8192, 1024, 131_072), (32_768, 1024, 131_072), (8192, 256, 32_000)])
 def test_low_memory_is_an_eighth_of_the_logits(rows, width, classes):
-    """A wide weight's gradient is summed where it is returned; a half weight's in a buffer."""
+    """The rows at a time fit an eighth of the logits. A half weight's gradient needs a buffer of its own in fp32."""
     largest = (rows * classes // 8 - cross_entropy.BLOCK) // classes
     for dtype in (torch.float64, torch.float32):
         assert _rows.rows_at_once(*shaped(rows, width, classes, dtype), True) == largest
     x, w = shaped(rows, width, classes, torch.bfloat16)
     assert _rows.rows_at_once(x, w) == max(largest, _rows.FEWEST)
     size = _rows.rows_at_once(x, w, True)
-    assert (size > 0) == (rows >= 32 * width and rows >= 32_768)  # (on a GPU a small chunk costs more than it saves)
+    assert (size > 0) == (rows >= 32 * width and rows >= 32_768)  # on a GPU, smaller chunks cost more than they save
     assert size == 0 or classes * (size * 2 + width * 4) + cross_entropy.BLOCK * 2 <= rows * classes * 2 / 8
 
 
@@ -73,19 +73,19 @@ def test_small_chunks_are_not_worth_their_pass_over_the_weights_gradient(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 4096, 8192, 12_288, 12_289, 65_536, 100_000])
 def test_a_gpu_takes_8192_rows_at_a_time(rows, dtype):
-    """Or all, where the buffer that sums a half weight's gradient would be larger than what they take. Beside the
-    gradients, then, there is a third of what a layer and its loss have, whose logits are there three times."""
+    """On a GPU, 8192 rows at a time; all, if a half weight's fp32 buffer would cost more than the other rows' logits.
+    Memory beside the gradients is then a third of a layer's with its loss, which holds the logits three times."""
     x, w = shaped(rows, 4096, 128_256, dtype)
     size = _rows.rows_at_once(x, w, True, low=False)
     assert size == rows if rows <= (8192 if dtype == torch.float32 else 12_288) else 4096 < size <= 8192
-    assert -(-rows // size) * size - rows < -(-rows // size)  # even
+    assert -(-rows // size) * size - rows < -(-rows // size)  # chunks are of even size
     assert _rows.rows_at_once(x, w, low=False) <= 4096
 
 
 @on_cpu
 @each_sum
 def test_three_products(rows, by_classes, reduction):
-    """Two without the weight's gradient or `input`'s, one without either; "none" has four."""
+    """A step takes three products: less one for a gradient that is not asked for, plus one for reduction="none"."""
     x, w, target, b = operands()
     size, options = x.shape[0] * x.shape[1] * len(w), {"linear_bias": b, "reduction": reduction}
 
@@ -98,7 +98,7 @@ def test_three_products(rows, by_classes, reduction):
 
     assert count(x, w) == (3, 0)
     assert count(x, w.detach()) == count(x.detach(), w) == (2, 0)
-    assert count(x.detach(), w.detach()) == (1, 0)  # the bias
+    assert count(x.detach(), w.detach()) == (1, 0)  # (the bias alone gets a gradient)
     with torch.no_grad():
         assert count(x, w) == (1, 0)
     assert count(x, w, reduction="none") == (1, 3)
@@ -107,7 +107,7 @@ def test_three_products(rows, by_classes, reduction):
 
 
 def test_a_chunk_takes_nine_launches(monkeypatch):
-    """Three products, the loss, the slopes over its logits, and small ones: none grows with the classes."""
+    """A chunk launches three products, the loss, the slopes and small ops: no number grows with the classes."""
     x, w, target, b = operands(9, 23, 6, torch.float32)
     launches = []
     for size in (1, 9):
@@ -126,7 +126,7 @@ def test_a_chunk_takes_nine_launches(monkeypatch):
 @on_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_memory(monkeypatch, dtype):
-    """Beside the gradients: an eighth of the logits."""
+    """Beside the gradients, a step needs at most an eighth of the logits."""
     monkeypatch.setattr(_chunks, "CHUNK", 2**18)
     monkeypatch.setattr(cross_entropy, "BLOCK", 2**16)
     rows, classes, width = 8192, 1024, 128
@@ -137,14 +137,14 @@ def test_memory(monkeypatch, dtype):
         return torch.autograd.grad(safeops.linear_cross_entropy(x, w, target, linear_bias=b), (x, w, b))
 
     eighth = rows * classes * dtype.itemsize / 8
-    of_input = x.numel() * 4 if dtype == torch.float32 else x.numel() * 6  # half: made in fp32, then narrowed
+    of_input = x.numel() * 4 if dtype == torch.float32 else x.numel() * 6  # (half: made in fp32, then rounded)
     peak = _peak_bytes("cpu", step)
     of_weight = w.numel() * (4 if dtype == torch.float32 else 2)
     assert peak <= eighth + of_weight + of_input + 200 * rows + 2**19
 
 
 def test_what_is_kept_for_backward(rows):
-    """It becomes the gradient where no other backward follows, and is freed."""
+    """The weight's saved gradient is returned itself by the last backward, and freed."""
     x, w, target, b = operands()
     loss = safeops.linear_cross_entropy(x, w, target, linear_bias=b)
     node = loss.grad_fn
@@ -162,7 +162,7 @@ def test_what_is_kept_for_backward(rows):
 
 @pytest.fixture
 def wide_sums(monkeypatch):
-    """Products of halves with sums in fp32, as CUDA has them, and logits that are overwritten."""
+    """Pretends that half products sum into fp32, as on CUDA, where the logits are overwritten."""
     addmm = torch.addmm
 
     def summed(to, a, b, *, beta=1, out, out_dtype=None):
@@ -178,7 +178,7 @@ def wide_sums(monkeypatch):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_sums_in_fp32_are_no_worse_than_a_layer_with_a_loss_in_fp32(rows, wide_sums, dtype, reduction):
-    """Liger#1391: of several chunks, the weight's gradient in the operands' dtype would lose bits."""
+    """Liger#1391: summing chunks of the weight's gradient in half loses bits; here they are summed in fp32."""
     x, w, target, _ = operands(9, 23, 6, dtype)
     denominator = {"denominator": 7} if reduction == "mean" else {}
     options = {"reduction": reduction, **denominator}
@@ -207,7 +207,7 @@ def test_sums_in_fp32_are_no_worse_than_a_layer_with_a_loss_in_fp32(rows, wide_s
 
 @each_sum
 def test_a_backward_that_is_repeated(rows, reduction):
-    """Each gives gradients of its own, which the caller may write to."""
+    """Each backward returns gradients of its own, which the caller may overwrite."""
     x, w, target, b = operands()
     want = outcome(_twin, x, w, target, b, reduction=reduction)[1:]
     loss = safeops.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
@@ -286,7 +286,7 @@ def test_the_denominators_gradient(rows):
 
 
 def test_a_scaled_gradient_in_half_is_rounded_once(rows):
-    """A gradient that overflows fp16 is infinite, GradScaler sees it; one scaled back from below its range exists."""
+    """A scaled gradient beyond fp16 is inf, which GradScaler sees; one scaled back from below its range stays."""
     x, w, target, b = operands(9, 7, dtype=torch.float16)
     for scale in (2.0**17, 2.0**-17):
         x, w = x.detach().mul(scale**-0.5).requires_grad_(), w.detach().mul(2**-6).requires_grad_()
@@ -304,7 +304,7 @@ def test_a_scaled_gradient_in_half_is_rounded_once(rows):
     "options", [{}, {"weight": (2.0**17, 2.0**17)}, {"z_loss": 2.0**16}], ids=lambda o: ",".join(o)
 )
 def test_a_mean_in_fp16_whose_sum_does_not_fit(options):
-    """The slopes of an upstream gradient of 1, or their sum over the rows."""
+    """The slopes for an upstream gradient of 1, or their sum over rows, exceed fp16; the mean's gradient does not."""
     options = {k: torch.tensor(v, device=DEVICE) if k == "weight" else v for k, v in options.items()}
     rows = 4096
     x = torch.full((rows, 2), 256.0, dtype=torch.float16, device=DEVICE, requires_grad=True)
@@ -329,7 +329,7 @@ def test_a_mean_in_fp16_whose_sum_does_not_fit(options):
 
 @each_sum
 def test_batched_gradients(reduction):
-    """Several upstream gradients at once; no result is kept for another backward."""
+    """Several upstream gradients at once each give their own gradient."""
     x, w, target, _ = operands(3, 4, 2)
     wide = torch.tensor([1.0, -2.0], dtype=torch.float32, device=DEVICE)
     loss = safeops.linear_cross_entropy(x, w, target, reduction=reduction)
@@ -381,7 +381,7 @@ def test_opcheck(rows):
 
 @pytest.mark.slow
 def test_compiled(monkeypatch):
-    """Sizes unknown to the trace, on either side of the rule."""
+    """Row counts unknown to the trace, on either side of the bound for chunks of rows, run the right one."""
     torch.compiler.reset()
     monkeypatch.setattr(_chunks, "CHUNK", 2**8)
     monkeypatch.setattr(cross_entropy, "BLOCK", 2**6)

@@ -1,6 +1,6 @@
-"""The scans over lists of tensors: kernels against their definitions, definitions against numbers worked out by hand.
+"""The scans over lists of tensors: kernels against their definitions, definitions against numbers computed by hand.
 
-On the device of SAFEOPS_TEST_DEVICE. Each test names the op it is about: health, grad_norm or clip_grad_norm_.
+They run on the device of SAFEOPS_TEST_DEVICE. Each test's name has its op: health, grad_norm or clip_grad_norm_.
 """
 
 import math
@@ -20,7 +20,7 @@ LONG = 300_001  # several pieces, on several threads
 
 
 def here(tensors):
-    """Copies on the device that keep their strides, expanded ones too."""
+    """Copies on the device with the same strides, also of expanded tensors."""
     moved = []
     for x in tensors:
         memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).to(DEVICE, copy=True)
@@ -86,7 +86,7 @@ def test_pick_after_health_reads_the_operands_of_the_first_bad_element():
     for health, pick in ((scans.health_, scans.pick_), (scans.health_definition, scans.pick_definition)):
         rows, out = zeros(2), torch.full((2, 4), -1.0, dtype=torch.float64, device=DEVICE)
         health(rows, 1, [x])
-        pick(out, 0, rows, 0, operands, x.shape)  # found nothing: writes nothing
+        pick(out, 0, rows, 0, operands, x.shape)  # nothing was found: nothing is written
         pick(out, 1, rows, 1, operands, x.shape)
         assert out.tolist() == [[-1.0] * 4, [INF, 20.0, 0.0, 2.5]]
 
@@ -122,7 +122,7 @@ def test_grad_norm_kernel_and_definition(dtype, ord):
         want = exact(inputs, ord)
         for got in (scans.norm(here(inputs), ord), scans.norm_definition(inputs, ord)):
             assert got.dtype == torch.float64 and got.shape == ()
-            room = 1e-13 if ord == INF or dtype == torch.float64 else 1e-7  # squares may be summed in fp32, by trees
+            room = 1e-13 if ord == INF or dtype == torch.float64 else 1e-7  # (squares may be summed in fp32, pairwise)
             assert abs(got.item() - want) <= room * want
 
 
@@ -176,7 +176,7 @@ def test_grad_norm_does_not_depend_on_the_number_of_threads():
 
 @each_dtype
 def test_kernel_and_definition_of_clip_grad_norm_(dtype):
-    """One rounding: of the product in fp32, or for fp64 in fp64."""
+    """The product is computed in fp32 (fp64 for fp64), and rounded once to the tensor's dtype."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     for inputs in (layouts(dtype), many(dtype), [values(LONG, dtype=dtype)]):
         for factor in (torch.tensor(0.3), torch.tensor(1e-3, dtype=torch.float64), torch.tensor(-INF)):
@@ -192,14 +192,14 @@ def test_kernel_and_definition_of_clip_grad_norm_(dtype):
 
 
 def test_a_factor_of_one_writes_nothing_in_clip_grad_norm_():
-    bits = torch.full((LONG,), 0x7D01, dtype=torch.int16, device=DEVICE)  # signalling NaN: any arithmetic quiets it
+    bits = torch.full((LONG,), 0x7D01, dtype=torch.int16, device=DEVICE)  # signaling NaN: any arithmetic makes it quiet
     scans.scale_([bits.view(torch.float16)], torch.ones((), device=DEVICE))
     assert (bits == 0x7D01).all()
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu has its own")
 def test_more_than_2_31_elements_health_grad_norm():
-    """Expanded, so that they need no memory; two elements of each pair are 0 and inf."""
+    """Counts beyond int32, of expanded tensors, which need no memory: 0 and inf in every pair, then a sum of twos."""
     half = 2**30 + 2
     x = torch.tensor([0.0, INF], dtype=torch.float16).expand(half, 2).t()
     out = zeros(1)
@@ -217,7 +217,7 @@ def test_raw_ops_pass_opcheck_health_grad_norm_clip_grad_norm_():
     rows, out = zeros(len(inputs)), torch.zeros(2, 4, dtype=torch.float64, device=DEVICE)
     torch.library.opcheck(scans._health_, (rows, 0, inputs))
     torch.library.opcheck(scans._pick_, (out, 1, rows, 0, inputs[:1], inputs[0].shape))
-    torch.library.opcheck(scans._grad_norm, (finite(inputs), 2.0))  # it takes two NaN for different
+    torch.library.opcheck(scans._grad_norm, (finite(inputs), 2.0))  # opcheck counts two NaN as different
     torch.library.opcheck(scans._scale_, (inputs, torch.tensor(0.5, device=DEVICE)))
 
 

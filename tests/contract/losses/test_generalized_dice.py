@@ -1,4 +1,4 @@
-"""generalized_dice_loss: what is its own beside the contract's clauses and the other region losses'."""
+"""generalized_dice_loss: what the contract's clauses and the tests of the other region losses do not cover."""
 
 import math
 
@@ -24,7 +24,7 @@ def monai(input, target, smooth=1e-5, batch=False):
 
 
 def images(classes=4, empty=(), dtype=torch.float64):
-    """(probabilities, one-hot of classes, of which some have no pixel)"""
+    """Returns (probabilities, class indices, one-hot target); the classes in `empty` have no pixel."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, classes, 8, 9, generator=g, dtype=torch.float64).softmax(1).to(dtype)
     index = torch.randint(classes, (3, 8, 9), generator=g)
@@ -52,7 +52,7 @@ def test_it_is_monais(route, batch, smooth, empty):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_large_classes_in_half(dtype):
-    """Written out in fp16 the sum of 2^17 pixels is inf; where it is not, 1 / sum^2 is 0 from 4096 pixels on."""
+    """In fp16 a sum over 2^17 pixels is inf, and 1 / sum^2 is 0 from 4096 pixels on: both must be computed wider."""
     x = (
         torch.rand(1, 2, 2**18, generator=torch.Generator().manual_seed(0))
         .softmax(1)
@@ -88,7 +88,7 @@ def test_a_class_that_does_not_exist_changes_nothing():
 
 
 def test_no_class_has_a_pixel():
-    """Without smoothing there is no quotient, and no loss."""
+    """Without smoothing the quotient is 0 / 0: the loss is 0, not NaN."""
     x = torch.rand(2, 3, 5, device=DEVICE, requires_grad=True)
     for options, want in (PLAIN, 0.0), ({"smooth_nr": 1.0, "smooth_dr": 4.0}, 0.75):
         loss = safeops.generalized_dice_loss(x, torch.zeros_like(x), **options)

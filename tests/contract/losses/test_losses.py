@@ -1,4 +1,4 @@
-"""The pointwise losses: reported failures that they answer, what is their own, and their modules."""
+"""The pointwise losses: reported failures that they answer, and what each has of its own."""
 
 import math
 
@@ -88,7 +88,7 @@ def test_trl_6988_fp32_inputs_are_read_as_they_are_under_autocast(autocast):
         with_grad_inside = torch.autograd.grad(safeops.mse_loss(x, y), x)[0]
     assert inside.dtype == torch.float32 and torch.equal(inside, outside)
     assert torch.equal(torch.autograd.grad(inside, x)[0], with_grad_inside)
-    assert outside > 0  # in half 1.0001 is 1
+    assert outside > 0  # (1.0001 is 1 in half)
 
 
 def test_piq_range_checks_synchronise_and_ours_do_not():
@@ -101,7 +101,7 @@ def test_piq_range_checks_synchronise_and_ours_do_not():
 
 
 def test_gradient_accumulation_with_a_denominator_is_exact():
-    """The mean over two micro-batches of unequal kept counts is not the mean of their means."""
+    """The mean over two micro-batches with 3 and 1 kept elements is not the mean of their means."""
     x, y = leaf([1.0, 2.0, 3.0, 10.0]), torch.zeros(4, device=DEVICE)
     keep = flags(True, True, True, True)
     expected = torch.autograd.grad(safeops.mse_loss(x, y, mask=keep), x)[0]
@@ -116,7 +116,7 @@ def test_gradient_accumulation_with_a_denominator_is_exact():
 @pytest.mark.skipif(not KERNELS, reason="the composite would need 16 GiB")
 @pytest.mark.parametrize("name", ["masked_mean", "mse_loss"])
 def test_fla_1080_triton_1058_more_than_2_to_the_31_elements(name):
-    """Offsets and counts beyond int32. The operands are expanded: they touch no memory."""
+    """Offsets and counts beyond int32. (The operands are expanded and need no memory.)"""
     shape = (3, 2**30)
     x = torch.tensor([[2.0], [4.0], [6.0]], dtype=torch.bfloat16, device=DEVICE).expand(shape)
     keep = flags(True, False, True)[:, None].expand(shape)
@@ -135,7 +135,7 @@ def test_fla_1080_triton_1058_more_than_2_to_the_31_elements(name):
         (1e30, 1e25, 1.0),
         (3e38, 1e38, 65536.0),
         (3.4e38, 3.3e38, 1.0),
-        (2.0**-126, 2.0**-127, 1.0),  # the smallest that is no 0
+        (2.0**-126, 2.0**-127, 1.0),  # the smallest beta that does not count as 0
         (1e-30, 5e-31, 1.0),
         (1e-36, 0.0, 65536.0),
         (1.3e-38, 1e-38, 1.0),
@@ -161,7 +161,7 @@ def test_a_subnormal_beta_counts_as_zero():
 @pytest.mark.skipif(not registry["mse_loss"].runs_on(DEVICE), reason="no kernels here")
 @pytest.mark.parametrize("size, upstream, divisor", [(1e38, 1e-30, 1e30), (1e-30, 1e10, 1e-30)])
 def test_what_fp32_does_not_hold_meets_an_operand_at_its_other_end(size, upstream, divisor):
-    """upstream / divisor, which is 0 or infinite in fp32, times a slope as large, or as small, as the operands."""
+    """upstream / divisor is 0 or inf in fp32; its product with a slope as large or as small as the operands fits."""
     x = t(size, -size / 2, grad=True)
     loss = safeops.mse_loss(x, torch.zeros_like(x), denominator=divisor)
     (dx,) = torch.autograd.grad(loss, x, torch.full_like(loss, upstream))
@@ -199,7 +199,7 @@ BY_COUNT = sorted(name for name in names(PointwiseLoss) if getattr(registry[name
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", BY_COUNT)
 def test_where_a_weighted_mean_divides_by_the_count_a_weight_of_zero_counts(name, masked, route):
-    """As torch's. What has weight 0 is not read for all that: NaN there reaches neither the loss nor a gradient."""
+    """Weight 0 adds to the count, as in torch; its element is not read: a NaN reaches neither loss nor gradient."""
     op = on(route, name)
     x, y = torch.rand(3, 4, device=DEVICE), torch.rand(3, 4, device=DEVICE)
     weight = torch.tensor([0.0, 2.0, 0.5, 1.0], device=DEVICE)

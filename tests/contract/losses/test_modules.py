@@ -1,4 +1,4 @@
-"""The modules of the losses: options in the constructor, tensors in the call. The rest is their function's."""
+"""The modules of the losses: options in the constructor, tensors in the call. Their functions' tests cover the rest."""
 
 import copy
 import inspect
@@ -16,7 +16,7 @@ from tests.ops import RECORDS
 MODULES = [n for n, m in vars(safeops.nn).items() if getattr(m, "__module__", 0) == "safeops.nn" and n[0] != "_"]
 each_module = pytest.mark.parametrize("name", MODULES)
 
-# The clauses that a module could break by itself. (Compiled modules are tested below, made inside the function, too.)
+# The clauses that a module could break by itself. (Compiled modules are tested below.)
 OWN = "value gradient dtypes masked_garbage nothing_kept torch_func vmap no_sync autocast".split()
 
 
@@ -25,7 +25,7 @@ def record(module):
 
 
 def build(name, **options):
-    """(module, its function, the function's own options, operands, mask and weight as far as the call takes them)"""
+    """Returns (module, its function, the function's options, operands, {mask, weight} if the call takes them)."""
     module = getattr(safeops.nn, name)
     call = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in record(module).call.items()}
     options_of_call = {key: call[key] for key in inspect.signature(module).parameters if key in call}

@@ -1,4 +1,4 @@
-"""Numbers that are no probabilities: refused by name on the CPU where the loss shows them, and never waited for."""
+"""Values outside [0, 1] as probabilities: on the CPU an error by name if the loss shows them, never a wait."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The CPU kernel that makes a region loss of its sums, against the definition: values and both gradients."""
+"""The CPU kernel that computes a region loss from its sums: value and both gradients equal the definition's."""
 
 import pytest
 import torch

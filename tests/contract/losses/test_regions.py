@@ -1,4 +1,4 @@
-"""The region losses: what is their own beside the contract's clauses, and their modules."""
+"""The region losses: what the contract's clauses do not cover, and their modules."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ kernels_only = pytest.mark.skipif(not KERNELS, reason="no kernels here")
 
 
 def images(*shape, dtype=torch.float32, seed=0):
-    """(probabilities, class indices)"""
+    """Returns (probabilities, class indices)."""
     g = torch.Generator().manual_seed(seed)
     x = torch.rand(shape, generator=g)
     x = (x.softmax(1) if shape[1] > 1 else x).to(dtype)
@@ -72,7 +72,7 @@ def test_tversky_of_a_half_is_dice(route):
 @each_loss
 @pytest.mark.parametrize("squared_pred", [False, True])
 def test_the_same_target_in_any_form(route, name, squared_pred):
-    """Class indices of any integer dtype, one-hot of any dtype: bit for bit, for they say the same."""
+    """Class indices of any integer dtype and one-hot targets of any dtype give the same bits."""
     x, index = images(2, 5, 30, 41)
     function = on(route, name)
     want = value_and_gradient(function, x, index, squared_pred=squared_pred)
@@ -86,7 +86,7 @@ def test_the_same_target_in_any_form(route, name, squared_pred):
 @each_route
 @each_loss
 def test_a_target_of_one_number(route, name):
-    """Whose strides are all 0: one pixel, or an index that is expanded."""
+    """A target with strides of 0 (one pixel, or an expanded index) gives the loss of its one-hot form."""
     p = torch.rand(2, 4, 5, device=DEVICE)
     for x, index in ((p[:1, :, 0], torch.tensor([2])), (p, torch.tensor(2).expand(2, 5))):
         index = index.to(DEVICE)
@@ -103,7 +103,7 @@ def test_a_target_of_one_number(route, name):
     ids=str,
 )  # fmt: skip
 def test_sizes(route, name, shape):
-    """Around the lengths of chunks, blocks and groups of classes."""
+    """Sizes around the lengths of chunks, blocks and groups of classes."""
     x, index = images(*shape)
     keep = torch.rand(index.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.7
     ignored = torch.where(keep, index, 77)
@@ -114,7 +114,7 @@ def test_sizes(route, name, shape):
         (index, {"mask": keep.unsqueeze(1), "squared_pred": True}),
         (ignored, {"ignore_index": 77}),
     ]
-    for target, options in cases[: None if shape[1] > 1 else 1]:  # (of one class there are no indices)
+    for target, options in cases[: None if shape[1] > 1 else 1]:  # (no indices with one class)
         results = []
         for function, wide in ((on(route, name), x), (getattr(definitions, name), x.double())):
             wide = wide.clone().requires_grad_()
@@ -150,7 +150,7 @@ def test_nothing_there(route, name, shape):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("squared_pred", [False, True])
 def test_sums_of_2048_x_2048_in_half_are_exact_to_fp32(route, dtype, squared_pred):
-    """torch's own sums of halves: inf in fp16 from 65504 on; products rounded to half are off by 1e-3."""
+    """A sum in fp16 is inf beyond 65504, and products rounded to half are off by 1e-3."""
     x = torch.rand(1, 1, 2048, 2048, generator=torch.Generator().manual_seed(0)).to(dtype).to(DEVICE)
     y = (torch.rand(1, 1, 2048, 2048, generator=torch.Generator().manual_seed(1)).to(DEVICE) + x).div(2).to(dtype)
     power = 2 if squared_pred else 1
@@ -159,14 +159,14 @@ def test_sums_of_2048_x_2048_in_half_are_exact_to_fp32(route, dtype, squared_pre
     p, q = x.double(), y.double()
     want = 2 * (p * q).sum() / ((p**power).sum() + (q**power).sum())
     got = 1 - on(route, "dice_loss")(x, y, squared_pred=squared_pred, smooth_nr=0.0, smooth_dr=0.0).double()
-    assert abs(got / want - 1) < 2**-23  # the sums, and one rounding of the loss, which is no larger than 1
+    assert abs(got / want - 1) < 2**-23  # the sums' error, and one rounding of the loss, which is at most 1
 
 
 @each_route
 @pytest.mark.parametrize("pixels", [(1,), (31,), (33,), (8191,), (90, 91)], ids=str)
 @pytest.mark.parametrize("special", [None, 3e38, 1e-39, INF, -INF, NAN])
 def test_bf16_to_its_last_digit(route, pixels, special):
-    """Read two to a word and added in pairs: odd lengths, what overflows fp32 or is subnormal, what is not finite."""
+    """bf16 is read in words of two and added in pairs: odd lengths; values beyond fp32, subnormal or not finite."""
     x, index = images(2, 3, *pixels, dtype=torch.bfloat16)
     soft = x.flip(0).contiguous()
     if special is not None:
@@ -195,7 +195,7 @@ def test_bf16_to_its_last_digit(route, pixels, special):
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("special", [None, 1e200, INF, -INF, NAN])
 def test_sums_by_indices_are_those_of_their_definition(dtype, squared, special):
-    """Lengths around those of a register and of a tile; a special value in its class, or in a neighbouring one."""
+    """Lengths around a register's and a tile's; a special value in its own class or in another."""
     for pixels in (1, 15, 16, 17, 40, 8192, 8201):
         x, index = images(1, 3, pixels, dtype=dtype)
         for ignored in (None, 1):
@@ -266,7 +266,7 @@ def test_an_index_out_of_range_is_an_index_error(route, name, garbage):
     x, index = images(2, 3, 9000)
     index[1, 8999] = garbage
     last = torch.ones(2, 3, 9000, dtype=torch.bool)
-    last[1, :2, 8999] = False  # of that pixel, one class is kept
+    last[1, :2, 8999] = False  # one class of that pixel is kept
     for options in (
         {},
         {"ignore_index": 1},
@@ -284,7 +284,7 @@ def test_an_index_out_of_range_is_an_index_error(route, name, garbage):
 
 @each_route
 def test_a_class_that_is_neither_there_nor_predicted(route):
-    """0 / 0 without smoothing: the prediction is right."""
+    """Without smoothing such a class is 0 / 0: the prediction is right, and the loss is 0."""
     x = t(0.0, 0.0, 0.5, 0.5).reshape(1, 2, 2).requires_grad_()
     loss = on(route, "dice_loss")(x, torch.ones(1, 2, dtype=torch.int64, device=DEVICE), smooth_nr=0.0, smooth_dr=0.0,
                                   reduction="none")  # fmt: skip
@@ -303,13 +303,13 @@ def test_a_region_without_a_pixel_counts_for_nothing(route, name):
     assert none[1].isnan().all() and torch.equal(none[::2], on(route, name)(x[::2], index[::2], reduction="none"))
     with pytest.raises(ValueError, match=f'^{name}: empty="raise": nothing is kept for 2 of 6 results'):
         on(route, name)(x, index, mask=keep, reduction="none", empty="raise")
-    on(route, name)(x, index, mask=keep, empty="raise")  # of all together something is kept
+    on(route, name)(x, index, mask=keep, empty="raise")  # (the mean over all regions keeps something)
 
 
 @each_route
 @each_loss
 def test_a_mask_of_pixels_is_one_of_all_classes(route, name):
-    """Also where there are as many images as classes, which broadcasting alone would confuse."""
+    """Also with as many images as classes, where broadcasting alone would take images for classes."""
     x, index = images(3, 3, 4, 5)
     keep = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.6
     want = on(route, name)(x, index, mask=keep.unsqueeze(1).expand(3, 3, 4, 5).clone())
@@ -352,7 +352,7 @@ def test_two_kernels_in_each_direction(name):
 @each_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pixels_are_neither_saved_nor_copied(name, dtype):
-    """Beside the inputs the graph keeps what 2 x 4 regions come to; indices become no one-hot tensor."""
+    """Beside its inputs the graph saves a few numbers per region; class indices become no one-hot tensor."""
     x, index = images(2, 4, 256, 256, dtype=dtype)
     keep = torch.ones(2, 1, 256, 256, dtype=torch.bool, device=DEVICE)
     weight = torch.ones(4, device=DEVICE)
@@ -441,7 +441,7 @@ def test_modules(name):
 
 @each_route
 def test_a_perfect_region_has_no_power(route):
-    """Its loss may be -1e-17 by rounding, and the slope of a root at 0 is infinite."""
+    """The loss 0 may round to -1e-17, and a root has an infinite slope at 0: neither must make a NaN."""
     x = torch.eye(3, device=DEVICE)[:, :, None].clone().requires_grad_()
     for gamma in (0.5, 0.75, 3.0):
         loss = on(route, "tversky_loss")(x, x.detach(), alpha=0.3, beta=0.7, gamma=gamma)

@@ -1,4 +1,4 @@
-"""silog_loss: which pixels count, perfect predictions, and what it is made of."""
+"""silog_loss: which pixels count, perfect predictions, the ops that compute it."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_a_perfect_prediction_has_loss_0_and_gradient_0(route, dtype, variance_f
 
 @pytest.mark.parametrize("scale", [1 + 2**-10, 1000.0])
 def test_nothing_cancels(scale):
-    """All of the variance: the mean of squares less the square of the mean has no digit left beside the scale."""
+    """With variance_focus=1 the loss is a variance: E[g^2] - E[g]^2 would cancel to nothing beside a large scale."""
     y = depths(100_000, dtype=torch.float64)
     x = y * scale * (1 + 1e-3 * torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2)).to(y))
     x, y = x.float(), y.float()
@@ -137,7 +137,7 @@ def test_a_depth_of_0_is_predicted():
 
 
 def test_forward_mode_of_a_batch_of_tangents():
-    """In torch 2.13 sum() of a batch of 0-dim duals runs out of memory."""
+    """Forward mode works for a batch of tangents, where sum() of 0-dim duals runs out of memory in torch 2.13."""
     x, y = depths(4, 5, dtype=torch.float64), depths(4, 5, dtype=torch.float64, seed=1)
     jacobian = torch.autograd.functional.jacobian
     forward = jacobian(lambda x: safeops.silog_loss(x, y), x, vectorize=True, strategy="forward-mode")

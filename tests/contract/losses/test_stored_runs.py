@@ -1,5 +1,5 @@
-"""Contiguous inputs of losses whose time memory decides are read as they are stored, without a buffer between: the same
-numbers as by way of the buffers, which strided inputs take, and all inputs of the other losses."""
+"""Some losses are bound by memory: their contiguous inputs are read where they are stored. Strided inputs, and all
+inputs of the other losses, pass through buffers. Both ways give the same numbers."""
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from tests.contract.common import DEVICE, names
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not registry["mse_loss"].cpu, reason="of the CPU kernels")
 
-LENGTHS = [1025, 1087, 1088, 2048, 33000, 140_001]  # past one chunk; around a block of lanes; of several slices
+LENGTHS = [1025, 1087, 1088, 2048, 33000, 140_001]  # past one chunk, around a block of lanes, several slices
 
 
 def operands(name, n, dtype, finite=True):
-    """Contiguous vectors that do not start where the storage does; else with a NaN and an infinity among them."""
+    """Contiguous vectors that do not start at their storage's begin. Unless `finite`, one element is NaN, one inf."""
     generator = torch.Generator().manual_seed(n)
     for bring in registry[name].domain:
         x = bring(torch.randn(n + 1, generator=generator))
@@ -50,12 +50,12 @@ def test_the_numbers_of_the_buffers(name, dtype, n, masked):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_order_of_the_additions_is_the_same_for_every_instruction_set(dtype):
-    """64 lanes of 16 additions each: in fp32 a lane that starts with 2^25 loses the fifteen ones that follow."""
+    """64 lanes of 16 additions each: in fp32 a lane that starts with 2^25 loses the 15 ones that follow."""
     x, y = torch.zeros(2048, dtype=dtype), torch.ones(2048, dtype=dtype)
     x[:1024:64] = 1
     x[0], x[1024] = 2**25, -(2**25)
     assert safeops.hinge_embedding_loss(x, y, reduction="sum") == 0
-    # the buffers keep another order, which shows that the line above says something
+    # (the buffers add in another order, which shows that the line above tests the order)
     assert safeops.hinge_embedding_loss(strided(x), y, reduction="sum") > 0
 
 
@@ -77,7 +77,7 @@ def test_threads_do_not_change_a_bit(name):
 
 @pytest.mark.parametrize("name", names(PointwiseLoss))
 def test_one_number_for_all_or_a_gradient_for_each(name):
-    """An expanded upstream gradient is one number; a full one goes through the buffers."""
+    """An expanded upstream gradient is read as one number, a full one through the buffers: same bits."""
     tensors = [x.requires_grad_() for x in operands(name, 2000, torch.bfloat16)]
     loss = getattr(safeops, name)(*tensors, reduction="none")
     one = torch.full((), 0.75, dtype=loss.dtype).expand_as(loss)

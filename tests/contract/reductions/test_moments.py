@@ -41,7 +41,7 @@ def test_the_gradient_of_a_variance_far_from_zero(route):
     wide = x.detach().double().requires_grad_()
     for name, plain in (("masked_var", wide.var(1)), ("masked_std", wide.std(1))):
         got, want = grad_of(on(route, name)(x, dim=1).sum(), x), grad_of(plain.sum(), wide)
-        # x is known to 6e-5 / 2 of its deviation; what the arithmetic adds is far less.
+        # x is rounded by up to 3e-5 of its deviation; the arithmetic adds far less.
         assert float((got.double() - want).abs().max() / want.abs().max()) < 1e-6
 
 
@@ -57,11 +57,11 @@ def _truth(x, weight, dim, correction=0):
                                                (torch.float64, 1e8, 1e-20)])  # fmt: skip
 @pytest.mark.parametrize("shape, dim", [((3, 1), 0), ((32,), 0), ((7, 33), 1), ((300, 5), 0), ((3, 5000), 1)])
 def test_an_element_far_away_of_little_weight(route, place, dtype, far, light, shape, dim):
-    """It is no pivot: all others would cancel."""
+    """Such an element must not become the pivot: the others' differences from it would cancel."""
     torch.manual_seed(0)
     x, weight = torch.randn(shape, dtype=dtype), torch.ones(shape, dtype=dtype)
     x.select(dim, place).fill_(far), weight.select(dim, place).fill_(light)
-    if shape[dim] > 2000:  # a whole first chunk of a row
+    if shape[dim] > 2000:  # (the whole first chunk of a row)
         x[:, :1024], weight[:, :1024] = far, light
     x, weight = x.to(DEVICE).requires_grad_(), weight.to(DEVICE)
     wide = x.detach().double().requires_grad_()
@@ -76,7 +76,7 @@ def test_an_element_far_away_of_little_weight(route, place, dtype, far, light, s
 @pytest.mark.parametrize("size", [1e25, 1e-25])
 @pytest.mark.parametrize("shape", [(40,), (5000, 3), (2, 3000)])
 def test_a_mean_whose_square_leaves_the_range(route, size, shape):
-    """Later values deviate from a huge first one by as much, however ordinary they are themselves."""
+    """A huge first element as pivot: the others deviate from it by as much, and squares of that leave the range."""
     x = torch.zeros(shape)
     dim = 0 if len(shape) == 2 and shape[0] > 2 else -1
     x.select(dim, 0).fill_(size), x.select(dim, 1).fill_(-size / 2)
@@ -105,7 +105,7 @@ def test_equal_elements_have_a_deviation_of_exactly_zero(route, weighted, value)
 @pytest.mark.parametrize("by", ["mask", "weight", "both"])
 @pytest.mark.parametrize("length", [100, 1000, 4000])
 def test_equal_elements_among_others_that_are_masked_out(route, length, by):
-    """A second pass over the elements, from another pivot, selects as the first did."""
+    """A second pass, from another pivot, must read the same elements as the first: masked ones would show."""
     torch.manual_seed(0)
     keep = torch.rand(3, length, device=DEVICE) < 0.5
     keep[:, 0], keep[:, 1] = False, True
@@ -158,7 +158,7 @@ def test_too_little_for_the_correction_follows_the_policy(route, name, empty, wa
     upstream = tensor([1.0, 1.0, 1.0])
     (grad,) = torch.autograd.grad(on(route, name)(x, ~x.isnan(), 1, empty=empty), x, upstream)
     assert (grad[1:] == 0).all() and grad[0, 0] < 0 < grad[0, 1]
-    light = tensor([0.25, 0.25, 1.0])  # weights that sum to less than the correction
+    light = tensor([0.25, 0.25, 1.0])  # weights that sum to less than the correction 1
     assert on(route, name)(x[0], ~x[0].isnan(), weight=light, correction=1) == 0
     assert on(route, name)(x[0], ~x[0].isnan(), weight=light, correction=0) > 0
     with pytest.raises(ValueError, match="nothing is kept for 2 of 3 results"):
@@ -169,7 +169,7 @@ def test_too_little_for_the_correction_follows_the_policy(route, name, empty, wa
 @pytest.mark.parametrize("name", ["masked_var", "masked_std"])
 @pytest.mark.parametrize("upstream", [NAN, INF])
 def test_no_upstream_gradient_reaches_what_has_no_slope(route, name, upstream):
-    """A row of one kept element, of none, and, for a root, of equal ones; as rows and as columns."""
+    """Rows of one kept element, of none and, for the root, of equal ones, have gradient 0; along and across memory."""
     masks = [[True, False, False, False], [False] * 4] + [[True] * 4] * (name == "masked_std")
     for mask in (tensor([m], torch.bool) for m in masks):
         for rows in (1, 3, 300):
@@ -200,7 +200,7 @@ def test_logsumexp_of_anything(route, dtype):
 @each_route
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pytorch_49724_logsumexp_of_inf(route, dtype):
-    """The infinite share the gradient, by their weights."""
+    """The infinite elements share the gradient in proportion to their weights."""
     f = on(route, "masked_logsumexp")
     for length in (0, 500):
         more = tensor([-INF, 3.0] * length, dtype)
@@ -218,7 +218,7 @@ def test_pytorch_49724_logsumexp_of_inf(route, dtype):
 @each_route
 @pytest.mark.parametrize("dtype, size", [(torch.float32, 1e17), (torch.float32, 1e30), (torch.float64, 1e17)])
 def test_the_gradient_of_a_large_logsumexp(route, dtype, size):
-    """log 4 is far below the last digit of the value; the shares are a fourth each all the same."""
+    """The value rounds log 4 away, but each of the four equal elements gets a fourth of the gradient."""
     for shape, dim in (((4,), None), ((4, 40), 0), ((40, 4), 1)):
         x = torch.full(shape, size, dtype=dtype, device=DEVICE).requires_grad_()
         got = grad_of(on(route, "masked_logsumexp")(x, dim=dim).sum(), x)
@@ -233,7 +233,7 @@ def test_the_gradient_of_a_large_logsumexp(route, dtype, size):
 @pytest.mark.parametrize("kind", [LINEAR, EQUAL, EXP, SIGN, EXTREME])
 @pytest.mark.parametrize("upstream", [NAN, INF])
 def test_a_scale_of_zero_is_selected(kind, upstream):
-    """Holds for the kernel, and for the definition that runs where there is none."""
+    """Where the scale is 0 the gradient is 0 for any upstream, in the kernel and in the definition without one."""
     x, origin, scale = tensor([[0.5, -2.0], [0.5, 1.0]]), tensor([0.5, 1.0]).double(), tensor([0.0, 0.5]).double()
     arguments = tensor([upstream, 2.0]), x, origin, scale, None, None, kind, [1]
     ours, plain = torch.ops.safeops._statistic_backward(*arguments), define_backward(*arguments)
@@ -272,7 +272,7 @@ def test_a_norm_of_zero_has_no_slope_where_there_is_no_kernel():
 
 @each_route
 def test_the_logsumexp_of_nothing_vanishes_from_a_sum(route):
-    """A circle loss: a class that comes once has no positive, and its term is log(1 + 0)."""
+    """In circle loss, a class that occurs once has no positive: its term must be log(1 + exp(-inf)) = 0."""
     x = tensor([[0.5, -1.0, NAN], [2.0, 3.0, 300.0], [NAN, NAN, NAN]]).requires_grad_()
     mask = torch.tensor([[True, True, False], [False, False, False], [False, False, False]], device=DEVICE)
     for options in ({}, {"weight": torch.ones(3, device=DEVICE), "keepdim": True}):

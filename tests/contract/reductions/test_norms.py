@@ -31,7 +31,7 @@ def test_squares_leave_the_range_and_the_result_does_not(route, dtype, size, sha
     torch.manual_seed(1)
     unit = (torch.rand(shape, dtype=torch.float64) - 0.5).to(DEVICE)
     x = (unit * size).to(dtype).requires_grad_()
-    factor = 2.0 ** -round(math.log2(size))  # exact
+    factor = 2.0 ** -round(math.log2(size))  # a power of two, which rounds nothing
     wide = x.detach().double() * factor
     keep = torch.rand(shape, device=DEVICE) > 0.2
     k = keep.double()
@@ -49,7 +49,7 @@ def test_squares_leave_the_range_and_the_result_does_not(route, dtype, size, sha
     }
     for name, (value, dx) in truth.items():
         got = on(route, name)(x, keep, dim=dim, keepdim=True)
-        tiny = torch.finfo(got.dtype).smallest_normal  # below it the result itself has fewer digits
+        tiny = torch.finfo(got.dtype).smallest_normal  # a result below it has fewer digits
         assert ((got.double() * factor - value).abs() <= eps * value + 1e-7 * tiny * factor).all(), name
         grad = grad_of(got.sum(), x)
         assert (grad[~keep] == 0).all()
@@ -68,7 +68,7 @@ def test_on_a_gpu_the_definition_has_that_range_too(gpu):  # noqa: F811
 
 
 def factors_leave_the_range(norm, dtype, device):
-    """x / norm is of size 1 whatever x is; an upstream gradient of 1e30 times a scale of 1e30 is not."""
+    """x / norm is of size 1 for any x; its product with an upstream of 1e30 fits, 1 / norm times 1e30 does not."""
     size = 1e-30 if dtype == torch.float32 else 1e-200
     x = torch.tensor([3 * size, 4 * size] * 20, dtype=dtype, device=device, requires_grad=True)
     for upstream in (1.0, 1e30, 1e-30):
@@ -81,11 +81,11 @@ def factors_leave_the_range(norm, dtype, device):
 @pytest.mark.parametrize("upstream", [1.0, 1e300, 1e-300])
 @pytest.mark.parametrize("size", [1e-309, 1e-318, 1e-200, 4e307])
 def test_norms_at_the_ends_of_fp64(route, upstream, size):
-    """1 / norm fits no double, or the norm itself does not; the gradient is of size 1."""
+    """Where 1 / norm, or the norm itself, overflows fp64, the gradient x / norm is of size 1."""
     if route == "composite" and not 1e-309 <= upstream * size <= 1e308:
-        return  # there the chain rule multiplies by the norm on the way
+        return  # the chain rule multiplies by the norm on the way
     x = tensor([3 * size, 4 * size], torch.float64).requires_grad_()
-    unit = x.detach() / tensor(size, torch.float64)  # (by a number CUDA multiplies by its reciprocal, which is inf)
+    unit = x.detach() / tensor(size, torch.float64)  # (a tensor: for a number, CUDA multiplies by its reciprocal, inf)
     norm = unit.norm()
     wanted = {
         "safe_norm": unit / norm,
@@ -96,7 +96,7 @@ def test_norms_at_the_ends_of_fp64(route, upstream, size):
     for name, dx in wanted.items():
         got = grad_of(on(route, name)(x) * upstream, x)
         if name == "safe_norm" and norm * size > torch.finfo(x.dtype).max:
-            dx = 0 * dx  # saturated
+            dx = 0 * dx  # saturated: no gradient
         torch.testing.assert_close(got, dx * upstream, rtol=1e-13, atol=0)
 
 
@@ -141,7 +141,7 @@ def test_a_gradient_that_is_not_finite_stays_with_the_extreme(route, name, ord):
 @each_route
 @pytest.mark.parametrize("ord", [INF, -INF, 1, 2, -1])
 def test_a_norm_that_does_not_fit_half_saturates_beside_an_infinity_too(route, ord):
-    """The norm of finite elements; of order -inf or -1 an infinite one does not decide."""
+    """A finite norm beyond half saturates, also if an element is inf, which ord -inf and -1 turn into nothing."""
     half = torch.float16
     x = tensor([[1e5, 2e5], [-INF, 2e5], [-INF, INF]], torch.float32)
     value = on(route, "safe_norm")(x, dim=1, ord=ord, dtype=half)
@@ -210,7 +210,7 @@ def test_ties_share_evenly_in_both_orders(route, dtype):
         assert torch.equal(value.double(), tensor([7.0, 3.0], torch.float64))
         grad = torch.autograd.grad(value.sum(), x, create_graph=True)[0]
         assert torch.equal(grad.double(), want.to(dtype).double())
-        # linear in its upstream gradient, and in nothing else
+        # The gradient is linear in its upstream gradient, and depends on nothing else.
         value = call()
         upstream = torch.ones_like(value).requires_grad_()
         first = torch.autograd.grad(value, x, upstream, create_graph=True)[0]

@@ -17,7 +17,7 @@ def test_pytorch_67180_nansum():
     b, x = leaf(1.0), torch.tensor([1, 2, math.nan], device=DEVICE)
     assert torch.autograd.grad(torch.nansum(x * b), b)[0].isnan()
     keep = ~x.isnan()
-    # As a weighted sum of b with the data as weights, kept where the data is: no product with NaN is ever formed.
+    # A sum of b weighted by the data, kept where the data is not NaN: no product with NaN is ever computed.
     assert equal(torch.autograd.grad(safeops.masked_sum(b.expand(3), keep, weight=x), b)[0], 3)
 
 
@@ -35,7 +35,7 @@ def test_transformers_25938_mean_of_many_half_terms():
     torch.manual_seed(0)
     x = torch.randn(121_445, device=DEVICE).mul(3).half()
     terms = F.softplus(x.float()).half()
-    assert (terms * torch.ones_like(terms)).cumsum(0)[-1].isinf()  # what a half sum holds
+    assert (terms * torch.ones_like(terms)).cumsum(0)[-1].isinf()  # (a sum in half)
     want = terms.double().mean()
     assert abs(safeops.masked_mean(terms).double() / want - 1) < 1e-6
     assert abs(safeops.l1_loss(terms, torch.zeros_like(terms)).double() / want - 1) < 1e-6
@@ -62,7 +62,7 @@ def test_pytorch_23425_nothing_kept_is_zero_attached_to_the_graph(name):
 
 @pytest.mark.parametrize("empty, want", [("zero", 0.0), ("nan", math.nan)])
 def test_pytorch_70348_116349_every_target_ignored(empty, want):
-    """The masked mean of a loss over no element at all; cross entropy itself comes with its own op."""
+    """The masked mean of row losses is 0 with gradient 0 if none is kept. (cross_entropy has tests of its own.)"""
     scores, target = leaf([[1.0, 2.0]]), torch.tensor([-100], device=DEVICE)
     assert F.cross_entropy(scores, target, ignore_index=-100).isnan()
     per_row = F.cross_entropy(scores, target, ignore_index=-100, reduction="none")
@@ -95,7 +95,7 @@ def test_pytorch_4320_std_of_one_element(name):
     assert getattr(safeops, name)(x, empty="nan").isnan()
     with pytest.raises(ValueError, match="nothing is kept for 1 of 1"):
         getattr(safeops, name)(x, empty="raise")
-    rows = leaf([[3.0, math.nan], [1.0, 3.0]])  # beside a row that has two
+    rows = leaf([[3.0, math.nan], [1.0, 3.0]])  # beside a row of two elements
     ours = getattr(safeops, name)(rows, rows.isfinite(), 1)
     want = {"masked_std": math.sqrt(2), "masked_var": 2.0}[name]
     assert equal(ours, [0, want]) and equal(grad_of(ours.sum(), rows)[0], [0, 0])
@@ -115,7 +115,7 @@ def test_pytorch_2421_norm_by_hand_at_zero():
     for ours in (safeops.safe_norm(x), safeops.masked_norm(x), safeops.masked_rms(x)):
         assert equal(ours, 0) and equal(grad_of(ours, x), [0, 0])
     first = torch.autograd.grad(safeops.safe_norm(x), x, create_graph=True)[0]
-    assert equal(grad_of(first.sum(), x), [0, 0])  # and in second order
+    assert equal(grad_of(first.sum(), x), [0, 0])  # and the second derivative is 0
 
 
 def test_pytorch_37154_distance_of_equal_rows():
@@ -128,12 +128,12 @@ def test_pytorch_37154_distance_of_equal_rows():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_perceptual_similarity_69_monai_8412_zero_feature_vector(dtype):
-    """Channels normalised by their norm: a pixel that no channel answers has norm 0."""
+    """Channels are divided by their norm, which is 0 for a pixel without features: the gradient must not be NaN."""
     features = leaf([[0.0, 3.0], [0.0, 4.0]], dtype)  # (C, pixels)
     plain = features / (features.square().sum(0, keepdim=True).sqrt() + 1e-10)
     assert grad_of(plain.sum(), features)[:, 0].isnan().all()
     if dtype == torch.float16:
-        assert plain[:, 0].isnan().all()  # 1e-10 is 0 in half
+        assert plain[:, 0].isnan().all()  # (1e-10 rounds to 0 in half)
     norm = safeops.safe_norm(features, 0, keepdim=True)
     ours = safeops.safe_div(features, norm, dtype=torch.float32)
     assert equal(ours, [[0, 0.6], [0, 0.8]])
@@ -200,11 +200,11 @@ def test_boolean_indexing_synchronises_and_a_statistic_does_not(name):
 
 
 def test_counts_are_exact_beyond_2_to_the_24():
-    """fp32 counting stops at 2**24; the operand is expanded, so no memory is touched but one element."""
+    """A count in fp32 stops at 2**24. (The operand is expanded and needs no memory.)"""
     n = 2**24 + 3
     x = torch.ones((), dtype=torch.float16, device=DEVICE).expand(n)
     sequential = torch.tensor(2.0**24) + 1
-    assert sequential == 2**24  # what a float counter holds
+    assert sequential == 2**24  # the last count of an fp32 counter
     keep = torch.ones((), dtype=torch.bool, device=DEVICE).expand(n)
     assert safeops.masked_sum(x, keep, dtype=torch.float64) == n
     assert safeops.masked_mean(x, keep) == 1
@@ -214,10 +214,10 @@ def test_counts_are_exact_beyond_2_to_the_24_and_in_every_group():
     n = 2**24 + 3
     x = torch.zeros((), device=DEVICE).expand(n)
     keep = torch.ones((), dtype=torch.bool, device=DEVICE).expand(n)
-    assert torch.tensor(2.0**24) + 1 == 2**24  # what an fp32 counter holds
+    assert torch.tensor(2.0**24) + 1 == 2**24  # the last count of an fp32 counter
     assert safeops.masked_count(x, keep) == n and safeops.masked_count(x) == n
     assert torch.equal(safeops.masked_count(x.expand(2, n), keep, 1), torch.tensor([n, n], device=DEVICE))
-    # rms and var divide by such counts: no rounding of them may show
+    # rms and var divide by the count: a rounded count would show.
     ones = torch.ones((), device=DEVICE, dtype=torch.float64).expand(n)
     assert safeops.masked_rms(ones, keep) == 1 and safeops.masked_var(ones, keep) == 0
 
@@ -226,7 +226,7 @@ def test_counts_are_exact_beyond_2_to_the_24_and_in_every_group():
 @pytest.mark.parametrize("columns", [1, 3, 8, 16, 64, 300, 1100])
 @pytest.mark.parametrize("rows", [255, 256, 500, 1021, 5000])
 def test_counters_of_a_byte_are_emptied_in_time(route, rows, columns):
-    """Ones, all kept: what a counter loses makes a mean of less or more."""
+    """Kernels count in bytes, which they must add up before they overflow: a mean of ones shows a lost count."""
     if rows * columns > 2**20:
         pytest.skip("more of the same")
     x = torch.ones(rows, columns, device=DEVICE)

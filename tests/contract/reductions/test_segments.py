@@ -1,4 +1,4 @@
-"""segment_sum, segment_mean, segment_max: what the contract's clauses do not ask of every op."""
+"""segment_sum, segment_mean, segment_max: what the contract's clauses do not cover."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def random(*shape, seed=0, dtype=torch.float32):
 @each_route
 @pytest.mark.parametrize("shape", [(1000,), (700, 3), (300, 40), (90, 1500), (40, 5000), (200, 2, 3)])
 def test_any_width(name, route, shape):
-    """Sequences shorter than a chunk, of several slices, and none; fewer columns than a register, and more than fit."""
+    """Sequences that are empty, shorter than a chunk, or of several slices; columns from below a register upwards."""
     x, rows = random(*shape), shape[0]
     bounds = cu(0, 1, 1, rows // 3, rows, rows)
     mask = random(*shape, seed=1) > -1
@@ -46,7 +46,7 @@ def test_any_width(name, route, shape):
 @each_op
 @pytest.mark.parametrize("columns", [1, 3, 512, 1100])
 def test_a_sequence_has_the_same_bits_anywhere(name, columns):
-    """Its place, its neighbours, its ids, the number of threads: nothing else counts."""
+    """A sequence's place, its neighbors, its ids and the number of threads do not change a bit of its result."""
     x, function = random(6000, columns, dtype=torch.bfloat16), getattr(safeops, name)
     first, last = 601, 5902
     alone = function(x[first:last], cu_seqlens=cu(0, last - first))
@@ -69,7 +69,7 @@ def test_a_sequence_has_the_same_bits_anywhere(name, columns):
 def test_ids_are_the_rows_sorted_by_them(name, route, kind):
     x = random(500, 7)
     ids = torch.randint(0, 9, (500,), generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    ids[ids == 4] = 5  # an empty one
+    ids[ids == 4] = 5  # sequence 4 is empty
     order = ids.argsort(stable=True)
     bounds = torch.cat([cu(0), torch.bincount(ids, minlength=9).cumsum(0)]).to(kind)
     function, leaf, sorted_leaf = on(route, name), x.clone().requires_grad_(), x[order].requires_grad_()
@@ -96,7 +96,7 @@ def test_layouts_of_bounds_and_ids(name):
 
 @each_route
 def test_long_sequences_are_added_up_exactly(route):
-    """fp32, one after the other, is off by 1e-3 here, and cannot count beyond 2^24."""
+    """Sums in order would be off by 1e-3 in fp32, and counts in fp32 would stop at 2^24."""
     x = torch.full((1 << 21, 1), 0.1, device=DEVICE)
     value = on(route, "segment_sum")(x, cu_seqlens=cu(0, 7, 1 << 21))
     want = x.double()[7:].sum(0)
@@ -115,7 +115,7 @@ def test_half_is_summed_in_fp32(route):
 @each_op
 @each_route
 def test_a_nan_stays_in_its_sequence(name, route):
-    """A difference of a cumsum spreads it over all that follow."""
+    """A difference of two cumulative sums would spread a NaN over all later sequences."""
     x = t(1.0, NAN, 3.0, INF, 5.0, 6.0)
     value = on(route, name)(x, cu_seqlens=cu(0, 1, 3, 4, 6))
     assert value[0] == 1 and value[1].isnan() and value[2] == INF and value[3].isfinite()
@@ -162,7 +162,7 @@ def test_weights(route):
 
 @each_op
 def test_wrong_bounds_are_refused_before_any_work(name):
-    """The raw op refuses them, too; a device that nobody waits for has them clamped."""
+    """The raw op refuses them, too. (Where nobody may wait for a device, bounds are clamped: see below.)"""
     function, x = getattr(safeops, name), random(4, 2)
     wrong = {
         (1, 4): "must start at 0, got 1",
@@ -185,7 +185,7 @@ def test_wrong_bounds_are_refused_before_any_work(name):
 
 @each_op
 def test_under_transforms_such_rows_do_not_exist(name):
-    """As on a GPU, whose kernel and composite agree: here the composite is asked."""
+    """Under a transform the composite leaves out rows outside the bounds, as the GPU's kernel and composite do."""
     x = random(6, 2)
     x[0], x[4:] = NAN, NAN
 
@@ -207,7 +207,7 @@ def test_under_transforms_such_rows_do_not_exist(name):
 
 
 def test_what_no_host_refuses_is_reported():
-    """Audit lists what a GPU leaves out."""
+    """Audit reports each row that a GPU leaves out without an error."""
     for arguments in ((cu(0, 5, 3, 6), None, None), (cu(1, 6), None, None), (cu(0, 4), None, None),
                       (None, cu(0, 9, -1), 2)):  # fmt: skip
         with audit(["index-range"]) as report:
@@ -221,7 +221,7 @@ def test_what_no_host_refuses_is_reported():
 
 @each_op
 def test_what_is_saved(name):
-    """Numbers of sequences and the bounds; of ids those, and not their order. The largest keeps its input."""
+    """Saved are a few numbers per sequence, and bounds or ids, but not the ids' order. segment_max saves its input."""
     kept = []
     x = random(1000, 4).requires_grad_()
     ids = torch.arange(1000, device=DEVICE) // 100
@@ -243,7 +243,7 @@ def test_compiled_with_ids(name):
 
 
 def test_every_derivative():
-    """To input and weight, twice, of both ways to name sequences."""
+    """First and second derivatives, to input and weight, for both ways to name sequences."""
     x, w = random(7, 2, dtype=torch.float64).requires_grad_(), (random(7, 1, seed=1, dtype=torch.float64).abs() + 0.5)
     ways = {"cu_seqlens": cu(0, 3, 3, 7)}, {"segment_ids": cu(0, 2, 0, 2, 2, 0, 2), "num_segments": 3}
     for name, rows in itertools.product(NAMES, ways):

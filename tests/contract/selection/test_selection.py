@@ -47,7 +47,7 @@ def test_boolean_assignment_synchronises_and_wants_the_exact_count(source):
     with pytest.raises((AssertionError, RuntimeError), match="synchroni|shape mismatch"):
         with no_synchronisation(DEVICE):
             x.clone()[keep] = torch.cat([source, source])[:2]
-    if ON_CPU and len(source) < 2:  # on CUDA a device assert
+    if ON_CPU and len(source) < 2:  # (on CUDA: a device assert)
         with pytest.raises(RuntimeError, match="Number of elements of source"):
             x.masked_scatter(keep, source)
     safeops.masked_scatter(x, keep, source)
@@ -60,7 +60,7 @@ def test_boolean_assignment_synchronises_and_wants_the_exact_count(source):
 
 
 def test_a_size_that_depends_on_data_has_no_fake_result():
-    """Meta tensors: shape propagation, torch.export and a CUDA graph's planning need them."""
+    """A fixed capacity gives meta tensors a shape, which torch.export and a CUDA graph need."""
     meta = torch.empty(5, 3, device="meta")
     with pytest.raises(NotImplementedError):
         meta[meta > 0]
@@ -78,7 +78,7 @@ def test_a_size_that_depends_on_data_breaks_the_graph():
     x, keep = leaf([1.0, math.nan, 3.0]), flags(True, False, True)
     plain = torch._dynamo.explain(lambda x, keep: x[keep].square().sum())(x, keep)
     assert plain.graph_break_count == 1 and "nonzero" in str(plain.break_reasons[0].reason)
-    with pytest.raises(torch._dynamo.exc.UserError, match="data-dependent"):  # a whole graph has no number to use
+    with pytest.raises(torch._dynamo.exc.UserError, match="data-dependent"):  # (a whole graph has no size to use)
         torch.compile(lambda x, keep: x[keep].chunk(2)[0].sum(), backend="eager", fullgraph=True)(x, keep)
     ours = torch.compile(lambda x, keep: packed(x, keep)[0].chunk(2)[0].sum(), backend="aot_eager", fullgraph=True)
     loss = ours(x, keep)
@@ -105,12 +105,10 @@ def test_an_overflow_is_told_by_the_count_and_writes_nothing_else():
 
 
 # ---- more elements than an int32 counts
-# Masks and inputs are expanded, or memory of which only the elements in question are read. A result of as many
-# elements (masked_scatter's, a gradient) is not tried: it takes half a minute, in the same loops.
 
 
-# Masks and inputs are expanded, or memory of which only the elements in question are read. A result of as many
-# elements (masked_scatter's, a gradient) is not tried: it takes half a minute, in the same loops.
+# Masks and inputs are expanded, or only a few of their elements are read. Results with as many elements
+# (masked_scatter's, a gradient) are not tested: they take half a minute, in the same loops.
 LARGE = pytest.mark.skipif(not KERNELS, reason="the composite would need 16 GiB")
 
 
@@ -148,7 +146,7 @@ def test_fla_1080_offsets_beyond_2_to_the_31():
 
 
 def picks(x, index, dim=0):
-    """Both indexed ops on a matrix, by the same rows."""
+    """Yields both indexed ops on a matrix, for the same rows."""
     yield safeops.safe_index_select(x, dim, index)
     yield safeops.safe_gather(x, dim, index[:, None].expand(-1, x.shape[1]))
 
@@ -175,7 +173,7 @@ def test_pytorch_88096_55516_duplicates_are_deterministic(dtype, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(20, 3000), (7, 257, 100), (3, 5, 6000), (1, 40, 1025)])
 def test_gradients_beside_many_columns(dtype, shape):
-    """Their sums do not fit the cache at once; what must be converted, or is strided, passes through a buffer."""
+    """Sums of many columns exceed the cache; dtypes to convert, and strided gradients, pass through a buffer."""
     dim = len(shape) - 2
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(shape[dim], (9, *shape[1:]) if dim == 0 else shape, generator=generator)
@@ -190,7 +188,7 @@ def test_gradients_beside_many_columns(dtype, shape):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_gradients_of_duplicates_add_up_in_fp32(dtype):
-    """4096 gradients of 1 for one row: a half sum stops where adding 1 no longer changes it."""
+    """4096 gradients of 1 for one row: a sum in half stops where adding 1 no longer changes it."""
     x, index = torch.zeros(3, 16, dtype=dtype, device=DEVICE, requires_grad=True), integers(*[0] * 4096)
     stops = 2.0 / torch.finfo(dtype).eps
     if ON_CPU:
@@ -225,7 +223,7 @@ def test_a_gradient_that_overflows_half_is_inf():
 @pytest.mark.parametrize("bad", [-1, -100, 3, 255, 2**31, -(2**63)])
 def test_pytorch_1204_15508_an_index_out_of_range(bad):
     x, index = leaf([[1.0], [2.0], [3.0]]), integers(2, bad, 0)
-    if ON_CPU:  # on CUDA it would end this process's use of the device
+    if ON_CPU:  # (on CUDA it ends the process's use of the device)
         for plain in (lambda: x.index_select(0, index), lambda: x.gather(0, index[:, None])):
             with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
                 plain()
@@ -237,7 +235,7 @@ def test_pytorch_1204_15508_an_index_out_of_range(bad):
 
 
 def test_pytorch_15508_class_index_255_of_3():
-    """The negative log likelihood of a segmentation whose border is labelled 255."""
+    """The negative log likelihood of a segmentation with border pixels labeled 255, which is no class."""
     scores, target = leaf([[1.0, 2.0, 0.5], [0.0, 1.0, 1.0]]), integers(1, 255)
     if ON_CPU:
         with pytest.raises(IndexError, match="out of bounds"):

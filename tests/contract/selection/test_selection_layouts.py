@@ -1,4 +1,4 @@
-"""The selection ops on lines of every length and stride, and on what their kernels treat apart."""
+"""The selection ops on lines of every length and stride, and the cases that their kernels treat apart."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.contract.common import DEVICE, on, t
 
 @pytest.mark.parametrize("length", [70_000, 20_000, 5_000])
 def test_rows_longer_than_a_block(length):
-    """Where a thread takes less than a row; and with rows in several threads' parts."""
+    """A row is shared by several threads, or a thread has several rows: values and gradients equal torch's."""
     x = torch.randn(7, length, device=DEVICE)
     rows = t(True, False, True, True, False, True, False, dtype=torch.bool)
     at, g = rows.nonzero().squeeze(1), torch.randn(4, length, device=DEVICE)
@@ -40,7 +40,7 @@ WIDTHS = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
 @pytest.mark.parametrize("columns", [2, 3, 8, 31, 32])
 def test_many_short_lines(dtype, columns):
-    """Several lines in one loop: chunks end anywhere, and some lines are out of range."""
+    """One loop takes several lines: chunks end in the middle of a line, and some indices are out of range."""
     x = torch.arange(1500 * columns, device=DEVICE).reshape(1500, columns).to(dtype)
     index = torch.randint(-1, columns + 1, (1500, columns), device=DEVICE)
     inside = (index >= 0) & (index < columns)
@@ -123,7 +123,7 @@ SELECTIONS = {
 
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_as_many_dims_as_there_is_room_for(name):
-    """A kernel may need a dim more than its operands have."""
+    """With as many dims as torch allows, a kernel that needs one more must refuse, not fail."""
     assert SELECTIONS[name](torch.ones([1] * 63, device=DEVICE)).numel() == 1
     try:
         assert SELECTIONS[name](torch.ones([1] * 64, device=DEVICE)).numel() == 1

@@ -1,4 +1,4 @@
-"""multilabel_soft_margin_loss and info_nce_loss: parity with torch, the keys of info_nce_loss, what does not exist."""
+"""multilabel_soft_margin_loss and info_nce_loss: parity with torch, the kinds of keys, what is left out."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_multilabel_soft_margin_loss_is_torchs(route, reduction, dtype, weighted
 
 @each_route
 def test_a_label_that_is_certain(route):
-    """Infinite logits with the right label cost nothing; torch has NaN."""
+    """An infinite logit with the right label costs nothing, where torch returns NaN."""
     x, y = t(INF, -INF, 0.0).requires_grad_(), t(1.0, 0.0, 1.0)
     assert F.multilabel_soft_margin_loss(x, y).isnan()
     loss = on(route, "multilabel_soft_margin_loss")(x, y)
@@ -59,7 +59,7 @@ def test_a_class_of_weight_0_does_not_exist_but_counts(route):
 
 
 def eager(query, key, negatives=None, temperature=0.1, reduction="mean"):
-    """As users write it."""
+    """The loss in plain torch, as users write it."""
     q, k = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
     if negatives is None:
         logits, target = q @ k.T, torch.arange(len(q), device=q.device)
@@ -72,7 +72,7 @@ def eager(query, key, negatives=None, temperature=0.1, reduction="mean"):
 
 
 def operands(kind, n=7, length=6, dtype=torch.float64):
-    """(query, positive_key), and for the other kinds negative_keys."""
+    """Returns [query, positive_key], with negative_keys as third for the kinds "shared" and "own"."""
     shape = {"in the batch": None, "shared": (5, length), "own": (n, 5, length)}[kind]
     pair = vectors(n, length, dtype=dtype)
     return pair if shape is None else [*pair, torch.randn(shape, dtype=dtype, device=DEVICE).requires_grad_()]
@@ -90,7 +90,7 @@ def test_info_nce_loss_is_that_of_normalized_products(route, kind, reduction, dt
     for temperature in (0.07, 1.0, 30):
         ours = on(route, "info_nce_loss")(*tensors, temperature=temperature, reduction=reduction)
         theirs = eager(*tensors, temperature=temperature, reduction=reduction)
-        # a cosine's rounding, relative to 1, is divided by the temperature
+        # the temperature divides a cosine, and so its rounding error relative to 1
         allowed = 32 * torch.finfo(dtype).eps / min(temperature, 1)
         torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed * tensors[0].shape[0])
         got, want = (torch.autograd.grad(z.sum(), tensors) for z in (ours, theirs))
@@ -158,7 +158,7 @@ def test_zero_vectors_and_halves(route, kind):
     for d in torch.autograd.grad(loss.sum(), tensors):
         assert (d[1] == 0).all() and d.isfinite().all() and (d[0] != 0).any()
     for dtype in (torch.float16, torch.bfloat16):
-        # 300^2 does not fit fp16; and bf16 products would be off by 1 in 256, over the temperature
+        # 300^2 overflows fp16, and a bf16 product is off by 1/256, which is then divided by the temperature
         large = [(x.detach() * 300).to(dtype) for x in tensors]
         got = on(route, "info_nce_loss")(*large, temperature=0.01, reduction="none")
         want = eager(*(x.double() for x in large), temperature=0.01, reduction="none")
@@ -168,7 +168,7 @@ def test_zero_vectors_and_halves(route, kind):
 
 @each_kind
 def test_no_autocast_in_the_products(kind):
-    """Nor in those of the backward, inside a region."""
+    """Autocast must not round the products to half, neither in forward nor in backward."""
     tensors = operands(kind, dtype=torch.float32)
     want = safeops.info_nce_loss(*tensors)
     dwant = torch.autograd.grad(want, tensors)
@@ -197,7 +197,7 @@ def test_the_same_from_run_to_run():
     assert all(torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other))
 
 
-# ---- its products of halves, which the CPU does not have: pretended by products in fp32 of the same halves
+# ---- products of halves summed in fp32: a CPU has none, and fp32 products of the same halves stand in
 
 
 @pytest.fixture
@@ -214,14 +214,14 @@ each_half = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["in the batch", "shared"])
 @pytest.mark.parametrize("near", [0.0, 1.0], ids=["apart", "near their keys"])
 def test_products_of_halves(of_halves, half, kind, near):
-    """The loss is as exact as that of fp32 products; a gradient is off by less than rounding it to half allows, which
-    is more than a third of that."""
+    """The loss is as exact as with fp32 products. A gradient's error is less than 1/2 eps of half, relative to its
+    norm; rounding the gradient to half is more than a third of that."""
     query, *keys = (x.detach() for x in operands(kind, n=256, length=128))
     rounded = [x.to(half).requires_grad_() for x in (query, keys[0] + near * query, *keys[1:])]
     exact = [x.detach().double().requires_grad_() for x in rounded]
     got, want = (safeops.info_nce_loss(*x, temperature=0.07, reduction="none") for x in (rounded, exact))
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-5)
-    up = torch.full_like(want, 2.0**10)  # (or fp16 would round subnormal numbers)
+    up = torch.full_like(want, 2.0**10)  # (so that fp16 gradients are not subnormal)
     for g, w in zip(torch.autograd.grad(got, rounded, up.float()), torch.autograd.grad(want, exact, up)):
         assert g.dtype == half and (g.double() - w).norm() < 0.5 * torch.finfo(half).eps * w.norm()
 
@@ -229,7 +229,7 @@ def test_products_of_halves(of_halves, half, kind, near):
 @each_half
 @pytest.mark.parametrize("scale", [2.0**-30, 1.0, 2.0**30])
 def test_slopes_of_halves_neither_vanish_nor_overflow(of_halves, half, scale):
-    """Nor do the factors of a temperature that none would choose."""
+    """Extreme upstream gradients and temperatures leave the products' gradients in range."""
     query, key = (x.detach() for x in operands("in the batch", n=64, length=32))
     rounded = [x.to(half).requires_grad_() for x in (query, key)]
     exact = [x.detach().double().requires_grad_() for x in rounded]
@@ -237,7 +237,7 @@ def test_slopes_of_halves_neither_vanish_nor_overflow(of_halves, half, scale):
         losses = [safeops.info_nce_loss(*x, temperature=temperature, reduction="sum") for x in (rounded, exact)]
         torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
     grads = []
-    for x in (rounded, exact):  # (in fp32, for the gradients of half are beyond fp16 here)
+    for x in (rounded, exact):  # in fp32: half gradients would overflow fp16
         wide = [leaf.detach().to(torch.promote_types(torch.float32, leaf.dtype)).requires_grad_() for leaf in x]
         logits = _matmul.matmul(*wide, half if x is rounded else None)
         grads.append(torch.autograd.grad(logits, wide, scale * torch.sin(exact[0] @ exact[1].mT).to(logits.dtype)))
@@ -247,7 +247,7 @@ def test_slopes_of_halves_neither_vanish_nor_overflow(of_halves, half, scale):
 
 @each_half
 def test_derivatives_of_halves_by_every_route(of_halves, half):
-    """Compiled, differentiated again, of a temperature, masked."""
+    """The derivatives, compiled, second, to a temperature and under a mask, are as exact as half allows."""
     torch._dynamo.reset()
     keep = torch.arange(64, device=DEVICE) % 3 != 0
     tensors = [x.detach().to(half).requires_grad_() for x in operands("in the batch", n=64, length=32)]

@@ -1,4 +1,4 @@
-"""The losses of rows that are made of other ops: parity with torch, what does not exist, which ops they take."""
+"""The losses of rows that are composed of other ops: parity with torch, rows that are left out, which ops they call."""
 
 import functools
 import math
@@ -18,9 +18,9 @@ NAN, INF = math.nan, math.inf
 NAMES = [n for n, record in RECORDS.items() if record.of_rows and not n.endswith(("_with_logits", "si_sdr_loss"))]
 KERNELS = all(registry[name].runs_on(DEVICE) for name in NAMES)
 each_loss = pytest.mark.parametrize("name", NAMES)
-OF_PAIRS = ("info_nce_loss", "supervised_contrastive_loss")  # whose rows meet one another
+OF_PAIRS = ("info_nce_loss", "supervised_contrastive_loss")  # (a row's loss depends on other rows)
 each_of_single_rows = pytest.mark.parametrize("name", [name for name in NAMES if name not in OF_PAIRS])
-OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # whose weight is one of classes
+OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # (`weight` is per class)
 each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
@@ -60,7 +60,7 @@ def leaves(operands):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_cosine_embedding_loss_is_torchs(route, reduction, margin, dtype):
     x, y, target = operands("cosine_embedding_loss", 9, 6, dtype=dtype)
-    target = torch.where(torch.arange(9, device=DEVICE) == 4, 0, target)  # neither: its loss is 0
+    target = torch.where(torch.arange(9, device=DEVICE) == 4, 0, target)  # neither 1 nor -1: torch's loss is 0
     for a, b, signs in ((x, y, target), (x, y, target.to(dtype)), (x[0], y[0], target[0])):
         ours = on(route, "cosine_embedding_loss")(a, b, signs, margin=margin, reduction=reduction)
         theirs = F.cosine_embedding_loss(a, b, signs, margin=margin, reduction=reduction)
@@ -91,8 +91,8 @@ def test_triplet_margin_loss_is_torchs(route, reduction, options):
 @pytest.mark.parametrize("shape", [(7, 1), (40, 20), (3, 300), (2, 9000), (1, 70_000), (3, 4, 33)], ids=str)
 @pytest.mark.parametrize("swap", [False, True])
 def test_triplet_margin_loss_of_sizes(route, shape, swap):
-    """Rows whole, in pieces and in slices, along memory and across it. In the last, anchor and positive are equal; or
-    but for one number, which only shows that eps is to be added to all others."""
+    """Rows read whole, in pieces and in slices, along memory and across it. In the last row anchor and positive are
+    equal, or differ in one number, which shows that eps is added to all numbers."""
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)):
         tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
         upstream = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)).to(DEVICE)
@@ -121,7 +121,7 @@ def test_multi_margin_loss_is_torchs(route, reduction, p, margin):
     for dtype in (torch.float32, torch.float64):
         x, target = operands("multi_margin_loss", 9, 6, dtype=dtype)
         weight = torch.rand(6, generator=torch.Generator().manual_seed(2)).to(DEVICE, dtype)
-        weight[2] = 0  # which torch counts, too
+        weight[2] = 0  # a class of weight 0 counts in torch's mean
         for a, index, w in ((x, target, None), (x, target, weight), (x[0], target[0], weight)):
             options = {"p": p, "margin": margin, "weight": w, "reduction": reduction}
             ours = on(route, "multi_margin_loss")(a, index, **options)
@@ -134,7 +134,7 @@ def test_multi_margin_loss_is_torchs(route, reduction, p, margin):
 @each_route
 @pytest.mark.parametrize("shape", [(7, 1), (600, 3), (3, 1024), (3, 1025), (2, 3000)], ids=str)
 def test_multi_margin_loss_of_sizes(route, shape):
-    """Around the lengths that are read at once; the class first, last, and in each piece; every layout."""
+    """Lengths around those of one read; the class first, last, and in each piece; both layouts."""
     for dtype in (torch.float32, torch.bfloat16):
         x, target = operands("multi_margin_loss", *shape, dtype=dtype)
         target[0], target[-1] = 0, shape[1] - 1
@@ -175,7 +175,7 @@ def test_equal_and_zero_vectors_have_gradient_0(route):
     x = t(1.0, 2.0, 2.0).reshape(1, 3)
     anchor, positive, far = (y.clone().requires_grad_() for y in (x, x, x + 0.1))
     plain = torch.autograd.grad(F.triplet_margin_loss(anchor, positive, far), positive)[0]
-    assert (plain != 0).all()  # pushes two equal vectors apart, along eps
+    assert (plain != 0).all()  # torch pushes equal vectors apart, along eps
     loss = on(route, "triplet_margin_loss")(anchor, positive, far, eps=0.0)
     da, dp, _ = torch.autograd.grad(loss, (anchor, positive, far))
     assert (dp == 0).all() and da.isfinite().all()
@@ -237,7 +237,7 @@ def test_a_kept_nan_shows(route, name):
             tensors[i][1, 2] = NAN
         none = on(route, name)(*tensors, reduction="none")
         assert none.isnan().tolist() == [False, True, False] and on(route, name)(*tensors).isnan()
-        if name not in OF_CLASSES:  # whose slopes are 0 or 1, or the logit itself, also there
+        if name not in OF_CLASSES:  # their slopes are 0, 1 or the logit, even at NaN
             assert torch.autograd.grad(none.sum(), tensors[i])[0][1].isnan().any()
 
 
@@ -270,7 +270,7 @@ def test_the_kernels_of_the_parts_run(name):
     _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(tensors)))
     part, *_ = registry[name].parts or [registry[name]]
     assert forward.count(f"safeops::_{part.name}") == (2 if name == "info_nce_loss" else 1)
-    one = name == "multilabel_soft_margin_loss"  # whose mean over the classes is part of that over the rows
+    one = name == "multilabel_soft_margin_loss"  # its mean over the classes is part of the row mean
     assert ("safeops::_masked_mean" in forward) != one and any(op.startswith("safeops") for op in backward)
     kernels = [op for op in forward + backward if op.startswith("safeops")]
     assert not one or kernels == [f"safeops::_{part.name}", f"safeops::_{part.name}_backward"]
@@ -367,7 +367,7 @@ def test_cosine_embedding_is_fp32_whatever_the_default_dtype(route, default):
 @pytest.mark.parametrize("masked", [False, True])
 def test_multi_margin_of_no_classes_has_none_for_a_row(masked):
     x, target = torch.zeros(3, 0, device=DEVICE), torch.ones(3, dtype=torch.int64, device=DEVICE)
-    if masked or DEVICE != "cpu":  # a row that is not kept has no class to look for
+    if masked or DEVICE != "cpu":  # (a dropped row's class is not looked up)
         mask = torch.zeros(3, dtype=torch.bool, device=DEVICE)
         assert safeops.multi_margin_loss(x, target, mask=mask) == 0
     else:

@@ -14,7 +14,7 @@ from tests.ops import RECORDS
 
 @each_route
 def test_perceptual_similarity_69_monai_8412_zero_feature_vector(route):
-    """LPIPS divides the channels of each pixel by their norm: a pixel without features has none."""
+    """LPIPS divides the channels of a pixel by their norm, which is 0 for a pixel without features."""
     normalize, cosine = on(route, "normalize"), on(route, "cosine_similarity")
     features = torch.zeros(1, 3, 1, 2, device=DEVICE)
     features[0, :, 0, 1] = torch.tensor([2.0, 3.0, 6.0])
@@ -60,17 +60,17 @@ def test_lpips_half_norm_of_64_channels_of_40(route):
 
 @each_route
 def test_pylate_239_eps_below_half(route):
-    """Embeddings of padding tokens are zero: a floor of 1e-8 that is 0 in half makes every parameter NaN."""
+    """Embeddings of padding tokens are 0: if the floor 1e-8 rounds to 0 in half, every parameter's gradient is NaN."""
     weight = leaf([[1.0, 2.0], [3.0, -1.0]], torch.float16)
     tokens = torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float16, device=DEVICE)
 
     def gradient(normalize, tokens=tokens):
         return torch.autograd.grad(normalize(tokens @ weight)[:, 0].float().sum(), weight)[0]
 
-    floor = torch.tensor(1e-8, dtype=torch.float16, device=DEVICE)  # 0
+    floor = torch.tensor(1e-8, dtype=torch.float16, device=DEVICE)  # rounds to 0
     assert gradient(lambda e: e / e.norm(dim=-1, keepdim=True).clamp(min=floor)).isnan().all()
     ours = gradient(lambda e: on(route, "normalize")(e, eps=1e-8))
-    want = gradient(lambda e: F.normalize(e.float()), tokens[:1])  # with the padding 1e12 is inf in half, times 0
+    want = gradient(lambda e: F.normalize(e.float()), tokens[:1])  # without padding: there 1e12 is inf in half, times 0
     assert torch.allclose(ours.float(), want.float(), atol=1e-4) and ours.any()
 
 
@@ -80,7 +80,7 @@ def test_a_fully_masked_row_of_attention(route):
     plain = scores.masked_fill(~keep, -math.inf).softmax(-1)
     assert plain[1].isnan().all()
     with_finite = scores.masked_fill(~keep, -1e9).softmax(-1)
-    assert equal(with_finite[1], [0.5, 0.5])  # a share for what does not exist
+    assert equal(with_finite[1], [0.5, 0.5])  # masked classes get a share
     ours = on(route, "masked_softmax")(scores, keep)
     assert equal(ours[1], [0, 0]) and torch.allclose(ours[0], torch.softmax(scores[0], -1))
     upstream = torch.tensor([[1.0, 0.0], [math.nan, math.inf]], device=DEVICE)
@@ -92,7 +92,7 @@ def test_a_fully_masked_row_of_attention(route):
 
 @each_route
 def test_what_is_kept_shows_as_in_torch(route):
-    """NaN, +inf, and rows of nothing but -inf: the kept part of that row, and nothing else."""
+    """NaN, +inf and rows of -inf show as in torch, in the kept part of their row and nowhere else."""
     nan, inf = math.nan, math.inf
     x = torch.tensor(
         [[nan, 1, 2, 9], [inf, 1, 2, 9], [-inf, -inf, -inf, 9], [-inf, 1, 1, 9], [0, 0, 0, 9]], device=DEVICE
@@ -104,7 +104,7 @@ def test_what_is_kept_shows_as_in_torch(route):
     torch.testing.assert_close(ours[:, keep], plain, equal_nan=True)
     torch.testing.assert_close(log[:, keep], torch.log_softmax(x[:, keep], -1), equal_nan=True)
     assert (ours[:, ~keep] == 0).all() and (log[:, ~keep] == -inf).all()
-    for dim, laid in ((-1, x), (0, x.T.contiguous())):  # without a mask, and side by side
+    for dim, laid in ((-1, x), (0, x.T.contiguous())):  # (without a mask; along and across memory)
         torch.testing.assert_close(softmax(laid, dim=dim), torch.softmax(laid, dim), equal_nan=True)
 
 
@@ -116,7 +116,7 @@ def test_norms_neither_overflow_nor_vanish(route, length, size):
     unit = torch.randint(1, 8, (2, length), generator=g) * (torch.randint(0, 2, (2, length), generator=g) * 2 - 1) / 8
     x = (unit * size).to(DEVICE).requires_grad_()
     if size == 1e-30:
-        assert F.normalize(x, eps=0.0).isinf().any()  # its squares are 0
+        assert F.normalize(x, eps=0.0).isinf().any()  # the squares vanish
     truth = x.detach().double()
     norm = truth.norm(dim=1, keepdim=True)
     for laid, dim in ((x, 1), (x.T.contiguous(), 0)):
@@ -125,7 +125,7 @@ def test_norms_neither_overflow_nor_vanish(route, length, size):
         torch.testing.assert_close(ours.double(), want, rtol=1e-5, atol=1e-9)
         first, second = (laid[:1], laid[1:]) if dim else (laid[:, :1], laid[:, 1:])
         value = on(route, "cosine_similarity")(first, second, dim, eps=0.0)
-        want = (truth[0] / norm[0] * (truth[1] / norm[1])).sum()  # the product of two numbers of 1e-44 is nothing
+        want = (truth[0] / norm[0] * (truth[1] / norm[1])).sum()  # quotients first: 1e-44 squared is 0
         torch.testing.assert_close(value[0].double(), want, rtol=1e-5, atol=1e-6)
         assert equal(on(route, "cosine_similarity")(first, first, dim, eps=0.0), [1])
 
@@ -157,7 +157,7 @@ def test_norms_beyond_the_largest_double(route, dim, copies):
         truth = F.normalize(wide, dim=dim) if name == "normalize" else F.cosine_similarity(wide, y, dim)
         torch.testing.assert_close(value, truth, rtol=1e-13, atol=1e-15)
         up = torch.randn_like(value)
-        scale = 2.0**1000  # so that the gradient, of size 1 / most, is no subnormal number
+        scale = 2.0**1000  # keeps the gradient, of size 1 / most, normal
         (dx,) = torch.autograd.grad(value, leaf, up * scale)
         (want,) = torch.autograd.grad(truth, wide, up * (scale / most))
         torch.testing.assert_close(dx, want, rtol=1e-12, atol=1e-14 * float(want.abs().max()))
@@ -174,7 +174,7 @@ def test_cosines_stay_within_one(route):
 
 
 def test_masked_log_softmax_is_the_derivative_of_its_kept_part():
-    """gradcheck cannot take differences of -inf: the masked values are cut off behind the op."""
+    """Masked results are cut off behind the op, for gradcheck cannot take differences of -inf."""
     x = torch.randn(4, 6, dtype=torch.float64, device=DEVICE, requires_grad=True)
     keep = torch.rand(4, 6, device=DEVICE) < 0.6
     keep[0] = False
@@ -211,7 +211,7 @@ def test_a_row_without_values():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_norm_of_exactly_eps_is_divided_by_eps(route, dtype, create_graph):
-    """There x / eps and x / |x| have the same value, and other slopes: the one that does not turn with x is taken."""
+    """At |x| = eps, x / eps and x / |x| are equal but have different slopes: that of x / eps is taken."""
     x = torch.tensor([3.0, 4.0], dtype=dtype, device=DEVICE).repeat(17, 1).requires_grad_()
     upstream = torch.tensor([1.0, 2.0], dtype=dtype, device=DEVICE).expand(17, 2)
     for laid, dim in ((x, 1), (x.t(), 0)):
@@ -242,7 +242,7 @@ def test_a_norm_of_exactly_eps_is_divided_by_eps(route, dtype, create_graph):
     ],
 )
 def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
-    """Its squares vanish beside those of eps: the root of their sum, 0, has no derivative."""
+    """Its squares vanish beside eps^2: the root of their sum is 0 and has no derivative, but x / eps has one."""
     normalize, cosine = on(route, "normalize"), on(route, "cosine_similarity")
     x = torch.tensor([[1.0, 0.0, -0.5], [0.0, 0.0, 0.0]], dtype=torch.float64).mul(size).to(dtype).to(DEVICE)
     x.requires_grad_()
@@ -253,7 +253,7 @@ def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
     rtol, atol = {torch.bfloat16: 1e-2}.get(dtype, 1e-5), {torch.float64: 1e-320}.get(dtype, 3e-45)
     near = functools.partial(torch.testing.assert_close, rtol=rtol, atol=atol)
     for create_graph in (False, True):
-        y = normalize(x, eps=0.0)  # of length 1, whatever x is
+        y = normalize(x, eps=0.0)  # (of length 1)
         near(y[0].detach().double(), torch.tensor([1.0, 0.0, -0.5], device=DEVICE).double() / math.sqrt(1.25))
         y = normalize(x, eps=eps)
         (dx,) = torch.autograd.grad(y, x, upstream, create_graph=create_graph)
@@ -264,7 +264,7 @@ def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
         near(value.detach().double(), scaled @ unit)
         near(dx.detach().double(), live * unit / eps)
         assert dother.isfinite().all()
-    # linear: no second derivative but the mixed one
+    # cosine is linear in x here: only the mixed second derivative exists
     (again,) = torch.autograd.grad(dx[0, 0], x, retain_graph=True)
     assert not again.any()
     (mixed,) = torch.autograd.grad(dx[0, 0], other, torch.ones_like(dx[0, 0]))
@@ -277,7 +277,7 @@ def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
 @pytest.mark.parametrize("length", [31, 33, 1000, 1024, 1025, 2049, 4097])
 @pytest.mark.parametrize("name", ALONG_A_DIM)
 def test_several_rows_of_any_length(name, length):
-    """Where the kernels cut rows into pieces, or take several at once; also beside an operand of stride 0."""
+    """Rows that kernels cut into pieces or take several at a time, also with an operand of stride 0."""
     generator = torch.Generator().manual_seed(length)
     x, y = torch.randn(2, 9, length, generator=generator, dtype=torch.float64)
     mask = torch.rand(9, length, generator=generator) < 0.7

@@ -1,4 +1,4 @@
-"""supervised_contrastive_loss: its authors' code, NT-Xent, rows that are alone with their label or do not exist."""
+"""supervised_contrastive_loss: its authors' code, NT-Xent, rows without a positive or left out."""
 
 import math
 
@@ -17,7 +17,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def supcon(features, labels, temperature=0.07):
-    """SupConLoss of github.com/HobbitLong/SupContrast, one view a row, of each row that has a positive."""
+    """SupConLoss of github.com/HobbitLong/SupContrast, one view a row: (losses, which rows have a positive)."""
     z = F.normalize(features, dim=1)
     mask = torch.eq(labels[:, None], labels).to(z.dtype)
     logits = z @ z.T / temperature
@@ -40,7 +40,7 @@ def operands(dtype=torch.float64, n=9, classes=3, length=6):
 @pytest.mark.parametrize("temperature", [0.07, 1.0, 30])
 def test_its_authors(route, reduction, dtype, temperature):
     x, labels = operands(dtype)
-    labels[4] = 100  # alone
+    labels[4] = 100  # no other row has this label
     losses, counted = supcon(x, labels, temperature)
     assert counted.sum() == 8
     losses = torch.where(counted, losses, 0)
@@ -50,12 +50,12 @@ def test_its_authors(route, reduction, dtype, temperature):
     torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed)
     got, want = (torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs))
     torch.testing.assert_close(got, want, rtol=allowed, atol=allowed * float(want.abs().max()))
-    assert got[4].abs().sum() > 0  # a negative of the others
+    assert got[4].abs().sum() > 0  # (it is a negative for the others)
 
 
 @each_route
 def test_nt_xent_is_its_case_of_two_views(route):
-    """As lightly and others write SimCLR's loss: 2 N rows, each with one positive."""
+    """NT-Xent is the case of two views: 2 N rows, each with one positive, as SimCLR's loss is usually written."""
     x, _ = operands(n=10)
     z = F.normalize(x, dim=1)
     logits = (z @ z.T / 0.5).fill_diagonal_(-INF)
@@ -83,7 +83,7 @@ def test_a_masked_row_is_neither_anchor_nor_positive_nor_negative(route):
 @each_route
 def test_the_weights_of_rows(route):
     x, labels = operands()
-    labels[4] = 100  # whose weight does not count: it has no loss
+    labels[4] = 100  # no positive: neither loss nor weight counts
     weight = (torch.arange(9, device=DEVICE) / 4.0 + 0.25).double().requires_grad_()
     losses, counted = supcon(x, labels)
     want = (losses * weight)[counted].sum() / weight[counted].sum()
@@ -151,7 +151,7 @@ def test_no_autocast_in_the_products():
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic):
-    """A graph for all sizes: torch counts its second attempt at one as another."""
+    """One graph for all sizes. (torch counts its second attempt at a graph as another graph.)"""
     torch._dynamo.reset()
     counter = private_torch.counting_backend("aot_eager")
     compiled = torch.compile(safeops.supervised_contrastive_loss, backend=counter, dynamic=dynamic, fullgraph=True)
@@ -162,4 +162,4 @@ def test_compiled(dynamic):
             want, got = (f(x, labels, mask=keep) for f in (safeops.supervised_contrastive_loss, compiled))
             torch.testing.assert_close(got, want)
             torch.testing.assert_close(*(torch.autograd.grad(y, x) for y in (got, want)))
-    assert counter.frame_count <= 4  # two dtypes
+    assert counter.frame_count <= 4  # two dtypes, two attempts each

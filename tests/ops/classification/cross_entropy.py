@@ -1,4 +1,4 @@
-"""The losses of rows that have a class each: cross entropy, negative log likelihood."""
+"""The losses of rows with a class each: cross entropy, negative log likelihood."""
 
 import functools
 
@@ -13,7 +13,7 @@ from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import BY_COMPOSITE, DEVICE, NOT_SAFE, ONE_OPERAND, Record
 from tests.ops.truth import reduce
 
-# ---- definitions: rows last to first, classes last; the class as a row of zeros and one 1
+# ---- definitions: dims of rows first, classes last; a class index as a one-hot row
 
 
 def _last(t):
@@ -22,7 +22,7 @@ def _last(t):
 
 
 def _targets(target, classes, mask, weight, ignore_index):
-    """(which class is a row's own, which rows are kept, their weights or None)."""
+    """Returns (is_target (..., C) bool, keep (...) bool, weights of the rows or None)."""
     keep = (target >= 0) & (target < classes) & (target != ignore_index)
     keep = keep if mask is None else keep & mask
     is_target = (torch.arange(classes, device=target.device) == target.unsqueeze(-1)) & keep.unsqueeze(-1)
@@ -56,7 +56,7 @@ def cross_entropy(
         target_weight = torch.where(is_target, per_class, 0)
     x = shaped(torch.where(keep.unsqueeze(-1), x, 0), temperature, softcap)
     if not target.is_floating_point() and label_smoothing == 0 and z_loss == 0:
-        # the row's own logit alone is +inf
+        # True where the target's logit alone is +inf
         certain = (
             ((x == torch.inf) == is_target).all(-1, keepdim=True)
             & is_target.any(-1, keepdim=True)
@@ -96,14 +96,14 @@ def nll_loss(
     return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
 
 
-# ---- the op as the harness calls it: operands of one broadcast shape
+# ---- the op as the harness calls it: all operands broadcast to one shape
 
 
 def adapted(op):
-    """Class indices and the mask have the classes' dim, of size 1; class weights may have dims behind theirs.
+    """Class indices and mask get a dim of size 1 for the classes; class weights may have further dims of size 1.
 
-    dim: that of the classes, by which the harness knows what a row is. classes: how many the samples have; where a
-    check takes some away, their rows are ignored.
+    dim: the classes' dim, which shows the harness where a row is. classes: their number in the samples; if a check
+    takes classes away, rows with a missing class are ignored.
     """
 
     @functools.wraps(op)
@@ -137,7 +137,7 @@ def probabilities(*shape, seed=0):
 
 
 def _twin(function):
-    """torch's function, with our mask and denominator around it."""
+    """torch's function, with `mask`, `denominator` and `z_loss` added."""
 
     def call(input, target, *, mask=None, reduction="mean", denominator=None, empty="zero", z_loss=0.0, **options):
         of_probabilities = target.is_floating_point()
@@ -161,11 +161,11 @@ def _twin(function):
     return adapted(call)
 
 
-# ---- tolerances: the sizes of what a row's loss and gradient are summed from
+# ---- tolerances: the sizes of the terms in a row's loss and gradient
 
 
 def row_terms(sample, outcome):
-    """-log p is x less the row's logsumexp, each rounded; d/dx is of terms w p and w, d/dq of those of -log p."""
+    """-log p = logsumexp - x, both rounded. Terms of d/dx: w p and w; of d/dq: those of -log p."""
     x, kwargs = sample.args[0].detach(), sample.kwargs
     temperature = kwargs.get("temperature", 1)
     finite = shaped(x.nan_to_num(0, 0, 0), temperature, kwargs.get("softcap"))
@@ -206,7 +206,7 @@ def sample(x, target, options=None, **rest):
     return Sample((x, target), options, **{"differentiable": differentiable, "weight": None, **rest})
 
 
-# Not a denominator that rounds: the direct op takes it as a tensor.
+# A number that fp32 holds, for the direct op takes the denominator as a tensor.
 DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 
 
@@ -223,7 +223,7 @@ def samples_of_indices():
 
 
 def _of_logits():
-    """Samples of what cross entropy has and nll_loss lacks."""
+    """Samples of the options that cross_entropy has and nll_loss lacks."""
     t, m = indices(4, 1, classes=5), mask(4, 1)
     x = data(4, 5, seed=3)
     smooth = {"mask": m, "label_smoothing": 0.25}
@@ -347,7 +347,7 @@ CALL = {
 
 
 def _direct(name, **options):
-    """A call of the dispatcher's op, for opcheck: what the samples call is no op of it."""
+    """(the dispatcher's op, args, kwargs) for opcheck. The samples call an adapted function, which is no op."""
     x = data(4, 5).float().to(DEVICE).requires_grad_()
     return getattr(torch.ops.safeops, name).default, (x, indices(4, classes=5).to(DEVICE)), options
 
@@ -374,7 +374,7 @@ def record(definition, twin, samples, bad_calls, call, skip, variants=None, term
         samples,
         bad_calls=bad_calls,
         call=call,
-        # the mean is other ops', and a row's weight a product
+        # (without what other ops compute: the mean, and the product with a row weight)
         kernel_call={"reduction": "none"} | dict.fromkeys(call.keys() & {"denominator", "row_weight"}),
         variants={
             "gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": terms}),

@@ -1,4 +1,4 @@
-"""Log probabilities, entropies and divergences of rows of logits: classes last."""
+"""Log probabilities and entropies of rows of logits: classes last."""
 
 import functools
 
@@ -31,7 +31,7 @@ def token_log_probs(
         return *(x.sum(-1),) * 3, *best
     certain = ((x == torch.inf) == is_own).all(-1) & is_own.any(-1) & ~x.isnan().any(-1)
     x = torch.where(certain.unsqueeze(-1), 0, x)
-    x = x + torch.where((x == torch.inf).any(-1, keepdim=True), torch.nan, 0)  # (and so are the gradients)
+    x = x + torch.where((x == torch.inf).any(-1, keepdim=True), torch.nan, 0)  # (the gradients become NaN, too)
     log_sum = x.logsumexp(-1, keepdim=True)
     log_p = x - log_sum
     p = log_p.exp()
@@ -42,11 +42,11 @@ def token_log_probs(
     return *(torch.where(keep, torch.where(certain, at, r), 0) for r, at in zip(results, limits)), *best
 
 
-# ---- the op as the harness calls it
+# ---- the op as the harness calls it: all operands broadcast to one shape
 
 
 def adapted(op):
-    """Class indices and the mask have the classes' dim, of size 1. dim, classes: as in `classification.adapted`."""
+    """Class indices and mask get a dim of size 1 for the classes. dim, classes: as in cross_entropy's `adapted`."""
 
     @functools.wraps(op)
     def call(logits, target, *args, dim=-1, classes=0, **kwargs):
@@ -65,7 +65,7 @@ def adapted(op):
 
 
 def row_terms(sample, outcome):
-    """log p is x less the row's logsumexp, each rounded; the entropy is of terms p log p, d/dx of p (log p + H)."""
+    """log p = x - logsumexp, both rounded. Terms of the entropy H: p log p; of d/dx: p (log p + H)."""
     x = shaped(
         sample.args[0].detach().nan_to_num(0, 0, 0), sample.kwargs.get("temperature", 1), sample.kwargs.get("softcap")
     )

@@ -1,4 +1,4 @@
-"""The losses that are a function of each row's -log p: `nll_function` makes the record of one."""
+"""The losses that are a function of each row's -log p: `nll_function` makes their records."""
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +29,10 @@ MADE_OF_OTHERS = dict.fromkeys(("saved_bytes", "peak_memory"), "numbers of each 
 
 
 def nll_function(name, element, steepest, values):
-    """The record of a loss whose record in the library is an `NLLFunction`: parameters and their ranges are that's.
+    """The record of a loss that the library has as `NLLFunction`, which gives its parameters and their ranges.
 
     element     (nll, **parameters) -> the loss of each row, in plain differentiable torch.
-    steepest    (**parameters) -> a bound of |element(nll)| / nll and of |slope|, over all nll: the greater of the two.
+    steepest    (**parameters) -> a bound of both |element(nll)| / nll and |slope|, for all nll.
     values      {parameter: values of further samples}: its least value, and one beyond the default.
     """
     op = registry[name]

@@ -12,7 +12,7 @@ from tests.ops.record import NO_SUM, NO_WEIGHT, NOT_SAFE, ONE_OPERAND, Record
 
 
 def _softmax(input, mask, dim):
-    """(x - top, sum of exp(x - top), keep): top is a constant, and cancels."""
+    """Returns (x - maximum, sum of exp(x - maximum), keep). The maximum is a constant: it cancels."""
     keep = torch.ones_like(input, dtype=torch.bool) if mask is None else mask.expand(input.shape)
     if input.dim() and input.shape[dim] == 0:
         return input, input.sum(dim, keepdim=True), keep
@@ -32,7 +32,7 @@ def masked_log_softmax(input, mask=None, dim=-1):
     return torch.where(keep, centred - total.log(), -torch.inf)
 
 
-# ---- tolerances: the sizes of what a row's values and gradients are summed from
+# ---- tolerances: the sizes of the terms in a row's values and gradients
 
 
 def _size(t, dim):
@@ -42,7 +42,7 @@ def _size(t, dim):
 
 
 def softmax_terms(sample, outcome):
-    """exp(x - top) loses |x - top| roundings; y (g - sum g y) is of terms of y g."""
+    """exp(x - maximum) has |x - maximum| roundings; terms of the gradient y (g - sum g y): y g."""
     dim = sample.kwargs.get("dim", -1)
     y = outcome.values[0]
     value = (y - torch.xlogy(y, y)).nan_to_num(0, 0, 0)
@@ -52,7 +52,7 @@ def softmax_terms(sample, outcome):
 
 
 def log_softmax_terms(sample, outcome):
-    """x - top - log(sum); g - y sum g."""
+    """Terms of the value x - maximum - log(sum), and of the gradient g - y sum g."""
     dim = sample.kwargs.get("dim", -1)
     value = 1 + _size(outcome.values[0], dim)
     if not outcome.grads:
@@ -65,7 +65,7 @@ def log_softmax_terms(sample, outcome):
 
 
 def _softmax_samples(log):
-    # Finite differences of -inf mean nothing: what the mask does there is in tests/contract/vectors/test_rows.py.
+    # Finite differences of -inf mean nothing. tests/contract/vectors/test_rows.py checks masked log_softmax.
     smooth = not log
     yield Sample((data(3, 5), mask(3, 5)), mask=1, smooth=smooth, name="rows", slow=True)
     yield Sample((data(4, 5),), name="no mask", slow=log)
@@ -110,7 +110,7 @@ def _record_softmax(definition, twin, scale, skip=None, **fields):
 _record_softmax(
     masked_softmax,
     torch.softmax,
-    8,  # of a GPU case: values from 1 to nearly 0, not all of them below what fp16 holds
+    8,  # factor of a GPU case: values from 1 to nearly 0, most of which fp16 holds
     {"gradient_overflow": "no gradient is larger than what arrives"},
     row_terms=softmax_terms,
 )

@@ -1,4 +1,4 @@
-"""Divergences of rows of logits, and of a target that is known by its best classes."""
+"""Divergences of rows of logits, also with a target given by its best classes."""
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ def _logs(x, y, temperature):
 
 
 def _relative(u, v):
-    """sum e^u (u - v), of which a class without a share has none."""
+    """sum e^u (u - v), where a class with e^u = 0 adds 0."""
     none = u.exp() == 0
     return (torch.where(none, 0, u.exp()) * (torch.where(none, 0, u) - torch.where(none, 0, v))).sum(-1)
 
@@ -53,11 +53,11 @@ def _js(x, y, temperature=1.0, beta=0.5):
 def _tv(x, y, temperature=1.0):
     u, v = _logs(x, y, temperature)
     d = u.exp() - v.exp()
-    return (d * torch.where(d.isnan(), d, d.sign()).detach()).sum(-1) / 2  # (torch's slope of |NaN| is 0)
+    return (d * torch.where(d.isnan(), d, d.sign()).detach()).sum(-1) / 2  # (torch.abs has slope 0 at NaN)
 
 
 def _sizes(x, y, temperature=1.0, beta=0.5):
-    """A divergence is a mean of differences of log-probabilities, and so is what its slopes are made of."""
+    """A divergence and its slopes are means of differences of log probabilities."""
     u, v = _logs(x, y, temperature)
     size = 1 + u.abs().amax(-1) + v.abs().amax(-1)
     return size, (size.unsqueeze(-1) / temperature,) * 2
@@ -75,7 +75,7 @@ VALUES, BEST = X[:, :2].log_softmax(-1) - 1, torch.tensor([[4, 0], [2, 1]])
 
 
 def _of_best(name):
-    """A target of two classes of five."""
+    """Bad calls with a target given by two of its five classes."""
     op = getattr(safeops, name)
     known = {"target_values": VALUES, "target_indices": BEST}
     yield Bad((X,), {}, TypeError, (name, "target", "target_values", "target_indices"))
@@ -103,7 +103,7 @@ def _of_best(name):
 
 
 def _case(name):
-    """The kernel alone, which reduces nothing: rows of about a thousand classes, or one row."""
+    """The kernel alone, without a reduction: rows of about a thousand classes, or one row."""
 
     def case(n, dtype, seed):
         length = next((k for k in (1000, 1024, 8) if n % k == 0), n)

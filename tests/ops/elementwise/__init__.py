@@ -1,1 +1,1 @@
-"""The elementwise functions: of one operand, of two, and those that a mask steers."""
+"""The elementwise functions: of one operand, of two, and the masked ones."""

@@ -1,4 +1,4 @@
-"""The functions of one operand: what it is below a floor, where it overflows, and at the bounds of an arc."""
+"""The functions of one operand: below a floor, where they overflow, at the bounds of an arc."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from tests.ops.truth import floor
 
 
 def select(f, operands, stand_in, instead, out_dtype, neutral=0.5):
-    """f(*operands); `instead` at the stand-in; the largest number, without a slope, where finite operands overflow."""
+    """f(*operands), but `instead` at the stand-in, and the largest number (gradient 0) if finite operands overflow."""
     inner = [torch.where(stand_in, neutral, x) for x in operands]
     raw = f(*inner).detach()
     finite = torch.stack(torch.broadcast_tensors(*(x.isfinite() for x in inner))).all(0)
@@ -28,7 +28,7 @@ def select(f, operands, stand_in, instead, out_dtype, neutral=0.5):
 
 
 def _below(x, eps, out_dtype):
-    """Where a floor holds: below eps, and at 0 in any case."""
+    """Returns (where the floor applies: x < eps, or x == 0; eps)."""
     eps = floor(eps, out_dtype)
     return (x < eps) | (x == 0), eps
 
@@ -63,7 +63,7 @@ def safe_exp(input, *, out_dtype=torch.float64):
 
 
 def safe_acos(input, *, out_dtype=torch.float64):
-    # Kahan: 2 atan(sqrt(1 - x) / sqrt(1 + x)), which loses nothing near the bounds, nor does its derivative
+    # Kahan's 2 atan(sqrt(1 - x) / sqrt(1 + x)) loses no digits near the bounds, nor does its derivative
     outside = input.abs() >= 1
     x = torch.where(outside, 0.5, input)
     angle = 2 * torch.atan2((1 - x).sqrt(), (1 + x).sqrt())
@@ -81,7 +81,7 @@ def safe_acosh(input, *, out_dtype=torch.float64):
     outside = input <= 1
     infinite = input == math.inf
     x = torch.where(outside | infinite, 2.0, input)
-    # log(x + sqrt((x - 1)(x + 1))) with x taken out of the root, which does not overflow; nothing cancels
+    # log(x + sqrt((x - 1)(x + 1))), with x factored out: the root does not overflow, and nothing cancels
     value = x.log() + ((x - 1) / x * (1 + 1 / x)).sqrt().log1p()
     value = torch.where(infinite, torch.where(infinite, input, 1.0).log(), value)
     return torch.where(outside, torch.zeros_like(input), value)
@@ -91,7 +91,7 @@ def log1mexp(input, *, out_dtype=torch.float64):
     eps = floor(None, out_dtype)
     none, near = input > -eps, input > -1
     x = torch.where(none, -1.0, input)
-    # log(1 - e^x) = x / 2 + log(2 sinh(-x / 2)), which cancels nowhere near 0; far below, the series of log(1 - p)
+    # log(1 - e^x) = x / 2 + log(2 sinh(-x / 2)) does not cancel near 0; far below it is log1p(-e^x)
     half = torch.where(near, x / 2, -1.0)
     value = torch.where(near, half + (-2 * half.sinh()).log(), torch.log1p(-torch.where(near, -1.0, x).exp()))
     return torch.where(none, math.log(eps), value)
@@ -99,7 +99,7 @@ def log1mexp(input, *, out_dtype=torch.float64):
 
 # ---- records
 
-# Smooth samples have none of these: stand-ins of every op, and numbers that saturate some of them.
+# Values that smooth samples lack: every op's stand-ins, and numbers that saturate some ops.
 HURTS = [0.0, -0.0, -1.0, 1.0, 1e-7, -2e-7, 6e-5, 3e4, -3e4, 12.0, 0.25, -1.5, 0.999, -0.999, 2.0]
 
 
@@ -110,8 +110,8 @@ def bad_inputs(name, *rest):
 
 
 def _gpu(name, floored, low, high):
-    """Magnitudes from 0.25, so that no gradient leaves fp16's range, and stand-ins between them: of one floor, as the
-    default floor of float64 is another. Without a floor, from below the smooth range to above it."""
+    """With a floor: magnitudes from 0.25, so that gradients stay in fp16's range, and 0 for stand-ins; eps is given,
+    for float64 has another default. Without a floor: from below the smooth range to above it."""
 
     def make(n, dtype, seed):
         x = numbers(n, dtype, seed)
@@ -123,7 +123,7 @@ def _gpu(name, floored, low, high):
 
 
 def _unary(definition, twin, low=-3.0, high=3.0, floored=None, positive=False, dtype_argument=True):
-    """low, high: of a smooth sample. floored: options of a sample with a floor. positive: the floor may not be 0."""
+    """low, high: range of a smooth sample. floored: options of a sample with a floor. positive: eps=0 is refused."""
     name, hurts = definition.__name__, torch.tensor(HURTS, dtype=torch.float64).reshape(3, 5)
     samples = [
         Sample((data(3, 5, low=low, high=high),), name="plain", slow=True),

@@ -1,1 +1,1 @@
-"""The functions of images: the SSIM family, and what is made of pixels and of features."""
+"""The functions of images: the SSIM family, functions of pixels, of features."""

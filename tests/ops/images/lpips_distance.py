@@ -1,4 +1,4 @@
-"""lpips_distance, of lists of features."""
+"""lpips_distance, whose operands are lists of features."""
 
 import functools
 
@@ -10,7 +10,7 @@ from tests.ops.operands import data, mask
 
 
 def _of_layers(op):
-    """The samples' operands are the features of two layers, (N, C, H, W) each, then the weights of each."""
+    """op(*operands): the features (N, C, H, W) of two layers per image, then the weights of each layer."""
 
     @functools.wraps(op)
     def call(*operands, mask=None, **options):
@@ -53,7 +53,7 @@ def _lpips_samples():
 
 
 def _lpips_terms(sample, outcome):
-    """Unit vectors differ by at most 2, with slopes of 4 / |f|; a position's share is at most 1."""
+    """Unit vectors differ by at most 2, with slopes of at most 4 / |f|; a position's share is at most 1."""
     f = sample.args[:4]
     weights = sample.args[4:] or (torch.ones(1, dtype=torch.float64),) * 2
     largest = max(float(w.abs().max()) for w in weights)

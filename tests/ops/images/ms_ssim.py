@@ -1,4 +1,4 @@
-"""ms_ssim: the contrast of each scale, and the similarity of the last."""
+"""ms_ssim: the contrast of each scale, and the SSIM of the last."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ BETAS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 
 
 def _halve(x, keep):
-    """2 x 2 means of what is kept, by an odd border of what there is; 0 where that is nothing."""
+    """Returns (means of the kept pixels in each 2 x 2 cell, or 0; which cells have any). An odd border is padded."""
     pad = [k for n in reversed(x.shape[2:]) for k in (0, n % 2)]
     keep, x = F.pad(keep, pad), F.pad(torch.where(keep, x, 0), pad)
 
@@ -47,7 +47,7 @@ def _ms_ssim(input, target, *, mask=None, betas=BETAS, reduction="mean", empty="
 
 
 def _ms_terms(sample, outcome):
-    """The largest of what each scale adds; a scale's slopes by a pixel of the image are at most those by its own."""
+    """Sums a scale's largest term over the scales. A scale's slope to a pixel of the image is at most its own one."""
     x, y = sample.args
     options = {k: v for k, v in sample.kwargs.items() if k in OPTIONS}
     upstream = outcome.upstream[0] if outcome.upstream else torch.ones(())

@@ -1,4 +1,4 @@
-"""ssim, ssim_loss by the textbook's five moments."""
+"""ssim and ssim_loss, from the five moments of the textbook."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ def _window(size, sigma, spatial, like):
 
 
 def _windows(keep, win_size, win_sigma, padding, like):
-    """(which windows count, which pixels one of them sees, their weighted means, which are 0 where none counts)"""
+    """Returns (which windows count, which pixels they see, mean: x -> x's weighted mean in each window, or 0)."""
     spatial = keep.dim() - 2
     conv, back = (F.conv2d, F.conv_transpose2d) if spatial == 2 else (F.conv3d, F.conv_transpose3d)
     around, half = win_size // 2 if padding == "same" else 0, win_size // 2
@@ -54,13 +54,13 @@ OPTIONS = {"data_range": 1.0, "win_size": 11, "win_sigma": 1.5, "k1": 0.01, "k2"
 
 
 def _of(mx, my, xx, yy, xy, c1, c2):
-    """(SSIM, its contrast) of the moments."""
+    """Returns (SSIM, contrast), computed from the moments."""
     contrast = (2 * (xy - mx * my) + c2) / (xx - mx * mx + yy - my * my + c2)
     return contrast * (2 * mx * my + c1) / (mx * mx + my * my + c1), contrast
 
 
 def maps(x, y, keep, data_range, win_size, win_sigma, k1, k2, padding):
-    """(SSIM, contrast, which windows count)"""
+    """Returns (SSIM, contrast, which windows count)."""
     counted, _, mean = _windows(keep, win_size, win_sigma, padding, x)
     x, y = torch.where(keep, x, 0), torch.where(keep, y, 0)
     moments = [mean(t) for t in (x, y, x * x, y * y, x * y)]
@@ -79,11 +79,11 @@ def _similarity(loss):
 
 
 def sizes(x, y, keep, upstream, data_range, win_size, win_sigma, k1, k2, padding):
-    """Sizes of what the value of each window, and the gradient at each pixel, is made of.
+    """Returns the sizes of the terms in each window's value and in each pixel's gradient.
 
-    The moments are taken about a level within each plane's values, so that first ones are at most r, their range, and
-    second ones r^2; rounding a variance is rounding three terms of r^2. A value moves by its slopes times that, and a
-    slope by its own relative slope. upstream: the gradient of each window.
+    Let r be the range of a plane's values. About a level within the range, first moments are at most r and second ones
+    r^2, and a variance has the rounding of three terms of r^2. That moves a value by its slopes times it, and a slope
+    by the slope's relative slope. upstream: the gradient of each window.
     """
     counted, seen, mean = _windows(keep, win_size, win_sigma, padding, x)
     scaled = [torch.where(seen & t.isfinite(), t, 0) / data_range for t in (x, y)]
@@ -120,7 +120,7 @@ def _terms(sample, outcome):
 
 
 def _plain(definition):
-    """As users write it: in the images' own dtype, with no mask."""
+    """As users write it: in the images' own dtype, without a mask."""
 
     @functools.wraps(definition)
     def twin(input, target, *, mask=None, **options):
@@ -137,12 +137,12 @@ SMALL = {"win_size": 3, "win_sigma": 1.0}
 def _samples(denominator):
     pixels = mask(2, 1, 5, 6)
     yield Sample(pair(2, 2, 5, 6, seed=1), {"mask": pixels, **SMALL}, name="mean, masked")
-    # (compiled: Inductor's sympy, in torch 2.13, fails on strides of (H - 2) (W - 2) where H and W are symbols)
-    most = torch.ones(2, 1, 4, 5, dtype=torch.bool)  # no window is left with a pixel or two, whose variance is rounding
+    # (the sample to compile: Inductor's sympy, in torch 2.13, fails on strides of (H - 2) (W - 2) with symbols H, W)
+    most = torch.ones(2, 1, 4, 5, dtype=torch.bool)  # a window with one or two pixels has a variance of rounding
     most[0, 0, 1, 2] = most[1, 0, :, 0] = False
     options = {"mask": most, "padding": "same", "k2": 0.2, **SMALL}
     yield Sample(pair(2, 3, 4, 5, seed=15), options, name="mean, masked, same", slow=True)
-    # (a larger constant: routes are held to what the largest gradient allows, and here windows have two pixels)
+    # (a larger k2: routes are compared relative to the largest gradient, and some windows here have two pixels)
     options = {"mask": mask(2, 2, 5, 6, seed=1), "padding": "same", "reduction": "none", "k2": 0.2, **SMALL}
     yield Sample(pair(2, 2, 5, 6, seed=3), options, name="none, masked, same")
     yield Sample(pair(2, 2, 5, 6, seed=5), {"reduction": "none", **SMALL}, name="none")
@@ -189,7 +189,7 @@ WINDOWS = {"data_range": 1.5, "win_size": 3, "win_sigma": 1.25, "k1": 0.02, "k2"
 
 
 def _map_case(name, masked):
-    """The map of two images of about n pixels, whose leaves are vectors. (Of the sums: tests/gpu/test_values.py.)"""
+    """The map of two images of about n pixels, from flat leaves. (For the sums: tests/gpu/test_values.py.)"""
 
     def make(n, dtype, seed):
         rows = math.isqrt(n)
@@ -215,7 +215,7 @@ for _name, _loss in (("ssim", False), ("ssim_loss", True)):
         [*bad_windows(_name), *(_bad_denominators(_name) if _loss else ())],
         CALL | _of_loss | WINDOWS,
         gpu=_map_case(_name, masked=_loss),
-        no_route=NO_ROUTE if _loss else None,  # by a denominator it is torch that divides
+        no_route=NO_ROUTE if _loss else None,  # torch divides by a denominator
         data=(0, 1),
         torch_equivalent=_plain(_formula),
         terms=_terms,

@@ -1,4 +1,4 @@
-"""linear_cross_entropy. Its operands do not broadcast: where a check needs that, tests/contract has it by hand."""
+"""linear_cross_entropy. Its operands do not broadcast: tests/contract has the checks that need broadcasting."""
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ def _twin(input, linear_weight, target, *, linear_bias=None, **options):
 
 
 def _rounding(*tensors):
-    """How much coarser than the arithmetic's own the rounding of the products is: to the dtype that they came in."""
+    """The eps of the operands' dtype, to which products are rounded, over that of the compute dtype; at least 1."""
     for dtype in (torch.bfloat16, torch.float16):
         if all(torch.equal(x.to(dtype).double(), x.double()) for x in tensors):
             return torch.finfo(dtype).eps / COMPUTE_EPS[dtype]
@@ -46,8 +46,8 @@ def _rounding(*tensors):
 
 
 def terms(sample, outcome):
-    """Logits are rounded to the operands' dtype, of the size of the terms that they are summed from; in the gradients
-    so are the slopes to them, relative, and the logits' error multiplies their probabilities."""
+    """Logits, as large as the sum of their terms' magnitudes, are rounded to the operands' dtype; so are their slopes,
+    relatively. A logit's error also multiplies its probability."""
     x, w, kwargs = sample.args[0].detach(), sample.args[1].detach(), sample.kwargs
     b = kwargs.get("linear_bias")
     leaves = sample.leaves()
@@ -58,13 +58,13 @@ def terms(sample, outcome):
     heaviest = 1.0 if per_class is None else max(1.0, float(per_class.detach().max()))
     heaviest /= min(1.0, kwargs.get("temperature", 1.0))
     rows, z = x.numel() // x.shape[-1], kwargs.get("z_loss", 0.0)
-    # (a loss is of two logits, with the square of the z-loss of the logsumexp's)
+    # (a loss is a difference of two logits, plus z_loss times the logsumexp's square)
     value = heaviest * 2 * (logit + 3) + z * (logit + 3) ** 2
     scale = 1.0
     if outcome.values[0].dim() == 0:
         scale = (
             rows if kwargs.get("reduction", "mean") == "sum" else 4.0
-        )  # (the mean: half the rows of half the weight)
+        )  # (the mean: half of the rows, with half the weight)
     if not outcome.grads:
         return value * scale * rounding, {}
     up = float(outcome.upstream[0].double().abs().max()) * (scale / rows if scale == 4.0 else 1.0)

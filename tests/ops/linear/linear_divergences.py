@@ -1,4 +1,4 @@
-"""Divergences with the last layer. Operands do not broadcast: what a check needs of that, tests/contract has."""
+"""Divergences with the last layer. Operands do not broadcast: tests/contract has the checks that need broadcasting."""
 
 import torch
 
@@ -14,7 +14,7 @@ from tests.ops.row_loss import DENOMINATOR, PLAIN, definition_of
 
 
 def linear(element):
-    """A divergence's definition, of both layers."""
+    """The definition of a divergence of two layers' outputs, from `element`, that of rows of logits."""
     of_logits = definition_of(element)
 
     def loss(input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, **options):
@@ -31,8 +31,8 @@ def linear(element):
 
 
 def terms(sample, outcome):
-    """Logits are rounded to the operands' dtype, of the size of the terms that they are summed from; so are the slopes
-    to them, relative, and the logits' error multiplies their probabilities."""
+    """Logits, as large as the sum of their terms' magnitudes, are rounded to the operands' dtype; so are their slopes,
+    relatively. A logit's error also multiplies its probability."""
     x, w, y, v = (t.detach() for t in sample.args)
     temperature, leaves = sample.kwargs["temperature"], sample.leaves()
     rounding = _rounding(*leaves.values())

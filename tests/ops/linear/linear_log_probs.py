@@ -1,4 +1,4 @@
-"""linear_token_log_probs. Its operands do not broadcast: where a check needs that, tests/contract has it by hand."""
+"""linear_token_log_probs. Its operands do not broadcast: tests/contract has the checks that need broadcasting."""
 
 import torch
 
@@ -23,8 +23,8 @@ def linear_token_log_probs(input, linear_weight, target, *, linear_bias=None, ma
 
 
 def terms(sample, outcome):
-    """Logits are rounded to the operands' dtype, of the size of the terms that they are summed from; so are the slopes
-    to them, relative, and the logits' error multiplies their probabilities."""
+    """Logits, as large as the sum of their terms' magnitudes, are rounded to the operands' dtype; so are their slopes,
+    relatively. A logit's error also multiplies its probability."""
     x, w = (t.detach() for t in sample.args[:2])
     leaves, temperature = sample.leaves(), sample.kwargs.get("temperature", 1.0)
     rounding, largest = _rounding(*leaves.values()), (x.abs().amax(), w.abs().amax())

@@ -10,7 +10,7 @@ from tests.ops.truth import absolute
 
 
 def _knee(d, at):
-    """d^2 / 2 below `at`, at (|d| - at / 2) above: each side sees only what is its own, so nothing cancels."""
+    """d^2 / 2 where |d| < at, else at (|d| - at / 2). Each branch gets only its own elements: nothing cancels."""
     a = absolute(d)
     inner = a < at
     quadratic = torch.where(inner, a, 0).square() / 2

@@ -9,7 +9,7 @@ from tests.ops.losses.pointwise import pointwise
 
 
 def _times(a, b):
-    """a b, and 0 where a is 0 and b infinite."""
+    """a b, but 0 where a is 0 and b infinite."""
     nothing = (a == 0) & b.isinf()
     return torch.where(nothing, 0, a) * torch.where(nothing, 0, b)
 
@@ -19,7 +19,7 @@ def _softplus(x):
 
 
 class _WithSlopes(torch.autograd.Function):
-    """A loss whose derivatives are given: (loss, x, y, ..., those by x, y, ...)."""
+    """A loss with given derivatives: apply(loss, x, y, ..., d/dx, d/dy, ...) returns the loss."""
 
     generate_vmap_rule = True
 
@@ -48,7 +48,7 @@ def _with_slopes(loss, tensors, slopes):
 
 
 def _bce(x, y):
-    """With torch's own derivative, which is bounded where the loss is."""
+    """With torch's derivative, which is bounded where the loss is clamped."""
     hit, miss = x.log().clamp(min=-100), (-x).log1p().clamp(min=-100)
     slopes = (x - y) / (x * (1 - x)).clamp(min=1e-12), miss - hit
     return _with_slopes(-(y * hit + (1 - y) * miss), (x, y), slopes)
@@ -80,7 +80,7 @@ def _focal(x, y, alpha=0.25, gamma=2.0):
 
 
 def _focal_sizes(x, y, alpha=0.25, gamma=2.0):
-    """A power multiplies the rounding of its base by gamma."""
+    """m^gamma has gamma times the relative rounding error of m."""
     p, q = x.sigmoid(), (-x).sigmoid()
     missed = y * q + (1 - y) * p
     power = torch.where(missed == 0, float(gamma == 0), missed**gamma)
@@ -109,7 +109,7 @@ def _poisson_sizes(x, y, log_input=True, full=False, eps=1e-8):
 
 
 def _gaussian(x, y, var, full=False, eps=1e-6):
-    """The bound lets the gradient pass, as in torch."""
+    """The clamp of var at eps passes the gradient, as in torch."""
     d, v = x - y, torch.where(var < 0, torch.nan, var.clamp(min=eps))
     loss = (v.log() + d * d / v) / 2 + (math.log(2 * math.pi) / 2 if full else 0)
     return _with_slopes(loss, (x, y, var), (d / v, -d / v, (1 - d * d / v) / v / 2))
@@ -121,7 +121,7 @@ def _gaussian_sizes(x, y, var, full=False, eps=1e-6):
 
 
 def _gaussian_kl(x, y, prior_mean=0.0, prior_log_var=0.0):
-    """In terms that do not cancel near the prior."""
+    """(e^d - 1 - d + u^2) / 2, by a series near the prior, where the terms would cancel."""
     d, u = y - prior_log_var, (x - prior_mean) * math.exp(-prior_log_var / 2)
     near = d.abs() < 0.125
     small, far = torch.where(near, d, 0), torch.where(near | (d == math.inf), 1, d)
@@ -131,7 +131,7 @@ def _gaussian_kl(x, y, prior_mean=0.0, prior_log_var=0.0):
 
 
 def _gaussian_kl_sizes(x, y, prior_mean=0.0, prior_log_var=0.0):
-    """The exponential multiplies the rounding of d by d: nothing near the prior."""
+    """e^d has |d| times the rounding error of d, which vanishes near the prior."""
     d, scale = y - prior_log_var, math.exp(-prior_log_var / 2)
     u, more = (x - prior_mean) * scale, 1 + d.abs() / 8
     return (_gaussian_kl(x, y, x, prior_log_var) * more + u * u).abs(), (u * scale).abs(), torch.expm1(d).abs() * more
@@ -157,7 +157,7 @@ def _kl_sizes(x, y, log_target=False):
 
 
 def _js(x, y):
-    """In terms that hardly cancel, near and far."""
+    """Near equal x and y, and far from them, by forms that hardly cancel."""
     s, none = x + y, x + y == 0
     u = (x - y) / torch.where(none, 1, s)
     a = torch.where(u.abs() < 0.5, u.abs(), 0)
@@ -172,7 +172,7 @@ def _js(x, y):
 
 
 def _js_sizes(x, y):
-    """The composite adds two terms; that the kernel keeps more is in tests/contract/losses/test_edges.py."""
+    """Sizes of the composite's two terms. tests/contract/losses/test_edges.py shows that the kernel is more exact."""
     m = torch.where(x + y == 0, 1, (x + y) / 2)
     return torch.xlogy(x, x / m).abs() + torch.xlogy(y, y / m).abs(), torch.ones_like(x), torch.ones_like(x)
 

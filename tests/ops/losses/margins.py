@@ -1,4 +1,4 @@
-"""Losses of a side and a margin."""
+"""Losses of a sign and a margin."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ def _soft_margin(x, y):
 
 
 def _soft_margin_sizes(x, y):
-    """The rounding of y x moves the exponential, of which fp32 keeps no digits below its smallest normal number."""
+    """The rounding of y x changes the exponential; fp32 has no digits below its smallest normal number."""
     a = (y * x).abs()
     q, loss = (-y * x).sigmoid().clamp(min=2.0**-126), _soft_margin(x, y)
     return loss + a * q, y.abs() * q * (1 + a), x.abs() * q * (1 + a)

@@ -1,4 +1,4 @@
-"""The pointwise losses: `pointwise` makes a record of one element's loss and torch's function."""
+"""The pointwise losses: `pointwise` makes a record from an element's loss and torch's function."""
 
 import torch
 
@@ -14,12 +14,12 @@ from tests.ops.truth import kept, reduce, weighted
 
 
 def pointwise(name, element, twin, *, sizes=None, **fields):
-    """The record of a pointwise loss. Its domain, its parameters and their ranges are the op's own record's.
+    """The record of a pointwise loss. The library's record of the op gives domain, parameters and ranges.
 
     element     (x, y, **parameters) -> the loss of each element, in plain differentiable torch.
     twin        torch's function, as users call it: (x, y, reduction="none", **parameters).
-    sizes       as element, and gives the size of what the loss is summed from, then that of each derivative: where
-                terms may cancel.
+    sizes       where terms may cancel: (x, y, **parameters) -> the size of the loss's terms, then that of each
+                derivative's.
     """
     op = registry[name]
     domain, parameters = op.domain, op.sample
@@ -57,7 +57,7 @@ def pointwise(name, element, twin, *, sizes=None, **fields):
 
 
 def _tensors(op, operands, parameters):
-    """All the loss's tensors; one that is optional is a keyword."""
+    """All tensors of the loss, also the optional one, which is a keyword."""
     return (*operands, parameters.pop(op.names[-1], None)) if op.optional else operands
 
 
@@ -82,7 +82,7 @@ def _definition(op, element):
 
 
 def _terms(op, definition, sizes):
-    """The loss's own definition, of the sizes in place of the loss: its derivatives are the sizes of the gradients."""
+    """The definition, with the sizes in place of an element's loss, gives the sizes of value and gradients."""
 
     def terms(sample, outcome):
         def of_values(*tensors, **parameters):
@@ -126,12 +126,12 @@ def _twin(op, function):
     return loss
 
 
-# Not a denominator that rounds: the direct op takes it as a tensor.
+# A number that fp32 holds, for the direct op takes the denominator as a tensor.
 DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 
 
 def _maker(op, domain, parameters):
-    """make(shapes, options, seed): a sample with operands of these shapes; the last shape is that of all others."""
+    """Returns make(shapes, options, seed) -> Sample. The last shape is repeated for all further operands."""
 
     def make(shapes, options, seed, differentiable=True, **rest):
         shapes = [*shapes, *[shapes[-1]] * (op.count - len(shapes))]

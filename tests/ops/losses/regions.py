@@ -1,4 +1,4 @@
-"""The region losses: of one record's formula and of the sums that all of them are made of."""
+"""The region losses: a formula of sums over each region, and the record that all of them share."""
 
 import torch
 
@@ -22,8 +22,8 @@ BY_CLASS = {
 
 
 def _definition(formula, of_images=False):
-    """formula: (both, input_sum, target_sum, **options) -> the loss of each region; or with the regions that exist and
-    the weight of each, of each image."""
+    """formula: (sums of p t, of p, of t, **options) -> the loss of each region. With `of_images` it returns the loss of
+    each image, and also gets exists (which regions have pixels) and weight."""
 
     def loss(input, target, **options):
         return regions(input, input, target, target, **options)
@@ -32,12 +32,12 @@ def _definition(formula, of_images=False):
         input, own_input, target, own_target, *, mask=None, weight=None, reduction="mean", denominator=None,
         empty="zero", squared_pred=False, ignore_index=None, batch=False, **options,
     ):  # fmt: skip
-        """own_input, own_target: as they enter the sums of their own; for `terms`."""
+        """own_input, own_target: input and target in the sums of p and of t, as leaves of their own for `terms`."""
         keep = torch.ones(input.shape, dtype=torch.bool, device=input.device)
         if target.dim() < input.dim():
             if ignore_index is not None:
                 keep = keep & (target != ignore_index).unsqueeze(1)
-            # one-hot, by the place of each class along dim 1
+            # one-hot: class c is channel c of dim 1
             target = own_target = (target.unsqueeze(-1) == torch.arange(input.shape[1]).to(target)).movedim(-1, 1)
         if mask is not None:
             keep = keep & (mask.unsqueeze(1) if mask.dim() == input.dim() - 1 else mask)
@@ -74,7 +74,7 @@ def _definition(formula, of_images=False):
 
 
 def _terms(definition):
-    """Sizes of what cancels: 1 less a quotient, and the two slopes of an element, by the product and by its own sum."""
+    """Sizes of 1 - quotient, and of an element's two slopes: through the product p t, and through its own sum."""
 
     def terms(sample, outcome):
         x, y = sample.args
@@ -87,7 +87,7 @@ def _terms(definition):
         largest = 1.0 if w is None else w.double().nan_to_num(0, 0, 0).abs().max()
         count = x.shape[0] * x.shape[1] if sample.kwargs.get("reduction") == "sum" else 1
         sizes = {i: slopes[2 * i].abs() + slopes[2 * i + 1].abs() for i in range(len(live) // 2)}
-        if w is not None:  # the loss of each image's class, and less than all of them together
+        if w is not None:  # (the losses of a class, less the mean of all)
             sizes["weight"] = 4 * upstream.abs().max() * (x.shape[0] if n > 1 else 1) / (largest if n == 1 else 1)
         return 2.0 * count * largest, sizes
 
@@ -103,7 +103,7 @@ def _tversky(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, alpha=0.5, bet
 
 
 def _generalized(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, exists=None, weight=None):
-    """A class without a pixel has the largest weight of those that have some."""
+    """A class without a pixel gets the largest weight of the classes that have some."""
     exists = torch.ones_like(both, dtype=torch.bool) if exists is None else exists
     w = torch.where(exists & (target != 0), torch.where(target != 0, target, 1) ** -2, 0)
     w = torch.where(exists & (target == 0), w.amax(-1, keepdim=True), w)
@@ -112,7 +112,7 @@ def _generalized(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, exists=Non
 
 
 def _monai(formula):
-    """MONAI's arithmetic, in the dtype that it is given."""
+    """MONAI's arithmetic, in the dtype of its operands."""
 
     def loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
              squared_pred=False, ignore_index=None, batch=False, **options):  # fmt: skip
@@ -145,7 +145,7 @@ def _indices(*shape, classes, seed=0):
 
 
 def powers(parameters):
-    """The names of arguments that most samples leave out, since other kernels run with them."""
+    """Names of arguments that most samples leave out, for they select other kernels."""
     return ["gamma"] if "alpha" in parameters else []
 
 
@@ -233,13 +233,13 @@ def _bad_calls(name, parameters):
 
 
 def _gpu(name):
-    """The kernel alone: what is made of its sums are aten operations on as many numbers as there are regions."""
+    """The sums' kernel alone: the rest are aten ops on one number per region."""
 
     def make(n, dtype, seed):
         classes, pixels = 4, n // 8
         shape = (2, classes, pixels)
         x = numbers(2 * classes * pixels, dtype, seed).sigmoid().reshape(shape)
-        target = indices(2 * pixels, classes, seed).reshape(2, pixels)  # some are no class
+        target = indices(2 * pixels, classes, seed).reshape(2, pixels)  # some are out of range
         mask = keep(2 * pixels, seed).reshape(2, 1, pixels)
         sums = registry[name].call
         options = {"squared_pred": True, "smooth_nr": 0.0, "smooth_dr": 0.0, "ignore_index": 1, "batch": False}

@@ -1,4 +1,4 @@
-"""Parts of the masked reductions' records: `reduction` makes a record of a definition and what users write."""
+"""Parts of the masked reductions' records: `reduction` makes one from a definition and from what users write."""
 
 import torch
 
@@ -20,7 +20,7 @@ ONE = {"partial_gradients": "one operand; the weight's gradient has a subject of
 
 
 class Masked:
-    """Everything at the full shape; x and w are 0 where not kept."""
+    """Mask, x and weight at the input's full shape; x and weight are 0 where not kept."""
 
     def __init__(self, input, mask, weight, dim, keepdim):
         self.axes = tuple(range(input.dim())) if dim is None or dim == () else dim
@@ -40,7 +40,7 @@ class Masked:
         return value.squeeze(self.axes) if value.dim() else value
 
     def extreme(self, x, largest):
-        """Ties share: x summed over the k largest elements that are equal, each over k."""
+        """The largest (or smallest) kept element. k tied elements contribute 1 / k each, and share the gradient."""
         if not x.numel():
             return self.sum(x)
         fill = -torch.inf if largest else torch.inf
@@ -55,7 +55,7 @@ def root(square):
 
 
 def twin(function):
-    """Without weights."""
+    """torch's function of (input, mask, axes, keepdim), without weights."""
 
     def call(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero", **parameter):
         if weight is not None:
@@ -77,10 +77,10 @@ def reduction(definition, plain_torch, *, extra=(), heavy=0, weighted=None, call
     """The record of a masked reduction.
 
     plain_torch  what users write: (input, mask=None, dim=None, *, keepdim, weight, dtype, empty, ...).
-    extra     samples beside those of every reduction.
-    heavy     added to each weight: the sum of a few then exceeds a correction of 1, and the divisor is not near 0.
-    weighted  samples of which the weight's gradient is judged; () where it has none.
-    call      further arguments of the plain call; kernel_call: what to change in it so that it has a kernel.
+    extra        samples beside those of every reduction.
+    heavy        added to each weight: a sum of few weights then exceeds a correction of 1, and no divisor is near 0.
+    weighted     samples for the gradient to the weight; () if there is none.
+    call         further arguments of the plain call. kernel_call: changes to it that give it a kernel.
     """
     name = definition.__name__
     bad_calls, variants = fields.pop("bad_calls", ()), fields.pop("variants", {})
@@ -124,7 +124,7 @@ def samples(heavy=0):
 
 
 def weight_samples(heavy=0):
-    """Samples whose weight's gradient is judged."""
+    """Samples for the gradient to the weight."""
     rows = {"dim": 1, "weight": weights(3, 5) + heavy}
     yield Sample((data(3, 5), mask(3, 5)), rows, mask=1, name="weight")
     yield Sample((data(3, 5), mask(3, 1)), {"weight": weights(5) + heavy}, mask=1, name="weight broadcast")
@@ -162,7 +162,7 @@ def bad_reductions(name):
 
 
 def bad_flags(name):
-    """Calls that the dispatcher would take, or blame on something else."""
+    """Calls that the dispatcher would accept, or refuse with another argument's name."""
     for keepdim in (2, None, 1):
         yield must(name, "keepdim", (X,), {"keepdim": keepdim}, TypeError)
     for dim in (True, (False, 1)):
@@ -170,7 +170,7 @@ def bad_flags(name):
 
 
 def bad_parameters(name, key):
-    """Refused values of a number that belongs to the reduction."""
+    """Refused values of the reduction's own number."""
     yield Bad((X,), {key: "1"}, TypeError, (name, key, "str"))
     yield Bad((X,), {key: None}, TypeError, (name, key, "NoneType"))
     yield Bad((X,), {key: torch.ones(())}, TypeError, (name, key, "Tensor"))

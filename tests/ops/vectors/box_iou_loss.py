@@ -1,4 +1,4 @@
-"""box_iou_loss: boxes are vectors of four numbers."""
+"""box_iou_loss: a box is a vector of four numbers."""
 
 import torch
 
@@ -20,7 +20,7 @@ def _area(sides):
 
 
 def box_iou(x, y, kind="iou"):
-    """As the papers write it. A union of 0 has IoU 0, a hull of 0 adds nothing, nor does the shape of a point."""
+    """As the papers write it. With an area of 0, a union has IoU 0, a hull adds 0, and a point's shape adds 0."""
     x1, x2, y1, y2 = x[..., :2], x[..., 2:], y[..., :2], y[..., 2:]
     both = _area(torch.relu(torch.minimum(x2, y2) - torch.maximum(x1, y1)))
     union = _area(x2 - x1) + _area(y2 - y1) - both
@@ -38,7 +38,7 @@ def box_iou(x, y, kind="iou"):
 
 
 def _sizes(x, y, kind="iou"):
-    """A term is at most 2, and changes by that as an edge moves by the box's extent."""
+    """A term is at most 2, and changes by that much when an edge moves by the box's extent."""
     least = torch.cat([t[..., 2:] - t[..., :2] for t in (x, y)], -1).amin(-1, keepdim=True)
     slope = 8 / torch.where(least > 0, least, 1)
     return x.new_full(x.shape[:-1], 6.0), (slope, slope)
@@ -62,7 +62,7 @@ row_loss(
     _torch,
     lambda seed: tuple(box(data(5, 4, seed=10 * seed + i)) for i in range(2)),
     {"input": box(plain()[:, :4]), "target": box(plain(1)[:, :4])},
-    {"kind": "diou"},  # (the alpha of "ciou" is a constant, of which numerical derivatives know nothing)
+    {"kind": "diou"},  # (not "ciou": numerical derivatives would not take its alpha as a constant)
     [
         *bad_calls("box_iou_loss", ("input", "target"), (), {}, width=4),
         Bad((_boxes[:, :3], _boxes[:, :3]), {}, ValueError, ("box_iou_loss", "input", "4 numbers", "(2, 3)")),

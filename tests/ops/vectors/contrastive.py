@@ -1,4 +1,4 @@
-"""info_nce_loss and supervised_contrastive_loss, whose rows meet all rows of the batch."""
+"""info_nce_loss and supervised_contrastive_loss, where a row's loss depends on all rows."""
 
 import math
 
@@ -16,7 +16,7 @@ from tests.ops.vectors.cosines import normalize
 
 
 def _info_nce(query, positive_key, temperature=0.1, keep=None):
-    """The keys are those of the batch. With others: tests/contract/vectors/test_label_losses.py."""
+    """The negatives are the batch's keys. For other keys: tests/contract/vectors/test_label_losses.py."""
     logits = normalize(query, eps=None) @ normalize(positive_key, eps=None).mT / temperature
     is_positive = torch.eye(len(query), dtype=torch.bool, device=query.device)
     logits = torch.where(keep | is_positive, logits, -torch.inf)
@@ -25,8 +25,8 @@ def _info_nce(query, positive_key, temperature=0.1, keep=None):
 
 
 def _info_nce_sizes(query, positive_key, temperature=0.1, keep=None):
-    """The logits are of the size 1 / t, and their rounding is one of the probabilities p, relative; the slope to a
-    query is a sum of (p - own) key / t, less its part along the query, over its length. A key meets all rows."""
+    """Logits are of size 1 / t; their rounding is relative to the probabilities p. The slope to a query is the sum of
+    (p - own) key / t, less its part along the query, divided by the query's length. Every row has a slope to a key."""
     size = 2 / temperature + math.log(max(len(query), 1))
 
     def slope(x):
@@ -50,7 +50,7 @@ row_loss(
     _info_nce_sizes,
     _eager,
     vectors(2),
-    # (in fp64: the gradients cancel to less than the digits that DTensors are compared in)
+    # (fp64: gradients cancel beyond the digits in which DTensors are compared)
     {**{key: plain(i).double() for i, key in enumerate(("query", "positive_key", "negative_keys"))},
      "temperature": torch.tensor(0.5)},
     {"temperature": 0.5},
@@ -92,13 +92,13 @@ _supervised.counted = lambda keep, features, labels: keep & _positives(keep, lab
 
 
 def _supervised_sizes(features, labels, temperature=0.07, keep=None):
-    """As info_nce_loss's, and a row meets the others as their key, too."""
+    """As for info_nce_loss; each row is also a key for the others."""
     size, (slope, _) = _info_nce_sizes(features, features, temperature)
     return size, (2 * slope,)
 
 
 def _eager_supervised(features, labels, reduction, temperature=0.07):
-    """As its authors wrote it, of one view a row."""
+    """As its authors wrote it, for one view a row."""
     z = F.normalize(features, dim=-1)
     logits = z @ z.mT / temperature
     logits = logits - logits.amax(1, keepdim=True).detach()

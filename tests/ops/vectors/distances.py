@@ -22,7 +22,7 @@ def _cosine_embedding(x, y, target, margin=0.0):
 
 
 def _cosine_sizes(x, y, target, margin=0.0):
-    """A cosine is a sum of products of unit vectors; its slope (u2 - cos u1) / |x1|."""
+    """A cosine is a sum of products of unit vectors; its slope to x1 is (u2 - cos u1) / |x1|."""
 
     def slope(x):
         norm = x.norm(dim=-1, keepdim=True)
@@ -54,7 +54,7 @@ def _triplet(a, b, c, margin=1.0, p=2.0, eps=1e-6, swap=False):
 
 
 def _triplet_sizes(a, b, c, margin=1.0, p=2.0, eps=1e-6, swap=False):
-    """Distances have slopes of at most 1 each: two meet in every vector (with `swap` in the positive one)."""
+    """A distance has slopes of at most 1; at most two distances meet in a vector."""
     size = sum(_distance(x, y, p, eps) for x, y in ((a, b), (a, c), (b, c))) + margin
     return size, (2.0, 2.0, 2.0)
 

@@ -1,4 +1,4 @@
-"""si_sdr_loss: rows are signals, whose samples a mask takes."""
+"""si_sdr_loss: rows are signals, and the mask is per sample."""
 
 import math
 
@@ -15,7 +15,7 @@ def centered(x, keep):
 
 
 def si_sdr(x, s, zero_mean=False, keep=None):
-    """As the paper writes it, of samples that are 0 where they do not exist. Silence is as far as can be."""
+    """As the paper writes it; samples that are not kept are 0. A product of 0 (silence) gives the WORST loss."""
     if zero_mean:
         x, s = centered(x, keep), centered(s, keep)
     product, square = (x * s).sum(-1, keepdim=True), s.square().sum(-1, keepdim=True)
@@ -28,8 +28,8 @@ def si_sdr(x, s, zero_mean=False, keep=None):
 
 
 def _sizes(x, s, zero_mean):
-    """With d the sine of their angle and c its cosine, roundings of unit vectors are 1 / d of d and 1 / c of c. What a
-    mean of zero leaves has the roundings of what there was."""
+    """c, d: the cosine and sine of the signals' angle. Roundings of the unit vectors are 1 / c relative to c, 1 / d to
+    d. A centered signal has the roundings of the signal before."""
     every, lengths = torch.ones_like(x, dtype=torch.bool), []
     for y in (x, s):
         y, before = centered(y, every), y.norm(dim=-1, keepdim=True)

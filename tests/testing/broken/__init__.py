@@ -1,4 +1,4 @@
-"""One planted defect or more for every check of the harness: {check: [(what is wrong, subject, failure's words)]}."""
+"""Planted defects, one or more for every check of the harness: {check: [(what is wrong, subject, failure's words)]}."""
 
 from tests.testing.broken import execution, masks, values
 from tests.testing.broken.plant import DEFECTS

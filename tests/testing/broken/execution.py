@@ -78,7 +78,7 @@ def through_the_dispatcher(like):
 
 
 def below_the_dispatcher(like):
-    """As a C++ kernel allocates through at::detail: torch's deterministic fill does not see it."""
+    """Allocates as a C++ kernel does through at::detail, where torch's deterministic fill does not see it."""
     storage = torch.UntypedStorage(like.nbytes)
     return torch.empty(0, dtype=like.dtype).set_(storage, 0, like.shape, torch.empty(like.shape).stride())
 

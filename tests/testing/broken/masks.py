@@ -15,7 +15,7 @@ def multiplies_by_the_mask(x, mask, **_):
 
 
 @plant("masked_garbage", "gradient of")
-def selects_after_the_arithmetic(x, mask, **_):  # the where trap: the value is right, the gradient is 0 * inf
+def selects_after_the_arithmetic(x, mask, **_):  # the value is right, the gradient is 0 * inf
     return torch.where(mask, x.to(wide(x)).square() / 2, 0).sum()
 
 

@@ -1,4 +1,4 @@
-"""How a defect is planted."""
+"""The decorator that plants a defect, and ops with a given backward."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ in_transform = torch._C._are_functorch_transforms_active
 
 
 def plant(check, *words, **changes):
-    """Register the decorated op as a defect that `check` must find, with these words in the failure."""
+    """Registers the decorated op as a defect that `check` must find, with these words in its failure."""
 
     def register(op):
         DEFECTS.setdefault(check, []).append((op.__name__, subject(op, **changes), words))
@@ -24,7 +24,7 @@ def plant(check, *words, **changes):
 
 
 def function(backward, forward=None, **statics):
-    """The op with a Function of this backward(ctx, grad) -> dx; ctx.saved_tensors is (x, mask)."""
+    """An op with this backward: (ctx, grad) -> dx, where ctx.saved_tensors is (x, mask)."""
 
     class Broken(torch.autograd.Function):
         @staticmethod
