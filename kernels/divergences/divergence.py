@@ -93,7 +93,7 @@ def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def moved(kl_sum, total, max_x, max_y, larger_x, larger_y):
-    """KL's sum moved to larger maxima, but for the factor exp((max_y - larger_y) / T)."""
+    """KL's sum moved to larger maxima. The caller then multiplies it by exp((max_y - larger_y) / T)."""
     return kl_sum + (move(total, max_y, larger_y) - move(total, max_x, larger_x))
 
 
@@ -141,7 +141,7 @@ def merge(a, b, scale, config):
 
 @triton.jit
 def spread_of(total):
-    """log(total). A row of -inf alone has no distribution: -inf, and its logits less the log_total are NaN."""
+    """log_total = log(total). A row of -inf alone has no distribution: log_total is -inf, and x - log_total is NaN."""
     log_total = log_any(total)
     if total.dtype != tl.float64:  # (in fp64 log_any(0) is -inf)
         log_total = tl.where(total == 0, float("-inf"), log_total)
@@ -156,8 +156,9 @@ def divergence_kernel(
     x: Operand, y: Operand, keep: Operand, loss: Operand, row_stats: Operand, parameters: tl.float64, count: tl.tensor,
     space: Space, parts: Parts, config: DivergenceConfig,
 ):  # fmt: skip
-    """parameters: 1 / T, b. count: the number of rows, and the distance between the numbers of a row. GIVEN: x and y
-    are parts of rows, `numbers` is of the whole rows, `loss` gets the part's sums of q h, p f and the divergence."""
+    """parameters: 1 / T, b. count: the number of rows, and the distance between the numbers of a row in row_stats.
+    GIVEN: x and y are parts of rows, row_stats is that of the whole rows, and `loss` gets the part's sums of q h, p f
+    and the divergence."""
     C: tl.constexpr = config.C
     OP: tl.constexpr = config.OP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
@@ -248,8 +249,8 @@ def per_row(number):
 
 
 def prepare(op, input, target, keep, row_stats=None):
-    """Returns (results, arguments of row_plan.launch, its constants, its options). numbers: of whole rows, or None:
-    they are a result."""
+    """Returns (results, arguments of row_plan.launch, its constants, its options). row_stats: those of the whole rows,
+    where input and target are parts of rows; None: they are computed, and are the second result."""
     rows, compute, device = input.shape[:-1], compute_dtype(input, target), input.device
     if row_stats is None:
         row_stats, given = empty((ROW_STATS, *rows), compute, device), False

@@ -29,7 +29,7 @@ def offset_of(index, shape, strides):
 
 @triton.jit
 def corner(space, block, t, config):
-    """Returns (first row, first column) of tile t of a block. They follow each other along the reduced group."""
+    """Returns (first row, first column) of tile t of a block. Its tiles follow each other along the reduced group."""
     if config.AXIS == OUTER:
         m0, n0 = t * config.BM, block * config.BN
     elif config.AXIS == INNER:
@@ -64,7 +64,7 @@ def within(space, m, n):
     """Bool (BM, BN): True where an element of the tile lies in the tensor."""
     columns = n < space.N
     if len(space.span) > 0:
-        u = n + space.span[0]  # other accesses compute it, too: fewer registers
+        u = n + space.span[0]  # aligned_columns computes this sum, too: fewer registers
         columns = (u >= space.span[0]) & (u < space.span[1])
     return (m < space.M)[:, None] & columns[None, :]
 
@@ -256,8 +256,7 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
 
 @triton.jit
 def kept(mask, weight, space, m, n, config, EDGE: tl.constexpr):
-    """Returns (keep, w): bool (BM, BN), True where an element counts, and its weight in fp32 or fp64 (without weights
-    anything)."""
+    """Returns (keep, w): bool (BM, BN), True where an element counts, and its weight in fp32 or fp64, if it has one."""
     keep = tl.full([config.BM, config.BN], True, tl.int1)
     if EDGE:
         keep = within(space, m, n)

@@ -163,7 +163,7 @@ def box_kernel(
     dy: Operand, denominator: Operand, partial: tl.pointer_type, counter: tl.pointer_type, space: Space, parts: Parts,
     config: BoxConfig,
 ):  # fmt: skip
-    """Writes loss or, given a grad, dx and dy. REDUCE: `loss` is of all rows, and `used` what a mean divides by."""
+    """Writes loss or, given a grad, dx and dy. REDUCE: `loss` is the sum or mean of all rows, `used` its divisor."""
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     _, group, batch, block = part_of(1, parts.across, config.I)
@@ -248,7 +248,7 @@ def box_iou_loss_reduced(input, target, mask=None, kind=0, mean=True, empty_nan=
 
 
 def box_iou_loss_reduced_backward(grad, denominator, input, target, mask=None, kind=0, *needed):
-    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
+    """grad: one number per row; 0-dim for the sum or mean of all rows. denominator: a mean's divisor, or None."""
     needed = needed or (True, True)
     slopes, plan, constants = prepare(input, target, mask, kind, grad=grad, denominator=denominator, needed=needed)
     if input.numel() and any(needed):
