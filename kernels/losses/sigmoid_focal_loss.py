@@ -1,8 +1,8 @@
 """sigmoid_focal_loss: f = a m^gamma bce with p = 1 / (1 + e^-x), q = 1 - p, m = y q + (1 - y) p and
 a = hit y + miss (1 - y), where hit is alpha and miss 1 - alpha, or both are 1 if alpha < 0.
 
-m and bce are equal for (x, y) and (-x, 1 - y). They are computed from |x|: `wrong` is y for
-x < 0, else 1 - y. gamma = 2 has its own kernels: a square takes half the instructions of a power."""
+m and bce are equal for (x, y) and (-x, 1 - y). They are computed from |x|: `wrong` is y for x < 0, else 1 - y. gamma =
+2 has its own kernels: a square takes half the instructions of a power."""
 
 import triton
 import triton.language as tl
