@@ -45,8 +45,8 @@ def count(x, mask, weight, dims):
 class Reduced:
     """The layout of a call.
 
-    placements: of the input. dims: the reduced dims. kept: placements of a result that has them. cut: the mesh dims
-    that shard them. lost: the dims that the final result lacks.
+    placements: of the input. dims: the reduced dims. kept: placements of a result that keeps the reduced dims. cut: the
+    mesh dims that shard the reduced dims. lost: the dims that the final result lacks.
     """
 
     def __init__(self, op, input, mask, weight, dim, keepdim):

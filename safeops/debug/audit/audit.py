@@ -205,7 +205,7 @@ class audit(TorchFunctionMode):
         self.shown(message, category, *((lines[0].file, lines[0].number) if lines else (file, number)), *rest)
 
     def _left_out(self, index, size, which):
-        """Called by losses that skip class indices out of range instead of raising. which: bool, True for these."""
+        """Called by losses that skip class indices out of range instead of raising. which: bool, True for those."""
         with torch.no_grad(), private_torch.disable_modes():
             self._note(list(patterns.missing(index, size, which)))
 

@@ -10,7 +10,7 @@ from safeops.debug.common.source import line, user_frames
 
 
 class SavedTensors:
-    """Call `note(result)` after each call, and `written(x)` before a write into x: it yields a pattern if a node needs
+    """`note(result)`: call it after each call. `written(x)`: before a write into x; it yields a pattern if a node needs
     x."""
 
     def __init__(self):
