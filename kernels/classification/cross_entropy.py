@@ -79,7 +79,7 @@ def finish(state, kept, target_logit, w, smoothing, z_loss, config):
 
 @triton.jit
 def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config):
-    """Returns (whether each row is kept, the weight of its class, the logit of its class)."""
+    """Returns (kept, w, target_logit) of each row: True where it is kept; the weight and the logit of its class."""
     class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
     target_logit = w
     if target is not None:
@@ -172,8 +172,8 @@ def cross_entropy_kernel(
             )  # fmt: skip
 
 
-CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # four accesses a thread in flight
-MANY_SUMS = declare(cross_entropy_kernel)  # the sums take the registers
+CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # large tiles: four accesses per thread in flight
+MANY_SUMS = declare(cross_entropy_kernel)  # smaller tiles: the sums take the registers
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 

@@ -69,7 +69,7 @@ def cross_entropy_backward_kernel(
         high = fetch(row_stats, space, m, n, nowhere, True)  # L = high + low
         next_stat = count.to(tl.int64)
         low = fetch_stat(row_stats, next_stat, space, m, n)
-        # L = +inf: the row's own logit is the only one of +inf. The loss and its gradient are 0.
+        # L = +inf only where the logit of the row's class is the only +inf. The loss and its gradient are 0 then.
         kept &= high != float("inf")
         factor = w
         if HAS_Q or (WEIGHT and SMOOTH):

@@ -10,7 +10,8 @@ A state is (maximum, total, target_weight, target_sum, count, weight_sum, logit_
     weight_sum      the sum of w over the classes that exist; without weights `count` serves
     logit_sum       sum w (x - maximum) over the classes that exist
 
-With ARGMAX, `count` is the largest logit as it is, NaN above all others, and `weight_sum` the first class that has it.
+With ARGMAX, `count` is the largest logit before softcap and temperature (NaN above all others), and `weight_sum` the
+first class that has it.
 Sums of x are relative to the maximum: large logits that differ by little would cancel. A lane has the state of the
 elements that one thread holds, as in engine/accumulate.py, but with more sums than the states there.
 """

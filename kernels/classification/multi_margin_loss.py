@@ -103,7 +103,7 @@ def multi_margin_kernel(
     split, group, batch, block = split_of(parts, config)
     space = in_batch(space, batch, (x, target, mask, grad, loss, keep, used, dx))
     m, n = tile_at(space, block, 0, config)
-    if config.WHOLE:  # before the class is known: only the arithmetic waits for it
+    if config.WHOLE:  # loaded before the class is known: only the arithmetic waits for the class
         v = fetch(x, space, m, n, within(space, m, n), True)
     # one number per row: (BM, 1), or (1, BN) for rows across memory
     class_index, exists, w = class_of(target, mask, weight, -1, space, m, n, config)

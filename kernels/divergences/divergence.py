@@ -5,7 +5,8 @@ q = softmax(x / T) of two rows of logits, with u = log p and v = log q:
     JS   sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q
     TV   sum |p - q| / 2
 
-Their slopes are p (f - sum p f) / T by y and q (h - sum q h) / T by x. `terms` returns p f and q h for each divergence.
+Their slopes are p (f - sum p f) / T by y and q (h - sum q h) / T by x, where f and h depend on the divergence: `terms`
+returns p f and q h.
 
 The maximum of a row is subtracted from its logits before they are divided by T: the quotients of large logits, each
 rounded, would lose the differences. A block has its rows to itself. It sums the exponentials of both rows, and then the
@@ -58,7 +59,7 @@ def js_terms(u, v, beta):
 
 @triton.jit
 def terms(u, v, beta, OP: tl.constexpr):
-    """Returns (a class's term of the divergence, p f, q h, p, q). Classes with a share of 0 add nothing."""
+    """Returns (a class's term of the divergence, p f, q h, p, q). Classes with probability 0 add nothing."""
     if OP == JS:
         value, of_y, of_x, p, q = js_terms(u, v, beta)
     else:

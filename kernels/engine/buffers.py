@@ -34,8 +34,7 @@ _buffers = {}
 
 
 def split_counters(device):
-    """Zeroed counters, one per output block, of the finished splits of the block. The last split sets its counter to
-    0."""
+    """Zeroed counters, one per output block, of its finished splits. The last split sets its block's counter to 0."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 

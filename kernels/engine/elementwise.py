@@ -1,6 +1,6 @@
 """The kernel that writes one value, or a few, per element: out = keep ? c * w * f(x, y) : 0, or f(x, y, z).
 
-With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and c = grad / denominator it is the
+With f a loss and c = 1 it computes a loss that is not reduced. With f its slopes and c = grad / denominator it is the
 backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.
 """
 
@@ -180,8 +180,7 @@ def compute_dtype(*tensors):
 
 
 def elementwise(name, f, tensors, parameters=(), slopes=NONE):
-    """Fills the outputs, which are the last three of `tensors` (or None) and have the full shape. tensors: the
-    operands."""
+    """Fills the outputs: the last three of `tensors`, each None or of the full shape. tensors: all operands."""
     outputs = [t for t in tensors[-OUTPUTS:] if t is not None]
     if not outputs or not outputs[0].numel():
         return

@@ -18,7 +18,6 @@ STRIDED = tl.constexpr(4)  # anything else
 COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner: one element per column
 LINE = tl.constexpr(6)  # like COLUMN, with the vector accesses of VECTOR
 # PEELED + VEC: unit stride along rows that begin anywhere. Accesses take VEC elements, and may begin before the row.
-# row
 PEELED = tl.constexpr(8)
 UNALIGNED = tl.constexpr(24)  # + VEC: unit stride, but rows do not begin where the tile's accesses of VEC elements do
 

@@ -26,8 +26,8 @@ COMPUTE = {torch.float32: tl.float32, torch.float64: tl.float64}
 @dataclass(frozen=True)
 class Config:
     threads: int = 256
-    tile_bytes: int = 8192  # in the narrowest data operand: two 16-byte accesses per thread and operand
-    max_registers: tuple = (None, None)  # (variant with vector accesses, general variant)
+    tile_bytes: int = 8192  # a tile's bytes in the narrowest data operand: two 16-byte accesses per thread and operand
+    max_registers: tuple = (None, None)  # limits for (variant with vector accesses, general variant)
 
     def tile(self, itemsize, vec, tensors):
         """The number of elements of a tile; half of it if more than three operands are accessed element by element,
@@ -41,7 +41,7 @@ class Kernel:
 
     Operand            a tensor; operands come first
     tl.pointer_type    an address alone, such as that of a workspace
-    tl.float64         a number; a tuple if the plan has a value of this name, its length
+    tl.float64         a number, or a tuple; the plan's value of this name is the tuple's length
     tl.tensor          an integer, such as an index or a count
     tl.tuple           several indices, such as strides
     other NamedTuples  their fields are filled in by the plan (operand.py); the last, `config`, has the constants"""

@@ -144,9 +144,7 @@ class Plan:
                 result = _binaries.get(key)
                 if result is None:
                     binary = self.compile(gpu_target(index))
-                    # (self.values is kept, too: the key has functions by their address, which must not be given to
-                    # others)
-                    # it)
+                    # (self.values is kept, too: the key has functions by address, which no other function may get)
                     result = _binaries[key] = binary, starter(binary, index, self.places), self.values
         return result[:2]
 

@@ -80,8 +80,7 @@ def rounded_quotient(a, b):
 
 @triton.jit
 def exponential(x):
-    """exp(x) as exp2(x log2(e)). Triton's exp2 flushes subnormal results to 0. Its exp does not, for three instructions
-    more."""
+    """exp(x) = exp2(x log2(e)). Triton's exp2 flushes subnormal results to 0; its exp takes three more instructions."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -179,8 +178,7 @@ def log_apart(x):
 
 @triton.jit
 def log_any(x, f=None):
-    """log(x) with a relative error of 8e-7. Near 1 it is a polynomial in f = x - 1: pass f if it is known to more
-    digits."""
+    """log(x) with a relative error of 8e-7. Near 1 it is a polynomial in f = x - 1: pass an f with more digits."""
     if x.dtype == tl.float64:
         return tl.log(x)
     else:

@@ -40,7 +40,7 @@ FEWEST = 16  # the fewest elements of the nearest dimension that make the inner 
 MAP, SUM, SUM_AND_WRITE, PICK, ALONE = range(5)
 UNSHARED = MAP, PICK, ALONE  # several blocks never share a row: none gathers partial results
 FEWEST_TILES = 3  # tiles of a piece of a row, at least
-PIECES = 128  # pieces of a row, at most, until a piece has as many tiles as fp32 adds up
+PIECES = 128  # pieces of a row, at most, until a piece has FLUSH tiles, which fp32 adds up
 BUNDLES = tl.constexpr(512)  # bundles of blocks, at most, where all rows are reduced
 BUNDLE = tl.constexpr(256)  # blocks per bundle, at least; so many parts are loaded together
 AT_ONCE = 8  # divides how many parts the gathering block loads at a time: a part has several numbers
@@ -157,14 +157,13 @@ def plan(
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // held
     peel = False
     # (rows that fit one tile are not PEELED: half of the tile would lie beside them, and all elements need bounds)
-    # bounds)
     if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:
         lead = kernel.operands.index("dx" if tensors[0] is None else "x")
         result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead, shared)
         if width > 1:
             kinds, vec, peel = result, width, True
     kinds = sparse_kinds(kinds, outer, inner, per_row)
-    if M == 1:  # treat one row as several
+    if M == 1:  # one row gets the kinds of several rows
         kinds = [ROW if kind is SCALAR else kind for kind in kinds]
     reach = N + vec - 1 if peel else N  # columns of all tiles when rows are written
     numbers = [t for i, t in enumerate(dense) if t is not None and t.dtype.is_floating_point and i not in shared]

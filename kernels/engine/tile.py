@@ -92,7 +92,8 @@ def full_accesses(space, m, n, VEC: tl.constexpr):
 
 @triton.jit
 def split_by_lane(tile, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, config):
-    """A tile (BM, BN) by its lanes (tiling.lanes_of): (LM, LN, elements that one thread holds)."""
+    """A tile (BM, BN) reordered by lane: (LM, LN, elements of a lane). A lane is what one thread holds
+    (tiling.lanes_of)."""
     LM: tl.constexpr = config.LM
     LN: tl.constexpr = config.LN
     SIDE: tl.constexpr = VEC if LN * VEC <= BN else BN // LN  # neighbouring columns of a lane
@@ -148,7 +149,7 @@ def output_offset(output, space, parts, config):
 
 @triton.jit
 def in_batch(space, batch, operands):
-    """The space of one batch. operands: the first of a kernel's; an absent one gets a pointer that is not read.
+    """The space of one batch. operands: the kernel's first operands; an absent one gets a pointer that is not read.
 
     (Triton 3.6 loses the constants of a tuple that is assigned: an operand itself cannot be moved.)"""
     pointers = tl.tuple(

@@ -40,7 +40,7 @@ POLICY = Policy()
 
 
 def groups(shape, strides, reduced):
-    """Returns (AXIS, outer group, inner group, number of outputs). The groups' strides are these, then the output's."""
+    """Returns (AXIS, outer group, inner group, number of outputs). The groups have these strides, then the output's."""
     outputs = 1
     out_strides = [0] * len(shape)
     for d in reversed(range(len(shape))):
@@ -88,7 +88,7 @@ class Cut(NamedTuple):
     values: dict
     grid: tuple
     wide: bool  # 64-bit indices
-    workspace: int  # fp64 numbers that the splits store for the last block
+    workspace: int  # size in fp64 numbers of what the splits store for the last block
 
     def with_shared(self, which):
         """The cut in which the operands at the indices `which`, shared by many rows, are read once for a tile."""

@@ -1,4 +1,5 @@
 """js_div: s = x + y, u = |x - y| / s, f = s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)).
+
 For u < 1/2 the two terms cancel. Their sum is then u^2 times a polynomial in u^2 (fp32), or (fp64) log(1 - u^2) + u
 log(1 + 2 u / (1 - u)), whose terms hardly cancel. For larger u, the first term is a polynomial in 1 - u (fp32)."""
 

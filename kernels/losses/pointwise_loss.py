@@ -1,8 +1,8 @@
 """Makes the launchers of a pointwise loss from its functors, which work on registers.
 
     value(x, y, *parameters)    the loss of one element
-    slope(x, y, *parameters)    its derivative by x, for a loss of x - y: that by y is the negative
-    slopes(x, y, *parameters)   all derivatives, for any other loss
+    slope(x, y, *parameters)    df/dx of a loss that depends on x - y alone: df/dy = -df/dx
+    slopes(x, y, *parameters)   (df/dx, df/dy), for any other loss
 
 The functors of a loss of three tensors take (x, y, z, *parameters). A loss with flags passes a dict {flags: (value,
 slopes)} as value; its flags are its first parameters. If the third tensor is optional, its presence is the first flag,

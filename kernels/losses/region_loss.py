@@ -54,7 +54,7 @@ def regions_from(sums, first, c, images, classes, config):
 
 @triton.jit
 def quotient(both, p, t, smooth, parameters, TVERSKY: tl.constexpr):
-    """Returns (numerator, total, whether total is 0); a total of 0 is replaced by 1."""
+    """Returns (numerator, total, True where total is 0); a total of 0 is replaced by 1."""
     if TVERSKY:
         total = both + parameters[0] * (p - both) + parameters[1] * (t - both) + smooth[1]
         numerator = both + smooth[0]
@@ -170,7 +170,7 @@ def region_loss_backward_kernel(
     BATCH: tl.constexpr = config.BATCH
     rows, size = 1 if BATCH else images, images * classes
     upstream = tl.zeros([1, 1], tl.float64)
-    of_divisor = upstream  # the gradient of a weight through what the mean divides by
+    of_divisor = upstream  # the part of a weight's gradient that comes through a mean's divisor
     if config.REDUCTION != NONE:
         upstream += tl.load(grad).to(tl.float64)
     if config.REDUCTION == MEAN:

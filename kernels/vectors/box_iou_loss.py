@@ -109,19 +109,19 @@ def loss_and_slopes(x, y, KIND: tl.constexpr):
     dya, dyb, dy_both = iou * xa / by, iou * xb / by, -(1 + iou) * x_both / by
     zero = loss * 0
     dx_hull, dy_hull, dx_apart, dy_apart = zero, zero, zero, zero
-    if KIND == GIOU:  # 1 - union / C
+    if KIND == GIOU:  # loss += 1 - union / hull
         hull = x_hull * y_hull
         of = divisor(hull)
         part = rounded_quotient(area, of)
         loss += tl.where(hull == 0, 0.0, 1 - part)
         dxa, dxb, dx_both, dx_hull = dxa - ya / of, dxb - yb / of, dx_both + y_both / of, part * y_hull / of
         dya, dyb, dy_both, dy_hull = dya - xa / of, dyb - xb / of, dy_both + x_both / of, part * x_hull / of
-    if KIND >= DIOU:  # d^2 / c^2
+    if KIND >= DIOU:  # loss += (distance of the centres)^2 / (diagonal of the hull)^2
         c = divisor(x_hull * x_hull + y_hull * y_hull)
         distance = (x_apart * x_apart + y_apart * y_apart) / c
         dx_apart, dx_hull = 2 * x_apart / c, -2 * distance * x_hull / c
         dy_apart, dy_hull = 2 * y_apart / c, -2 * distance * y_hull / c
-        if KIND == CIOU:  # alpha v
+        if KIND == CIOU:  # loss += alpha v: v compares the boxes' aspect ratios
             lesser = xa + ya <= xb + yb  # the smaller box: its sides times the differences do not cancel
             w, h = tl.where(lesser, xa, xb), tl.where(lesser, ya, yb)
             angle = turn((xb - xa) * h - w * (yb - ya), ya * yb + xa * xb)

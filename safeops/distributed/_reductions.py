@@ -95,7 +95,7 @@ def gradients(op, grad, needs, operands, results):
 
 
 def counts(op, *operands):
-    """masked_count."""
+    """The forward of masked_count: each rank counts its shard, and the counts are added up."""
     of = Reduced(op, *op.operands(*operands))
     return of.share(add_up(op.name, count(*of.operands, list(of.dims)), of.mesh, of.cut))
 

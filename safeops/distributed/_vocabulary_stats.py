@@ -35,7 +35,7 @@ def existing_classes(count, linear_bias, weight, device):
 
 
 class RowStats(NamedTuple):
-    """The numbers of each row from which its loss is computed: (rows,) in fp64."""
+    """The numbers of each row from which its loss is computed: (rows,) each, in fp64."""
 
     others: torch.Tensor  # logsumexp of the logits of all classes except the row's class
     class_logit: torch.Tensor

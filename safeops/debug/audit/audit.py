@@ -200,7 +200,7 @@ class audit(TorchFunctionMode):
         return result
 
     def _show_warning(self, message, category, file, number, *rest):
-        """Show the user's line: torch gives the line that called it, which is in this file."""
+        """Show a warning at the user's line: torch names the line that called it, which is in this file."""
         lines = user_lines(2, most=1) if file == __file__ else []
         self.shown(message, category, *((lines[0].file, lines[0].number) if lines else (file, number)), *rest)
 

@@ -10,8 +10,7 @@ from safeops.debug.common.source import line, user_frames
 
 
 class SavedTensors:
-    """`note(result)`: call it after each call. `written(x)`: before a write into x; it yields a pattern if a node needs
-    x."""
+    """Call `note(result)` after a call, and `written(x)` before a write into x: it yields a pattern if x is needed."""
 
     def __init__(self):
         self.memory, self.nodes = Memory(), {}

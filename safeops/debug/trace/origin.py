@@ -53,7 +53,7 @@ class Step:
             if op.facts.scaler and op.arguments and isinstance(op.arguments[-1], Slot):
                 row = op.arguments[-1].row
                 inverse = self.counts(row).largest if row is not None else 0
-                if inverse == 1:  # GradScaler only checks here, if a fused optimizer unscales by itself
+                if inverse == 1:  # then GradScaler only checked: a fused optimizer unscales by itself
                     return next((self.counts([*op.inputs.values()][-1]).largest for op in self.ops if op.scaled), 1)
                 return 1 / inverse if inverse else None
         return None
@@ -85,7 +85,8 @@ class Step:
             elif not self.backward:
                 if self.results:
                     yield op, row, "a result"
-            # backward(gradient=...) runs no root op. If a root ran, the other scalars are metrics.
+            # (a root op is the ones_like with which backward() begins; backward(gradient=...) runs none. If one ran,
+            # the other scalars are metrics.)
             elif op.differentiable and not rooted and self.counts(row).numel == 1:
                 yield op, row, "the loss"
 
