@@ -18,7 +18,7 @@ def explain(step, op, output, came_in, values):
     name = op.facts.name
     source = step.forward_of(op)
     instead = advice.of_logarithm(source.facts.name, _makers(step, source))
-    instead = instead or advice.advice(name, None if op.in_engine else op.node)  # (a user's own backward)
+    instead = instead or advice.advice(name, None if op.in_engine else op.node)  # in_engine: a user's backward
     if came_in and op.node and op.node.endswith("AccumulateGrad"):
         return "came in", "the parameter's .grad held it before this step", advice.STALE
     if came_in:
