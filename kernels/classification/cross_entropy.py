@@ -5,8 +5,8 @@ whose logit is not -inf:
 
 For class probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c).
 
-The row_stats are the numbers per row that the backward needs: L in two parts, the largest logit and the rest, which
-would be lost beside a large logit; and where the call has them k and e (cross_entropy_backward.py).
+The row_stats are the numbers per row that the backward needs: L in two parts, maximum and log_total = L - maximum,
+which would be lost beside a large maximum; and, where the call has them, k and e (cross_entropy_backward.py).
 """
 
 import torch
@@ -40,8 +40,8 @@ from .logits import logits_kind, logits_numbers, shaped
 
 @triton.jit
 def finish(state, kept, target_logit, w, smoothing, z_loss, config):
-    """Returns (loss, two parts of L, k, e) of each row, in the dtype of its sums, fp64 if they were merged from pieces.
-    ENTROPY: the row's entropy in place of k."""
+    """Returns (loss, maximum, log_total, k, e) of each row, with L = maximum + log_total, in the dtype of its sums:
+    fp64 if they were merged from pieces. ENTROPY: the row's entropy in place of k."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     SMOOTH: tl.constexpr = config.SMOOTH
     maximum, total, target_weight, target_sum, count, weight_sum, logit_sum = tl.tuple(
@@ -53,7 +53,7 @@ def finish(state, kept, target_logit, w, smoothing, z_loss, config):
     log_total, maximum = log_any(tl.where(nothing, float("nan"), total)), tl.where(nothing, float("-inf"), maximum)
     certain = (maximum == float("inf")) & (total == 1) & (target_logit == maximum) & (z_loss == 0)
     certain = certain & (not config.HAS_Q) & (not SMOOTH)
-    # a logit of +inf gives NaN, unless it is the row's own logit and the only one
+    # a logit of +inf gives NaN, unless it is the logit of the row's class and no other is +inf
     shows = (maximum == float("inf")) & ~certain
     maximum, log_total = tl.where(shows, float("nan"), maximum), tl.where(shows, float("nan"), log_total)
     if config.HAS_Q:
@@ -79,7 +79,7 @@ def finish(state, kept, target_logit, w, smoothing, z_loss, config):
 
 @triton.jit
 def class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config):
-    """Returns (whether each row is kept, the weight of its class, the logit of its class)."""
+    """Returns (kept, w, target_logit) of each row: True where it is kept; the weight and the logit of its class."""
     class_index, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
     target_logit = w
     if target is not None:
@@ -100,9 +100,9 @@ def cross_entropy_kernel(
     z_loss: tl.float64, ignore_index: tl.float64, parameters: tl.float64, count: tl.tensor, space: Space, parts: Parts,
     config: CrossEntropyConfig,
 ):  # fmt: skip
-    """count: the number of rows, and the distance between the numbers of a row in row_stats. REDUCE: `loss` is that of
-    all rows, and `weights` what a mean divides by. ENTROPY: `loss` has log probability, entropy and L of each row.
-    ARGMAX: `weights` has the class of its largest logit, and `keep` whether that is the row's own class."""
+    """count: the number of rows, and the distance between the numbers of a row in row_stats. REDUCE: `loss` is the sum
+    or mean of all rows, and `weights` the divisor of a mean. ENTROPY: `loss` has log probability, entropy and L of each
+    row. ARGMAX: `weights` has the class of its largest logit, and `keep` True where that is the row's class."""
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
     SMOOTH: tl.constexpr = config.SMOOTH
@@ -111,7 +111,7 @@ def cross_entropy_kernel(
     space = in_batch(space, batch, (x, probabilities, target, mask, loss, keep, weights, row_stats))
     m, n = tile_at(space, block, 0, config)
 
-    if AXIS == INNER:  # before the logits: these are two loads, the second waits for the first
+    if AXIS == INNER:  # before the logits: the load of target_logit has to wait for that of the class
         kept, w, target_logit = class_and_logit(x, target, mask, weight, ignore_index, parameters, space, m, n, config)
     finished = True
     if config.PIECES:
@@ -172,8 +172,8 @@ def cross_entropy_kernel(
             )  # fmt: skip
 
 
-CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # four accesses a thread in flight
-MANY_SUMS = declare(cross_entropy_kernel)  # the sums take the registers
+CROSS_ENTROPY = declare(cross_entropy_kernel, tile_bytes=16384)  # large tiles: four accesses per thread in flight
+MANY_SUMS = declare(cross_entropy_kernel)  # smaller tiles: the sums take the registers
 PER_ROW = tuple(range(2, len(CROSS_ENTROPY.operands) - 1))
 
 
@@ -182,8 +182,8 @@ def prepare(
     argmax=False,
 ):  # fmt: skip
     """Returns (results, arguments of row_plan.launch, its constants, its options). mean: True for the mean of all rows,
-    False for their sum, None for each row's loss. entropy: the results of token_log_probs. argmax: and the class of the
-    largest logit."""
+    False for their sum, None for each row's loss. entropy: the results are those of token_log_probs. argmax: they
+    include the class of the largest logit."""
     has_probabilities, weighted = target.is_floating_point(), weight is not None
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
     row_stats = row_results(input, compute, 3 if entropy else count_stats(has_probabilities, weighted, smooth))

@@ -2,15 +2,15 @@
 
 (1) (1 - s) w_y (L - x_y) has the slope (1 - s) w_y p_c - own part; the own part is (1 - s) w_y at c = y, else 0.
     For probabilities it is (1 - s) W p_c - own part, W = sum_c w_c q_c; the own part is (1 - s) w_c q_c.
-(2) s / A sum_c w_c (L - x_c) has the slope e sum_c w_c p_c - e w_c, e = s / A (the sum is over the weights alone).
+(2) s / A sum_c w_c (L - x_c) has the slope e S p_c - e w_c, with e = s / A and S = sum_c w_c.
 (3) z L^2 has the slope 2 z L p_c.
-(4) Together, with k = (1 - s) (w_y or W) + e sum_c w_c: dx_c = g ((k + 2 z L) p_c - e w_c - own part).
+(4) Together, with k = (1 - s) (w_y or W) + e S: dx_c = g ((k + 2 z L) p_c - e w_c - own part).
 
-The row_stats have L in two parts, k and e. The probabilities have dq_c = g (1 - s) w_c (L - x_c).
+The row_stats have L in two parts, k and e. The gradient of the probabilities is dq_c = g (1 - s) w_c (L - x_c).
 
-For token_log_probs (ENTROPY) a row has three upstream gradients, a of its log probability, b of its entropy H, c of L:
-dx_c = p_c (c - a - b (log p_c + H)), and a more at the row's class. Without logits this is the backward of nll_loss,
-which is the own part alone.
+For token_log_probs (ENTROPY) a row has three upstream gradients: a for its log probability, b for its entropy H, l for
+L. Then dx_c = p_c (l - a - b (log p_c + H)), plus a at the row's class. Without logits this is the backward of
+nll_loss, which is the own part alone.
 """
 
 import torch
@@ -69,7 +69,7 @@ def cross_entropy_backward_kernel(
         high = fetch(row_stats, space, m, n, nowhere, True)  # L = high + low
         next_stat = count.to(tl.int64)
         low = fetch_stat(row_stats, next_stat, space, m, n)
-        # L = +inf: the row's own logit is the only one of +inf. The loss and its gradient are 0.
+        # L = +inf only where the logit of the row's class is the only +inf. The loss and its gradient are 0 then.
         kept &= high != float("inf")
         factor = w
         if HAS_Q or (WEIGHT and SMOOTH):
@@ -110,7 +110,7 @@ def cross_entropy_backward_kernel(
             value *= slope
         store_tile(dx, space, block, t, m, n, tl.where(kept, value, 0.0), config)
     if dq is not None:
-        # a class with a logit of -inf and no share does not exist
+        # a class with a logit of -inf and w q = 0 does not exist
         nothing = (v == float("-inf")) & (q * per_class == 0)
         slope = tl.where(nothing, 0.0, per_class * ((high - v) + low))  # w_c (L - x_c)
         value = tl.where(kept, target_factor * slope, 0.0)
@@ -129,8 +129,8 @@ def prepare(
     grad, input, target, row_stats, weight, mask, smooth, partial, dx, dq, denominator=None, temperature=1.0,
     softcap=0.0, entropy=False,
 ):  # fmt: skip
-    """Returns (arguments of row_plan.launch, its constants). input, row_stats: None for nll_loss; dx has the shape
-    then. grad, row_stats: the first numbers of the rows, where a row has several."""
+    """Returns (arguments of row_plan.launch, its constants). input, row_stats: None for nll_loss, where dx has the
+    shape. grad, row_stats: only the first number of each row, where a row has several."""
     like = dx if input is None else input
     has_probabilities = target.is_floating_point()
     tensors = (
@@ -159,7 +159,8 @@ def cross_entropy_backward(
     grad, input, target, row_stats, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
     temperature=1.0, softcap=0.0, need_input=True, need_target=False, partial=False, denominator=None, dx=None,
 ):  # fmt: skip
-    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum. dx: the output; None: a new tensor."""
+    """grad: one number per row; 0-dim for the sum or mean of all rows. denominator: what the mean divides by, or None.
+    dx: the output; None: a new tensor."""
     dx = torch.empty_like(input) if need_input and dx is None else dx
     dq = torch.empty_like(target) if need_target else None
     check_stats(row_stats, count_stats(target.is_floating_point(), weight is not None, label_smoothing != 0), input)

@@ -10,7 +10,8 @@ A state is (maximum, total, target_weight, target_sum, count, weight_sum, logit_
     weight_sum      the sum of w over the classes that exist; without weights `count` serves
     logit_sum       sum w (x - maximum) over the classes that exist
 
-With ARGMAX, `count` is the largest logit as it is, NaN above all others, and `weight_sum` the first class that has it.
+With ARGMAX, `count` is the largest logit before softcap and temperature (NaN above all others), and `weight_sum` the
+first class that has it.
 Sums of x are relative to the maximum: large logits that differ by little would cancel. A lane has the state of the
 elements that one thread holds, as in engine/accumulate.py, but with more sums than the states there.
 """
@@ -48,7 +49,7 @@ def shrink(maximum, larger, C: tl.constexpr):
 
 @triton.jit
 def move(weights, maximum, larger):
-    """The gain of a sum of w (x - maximum) when the maximum grows. (A lane without elements has the lowest maximum.)"""
+    """The change of sum w (x - maximum) when the maximum grows to `larger`. weights: sum w; 0 without elements."""
     return tl.where(weights == 0, 0.0, weights * (maximum - larger))
 
 
@@ -60,8 +61,8 @@ def moved_sum(logit_sum, total, maximum, larger, by):
 
 @triton.jit
 def add_best(best, index, x, first, config):
-    """Returns (largest logit, its class) per lane, after a tile x (tile.by_lane): (LM, LN, elements of a thread).
-    first: the first class of the tile."""
+    """Returns (largest logit, its class) per lane, after adding a tile x, split by lane: (LM, LN, elements of a
+    thread). first: the first class of the tile."""
     LN: tl.constexpr = config.LN
     SIDE: tl.constexpr = config.VEC if LN * config.VEC <= config.BN else config.BN // LN
     highest = largest(x, 2)
@@ -95,7 +96,7 @@ def add_tile(state, x, probabilities, weight, parameters, space, m, n, first_cla
         count, weight_sum = add_best(count, weight_sum, by_lane(v, config), first_class, config)
     v, _ = shaped(v, parameters, config.LOGITS)
     v = by_lane(v, config)  # (LM, LN, elements of a thread), as w and q
-    larger = tl.maximum(maximum, tl.max(v, 2))  # ignores NaN: the exponentials show it
+    larger = tl.maximum(maximum, tl.max(v, 2))  # ignores NaN, which the exponentials pass on to total
     away = v - tl.expand_dims(larger, 2)
     by, e = shrink(maximum, larger, C), exponential(less_maximum(v, tl.expand_dims(larger, 2)))
     if config.ENTROPY:
@@ -187,7 +188,7 @@ def is_used(i: tl.constexpr, config):
 
 @triton.jit
 def store_state(pointer, size, state, config):
-    """Stores a piece's sums among the partials, in arrays of `size`."""
+    """Stores a piece's sums among the partials: one array of `size` numbers for each sum that the call needs."""
     for i in tl.static_range(SUMS):
         if is_used(i, config):
             tl.store(pointer + size * i, state[i])

@@ -9,7 +9,7 @@ AS_THEY_ARE, SCALED, CAPPED = map(tl.constexpr, range(3))  # LOGITS
 
 
 def logits_kind(temperature, softcap):
-    """The constants of a plan: how logits are read, and how many numbers that takes."""
+    """A plan's constants: LOGITS, how logits are read, and how many parameters `shaped` takes for that."""
     kind = CAPPED if softcap else SCALED if temperature != 1 else AS_THEY_ARE
     return {"LOGITS": kind.value, "parameters": len(logits_numbers(temperature, softcap))}
 

@@ -93,8 +93,8 @@ def multi_margin_kernel(
     dx: Operand, weight: Operand, denominator: Operand, partial: tl.pointer_type, counter: tl.pointer_type,
     margin: tl.float64, space: Space, parts: Parts, config: MultiMarginConfig,
 ):  # fmt: skip
-    """Writes loss or, given a grad, dx. REDUCE: `loss` is that of all rows, and `used` what a mean divides by. Loss and
-    dx are 0 for a row without a class, which does not exist, and for a class of weight 0, whose rows a mean counts."""
+    """Writes loss or, given a grad, dx. REDUCE: `loss` is the sum or mean of all rows, and `used` the divisor of a
+    mean. Loss and dx are 0 for a row that is not kept, and for a row whose class has weight 0, which a mean counts."""
     C: tl.constexpr = config.C
     I: tl.constexpr = config.I
     AXIS: tl.constexpr = config.AXIS
@@ -103,7 +103,7 @@ def multi_margin_kernel(
     split, group, batch, block = split_of(parts, config)
     space = in_batch(space, batch, (x, target, mask, grad, loss, keep, used, dx))
     m, n = tile_at(space, block, 0, config)
-    if config.WHOLE:  # before the class is known: only the arithmetic waits for it
+    if config.WHOLE:  # loaded before the class is known: only the arithmetic waits for the class
         v = fetch(x, space, m, n, within(space, m, n), True)
     # one number per row: (BM, 1), or (1, BN) for rows across memory
     class_index, exists, w = class_of(target, mask, weight, -1, space, m, n, config)
@@ -198,7 +198,7 @@ def multi_margin_loss_reduced(input, target, weight=None, mask=None, margin=1.0,
 
 
 def multi_margin_loss_backward(grad, input, target, weight=None, mask=None, margin=1.0, p=1, denominator=None):
-    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
+    """grad: one number per row; 0-dim for the sum or mean of all rows. denominator: a mean's divisor, or None."""
     dx, plan, constants = prepare(input, target, weight, mask, p, grad=grad, denominator=denominator)
     if dx.numel():
         launch("multi_margin_loss_backward", *plan, (margin,), constants, **OPTIONS)

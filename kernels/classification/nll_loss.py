@@ -33,7 +33,7 @@ def nll_loss_kernel(
     partial: tl.pointer_type, counter: tl.pointer_type, ignore_index: tl.float64, space: Space, parts: Parts,
     config: NLLLossConfig,
 ):  # fmt: skip
-    """REDUCE: `loss` is that of all rows, and `weights` what a mean divides by."""
+    """Writes each row's loss, keep and weight. REDUCE: `loss` is the sum or mean of all rows, `weights` its divisor."""
     _, group, batch, block = part_of(1, parts.across, config.I)
     space = in_batch(space, batch, (x, target, mask, loss, keep, weights))
     m, n = tile_at(space, block, 0, config)
@@ -88,7 +88,7 @@ def nll_loss_reduced(input, target, weight=None, mask=None, ignore_index=-100, m
 
 
 def nll_loss_backward(grad, size, dtype, target, weight=None, mask=None, ignore_index=-100, denominator=None):
-    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
+    """grad: one number per row; 0-dim for the sum or mean of all rows. denominator: a mean's divisor, or None."""
     dx = empty(tuple(size), dtype, grad.device)
     if dx.numel():
         plan, constants = prepare_backward(grad, None, target, None, weight, mask, False, False, dx, None, denominator)

@@ -5,7 +5,8 @@ q = softmax(x / T) of two rows of logits, with u = log p and v = log q:
     JS   sum b p log(p / m) + (1 - b) q log(q / m), m = b p + (1 - b) q
     TV   sum |p - q| / 2
 
-Their slopes are p (f - sum p f) / T by y and q (h - sum q h) / T by x. `terms` returns p f and q h for each divergence.
+Their slopes are p (f - sum p f) / T by y and q (h - sum q h) / T by x, where f and h depend on the divergence: `terms`
+returns p f and q h.
 
 The maximum of a row is subtracted from its logits before they are divided by T: the quotients of large logits, each
 rounded, would lose the differences. A block has its rows to itself. It sums the exponentials of both rows, and then the
@@ -58,7 +59,7 @@ def js_terms(u, v, beta):
 
 @triton.jit
 def terms(u, v, beta, OP: tl.constexpr):
-    """Returns (a class's term of the divergence, p f, q h, p, q). Classes with a share of 0 add nothing."""
+    """Returns (a class's term of the divergence, p f, q h, p, q). Classes with probability 0 add nothing."""
     if OP == JS:
         value, of_y, of_x, p, q = js_terms(u, v, beta)
     else:
@@ -93,7 +94,7 @@ def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def moved(kl_sum, total, max_x, max_y, larger_x, larger_y):
-    """KL's sum moved to larger maxima, but for the factor exp((max_y - larger_y) / T)."""
+    """KL's sum moved to larger maxima. The caller then multiplies it by exp((max_y - larger_y) / T)."""
     return kl_sum + (move(total, max_y, larger_y) - move(total, max_x, larger_x))
 
 
@@ -141,7 +142,7 @@ def merge(a, b, scale, config):
 
 @triton.jit
 def spread_of(total):
-    """log(total). A row of -inf alone has no distribution: -inf, and its logits less the log_total are NaN."""
+    """log_total = log(total). A row of -inf alone has no distribution: log_total is -inf, and x - log_total is NaN."""
     log_total = log_any(total)
     if total.dtype != tl.float64:  # (in fp64 log_any(0) is -inf)
         log_total = tl.where(total == 0, float("-inf"), log_total)
@@ -156,8 +157,9 @@ def divergence_kernel(
     x: Operand, y: Operand, keep: Operand, loss: Operand, row_stats: Operand, parameters: tl.float64, count: tl.tensor,
     space: Space, parts: Parts, config: DivergenceConfig,
 ):  # fmt: skip
-    """parameters: 1 / T, b. count: the number of rows, and the distance between the numbers of a row. GIVEN: x and y
-    are parts of rows, `numbers` is of the whole rows, `loss` gets the part's sums of q h, p f and the divergence."""
+    """parameters: 1 / T, b. count: the number of rows, and the distance between the numbers of a row in row_stats.
+    GIVEN: x and y are parts of rows, row_stats is that of the whole rows, and `loss` gets the part's sums of q h, p f
+    and the divergence."""
     C: tl.constexpr = config.C
     OP: tl.constexpr = config.OP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
@@ -248,8 +250,8 @@ def per_row(number):
 
 
 def prepare(op, input, target, keep, row_stats=None):
-    """Returns (results, arguments of row_plan.launch, its constants, its options). numbers: of whole rows, or None:
-    they are a result."""
+    """Returns (results, arguments of row_plan.launch, its constants, its options). row_stats: those of the whole rows,
+    where input and target are parts of rows; None: they are computed, and are the second result."""
     rows, compute, device = input.shape[:-1], compute_dtype(input, target), input.device
     if row_stats is None:
         row_stats, given = empty((ROW_STATS, *rows), compute, device), False

@@ -49,7 +49,7 @@ def divergence_backward_kernel(
         store_tile(dy, space, block, t, m, n, tl.where(kept, value, 0.0), config)
 
 
-DIVERGENCE_BACKWARD = declare(  # (tiles as those of cross_entropy)
+DIVERGENCE_BACKWARD = declare(  # (the tile size is that of cross_entropy_backward)
     divergence_backward_kernel, tile_bytes=16384, max_registers=(None, None)
 )
 

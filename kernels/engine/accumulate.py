@@ -1,5 +1,5 @@
-"""Adds elements to states (state.py), with the tiles, splits and lanes of sums.py: the inner loop of the statistics,
-and of rows that are too long for one tile.
+"""The inner loop of the statistics, and of rows too long for one tile: adds elements to states (state.py: the sums that
+a lane keeps). Tiles, splits and lanes are those of sums.py.
 """
 
 import triton
@@ -61,7 +61,7 @@ def add_exponentials(state, v, keep, w, along: tl.constexpr, SOME: tl.constexpr,
         v = tl.where(keep, v, float("-inf"))
     larger = tl.maximum(
         maximum, tl.max(v, along)
-    )  # finite, or inf. The maximum ignores a NaN: the exponentials show it
+    )  # finite or inf. tl.max ignores a NaN, but the exponentials turn it into a NaN total
     terms = exponential(less_maximum(v, tl.expand_dims(larger, along)))
     if WEIGHT:
         terms = terms * w
@@ -81,8 +81,8 @@ def add_extreme(state, v, keep, along: tl.constexpr, SOME: tl.constexpr, C: tl.c
 
 @triton.jit
 def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: tl.constexpr, EDGE: tl.constexpr):
-    """MOMENTS: moves the state to the pivot that a group of elements calls for, and adds their weights, but not yet the
-    elements. Returns (state, whether any lane has no pivot yet).
+    """MOMENTS: chooses the pivot for a group of elements and moves the state to it. Adds the elements' weights;
+    add_squares then adds the elements. Returns (state, True if any lane has no pivot yet).
 
     A pivot is an element, so that the deviations of equal elements are exactly 0."""
     count, weights, pivot, shift, maximum, total = state
@@ -107,7 +107,8 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
 
 @triton.jit
 def add_squares(state, v, w, along: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr):
-    """v: elements, or their deviations from the pivot (MOMENTS); 0 where not kept."""
+    """Adds v^2 to `total` and, for MOMENTS, v to `shift`. v: the elements, or for MOMENTS their deviations from the
+    pivot; 0 where not kept."""
     count, weights, pivot, shift, maximum, total = state
     larger = tl.maximum(maximum, power_below(tl.max(tl.abs(v), along)))
     by = reciprocal(larger)
@@ -124,7 +125,7 @@ def add_squares(state, v, w, along: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl
 @triton.jit
 def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.constexpr, ABS: tl.constexpr,
              NEGATE: tl.constexpr, EDGE: tl.constexpr):  # fmt: skip
-    """Returns (state, missing) after adding a tile to the lanes' states (tile.by_lane)."""
+    """Adds a tile to the states of the lanes (LM, LN). Returns (state, missing: True if any lane has no pivot yet)."""
     C: tl.constexpr = config.C
     WEIGHT: tl.constexpr = weight is not None
     SOME: tl.constexpr = EDGE or mask is not None or WEIGHT  # some elements may not be kept
@@ -144,7 +145,7 @@ def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.cons
         keep = by_lane(keep, config)
     added = float(config.BM * config.BN // (config.LM * config.LN))
     if SOME:
-        added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (in fp32: LLVM counts integers bit by bit)
+        added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (in fp32: for integers LLVM's code counts bit by bit)
 
     if MODE == EXPONENTIALS:
         state = add_exponentials(state, v, keep, w, 2, SOME, WEIGHT)
@@ -154,7 +155,7 @@ def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.cons
         state, missing = move_pivot(state, v, keep, w, added, missing, 2, WEIGHT, EDGE)
         v = v - tl.expand_dims(state[2], 2)
         if WEIGHT:
-            v = tl.where(w != 0, v, 0.0)  # equals `keep`, which would hold registers until here
+            v = tl.where(w != 0, v, 0.0)  # w != 0 equals `keep`, which would hold registers until here
         elif SOME:
             v = tl.where(keep, v, 0.0)
         state = add_squares(state, v, w, 2, MODE, WEIGHT)
@@ -177,8 +178,8 @@ def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.cons
 
 @triton.jit
 def count_bytes(mask, space, m0, n0, config):
-    """Counts the bytes of a mask that are not 0, for each lane: (LM, LN). It takes four bytes at a time: one by one
-    they take five times the instructions."""
+    """Counts the bytes of a mask that are not 0, for each lane: (LM, LN). Four bytes are loaded as one word: byte by
+    byte takes five times the instructions."""
     m = m0 + tl.arange(0, config.BM).to(config.I)
     n = tl.max_contiguous(n0 // 4 + tl.arange(0, config.BN // 4).to(config.I), config.VEC // 4)
     row = offset_of(m, space.outer_shape, mask.outer) // 4
@@ -193,7 +194,7 @@ def count_bytes(mask, space, m0, n0, config):
 def add_tiles(
     first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr
 ):
-    """The state of tiles [first, last), at most FLUSH of them, merged over lanes and widened: one entry per output."""
+    """The state of tiles [first, last), at most FLUSH of them, merged over lanes, in fp64: one entry per output."""
     AXIS: tl.constexpr = config.AXIS
     VEC: tl.constexpr = config.VEC
     C: tl.constexpr = config.C
@@ -221,11 +222,11 @@ def add_tiles(
         else:
             state, missing = add_tile(state, missing, x, mask, weight, here, m, n, config, MODE, ABS, NEGATE, True)
     count, weights, pivot, shift, maximum, total = state
-    if MODE == EXTREME:  # elements not kept were -inf, and must not count as ties
+    if MODE == EXTREME:  # elements not kept were set to -inf, and must not count as ties
         total = tl.where(maximum == float("-inf"), count.to(C), total)
     state = (count.to(C), weights, pivot, shift, maximum, total)
     state = merge_along(state, 0 if AXIS == OUTER else 1, MODE, WEIGHT, C)
-    if AXIS == ALL:  # in two steps: if lanes are reshaped to one row, Triton 3.6 exchanges the wrong ones
+    if AXIS == ALL:  # in two steps: if all lanes are reshaped to one row, Triton 3.6 merges the wrong ones
         state = merge_along(tl.tuple([tl.expand_dims(s, 1) for s in state]), 0, MODE, WEIGHT, C)
     return widened(state)
 
@@ -233,7 +234,7 @@ def add_tiles(
 @triton.jit
 def add_range(first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr = False,
               NEGATE: tl.constexpr = False):  # fmt: skip
-    """The state of tiles [first, last), any number of them."""
+    """Returns the state of tiles [first, last), any number of tiles: one entry per output."""
     AXIS: tl.constexpr = config.AXIS
     BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)
     if config.LONG:

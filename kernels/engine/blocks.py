@@ -35,7 +35,7 @@ def is_last(counter, splits):
 
 @triton.jit
 def is_finished(counter, splits):
-    """`is_last` for a result that may have one block: then a barrier lets all its threads see what each has stored."""
+    """`is_last` for a result that may have one block. With one block, a barrier shows its stores to all its threads."""
     last = splits == 1
     if last:
         tl.debug_barrier()
@@ -46,7 +46,7 @@ def is_finished(counter, splits):
 
 @triton.jit
 def draw_ticket(counter, splits, groups):
-    """Returns (group of rows, part, True if the block is to sum the part, False if it is to write it)."""
+    """Draws a block's task. Returns (group of rows, part, True to sum the part or False to write it)."""
     ticket = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
     if ticket == 2 * splits * groups - 1:
         tl.store(counter, 0)  # this was the last ticket
@@ -64,8 +64,8 @@ def count_summed(counter, group):
 
 @triton.jit
 def await_sums(counter, group, counts):
-    """Wait until a group has counted `counts` sums: every part, and one more if the parts are merged into one. What was
-    stored is then visible (acquire)."""
+    """Waits until a group of rows has counted `counts` sums: one per part, and one more if the parts are merged into
+    one. The stored sums are then visible (acquire)."""
     done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
     while done < counts:
         done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
@@ -73,7 +73,7 @@ def await_sums(counter, group, counts):
 
 @triton.jit
 def count_written(counter, group, splits):
-    """Counts a written part. The last writer of a group puts both its counters back to 0: no block waits for them."""
+    """Counts a written part. A group's last writer sets both its counters to 0: no block waits for them any more."""
     done = tl.atomic_add(counter + 2 + 2 * group, 1, sem="acq_rel", scope="gpu")
     if done == splits - 1:
         tl.store(counter + 1 + 2 * group, 0)
@@ -82,7 +82,7 @@ def count_written(counter, group, splits):
 
 @triton.jit
 def load(pointer, inside):
-    """Loads partials of other blocks. .cg reads from L2, where their stores are: L1 may hold an earlier launch's."""
+    """Loads what other blocks stored. .cg reads from L2, where stores go: L1 may hold values of an earlier launch."""
     return tl.load(pointer, mask=inside, other=0.0, cache_modifier=".cg")
 
 
@@ -98,8 +98,9 @@ def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACR
 
 @triton.jit
 def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1):
-    """Returns three sums (BO,), over all splits in order, whichever block finished last: one per array of partials, 0
-    for arrays beyond ARRAYS. All arrays are loaded at once, and threads are added up at the end: few round trips."""
+    """Returns three sums (BO,) in fp64 over all splits, one per array of partials; 0 for arrays beyond ARRAYS. The
+    order is fixed, whichever block finishes last. All arrays are loaded at once, and threads' sums are added at the
+    end: this takes few round trips."""
     first_sum = tl.zeros([BS, BO], tl.float64)
     second_sum = first_sum
     third_sum = first_sum

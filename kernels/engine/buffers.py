@@ -28,13 +28,13 @@ def empty(shape, dtype, device):
     return allocator(shape, dtype, device)()
 
 
-COUNTERS = 1024  # output blocks that may be split; more of them fill a GPU without splitting
-PARTIALS = 1 << 17  # fp64 numbers, 1 MiB; a launch that needs more takes longer than an allocation
+COUNTERS = 1024  # the most output blocks that are split: more of them fill a GPU without splitting
+PARTIALS = 1 << 17  # size in fp64 numbers (1 MiB); a launch that needs more allocates: it takes longer than that
 _buffers = {}
 
 
 def split_counters(device):
-    """Zeroed counters, one per output block, of the splits that have finished. The last split puts its counter to 0."""
+    """Zeroed counters, one per output block, of its finished splits. The last split sets its block's counter to 0."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 

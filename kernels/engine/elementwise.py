@@ -1,6 +1,6 @@
 """The kernel that writes one value, or a few, per element: out = keep ? c * w * f(x, y) : 0, or f(x, y, z).
 
-With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and c = grad / denominator it is the
+With f a loss and c = 1 it computes a loss that is not reduced. With f its slopes and c = grad / denominator it is the
 backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.
 """
 
@@ -26,14 +26,15 @@ from .scaling import quotient_apart
 from .tensors import check_operands, traits
 from .tile import fetch, indices, is_whole, kept, store, within
 
-# SLOPES, what f returns. NONE: values. DIFFERENCE: the slope by x of a function of x - y. ALL_SLOPES: the slopes by all
-# tensors. FLAT: all slopes; a slope of 0 gives 0 whatever the gradient. SMALL: all slopes, none large (`f.small`).
+# SLOPES: what f returns. NONE: values. DIFFERENCE: df/dx of an f that depends on x - y alone, so that df/dy = -df/dx.
+# ALL_SLOPES: df/dx, df/dy and, with z, df/dz. FLAT: like ALL_SLOPES, and a slope of 0 gives 0 whatever the upstream
+# gradient. SMALL: like ALL_SLOPES, where no slope is large (`f.small`).
 NONE, DIFFERENCE, ALL_SLOPES, FLAT, SMALL = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
 def scaled(slope, c, power, SCALES: tl.constexpr, APART: tl.constexpr, FLAT: tl.constexpr):
-    """c slope, or c power slope if the factor is APART. FLAT: 0 where the slope is 0, even if c is infinite or NaN."""
+    """c * slope; with APART c * power * slope. FLAT: 0 where the slope is 0, even if c is infinite or NaN."""
     value = slope
     if SCALES:
         value = c * value
@@ -54,7 +55,8 @@ def elementwise_tile(
     C: tl.constexpr = config.C
     SLOPES: tl.constexpr = config.SLOPES
     keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
-    # grad / denominator may underflow in fp32, although a large slope or weight brings the product back: two factors.
+    # APART: grad / denominator * w is kept as two factors. In one it may underflow in fp32, where a large slope or
+    # weight brings the product back.
     APART: tl.constexpr = (
         denominator is not None and (weight is not None or (x is not None and SLOPES != SMALL)) and C == tl.float32
     )
@@ -131,20 +133,20 @@ def tile_corner(space, config):
 
 
 ELEMENTWISE = Kernel(elementwise_kernel)
-OUTPUTS = 3  # the last three operands
+OUTPUTS = 3  # the last three operands are outputs
 WIDEST = 1024  # columns of a tile with more than one row
 
 
 def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=()):
     """A plan of a kernel with one tile for each block.
 
-    tensors: the kernel's operands. The last `outputs` of them have this shape, the others broadcast to it. sparse: the
-    places of small operands, which do not decide about the variant (indexing.sparse_kinds)."""
+    tensors: the kernel's operands. The last `outputs` of them have this shape; the others broadcast to it. sparse: the
+    indices of small operands, which do not affect the choice of the variant (indexing.sparse_kinds)."""
     lined = line(tensors, shape)
     if not lined:
         strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
         written, read = strides[-outputs:], strides[:-outputs]
-        order = memory_order(shape, (*written, *read))  # outputs first: each is written once
+        order = memory_order(shape, (*written, *read))  # outputs first: their memory order decides
         lined = split_inner(fuse(order, shape, strides))
     outer, inner = lined
     dense = [None if i in sparse else t for i, t in enumerate(tensors)]
@@ -178,7 +180,7 @@ def compute_dtype(*tensors):
 
 
 def elementwise(name, f, tensors, parameters=(), slopes=NONE):
-    """Fill the outputs among `tensors`. tensors: the kernel's operands in order; outputs have the full shape."""
+    """Fills the outputs: the last three of `tensors`, each None or of the full shape. tensors: all operands."""
     outputs = [t for t in tensors[-OUTPUTS:] if t is not None]
     if not outputs or not outputs[0].numel():
         return

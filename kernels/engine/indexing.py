@@ -1,6 +1,6 @@
-"""From any strides to tiles, on the host: dimensions are sorted, merged where every operand allows it, and divided into
-an outer and an inner group. An element's offset is offset(outer index) + offset(inner index), so that the divisions for
-an offset are paid once for each row and each column of a tile, not for each element.
+"""Maps tensors of any strides to tiles, on the host. Dimensions are sorted, merged where every operand allows it, and
+divided into an outer and an inner group. An element's offset is offset(outer index) + offset(inner index), so that the
+divisions for an offset are paid once for each row and each column of a tile, not for each element.
 
 Each operand has a kind, fixed at compile time, that says how it varies over the tile.
 """
@@ -17,9 +17,9 @@ ROW = tl.constexpr(3)  # stride 0 along the inner group: one element per row
 STRIDED = tl.constexpr(4)  # anything else
 COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner: one element per column
 LINE = tl.constexpr(6)  # like COLUMN, with the vector accesses of VECTOR
-# PEELED + VEC: unit stride along rows that begin anywhere; accesses of VEC elements, the first may begin before the row
+# PEELED + VEC: unit stride along rows that begin anywhere. Accesses take VEC elements, and may begin before the row.
 PEELED = tl.constexpr(8)
-UNALIGNED = tl.constexpr(24)  # + VEC: like PEELED, but rows begin at other offsets modulo VEC
+UNALIGNED = tl.constexpr(24)  # + VEC: unit stride, but rows do not begin where the tile's accesses of VEC elements do
 
 OUTER, INNER, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # AXIS: which group is reduced
 
@@ -41,7 +41,7 @@ class Group(NamedTuple):
         return self._replace(strides=self.strides[:operands])
 
     def without(self, places):
-        """The group with the operands at these places absent."""
+        """The group, with the operands at the indices `places` absent."""
         return self._replace(strides=tuple(None if i in places else s for i, s in enumerate(self.strides)))
 
 
@@ -57,8 +57,8 @@ def broadcast_strides(tensor, shape):
 
 def line(tensors, shape):
     """Returns the groups (outer, inner) of tensors with all of `shape` as one inner dimension, or None if a tensor does
-    not fit: each must be None, or contiguous and of this shape, or one element, expanded or not. (The general way takes
-    40 us.)"""
+    not fit: each must be None, or contiguous and of this shape, or one element, expanded or not. (For other tensors,
+    memory_order, fuse and split_inner take 40 us.)"""
     inner, total = [], prod(shape)
     if not total:
         return None
@@ -128,8 +128,8 @@ def kind_of(outer, inner):
 
 def tile_kinds(tensors, outer, inner, alike=False, shared=()):
     """Returns (kind of each operand, VEC). VEC: the elements of one access, or 1 for the variant that assumes nothing
-    about strides and alignment. alike: rows of one length are read alike, however many there are, and wherever their
-    masks begin, and the operands at the places `shared`, which all rows share."""
+    about strides and alignment. alike: rows of one length get the same kinds and VEC, whatever their number, and
+    wherever masks and the operands at the indices `shared` (one for all rows, such as class weights) begin."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     vectors = [i for i, kind in enumerate(kinds) if kind is VECTOR]
     numbers = [i for i in vectors if tensors[i].dtype.is_floating_point and i not in shared]
@@ -146,9 +146,9 @@ def tile_kinds(tensors, outer, inner, alike=False, shared=()):
 
 
 def peeled_kinds(tensors, outer, inner, lead, shared=()):
-    """Returns (kind of each operand, VEC) for rows that begin anywhere; VEC is 1 if the operand at `lead` has no unit
-    stride. An operand is PEELED if its rows begin at the offset, modulo VEC elements, of the rows of `lead`, and else
-    UNALIGNED: sums of rows do not depend on which. shared: as in tile_kinds."""
+    """Returns (kind of each operand, VEC) for rows that begin anywhere; VEC is 1 if the operand at index `lead` has no
+    unit stride. An operand is PEELED if its rows begin at the same offset modulo VEC elements as those of `lead`, else
+    UNALIGNED; a row's sum has the same bits either way. shared: as in tile_kinds."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     rows = [i for i, kind in enumerate(kinds) if kind is VECTOR and i not in shared]
     if lead not in rows:
@@ -168,8 +168,8 @@ def peeled_kinds(tensors, outer, inner, lead, shared=()):
 
 
 def sparse_kinds(kinds, outer, inner, which):
-    """The kinds, with those of the operands `which` replaced: they are small, such as one number per row, and are read
-    only as often as they vary, in any variant. To keep them from deciding about VEC, give tile_kinds None instead."""
+    """Returns the kinds, with new ones for the operands at the indices `which`: small ones, such as one number per row.
+    They are loaded once per row, column or tile. Give tile_kinds None in their place: they do not affect VEC then."""
     kinds = list(kinds)
     for i in which:
         o, n = outer.strides[i], inner.strides[i]
@@ -179,8 +179,8 @@ def sparse_kinds(kinds, outer, inner, which):
 
 
 def shared_kinds(kinds, outer, inner, which):
-    """The kinds, with those of the operands `which` replaced: many rows share them, as all classes share a class index.
-    They are read once for a tile, with vector accesses where tile_kinds found them."""
+    """Returns the kinds, with new ones for the operands at the indices `which`, which many rows share, as all classes
+    share a class index. They are read once for a tile, with vector accesses where tile_kinds found them."""
     shared = sparse_kinds(kinds, outer, inner, which)
     for i in which:
         if kinds[i] is VECTOR:

@@ -26,11 +26,12 @@ COMPUTE = {torch.float32: tl.float32, torch.float64: tl.float64}
 @dataclass(frozen=True)
 class Config:
     threads: int = 256
-    tile_bytes: int = 8192  # in the narrowest data operand: two 16-byte accesses per thread and operand
-    max_registers: tuple = (None, None)  # (variant with vector accesses, general variant)
+    tile_bytes: int = 8192  # a tile's bytes in the narrowest data operand: two 16-byte accesses per thread and operand
+    max_registers: tuple = (None, None)  # limits for (variant with vector accesses, general variant)
 
     def tile(self, itemsize, vec, tensors):
-        """How many elements a tile has; half with single accesses to many operands, whose addresses take registers."""
+        """The number of elements of a tile; half of it if more than three operands are accessed element by element,
+        since their addresses take registers."""
         crowded = vec == 1 and sum(t is not None for t in tensors) > 3
         return self.tile_bytes // itemsize // (2 if crowded else 1)
 
@@ -40,8 +41,8 @@ class Kernel:
 
     Operand            a tensor; operands come first
     tl.pointer_type    an address alone, such as that of a workspace
-    tl.float64         a number, or a tuple of as many as the plan's value of this name says
-    tl.tensor          an index
+    tl.float64         a number, or a tuple; the plan's value of this name is the tuple's length
+    tl.tensor          an integer, such as an index or a count
     tl.tuple           several indices, such as strides
     other NamedTuples  their fields are filled in by the plan (operand.py); the last, `config`, has the constants"""
 

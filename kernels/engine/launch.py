@@ -31,11 +31,12 @@ ALIGNED = (VECTOR.value, LINE.value)
 class Plan:
     """One specialisation of a kernel, with everything but the pointers and the floats filled in.
 
-    tensors: the operands. dtypes: of the other pointers by name, None for an absent one. values: by the names of
-    parameters and of tuple fields. batch: the dimensions of neither group; a block has one index of them."""
+    tensors: the operands. dtypes: {name: dtype} of the other pointers, None if absent. values: {name: value} of
+    parameters and tuple fields. batch: the dimensions in neither the outer nor the inner group; a block has one index
+    of it."""
 
-    index = None  # the GPU's; None: the interpreter runs the kernel
-    workspace = 0  # fp64 numbers that blocks which share a result store for the last of them
+    index = None  # index of the GPU; None: the interpreter runs the kernel
+    workspace = 0  # size in fp64 numbers: partial results of blocks that share a result
     counters = 0  # how many counters these blocks use, at most buffers.COUNTERS
 
     def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch, batch=None):
@@ -80,7 +81,7 @@ class Plan:
     def attrs(self):
         results = {}
         for i, (name, annotation) in enumerate(self.kernel.parameters):
-            if self.kinds.get(name) in ALIGNED:  # its rows and batches are aligned, too
+            if self.kinds.get(name) in ALIGNED:  # its rows and batches begin at multiples of 16 bytes, too
                 results[i, Operand._fields.index("pointer")] = [["tt.divisibility", 16]]
                 for field in map(Operand._fields.index, ("outer", "batch")):
                     for d in range(len(self.template[i][field])):
@@ -116,11 +117,11 @@ class Plan:
         return ASTSource(self.kernel.fn, self.signature, constants, self.attrs)
 
     def options(self, target):
-        """(Products are always fused with additions: the default depends on the release of Triton.)"""
+        """The compiler's options. enable_fp_fusion is set because its default depends on the release of Triton."""
         options = {"num_warps": max(self.config.threads // target.warp_size, 1), "enable_fp_fusion": True}
         registers = self.config.max_registers[self.constants["VEC"] == 1]
         if registers and target.backend == "cuda":
-            # A functor's max_registers: how many it needs not to spill, (before sm_100, from sm_100 on).
+            # F.max_registers = (before sm_100, from sm_100 on): the fewest with which the functor F does not spill.
             of_functor = getattr(self.constants.get("F"), "max_registers", (0, 0))
             options["maxnreg"] = max(registers, of_functor[target.arch >= 100])
         return options
@@ -143,14 +144,14 @@ class Plan:
                 result = _binaries.get(key)
                 if result is None:
                     binary = self.compile(gpu_target(index))
-                    # (self.values is kept, too: a function that the key knows by its address must live as long)
+                    # (self.values is kept, too: the key has functions by address, which no other function may get)
                     result = _binaries[key] = binary, starter(binary, index, self.places), self.values
         return result[:2]
 
     # Code that runs at each call.
 
     def arguments(self, pointers, floats):
-        """The kernel's arguments. pointers: tensors, or addresses, in the order of kernel.pointers."""
+        """The kernel's arguments. pointers: tensors or addresses, in the order of kernel.pointers. floats: numbers."""
         pointers, numbers = iter([pointers[i] for i in self.present]), flat(floats)
 
         def value(leaf):
@@ -160,7 +161,7 @@ class Plan:
 
     @property
     def numbers(self):
-        """All integers among the arguments, in order, and two addresses of scratch memory, which are 0."""
+        """All integers among the arguments, in order, then the two addresses of Triton's scratch memory: both are 0."""
         results = []
         for name, annotation in self.kernel.parameters:
             if annotation is Operand and self.kinds[name]:
@@ -180,7 +181,7 @@ class Plan:
 
     @cached_property
     def words(self):
-        """Returns (places of the pointers that are present, the numbers as bytes, whether blocks share a result,
+        """Returns (indices of the pointers that are not None, `numbers` as bytes, True if blocks share a result,
         `apart`)."""
         return self.present, array("q", self.numbers).tobytes(), self.dtypes.get("counter") is not None, self.apart
 
@@ -190,8 +191,8 @@ class Plan:
         return self.workspace if self.workspace > PARTIALS else 0
 
     def __call__(self, tensors, addresses, *floats):
-        """Launch on the current stream of the plan's device, or in the interpreter if the tensors are on the CPU.
-        tensors: all pointers. addresses: the addresses of the first of these tensors."""
+        """Launches on the current stream of the plan's device, or in the interpreter if the tensors are on the CPU.
+        tensors: the kernel's pointers, in order. addresses: the addresses of the first of them, which are known."""
         if active.tape is not None:
             active.tape.plans.append(self)
         elif self.index is None:
@@ -228,7 +229,7 @@ _arch = {}
 
 
 def arch_of(device):
-    """The key of Kernel.configs; None on the CPU, where kernels are interpreted."""
+    """The GPU's architecture, as in the keys of Kernel.configs; None on the CPU, where kernels are interpreted."""
     if device.type == "cpu":
         return None
     if device.index not in _arch:
@@ -237,11 +238,11 @@ def arch_of(device):
 
 
 _plans = {}
-PLANS = 4096  # when full, all are forgotten: a program that needs more has ever new shapes
+PLANS = 4096  # the most plans kept. When full, all are dropped: a program with more keeps making new shapes
 
 
 def cached_plan(key, build, device):
-    """The plan for this key. build(architecture) makes it on the first call."""
+    """The plan for this key. The first call makes it with build(architecture)."""
     plan = None if active.tape else _plans.get(key)
     if plan is None:
         if len(_plans) >= PLANS:

@@ -32,8 +32,8 @@ class Operand(NamedTuple):
 class Space(NamedTuple):
     """M rows and N columns: the outer and inner group of dimensions of indexing.py. A block has one index of the batch.
 
-    A kernel sets the last three fields. pointers: where its first operands begin in this batch (tile.in_batch). The
-    other two are for rows that begin at no multiple of 16 bytes (PEELED). span: the row's first column and its end,
+    A kernel sets the last three fields. pointers: where its first operands begin in this batch (tile.in_batch). span
+    and column are for rows that begin at no multiple of 16 bytes (PEELED). span: the row's first column and its end,
     counted from where the written tiles begin. column: the first column of a summed tile. (Their lengths must differ:
     to Triton 3.6 ((n,), ()) and ((), (n,)) are the same arguments.)"""
 

@@ -3,8 +3,8 @@
 Tiles are (BM, BN) over an outer and an inner group of dimensions. One of the two is the row: any dimension, with any
 strides. If the row is the outer group (rows across memory), the inner group holds the memory neighbours of its
 elements. The other dimensions are the batch, and a block has one index of it. A row that fits stays on the chip between
-its sum and its results (WHOLE): one read, one write. A longer one is read twice, tile by tile; if there are few,
-several blocks share it (SPLIT).
+its sum and its results (WHOLE): one read, one write. A longer row is read twice, tile by tile; if there are
+few rows, several blocks share each (SPLIT).
 """
 
 import triton
@@ -53,7 +53,7 @@ def written_tiles(first, last, parts):
 
 @triton.jit
 def peeled(space, x, row, config):
-    """The space of a PEELED row: its tiles begin at the last multiple of VEC elements before its first one."""
+    """The space of a PEELED row: its tiles begin at the row's first element, rounded down to a multiple of VEC."""
     size: tl.constexpr = x.pointer.dtype.element_ty.primitive_bitwidth // 8
     start = (base_of(x, space) + offset_of(row, space.outer_shape, x.outer)).to(tl.int64, bitcast=True)
     shift = (start // size % config.VEC).to(config.I)
@@ -69,8 +69,8 @@ def tile_at(space, block, t, config):
 
 @triton.jit
 def summed_tile(space, block, t, config):
-    """Returns (space, rows, columns, whether it needs no bounds) of tile t of a block's rows where they are summed.
-    There a PEELED row, too, has its column 0 at the beginning of the first tile."""
+    """Returns (space, rows, columns, True if no bounds are needed) for summing tile t of a block's rows. In sums, a
+    PEELED row, too, has its column 0 at the beginning of the first tile."""
     m0, n0 = corner(space, block, t, config)
     m, n = indices(m0, n0, config)
     in_bounds = False
@@ -88,7 +88,7 @@ def tile_is_whole(space, block, t, config):
 @triton.jit
 def store_tile(operand, space, block, t, m, n, value, config):
     in_bounds = False
-    if operand.kind > PEELED:  # else elements beside the row are masked
+    if operand.kind > PEELED:  # other kinds always mask elements beside the row
         in_bounds = tile_is_whole(space, block, t, config)
     if in_bounds:
         store(operand, space, m, n, value, True, False)
@@ -98,8 +98,8 @@ def store_tile(operand, space, block, t, m, n, value, config):
 
 @triton.jit
 def again(m, number, space):
-    """The row indices m, made to depend on `number` (one per row) for the compiler: what is read at them is read anew,
-    and not before `number` is known."""
+    """The row indices m, made to depend on `number` (one per row) for the compiler: it loads elements at these indices
+    again, after `number` is known, instead of holding them in registers."""
     nothing = tl.max(tl.max(number.to(tl.int32, bitcast=True) & (space.N >> 31).to(tl.int32), 1), 0)
     return m + nothing.to(m.dtype)
 
@@ -116,14 +116,14 @@ def one_per_row(space, m, n, config):
 
 @triton.jit
 def at_most(norm, eps):
-    """True where norm <= eps, and eps is the divisor. A negative norm is one beyond fp64 (scaling.BEYOND)."""
+    """True where norm <= eps: then eps is the divisor. A negative norm stands for one beyond fp64 (scaling.BEYOND)."""
     return (norm >= 0) & (norm <= eps)
 
 
 @triton.jit
 def inverse(norm, eps, C: tl.constexpr):
-    """1 / max(norm, eps), norm in fp64, as two factors in C; the second is a power of two, so that neither overflows.
-    In fp32 the quotient is of fp32: every thread computes it, and fp64 is slow. 0 where the norm is 0."""
+    """1 / max(norm, eps), 0 where the norm is 0. norm: fp64. The result is two factors in C, the second a power of two,
+    so that neither overflows. For C = fp32 the division is in fp32: every thread does it, and fp64 is slow."""
     floor = tl.where(at_most(norm, eps), eps, tl.abs(norm))  # NaN stays
     if C == tl.float64:
         power = power_below(floor)
@@ -158,7 +158,7 @@ def divisor(root, unit, eps):
 
 @triton.jit
 def is_ordinary(squares, inside):
-    """True if each sum of squares of a block is finite, and so large that no square can matter that has underflowed."""
+    """True if each sum of squares of a block is finite, and so large that squares which underflowed do not matter."""
     least: tl.constexpr = 2.0**-900 if squares.dtype == tl.float64 else 2.0**-100
     ordinary = (squares >= least) & (squares < float("inf")) | ~inside
     return tl.min(tl.min(ordinary.to(tl.int32), 1), 0) != 0

@@ -63,7 +63,7 @@ def tile_terms(x, grad, mask, a, b, by, space, m, n, config, EDGE: tl.constexpr)
 
 @triton.jit
 def dot_pieces(first, last, block, x, grad, mask, a, b, by, partial, output, rows, space, parts, config):
-    """Sums pieces [first, last) of the dot products of a block's rows, and stores them among the partials."""
+    """Sums pieces [first, last) of the dot products of a block's rows. Each piece's sums are stored as partials."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     for piece in range(first, last):
         start, end = piece_of(piece, parts)

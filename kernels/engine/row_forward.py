@@ -43,8 +43,8 @@ def softmax_tile(x, keep, maximum, total, OP: tl.constexpr):
 
 @triton.jit
 def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second, state, eps, space, config):
-    """Writes `out` for tiles [first_tile, last_tile) from the state of their whole rows. Split 0 also writes the
-    numbers of each row to `first` and `second`."""
+    """Writes `out` for tiles [first_tile, last_tile) from the states of their whole rows. Split 0 also writes the
+    maximum and total of each row (softmax) to `first` and `second`, or its norm (normalize) to `first`."""
     OP: tl.constexpr = config.OP
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
@@ -58,7 +58,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
         unit, by = maximum.to(C), (1 / divisor(root, maximum, eps)).to(C)
         store(first, space, m, n, norm, inside, True)
     else:
-        # NaN, as exp(inf - inf) and exp(-inf - -inf) give it
+        # NaN where the definition has exp(inf - inf) or exp(-inf - -inf)
         odd = (maximum == float("inf")) | (total == float("inf")) | ((total == 0) & (count > 0))
         total = tl.where(odd, float("nan"), total)
         store(first, space, m, n, maximum, inside, True)
@@ -80,7 +80,7 @@ def write_rows(first_tile, last_tile, block, split, x, mask, out, first, second,
 
 @triton.jit
 def sum_pieces(first, last, block, x, mask, partial, output, rows, space, parts, config, MODE: tl.constexpr):
-    """Sums pieces [first, last) of a block's rows, and stores their states among the partials."""
+    """Sums pieces [first, last) of each of a block's rows, and stores a state per piece and row among the partials."""
     for piece in range(first, last):
         start, end = piece_of(piece, parts)
         state = add_tiles(start, end, block, x, mask, None, space, config, MODE, False, False)
@@ -121,7 +121,7 @@ def rows_kernel(
             store(first, space, m, n, norm, inside, True)
         else:
             maximum = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
-            if config.WIDE and mask is not None:  # it is read again, from a cache: a thread has no registers for it
+            if config.WIDE and mask is not None:  # the mask is read again, from a cache: registers are short
                 m = again(m, maximum, space)
                 keep = kept(mask, None, space, m, n, config, True)[0]
             total = tl.sum(tl.where(keep, tl.exp(v - maximum), 0.0), ACROSS, keep_dims=True)

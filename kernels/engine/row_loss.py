@@ -15,7 +15,7 @@ from .tile import base_of, fetch, offset_of, store
 
 @triton.jit
 def at_class(class_index, operand, space, config):
-    """The offset of each row's class along the class dimension of an operand."""
+    """The offset of each row's class along the class dimension of an operand, in elements."""
     if config.AXIS == INNER:
         offset = offset_of(class_index, space.inner_shape, operand.inner)
     else:
@@ -33,12 +33,12 @@ def own_class(class_index, operand, space, m, n, config):
     return base_of(operand, space) + row + at_class(class_index, operand, space, config)
 
 
-NOWHERE = tl.constexpr(1 << 10)  # a place that no operand has: base_of takes the Operand's own pointer
+NOWHERE = tl.constexpr(1 << 10)  # larger than any Operand.place: base_of takes the Operand's own pointer
 
 
 @triton.jit
 def fetch_stat(row_stats, offset, space, m, n):
-    """One number per row, `offset` elements behind the row's first number in row_stats."""
+    """Loads one number per row: `offset` elements behind the row's first number in row_stats, which backward reads."""
     base = base_of(row_stats, space) + offset
     nowhere = tl.zeros([1, 1], tl.int1)
     return fetch(
@@ -58,7 +58,7 @@ def store_stat(row_stats, offset, space, m, n, value, inside):
 
 @triton.jit
 def upstream(grad, denominator, space, m, n):
-    """The upstream gradient of each row's loss, in fp64. For a mean over all rows it is grad / denominator."""
+    """The upstream gradient of each row's loss, in fp64: grad or, for a mean over all rows, grad / denominator."""
     if denominator is None:
         g = fetch(grad, space, m, n, tl.zeros([1, 1], tl.int1), True).to(tl.float64)
     else:
@@ -68,11 +68,11 @@ def upstream(grad, denominator, space, m, n):
 
 @triton.jit
 def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: tl.constexpr = False):
-    """Returns (place, keep, w), one number per row, (BM, 1), or (1, BN) for rows across memory: the row's class, or -1;
-    whether the row is kept; the weight of its class.
+    """Returns (class_index, keep, w): the row's class, or -1; bool, True where the row is kept; the weight of its
+    class. Each has one number per row: (BM, 1), or (1, BN) for rows across memory.
 
-    Without a target, where rows have probabilities, all classes are -1. A row is not kept if its index is no class, or
-    its class has weight 0. PARTIAL: the tensor has some of the classes; a row with one of the others is kept."""
+    Without a target, where rows have probabilities, class_index is -1. A row is not kept if its index is no class, or
+    its class has weight 0. PARTIAL: the tensor has some of the classes; a row of any other class is kept, too."""
     nowhere = tl.zeros([1, 1], tl.int1)
     keep = one_per_row(space, m, n, config)
     if mask is not None:
@@ -109,9 +109,9 @@ def store_part(partial, class_index, size, total, count, weights, WEIGHTED: tl.c
 
 @triton.jit
 def add_up(value, kept, w, out, used, partial, counter, group, groups, config, WEIGHTED: tl.constexpr):
-    """The sum or mean of all rows' losses, added up in a fixed order: (1) each block stores its part; (2) the last
-    block of a bundle to finish adds up the parts of its blocks; (3) the last of these adds up the bundles. used: gets
-    what a mean divides by, the count of the kept rows or the sum of their weights. w: 0 where a row is not kept."""
+    """Stores the sum or mean of all rows' losses in `out`, added up in a fixed order: (1) each block stores its part;
+    (2) the last block of a bundle to finish adds up the parts of its blocks; (3) the last of these adds up the bundles.
+    `used` gets what a mean divides by: the count of the kept rows, or the sum of their weights. w: 0 where not kept."""
     ARRAYS: tl.constexpr = 3 if WEIGHTED else 2
     most = tl.maximum(BUNDLE, (groups + BUNDLES - 1) // BUNDLES)  # blocks per bundle
     bundle, bundles = group // most, (groups + most - 1) // most
@@ -140,13 +140,13 @@ def class_dim(x):
 
 
 def row_shape(x):
-    """(N, C, d1, ...) -> (N, d1, ...); (C,) -> ()."""
+    """The shape of x without its class dimension: (N, C, d1, ...) gives (N, d1, ...), and (C,) gives ()."""
     dim = class_dim(x)
     return x.shape[:dim] + x.shape[dim + 1 :]
 
 
 def per_row(number, x):
-    """One number per row, or a shape that broadcasts to it, with a class dimension of size 1: (N, 1, d1, ...)."""
+    """A tensor that broadcasts to one number per row, expanded, with a class dimension of size 1: (N, 1, d1, ...)."""
     return None if number is None else number.expand(row_shape(x)).unsqueeze(class_dim(x))
 
 
@@ -161,7 +161,7 @@ def row_results(x, dtype, *many):
 
 
 def reduced_results(x, dtype):
-    """Returns ((sum or mean, what a mean divides by), both scalars expanded to the rows as operands for `add_up`)."""
+    """Returns ((sum or mean, divisor of the mean), the two scalars expanded to the rows, as operands for `add_up`)."""
     results = empty((), dtype, x.device), empty((), torch.float64, x.device)
     return results, [per_row(t, x) for t in results]
 
@@ -173,5 +173,6 @@ def reduction(mean, empty_nan):
 
 
 def count_stats(has_probabilities, weighted, smooth):
-    """How many numbers per row the backward of cross_entropy needs: two of L, and k and e where the call has them."""
+    """How many numbers per row the backward of cross_entropy needs: maximum and log_total, and, where the call has
+    them, k and e (cross_entropy_backward.py)."""
     return 2 + (has_probabilities or (weighted and smooth)) + smooth

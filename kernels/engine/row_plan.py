@@ -34,16 +34,16 @@ REGISTERS = 65536  # registers of a block, at most
 # Bytes of a tile in the compute dtype that a thread holds; half of it if single accesses need registers for addresses.
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
-FEWEST = 16  # neighbours in memory that make a group of their own
+FEWEST = 16  # the fewest elements of the nearest dimension that make the inner group by themselves
 # phases. MAP: results depend on their own tile alone. SUM: one result a row. SUM_AND_WRITE: results depend on the whole
 # row. PICK: one result a row, from one element of it. ALONE: one result a row, by one block that has the whole row.
 MAP, SUM, SUM_AND_WRITE, PICK, ALONE = range(5)
 UNSHARED = MAP, PICK, ALONE  # several blocks never share a row: none gathers partial results
 FEWEST_TILES = 3  # tiles of a piece of a row, at least
-PIECES = 128  # pieces of a row, at most, until a piece has as many tiles as fp32 adds up
+PIECES = 128  # pieces of a row, at most, until a piece has FLUSH tiles, which fp32 adds up
 BUNDLES = tl.constexpr(512)  # bundles of blocks, at most, where all rows are reduced
 BUNDLE = tl.constexpr(256)  # blocks per bundle, at least; so many parts are loaded together
-AT_ONCE = 8  # numbers of each part that the gathering block holds at a time
+AT_ONCE = 8  # divides how many parts the gathering block loads at a time: a part has several numbers
 
 
 class Tile(NamedTuple):
@@ -109,8 +109,8 @@ def grouped(shape, strides, dim):
 
 def pieces_of(tiles, axis):
     """Returns (pieces, tiles of each). A row that is read in parts is summed in pieces, and their results are merged in
-    one order, whether one block has all of them or one. The row's length alone decides, so that its bits do not depend
-    on how many rows there are. Across memory a piece has the most tiles: a tile has few elements of a row."""
+    one order, whether a block has all pieces or one. The row's length alone decides, so that its bits do not depend on
+    how many rows there are. Across memory a piece has the most tiles: a tile has few elements of a row."""
     most = tiling.FLUSH.value
     per_piece = most if axis is OUTER else min(FEWEST_TILES + tiles // PIECES, most)
     return -(-tiles // per_piece), per_piece
@@ -129,7 +129,7 @@ def counters_of(groups, split, phases, reduces):
 
 def split_rows(pieces, groups, phases, per_row_math, reduces):
     """Returns (splits, pieces of each). Rows that are read in parts and too few to fill a GPU are spread over several
-    blocks; over fewer with per_row_math, since what a block does beside its tiles takes as long as two tiles."""
+    blocks. With per_row_math they are spread over fewer: a block's work beside its tiles takes as long as two tiles."""
     if pieces <= 1 or counters_of(groups, True, phases, reduces) > COUNTERS:
         return 1, pieces
     blocks = tiling.POLICY.blocks // phases // (4 if per_row_math else 1)
@@ -141,11 +141,11 @@ def plan(
     kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0,
     per_row_math=False, held=1, registers=(None, None),
 ):  # fmt: skip
-    """tensors: the operands, those at the places `per_row` with one number a row. Rows lie along `dim`. phases: MAP,
-    ..., what is done with a row. partials: how many numbers each part of a row stores for the whole row. per_row_math:
+    """tensors: the operands. per_row: the indices of those with one number per row. Rows lie along `dim`. phases: what
+    is done with a row (MAP, ...). partials: how many numbers each part of a row stores for the whole row. per_row_math:
     much is computed for each row beside its elements. Rows across memory are then read in parts, so that a row has one
-    thread, and tiles hold no more than a thread may. held: of how many operands a thread holds a row's elements.
-    registers: limits for the vector variant of (rows along memory, rows across it), against spills."""
+    thread, and tiles hold no more than a thread may. held: the number of operands whose elements a thread holds
+    together. registers: limits for the vector variant of (rows along memory, rows across it), against spills."""
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
@@ -156,14 +156,14 @@ def plan(
     config = kernel.config(arch)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // held
     peel = False
-    # (not for rows that fit a tile: half of it would lie beside them, and all their elements would need bounds)
+    # (rows that fit one tile are not PEELED: half of the tile would lie beside them, and all elements need bounds)
     if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:
         lead = kernel.operands.index("dx" if tensors[0] is None else "x")
         result, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead, shared)
         if width > 1:
             kinds, vec, peel = result, width, True
     kinds = sparse_kinds(kinds, outer, inner, per_row)
-    if M == 1:  # treat one row as several
+    if M == 1:  # one row gets the kinds of several rows
         kinds = [ROW if kind is SCALAR else kind for kind in kinds]
     reach = N + vec - 1 if peel else N  # columns of all tiles when rows are written
     numbers = [t for i, t in enumerate(dense) if t is not None and t.dtype.is_floating_point and i not in shared]
@@ -254,8 +254,8 @@ def exists(tensor):
 
 
 def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), constants=None, **options):
-    """tensors: the kernel's operands, outputs included, in order. shape: the shape that they broadcast to. floats,
-    constants: the kernel's own arguments. options: keyword arguments of `plan`."""
+    """Launches a kernel of rows. tensors: its operands, outputs included, in order. shape: the shape that they
+    broadcast to. floats, constants: the kernel's own arguments. options: keyword arguments of `plan`."""
     result, addresses = traits(tensors)
     device = next(filter(exists, tensors)).device
     key = id(kernel), result, shape, dim, compute, constants and tuple(constants.items()), tiling.POLICY

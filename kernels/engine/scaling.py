@@ -46,7 +46,7 @@ def product_beyond(root, unit):
 
 @triton.jit
 def inverse_beyond(root, unit):
-    """1 / (root * unit), unit of power_below; -1 / (root * unit * BEYOND) where that is too large; 0 if root is 0."""
+    """1 / (root * unit), 0 if root is 0; -1 / (root * unit * BEYOND) where it is too large. unit: from power_below."""
     root = tl.where(root == 0, float("inf"), root)
     inverse = reciprocal(unit) / root
     return tl.where(inverse == float("inf"), -(reciprocal(unit) / BEYOND / root), inverse)

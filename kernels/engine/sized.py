@@ -6,7 +6,7 @@ import torch
 
 
 class Sized:
-    """A tensor of given sizes and strides, without elements. Its methods, which launchers need, answer as torch's."""
+    """A tensor of given sizes and strides, without elements, with those methods of torch.Tensor that launchers call."""
 
     def __init__(self, shape, steps, dtype, device, beyond=0):
         self.shape, self.steps, self.dtype, self.device = shape, steps, dtype, device
@@ -84,7 +84,7 @@ class Sized:
         if where == 0:
             return self.view(self.shape[1:], self.steps[1:])
         shape, steps, d = [], [], 0
-        for part in where:  # None, a new dimension, or a whole one
+        for part in where:  # None adds a dimension, slice(None) keeps one
             old = part is not None
             if old and part != slice(None):
                 raise NotImplementedError(f"index {part}")

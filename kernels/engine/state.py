@@ -2,8 +2,8 @@
 
 A state is the tuple (count, weights, pivot, shift, maximum, total). Each MODE uses some of it:
 
-    count     how many elements are kept. MOMENTS with weights only ask if it is 0: there it is the largest
-              `heaviness` (accumulate.py) of a kept weight, which would otherwise take one more register a lane
+    count     how many elements are kept. For MOMENTS with weights only count = 0 matters: else it holds the
+              largest `heaviness` (accumulate.py) of a kept weight, which saves a register per lane
     weights   the sum of the kept weights (SQUARES and MOMENTS with weights)
     total     in the unit that `maximum` sets:
               SQUARES       sum w x^2            = total maximum^2, maximum a power of two near the largest |x|
@@ -110,10 +110,10 @@ def same(x, maximum):
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
-    """Merges the states along one axis, lanes' in C, others widened. Sums are trees of a fixed shape. MOMENTS:
+    """Merges the states along one axis: of lanes in C, others `widened`. Sums are trees of a fixed shape. MOMENTS:
 
     (1) The new pivot is the mean of the pivots, weighted by |weights| or counts.
-    (2) The new maximum is the largest of all tops and of the distances to the new pivot.
+    (2) The new maximum is the largest of the maximums and of the distances to the new pivot.
     (3) Each state is moved to both (repivot), and added."""
     count, weights, pivot, shift, maximum, total = state
     if MODE == MOMENTS:
@@ -165,7 +165,7 @@ def merge(a, b, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def store_state(pointer, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.constexpr):
-    """Stores a split's state among the partials, in arrays of `size`."""
+    """Stores a split's state among the partials: one array of `size` numbers for each field that MODE needs."""
     count, weights, pivot, shift, maximum, total = state
     tl.store(pointer + size * COUNTS, count, mask=inside)
     if MODE != COUNT:
@@ -193,7 +193,7 @@ def merge_partials(
     partial, splits, output, outputs, parts,
     MODE: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr, BO: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Merges the states of the first `parts` of all splits, in order of split, whichever block finished last."""
+    """Merges the first `parts` of an output's `splits` stored states, in their order, whichever block finished last."""
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
     size = splits * outputs
     state = empty_double_state([BO], MODE, C)

@@ -25,8 +25,8 @@ from .tensors import check_operands, common_shape, traits
 from .tile import corner, fetch, indices, is_whole, kept, output_offset, over_axis, within_lane
 from .tiling import FLUSH
 
-# DIVISOR, what the second output holds: the count of kept elements (with weights, the sum of the kept weights), or the
-# value of the tensor `denominator`, or of the number `divisor`
+# DIVISOR: what a mean divides by, and the second output holds. BY_COUNT: the count of kept elements or, with weights,
+# the sum of the kept weights. BY_TENSOR: the value of the tensor `denominator`. BY_NUMBER: `divisor`.
 BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -157,8 +157,8 @@ def sum_kernel(
 
 SUM = Kernel(
     sum_kernel,
-    # For three blocks per multiprocessor (vector accesses), or two. Without a limit the assembler spills a register or
-    # two to fit one more block; with a limit it does not.
+    # 80 registers allow three blocks per multiprocessor (vector accesses), 128 two. Without a limit the assembler
+    # spills a register or two to fit one more block; with a limit it does not.
     {None: Config(max_registers=(80, 128))},
 )
 
@@ -185,7 +185,7 @@ def plan(
         "reduced": {OUTER.value: M, INNER.value: N, ALL.value: M * N}[cut.values["AXIS"]],
     }
     planned = cut.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
-    if y is None and weight is None:  # one operand needs few registers: more blocks fit, for enough bytes in flight
+    if y is None and weight is None:  # few registers: more blocks fit, for enough bytes in flight
         columns = cut.values["AXIS"] == OUTER.value and tensors[0].element_size() == 2
         few = 64 if columns else 48  # 48 spill where a thread has eight columns
         planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else few, 128))

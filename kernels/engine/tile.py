@@ -29,7 +29,7 @@ def offset_of(index, shape, strides):
 
 @triton.jit
 def corner(space, block, t, config):
-    """Returns (first row, first column) of tile t of a block. They follow each other along the reduced group."""
+    """Returns (first row, first column) of tile t of a block. Its tiles follow each other along the reduced group."""
     if config.AXIS == OUTER:
         m0, n0 = t * config.BM, block * config.BN
     elif config.AXIS == INNER:
@@ -64,7 +64,7 @@ def within(space, m, n):
     """Bool (BM, BN): True where an element of the tile lies in the tensor."""
     columns = n < space.N
     if len(space.span) > 0:
-        u = n + space.span[0]  # other accesses compute it, too: fewer registers
+        u = n + space.span[0]  # aligned_columns computes this sum, too: fewer registers
         columns = (u >= space.span[0]) & (u < space.span[1])
     return (m < space.M)[:, None] & columns[None, :]
 
@@ -92,7 +92,8 @@ def full_accesses(space, m, n, VEC: tl.constexpr):
 
 @triton.jit
 def split_by_lane(tile, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, config):
-    """A tile (BM, BN) by its lanes (tiling.lanes_of): (LM, LN, elements that one thread holds)."""
+    """A tile (BM, BN) reordered by lane: (LM, LN, elements of a lane). A lane is what one thread holds
+    (tiling.lanes_of)."""
     LM: tl.constexpr = config.LM
     LN: tl.constexpr = config.LN
     SIDE: tl.constexpr = VEC if LN * VEC <= BN else BN // LN  # neighbouring columns of a lane
@@ -148,7 +149,7 @@ def output_offset(output, space, parts, config):
 
 @triton.jit
 def in_batch(space, batch, operands):
-    """The space of one batch. operands: the first of a kernel's; an absent one gets a pointer that is not read.
+    """The space of one batch. operands: the kernel's first operands; an absent one gets a pointer that is not read.
 
     (Triton 3.6 loses the constants of a tuple that is assigned: an operand itself cannot be moved.)"""
     pointers = tl.tuple(
@@ -256,8 +257,7 @@ def fetch(operand, space, m, n, keep, EDGE: tl.constexpr, OTHER: tl.constexpr = 
 
 @triton.jit
 def kept(mask, weight, space, m, n, config, EDGE: tl.constexpr):
-    """Returns (keep, w): bool (BM, BN), True where an element counts, and its weight in fp32 or fp64 (without weights
-    anything)."""
+    """Returns (keep, w): bool (BM, BN), True where an element counts, and its weight in fp32 or fp64, if it has one."""
     keep = tl.full([config.BM, config.BN], True, tl.int1)
     if EDGE:
         keep = within(space, m, n)

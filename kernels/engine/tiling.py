@@ -25,7 +25,7 @@ from .indexing import (
 from .launch import Plan
 
 WARP = 32
-FLUSH = tl.constexpr(16)  # after so many tiles, lanes' fp32 sums are added up in fp64
+FLUSH = tl.constexpr(16)  # the most tiles a lane adds up in fp32; their sum is then added in fp64
 
 
 class Policy(NamedTuple):
@@ -40,7 +40,7 @@ POLICY = Policy()
 
 
 def groups(shape, strides, reduced):
-    """Returns (AXIS, outer group, inner group, number of outputs). The groups have these strides, the output's last."""
+    """Returns (AXIS, outer group, inner group, number of outputs). The groups have these strides, then the output's."""
     outputs = 1
     out_strides = [0] * len(shape)
     for d in reversed(range(len(shape))):
@@ -88,14 +88,14 @@ class Cut(NamedTuple):
     values: dict
     grid: tuple
     wide: bool  # 64-bit indices
-    workspace: int  # fp64 numbers that the splits store for the last block
+    workspace: int  # size in fp64 numbers of what the splits store for the last block
 
     def with_shared(self, which):
-        """The cut, with the operands at these places, which many rows share, read once for a tile."""
+        """The cut in which the operands at the indices `which`, shared by many rows, are read once for a tile."""
         return self._replace(kinds=shared_kinds(self.kinds, self.outer, self.inner, which))
 
     def plan(self, kernel, tensors, dtypes, values, arch):
-        """dtypes and values: those of the kernel's own arguments."""
+        """The kernel's plan with this cut. dtypes, values: of the kernel's own pointers and arguments, by name."""
         dtypes = dtypes | scratch(self.values["SPLIT"])
         plan = Plan(kernel, tensors, dtypes, self.outer, self.inner, self.kinds, self.vec, self.values | values,
                     grid=self.grid, wide=self.wide, arch=arch, batch=self.batch)  # fmt: skip
@@ -106,10 +106,10 @@ class Cut(NamedTuple):
 
 def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1, batched=False, tile_of=None,
         narrow=False):  # fmt: skip
-    """The Cut of a reduction. tensors: the operands, the first `data` of which set the size of a tile. reduced: a bool
+    """The Cut of a reduction. tensors: the operands; the first `data` of them set the size of a tile. reduced: a bool
     per dimension. arrays: how many partial results a split stores for each output. at_once: divides how many partials
-    the last block loads at a time. batched: the first dimension is in neither group, one index a block. tile_of(axis,
-    M, N, vec, elements): (BM, BN), in place of `tile_shape`. narrow: a thread holds little else."""
+    the last block loads at a time. batched: the first dimension is in neither group, and a block has one index of it.
+    tile_of(axis, M, N, vec, elements): (BM, BN), in place of `tile_shape`. narrow: registers allow a larger tile."""
     policy = policy or POLICY
     lined = line(tensors, shape) if all(reduced) and not batched else None
     if lined:

@@ -1,5 +1,5 @@
-"""Reads rows that begin at no multiple of 16 bytes into the lanes that would hold them if they did. The terms of a
-row's sum, and their order, then do not depend on where the row begins.
+"""Reads rows that begin at no multiple of 16 bytes. Each element goes to the lane that would hold it in an aligned row:
+the terms of a row's sum, and their order, then do not depend on where the row begins.
 
 A thread reads its VEC elements as 32-bit words, two at a time, from the multiple of 8 bytes before them. The last two
 words are the first two of the next thread, and come from the cache. The row's shift then selects whole words and, for
@@ -21,7 +21,7 @@ def funnel(low, high, bits, PART: tl.constexpr):
 
 @triton.jit
 def load_two(pointer, w, end, EDGE: tl.constexpr, BM: tl.constexpr, K: tl.constexpr):
-    """The words at w and w + 1 of each access: two tensors (BM, K), undefined beyond the row's end."""
+    """Loads the words at w and w + 1 of each of K accesses: two tensors (BM, K), undefined beyond the row's end."""
     if EDGE:
         words = tl.load(pointer + w, mask=w < end)
     else:
@@ -66,7 +66,7 @@ def fetch_unaligned(start, n0, N, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.co
     i = tl.arange(0, 2 * K)
     w = tl.multiple_of(tl.max_contiguous((i // 2 + n0 // VEC) * W + i % 2, 2), 2)[None, :]
     shift = shift.to(tl.int32)[:, None]
-    # (computed from elements: an index of 31 bits that counts the elements may not count their bytes)
+    # (computed from elements: a 32-bit index that can count the elements may not count their bytes)
     end = ((N + skipped.to(tl.int32)[:, None] + PAIR - 1) // PAIR * 2).to(w.dtype)  # (BM, 1)
     second, bits = shift >= 4, (shift % 4 * 8).to(tl.uint64)
     w0, w1 = load_two(pointer, w, end, EDGE, BM, K)

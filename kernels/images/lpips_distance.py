@@ -158,7 +158,7 @@ def prepare_backward(grad, input, target, weight, results, needed):
 
 
 def lpips_distance(input, target, weight=None, keep=None):
-    """weight: (C, 1, 1); keep: bool, which positions exist, broadcast over the channels."""
+    """weight: (C, 1, 1). keep: bool, True where a position exists, or None; it broadcasts over the channels."""
     results, plan, options = prepare(input, target, weight, keep)
     if input.numel():
         launch("lpips_distance", *plan, (floor(None, plan[-1]),), **options)

@@ -22,7 +22,7 @@ def square(x, y, unit):
 
 @triton.jit
 def decibels(total, count):
-    """Returns (decibels, sum of squares). Without pixels the sum is -1."""
+    """Returns (decibels, sum of squares). Without pixels the sum is -1, by which the backward can divide."""
     return DECIBELS * tl.log(total / count), tl.where(count > 0, total, -1.0)
 
 

@@ -1,7 +1,7 @@
 """js_div: s = x + y, u = |x - y| / s, f = s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)).
 
-For u < 1/2 the terms cancel. In fp32 their sum is then u^2 times a polynomial in u^2; for larger u the first term is a
-polynomial in 1 - u. In fp64 the sum is then log(1 - u^2) + u log(1 + 2 u / (1 - u)), whose terms hardly cancel."""
+For u < 1/2 the two terms cancel. Their sum is then u^2 times a polynomial in u^2 (fp32), or (fp64) log(1 - u^2) + u
+log(1 + 2 u / (1 - u)), whose terms hardly cancel. For larger u, the first term is a polynomial in 1 - u (fp32)."""
 
 import triton
 import triton.language as tl
@@ -32,7 +32,7 @@ def spread(u):
     else:
         z = u * u
         far = polynomial(v, FAR, 5) + v * rough_log(tl.maximum(v, 1e-30))
-        far = tl.where(v < -1e-6, float("nan"), far)  # a quotient that should be 1 may be more by its rounding
+        far = tl.where(v < -1e-6, float("nan"), far)  # rounding may make u slightly more than 1: v >= -1e-6 is valid
         return tl.where(near, z * polynomial(z, NEAR, 4), far)
 
 

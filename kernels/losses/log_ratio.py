@@ -8,7 +8,7 @@ from .pointwise_loss import pointwise_loss
 
 @triton.jit
 def value(x, y):
-    return tl.log(x) - tl.log(y)  # (each to its last digit: they may nearly cancel)
+    return tl.log(x) - tl.log(y)  # (not a rougher logarithm: the two may nearly cancel)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""A pointwise loss from its functors, in registers.
+"""Makes the launchers of a pointwise loss from its functors, which work on registers.
 
     value(x, y, *parameters)    the loss of one element
-    slope(x, y, *parameters)    its derivative by x, for a loss of x - y: that by y is the negative
-    slopes(x, y, *parameters)   all derivatives, for any other loss
+    slope(x, y, *parameters)    df/dx of a loss that depends on x - y alone: df/dy = -df/dx
+    slopes(x, y, *parameters)   (df/dx, df/dy), for any other loss
 
 The functors of a loss of three tensors take (x, y, z, *parameters). A loss with flags passes a dict {flags: (value,
 slopes)} as value; its flags are its first parameters. If the third tensor is optional, its presence is the first flag,
@@ -25,9 +25,9 @@ def pointwise_loss(
 ):
     """Returns (forward, backward): the launchers of `_<name>` and `_<name>_backward`, with their schemas' arguments.
 
-    count: how many tensors the loss has. optional: the last of them may be None. flags_of: computes the flags from the
-    parameters, where they are not the first of these. parameters_of: computes what the functors take from the
-    parameters, in fp64, so that 1 - p keeps its digits."""
+    count: how many tensors the loss has. optional: the last of them may be None. flags_of(*parameters): the flags,
+    where they are not the first parameters. parameters_of(*parameters): the functors' parameters, computed in fp64, so
+    that 1 - p keeps its digits."""
     formulas = value if isinstance(value, dict) else {(): (value, slopes or slope)}
     flags = 0 if flags_of else len(next(iter(formulas))) - optional
     kind = DIFFERENCE if slope else FLAT if flat else ALL_SLOPES

@@ -15,7 +15,7 @@ def stirling(y):
     """Returns (y log y - y + log(2 pi y) / 2, its derivative); both are 0 for y <= 1."""
     applies = y > 1
     n = tl.maximum(y, 1.0)  # (it hides a NaN, which shows in the rest of the loss; a tl.where spills registers)
-    e = rough_log2(n)  # its error times n is that of fp32 beside n
+    e = rough_log2(n)  # its error times n is about that of rounding n in fp32
     # (n + 1/2) log n - n, not n (log n - 1): NaN where n is infinite, as the definition's
     value = (n * LOG_2 + LOG_2 / 2) * e + (LOG_2_PI / 2 - n)
     return tl.where(applies, value, 0.0), tl.where(applies, e * LOG_2 + 0.5 / n, 0.0)

@@ -2,7 +2,7 @@
 
     loss = w (1 - numerator / total)    a mean divides by the count of kept regions, or by the sum of their weights
 
-I/O: a few numbers per region, which the kernel before has left in L2. The backward computes what the mean divides by
+I/O: a few numbers per region, which the kernel of the sums leaves in L2. The backward computes what the mean divides by
 again, from the sums.
 """
 
@@ -54,7 +54,7 @@ def regions_from(sums, first, c, images, classes, config):
 
 @triton.jit
 def quotient(both, p, t, smooth, parameters, TVERSKY: tl.constexpr):
-    """Returns (numerator, total, whether total is 0); a total of 0 is replaced by 1."""
+    """Returns (numerator, total, True where total is 0); a total of 0 is replaced by 1."""
     if TVERSKY:
         total = both + parameters[0] * (p - both) + parameters[1] * (t - both) + smooth[1]
         numerator = both + smooth[0]
@@ -88,7 +88,7 @@ def load_weights(weight, weight_stride, c, classes):
 
 @triton.jit
 def region_losses(sums, w, first, c, images, classes, smooth, parameters, config):
-    """Returns (loss without its weight, numerator, total, whether the quotient has a slope, which regions are kept)."""
+    """Returns (loss without its weight, numerator, total, True where total is not 0, True where a region is kept)."""
     both, p, t, count = regions_from(sums, first, c, images, classes, config)
     numerator, total, zero = quotient(both, p, t, smooth, parameters, config.TVERSKY)
     return 1 - tl.where(zero, 1.0, numerator / total), numerator, total, ~zero, (count > 0) & (w != 0)
@@ -112,7 +112,7 @@ def reduced(sums, weight, weight_stride, images, classes, smooth, parameters, co
 
 @triton.jit
 def divisor_of(kept, weights, weight, denominator, divisor, config):
-    """Returns (what a mean divides by, inf if nothing is kept; whether the mean is over nothing)."""
+    """Returns (by, nothing): the divisor of a mean, inf if nothing is kept; True if the mean is over nothing."""
     if denominator is not None:
         by = tl.load(denominator).to(tl.float64)
         nothing = by == 0
@@ -170,7 +170,7 @@ def region_loss_backward_kernel(
     BATCH: tl.constexpr = config.BATCH
     rows, size = 1 if BATCH else images, images * classes
     upstream = tl.zeros([1, 1], tl.float64)
-    of_divisor = upstream  # the gradient of a weight through what the mean divides by
+    of_divisor = upstream  # the part of a weight's gradient that comes through a mean's divisor
     if config.REDUCTION != NONE:
         upstream += tl.load(grad).to(tl.float64)
     if config.REDUCTION == MEAN:
@@ -244,7 +244,7 @@ def loss_plan(kernel, dtypes, sums, weight, divisor, reduction, empty_nan, batch
 
 
 def _launch(kernel, names, tensors, sums, weight, divisor, smooth, parameters, options, **values):
-    """tensors: in the kernel's order. names: of the kernel's pointers."""
+    """names: of the kernel's pointers, in order. tensors: one for each of these names, or None."""
     result, addresses = traits(tensors)
 
     def build(arch):

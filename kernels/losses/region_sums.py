@@ -2,7 +2,7 @@
 
     sums[0] = sum p t    sums[1] = sum p, or p^2    sums[2] = sum t, or t^2    sums[3] = how many pixels are kept
 
-I/O: reads p and t once; class indices take 8 bytes a pixel for every eight classes (channels last: for every 64).
+I/O: reads p and t once. Class indices (8 bytes a pixel) are read once for every eight classes (channels last: 64).
 
 The sums are exact to fp32 for any number of pixels. A product of two halves is exact in fp32, and so, nearly, is the
 sum of a thread's elements of one access. All larger sums have twice the digits of fp32: rounding errors are summed,
@@ -130,7 +130,7 @@ def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):
     policy = tiling.POLICY._replace(blocks=tiling.POLICY.blocks // 2, partials=tiling.POLICY.partials * 4 // SUMS.value)
     tensors, dtypes = (input, target, mask), {"out": torch.float64}
     launch_plan = plan(REGION_SUMS, tensors, 1, input, exists, ignore_index, squared, dtypes, arch, policy)
-    # a thread has the sums of eight classes
+    # a thread holds the sums of eight classes, and needs the registers
     if launch_plan.constants["AXIS"] == OUTER.value and launch_plan.constants["VEC"] == 8:
         launch_plan.config = replace(launch_plan.config, max_registers=(128, 128))
     return launch_plan

@@ -1,8 +1,9 @@
 """The gradients of the region losses' sums: dp = keep ? both t + marginal : 0 (squared: both t + 2 marginal p), where
-`both` is the gradient of a region's sum of p t, and `marginal` of its sum of p; dt likewise, from its sum of t.
+`both` is the gradient of a region's sum of p t, and `marginal` that of its sum of p. For dt, p and t change places, and
+`marginal` is the gradient of the region's sum of t.
 
-I/O: reads the mask, and p and t if the result depends on them (only the class indices, if nothing is squared: once for
-eight classes of a pixel); writes dp, dt.
+I/O: reads the mask; for dp the target, for dt the prediction, and if squared both; writes dp, dt. Class indices are
+read once for eight classes of a pixel.
 """
 
 import torch

@@ -17,7 +17,7 @@ from ..engine.tensors import check_operands
 from ..engine.tile import fetch, kept
 
 SUMS = tl.constexpr(4)
-CLASSES = 8  # classes of a tile, as rows: more would save little beside the prediction
+CLASSES = 8  # classes of a tile whose rows are classes: more would save few reads beside the prediction's
 WIDEST = 64  # columns of a tile whose columns are classes
 
 

@@ -1,8 +1,8 @@
 """sigmoid_focal_loss: f = a m^gamma bce with p = 1 / (1 + e^-x), q = 1 - p, m = y q + (1 - y) p and
 a = hit y + miss (1 - y), where hit is alpha and miss 1 - alpha, or both are 1 if alpha < 0.
 
-m and bce are equal for (x, y) and (-x, 1 - y). They are computed from |x|: `wrong` is the target's share against the
-sign of x. gamma = 2 has its own kernels: a square takes half the instructions of a power."""
+m and bce are equal for (x, y) and (-x, 1 - y). They are computed from |x|: `wrong` is y for x < 0, else 1 - y. gamma =
+2 has its own kernels: a square takes half the instructions of a power."""
 
 import triton
 import triton.language as tl
@@ -31,7 +31,7 @@ def power(m, gamma, bce):
 @triton.jit
 def parts(x, y, POWER: tl.constexpr):
     """Returns (wrong, 1 - wrong, e = e^-|x|, bce); m = (wrong + (1 - wrong) e) / (1 + e)."""
-    e = rough_exp(-tl.abs(x)) if POWER is square else tl.exp(-tl.abs(x))  # rough_exp loses an e whose square is 0
+    e = rough_exp(-tl.abs(x)) if POWER is square else tl.exp(-tl.abs(x))  # rough_exp loses an e with square 0
     wrong = tl.where(x < 0, y, 1 - y)
     return wrong, 1 - wrong, e, linear_cost(x, y, 1 - y) + log1p_unit(e)
 

@@ -1,5 +1,5 @@
-"""Over the kept elements, masked_norm: (sum w |x|^p)^(1/p) for p of 1, 2, inf and -inf; safe_norm: masked_norm,
-saturated; masked_rms: sqrt(sum w x^2 / sum w); masked_sum_of_squares: sum w x^2.
+"""Over the kept elements, masked_norm: (sum w |x|^p)^(1/p) for p of 1, 2, inf and -inf; safe_norm: masked_norm, at most
+the largest finite number; masked_rms: sqrt(sum w x^2 / sum w); masked_sum_of_squares: sum w x^2.
 """
 
 import torch

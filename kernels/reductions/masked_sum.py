@@ -22,7 +22,7 @@ masked_mean = launcher("masked_mean", mean=True)
 
 
 def masked_sum_backward(grad, size, dtype, denominator=None, mask=None, weight=None, dim=None, keepdim=False):
-    """The gradient of the input, which has shape `size`: contiguous."""
+    """Returns the gradient of the input: contiguous, of shape `size`. grad and denominator: one number per output."""
     if not keepdim:
         reduced = reduced_dims(size, dim)
         grad = restore_dims(grad, reduced)

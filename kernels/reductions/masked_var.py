@@ -27,7 +27,7 @@ def variance(state, by, correction):
     mean, squares, degrees, exists = deviations(state, by, correction)
     maximum = state[4]
     value = squares / degrees * maximum * maximum
-    # NaN, as for a kept inf: the whole gradient is NaN
+    # a NaN variance, such as that of a kept inf, makes the whole gradient NaN
     return value, mean, tl.where(value != value, value, 2 / degrees), exists
 
 

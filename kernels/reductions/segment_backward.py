@@ -1,7 +1,7 @@
 """The gradient of the segment reductions:
 
     sum, mean   dx = keep ? (grad / denominator) w : 0; a sum has no denominator
-    maximum     dx = keep && x == extreme ? grad / denominator : 0; the denominator is how many are equal to it
+    maximum     dx = keep && x == extreme ? grad / denominator : 0; the denominator counts the elements equal to extreme
 
 I/O: reads mask, weight, and for a maximum x; writes dx. grad, denominator and extreme have one row per sequence.
 """
@@ -25,7 +25,8 @@ WAYS = tl.constexpr(256)  # bounds that a block reads at once: one after the oth
 
 @triton.jit
 def sequence_of_ends(m, bounds, segments, steps):
-    """For each of a few rows the last sequence that begins at or before it: -1 before all, `segments` behind all."""
+    """For each of a few rows m: the last sequence that begins at or before it; -1 before all, `segments` behind all. It
+    searches WAYS bounds at a time, in `steps` steps."""
     low, span = m * 0, segments + 1
     begun = low
     for _ in range(steps):
@@ -40,7 +41,7 @@ def sequence_of_ends(m, bounds, segments, steps):
 
 @triton.jit
 def sequence_of(m, bounds, segments, first, last):
-    """For rows in sequences `first` to `last` the last sequence that begins at or before each: a binary search."""
+    """For rows m in sequences `first` to `last`: the last sequence that begins at or before each (binary search)."""
     low, high = m * 0 + first, m * 0 + last
     apart = last - first
     while apart > 0:
@@ -85,7 +86,7 @@ def backward_tile(x, extreme, mask, weight, grad, denominator, out, sequence, se
 
 @triton.jit
 def either_tile(x, extreme, mask, weight, grad, denominator, out, sequence, segments, space, m0, n0, m, n, config):
-    """sequence: (BM,), or (1,) for all rows."""
+    """Runs backward_tile with or without bounds. sequence: that of each row (BM,), or (1,) if all rows have one."""
     if config.VEC == 1:
         in_bounds = False
     else:
@@ -124,7 +125,7 @@ def segment_backward_kernel(
 
 SEGMENT_BACKWARD = Kernel(segment_backward_kernel, {None: Config(max_registers=(128, 128))})
 WAYS_BITS = WAYS.value.bit_length() - 1
-PER_SEQUENCE = (1, 4, 5)  # extreme, grad and denominator in their places among the operands
+PER_SEQUENCE = (1, 4, 5)  # indices of extreme, grad and denominator among the operands
 
 
 def backward_plan(tensors, bounds, ids, shape, sequences, arch=None):
@@ -154,7 +155,7 @@ def segment_backward(
     grad, size, dtype, denominator=None, input=None, extreme=None, mask=None, weight=None, cu_seqlens=None,
     segment_ids=None,
 ):  # fmt: skip
-    """The gradient of the input, which has shape `size`: contiguous."""
+    """Returns the gradient of the input: contiguous, of shape `size`."""
     shape = tuple(size)
     out = empty(shape, dtype, grad.device)
     if out.numel():

@@ -27,7 +27,7 @@ from ..engine.tensors import check_operands, traits
 from ..engine.tile import both_by_lane, fetch, kept, with_rows, within_lane
 from .segments import check_vectors, groups_of_rows
 
-TILES = tl.constexpr(8)  # tiles of a chunk: fp32 additions one after the other
+TILES = tl.constexpr(8)  # tiles of a chunk: so many fp32 numbers a lane adds one after another
 SUM, MEAN, EXTREME = map(tl.constexpr, range(3))  # MODE
 AIM = 2048  # blocks to aim for, if several share a sequence
 WIDEST = 64  # columns of a tile
@@ -194,7 +194,7 @@ def plan(mode, tensors, bounds, order, shape, sequences, compute, dtype, empty_n
     elements = config.tile(tensors[0].element_size(), vec, tensors) // (2 if tensors[2] is not None else 1)
     if N == 1:  # few sequences have as many rows as its tiles
         elements //= 4
-    BM, BN = tile_shape(elements, N, vec, elements, WIDEST)  # (by the number of columns alone)
+    BM, BN = tile_shape(elements, N, vec, elements, WIDEST)  # (a function of the columns alone)
     LM, LN = tiling.lanes_of(OUTER, BM, BN, vec, config.threads)
     rows = BM * TILES.value
     blocks = sequences * -(-N // BN)

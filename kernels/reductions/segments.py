@@ -8,7 +8,7 @@ from ..engine.indexing import Group, broadcast_strides, fuse, needs_int64, tile_
 
 
 def groups_of_rows(tensors, shape, sequences, which):
-    """Returns (outer group, inner group, kinds, VEC, whether indices need 64 bits). which: the places of the operands
+    """Returns (outer group, inner group, kinds, VEC, True if indices need 64 bits). which: the indices of the operands
     that have one row per sequence."""
     of_sequences = (sequences, *shape[1:])
     strides = [

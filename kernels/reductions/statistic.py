@@ -5,7 +5,7 @@ A statistic has a functor of the state, whose entries are fp64:
 
     finish(state, by, parameter) -> (value, origin, scale, whether there is a result)
 
-by: the count of kept elements, or the sum of their weights. For a state without elements the numbers may be anything.
+by: the count of kept elements, or the sum of their weights. For a state without elements its results are not used.
 """
 
 from dataclasses import replace

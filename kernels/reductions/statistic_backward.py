@@ -105,7 +105,7 @@ def statistic_backward_kernel(
         statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, True)
 
 
-PER_OUTPUT = (1, 4, 5)  # origin, grad and scale in their places among the operands
+PER_OUTPUT = (1, 4, 5)  # indices of origin, grad and scale among the operands
 STATISTIC_BACKWARD = Kernel(statistic_backward_kernel)
 
 

@@ -109,19 +109,19 @@ def loss_and_slopes(x, y, KIND: tl.constexpr):
     dya, dyb, dy_both = iou * xa / by, iou * xb / by, -(1 + iou) * x_both / by
     zero = loss * 0
     dx_hull, dy_hull, dx_apart, dy_apart = zero, zero, zero, zero
-    if KIND == GIOU:  # 1 - union / C
+    if KIND == GIOU:  # loss += 1 - union / hull
         hull = x_hull * y_hull
         of = divisor(hull)
         part = rounded_quotient(area, of)
         loss += tl.where(hull == 0, 0.0, 1 - part)
         dxa, dxb, dx_both, dx_hull = dxa - ya / of, dxb - yb / of, dx_both + y_both / of, part * y_hull / of
         dya, dyb, dy_both, dy_hull = dya - xa / of, dyb - xb / of, dy_both + x_both / of, part * x_hull / of
-    if KIND >= DIOU:  # d^2 / c^2
+    if KIND >= DIOU:  # loss += (distance of the centres)^2 / (diagonal of the hull)^2
         c = divisor(x_hull * x_hull + y_hull * y_hull)
         distance = (x_apart * x_apart + y_apart * y_apart) / c
         dx_apart, dx_hull = 2 * x_apart / c, -2 * distance * x_hull / c
         dy_apart, dy_hull = 2 * y_apart / c, -2 * distance * y_hull / c
-        if KIND == CIOU:  # alpha v
+        if KIND == CIOU:  # loss += alpha v: v compares the boxes' aspect ratios
             lesser = xa + ya <= xb + yb  # the smaller box: its sides times the differences do not cancel
             w, h = tl.where(lesser, xa, xb), tl.where(lesser, ya, yb)
             angle = turn((xb - xa) * h - w * (yb - ya), ya * yb + xa * xb)
@@ -163,7 +163,7 @@ def box_kernel(
     dy: Operand, denominator: Operand, partial: tl.pointer_type, counter: tl.pointer_type, space: Space, parts: Parts,
     config: BoxConfig,
 ):  # fmt: skip
-    """Writes loss or, given a grad, dx and dy. REDUCE: `loss` is of all rows, and `used` what a mean divides by."""
+    """Writes loss or, given a grad, dx and dy. REDUCE: `loss` is the sum or mean of all rows, `used` its divisor."""
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     _, group, batch, block = part_of(1, parts.across, config.I)
@@ -248,7 +248,7 @@ def box_iou_loss_reduced(input, target, mask=None, kind=0, mean=True, empty_nan=
 
 
 def box_iou_loss_reduced_backward(grad, denominator, input, target, mask=None, kind=0, *needed):
-    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
+    """grad: one number per row; 0-dim for the sum or mean of all rows. denominator: a mean's divisor, or None."""
     needed = needed or (True, True)
     slopes, plan, constants = prepare(input, target, mask, kind, grad=grad, denominator=denominator, needed=needed)
     if input.numel() and any(needed):

@@ -50,8 +50,8 @@ def products(units, keys, query, block, tile, width, config):
 
 @triton.jit
 def logits(product, query_scale, row_stats, tile, padded, config):
-    """The logits of the products, in base 2, -inf for a missing key. They are rounded: otherwise a subtraction would be
-    fused with the exact product, and a row whose only key is its own would have a loss."""
+    """The logits of the products, in base 2; -inf for a missing key. They are rounded: else the compiler would fuse the
+    product with a later subtraction, and a row whose only key is its own would have a loss other than 0."""
     scale = tl.load(row_stats + padded + tile * config.BM + tl.arange(0, config.BM))
     scaled = product * tl.abs(scale)[None, :] + tl.where(scale < 0, float("-inf"), 0.0)[None, :]
     return rounded_product(scaled, query_scale[:, None])
@@ -129,7 +129,7 @@ INFO_NCE = Kernel(info_nce_kernel)
 
 
 def product_tiling(width, arch):
-    """Constants of the kernels that multiply."""
+    """Tiling constants of the kernels that multiply queries by keys."""
     whole = arch in ROOMY and width <= WHOLE
     return {"WHOLE": whole, "STAGES": 2 if whole else 1, "BM": TILE, "BN": width if whole else STEP}
 

@@ -20,7 +20,7 @@ from ..engine.tensors import check_operands, traits
 
 TILE = 128  # queries of a block, and keys that it takes at once
 WHOLE = 256  # rows up to this width stay in shared memory, if there is enough of it
-STEP = 64  # of wider rows, columns that are taken at once
+STEP = 64  # columns of wider rows that are taken at once
 ROW_TILE = 2048  # numbers of a tile of rows: two rows of the widest
 MISSING, NO_SLOPE = tl.constexpr(-1.0), tl.constexpr(-1023.0)
 

@@ -25,7 +25,7 @@ from ..engine.tile import fetch, in_batch, store, within, within_lane
 def distance_tile(x, y, eps, edge, config):
     """The state of each row of a tile, in fp64: (BM, 1), or (1, BN) for rows across memory."""
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
-    d = x - y  # 0 outside
+    d = x - y  # 0 outside the tensor, where both are 0
     most = tl.max(tl.abs(d), ACROSS, keep_dims=True)
     unit = power_below(most + tl.abs(eps))
     parts = tl.where(edge, d + eps, 0.0) * reciprocal(unit)
@@ -111,8 +111,8 @@ def triplet_kernel(
     apart: Operand, partial: tl.pointer_type, counter: tl.pointer_type, margin: tl.float64, eps: tl.float64,
     space: Space, parts: Parts, config: TripletConfig,
 ):  # fmt: skip
-    """Writes the loss of each row, and its distances; all 0 where a row is not kept. REDUCE: `loss` is that of all
-    rows, and `used` what a mean divides by."""
+    """Writes the loss of each row, and its distances; all 0 where a row is not kept. REDUCE: `loss` is the sum or mean
+    of all rows, and `used` the divisor of a mean."""
     I: tl.constexpr = config.I
     SWAP: tl.constexpr = config.SWAP
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0

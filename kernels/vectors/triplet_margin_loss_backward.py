@@ -69,7 +69,7 @@ TRIPLET_BACKWARD = declare(triplet_backward_kernel)
 
 
 def prepare_backward(grad, vectors, distances, swap, needed, denominator=None):
-    """denominator: of a mean over all rows, with a 0-dim grad, as for their sum."""
+    """grad: one number per row; 0-dim for the sum or mean of all rows. denominator: a mean's divisor, or None."""
     rows, compute = vectors[0].shape[:-1], compute_dtype(*vectors, grad)
     slopes = tuple(torch.empty_like(x) if wanted else None for x, wanted in zip(vectors, needed))
     shared = (None if t is None else t.expand(rows) for t in (grad, denominator))

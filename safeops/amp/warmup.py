@@ -81,7 +81,8 @@ def idle(op, device):
 
 
 def current(device):
-    """Returns a function that makes a context: inside, the GPU and its current stream are those of this thread."""
+    """Returns a function that another thread calls for a context. Inside, `device` is that thread's GPU, and the
+    current stream is the one that is current in this thread now."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("warmup: kernels cannot be compiled while a CUDA graph is captured: call it before")
     stream = torch.cuda.current_stream(device)

@@ -58,7 +58,8 @@ def _shown(name, x):
 
 
 def watched(function, described, operands):
-    """A context for a call on DTensors. If asked to, the ranks of their mesh compare it before its first collective.
+    """A context for a call on DTensors. If TORCH_DISTRIBUTED_DEBUG asks for it, the ranks of their mesh compare the
+    call before its first collective.
 
     described(operands): returns {name: operand}.
     """

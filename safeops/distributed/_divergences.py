@@ -1,10 +1,10 @@
 """Divergences of DTensors of logits: each rank runs the local kernel on its rows.
 
 With sharded classes, each rank's kernel gives the maxima and logsumexps of its classes, one all-gather gives them to
-all ranks, and the local backward kernel reads the whole row's numbers computed from them. No logits are moved. For
-Kullback-Leibler, D(p | q) = sum_r P_r (D_r + log(P_r / Q_r)), with P_r and Q_r the probabilities of rank r's classes
-under p and q. The other divergences need the whole row's numbers first: the ranks read their logits a second time, and
-one all-reduce adds up the sums.
+all ranks, and the local backward kernel reads the row_stats of whole rows that are computed from them. No logits are
+moved. For Kullback-Leibler, D(p | q) = sum_r P_r (D_r + log(P_r / Q_r)), with P_r and Q_r the probabilities of rank r's
+classes under p and q. The other divergences need the whole row's maximum and logsumexp first: the ranks read their
+logits a second time, and one all-reduce adds up the sums.
 """
 
 import torch
@@ -54,7 +54,7 @@ def gradients(op, grad, needs, operands, results):
 
 
 def _of_parts(op, of, temperature, beta):
-    """The raw forward's results of whole rows, from the numbers of each rank's classes."""
+    """The raw forward's results of whole rows, from the row_stats of each rank's classes."""
     rows, compute = of.x.shape[:-1], compute_dtype(of.x.dtype, of.y.dtype)
     if of.x.shape[-1]:  # (kl_div_with_logits, for any divergence: it reads the logits once)
         loss, row_stats = _kl_div_with_logits.forward(of.x, of.y, of.keep, temperature)

@@ -78,7 +78,7 @@ def for_composite(x):
 
 
 def shared(x, mesh, shape, placements, like=None):
-    """The DTensor of which x is this rank's part. like: an operand whose memory order the result has."""
+    """The DTensor that has x as its part on this rank. like: an operand whose memory order the result has."""
     strides = torch.empty(shape, device="meta")
     if like is not None and like.shape == shape:
         strides = torch.empty_like(torch.empty_strided(shape, like.stride(), device="meta"))

@@ -2,7 +2,7 @@
 
 With sharded classes, each rank's kernel gives the logsumexp and the entropy of its own classes. One all-gather gives
 them to all ranks, 24 bytes a row with the logit of the row's class; the largest logit and its class add 16 bytes. The
-local backward kernel reads the whole row's numbers computed from them. No logits are moved.
+local backward kernel reads the row_stats of whole rows, computed from them. No logits are moved.
 """
 
 import torch
@@ -35,12 +35,12 @@ def gradients(op, grad, needs, operands, results):
 
 
 def _behind(placement):
-    """The placement, for rows behind one more dim, which is not sharded."""
+    """The placement after an unsharded dim is added in front: Shard(d) becomes Shard(d + 1)."""
     return type(placement)(placement.dim + 1) if placement.is_shard() else placement
 
 
 def _of_parts(op, of, temperature, softcap):
-    """The raw forward's results of whole rows, from the numbers of each rank's classes."""
+    """The raw forward's results of whole rows, from the row_stats of each rank's classes."""
     x, class_index = of.x.detach().movedim(of.dim, -1), of.target - of.first
     at, inside = index_in(x.shape[-1], class_index)
     if x.shape[-1]:

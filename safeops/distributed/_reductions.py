@@ -45,8 +45,8 @@ def count(x, mask, weight, dims):
 class Reduced:
     """The layout of a call.
 
-    placements: of the input. dims: the reduced dims. kept: placements of a result that has them. cut: the mesh dims
-    that shard them. lost: the dims that the final result lacks.
+    placements: of the input. dims: the reduced dims. kept: placements of a result that keeps the reduced dims. cut: the
+    mesh dims that shard the reduced dims. lost: the dims that the final result lacks.
     """
 
     def __init__(self, op, input, mask, weight, dim, keepdim):
@@ -95,7 +95,7 @@ def gradients(op, grad, needs, operands, results):
 
 
 def counts(op, *operands):
-    """masked_count."""
+    """The forward of masked_count: each rank counts its shard, and the counts are added up."""
     of = Reduced(op, *op.operands(*operands))
     return of.share(add_up(op.name, count(*of.operands, list(of.dims)), of.mesh, of.cut))
 

@@ -49,7 +49,7 @@ class Vectors:
         return [Shard(p.dim - (not keepdim and p.dim > self.dim)) if p.is_shard() else p for p in kept]
 
     def statistic(self, op, x, mask, parameter=0.0):
-        """(value, origin, scale) of the vectors, in fp64."""
+        """Returns (value, origin, scale) of a statistic over the vectors, in fp64."""
         where = self.mesh, self.cut, torch.float64
         result = parts_of(self.op.name, op, (x, mask, None), (self.dim,), parameter, *where)
         return tuple(t.squeeze(0) for t in finish(op.statistic, result, 0.0, parameter))

@@ -89,12 +89,12 @@ def forward(op, *operands):
     loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
     gradients = _rows.empty_gradients(of.x, of.linear_weight, [False] * 3)
-    results = loss, of.keep, weights, log_sum, loss.new_empty(0), *gradients  # (`_numbers` of log_sum: in backward)
+    results = loss, of.keep, weights, log_sum, loss.new_empty(0), *gradients  # (backward makes row_stats of log_sum)
     return tuple(map(of.share, results))
 
 
 def _row_stats(of, log_sum, label_smoothing):
-    """The numbers of each row that cross_entropy's backward kernel reads: (numbers, rows)."""
+    """The row_stats that cross_entropy's backward kernel reads: (numbers per row, rows)."""
     compute = compute_dtype(of.x.dtype, *(() if of.weight is None else (of.weight.dtype,)))
     leading = log_sum.to(compute).double()  # exact in the kernel's dtype; the rest follows as a second number
     row_stats = [leading, torch.where(leading.isinf(), 0, log_sum - leading)]

@@ -13,8 +13,8 @@ INF = float("inf")
 
 
 def index_in(classes, class_index):
-    """Returns (index (*rows, 1) of each row's class in a part of `classes` classes or 0, bool (*rows): it is in the
-    part). place: the index of each row's class relative to the part's first class."""
+    """Returns (index, inside) in a part of `classes` classes. class_index (*rows): each row's class, relative to the
+    part's first. index (*rows, 1): this index, or 0 if it is in another part. inside (*rows): True if in this part."""
     inside = (class_index >= 0) & (class_index < classes)
     return torch.where(inside, class_index, 0).unsqueeze(-1), inside
 
@@ -35,7 +35,7 @@ def existing_classes(count, linear_bias, weight, device):
 
 
 class RowStats(NamedTuple):
-    """The numbers of each row from which its loss is computed: (rows,) in fp64."""
+    """The numbers of each row from which its loss is computed: (rows,) each, in fp64."""
 
     others: torch.Tensor  # logsumexp of the logits of all classes except the row's class
     class_logit: torch.Tensor

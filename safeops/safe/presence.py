@@ -59,7 +59,7 @@ def inside():
 
 def _opened(function):
     """The rule of a torch function whose inner calls are replaced too. The function first passes itself to the mode, so
-    that its body runs outside the mode: call a copy inside the mode that does not do so."""
+    that its body runs outside the mode. The rule calls, inside the mode, a copy that does not pass itself."""
     unasked = {name: lambda *tensors: False for name in ("has_torch_function", "has_torch_function_variadic")}
     copy = types.FunctionType(function.__code__, function.__globals__ | unasked, function.__name__)
     copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__

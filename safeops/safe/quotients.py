@@ -22,7 +22,8 @@ def mend(quotient):
     return mended is not None
 
 
-# Hooks of a node, called with the gradients of its operands and of its result. They hold no node: that were a cycle.
+# Hooks of a node, called with the gradients of its operands and of its result. They hold no node, for that would make a
+# reference cycle.
 
 
 def _of_division(grad_inputs, grad_outputs):

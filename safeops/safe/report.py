@@ -81,7 +81,7 @@ class Report:
 
 
 def _by_line(entries):
-    """{(function, text, file, line): count}"""
+    """Returns {(function, text, file, line): count}. entries: {(function, text, code position): count}."""
     with _LOCK:
         counts = list(entries.items())
     result = {}

@@ -28,9 +28,9 @@ def log_softmax(input, dim=None, dtype=None, _stacklevel=3):
 
 
 def _over_rows(twin, input, dim, dtype):
-    """Call the twin with the mask x != -inf: a row of -inf alone is hidden whole, in other rows -inf equals masked. If
-    no row is all -inf, torch's own result is right, and torch saves its result for backward, where the twin may save
-    the input. That is checked on the CPU alone, as a GPU would be waited for."""
+    """Call the twin with the mask x != -inf: a row of -inf alone is then hidden whole; in other rows -inf equals
+    masked. None if no row is all -inf: then torch's own result is right, and torch saves its result for backward, where
+    the twin may save the input. Only CPU tensors are checked for this, since a GPU would be waited for."""
     x = input if dtype is None else input.to(dtype)
     if dim is None or not x.is_floating_point():
         return None

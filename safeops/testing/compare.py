@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 # Output dtype: (relative, absolute) error that a result may have. Relative: one rounding for the halves, which are
-# computed wide; a short blocked sum for fp32 and fp64. Absolute: half the smallest subnormal, for fp32 and fp64 twice.
+# computed wide; a short blocked sum for fp32 and fp64. Absolute: half the smallest subnormal number for the halves,
+# twice that number for fp32 and fp64.
 TOLERANCES = {
     torch.float16: (1.02 * 2**-11, 1.02 * 2**-25),
     torch.bfloat16: (1.02 * 2**-8, 1.02 * 2**-134),

@@ -36,7 +36,7 @@ def _offset(t: Tensor) -> Tensor:
 
 
 def _gapped(t: Tensor) -> Tensor | None:
-    """Rows of a wider matrix: contiguous inside, a gap between."""
+    """Rows of a wider matrix: each row is contiguous, with a gap after it."""
     if t.dim() < 2:
         return None
     wide = t.new_zeros((*t.shape[:-1], t.shape[-1] + 5))

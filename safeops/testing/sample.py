@@ -151,7 +151,7 @@ class Sample:
         return self.map(lambda t: t[(0,) * t.dim()].clone())
 
     def poisoned(self, value: float, keep: Tensor | None = None) -> Sample:
-        """Put `value` wherever an operand is used at dropped positions only."""
+        """The sample with `value` wherever an operand is used at dropped positions only."""
         changed = {}
         for key in self.masked_keys():
             dead = self.dead(key, keep)

@@ -40,7 +40,7 @@ def by_row(function):
 
 
 def by_box(function):
-    """Take numbers of any shape: every four neighbors are a box. Of fewer than four, the first one is a point."""
+    """Take numbers of any shape: every four neighbors are a box. Of fewer than four, the first is all edges of one."""
 
     def boxes(x):
         n = x.shape[-1] // 4 * 4

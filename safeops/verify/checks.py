@@ -186,7 +186,7 @@ OWN = {
     "side_stream": Check("side_stream", _check_side_stream, "the current stream", cuda=True),
     "graph": Check("graph", _check_graph, "capture and replay", cuda=True),
 }
-KERNEL_RUNS = "kernel_runs"  # first: the others would pass on the composite too
+KERNEL_RUNS = "kernel_runs"  # it runs first: the other checks would pass on the composite, too
 QUICK = (
     "value gradient variations masked_garbage masked_upstream kept_nonfinite kept_upstream nothing_kept alone mixed "
     "repeated no_sync side_stream graph"
@@ -244,7 +244,7 @@ def _kernel_runs(op, subject):
             run(subject.op, sample, grad=False, keys=())
         with _Calls() as both:
             run(subject.op, sample)
-        own = {op.raw[0], *(part.raw[0] for part in op.parts if part.name == op.name)}  # (ReducedRowLoss)
+        own = {op.raw[0], *(part.raw[0] for part in op.parts if part.name == op.name)}  # (such as a ReducedRowLoss)
         if own.isdisjoint(forward.names) or (op.differentiable and len(both.names) <= len(forward.names)):
             raise AssertionError(f"{op.name}, sample {sample.name}: ran {both.names}, and not the kernels")
     return len(subject.samples)

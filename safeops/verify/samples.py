@@ -13,7 +13,7 @@ from safeops.core.op import registry
 from safeops.testing import DTYPES, Sample
 
 LONG = (2, 40_000)  # rows that no tile holds
-ALIGNED = (1, 3, 5, 7)  # turns with rows of whole vectors, in which each operand is repeated in each way
+ALIGNED = (1, 3, 5, 7)  # turns (variations.py) with rows of whole vectors: they repeat each operand in each way
 
 
 @dataclass(frozen=True)

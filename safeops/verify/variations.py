@@ -34,7 +34,7 @@ def variations(sample):
 
 
 def _odd(sample, turn):
-    """The sample in a size below or above a limit of the plans, by turns with many rows or long rows. No size is a
+    """The sample in a size below or above a limit of the plans. In turn it gets many rows or long rows. No size is a
     round number."""
     size, axis, length = _size(sample, turn)
     odd = _cut(_repeated(sample, size, axis), axis, length)

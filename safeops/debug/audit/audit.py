@@ -200,12 +200,12 @@ class audit(TorchFunctionMode):
         return result
 
     def _show_warning(self, message, category, file, number, *rest):
-        """Show the user's line: torch gives the line that called it, which is in this file."""
+        """Show a warning at the user's line: torch names the line that called it, which is in this file."""
         lines = user_lines(2, most=1) if file == __file__ else []
         self.shown(message, category, *((lines[0].file, lines[0].number) if lines else (file, number)), *rest)
 
     def _left_out(self, index, size, which):
-        """Called by losses that skip class indices out of range instead of raising. which: bool, True for these."""
+        """Called by losses that skip class indices out of range instead of raising. which: bool, True for those."""
         with torch.no_grad(), private_torch.disable_modes():
             self._note(list(patterns.missing(index, size, which)))
 

@@ -10,7 +10,7 @@ from safeops.debug.common.source import line, user_frames
 
 
 class SavedTensors:
-    """Call `note(result)` after each call, and `written(x)` before an in-place write: it tells which node needs x."""
+    """Call `note(result)` after a call, and `written(x)` before a write into x: it yields a pattern if x is needed."""
 
     def __init__(self):
         self.memory, self.nodes = Memory(), {}

@@ -26,7 +26,7 @@ class Facts:
     """The op's name, and what it does with its arguments and results.
 
     writes, unread: (position, name) of each argument that it writes, or does not read. mask: position of the mask of a
-    safeops op, or None. scaler: GradScaler's check for inf. The others are flags."""
+    safeops op, or None. scaler: True for GradScaler's check for inf. The others are flags, too."""
 
     __slots__ = (
         "name",

@@ -1,10 +1,10 @@
-"""Records of storages, by identity."""
+"""Maps tensors to records of their storages, by identity."""
 
 from safeops.core import private_torch
 
 
 class Storage:
-    """One storage: the op that wrote it last, and what a recorder keeps of its views."""
+    """One storage: the op that wrote it last, and the rows of counts, the writes and the reads of its views."""
 
     __slots__ = ("weak", "writer", "leaf", "rows", "writes", "reads")
 

@@ -67,7 +67,7 @@ class ModuleStack:
         return name
 
     def _known(self, module):
-        # Keyed by id, as a module need not be hashable. The weak reference tells if the id is another module's by now.
+        # Keyed by id, as a module need not be hashable. The weak reference shows if the id is another module's now.
         weak, name = self.names.get(id(module), (None, None))
         return name if weak is not None and weak() is module else None
 

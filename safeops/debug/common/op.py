@@ -4,7 +4,8 @@ import math
 
 
 class Slot:
-    """Placeholder for a tensor among an op's arguments: its row of counts and its index among the picked values."""
+    """Placeholder for a tensor among an op's arguments. row: its row in the table of counts. pick: its index among the
+    operands' values at the result's first non-finite element. Each may be None."""
 
     __slots__ = ("row", "pick")
 

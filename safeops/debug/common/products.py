@@ -4,7 +4,7 @@ import torch
 
 # op: index of its first factor among the arguments; the second factor follows it
 _BY_ELEMENT = {"mul": 0, "addcmul": 1}
-_MATRICES = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1, "addbmm": 1}  # einsum's too
+_MATRICES = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1, "addbmm": 1}  # also einsum's
 _WEIGHTED = frozenset(["binary_cross_entropy", "binary_cross_entropy_with_logits"])  # (input, target, weight)
 PRODUCTS = frozenset([*_BY_ELEMENT, *_MATRICES, *_WEIGHTED])
 

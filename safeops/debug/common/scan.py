@@ -72,7 +72,7 @@ def pick(table, row, counts, counted, operands, shape):
     pick_(table, row, counts, counted, operands, shape)
 
 
-# is_cpu: kernel. On the CPU it is called without its Python layers, as it runs for every op.
+# Key: True for a table on the CPU. There the kernel is called without its Python layers, as it runs for every op.
 _HEALTH = {
     True: HEALTH.eager[False][0] if HEALTH.cpu else health_,
     False: health_,

@@ -1,5 +1,5 @@
-"""Find the line of the user's code that is running. As every op asks for it, it is a bare code position; it becomes
-text only for a report."""
+"""Find the line of the user's code that is running. Every op asks for it, so it is kept as a bare code position, and
+becomes text only for a report."""
 
 import dataclasses
 import linecache

@@ -4,7 +4,7 @@ import json
 import pathlib
 
 PLACES = 16
-FIRST = 64  # ops between two waits until the first error
+FIRST = 64  # until the first error, each 64th op is waited for
 
 
 class Bisection:

@@ -46,17 +46,17 @@ class History:
 
     def __init__(self, board=None):
         self.board = board
-        self.names = {}  # name -> its place, an index into columns
+        self.names = {}  # name -> place: its index in a column's first dim
         self.columns, self.span, self.steps = [], 1, 0  # span: steps per column
-        self.dtypes = []  # of each place: the dtypes written
+        self.dtypes = []  # for each place: the dtypes written
         self.born = {}  # (place, phase) -> {"overflow" or "not finite": first step in which it made one}
         self.functions = {}  # code -> name
-        self.judged = _zeros(0, 2)  # (2 * place + phase, LARGEST and READ); float32 gradients are unscaled
+        self.judged = _zeros(0, 2)  # row 2 * place + phase: LARGEST, READ, without the loss scale in float32 gradients
 
     def add(self, step, report, new=True):
-        """Add a step and its report. If it is not new, merge it into the last column."""
+        """Add a step and its report. new: False if it belongs to the step before, with which it is merged."""
         meta, handled = step.recorder.meta, report is not None and not report.bug
-        wrote, sizes, wrote_in = [], [], []  # rows, their numels, their cells (2 * place + phase)
+        wrote, sizes, wrote_in = [], [], []  # rows of the table, their numels, their cells (2 * place + phase)
         read, read_in = [], []
         scale = (step.backward and step.scale()) or 1
         for op in step.ops:
@@ -84,7 +84,7 @@ class History:
         for quantity, rows, cells in ((LARGEST, wrote, wrote_in), (READ, read, _indices(read_in))):
             largest = _largest(step.table[rows])
             column[:, quantity].scatter_reduce_(0, cells, largest, "amax")
-            if scale != 1:  # divide the backward pass (odd cells) by it, except in fp16
+            if scale != 1:  # divide the backward pass (odd cells) by the loss scale, except in fp16
                 halves = [meta[row][1] is torch.float16 for row in rows]
                 largest = torch.where(torch.tensor(halves, device="cpu") | (cells % 2 == 0), largest, largest / scale)
             self.judged[:, quantity].scatter_reduce_(0, cells, largest, "amax")
@@ -116,7 +116,7 @@ class History:
         return place
 
     def _name(self, step, op, backward):
-        """The op's module; outside modules the user's function, or GradScaler."""
+        """The name under which the op is counted: its module; outside modules the user's function; or GradScaler."""
         source = step.recorder.by_sequence.get(op.sequence) if backward else op
         if op.facts.scaler or source is not None and source.through == "scaler" and not source.module:
             return "GradScaler"

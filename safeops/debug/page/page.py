@@ -51,7 +51,7 @@ def _data(tracer):
             {"step": r.step, "module": r.module, "phase": r.phase, "text": str(r)} for r in reports[:MOST_FINDINGS]
         ],
         "found": len(reports),
-        "marks": sorted({(r.step - 1) // history.span for r in reports}),  # columns
+        "marks": sorted({(r.step - 1) // history.span for r in reports}),  # the columns to mark
     }
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
 

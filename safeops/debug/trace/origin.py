@@ -20,7 +20,8 @@ class Step:
             self.bad, self.nan = bad.tolist(), self.table[:, scan.NAN].gt(0).tolist()
 
     def writer(self, row):
-        """The op that wrote the row. If it is bad and was written in pieces, the last op that wrote a bad piece."""
+        """The op that wrote the row's tensor. If the tensor holds NaN or inf, and several ops wrote parts of it, the
+        last op that wrote a part with NaN or inf."""
         last = op = self.recorder.meta[row][3]
         while self.bad[row] and op is not None and not self.is_bad(op):
             op = op.before
@@ -52,7 +53,7 @@ class Step:
             if op.facts.scaler and op.arguments and isinstance(op.arguments[-1], Slot):
                 row = op.arguments[-1].row
                 inverse = self.counts(row).largest if row is not None else 0
-                if inverse == 1:  # GradScaler only checks here, if a fused optimizer unscales by itself
+                if inverse == 1:  # then GradScaler only checked: a fused optimizer unscales by itself
                     return next((self.counts([*op.inputs.values()][-1]).largest for op in self.ops if op.scaled), 1)
                 return 1 / inverse if inverse else None
         return None
@@ -84,7 +85,8 @@ class Step:
             elif not self.backward:
                 if self.results:
                     yield op, row, "a result"
-            # backward(gradient=...) runs no root op. If a root ran, the other scalars are metrics.
+            # (a root op is the ones_like with which backward() begins; backward(gradient=...) runs none. If one ran,
+            # the other scalars are metrics.)
             elif op.differentiable and not rooted and self.counts(row).numel == 1:
                 yield op, row, "the loss"
 
@@ -129,12 +131,12 @@ class Step:
         return ops[0] if ops else None
 
     def is_times_mask(self, op):
-        """True for an op that multiplies a value that is not finite by a mask that is 0 there, and so keeps it."""
+        """True if the op multiplies NaN or inf by a mask's 0, whose product is NaN: the mask removes nothing."""
         return any(self.bad[row] and self.recorder.picked(place)[0] == 0 for row, place in op.met)
 
     def selects_late(self, op, read):
-        """True for a select (where, masked_fill) that hides bad values of a row in `read`, or bad values made from one.
-        read: the rows of bad values that the backward ops read."""
+        """True if the op is a select (where, masked_fill) that hides NaN or inf, which is in a row of `read` or was
+        computed from such a row. read: the rows with NaN or inf that the backward ops read."""
         if not op.facts.selects or op.node and not op.in_engine or self.is_bad(op):
             return False
         rows = [row for row in self.bad_inputs(op) if (maker := self.writer(row)) and maker.differentiable]

@@ -33,8 +33,8 @@ class Recorder(private_torch.TorchDispatchMode):
         """Forget what was recorded; memory blocks are kept and zeroed."""
         self.memory.clear()
         self.ops, self.by_sequence = [], {}
-        self.meta = []  # of each row: (shape, dtype, device, the op that wrote it or None)
-        self.places = []  # of each row: (block, row in it)
+        self.meta = []  # for each row: (shape, dtype, device, the op that wrote it or None)
+        self.places = []  # for each row: (block, row in the block)
         for block in self.open.values():
             if block.used:
                 block.counts[: block.used].zero_()
@@ -190,7 +190,8 @@ class Recorder(private_torch.TorchDispatchMode):
     # ---- memory
 
     def _rows(self, tensors):
-        """The row of each tensor. Tensors without a row are counted now, up to 64 of a device in one launch."""
+        """The row of each tensor in the table of counts. A tensor without one gets a row and is counted now, up to 64
+        tensors of a device per launch."""
         rows, new = [], {}
         for x in tensors:
             storage = self.memory.of(x)

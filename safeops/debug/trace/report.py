@@ -80,7 +80,7 @@ class Report:
     scale: float | None  # GradScaler's scale; None if it did not run
     frames: list[Frame] = dataclasses.field(repr=False, default_factory=list)
     last: int = 12  # frames that the text shows
-    index: int = 0  # of the op in the step
+    index: int = 0  # the op's index in the step
     rank: int | None = None  # the rank that saw it, if several trace together
 
     @property

@@ -10,7 +10,7 @@ from safeops.debug.common.source import line
 
 _SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
 _SINGULAR_AT_ZERO = frozenset("addcdiv div reciprocal rsqrt pow".split())
-_LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # finite operands: no NaN
+_LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # of finite operands they make no NaN
 
 
 def explain(step, op, output, came_in, values):
@@ -18,7 +18,7 @@ def explain(step, op, output, came_in, values):
     name = op.facts.name
     source = step.forward_of(op)
     instead = advice.of_logarithm(source.facts.name, _makers(step, source))
-    instead = instead or advice.advice(name, None if op.in_engine else op.node)  # in_engine: in the user's backward
+    instead = instead or advice.advice(name, None if op.in_engine else op.node)  # in_engine: a user's backward
     if came_in and op.node and op.node.endswith("AccumulateGrad"):
         return "came in", "the parameter's .grad held it before this step", advice.STALE
     if came_in:
