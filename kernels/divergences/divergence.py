@@ -141,7 +141,7 @@ def merge(a, b, scale, config):
 
 
 @triton.jit
-def spread_of(total):
+def log_total_of(total):
     """log_total = log(total). A row of -inf alone has no distribution: log_total is -inf, and x - log_total is NaN."""
     log_total = log_any(total)
     if total.dtype != tl.float64:  # (in fp64 log_any(0) is -inf)
@@ -186,7 +186,7 @@ def divergence_kernel(
         if not config.GIVEN:
             total_x = tl.sum(exponential(v), ACROSS, keep_dims=True)
             total_y = tl.sum(exponential(u), ACROSS, keep_dims=True)
-            log_total_x, log_total_y = spread_of(total_x), spread_of(total_y)
+            log_total_x, log_total_y = log_total_of(total_x), log_total_of(total_y)
         value, of_y, of_x, p, q = terms(u - log_total_y, v - log_total_x, beta, OP)
         value = tl.sum(tl.where(edge, value, 0.0), ACROSS, keep_dims=True)
         of_y = tl.sum(tl.where(edge, of_y, 0.0), ACROSS, keep_dims=True)
@@ -201,7 +201,7 @@ def divergence_kernel(
                 lanes = merge_along(lanes, ACROSS, scale, config)
                 state = merge(state, tl.tuple([s.to(tl.float64) for s in lanes]), scale, config)
             max_x, total_x, max_y, total_y, kl_sum = tl.tuple([tl.expand_dims(s, ACROSS) for s in state])
-            log_total_x, log_total_y = spread_of(total_x), spread_of(total_y)
+            log_total_x, log_total_y = log_total_of(total_x), log_total_of(total_y)
         if OP == KL:
             value = scale.to(tl.float64) * kl_sum / total_y + (log_total_x - log_total_y)
             of_y = value

@@ -31,7 +31,7 @@ COUNT, ABSOLUTE, SQUARES, EXPONENTIALS, EXTREME, MOMENTS = map(tl.constexpr, ran
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOWEST_DOUBLE = tl.constexpr(-1.7976931348623157e308)
 # Indices of the arrays of partials; a state stores only those that its MODE needs
-COUNTS, TOTALS, TOPS, SHIFTS, PIVOTS, WEIGHTS = map(tl.constexpr, range(6))
+COUNTS, TOTALS, MAXIMA, SHIFTS, PIVOTS, WEIGHTS = map(tl.constexpr, range(6))
 ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 3, MOMENTS: 5}  # for states without weights
 MOST_ARRAYS = 6
 
@@ -171,7 +171,7 @@ def store_state(pointer, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.con
     if MODE != COUNT:
         tl.store(pointer + size * TOTALS, total, mask=inside)
     if MODE >= SQUARES:
-        tl.store(pointer + size * TOPS, maximum, mask=inside)
+        tl.store(pointer + size * MAXIMA, maximum, mask=inside)
     if MODE == MOMENTS:
         tl.store(pointer + size * SHIFTS, shift, mask=inside)
         tl.store(pointer + size * PIVOTS, pivot, mask=inside)
@@ -205,7 +205,7 @@ def merge_partials(
         )  # one for all arrays: an address for each took registers, and spilled
         count = load_array(partial + size * COUNTS, offset, inside, True)
         total = load_array(partial + size * TOTALS, offset, inside, MODE != COUNT)
-        maximum = load_array(partial + size * TOPS, offset, inside, MODE >= SQUARES)
+        maximum = load_array(partial + size * MAXIMA, offset, inside, MODE >= SQUARES)
         maximum = tl.where(inside, maximum.to(C), lowest_maximum([1, 1], MODE, C))
         shift = load_array(partial + size * SHIFTS, offset, inside, MODE == MOMENTS)
         pivot = load_array(partial + size * PIVOTS, offset, inside, MODE == MOMENTS).to(C)
