@@ -1,4 +1,5 @@
-// Treats elements of any dtype as bit patterns: their size, new tensors, the bits of a number. Device independent.
+// Elements of any dtype, handled as bit patterns: their size, new tensors of a given tensor's dtype, and the bits of a
+// number in a dtype. Device independent.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>

@@ -9,13 +9,14 @@
 
 namespace safeops {
 
-// The constants of a tile: the levels that were subtracted from s and d before E was taken, and c1, c2.
+// The constants of one tile of the images. level_s and level_d were subtracted from s and d before the means E were
+// taken.
 template <class C>
 struct SimilarityTerms {
   C level_s, level_d, c1, c2;
 };
 
-// Derivatives with respect to E[s], E[d], E[s^2], E[d^2].
+// The derivatives of a loss with respect to a window's moments E[s], E[d], E[s^2], E[d^2].
 template <class C>
 struct MomentSlopes {
   C s, d, ss, dd;

@@ -17,7 +17,7 @@ namespace safeops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// libtorch's dtype numbers are not part of its ABI, so they are queried once.
+// libtorch's dtype numbers are not part of its ABI, so no constant can hold them: they are queried at the first use.
 struct DTypeCodes {
   int32_t code[6] = {aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float32(),
                      aoti_torch_dtype_float64(), aoti_torch_dtype_bool(),     aoti_torch_dtype_int64()};
@@ -57,7 +57,7 @@ inline DType wide(DType x, DType y) {
   return x == DType::kDouble || y == DType::kDouble ? DType::kDouble : DType::kFloat;
 }
 
-// A tensor's metadata, borrowed: valid while the tensor lives.
+// Points to a tensor's data and metadata; valid while the tensor lives.
 struct View {
   char* data;
   const int64_t* sizes;
@@ -124,7 +124,7 @@ struct Unreduced {
     view.sizes = sizes;
     view.strides = strides;
   }
-  Unreduced(const Unreduced&) = delete;  // `view` points into it
+  Unreduced(const Unreduced&) = delete;  // `view` points into this object
 };
 
 inline int32_t device_type_of(const Tensor& t) {
@@ -156,8 +156,8 @@ inline ScalarType scalar_type(DType dtype) {
   return types[static_cast<int>(dtype)];
 }
 
-// True if torch.empty_like gives a tensor of this shape other than contiguous strides. Torch then allocates it, since
-// torch's rule keeps even the strides of size-1 dims.
+// True if torch.empty_like(tensor of `view`) has this shape but not contiguous strides. torch itself must then allocate
+// the result: its rule keeps even the strides of size-1 dims.
 inline bool keeps_strides(const Shape& shape, const View& view) {
   if (!shape.is(view.ndim, view.sizes)) return false;
   int64_t contiguous[kMaxDims];

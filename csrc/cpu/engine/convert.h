@@ -1,5 +1,5 @@
-// Conversions between the four floating types and the compute types (float, double): contiguous values, and one at a
-// time.
+// Conversions between the four floating types and the compute types (float, double): of contiguous values, and of one
+// value.
 #pragma once
 
 #include <cmath>
@@ -14,16 +14,16 @@ namespace safeops::cpu {
 struct Half { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 
-// Converts n contiguous values from src to dst; the function chosen fixes both types.
+// Converts n contiguous values from src to dst. Each such function is compiled for one pair of types.
 using Convert = void (*)(const void* src, void* dst, int64_t n);
 
-template <class C> Convert find_load(DType from);   // from -> C; nullptr where from is C
-template <class C> Convert find_store(DType to);    // C -> to;   nullptr where to is C
+template <class C> Convert find_load(DType from);   // converts `from` to C; nullptr if `from` is C
+template <class C> Convert find_store(DType to);    // converts C to `to`; nullptr if `to` is C
 
 template <class C>
 constexpr DType dtype_v = sizeof(C) == 4 ? DType::kFloat : DType::kDouble;
 
-// ---- one value, branch free: these vectorise too
+// ---- Conversions of one value without a branch, so that loops over them vectorise.
 
 inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
@@ -82,7 +82,7 @@ template <> struct Narrow<Half> {
   static Half from(double x) { return from(round_to_odd(x)); }
 };
 
-// Returns the element of a one-element tensor.
+// Returns the only element of a one-element tensor.
 double read_scalar(const View& view);
 
 }  // namespace safeops::cpu

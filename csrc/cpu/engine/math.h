@@ -3,8 +3,9 @@
 // the series in s = f/(2 + f), asin through sqrt((1 - x)/2), pow through a logarithm in two pieces as in Sun's fdlibm;
 // the polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite, NaN operands are right.
 //
-// Where a result needs more digits than its type has, factors are split into halves, whose products are exact: std::fma
-// is a library call on the baseline. The code is right whether or not the compiler contracts a * b + c.
+// Where a result needs more digits than its type has, factors are split into halves, so that products of halves are
+// exact; std::fma would be a library call on the baseline. The code is right whether or not the compiler contracts a *
+// b + c.
 //
 // Largest errors in ulp over 4 million operands of all sizes (pow: 20 million) and the edges, baseline and AVX2, as
 // tests/cpu_math/ulp.cpp measures them against a wider type:
@@ -34,7 +35,7 @@ SAFEOPS_INLINE C polynomial(C, C c0) { return c0; }
 template <class C, class... More>
 SAFEOPS_INLINE C polynomial(C x, C c0, More... more) { return c0 + x * polynomial(x, more...); }
 
-// NaN stays NaN.
+// min(x, high) and max(x, low), but NaN stays NaN.
 template <class C>
 SAFEOPS_INLINE C at_most(C x, C high) { return select(x > high, high, x); }
 
@@ -52,7 +53,7 @@ SAFEOPS_INLINE C product_error(C a, C b, C product) {
   return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2;
 }
 
-// Constants of each type. Adding kRound rounds to an integer, in the low bits: for |x| < 2^22 (float) or 2^51 (double).
+// Constants of each type. x + kRound has round(x) in its low bits, for |x| < 2^22 (float) or 2^51 (double).
 template <class C> struct Traits;
 
 template <> struct Traits<float> {
@@ -98,14 +99,14 @@ SAFEOPS_INLINE C power_of_two(C n) {
   return bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(n + kBiased) << Traits<C>::kExponentBits));
 }
 
-// exp(x + lo) for |lo| much smaller than |x|; x lies within the range where the result is neither 0 nor inf.
+// exp(x + lo), for |lo| much smaller than |x| and an x such that the result is neither 0 nor inf.
 template <class C>
 SAFEOPS_INLINE C exp_sum(C x, C lo) {
   using T = Traits<C>;
   const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // x / log 2
   const C r = (x - n * T::kLog2Hi) + (lo - n * T::kLog2Lo);
   const C one = 1 + r, y = one + ((r - (one - 1)) + r * r * T::exp_tail(r));
-  // The power is applied in two steps: 2^n itself may be subnormal, or overflow.
+  // 2^n is applied as two factors: 2^n itself may be subnormal, or overflow.
   const C half = (n * C(0.5) + T::kRound) - T::kRound;
   return y * power_of_two(half) * power_of_two(n - half);
 }
@@ -117,7 +118,7 @@ SAFEOPS_INLINE double exp(double x) { return exp_sum(at_least(at_most(x, 710.0),
 template <class C>
 SAFEOPS_INLINE C expm1_nonpositive(C x) {
   using T = Traits<C>;
-  x = at_least(x, C(-40));  // there the result is -1
+  x = at_least(x, C(-40));  // at and below -40 the result rounds to -1
   const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // x / log 2
   const C r = (x - n * T::kLog2Hi) - n * T::kLog2Lo, power = power_of_two(n);
   return power * (r + r * r * T::exp_tail(r)) + (power - 1);
@@ -135,7 +136,7 @@ SAFEOPS_INLINE Parts<float> parts(float x) {
   return {m - 1, e - select_or_zero(small, 24.0f)};
 }
 
-// `root` is given by its bits; 1 + f is in [root, 2 root).
+// root: the bits of a double. 1 + f is in [root, 2 root).
 SAFEOPS_INLINE Parts<double> parts(double x, uint64_t root = 0x3FE6A09E667F3BCDu) {
   const bool small = x < 0x1p-1022;
   constexpr uint64_t kOne = 0x3FF0000000000000u;
@@ -178,11 +179,11 @@ SAFEOPS_INLINE C log(C x) {
 // log(1 + x) for 0 <= x <= 1
 template <class C>
 SAFEOPS_INLINE C log1p_unit(C x) {
-  const bool large = x > C(0x1.a827999fcef32p-2);  // sqrt(2) - 1: from there on 1 + x = 2 (1 + (x - 1) / 2)
+  const bool large = x > C(0x1.a827999fcef32p-2);  // beyond sqrt(2) - 1: 1 + x = 2 (1 + f) with f = (x - 1) / 2
   return log_of(Parts<C>{select(large, (x - 1) * C(0.5), x), select_or_zero(large, C(1))});
 }
 
-// log(1 + x) for any x: log(u) with u = 1 + x rounded, corrected by the rounding error over u.
+// log(1 + x) for any x: log(u) + (rounding error of u) / u, with u = 1 + x rounded.
 template <class C>
 SAFEOPS_INLINE C log1p(C x) {
   const C u = 1 + x, lost = x - (u - 1);
@@ -211,7 +212,7 @@ template <class C>
 SAFEOPS_INLINE C asin(C x) {
   using T = Traits<C>;
   const Arc<C> arc(at_most(std::fabs(x), C(1)));
-  // pi/2 - hi - lo by way of pi/4, which keeps the sums small
+  // pi/2 - (hi + lo), as pi/4 + (pi/4 - hi - lo): smaller sums have smaller rounding errors.
   const C far = T::kHalfPi / 2 + ((T::kHalfPi / 2 - arc.hi) + (T::kHalfPiLo - arc.lo));
   return std::copysign(select(arc.large, far, arc.hi + arc.lo), x);
 }
@@ -220,7 +221,7 @@ template <class C>
 SAFEOPS_INLINE C acos(C x) {
   using T = Traits<C>;
   const Arc<C> arc(at_most(std::fabs(x), C(1)));
-  // Large x > 0: the arc; large x < 0: pi - arc; else pi/2 -+ arc.
+  // Large arcs: the arc if x > 0, pi - arc if x < 0. Else: pi/2 - arc if x >= 0, pi/2 + arc if x < 0.
   const bool negative = x < 0;
   const C quarters = select(arc.large, select_or_zero(negative, C(2)), C(1));
   const bool minus = arc.large == negative;
@@ -228,14 +229,14 @@ SAFEOPS_INLINE C acos(C x) {
   return quarters * T::kHalfPi + (hi + (lo + quarters * T::kHalfPiLo));
 }
 
-// The angle of (x, y), and 0 at the origin; x = -0 counts as 0.
+// The angle of the point (x, y); 0 at the origin. x = -0 counts as 0.
 SAFEOPS_INLINE float atan2(float y, float x) {
   constexpr double kPi = 0x1.921fb54442d18p+1;
   // In double the quotient neither overflows nor underflows, and inf may be replaced by a large number.
   const double a = at_most<double>(std::fabs(y), 0x1p+1000), b = at_most<double>(std::fabs(x), 0x1p+1000);
   const bool steep = a > b;
   const double low = select(steep, b, a), high = select(steep, a, b);
-  const bool turned = low > high * 0x1.a827999fcef32p-2;  // tan(pi/8): there atan(q) = pi/4 + atan((q - 1)/(q + 1))
+  const bool turned = low > high * 0x1.a827999fcef32p-2;  // q = low/high > tan(pi/8): pi/4 + atan((q - 1)/(q + 1))
   const double t = (low - select_or_zero(turned, high)) / (select(high == 0, 1.0, high) + select_or_zero(turned, low));
   const double z = t * t;
   double angle = t + t * z * polynomial(z, -0x1.555554c5f0b76p-2, 0x1.999918921287fp-3, -0x1.247ed89f2244fp-3,
@@ -246,7 +247,7 @@ SAFEOPS_INLINE float atan2(float y, float x) {
   return std::copysign(static_cast<float>(angle), y);
 }
 
-// A power of two that brings x into [1, 4), or a subnormal one into the normal numbers.
+// A power of two. Its product with x is in [1, 4), or a normal number if x is subnormal.
 SAFEOPS_INLINE double scale_of(double x) {
   const uint64_t exponent = bit_cast<uint64_t>(x) & 0x7FF0000000000000u;
   const double scale = bit_cast<double>(0x7FE0000000000000u - exponent);

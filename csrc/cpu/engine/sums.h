@@ -8,7 +8,8 @@
 
 namespace safeops::cpu {
 
-// The sum of the values that a loop computes, the sum of the weights, and the number of kept elements.
+// Accumulates, for each output, the sum of the values that a loop computes, the sum of the weights, and the number of
+// kept elements.
 template <class C>
 struct Sums {
   static constexpr int64_t kColumns = cpu::kColumns, kBlock = cpu::kBlock;
@@ -153,7 +154,7 @@ struct Sums {
   };
 };
 
-// States of n outputs -> values and denominators.
+// Turns the states of n outputs into values and denominators. op: a Finish.
 inline void sum_results_loop(const void* op, int64_t reduced, const States& states, int64_t n, const double*,
                   double* const* results) {
   const Finish& finish = *static_cast<const Finish*>(op);

@@ -1,4 +1,4 @@
-// Transposes a block that lies in the cache, (rows, columns) -> (columns, rows), in squares of four by four.
+// Transposes a block that lies in the cache, from (rows, columns) to (columns, rows), in squares of four by four.
 #pragma once
 
 #include <cstring>

@@ -28,7 +28,8 @@ inline C value_of(const F& f, C x, C y, C z) {
     return f.value(x, y);
 }
 
-// in: [weight], x, [y, [z]];  out: w f.value(x, y, z), kept weights. A function of x alone ignores y.
+// in: [weight], x, [y, [z]];  out: w f.value(x, y, z), kept weights. [...]: an optional operand. A function of x alone
+// ignores y.
 template <class C, class F, bool kMask, bool kWeight>
 void value_loop(const void* op, const Chunk<C>& chunk) {
   const F f = *static_cast<const F*>(op);
@@ -91,7 +92,7 @@ void stored_sum(const void* op, const Stored& run, double& value, int64_t& count
   value += sums[0];
 }
 
-// Returns run(S(), std::bool_constant<mask>()) for the stored type S; null where such a loop would not pay.
+// Returns run(S(), std::bool_constant<mask>()) for the stored type S; null for types that run no faster that way.
 template <class C, class Run>
 auto with_stored(DType type, bool mask, const Run& run) -> decltype(run(C(), std::true_type())) {
   if constexpr (sizeof(C) == sizeof(float)) {
@@ -117,8 +118,8 @@ Loop<C> pick_scale(bool flat, bool mask, bool weight);
 // A weight in float64 makes the loop run in double, since it may be too small or too large for fp32.
 inline bool in_double(const std::optional<Tensor>& weight) { return weight && dtype_of(*weight) == DType::kDouble; }
 
-// The factor grad / denominator of a gradient, in few divisions: one if both are single numbers, else one for each
-// output of the reduction, of which there are fewer than elements. It owns the memory of `view`.
+// The factor grad / denominator of a gradient. It takes one division if both are single numbers, else one for each
+// output of the reduction; outputs are fewer than elements. It owns the memory of `view`.
 template <class C>
 struct GradientScale {
   C number;
@@ -128,8 +129,8 @@ struct GradientScale {
   GradientScale(const Tensor& grad, const std::optional<Tensor>& denominator);
 };
 
-// True if the factor is one number, not 0, outside fp32's normal range: its product with a large or small slope or
-// weight may lie within the range.
+// True if grad / denominator is one number, not 0, outside fp32's normal range: its product with a large or small slope
+// or weight may lie within the range again.
 bool leaves_fp32(const Tensor& grad, const std::optional<Tensor>& denominator);
 
 }  // namespace safeops::cpu

@@ -136,7 +136,8 @@ struct Powers {
       columns_(e, n, period, {sums_ + first, sw_ + first});
     }
 
-    // Adds the kept elements outside `range` in double, one by one. Returns all elements with zeros in their place.
+    // Adds the kept elements outside `range` to their columns one by one, in double. Returns all elements, with those
+    // set to 0.
     const C* add_rare(const Elements<C>& e, int64_t first, int64_t n, int64_t period, const SafeRange& range) {
       if (!any_rare_) std::fill_n(value_, this->width_, 0.0);
       any_rare_ = true;
@@ -172,7 +173,8 @@ struct Powers {
   };
 };
 
-// d value/dx.  sum of squares: 2 w x;  norm: w x / norm;  rms: w x / (rms sum w);  sum of magnitudes: w sign(x)
+// The factor `scale` follows from d value/dx. Sum of squares: 2 w x; norm: w x / norm; rms: w x / (rms sum w); sum of
+// magnitudes: w sign(x).
 void finish_powers(const void* op, int64_t, const States& states, int64_t n, const double* unscale,
                    double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);

@@ -102,7 +102,8 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
-  // leaves_fp32 matters only if all dims are reduced: else a single row would run in double, but not among other rows.
+  // leaves_fp32 is asked only if all dims are reduced. Otherwise a tensor of a single row would run in double and a
+  // tensor of several rows in float, so that a row's gradient would depend on the other rows.
   const bool all = dims.output(shape, false).ndim == 0;
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight) ||
       (weight && all && leaves_fp32(grad, denominator)))
