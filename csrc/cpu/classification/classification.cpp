@@ -61,7 +61,8 @@ namespace {
 
 constexpr int64_t kNoRow = INT64_MAX;
 
-// Index is uint32_t or uint64_t. Returns the first kept row whose class is out of range, or kNoRow.
+// Sets class_index, weight and keep of every row. Index is uint32_t or uint64_t. Returns the first row whose class
+// counts but is out of range, or kNoRow.
 template <class Index>
 int64_t read_classes(const ClassRows& rows, const View& target, const View* mask, int64_t ignore_index, uint8_t* keep) {
   const Order order = Order::contiguous(rows.shape);
@@ -73,7 +74,7 @@ int64_t read_classes(const ClassRows& rows, const View& target, const View* mask
   if (mask) kept.bind(*mask, rows.shape, order);
   const uint64_t classes = static_cast<uint64_t>(rows.classes);
   const double* weights = rows.weighted ? rows.weights.data() : nullptr;
-  constexpr int64_t kLittle = 8 * kGrain;  // rows; each is little work
+  constexpr int64_t kLittle = 8 * kGrain;  // rows; fewer run on one thread, since a row is little work
   std::atomic<int64_t> missing{kNoRow};
   parallel((rows.count + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
     alignas(64) Index indices[kBuffer];

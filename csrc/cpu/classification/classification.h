@@ -38,7 +38,7 @@ struct ClassRows {
   std::unique_ptr<double[]> class_index;   // the class of each row, -1 where it is not kept; 0 for probabilities
   std::unique_ptr<double[]> weight;  // the weight of each row's class; null without class weights or for probabilities
   bool weighted = false;
-  bool partial = false;              // the input holds only part of the classes: the others get place `classes`
+  bool partial = false;              // input holds part of the classes: a class of another part gets index `classes`
   std::vector<double> weights;       // the weight of each class
 
   ClassRows(const char* op, const View& x) : ClassRows(op, x, x.ndim > 1 ? 1 : 0) {}
@@ -47,23 +47,24 @@ struct ClassRows {
   // Returns (many, *rows).
   Shape with(int64_t many) const;
 
-  // The weights of the rows, by which a mean divides, in the compute dtype; without weights an empty vector of `dtype`.
+  // Returns the rows' weights, by whose sum a mean divides, in the compute dtype; without weights an empty vector of
+  // `dtype`.
   Tensor weight_tensor(DType compute, DType dtype, const Tensor& like) const;
 
   void read_weights(const char* op, const Tensor& weight);
 
-  // Sets place and weight, and keep (bytes of 0 and 1) unless it is null. `target` is null if each row has
-  // probabilities. A class out of range is an error; with `refuse` = false its row is not kept.
+  // Sets class_index, weight, and keep (bytes of 0 and 1) unless keep is null. `target` is null if each row has
+  // probabilities instead of a class. A class out of range is an error; with `refuse` = false its row is not kept.
   void read(const char* op, const Tensor* target, const std::optional<Tensor>& mask, int64_t ignore_index, bool refuse,
             uint8_t* keep);
 };
 
 void set_zero(const Tensor& t);  // t must be contiguous
 
-// Reads a view, broadcast to `shape`, in contiguous order.
+// Copies a view, broadcast to `shape`, to `to` in contiguous order.
 void read_all(const View& view, const Shape& shape, double* to);
 
-// ---- a row's class as two of its parameters, because a float holds integers only up to 2^24
+// ---- A row's class is held as two parameters, because a float holds integers only up to 2^24.
 
 constexpr int64_t kClassPart = int64_t{1} << 20;
 
@@ -89,8 +90,8 @@ inline bool is_kept(const C* const* parameters, int64_t row) {
   return parameters[kClassHigh][row] >= 0;
 }
 
-// For rows side by side: sets `lines` to the line of the piece that holds each row's class, -1 if none does. It has no
-// branches, which would be mispredicted.
+// For rows side by side: sets lines[k] to the line of the piece that holds the class of row k, or -1 if no line does.
+// It has no branches, since they would be mispredicted.
 template <class C>
 inline void target_lines(const Piece<C>& p, const C* const* parameters, int32_t* lines) {
   const C *high = parameters[kClassHigh], *low = parameters[kClassLow];

@@ -125,7 +125,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
       if (target >= 0 && target < n) states[kTargetLogit][r] = x[target];
     }
     if (call.has_uniform) {
-      if (!w) {  // if the sum is finite, no class is -inf
+      if (!w) {  // a finite sum shows that no class is -inf
         const double sum_of_x = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(x + i, v), v -= pivot; });
         if (sum_of_x - sum_of_x == 0) {
           states[kWeightSum][r] = states[kClassCount][r] = static_cast<double>(n);
@@ -263,7 +263,8 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
   }
 }
 
-// With M the larger maximum, a state (maximum a, total t, moment m) adds exp(a - M) (m + (a - M) t) to the moment.
+// Merges two states with M the larger maximum: a state (maximum a, total t, moment m) adds exp(a - M) (m + (a - M) t)
+// to the moment.
 template <class C>
 void merge_moments(int64_t rows, double* const* into, const double* const* from) {
   SAFEOPS_SIMD

@@ -1,4 +1,5 @@
-// The values that a loss reads in place of logits x: softcap tanh(x / softcap), or x, divided by the temperature.
+// The values that a loss reads in place of logits x: softcap tanh(x / softcap) / temperature, or x / temperature if
+// there is no softcap.
 #pragma once
 
 #include <limits>

@@ -9,7 +9,8 @@ namespace {
 // States: the largest kept value, the sum of exp(x - max), and 1 if any value is kept.
 enum { kMax, kTotal, kKept };
 
-// Returns 1 if the mask keeps any value of the row. A piece with maximum -inf keeps no value, or only values of -inf.
+// Returns 1 if the mask keeps any value of the row. Asked if the maximum of a piece is -inf: the piece then keeps no
+// value, or only values of -inf.
 template <class C>
 double keeps_any(const Piece<C>& p, int64_t row) {
   for (int64_t i = 0; i < p.length(); ++i)
@@ -126,7 +127,7 @@ inline C masked_value(bool log) {
   return log ? kMinusInfinity<C> : C(0);
 }
 
-// The memo holds exp(x - maximum of its piece): this factor turns it into y.
+// key: the maximum of a piece. The memo holds exp(x - key); this factor turns it into y.
 template <class C>
 inline C memo_factor(double key, C pivot, C inverse) {
   return ratio_of<C>(key, static_cast<double>(pivot)) * inverse;

@@ -8,9 +8,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// The state is the sum over a row. The memo holds y if it is computed from x (kInput).
+// The state of a row is its sum of g y (log softmax: of g). The memo holds y if y is computed from x (kInput).
 
-enum YSource { kInput, kLogInput, kOutput };  // y is computed from x; so for log softmax; the input is y itself
+enum YSource { kInput, kLogInput, kOutput };  // y comes from x; likewise, for log softmax; input 1 is y itself
 
 template <class C, YSource kFrom>
 inline C probability_of(C x, C pivot, C inverse) {

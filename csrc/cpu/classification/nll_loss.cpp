@@ -7,8 +7,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// Calls each(row, offset) for the rows [begin, end) in contiguous order. offset: the offset, in elements, of the row's
-// first element in x.
+// Calls each(row, offset) for the rows [begin, end) in contiguous order. The row's first element is x[offset].
 template <class Each>
 void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int64_t end, const Each& each) {
   if (begin == end) return;  // a dim of size 0 would be a division by 0

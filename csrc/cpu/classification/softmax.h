@@ -23,7 +23,7 @@ inline C ratio_of(double a, double b) {
   return exp_nonpositive(static_cast<C>(a == b ? 0.0 : a - b));
 }
 
-// Sum of exp(x - pivot) over n values, where the pivot is one of them; before(i) is called before each vector.
+// Returns the sum of exp(x - pivot) over n values x <= pivot. Calls before(i) before each vector.
 template <int kBytes, class C, class Before>
 inline double sum_exponentials(const C* x, int64_t n, C pivot, const Before& before) {
   return sum_run<kBytes, C>(n, [&](int64_t i, Vector<C, kBytes>& v) {

@@ -22,7 +22,7 @@
 //                                                         false: the driver then reduces it as columns
 //
 //         void start_row(); void row(m);                  begins a row; adds the m elements of a chunk to it
-//         bool stored_row(inputs, begin, end);            optional: adds a whole row in its stored dtype, or returns false
+//         bool stored_row(inputs, begin, end);            optional: adds a row in its stored dtype, or returns false
 //         void finish_row(States);                        writes the row's state
 //
 //         void start_columns(n);                          begins n accumulators side by side

@@ -91,7 +91,7 @@ struct RowLoops {
   Map map_rows = nullptr, map_columns = nullptr;
   int states = 0;
   double start[kRowStats] = {};               // the states of a row without values
-  int64_t converted_piece = kChunk;           // for a converted first input: values of a piece of one row, <= kPieceValues
+  int64_t converted_piece = kChunk;           // values of a piece of one row, if the first input is converted
   bool memo = false;                          // accumulate() writes a memo
   bool map_reads = true;                      // map() needs the inputs even with a memo (it always gets the mask)
 };

@@ -16,7 +16,7 @@ bool are_sorted(const T* id, int64_t n) {
   return decreases == 0;
 }
 
-// Returns the first row from `at` on with an id >= s. The search doubles its step, since the row is usually near.
+// Returns the first row >= `at` with an id >= s. The search doubles its step, since that row is usually near.
 template <class T>
 int64_t first_of(const T* id, int64_t at, int64_t rows, int64_t s) {
   int64_t step = 64;

@@ -67,7 +67,7 @@ struct Statistic {
   }
 };
 
-// Options of the step from states to results.
+// Options of the last step, from states to results.
 struct StatisticFinish {
   double empty_value = 0;     // the value where nothing is kept
   double correction = 0, focus = 1;
@@ -78,8 +78,8 @@ struct StatisticFinish {
   std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflowed
 };
 
-// Returns unscale / root, the inverse of the unscaled root, as the scale for the backward. If it overflows, it is
-// negated and divided by kBeyond.
+// Returns unscale / root as the scale for the backward: the inverse of the root before scaling. If the quotient
+// overflows, it is stored negated and divided by kBeyond (see is_beyond).
 inline double inverse_of(double root, double unscale) {
   if (root == 0) return 0;
   const double scale = unscale / root;
@@ -88,12 +88,12 @@ inline double inverse_of(double root, double unscale) {
 
 inline double empty_value(bool empty_nan) { return empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0; }
 
-// The quantity that is maximised: x, -x, |x| or -|x|.
+// The quantity whose maximum is sought: x, -x, |x| or -|x|.
 enum class Extremum : int { kMax, kMin, kMaxAbs, kMinAbs };
 
 Statistics extreme(const Statistic& s, Extremum which, bool empty_nan);
 Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan, double focus = 1);
-// sum w |x|, or sum w x^2, its root, or the root of its mean
+// Statistics from powers: sum w |x|; or sum w x^2, its root, or the root of its mean.
 Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan);
 
 // Returns a power of two for each output (float64, the outputs' shape). It brings the output's largest element near 1,

@@ -26,7 +26,8 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
-// Magnitudes whose squares (kSquares), or which (kMagnitudes), float can add kBlock times without over- or underflow.
+// A range of magnitudes. kSquares: float can add kBlock squares of such numbers without over- or underflow.
+// kMagnitudes: float can add kBlock such numbers.
 struct SafeRange {
   float low, high;
 
@@ -72,8 +73,9 @@ inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const O
 
 // ---- one thread's part of a reduction
 
-// Accumulator::Worker derives from it. It defines, for rows, reset_row(), accumulate_row(elements, n, kept) and
-// row_state(out); for columns, reset_columns(), accumulate_columns(elements, first, n, period) and column_states().
+// Each Accumulator::Worker derives from StatisticWorker. For rows it defines reset_row(), accumulate_row(elements, n,
+// kept) and row_state(out); for columns reset_columns(), accumulate_columns(elements, first, n, period) and
+// column_states().
 template <class C, class Accumulator>
 class StatisticWorker {
  public:
@@ -157,7 +159,8 @@ class StatisticWorker {
   }
 
  protected:
-  // Calls pick(keep, weight) with two std::bool_constants. keep: elements have a mask or weights; weight: weights.
+  // Calls pick(keep, weight) with two std::bool_constants. keep: there is a mask or a weight; weight: there is a
+  // weight.
   template <class Pick>
   void pick_kind(const Pick& pick) const {
     if (weighted_) return pick(std::true_type{}, std::true_type{});
