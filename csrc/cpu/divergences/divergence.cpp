@@ -121,8 +121,8 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
   for (int64_t k = 0; k < n; ++k) states[kCross][k] = cross[k], states[kScale][k] = scale;
 }
 
-// maximum - most, the change of differences from `maximum` if `most` takes its place; 0 if both are equal, also if
-// infinite.
+// Returns maximum - most, which turns a difference x - maximum into x - most when it is added. Returns 0 if both are
+// equal, even if they are infinite.
 inline double raised(double maximum, double most) { return select_or_zero(maximum != most, maximum - most); }
 
 template <class C>
@@ -169,7 +169,7 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
   }
 }
 
-// ---- second pass, for Js and Tv: sums of the terms, which need the sums of whole rows
+// ---- Second pass, for Js and Tv: sums of the terms of the classes, which need the first pass's sums of whole rows.
 
 enum { kValue, kOfY, kTermStates };
 
@@ -247,7 +247,7 @@ void finish_terms(const void*, int64_t rows, const double* const* states, double
 
 // ---- the op
 
-// sums: receive, for each row, sum q h (= divergence - sum p f for Js and Tv), sum p f and the divergence.
+// sums: views that receive, for each row, sum q h (= divergence - sum p f for Js and Tv), sum p f and the divergence.
 template <class Kind, class C>
 void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& row_stats,
                std::initializer_list<View> sums) {

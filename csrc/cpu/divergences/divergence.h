@@ -66,10 +66,10 @@ struct DivergenceOptions {
   C scale, beta;  // scale: 1 / T
 };
 
-// Parameters of a row: its numbers, whether it is kept, and in the backward the upstream gradient over T.
+// Parameters of a row: its row_stats, whether it is kept, and in the backward the upstream gradient over T.
 enum { kKept = kRowStatCount, kGrad };
 
-// The terms of a class, from the numbers of its row.
+// Returns the terms of a class, from the maximum (top) and log_total (spread) of its row; sets p and q.
 template <class Kind, class C>
 inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C spread_x, C top_y, C spread_y, C& p,
                          C& q) {
@@ -87,12 +87,12 @@ struct Pair {
 
   Pair(const char* name, const Tensor& input, const Tensor& target, const std::optional<Tensor>& keep);
 
-  // Returns (6, *rows).
+  // Returns the shape of row_stats, (6, *rows).
   Shape row_stats_shape() const;
 
   void check_row_stats(const char* name, const View& row_stats) const;
 
-  // Number i of each row.
+  // Returns statistic i of row_stats (6, *rows), one per row.
   RowValues<char> number(const View& row_stats, int i) const {
     return RowValues<char>(rows, row_stats.data + i * rows.numel() * size_of(dtype), dtype);
   }

@@ -1,4 +1,5 @@
 // The backward of the divergences: dx = g (q h - q sum q h) / T and dy = g (p f - p sum p f) / T, element by element.
+// divergence.h defines f and h.
 // I/O: read x and y; write the gradients that are wanted.
 #include "cpu/divergences/divergence.h"
 

@@ -28,7 +28,7 @@ template <class F, class C>
 struct LossLoop {
   F loss;  // must be first: the loop of engine/weighted_sum.h reads a loss here
   C sign;  // -1 where the first output is dy = -dx
-  C scale;  // sign c, if c is a single number
+  C scale;  // sign times c, if c is a single number (for stored_gradient)
   bool weighted;
   Loop<C> select;
 };

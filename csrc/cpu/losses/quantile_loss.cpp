@@ -22,7 +22,7 @@ struct Quantile {
 
 SAFEOPS_POINTWISE_LOSS(quantile_loss, Quantile, double)
 
-// The quantile is an operand z. A z outside [0, 1] gives NaN.
+// quantile_loss with one quantile per element: the operand z. A z outside [0, 1] gives NaN.
 template <class C>
 struct QuantileOfEach {
   C value(C x, C y, C z) const {

@@ -31,7 +31,8 @@ inline void index_loop(const int64_t* index, int64_t n, int32_t replacement, int
     if (index[i] != static_cast<int64_t>(to[i])) to[i] = replacement;
 }
 
-// Converts indices that are all kept. Returns the largest, as an unsigned number: all are in range if it is.
+// Converts the indices of pixels that are all kept. Returns the largest index as an unsigned number, in which a
+// negative index is large: if the result is a class, all indices are.
 template <class I>
 uint64_t plain_index_loop(const int64_t* index, int64_t n, I* to) {
   uint64_t most = 0;
@@ -75,7 +76,7 @@ struct Pixels {
   const C *p = nullptr, *t = nullptr;
   const IndexOf<C>* index = nullptr;
   const uint8_t* keep = nullptr;  // the mask where the target is not indices; null: all are kept
-  int64_t kept = 0;               // with indices: kept pixels, beyond those in earlier Pixels of this tile and class
+  int64_t kept = 0;               // with indices: kept pixels that earlier Pixels of this tile and class have not counted
 };
 
 template <class C>
@@ -89,7 +90,7 @@ struct Regions {
   bool indexed, masked = false, by_pixel = false;  // by_pixel: the mask is the same for all classes
   IndexRules rules;
   TileSource<C> input, target;
-  Source<uint64_t> index;  // walks pixels, not classes, as does a mask if by_pixel
+  Source<uint64_t> index;  // walked over pixels without classes; so is the mask if by_pixel
   Source<uint8_t> mask;
   const char* exists = nullptr;  // bools, one per class
   int64_t exists_stride = 0;
@@ -182,7 +183,7 @@ struct Regions {
     TileBuffer<C> p, t;
     alignas(64) uint8_t mask[kBuffer];
     alignas(64) uint64_t index[kBuffer];
-    std::unique_ptr<int32_t[]> classes;  // the index of each pixel of a tile; `kept`: -1 where not kept
+    std::unique_ptr<int32_t[]> classes;  // each pixel's class index; `kept`: likewise, but -1 if not kept
     std::unique_ptr<IndexOf<C>[]> kept;
 
     Buffers(const Grid& grid, bool indexed)
@@ -190,7 +191,7 @@ struct Regions {
           kept(indexed ? new IndexOf<C>[grid.tile] : nullptr) {}
   };
 
-  // Indices (N, d1, ...) as (N, 1, d1, ...).
+  // Returns indices (N, d1, ...) as a view (N, 1, d1, ...).
   View with_classes(const View& y, int64_t* sizes, int64_t* strides) const {
     STD_TORCH_CHECK(y.ndim == shape.ndim - 1, "safeops: class indices must be (N, d1, ...)");
     View view = y;

@@ -1,6 +1,6 @@
-// Reads and writes tensors (N, C, d1, ...) in tiles. A tile is a set of pixels of one image; for each class it has a
-// row of them, which is read piece by piece. If the classes are innermost in memory (channels last), a tile is one
-// piece, which is transposed in the cache.
+// Reads and writes tensors (N, C, d1, ...) in tiles. A tile is a run of pixels of one image. For each class it has one
+// row, the values of its pixels, which is read piece by piece. If the classes are innermost in memory (channels last),
+// a tile is one piece, which is transposed in the cache.
 #pragma once
 
 #include <memory>
@@ -21,11 +21,11 @@ struct Tile {
 // The walk over the tiles of all tensors, with pixels in the order of the input's memory.
 struct Grid {
   int64_t classes, pixels;     // of an image
-  int64_t tile, piece;         // pixels; tiles that are not transposed are long, since the runs in memory are
-  int64_t row = 0;             // elements between the rows of a transposed tile; a power of two would alias
+  int64_t tile, piece;         // in pixels; tiles that are not transposed are long, since the runs in memory are
+  int64_t row = 0;             // elements from row to row of a transposed tile; a power of two would alias
   bool channels_last = false;  // the input's classes are innermost in memory
-  Order by_pixel;              // pixels, images
-  Order by_row, by_class;      // pixels, classes, images; and classes, pixels, images
+  Order by_pixel;              // walks pixels, then images
+  Order by_row, by_class;      // walk pixels, classes, images; and classes, pixels, images
 
   Grid(const Shape& shape, const View& x) {
     STD_TORCH_CHECK(shape.ndim >= 2, "safeops: input must be (N, C, d1, ...)");

@@ -20,7 +20,7 @@ struct BoxChunk {
   const C* edge[kEdges];
   const uint8_t* mask;
   const C* grad;               // backward only
-  C* out[kEdges];              // the loss, or the slopes by the edges
+  C* out[kEdges];              // the loss, or the gradients of the edges
   uint8_t *keep, *refused;     // forward only
 };
 
@@ -62,7 +62,7 @@ SAFEOPS_INLINE Edges<C> times(Edges<C> e, C scale) {
 }
 
 // Along x or y: the lengths of a, of b, of their intersection (both) and of the box around them (hull), and the
-// distance of their centres (apart); or the slopes of the loss by each of these.
+// distance of their centres (apart). Or: the derivatives of the loss with respect to each of these.
 template <class C>
 struct Axis {
   C a, b, both, hull, apart;
@@ -89,22 +89,22 @@ SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
   const C rest = ((x.a - x.both) * y.a + x.both * (y.a - y.both)) + ((x.b - x.both) * y.b + x.both * (y.b - y.both));
   const C area = both + rest, by = divisor(area), iou = both / by;  // area: the area of the union
   C loss = select(area == 0, C(1), rest / by);
-  // d(iou) = ((1 + iou) d(both) - iou d(area a + area b)) / union. Terms that may cancel are quotients, which the
-  // compiler cannot fuse into a multiply-add.
+  // dx, dy: derivatives of 1 - iou, from d(iou) = ((1 + iou) d(both) - iou d(area a + area b)) / union. Terms that may
+  // cancel are quotients, which the compiler cannot fuse into a multiply-add.
   Axis<C> dx{iou * y.a / by, iou * y.b / by, (0 - (1 + iou)) * y.both / by, 0, 0};
   Axis<C> dy{iou * x.a / by, iou * x.b / by, (0 - (1 + iou)) * x.both / by, 0, 0};
-  if constexpr (kKind == kGiou) {  // 1 - union / C
+  if constexpr (kKind == kGiou) {  // adds 1 - union / hull
     const C hull = x.hull * y.hull, of = divisor(hull), part = area / of;
     loss += select_or_zero(!(hull == 0), 1 - part);
     dx = {dx.a - y.a / of, dx.b - y.b / of, dx.both + y.both / of, part * y.hull / of, 0};
     dy = {dy.a - x.a / of, dy.b - x.b / of, dy.both + x.both / of, part * x.hull / of, 0};
   }
-  if constexpr (kKind >= kDiou) {  // (distance of the centres)^2 / (diagonal of the hull)^2
+  if constexpr (kKind >= kDiou) {  // adds (distance of the centres)^2 / (diagonal of the hull)^2
     const C c = divisor(x.hull * x.hull + y.hull * y.hull), distance = (x.apart * x.apart + y.apart * y.apart) / c;
     dx.apart = 2 * x.apart / c, dx.hull = -2 * distance * x.hull / c;
     dy.apart = 2 * y.apart / c, dy.hull = -2 * distance * y.hull / c;
-    if constexpr (kKind == kCiou) {  // alpha v, with v = (2 / pi (angle of b - angle of a))^2; alpha has no slope
-      const bool lesser = x.a + y.a <= x.b + y.b;  // across = x.b y.a - x.a y.b, by the sides of the smaller box
+    if constexpr (kKind == kCiou) {  // adds alpha v, v = (2 / pi (angle of b - angle of a))^2; alpha has no slope
+      const bool lesser = x.a + y.a <= x.b + y.b;  // across = x.b y.a - x.a y.b, from the smaller box's sides
       const C w = select(lesser, x.a, x.b), h = select(lesser, y.a, y.b);
       const C across = (x.b - x.a) * h - w * (y.b - y.a), along = y.a * y.b + x.a * x.b;
       constexpr C kTurn = C(0x1.45f306dc9c883p-1);  // 2 / pi
@@ -122,7 +122,7 @@ SAFEOPS_INLINE LossAndSlopes<C> loss_and_slopes(Axis<C> x, Axis<C> y) {
   return {loss, dx, dy};
 }
 
-// Turns the slopes by the lengths into the slopes by the edges.
+// Turns derivatives with respect to the lengths into derivatives with respect to the edges.
 template <class C>
 SAFEOPS_INLINE Edges<C> edge_slopes(Axis<C> d, Edges<C> e) {
   const C low = share_of_lesser(e.b1, e.a1), high = share_of_lesser(e.a2, e.b2), half = d.apart / 2;
