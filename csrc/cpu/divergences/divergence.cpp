@@ -33,10 +33,10 @@ void Pair::check_row_stats(const char* name, const View& row_stats) const {
 
 namespace {
 
-// ---- first pass: the maximum and sum exp((x - maximum) / T) of x, and likewise of y; for Kl also kCross =
-// sum exp((y - top_y) / T) ((y - top_y) - (x - top_x))
+// ---- First pass. States: max x and sum exp((x - max x) / T); likewise of y; for Kl also kCross = sum exp((y - max y)
+// / T) ((y - max y) - (x - max x)).
 
-// kScale: 1 / T, for `merge_sums`.
+// kScale: 1 / T, which merge_sums needs.
 enum { kTotalX = kMaximumX + 1, kTotalY = kMaximumY + 1, kCross, kScale, kSumStates };
 
 template <class C>

@@ -40,7 +40,7 @@ struct Levels {
   C x = 0, y = 0;
 };
 
-// s and d of pixels, 0 where they are not kept.
+// Computes s and d of n pixels; 0 where a pixel is not kept.
 template <class C, bool kMask>
 void pixels_loop(const C* x, const C* y, const uint8_t* keep, int64_t n, Levels<C> level, C scale, C* s, C* d) {
   SAFEOPS_SIMD
@@ -112,7 +112,7 @@ struct Images {
 
   int64_t slices_of_window() const { return volumes ? size : 1; }
 
-  // Elements of an array of a row, including the room for reads and writes beyond its end.
+  // Elements of one array of a row, with the room for reads and writes beyond its end.
   int64_t step(int64_t columns) const {
     constexpr int64_t kLine = 64 / sizeof(C);
     return (columns + size + kLine - 1) / kLine * kLine + 2 * kVectors / sizeof(C);
@@ -176,7 +176,8 @@ struct Pixels {
     if (images.masked) images.mask.prime(mask);
   }
 
-  // Sets the level: for each image, the mean of the kept finite pixels in t (those that a tile's windows may see).
+  // Sets the level of each image: the mean of its kept finite pixels in t. t has the pixels that a tile's windows may
+  // see.
   void find_level(const Tile& t) {
     double sums[2] = {};
     int64_t counts[2] = {};
@@ -194,7 +195,7 @@ struct Pixels {
     level = {mean(sums[0], counts[0]), mean(sums[1], counts[1])};
   }
 
-  // Reads s, d and their mask; all are 0 outside the image.
+  // Reads s, d and their mask for columns [column, column + columns) of a row; all three are 0 outside the image.
   void read(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = std::max<int64_t>(column, 0), last = std::min(column + columns, images.width);
     const bool beyond = slice < 0 || slice >= images.depth || row < 0 || row >= images.height;
@@ -222,7 +223,7 @@ struct Pixels {
   }
 
  private:
-  // Calls body(n, offset in the row, x, y, mask or null) for pieces of the part inside the image.
+  // Calls body(n, offset in the row, x, y, mask or null) for pieces of the row's part that lies inside the image.
   template <class Body>
   void for_pieces(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns, const Body& body) {
     const int64_t last = std::min(column + columns, images.width);

@@ -1,13 +1,14 @@
 // The moments of windows, row by row:
-//   a row of s, d -> (across) w s, w d, w s^2, w d^2 -> the last rows -> (down) E s, E d, E s^2, E d^2
-// and for volumes: moments of a slice -> the last slices -> (deep) moments of the volume's windows.
+//   (1) across: a row of s, d gives a row of sums of w s, w d, w s^2, w d^2; a ring keeps the last rows;
+//   (2) down: the last rows give a row of E s, E d, E s^2, E d^2;
+//   (3) deep, for volumes: the moments of the last slices give the moments of the volume's windows.
 #pragma once
 
 #include "cpu/images/images.h"
 
 namespace safeops::cpu {
 
-// A ring of the last `size` slices (or rows) of a tile, of `length` elements each.
+// A ring of the last `size` slices (or rows) of a tile. Each has `length` elements.
 template <class T>
 struct Slices {
   int64_t size, length;  // number of slices; elements of a slice

@@ -40,7 +40,8 @@ struct PixelPiece {
   int64_t kept;  // number of kept pixels
 };
 
-// The neighbours of a piece's pixels along a dim: pixels [first, n) have a neighbour before them, [0, last) one after.
+// The neighbours of a piece's pixels along a dim. Pixels [first, n) have one before them, pixels [0, last) one after
+// them.
 template <class C>
 struct Neighbours {
   int64_t first, last;
@@ -85,7 +86,7 @@ struct PixelRows {
     in_place = x.direct() && !masked;
   }
 
-  // Each row is a neighbour of two others. The buffers keep pieces of four rows, so that each piece is read once.
+  // Each row is a neighbour of two other rows. The buffers keep pieces of four rows, so that each piece is read once.
   struct Buffers {
     struct Read {
       alignas(64) C x[kBuffer];
@@ -132,7 +133,7 @@ struct PixelRows {
     }
     const int64_t place = at / step % dims[k].size;
     Neighbours<C> y{place == 0 ? p.n : 0, place == dims[k].size - 1 ? 0 : p.n};
-    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // they are not in adjacent rows
+    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // neighbours are not in adjacent rows
     if (y.first == 0) {
       const PixelPiece<C> other = read_row(p.image, at - step, p.n, buffers);
       y.before = other.x, y.keep_before = other.keep;
@@ -166,8 +167,8 @@ struct PixelRows {
     return y;
   }
 
-  // Where rows are read in parts, this part of the next row is prefetched. Complete rows are left to the hardware,
-  // which prefetches them better.
+  // If rows are read in parts, prefetches the next row's part. Complete rows are left to the hardware, which prefetches
+  // them better.
   void fetch(int64_t image, int64_t at, int64_t n, Read& to) const {
     const int64_t ahead = row > kChunk && !in_place ? at + row : INT64_MAX;
     to.piece = {image, at, n, x.fetch(at, n, ahead, to.x), nullptr, n};

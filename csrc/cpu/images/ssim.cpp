@@ -9,7 +9,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// base + sign (1 - SSIM), and contrast', of n windows; 0 for windows that do not count.
+// Computes base + sign (1 - SSIM), and contrast', of n windows; both are 0 for a window that does not count.
 template <class C, bool kDivide, bool kCounted>
 void similarity_loop(const SimilarityRow<C>& row, int64_t n, C base, C sign, C* loss, C* contrast) {
   const SimilarityRow<C> r = row;
@@ -81,7 +81,8 @@ struct Forward {
   }
 };
 
-// Returns (map, empty), (sums of each plane, empty), or (mean or sum of all windows, its derivative by a window).
+// Returns (map, empty), (sums of each plane, empty), or (mean or sum of all windows, its derivative by one window's
+// value).
 template <class C>
 std::tuple<Tensor, Tensor> forward(const Images<C>& images, const Reducer& by, bool similarity, const Tensor& like) {
   const int64_t tiles = images.tiles_of_plane(images.window_rows, images.window_columns);

@@ -13,8 +13,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// Writes the slopes of n windows by E s, E d, E s^2, E d^2, as four arrays. The upstream gradient of 1 - SSIM is
-// loss_grad map[i] (kMap) or loss_grad; that of contrast' is contrast_grad.
+// Writes the derivatives of n windows with respect to E s, E d, E s^2, E d^2, as four arrays. The upstream gradient of
+// 1 - SSIM is loss_grad map[i] (kMap) or loss_grad; the upstream gradient of contrast' is contrast_grad.
 template <class C, bool kMap, bool kDivide, bool kCounted>
 void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contrast_grad, int64_t n, int64_t step,
                  C* out) {
@@ -33,8 +33,8 @@ void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contr
   }
 }
 
-// dx, dy of n pixels from the blurred slopes. With a mask, a pixel that no window sees (all its sums are 0) has
-// gradient 0, even if it is NaN.
+// Computes dx, dy of n pixels from the blurred slopes. With a mask, a pixel that no window sees (all its sums are 0)
+// has gradient 0, even if it is NaN.
 template <class C, bool kMask>
 void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const uint8_t* keep, int64_t n, C scale, C* dx,
                    C* dy) {

@@ -76,7 +76,7 @@ struct Pixels {
   const C *p = nullptr, *t = nullptr;
   const IndexOf<C>* index = nullptr;
   const uint8_t* keep = nullptr;  // the mask where the target is not indices; null: all are kept
-  int64_t kept = 0;               // with indices: kept pixels that earlier Pixels of this tile and class have not counted
+  int64_t kept = 0;               // with indices: kept pixels that no earlier Pixels of this tile and class counted
 };
 
 template <class C>

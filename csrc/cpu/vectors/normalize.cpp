@@ -6,8 +6,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- forward. States: a scale, and the sum of (x scale)^2. Parameters: the divisor as scale and ratio
-// (split_divisor).
+// ---- Forward. States: a power of two `scale`, and the sum of (x scale)^2. Parameters: the scale and ratio that
+// split_divisor makes of the divisor.
 
 enum { kPower, kSquares };
 enum { kScale, kRatio, kFloored, kDot, kLive };
@@ -97,7 +97,7 @@ void map_columns(const void*, const Piece<C>& p, const C* const* parameters) {
   }
 }
 
-// ---- backward: dx = (g - y sum g y) / |x|;  g / eps where |x| <= eps, since y = x / eps there
+// ---- Backward: dx = (g - y sum g y) / |x|. If |x| <= eps, y = x / eps, so dx = g / eps.
 
 template <class C>
 void prepare(const void* op, int64_t rows, const double* const* row_inputs, C* const* parameters) {
