@@ -31,9 +31,9 @@ struct SafePow {
   }
 };
 
-// It has two loops, the first for the logarithms: one loop would be so long a chain of operations that the processor
-// sees only one element at a time. The second loop has `ivdep`, not `omp simd`, which would keep the Power of each lane
-// in memory and vectorise nothing.
+// powers() has two loops, the first for the logarithms: in one loop, each element would be so long a chain of
+// operations that the processor could not overlap elements. The second loop has `ivdep`, not `omp simd`, which would
+// keep the Power of each lane in memory and vectorise nothing.
 template <class C, class Finish>
 SAFEOPS_INLINE void powers(int64_t n, const C* a, const C* b, const Finish& finish) {
   constexpr int64_t kBlock = 256;

@@ -1,7 +1,7 @@
 // The driver of the unary functions. A function is a struct
 //
 //     template <class C> struct SafeSqrt {
-//       static constexpr double most = 1.9e19;       // |value| is at most this: may it overflow the output dtype?
+//       static constexpr double most = 1.9e19;       // upper bound of |value|: decides whether loops must saturate
 //       explicit SafeSqrt(const Arguments& arguments);
 //       bool absent(C x) const;                      // there is no value or no slope at x (false for a NaN) ...
 //       C stand_in(C x, C y) const;                  // ... so the output is this (y = value(x)), and the slope is 0

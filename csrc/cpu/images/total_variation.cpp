@@ -61,7 +61,7 @@ void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> keep_y
 
 // ---- forward
 
-// Returns (sum of each image, empty) or (mean or sum over the images, its derivative by an image).
+// Returns (sum of each image, empty) or (mean or sum over the images, its derivative with respect to one image's sum).
 template <class C>
 std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by, const Tensor& like) {
   const auto add = images.masked ? pick<&add_loop<C, true>>() : pick<&add_loop<C, false>>();

@@ -8,7 +8,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// sum x^2 or sum |x| in double, where squares of fp32 numbers fit. Four separate sums hide the latency.
+// Returns sum x^2 or sum |x| in double, in which squares of fp32 numbers neither overflow nor underflow. Four separate
+// sums hide the latency.
 template <class C, int kBytes, bool kSquare>
 double sum_loop(const C* x, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(double);
@@ -42,7 +43,7 @@ double sum_of(const C* x, int64_t n) {
   return pick_width<&sum_loop<C, 64, kSquare>, &sum_loop<C, 32, kSquare>, &sum_loop<C, 16, kSquare>>()(x, n);
 }
 
-// The bits of the largest magnitude. NaN has larger bits than inf, so no NaN is lost.
+// Returns the bits of the largest magnitude. NaN has larger bits than inf, so no NaN is lost.
 template <class C>
 int64_t largest_loop(const C* x, int64_t n) {
   using T = std::make_signed_t<BitsOf<C>>;

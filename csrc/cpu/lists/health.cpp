@@ -44,7 +44,7 @@ struct Special {
 template <class Bits>
 constexpr Signed<Bits> kMagnitude = std::numeric_limits<Signed<Bits>>::max();
 
-// n <= kChunk, so that the counts fit 16 bits.
+// Requires n <= kChunk, so that the counts fit 16 bits.
 template <class Bits>
 void finite_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Finite<Bits>& counts) {
   using T = Signed<Bits>;

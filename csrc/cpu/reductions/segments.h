@@ -48,7 +48,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
 
   void run() const {
     if (segments * columns == 0) return;
-    std::vector<int64_t> partial_of(segments);  // index of the first partial state, if s has several slices
+    std::vector<int64_t> partial_of(segments);  // first partial state of s, if it has several slices
     int64_t slices = 0;
     for (int64_t s = 0; s < segments; ++s) {
       partial_of[s] = slices;

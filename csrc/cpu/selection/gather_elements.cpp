@@ -35,7 +35,7 @@ inline T gather_one(const char* from, int64_t jump, int64_t size, I index, T fil
   return select_pattern(ok, value, fill);
 }
 
-// n elements of one run: out[j] = input[j * step + index[j] * jump]
+// Gathers n elements of one run: out[j] = input[j * step + index[j] * jump], offsets in bytes; `fill` if out of range.
 template <class T, class I>
 void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, const I* index, int64_t n, T fill, T* out) {
   if (step == 0 && jump == sizeof(T) && all_in_range(index, n, size)) {
@@ -96,8 +96,8 @@ void gather_elements(const BitView& input, int dim, const BitView& index, bool n
               done += runs * run;
               continue;
             }
-            // This prefetches the next row at the pace of the current one: elements of a row are read in random order,
-            // which the hardware cannot predict.
+            // Prefetches the next row at the pace of the current row: elements of a row are read in random order, which
+            // the hardware cannot predict.
             if (row > 0 && at + done + run < numel) {
               const int64_t begin = (at + done) % run * size / run * jump, end = begin + length * size / run * jump;
               const char* next = input.data + walk.offset(at + done + run);

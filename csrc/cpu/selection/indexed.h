@@ -27,7 +27,7 @@ void by_index(bool narrow, const F& f) {
 inline int64_t as_signed(uint32_t i) { return static_cast<int32_t>(i); }
 inline int64_t as_signed(uint64_t i) { return static_cast<int64_t>(i); }
 
-// 0 <= i < size, also for sizes beyond int32.
+// True if 0 <= i < size, also for sizes beyond int32.
 template <class I>
 inline bool in_range(I i, int64_t size) {
   return static_cast<uint64_t>(as_signed(i)) < static_cast<uint64_t>(size);

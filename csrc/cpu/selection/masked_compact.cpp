@@ -125,7 +125,7 @@ struct Slots {
   const uint64_t* index;
   int64_t count;
 
-  // The first slot in [from, to) whose row is at least `row`. The slots' rows must ascend, as those of the forward do.
+  // Returns the first slot in [from, to) whose row is at least `row`. The rows must ascend, as in the forward's index.
   int64_t lower(int64_t row, int64_t from, int64_t to) const {
     return std::lower_bound(index + from, index + to, static_cast<uint64_t>(row)) - index;
   }

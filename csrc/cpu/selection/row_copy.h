@@ -7,7 +7,8 @@ namespace safeops::cpu {
 
 constexpr int64_t kShortRun = 1024;  // bytes
 
-// A memcpy of a short length that the compiler knows is a few moves; a call of memcpy costs more.
+// Copies by memcpys of fixed lengths, which the compiler turns into a few moves; a memcpy of a variable length is a
+// call.
 inline void copy_run(char* to, const char* from, int64_t bytes) {
   if (bytes > kShortRun) {
     std::memcpy(to, from, bytes);
@@ -34,9 +35,9 @@ inline void copy_run(char* to, const char* from, int64_t bytes) {
 struct Rows {
   const char* data;
   Walk lead, inner;   // strides in bytes; `inner` lacks the dims of the run
-  int64_t run;        // contiguous bytes
-  int64_t bytes;      // of a row, packed
-  int64_t width;      // of an element
+  int64_t run;        // bytes of a row's innermost contiguous run
+  int64_t bytes;      // bytes of a row, packed
+  int64_t width;      // bytes of an element
 
   Rows(const BitView& x, int lead_dims) : data(x.data), run(x.width), bytes(x.width), width(x.width) {
     for (int d = lead_dims - 1; d >= 0; --d) lead.push(x.size[d], x.stride[d] * x.width);

@@ -7,7 +7,7 @@ namespace safeops::cpu {
 
 namespace {
 
-constexpr int64_t kShort = 8;  // gradients of rows of fewer elements are added element by element (scatter_add)
+constexpr int64_t kShort = 8;  // rows with fewer elements: scatter_add adds their gradients element by element
 
 // Expands an index (K,) to (..., K, ...), the other dims as in `like`.
 BitView expand_index(const BitView& index, int dim, const BitView& like) {
@@ -79,7 +79,7 @@ Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, 
 
 constexpr int64_t kPicksAhead = 8;
 
-// A counting sort of the picks (positions of the index) by their destination, which is stable.
+// A stable counting sort of the picks (positions in the index) by their destination (row of dx).
 struct Sorted {
   std::vector<int64_t> first, pick;  // picks of destination i: pick[first[i]] to pick[first[i + 1] - 1]
 

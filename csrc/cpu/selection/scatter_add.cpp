@@ -17,8 +17,8 @@ struct Sums {
   int64_t first, size, tile;
   C dummy[kDummies];
 
-  // Adds g[j] at index[j] of one row: at column + j, or at the only column. Not inlined: in the loops around it gcc has
-  // too few registers for this loop, which then takes 1.3 times as long.
+  // Adds g[j] to destination index[j] of one row: in column `column` + j, or in the only column. Not inlined: in the
+  // loops around it gcc has too few registers for this loop, which then takes 1.3 times as long.
   template <class I>
   __attribute__((noinline)) void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
     const int64_t columns = tile;
@@ -31,7 +31,7 @@ struct Sums {
     }
   }
 
-  // Adds several rows of a few indices each, in one column.
+  // Adds several rows, each with a few indices, if there is only one column.
   template <class I>
   __attribute__((noinline)) void add_rows(C* row, const I* index, const C* g, int64_t rows, int64_t picks) {
     for (; rows > 0; --rows, row += size, index += picks, g += picks)
@@ -48,7 +48,7 @@ struct Scatter {
   int64_t outer, picks, columns;  // elements of index before dim, along dim, after dim
   int64_t length, stride;         // elements of dx along dim, after dim
   bool exact;                     // index is as large as dx in all dims but dim
-  Walk before, after;             // offsets in dx of the positions of index, in the dims before and after dim
+  Walk before, after;             // offsets in dx of index's positions, for the dims before and after dim
   DType dtype;
   char* out;
 
@@ -118,7 +118,8 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
         for (int64_t done = 0; done < n;) {
           const int64_t position = at + done - first;
           const int64_t t = position % s.columns - column, r = position / (s.picks * s.columns);
-          // Up to the end of the tile's columns; with one column in all, up to the end of the row's picks.
+          // left: elements up to the end of the tile's columns; if index has one column, up to the end of the row's
+          // picks.
           const int64_t left = sums.tile == 1 ? (s.columns == 1 ? s.picks - position % s.picks : 1) : sums.tile - t;
           const int64_t m = std::min(n - done, left), rows_left = (n - done) / s.picks;
           if (s.columns == 1 && m == s.picks && m <= kDummies && rows_left > 1) {
@@ -135,7 +136,7 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
   });
 }
 
-// For one index per row, as where a loss picks a class: nothing is added up, and nearly all of dx is 0.
+// For one index per row, as when a loss picks a class: nothing is added up, and nearly all of dx is 0.
 template <class T, class I>
 void place_with(const Scatter& s, const View& grad, const View& index) {
   const Order order = Order::contiguous(s.sizes);
