@@ -1,5 +1,5 @@
-// Tensors through libtorch's C shim: View reads a tensor's metadata once, empty() allocates without looking up an op by
-// name. Device independent.
+// Access to tensors through libtorch's C shim. View reads a tensor's metadata once; empty() allocates without looking
+// up an op by name. Device independent.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -52,7 +52,7 @@ inline DType floating(const std::optional<ScalarType>& type, DType fallback) {
   return type ? floating(*type) : fallback;
 }
 
-// The result dtype of losses and reductions: fp64 if either operand is fp64, else fp32.
+// Returns the result dtype of losses and reductions: fp64 if x or y is fp64, else fp32.
 inline DType wide(DType x, DType y) {
   return x == DType::kDouble || y == DType::kDouble ? DType::kDouble : DType::kFloat;
 }
@@ -133,7 +133,7 @@ inline int32_t device_type_of(const Tensor& t) {
   return type;
 }
 
-// A new contiguous tensor on the device of `like`; dtype is libtorch's number.
+// Returns a new contiguous tensor on the device of `like`. dtype: libtorch's number of the dtype.
 inline Tensor empty_of_code(const Shape& shape, int32_t dtype, const Tensor& like) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
@@ -167,7 +167,7 @@ inline bool keeps_strides(const Shape& shape, const View& view) {
   return !same;
 }
 
-// `code`: libtorch's number of the result's dtype, for the error text.
+// code: libtorch's number of the result's dtype, which the error text needs.
 inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>& dtype, int32_t code) {
   using torch::stable::detail::from;
   StableIValue stack[6] = {from(t),           from(dtype),        from(std::nullopt),
@@ -178,8 +178,8 @@ inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>&
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// A new tensor of this shape and dtype: torch.empty_like(t), which keeps t's strides, if t has this shape; else
-// contiguous on t's device.
+// Returns a new tensor of this shape and dtype. If t has this shape, it is torch.empty_like(t), which keeps t's
+// strides; else it is contiguous, on t's device.
 inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
   const int32_t code = dtype_codes().code[static_cast<int>(dtype)];
   return keeps_strides(shape, view) ? torch_empty_like(t, scalar_type(dtype), code) : empty_of_code(shape, code, t);

@@ -68,7 +68,7 @@ int64_t read_classes(const ClassRows& rows, const View& target, const View* mask
   const Order order = Order::contiguous(rows.shape);
   Source<Index> source;
   Source<uint8_t> kept;
-  View bits = target;  // the index is read as bit patterns of its width
+  View bits = target;  // the index is read as bit patterns: no Source reads int32 or int64
   bits.dtype = sizeof(Index) == 4 ? DType::kFloat : DType::kDouble;
   source.bind(bits, rows.shape, order);
   if (mask) kept.bind(*mask, rows.shape, order);

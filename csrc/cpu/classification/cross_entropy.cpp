@@ -1,5 +1,5 @@
-// The forward of cross entropy, for class indices or probabilities, and of token_log_probs.
-// I/O: read x, and q if there are probabilities; for each row read its class, write its loss and logsumexp.
+// The forward of cross entropy, for class indices or probabilities, and of token_log_probs. I/O: read x, and q if there
+// are probabilities; for each row read its class, and write its loss and row_stats.
 #include "cpu/engine/math.h"
 #include "cpu/classification/cross_entropy_sums.h"
 
@@ -53,8 +53,8 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
     for (int64_t r = 0; r < rows; ++r)
       loss[r] += op.z * (maximum[r] + log_total[r]) * (maximum[r] + log_total[r]);
   }
-  // A row of logits that are all -inf gives NaN, as in torch. So does a row with +inf, unless only the target's logit
-  // is +inf, and there are neither smoothing nor z-loss nor probabilities: its loss is 0.
+  // As in torch, a row of logits that are all -inf gives NaN. A row with +inf gives NaN, too, with one exception: if
+  // only the target's logit is +inf, and there are neither smoothing nor z-loss nor probabilities, the loss is 0.
   for (int64_t r = 0; r < rows && infinite != 0; ++r) {
     if (!std::isinf(maximum[r])) continue;
     const bool plain = !op.has_probabilities && !op.has_uniform && op.z == 0;
@@ -126,7 +126,7 @@ RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
   loops.finish = op.has_argmax    ? pick<&finish_argmax<C>>()
                  : op.has_entropy ? pick<&finish_entropy<C>>()
                                   : pick<&finish<C>>();
-  // The loops for the other options have buffers of one chunk, so they need the shorter pieces.
+  // With the other options the loops have buffers of one chunk, so they need the default, shorter pieces.
   if (!op.has_probabilities && !op.has_uniform && !op.has_entropy) loops.converted_piece = 2 * kChunk;
   loops.start[kMax] = kMinusInfinity<double>;
   if (op.has_argmax) loops.start[kBest] = kMinusInfinity<double>, loops.start[kIndex] = kInfinity<double>;

@@ -11,7 +11,7 @@
 
 namespace safeops::cpu {
 
-// The call's options.
+// The options of a call.
 template <class C>
 struct CrossEntropy {
   bool has_probabilities;      // each row has probabilities q, the second input
@@ -54,7 +54,7 @@ void differentiate_columns(const Logits<C>& logits, const Piece<C>& p, const C* 
   }
 }
 
-// The class weights in the compute dtype.
+// Returns the class weights in the compute dtype.
 template <class C>
 std::vector<C> narrowed(const std::vector<double>& weights) {
   return std::vector<C>(weights.begin(), weights.end());

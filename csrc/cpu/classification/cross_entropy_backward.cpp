@@ -12,8 +12,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row: the largest logit; log_total = L minus it; g (k + 2 z L) exp(-log_total) / 2^kLowest; g e;
-// g (1 - s) w_y, or g (1 - s) for probabilities.
+// Parameters of a row, from kMaximum on: the largest logit; log_total = L - largest logit; g (k + 2 z L)
+// exp(-log_total) / 2^kLowest; g e; g (1 - s) w_y, or g (1 - s) for probabilities.
 enum { kMaximum = kFirstFree, kLogTotal, kFactor, kUniform, kTarget };
 
 // Inputs of a row. If a call lacks an input, another input is passed in its place, and not used.
@@ -39,7 +39,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
     parameters[kTarget][r] = static_cast<C>(g * (confidence * weight));
   }
   for (int64_t r = 0; r < rows; ++r) {
-    // A largest logit of +inf is the target's alone (else the forward made it NaN): loss and gradient are 0.
+    // If the largest logit is +inf, only the target has it (else the forward made it NaN): loss and gradient are 0.
     const bool certain = row_inputs[kInputMaximum][r] == std::numeric_limits<double>::infinity();
     split_class_index(certain ? -1.0 : row_inputs[kInputClass][r], r, parameters);
   }

@@ -18,7 +18,7 @@ double keeps_any(const Piece<C>& p, int64_t row) {
   return 0;
 }
 
-// x, keep (rows, values)
+// Reduces a piece of rows: x and keep are (rows, values).
 template <class C, int kBytes, bool kMask>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -41,7 +41,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
   }
 }
 
-// x, keep (values, rows)
+// Reduces a piece of rows side by side: x and keep are (values, rows).
 template <class C, bool kMask>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C kept[4096], maximum[kChunk], sum[kChunk];
@@ -103,7 +103,7 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
 template <class C, bool kLog>
 void finish(const void*, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
   for (int64_t r = 0; r < rows; ++r) {
-    // A row that keeps no value gives zeros; a row that keeps only -inf gives NaN, as in torch.
+    // A row that keeps no value gives zeros (log softmax: -inf); a row that keeps only -inf gives NaN, as in torch.
     const double maximum = states[kMax][r], total = states[kTotal][r];
     const bool empty = states[kKept][r] == 0;
     const double sum = total == 0 && !empty ? std::numeric_limits<double>::quiet_NaN() : total;
@@ -143,13 +143,13 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
     if (!kLog && p.memo) {
       const C* e = p.memo + r * n;
       const C factor = memo_factor(p.memo_state[r], pivot, inverse);
-      if (kMask && factor != factor)  // the kept values are NaN, the masked values 0
+      if (kMask && factor != factor)  // kept values are NaN, masked values 0
         for_blocks(n, [&](int64_t i) { y[i] = select_bits_or_zero<C>(keep[i], factor); });
       else
         for_blocks(n, [&](int64_t i) { y[i] = e[i] * factor; });
       continue;
     }
-    // y = keep ? exp(x - max) / sum : 0
+    // y = keep ? exp(x - max) / sum : 0, or its logarithm
     const C* x = p.in[0] + r * p.step[0];
     if constexpr (kMask)
       for_blocks(n, [&](int64_t i) {

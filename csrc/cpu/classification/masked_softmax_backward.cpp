@@ -100,7 +100,7 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
   for (int64_t r = 0; r < rows; ++r) parameters[kDot][r] = static_cast<C>(states[0][r]);
 }
 
-// softmax: y (g - dot), with dot = sum g y; log softmax: g - y dot, with dot = sum g
+// Returns dx: y (g - dot) with dot = sum g y; for log softmax g - y dot with dot = sum g.
 template <class C, YSource kFrom, bool kMask>
 inline C slope_of(const C* g, C y, C dot, const BitsOf<C>* keep, int64_t i) {
   const C slope = kFrom == kLogInput ? g[i] - y * dot : y * (g[i] - dot);

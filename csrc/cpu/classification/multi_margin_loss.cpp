@@ -13,7 +13,7 @@ namespace {
 
 // ---- Loops over the classes of several rows. d = base + x, where base = margin - x_y is repeated for each class.
 
-// max(d, 0)^p
+// values = max(d, 0)^p, with p = 2 if kSquare, else 1.
 template <class C, bool kSquare>
 void values_loop(const C* base, const C* x, int64_t n, C* values) {
   SAFEOPS_SIMD
@@ -23,7 +23,7 @@ void values_loop(const C* base, const C* x, int64_t n, C* values) {
   }
 }
 
-// p max(d, 0)^(p - 1)
+// slopes = p max(d, 0)^(p - 1), with p = 2 if kSquare, else 1.
 template <class C, bool kSquare>
 void slopes_loop(const C* base, const C* x, int64_t n, C* slopes) {
   SAFEOPS_SIMD
@@ -156,10 +156,10 @@ void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C
   const auto scale = pick<&scale_loop<C>>();
   const bool one_piece = rows.classes <= kChunk;
   rows.run([&](int64_t row, int64_t count, auto& b) {
-    double slope = 0;  // the sum over a long row, needed at its target class before all its pieces are written
+    double slope = 0;  // a long row's sum: its target class needs it before all pieces are written
     const auto add = [&](int64_t, int64_t, int64_t, const double* sums) { slope += sums[0]; };
     if (!one_piece) rows.for_pieces(row, count, b, slopes, add);
-    // dx_j = g w_y/C slope_j for j != y,  dx_y = -(sum of these)
+    // dx_j = g w_y/C slope_j for j != y,  dx_y = -(sum of all other dx_j)
     const auto write = [&](int64_t first, int64_t n, int64_t at, const double* sums) {
       for (int64_t r = 0; r < count; ++r) b.per_row[r] = static_cast<C>(rows.scaled(row + r, grad[row + r]));
       spread(b.per_row, count, n, b.spread);

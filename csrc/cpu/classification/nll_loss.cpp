@@ -77,7 +77,7 @@ void scatter(const ClassRows& rows, const Shape& shape, const double* g, void* d
   });
 }
 
-// Calls f(S{}) with the floating type of a dtype.
+// Calls f(S{}), where S is the C++ type of a floating dtype.
 template <class F>
 void by_dtype(DType dtype, const F& f) {
   switch (dtype) {

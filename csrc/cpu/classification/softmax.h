@@ -10,14 +10,14 @@
 namespace safeops::cpu {
 
 template <class C>
-constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();  // stands for a masked value: its exp is 0
+constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();  // replaces a masked value: its exp is 0
 
 template <class C>
 inline C pivot_of(C maximum) {
   return select(maximum == kMinusInfinity<C>, C(0), maximum);  // a piece that keeps no value has maximum -inf
 }
 
-// exp(a - b) for two maxima a <= b; 1 if both are the same infinity.
+// Returns exp(a - b) for two maxima a <= b; 1 if a and b are equal infinities.
 template <class C>
 inline C ratio_of(double a, double b) {
   return exp_nonpositive(static_cast<C>(a == b ? 0.0 : a - b));
@@ -45,8 +45,8 @@ inline void merge_exponentials(int64_t rows, double* maximum, double* total, con
   }
 }
 
-// Parameters of a row: the pivot that is subtracted before exp; the inverse (log softmax: the logarithm) of the sum of
-// exp; in the backward the sum of g y (log softmax: of g).
+// Parameters of a row. kPivot: subtracted before exp. kInverse: 1 / sum of exp (log softmax: the logarithm of the sum).
+// kDot, in the backward: sum of g y (log softmax: sum of g).
 enum SoftmaxParameter { kPivot, kInverse, kDot };
 
 }  // namespace safeops::cpu

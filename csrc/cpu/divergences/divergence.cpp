@@ -175,7 +175,7 @@ enum { kValue, kOfY, kTermStates };
 
 template <class C>
 void prepare_numbers(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
-  for (int i = 0; i <= kMeanX; ++i) {  // the last input is 1 if the row is kept, else 0
+  for (int i = 0; i <= kMeanX; ++i) {  // the last row_input is 1 if the row is kept, else 0
     C* to = parameters[i == kMeanX ? kKept : i];
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) to[r] = static_cast<C>(row_inputs[i][r]);

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// log(1 - e^x), x < 0.  d(log(1 - e^x)) = g e^x / (e^x - 1)
+// value = log(1 - e^x) for x <= -eps, else log(eps);  slope = g e^x / (e^x - 1)
 template <class C>
 struct Log1mexp {
   static constexpr double most = 800;

@@ -5,8 +5,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// a^b; 0 where it is not a real number; saturated where it does not fit the output dtype. Both slopes are 0 in these
-// cases, and for a = 0 where b < 1.  da = g b a^(b-1),  db = g a^b log a for a > 0, else 0.
+// value = a^b: 0 where it is not a real number, saturated where it does not fit the output dtype. da = g b a^(b-1); db
+// = g a^b log a for a > 0, else 0. Both da and db are 0 where the value is replaced as above, and for a = 0 where b <
+// 1.
 template <class C>
 struct SafePow {
   C largest, overflow;
