@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-// gcc warns that the ABI of vectors passed by value depends on the instruction set; all such calls are inlined.
+// gcc warns that the ABI of vectors passed by value depends on the instruction set. All such calls are inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace safeops::cpu {

@@ -10,7 +10,7 @@ constexpr int64_t kBlock = 64;      // additions to one accumulator, at most
 constexpr int64_t kColumns = 4096;  // accumulators, at most
 
 // A loop over a row of `period` values takes whole registers, since gcc would take a remainder value by value. The
-// values beyond the row belong to the next row; they go to kPad extra accumulators, which nobody reads.
+// values beyond the row belong to the next row; their sums go to kPad extra accumulators, which nobody reads.
 constexpr int64_t kPad = 64;    // values in the widest register in a loop over bytes
 constexpr int64_t kLanes = 16;  // values in the widest register in a loop over floats
 

@@ -44,7 +44,7 @@ void store_loop(const void* src, void* dst, int64_t n) {
 // intrinsics.
 #ifdef SAFEOPS_X86
 
-// The intrinsics are the zero-masked ones, since gcc 12 warns of uninitialised values inside the plain ones.
+// These are the zero-masked intrinsics, since gcc 12 warns of uninitialised values inside the plain ones.
 SAFEOPS_AVX512 void load_half_avx512(const void* src, void* dst, int64_t n) {
   const uint16_t* s = static_cast<const uint16_t*>(src);
   float* d = static_cast<float*>(dst);

@@ -29,7 +29,8 @@ inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
 inline float widen(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// Normal numbers are converted by rescaling the exponent, subnormal ones by a subtraction (M. Dukhan's FP16 library).
+// Normal numbers are converted by rescaling the exponent, subnormal numbers by a subtraction (M. Dukhan's FP16
+// library).
 inline float widen(Half x) {
   const uint32_t w = static_cast<uint32_t>(x.bits) << 16;
   const uint32_t sign = w & 0x80000000u;
@@ -50,7 +51,7 @@ template <> struct Narrow<double> {
   static double from(double x) { return x; }
 };
 
-// double -> float, rounded to odd: rounding this to half or bfloat16 gives the same bits as rounding the double once.
+// Rounds a double to float, to odd. Rounding the result to half or bfloat16 gives the bits of rounding the double once.
 inline float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const double back = nearest;
@@ -62,7 +63,7 @@ inline float round_to_odd(double x) {
 template <> struct Narrow<BFloat16> {
   static BFloat16 from(float x) {
     const uint32_t bits = bit_cast<uint32_t>(x);
-    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;  // rounds to nearest, ties to even
     return {static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40u : rounded)};
   }
   static BFloat16 from(double x) { return from(round_to_odd(x)); }

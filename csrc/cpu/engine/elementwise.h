@@ -28,8 +28,8 @@ struct Slopes { C first, second, third = 0; };
 template <class C>
 using Loop = void (*)(const void* op, const Chunk<C>& chunk);
 
-// A run of n contiguous elements in their stored dtypes; n may exceed kChunk. A loop that computes little reads it
-// instead of a Chunk, since copies to the buffers would take longer than the memory traffic.
+// A run of n contiguous elements in their stored dtypes; n may exceed kChunk. A loop that computes little reads it in
+// place of a Chunk: copying the elements to a Chunk's buffers would take longer than the memory traffic.
 struct Stored {
   int64_t n;
   const void* in[kMaxInputs];
@@ -44,7 +44,7 @@ struct Stored {
 template <class C>
 using StoredLoop = void (*)(const void* op, const Stored& run, C* const* out);
 
-// Inputs and mask of a loop; shared by the elementwise loop and the reductions.
+// The inputs and the mask of a loop, for elementwise loops and reductions.
 template <class C>
 struct Inputs {
   int count = 0;
@@ -58,16 +58,16 @@ struct Inputs {
     masked = true;
   }
 
-  // Elements per chunk of a reduction: as many as fit the L1 cache with all operands' buffers, so that fixed costs
-  // count little. Several operands that are read in place are prefetched, which needs short chunks (kFine); one operand
-  // alone is faster in long chunks.
+  // Elements per chunk of a reduction: as many as fit the L1 cache together with all operands' buffers, so that fixed
+  // costs count little. Several operands that are read in place are prefetched, which needs short chunks (2 kFine).
+  // One operand alone is faster in long chunks.
   int64_t step() const {
     if (count >= 2) return direct() ? 2 * kFine : kChunk / 2;
     return sizeof(C) <= 4 ? kChunk : kChunk / 2;
   }
 
-  // Elements of a row that are summed before the sum is added to a double. Unlike step(), unit() does not depend on the
-  // operands' dtypes and layouts, so neither do the bits of the result.
+  // Elements of a row that are added up before their sum is added to a double. Unlike step(), unit() does not depend on
+  // the operands' dtypes and layouts, so the bits of the result do not either.
   int64_t unit() const { return count >= 2 || sizeof(C) > 4 ? 2 * kFine : kChunk; }
 
   // True if all operands are read in place, none through a buffer.
@@ -91,7 +91,7 @@ struct Inputs {
     return true;
   }
 
-  // Each thread has buffers of its own.
+  // The buffers of one thread.
   struct Buffers {
     alignas(64) C values[kMaxInputs][kBuffer];
     alignas(64) uint8_t mask[kBuffer];

@@ -60,12 +60,12 @@ inline double exp_nonpositive(double x) {
   return select_or_zero(!(x < -746.0), e * power * 0x1p-64);
 }
 
-// ---- for sums of exponentials and probabilities; T is a number or a register of numbers
+// ---- For sums of exponentials and probabilities. T is a number or a GNU vector of numbers.
 
 namespace detail {
 
-// e^x = 2^n 2^f with n = round(t), t = x / ln 2. Rounding 1 / ln 2 changes e^x by |x| 1.3e-8, less than the rounding of
-// x itself does, and saves a subtraction. The low bits of `shifted` are n + kBias.
+// Returns e^x / 2^n, with e^x = 2^n 2^f, n = round(t) and t = x / ln 2 = n + f. Rounding 1 / ln 2 changes e^x by |x|
+// 1.3e-8, less than the rounding of x itself does, and saves a subtraction. The low bits of `shifted` are n + kBias.
 template <int kBias, class T>
 inline T exp2_reduced(const T& x, T& shifted) {
   if constexpr (std::is_same_v<ElementOf<T>, float>) {
@@ -91,7 +91,7 @@ inline T exp_raised(const T& x) {
   constexpr int kLeast = std::numeric_limits<C>::min_exponent - 1 - kRaise;
   T shifted;
   const T e = detail::exp2_reduced<std::numeric_limits<C>::max_exponent - 1 + kRaise>(x, shifted);
-  // 2^n is a factor: added to the exponent bits of e, n would turn a NaN into a number.
+  // 2^n is a factor of its own: if n were added to the exponent bits of e, a NaN would become a number.
   const T power = bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(shifted) << (std::numeric_limits<C>::digits - 1)));
   return zero_where(x < C(kLeast * 0x1.62e42fefa39efp-1), T(e * power));
 }
@@ -101,7 +101,7 @@ inline T exp_raised(const T& x) {
 template <class C>
 constexpr int kLowest = std::numeric_limits<C>::digits;
 
-// e^x as a term of a sum that contains a 1: terms too small to be normal numbers may become 0.
+// Returns e^x, x <= 0, for a sum that contains a 1: terms too small to be normal numbers may become 0.
 template <class T>
 inline T exp_term(const T& x) {
   return exp_raised<0>(x);

@@ -34,7 +34,7 @@ struct Order {
   }
 };
 
-constexpr int64_t kAhead = 1536;  // elements that a loop over consecutive chunks prefetches ahead; 2^n would alias
+constexpr int64_t kAhead = 1536;  // elements by which loops over chunks prefetch ahead; a power of two would alias
 
 constexpr int64_t kNever = INT64_MAX;  // no prefetch: for loops that compute so long that the hardware's suffices
 
@@ -94,7 +94,7 @@ struct Source : Operand {
   }
 };
 
-// An operand to write. A loop writes its values at `target`, then `commit` stores them.
+// An operand that is written. A loop writes its values at `target`; then `commit` stores them in the tensor.
 template <class C>
 struct Sink : Operand {
   void bind(const View& view, const Shape& shape, const Order& order);

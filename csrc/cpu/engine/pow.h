@@ -1,4 +1,5 @@
-// pow and its derivatives, through a logarithm with more digits than the type has. The rules at the top of math.h hold.
+// pow and its derivatives, through a logarithm with more digits than the type has. The rules at the head of math.h
+// hold.
 #pragma once
 
 #include "cpu/engine/math.h"
@@ -42,7 +43,7 @@ SAFEOPS_INLINE Twice log_wide(double x) {
   return sum(total.hi, total.lo + (w2 + base2));
 }
 
-// exp(x + lo) for any x
+// Returns exp(x + lo) for any x; `lo` is much smaller than x.
 SAFEOPS_INLINE double exp_twice(double x, double lo) {
   const bool inside = std::fabs(x) < 800;
   return exp_sum(at_least(at_most(x, 800.0), -800.0), select_or_zero(inside, lo));
@@ -115,7 +116,7 @@ struct Power {
   SAFEOPS_INLINE C base_slope(C g_) const {
     const double g = g_;
     double inside = g * select(inner.lower_power == 0, 1.0, double(y)) * inner.lower_power;
-    if constexpr (sizeof(C) == 8)  // a^(y - 1) may overflow where its product with g does not
+    if constexpr (sizeof(C) == 8)  // a^(y - 1) may overflow, but its product with g not
       inside = select(std::fabs(inner.lower_power) == kInf, g * y * inner.power / a, inside);
     C lower_power = select(edge, at_edge(a, y - 1), static_cast<C>(inner.lower_power));
     lower_power = select(x == x, lower_power, select(y == 1, C(1), x));
@@ -144,7 +145,7 @@ struct Power {
     return select(y == 0, C(1), select(y == y, limit, y));
   }
 
-  // Returns -magnitude if x is negative and `wanted`, else magnitude.
+  // Returns -magnitude if x is negative and `wanted` is true, else magnitude.
   SAFEOPS_INLINE C flip(C magnitude, bool wanted) const {
     using Bits = BitsOf<C>;
     const Bits sign = static_cast<Bits>(bit_cast<Bits>(x) & bit_cast<Bits>(C(-0.0)));

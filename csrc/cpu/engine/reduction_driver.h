@@ -54,7 +54,7 @@ constexpr int64_t kHeldStates = 4096;  // states that a thread holds before it w
 struct States {
   double* value;
   double* weight;
-  double* second;  // such as a variance's sum of squared deviations
+  double* second;  // a second sum, such as a variance's sum of squared deviations
   int64_t* count;
 
   States from(int64_t i) const {
@@ -150,7 +150,7 @@ struct ReductionDriver {
   // Long rows and columns are cut into slices for several threads: at most kMaxSlices slices, each of at least kSlice
   // elements (rows) or kMinRows rows (columns).
   static constexpr int64_t kSlice = 32768;  // elements of a row
-  static constexpr int64_t kMinRows = kChunk / 4 + 1;  // rows of columns: kChunk / 2 rows, as in run_short, are not cut
+  static constexpr int64_t kMinRows = kChunk / 4 + 1;  // rows of columns: run_short's kChunk / 2 rows are not cut
   static constexpr int64_t kMaxSlices = 256;
   static constexpr int64_t kColumns = Accumulator::kColumns, kBlock = Accumulator::kBlock;
   static constexpr int64_t kFewColumns = 64;
@@ -183,7 +183,7 @@ struct ReductionDriver {
   // many outer indices as fit.
   void run_short() const {
     const int64_t each = r.reduced * r.inner, most = r.inputs.step() / each;
-    const int64_t groups = most >= 4 ? most / 4 * 4 : std::max<int64_t>(1, most);  // they are transposed four by four
+    const int64_t groups = most >= 4 ? most / 4 * 4 : std::max<int64_t>(1, most);  // transposed in fours
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
       Worker s(accumulator, r.inputs);
       const StateBuffer held_states(accumulator, std::min(kHeldStates, r.outer * r.inner));
@@ -216,7 +216,7 @@ struct ReductionDriver {
       const StateBuffer held_states(accumulator, partial ? 0 : std::min(kHeldStates, r.outer * r.inner));
       int64_t held = 0;
       for (int64_t task = begin; task < end; ++task) {
-        const bool rows = slices * tiles == 1;  // there may be many short rows, too short for the divisions below
+        const bool rows = slices * tiles == 1;  // many short rows have no time for the divisions below
         const int64_t slice = rows ? 0 : task % slices;
         const int64_t tile = rows ? 0 : task / slices % tiles;
         const int64_t outer = rows ? task : task / slices / tiles;

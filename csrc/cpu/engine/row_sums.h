@@ -29,7 +29,7 @@ inline void add_vector(V& sum, const T* from) {
 
 template <class T, class S, class V>
 inline S sum_vector(const V& vector) {
-  if constexpr (sizeof(T) == 1) {  // bytes <= 31: as 16-bit numbers they are added without overflow
+  if constexpr (sizeof(T) == 1) {  // bytes are <= 31 each: as 16-bit numbers they are added without overflow
     constexpr uint64_t kLow = 0x00FF00FF00FF00FF;
     constexpr int kWords = sizeof(V) / 8;
     uint64_t words[kWords], sum = 0;
@@ -114,7 +114,7 @@ void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
     for (g = 0; g < groups; ++g) out[g] = static_cast<S>(values[g]);
     return;
   }
-  for (; g + 8 <= groups; g += 8) {  // eight rows side by side hide each other's latency
+  for (; g + 8 <= groups; g += 8) {  // eight rows at a time: their additions overlap
     const T* row = values + g * reduced;
     S sum[8] = {};
     for (int64_t r = 0; r < reduced; ++r)

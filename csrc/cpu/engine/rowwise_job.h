@@ -13,7 +13,7 @@ constexpr int64_t kTile = 32768;        // values of a group of rows that stays 
 constexpr int64_t kWidth = 256;         // interleaved rows of a group, at most
 constexpr int64_t kNarrow = 64;         // interleaved rows of a group, at least, if rows are long
 constexpr int64_t kPieceValues = 4096;  // values of a piece of interleaved or several rows: keeps fixed costs low
-constexpr int64_t kHeight = kPieceValues / kWidth;  // height of a piece of long interleaved rows, however few rows
+constexpr int64_t kHeight = kPieceValues / kWidth;  // values per row in a piece of long interleaved rows
 constexpr int64_t kSegment = 4096;      // values of a row that are reduced to one state, on one thread or several
 constexpr int64_t kRows = std::max(kWidth, kChunk / kShortestRun);
 constexpr int64_t kTransposed = 32;     // contiguous rows shorter than this are transposed
@@ -111,7 +111,7 @@ struct Rowwise<C>::Job {
       bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // a constant's buffer holds kChunk values
       for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
       if (!constant && r.source_[0].kind == Kind::kConvert) row_piece = loops.converted_piece;
-      group_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several only if rows are uncut
+      group_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several if rows are uncut
       tiles = (r.outer_ + group_rows - 1) / group_rows;
       piece_height = 0;
     }

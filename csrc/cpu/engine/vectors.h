@@ -6,8 +6,8 @@
 
 namespace safeops::cpu {
 
-// Contiguous elements. x: null if they are only counted. keep: bytes of 0 and 1; null if all are kept. w: weights, 0
-// where an element is not kept; null without weights.
+// Contiguous elements. x: their values; null if they are only counted. keep: bytes of 0 and 1; null if all are kept. w:
+// their weights, 0 where an element is not kept; null if there are no weights.
 template <class C>
 struct Elements {
   const C* x;
@@ -121,7 +121,7 @@ template <class C, int kBytes, bool kKeep, bool kWeight, class F = Unchanged>
 double sum_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;
   using V = typename R::V;
-  constexpr int64_t most = 64 * R::kLanes;  // 16 additions to a lane, then double
+  constexpr int64_t most = 64 * R::kLanes;  // 16 additions to a lane; the lanes are then added to a double
   double sum = 0;
   for (int64_t i = 0; i < n; i += most) {
     V s[4] = {};

@@ -1,5 +1,5 @@
 // Shared by sums, means and pointwise losses: the loop that computes the term of each kept element, and the factor of
-// their gradients.
+// the gradients.
 #pragma once
 
 #include "cpu/engine/reduction.h"
@@ -54,10 +54,10 @@ Loop<C> pick_value(bool mask, bool weight) {
   return weight ? pick<&value_loop<C, F, false, true>>() : pick<&value_loop<C, F, false, false>>();
 }
 
-// A StoredSum, for losses of so few instructions that memory bandwidth decides their time.
+// A StoredSum, for losses with so few instructions that memory bandwidth decides their time.
 template <class C, class F, class S, bool kMask>
 void stored_sum(const void* op, const Stored& run, double& value, int64_t& count) {
-  constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane, then double
+  constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane; the lanes are then added to doubles
   const F f = *static_cast<const F*>(op);
   const S *x = run.input<S>(0), *y = run.input<S>(1), *z = run.input<S>(2);
   const uint8_t* mask = run.mask;
@@ -107,15 +107,16 @@ struct Identity {
   C value(C x, C) const { return x; }
 };
 
-// in: [weight], x;  out: w x, kept weights
+// Returns the loop with in: [weight], x;  out: w x, kept weights.
 template <class C>
 Loop<C> pick_selection(bool mask, bool weight);
 
-// in: c, [weight];  out: slopes, replaced by the gradients c w slope. flat: a slope of 0 gives 0, whatever c is.
+// Returns the loop with in: c, [weight];  out: slopes, which it replaces by the gradients c w slope. flat: a slope of 0
+// gives gradient 0, whatever c is.
 template <class C>
 Loop<C> pick_scale(bool flat, bool mask, bool weight);
 
-// A weight in float64 makes the loop run in double, since it may be too small or too large for fp32.
+// True if the loop must run in double: a float64 weight may be too small or too large for fp32.
 inline bool in_double(const std::optional<Tensor>& weight) { return weight && dtype_of(*weight) == DType::kDouble; }
 
 // The factor grad / denominator of a gradient. It takes one division if both are single numbers, else one for each

@@ -1,5 +1,5 @@
-// Weighted sums over windows, one dim at a time. A row is several arrays side by side, `step` elements apart. The loops
-// take two vectors at once and may write that far beyond n; rows have room for it.
+// Weighted sums over windows, one dim at a time. A row has several arrays, which start `step` elements apart. The loops
+// take two vectors at once, so they may write that far beyond n; rows have room for it.
 #pragma once
 
 #include "cpu/engine/vectors.h"

@@ -11,14 +11,14 @@ namespace safeops::cpu {
 
 constexpr int64_t kTaskPixels = 65536;  // pixels of a task, approximately
 
-// Words of a mask: all bits are set where an element is kept.
+// Words of a mask, one for each element: all bits are set if the element is kept, else none.
 template <class C>
 using Keep = const BitsOf<C>*;
 
 template <class C>
 C kept(C x, BitsOf<C> keep) { return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep)); }
 
-// Widens mask bytes to words, once for all neighbours: for bytes gcc would use half of each register. Returns the
+// Expands mask bytes to words, once for all neighbours: with bytes, gcc would use half of each register. Returns the
 // number of kept elements.
 template <class C>
 int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
@@ -31,7 +31,7 @@ int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
   return count;
 }
 
-// n pixels, and their mask (null: all are kept).
+// A run of n pixels and their mask (null: all are kept).
 template <class C>
 struct PixelPiece {
   int64_t image, at, n;  // at: the first pixel's index in the walk
@@ -60,7 +60,7 @@ struct PixelRows {
   Order order;
   int64_t images, pixels;  // pixels: elements of an image
   int64_t row, rows, block, blocks;  // elements of a row; rows of an image, of a task; tasks of an image
-  Dim dims[kMaxDims];  // the spatial dims, that of the row first
+  Dim dims[kMaxDims];  // spatial dims, first the dim along the row
   int ndims = 0;
   bool masked, in_place;  // in_place: rows are read in place; otherwise they are walked in strips of kChunk columns
   Source<C> x;
@@ -121,7 +121,7 @@ struct PixelRows {
 
   Neighbours<C> neighbours(const PixelPiece<C>& p, int k, Buffers& buffers) const {
     const int64_t step = dims[k].step, at = p.at - p.image * pixels;
-    if (k == 0) {  // along the row: only its first pixels have none before, only its last none after
+    if (k == 0) {  // neighbours along the row: its first pixels have none before, its last none after
       const int64_t from = at % row;
       Neighbours<C> y{std::clamp<int64_t>(step - from, 0, p.n), std::clamp<int64_t>(row - step - from, 0, p.n)};
       if (p.n == row) {

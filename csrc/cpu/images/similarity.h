@@ -1,4 +1,4 @@
-// 1 - SSIM (common/similarity.h) of a row of windows.
+// 1 - SSIM (common/similarity.h) of each window in a row.
 #pragma once
 
 #include "common/similarity.h"

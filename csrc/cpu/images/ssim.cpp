@@ -1,5 +1,5 @@
-// 1 - SSIM of windows, and their contrast' (common/similarity.h).
-// I/O: read x, y, mask; write the map, or a few numbers.
+// 1 - SSIM of windows, and their contrast' (common/similarity.h defines both). I/O: read x, y, mask; write the map, or
+// a few numbers.
 #include <tuple>
 
 #include "common/reducer.h"
@@ -33,7 +33,7 @@ void sum_loop(const C* values, int64_t n, double* sum) {
 template <class C>
 struct Forward {
   const Images<C>& images;
-  const Sink<C>* map;  // the map of SSIM or 1 - SSIM; null if `sums` are computed
+  const Sink<C>* map;  // output: the map of SSIM or of 1 - SSIM; null if `sums` are computed
   bool similarity;
   double* sums;
   Moments<C> moments;

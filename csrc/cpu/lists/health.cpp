@@ -1,7 +1,6 @@
-// _health_ writes a row of statistics (common/health.h) for each tensor of a list; _pick_ reads the values of tensors
-// at the index in a row's kFirst. Values are read as bit patterns, whose order without the sign bit is that of the
-// magnitudes.
-// I/O: read each tensor once.
+// _health_ writes a row of statistics (common/health.h) for each tensor of a list. _pick_ reads the values of tensors
+// at the index that a row's kFirst gives. Values are read as bit patterns: without the sign bit, these are ordered as
+// the magnitudes. I/O: read each tensor once.
 #include <array>
 
 #include "common/health.h"
@@ -18,7 +17,7 @@ constexpr int64_t kSingleThread = 1 << 20;
 
 using Row = std::array<int64_t, kHealthColumns>;
 
-// The type in which bits are compared: every instruction set can compare signed integers.
+// The type in which bits are compared: every instruction set compares signed integers.
 template <class Bits>
 using Signed = std::make_signed_t<Bits>;
 
@@ -34,11 +33,11 @@ struct Limits {
 
 template <class Bits>
 struct Finite {
-  Signed<Bits> zero, tiny, normal, largest;  // counts of 0, at most 2^-25, below 2^-14; the largest magnitude
+  Signed<Bits> zero, tiny, normal, largest;  // numbers of values that are 0, <= 2^-25, < 2^-14; the largest magnitude
 };
 template <class Bits>
 struct Special {
-  Signed<Bits> nan, inf, minus_inf, largest;  // counts; the largest finite magnitude
+  Signed<Bits> nan, inf, minus_inf, largest;  // numbers of NaN, inf, -inf; the largest finite magnitude
 };
 
 template <class Bits>
