@@ -52,8 +52,8 @@ void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const ui
   }
 }
 
-// The upstream gradient, with respect to each window (no reduction), to the sums of each plane, or to the mean or sum of
-// all windows.
+// The upstream gradient: with respect to each window (no reduction), to the sums of each plane, or to the mean or sum
+// of all windows.
 template <class C>
 struct Upstream {
   bool by_window;

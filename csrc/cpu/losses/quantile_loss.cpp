@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// (1 - quantile) d where d > 0, else quantile |d|;  d = x - y. Where the factor is 0, an infinite d costs 0.
+// value = (1 - quantile) d where d > 0, else quantile |d|;  d = x - y. Where the factor is 0, an infinite d costs 0.
 template <class C>
 struct Quantile {
   C over, under;

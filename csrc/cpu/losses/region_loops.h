@@ -105,7 +105,7 @@ inline void add_pairs(int64_t n, const Load& load, double* sums) {
   }
 }
 
-// Loads elements [i, n) of x, at most a register of them, padded with `rest`.
+// Loads elements [i, n) of x, at most one register, and fills the rest of the register with `rest`.
 template <class V, class T>
 inline void load_padded(const T* x, int64_t i, int64_t n, T rest, V& vector) {
   constexpr int64_t lanes = sizeof(V) / sizeof(T);
@@ -219,7 +219,7 @@ inline void pair_gradient_loop(const uint16_t* other, int64_t n, double g_produc
   if (n % 2) dx[n - 1] = Narrow<BFloat16>::from(slope(static_cast<uint32_t>(other[n - 1]) << 16)).bits;
 }
 
-// True if |x| < 2^14, and x and its parts in pair_gradient_loop are normal fp32 numbers or 0.
+// True if x is 0 or 2^-70 < |x| < 2^14: then the parts of x in pair_gradient_loop are normal fp32 numbers or 0.
 inline bool is_moderate(double x) { return x == 0 || (std::fabs(x) < 0x1p+14 && std::fabs(x) > 0x1p-70); }
 
 // Does what gradient_loop does for class c, if the target is class indices. Without squares dx takes only two values

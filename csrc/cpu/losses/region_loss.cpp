@@ -45,7 +45,7 @@ struct Region {
 };
 
 struct Regions {
-  View sums;  // (kSums, N, C)
+  View sums;  // the sums of region_sums.cpp, (kSums, N, C)
   const OptionalTensor &weight, &denominator;
   OptionalNumber divisor;
   int64_t reduction;
@@ -152,7 +152,7 @@ std::tuple<Tensor, Tensor> region_loss_backward(const Tensor& grad, const Tensor
   double* out = need_sums ? reinterpret_cast<double*>(View(of_sums).data) : nullptr;
   const auto weight_slopes = std::make_unique<double[]>(C);
 
-  double upstream = dims ? 0 : read_scalar(g), of_divisor = 0;  // of_divisor: a weight's gradient through the divisor
+  double upstream = dims ? 0 : read_scalar(g), of_divisor = 0;  // of_divisor: a weight's gradient by way of the divisor
   if (reduction == kMean) {
     const Regions::Mean mean = all.reduced();
     upstream /= mean.by;
@@ -164,7 +164,7 @@ std::tuple<Tensor, Tensor> region_loss_backward(const Tensor& grad, const Tensor
     if (dims) upstream = element(g, c * g.strides[dims - 1] + (dims == 2 ? n * g.strides[0] : 0));
     if (r.kept) weight_slopes[c] += upstream * r.loss() + of_divisor;
     if (!out) continue;
-    const bool live = r.kept && r.sloped;  // else the gradient is 0, for any upstream gradient
+    const bool live = r.kept && r.sloped;  // if false, the gradient is 0 for any upstream gradient
     // (1) d loss/d numerator = -w / total,  (2) d loss/d total = w numerator / total^2
     const double of_numerator = live ? -(r.weight * upstream) / r.total : 0;
     const double of_total = live ? -of_numerator * (r.numerator / r.total) : 0;

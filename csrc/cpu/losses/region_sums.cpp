@@ -73,8 +73,8 @@ struct Sum {
   void finish(const Tile&) const {}
 };
 
-// Computes out (kSums, N, C). The tasks' partial sums are added in the order of the pixels, whatever the threads did.
-// Returns false if a class index is out of range.
+// Computes out (kSums, N, C). The tasks' partial sums are added in the order of the pixels, whatever the threads did,
+// so the bits are repeatable. Returns false if a class index is out of range.
 template <class C>
 bool forward(const Regions<C>& r, bool squared, double* out) {
   const std::unique_ptr<double[]> partials(new double[r.images * r.blocks * r.groups * r.group * kSums]());

@@ -1,7 +1,7 @@
-// The walk over pixels, targets and masks that forward and backward of the region losses share.
+// The walk over pixels, targets and masks, which forward and backward of the region losses share.
 //
 // A task is a block of pixels of a few classes of one image, or of all classes if the classes are innermost in memory.
-// It is walked in tiles. A tile's class indices are read once for all classes, and never become a one-hot tensor.
+// A task is walked in tiles. A tile's class indices are read once for all classes, and are never expanded to one-hot.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@
 namespace safeops::cpu {
 
 constexpr int64_t kTaskElements = 65536;  // elements of a task, approximately
-constexpr int64_t kMaxBlocks = 1024;      // blocks of an image
+constexpr int64_t kMaxBlocks = 1024;      // blocks of an image, at most
 
 // ---- loops over class indices
 
-// Converts indices to int32; those that do not fit become `replacement`. The loop is separate from keep_loop, because
-// gcc does not vectorise a loop over both widths and mask bytes, which is three times slower.
+// Converts indices to int32; indices that do not fit become `replacement`. The loop is separate from keep_loop: gcc
+// does not vectorise a loop over both 64-bit indices and mask bytes, which would take three times as long.
 inline void index_loop(const int64_t* index, int64_t n, int32_t replacement, int32_t* to) {
   int64_t overflow = 0;
   _Pragma("omp simd reduction(| : overflow)")
@@ -69,13 +69,13 @@ int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRul
 
 // ---- the walk
 
-// n elements of one region: prediction and target (null: not wanted), or class indices, -1 where not kept.
+// n elements of one region. Prediction and target (null: not wanted); or class indices, -1 where a pixel is not kept.
 template <class C>
 struct Pixels {
   int64_t n;
   const C *p = nullptr, *t = nullptr;
   const IndexOf<C>* index = nullptr;
-  const uint8_t* keep = nullptr;  // the mask where the target is not indices; null: all are kept
+  const uint8_t* keep = nullptr;  // mask, if the target is not indices; null: all are kept
   int64_t kept = 0;               // with indices: kept pixels that no earlier Pixels of this tile and class counted
 };
 
@@ -86,13 +86,13 @@ struct Regions {
   Shape shape;  // (N, C, d1, ...)
   Grid grid;
   int64_t images;
-  int64_t block, blocks, group, groups;  // block, group: pixels and classes of a task; blocks, groups: their numbers
+  int64_t block, blocks, group, groups;  // block, group: pixels and classes of a task; blocks, groups: how many
   bool indexed, masked = false, by_pixel = false;  // by_pixel: the mask is the same for all classes
   IndexRules rules;
   TileSource<C> input, target;
   Source<uint64_t> index;  // walked over pixels without classes; so is the mask if by_pixel
   Source<uint8_t> mask;
-  const char* exists = nullptr;  // bools, one per class
+  const char* exists = nullptr;  // bools, one per class: the class has sums and gradients
   int64_t exists_stride = 0;
 
   Regions(const View& x, const View& y, const OptionalTensor& mask_, const OptionalTensor& exists_,
@@ -144,7 +144,7 @@ struct Regions {
     parallel(images * blocks * groups, block * group, [&](int64_t begin, int64_t end) {
       const auto buffers = std::make_unique<Buffers>(grid, indexed);
       Work work = start();
-      // Memory that is read in place needs no short pieces: the hardware prefetches runs as long as a tile.
+      // Memory that is read in place needs no short pieces: the hardware's prefetcher follows runs as long as a tile.
       const bool in_place = work.in_place() && (!masked || by_pixel);
       const int64_t piece = in_place && !grid.channels_last ? grid.tile : grid.piece;
       input.prime(buffers->p), target.prime(buffers->t);

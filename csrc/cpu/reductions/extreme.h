@@ -159,7 +159,7 @@ struct Extreme {
     void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {
       C best;
       if (best_row_(e, n, &best)) best = std::numeric_limits<C>::quiet_NaN();
-      if (best < row_best_) return;  // ties are counted only in chunks that reach the maximum, which are few
+      if (best < row_best_) return;  // it has no ties; most chunks stay below the maximum
       join(row_best_, row_ties_, static_cast<double>(best), ties_row_(e, n, best));
     }
 

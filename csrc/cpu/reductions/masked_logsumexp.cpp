@@ -1,5 +1,5 @@
-// log sum w exp(x) = max + log sum w exp(x - max). max is the largest kept element so far, so no exponential overflows.
-// I/O: forward reads x, mask, weight once.
+// log sum w exp(x) = max + log sum w exp(x - max). max is the largest kept element so far, so that no exponential
+// overflows. I/O: forward reads x, mask, weight once.
 #include "cpu/engine/exp.h"
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
@@ -37,7 +37,7 @@ void exponentials_loop(const Elements<C>& e, int64_t n, C maximum, C* out) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     const C x = e.x[i];
-    C term = exp_(select(x == maximum, C(0), x - maximum));  // where both are inf, their difference would be NaN
+    C term = exp_(select(x == maximum, C(0), x - maximum));  // if both are inf, their difference would be NaN
     if constexpr (kWeight) term *= e.w[i];
     if constexpr (kKeep) term = select_or_zero(e.keep[i] != 0, term);
     out[i] = term;
@@ -81,7 +81,7 @@ void join_loop(double* maximum, double* sum, const double* other, const double* 
   for (int64_t i = 0; i < n; ++i) join(maximum[i], sum[i], other[i], more[i]);
 }
 
-// ---- the accumulator. value: the maximum; second: sum w exp(x - maximum)
+// ---- The accumulator. value: the maximum; second: sum w exp(x - maximum)
 
 template <class C>
 struct LogSumExp {

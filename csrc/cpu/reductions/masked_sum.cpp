@@ -1,6 +1,6 @@
-// masked_sum is sum w x over the kept elements; masked_mean divides it by their count (by sum w with weights). They
-// share a backward, to which the mean passes the denominator.
-// I/O: forward reads x, mask, weight once; backward reads mask, writes dx.
+// masked_sum is sum w x over the kept elements. masked_mean divides it by their count, or by sum w if there are
+// weights. They share a backward, to which the mean passes the denominator. I/O: forward reads x, mask, weight once;
+// backward reads mask, writes dx.
 #include <vector>
 
 #include "cpu/engine/weighted_sum.h"
@@ -60,7 +60,7 @@ void backward(const Shape& shape, const ReducedDims& dims, bool keepdim, const T
   work.run(pick_gradient<C>(mask.has_value(), weight.has_value()), nullptr);
 }
 
-// Returns (sum or mean of the kept elements, denominator); the denominator is their count, or the sum of their weights.
+// Returns (sum or mean of the kept elements, denominator). The denominator is their count, or the sum of their weights.
 std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
                                             bool empty_nan, const std::optional<ScalarType>& dtype) {

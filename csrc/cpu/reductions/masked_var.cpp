@@ -8,7 +8,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- the accumulator. value: mean; weight: sum of weights, or count; second: m2 = sum w (x - mean)^2
+// ---- The accumulator. value: mean; weight: sum of weights, or count; second: m2 = sum w (x - mean)^2
 
 template <class C>
 struct Moments {
@@ -167,7 +167,7 @@ struct Moments {
     alignas(64) double mean_[kColumns + kPad];
     alignas(64) double weight_[kColumns + kPad];
     alignas(64) double m2_[kColumns + kPad];
-    alignas(64) double joined_[kColumns + kPad];  // the number of elements that joined one by one
+    alignas(64) double joined_[kColumns + kPad];  // number of elements that joined one by one
     alignas(64) uint8_t joins_[kBuffer];
     alignas(64) uint8_t others_[kBuffer];
   };

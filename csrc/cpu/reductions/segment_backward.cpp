@@ -92,9 +92,9 @@ struct Cursor {
 // Repeats values of sequences for the rows of a chunk: each row gets the values of its own sequence.
 template <class C>
 struct Spread {
-  const C* values;  // (S, columns)
+  const C* values;  // one row per sequence, (S, columns)
   int64_t columns;
-  int64_t sequence = -1, first = -1, filled = 0;  // the buffer's only sequence or -1, its first column, its elements
+  int64_t sequence = -1, first = -1, filled = 0;  // the buffer's only sequence or -1, its first column, its size
   alignas(64) C buffer[kBuffer];
 
   const C* fetch(Cursor at, int64_t row, int64_t rows, int64_t column, int64_t width) {
@@ -147,7 +147,7 @@ struct Backward {
     const Loop<C> loop = extreme ? pick_gradient<C, true>(mask.has_value(), weight.has_value())
                                  : pick_gradient<C, false>(mask.has_value(), weight.has_value());
 
-    // A chunk is as many whole rows as it holds, or a part of one row.
+    // A chunk has as many whole rows as fit, or a part of one row.
     const int64_t width = std::min(columns, kChunk), height = kChunk / width;
     parallel((rows + height - 1) / height, height * columns, [&](int64_t begin, int64_t end) {
       typename Inputs<C>::Buffers buffers;

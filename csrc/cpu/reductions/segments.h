@@ -1,8 +1,8 @@
 // Reductions of sequences of rows: the driver, and the operands of forward and backward.
 //
 // A sequence is cut into slices of a fixed number of rows, counted from its own first row, so that the bits of its
-// result depend neither on its place nor on other sequences. The input is cut into tasks of the same number of rows; a
-// task reduces the slices that begin among its rows.
+// result depend neither on its place nor on other sequences. The input is cut into tasks of that number of rows. A task
+// reduces the slices that begin among its rows.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
   const std::vector<int64_t>& bounds;
   const int64_t segments = static_cast<int64_t>(bounds.size()) - 1, columns = r.inner;
   const int64_t width = std::max<int64_t>(1, std::min(columns, kColumns));
-  const int64_t slice = std::max(kMinSegment, Base::kSlice / width);  // rows
+  const int64_t slice = std::max(kMinSegment, Base::kSlice / width);  // rows of a slice
 
   SegmentDriver(const Reduction<C>& reduction, const Accumulator& states, const Outputs& results,
                 const std::vector<int64_t>& bounds_)
@@ -90,7 +90,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
     Held held(*this);
     for (int64_t s = 0; s < segments; ++s) {
       if (rows_of(s) <= slice) continue;
-      for_tiles([&](int64_t column, int64_t n) {  // slices are merged in this order, whatever the threads did
+      for_tiles([&](int64_t column, int64_t n) {  // merges slices in this order, whatever the threads did
         const States sum = partial(s, 0, column);
         for (int64_t k = 1; k < slices_of(s); ++k) accumulator.merge(sum, partial(s, k, column), n);
         held.write(s, column, n, sum);

@@ -9,16 +9,17 @@ namespace {
 
 enum Kind : int64_t { kLinear = 0, kEqual = 1, kExp = 2, kSign = 3, kEqualMagnitude = 4 };
 
-// True for kinds that compare x with the origin: a weight does not scale their gradient, it only drops elements if 0.
+// True for kinds that compare x with the origin. A weight does not scale their gradient: a weight of 0 drops the
+// element.
 constexpr bool compares(int kind) { return kind == kEqual || kind == kEqualMagnitude; }
 
-// d|x|/dx: 0 at 0, NaN at NaN
+// Returns d|x|/dx: 0 at 0, NaN at NaN.
 template <class C>
 inline C sign(C x) {
   return select(x > 0, C(1), select(x < 0, C(-1), x));
 }
 
-// c times the derivative of the kind. rest: the part of the origin that rounding to float lost. A kind that compares
+// Returns c times the derivative of the kind. rest: what rounding the origin to float lost. A kind that compares
 // selects c instead of multiplying it by 0, so that a NaN or inf in c reaches only the extreme elements.
 template <class C, int kKind>
 inline C times_derivative(C c, C x, C origin, C rest) {
@@ -45,9 +46,8 @@ void slope_loop(const void*, const Chunk<C>& chunk) {
   }
 }
 
-// dx where grad scale leaves the range of double. grad is multiplied last, since for a small norm grad scale may
-// overflow where dx does not. Where scale is 0, grad is ignored.
-// in: grad, scale, [weight], x, origin;  out: dx
+// Computes dx if grad scale leaves the range of double. grad is multiplied last: for a small norm, grad scale may
+// overflow where dx does not. Where scale is 0, grad is ignored. in: grad, scale, [weight], x, origin;  out: dx
 template <int kKind, bool kMask, bool kWeight>
 void extreme_slope_loop(const void*, const Chunk<double>& chunk) {
   const double *grad = chunk.in[0], *scale = chunk.in[1], *w = chunk.in[2];
@@ -161,7 +161,7 @@ bool holds_all_loop(const Range* range, const double* c, int64_t n) {
   return lost == 0;
 }
 
-// in: c, the gradient computed in a wider type, dx;  out: dx, or the wider gradient where the range does not hold c
+// in: c, the gradient from a wider type, dx;  out: dx if the range holds c, else the wider gradient
 void replace_loop(const void* op, const Chunk<double>& chunk) {
   const Range range = *static_cast<const Range*>(op);
   const double *c = chunk.in[0], *wider = chunk.in[1], *dx = chunk.in[2];
@@ -243,8 +243,9 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
 
   const double* c_values = reinterpret_cast<const double*>(slopes.data);
   const int64_t n = slopes.shape().numel();
-  // Computes dx in the narrow type, and again in the wider type if the range does not hold some c. Only outputs with
-  // such a c take the wider gradient: the c of one output must not change the bits of another.
+  // Computes dx in the narrow type. If the range does not hold some c, computes dx in the wider type, too, and takes it
+  // for the outputs with such a c. The other outputs keep the narrow gradient: the c of one output must not change
+  // their bits.
   const auto run = [&](const Range& range, const View& to, const auto& narrow, const auto& wider) {
     const bool all = pick<&holds_all_loop>()(&range, c_values, n);
     const std::optional<Tensor> other = all ? std::nullopt : std::optional(output_like(shape, x.dtype, input, x));

@@ -36,7 +36,7 @@ struct SafeRange {
 constexpr SafeRange kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
 
 // True if a kept element other than 0 is outside the range. It tests the signs of differences, because gcc compares
-// 64-byte integer registers one lane at a time, ten times slower.
+// 64-byte integer registers one lane at a time, which is ten times slower.
 template <int kBytes, bool kKeep>
 bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& range) {
   using R = Register<float, kBytes>;
@@ -54,8 +54,8 @@ bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& rang
   return any < 0;
 }
 
-// Calls one(row, p) for each of n elements in rows of `period` columns: p is the column, row.x[p] the element. A narrow
-// row needs simdlen(16): in a loop with a mask gcc would take 64 elements at once, one per byte of a register.
+// Calls one(row, p) for each of n elements, which form rows of `period` columns: p is the column, row.x[p] the element.
+// For a narrow row the loop needs simdlen(16): in a loop with mask bytes gcc would take 64 elements at once.
 template <class C, class One>
 inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
   const bool narrow = period < kPad;
@@ -171,7 +171,7 @@ class StatisticWorker {
   const Accumulator& accumulator_;
   const bool weighted_, masked_, scaled_, valued_;  // valued: there is an input x; a count has none
   const int64_t unit_;
-  int64_t count_, width_;                           // kept elements of the row; accumulators side by side
+  int64_t count_, width_;                           // kept elements of the row; number of accumulators
   int64_t column_counts_[Accumulator::kColumns + kPad];  // kept elements of each column
 
  private:

@@ -12,7 +12,7 @@ namespace {
 
 enum { kPower1, kSquares1, kPower2, kSquares2, kProducts };
 
-// x, y (rows, values)
+// Reduces a piece of rows: x and y are (rows, values).
 template <class C, int kBytes>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -33,7 +33,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
   }
 }
 
-// x, y (values, rows)
+// Reduces a piece of rows side by side: x and y are (values, rows).
 template <class C>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C xx[kChunk], yy[kChunk], xy[kChunk];
@@ -97,7 +97,7 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
     const double root1 = std::sqrt(states[kSquares1][r]), root2 = std::sqrt(states[kSquares2][r]);
     results[1][r] = saved_norm(root1, power1);
     results[2][r] = saved_norm(root2, power2);
-    // The sums stay scaled for the division, so that nothing overflows.
+    // The division takes the scaled sums, so that nothing overflows.
     const double floor1 = eps * power1, floor2 = eps * power2;
     const double divisor1 = root1 <= floor1 ? floor1 : root1, divisor2 = root2 <= floor2 ? floor2 : root2;
     const double value = states[kProducts][r] / divisor1 / divisor2;

@@ -1,5 +1,5 @@
-// y = x / max(|x|, eps) for each row; a zero row stays 0, with gradient 0.
-// I/O: forward reads x and writes y; backward reads g, x and writes dx.
+// y = x / max(|x|, eps) for each row, where |x| is the row's norm. A zero row stays 0, with gradient 0. I/O: forward
+// reads x and writes y; backward reads g, x and writes dx.
 #include "cpu/vectors/norms.h"
 
 namespace safeops::cpu {
@@ -153,7 +153,7 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
     parameters[kDot][r] = parameters[kFloored][r] != 0 ? C(0) : static_cast<C>(states[0][r]);
 }
 
-// dx = (g - y dot) / |x| with y = x / |x|, dot = sum g y
+// Returns dx = (g - y dot) / |x|, with y = x / |x| and dot = sum g y.
 template <class C>
 inline C slope_of(C g, C x, C scale, C ratio, C dot) {
   return (g - x * scale * ratio * dot) * ratio * scale;

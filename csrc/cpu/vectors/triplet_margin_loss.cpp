@@ -1,6 +1,6 @@
-// max(|a - p| - |a - n| + margin, 0) for each row of anchors, positives and negatives, and its gradients. With `swap`
-// |p - n| replaces |a - n| where it is less. A difference is x - y + eps, as in torch. Equal vectors have distance 0.
-// I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
+// max(|a - p| - |a - n| + margin, 0) for each row of anchors a, positives p and negatives n, and its gradients. With
+// `swap`, |p - n| replaces |a - n| if it is less. A difference is x - y + eps, as in torch. Equal vectors have distance
+// 0. I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
 #include "cpu/vectors/norms.h"
 
 namespace safeops::cpu {
@@ -136,7 +136,7 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
   }
 }
 
-// Results: the loss, and the distances.
+// Sets the results: the loss, and the distances.
 template <int kPairs>
 void finish(const void* data, int64_t rows, const double* const* states, double* const* results) {
   const Op& op = *static_cast<const Op*>(data);
@@ -179,7 +179,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   }
 }
 
-// factor (x - y + eps) / distance
+// Returns factor (x - y + eps) / distance; scale ratio = 1 / distance.
 template <class C>
 inline C slope_of(C x, C y, C eps, C factor, C scale, C ratio) {
   return select_or_zero(scale != 0, (x - y + eps) * scale * ratio * factor);
