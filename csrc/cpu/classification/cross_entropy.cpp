@@ -1,5 +1,5 @@
-// The forward of cross entropy, for class indices or probabilities, and of token_log_probs. I/O: read x, and q if there
-// are probabilities; for each row read its class, and write its loss and row_stats.
+// The forward of cross entropy, for class indices or probabilities, and of token_log_probs.
+// I/O: read x, and q if there are probabilities; for each row read its class, and write its loss and row_stats.
 #include "cpu/engine/math.h"
 #include "cpu/classification/cross_entropy_sums.h"
 

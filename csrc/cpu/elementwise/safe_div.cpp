@@ -1,6 +1,6 @@
 // For eps >= 0: q = a / b, or the fill value where b = 0 or |b| < eps. For eps < 0 (fill_value=None): q = a / (sign(b)
-// max(|b|, -eps)), with sign(0) = 1. A quotient of a finite a that is too large for the output dtype saturates. I/O:
-// forward reads a, b and writes q; backward reads g, a, b and writes da, db.
+// max(|b|, -eps)), with sign(0) = 1. A quotient of a finite a that is too large for the output dtype saturates.
+// I/O: forward reads a, b and writes q; backward reads g, a, b and writes da, db.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
-// 1 - SSIM of windows, and their contrast' (common/similarity.h defines both). I/O: read x, y, mask; write the map, or
-// a few numbers.
+// 1 - SSIM of windows, and their contrast' (common/similarity.h defines both).
+// I/O: read x, y, mask; write the map, or a few numbers.
 #include <tuple>
 
 #include "common/reducer.h"

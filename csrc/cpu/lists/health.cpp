@@ -1,6 +1,7 @@
 // _health_ writes a row of statistics (common/health.h) for each tensor of a list. _pick_ reads the values of tensors
 // at the index that a row's kFirst gives. Values are read as bit patterns: without the sign bit, these are ordered as
-// the magnitudes. I/O: read each tensor once.
+// the magnitudes.
+// I/O: read each tensor once.
 #include <array>
 
 #include "common/health.h"

@@ -1,5 +1,5 @@
-// The largest or smallest kept element, and 1 / the number of elements equal to it: these share the gradient. I/O:
-// forward reads x, mask, weight once.
+// The largest or smallest kept element, and 1 / the number of elements equal to it: these share the gradient.
+// I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/extreme.h"
 
 namespace safeops::cpu {

@@ -1,5 +1,6 @@
 // log sum w exp(x) = max + log sum w exp(x - max). max is the largest kept element so far, so that no exponential
-// overflows. I/O: forward reads x, mask, weight once.
+// overflows.
+// I/O: forward reads x, mask, weight once.
 #include "cpu/engine/exp.h"
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"

@@ -1,6 +1,6 @@
 // masked_sum is sum w x over the kept elements. masked_mean divides it by their count, or by sum w if there are
-// weights. They share a backward, to which the mean passes the denominator. I/O: forward reads x, mask, weight once;
-// backward reads mask, writes dx.
+// weights. They share a backward, to which the mean passes the denominator.
+// I/O: forward reads x, mask, weight once; backward reads mask, writes dx.
 #include <vector>
 
 #include "cpu/engine/weighted_sum.h"

@@ -1,5 +1,6 @@
-// Variance, standard deviation and silog_loss's square root, from three sums over the kept elements: the weights, the
-// mean and the squared deviations m2. One read gives all three, by Welford's method for whole chunks (welford_loops.h).
+// Variance, standard deviation and silog_loss's square root, from three numbers of the kept elements: the sum of their
+// weights, their mean, and the sum m2 of their squared deviations. One read gives all three, by Welford's method for
+// whole chunks (welford_loops.h).
 // I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/statistic.h"
 #include "cpu/reductions/welford_loops.h"

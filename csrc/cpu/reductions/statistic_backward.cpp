@@ -47,7 +47,8 @@ void slope_loop(const void*, const Chunk<C>& chunk) {
 }
 
 // Computes dx if grad scale leaves the range of double. grad is multiplied last: for a small norm, grad scale may
-// overflow where dx does not. Where scale is 0, grad is ignored. in: grad, scale, [weight], x, origin;  out: dx
+// overflow where dx does not. Where scale is 0, grad is ignored.
+// in: grad, scale, [weight], x, origin;  out: dx
 template <int kKind, bool kMask, bool kWeight>
 void extreme_slope_loop(const void*, const Chunk<double>& chunk) {
   const double *grad = chunk.in[0], *scale = chunk.in[1], *w = chunk.in[2];

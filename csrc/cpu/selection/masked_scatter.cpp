@@ -1,6 +1,7 @@
 // out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], where rank(i) is the number of kept
 // elements before i. The backward has two gradients: of input, where kept elements of grad become 0, and of source, the
-// kept elements of grad. I/O: read mask (twice with several threads), read input, read source, write out.
+// kept elements of grad.
+// I/O: read mask (twice with several threads), read input, read source, write out.
 #include "cpu/selection/pack.h"
 #include "cpu/selection/patterns.h"
 

@@ -1,5 +1,5 @@
-// out[..., i, ...] = input[..., index[..., i, ...], ...] along dim, or fill_value if the index is out of range. I/O:
-// read index and the elements that it names, write out. Backward: read grad and index, write dx.
+// out[..., i, ...] = input[..., index[..., i, ...], ...] along dim, or fill_value if the index is out of range.
+// I/O: read index and the elements that it names, write out. Backward: read grad and index, write dx.
 #include "cpu/selection/indexed.h"
 
 namespace safeops::cpu {

@@ -1,5 +1,5 @@
-// out[..., k, ...] = input[..., index[k], ...] along dim, or fill_value if the index is out of range. I/O: read the
-// rows that the index names, write out. Backward: read grad once, write dx once.
+// out[..., k, ...] = input[..., index[k], ...] along dim, or fill_value if the index is out of range.
+// I/O: read the rows that the index names, write out. Backward: read grad once, write dx once.
 #include "cpu/selection/indexed.h"
 #include "cpu/selection/row_copy.h"
 

@@ -1,6 +1,6 @@
 // 1 - IoU of each pair of boxes (x1, y1, x2, y2), with the additional terms of GIoU, DIoU and CIoU, and its gradients.
-// Each of the eight edges of a pair is an operand of the loop, strided over the rows. I/O: forward reads both boxes,
-// backward reads them again and writes their gradients.
+// Each of the eight edges of a pair is an operand of the loop, strided over the rows.
+// I/O: forward reads both boxes, backward reads them again and writes their gradients.
 #include <atomic>
 
 #include "cpu/engine/elementwise.h"

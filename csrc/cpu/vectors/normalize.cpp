@@ -1,5 +1,5 @@
-// y = x / max(|x|, eps) for each row, where |x| is the row's norm. A zero row stays 0, with gradient 0. I/O: forward
-// reads x and writes y; backward reads g, x and writes dx.
+// y = x / max(|x|, eps) for each row, where |x| is the row's norm. A zero row stays 0, with gradient 0.
+// I/O: forward reads x and writes y; backward reads g, x and writes dx.
 #include "cpu/vectors/norms.h"
 
 namespace safeops::cpu {

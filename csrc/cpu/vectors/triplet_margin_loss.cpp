@@ -1,6 +1,7 @@
 // max(|a - p| - |a - n| + margin, 0) for each row of anchors a, positives p and negatives n, and its gradients. With
 // `swap`, |p - n| replaces |a - n| if it is less. A difference is x - y + eps, as in torch. Equal vectors have distance
-// 0. I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
+// 0.
+// I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
 #include "cpu/vectors/norms.h"
 
 namespace safeops::cpu {
