@@ -1,6 +1,6 @@
-// Errors of allocations through the C shim. The shim drops the text of the allocator's exception, so C++ throws
-// `NoMemory`. Python recognises its text, asks torch for as many bytes again and raises torch's own error
-// (safeops/core/library.py).
+// How a failed allocation reaches the user. libtorch's C shim drops the text of the allocator's exception, so the C++
+// code throws `NoMemory`. Python (safeops/core/library.py) recognises the text of NoMemory and asks torch for as many
+// bytes again, so that torch raises its own error.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -18,7 +18,7 @@ __attribute__((weak)) const char* torch_exception_get_what();
 
 namespace safeops {
 
-// Before torch 2.13 the shim logs each exception that it catches, with all C++ frames. While a Quiet exists in any
+// Before torch 2.13 the C shim logs each exception that it catches, with all C++ frames. While a Quiet exists in any
 // thread, torch logs only fatal messages. From 2.13 on torch exports torch_exception_get_what, and Quiet does nothing.
 class Quiet {
  public:
@@ -44,7 +44,7 @@ struct NoMemory : std::runtime_error {
                            (device_type == aoti_torch_device_type_cpu() ? "cpu" : "cuda:" + std::to_string(device))) {}
 };
 
-// Bytes of a tensor of these sizes, or the largest int64 if that overflows.
+// The number of bytes of a tensor of these sizes, or the largest int64 if the product overflows.
 inline int64_t bytes_of(const int64_t* sizes, int64_t dims, int32_t dtype) {
   int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
   for (int64_t d = 0; d < dims; ++d)

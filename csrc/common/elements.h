@@ -1,4 +1,5 @@
-// Treats elements of any dtype as bit patterns: their size, new tensors, the bits of a number. Device independent.
+// Elements of any dtype, handled as bit patterns: their size, new tensors of a given tensor's dtype, and the bits of a
+// number in a dtype. Device independent.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -24,10 +25,11 @@ inline int64_t element_bytes(const Tensor& t) {
   return static_cast<int64_t>(aoti_torch_dtype_element_size(dtype_code(t)));
 }
 
-// A new contiguous tensor of t's dtype and device.
+// Returns a new contiguous tensor with t's dtype and device.
 inline Tensor new_like(const Shape& shape, const Tensor& t) { return empty_of_code(shape, dtype_code(t), t); }
 
-// A new tensor of this shape and of t's dtype and device: torch.empty_like(t) if t has this shape, else contiguous.
+// Returns a new tensor of this shape, with t's dtype and device: torch.empty_like(t) if t has this shape, else
+// contiguous.
 inline Tensor laid_like(const Shape& shape, const Tensor& t) {
   return keeps_strides(shape, View(t)) ? torch_empty_like(t, std::nullopt, dtype_code(t)) : new_like(shape, t);
 }
@@ -36,7 +38,7 @@ template <class T>
 uint64_t integer_bits(double value) {
   STD_TORCH_CHECK(value == value, "safeops: NaN does not exist in an integer dtype");
   using Limits = std::numeric_limits<T>;
-  // For 64-bit types the double of max() is rounded up to 2^63 or 2^64: `>=` still saturates all values beyond max().
+  // For 64-bit types max() becomes 2^63 or 2^64 as a double, which is one too large: `>=` saturates these values, too.
   const T integer = value >= static_cast<double>(Limits::max())   ? Limits::max()
                     : value <= static_cast<double>(Limits::min()) ? Limits::min()
                                                                   : static_cast<T>(value);

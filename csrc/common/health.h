@@ -1,5 +1,5 @@
-// `_health_` writes one row of integers for each tensor of a list (safeops/ops/lists/health.py). Here are the row's
-// columns, and the magnitudes that separate kSmall and kTiny. Device independent.
+// `_health_` writes one row of integers for each tensor of a list (safeops/ops/lists/health.py). This header names the
+// columns of such a row, and the magnitudes up to which kSmall and kTiny count. Device independent.
 #pragma once
 
 #include "dtype.h"

@@ -1,4 +1,5 @@
-// The floating dtypes' largest numbers and overflow thresholds, and the default floor of a divisor. Device independent.
+// The largest number and the overflow threshold of each floating dtype, and the default floor of a divisor. Device
+// independent.
 #pragma once
 
 #include <cmath>
@@ -27,7 +28,7 @@ inline double saturate(double x, DType type) {
   return std::copysign(limit, x);
 }
 
-// The floor of a divisor: eps, or by default the smallest normal number of the compute type.
+// Returns the floor of a divisor: eps, or by default the smallest normal number of the compute type.
 inline double floor_of(const std::optional<double>& eps, bool in_double) {
   if (eps) return *eps;
   return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();

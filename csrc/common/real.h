@@ -1,4 +1,4 @@
-// Sign, width and format of the real dtypes. Device independent.
+// The format of real dtypes: floating or not, signed or not, and the bytes of an element. Device independent.
 #pragma once
 
 #include "tensor.h"

@@ -1,4 +1,4 @@
-// How a loss over images, or over their windows, is reduced to a number. Device independent; also compiled for GPUs.
+// How the losses of images, or of their windows, are reduced to one number. Device independent; also compiled for GPUs.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,8 @@
 namespace safeops {
 
 struct Reducer {
-  // The numbers are those of REDUCTION in safeops/core/loss_reduction.py; kPlanes keeps one sum per plane.
+  // The numbers are those of REDUCTION in safeops/core/loss_reduction.py. kPlanes keeps one sum per plane, i.e. per
+  // channel of an image.
   enum Kind : int64_t { kNone, kMean, kSum, kPlanes };
   int64_t kind;
   bool empty_nan;
@@ -19,7 +20,7 @@ struct Reducer {
     if (count == 0) return empty_nan ? NAN : 0.0;
     return kind == kMean ? sum / count : sum;
   }
-  // The derivative of value() by one summand.
+  // The derivative of value() with respect to one summand.
   SAFEOPS_EVERYWHERE double slope(double count) const { return kind == kMean ? 1 / count : 1; }
 };
 

@@ -34,7 +34,7 @@ struct Shape {
   }
 };
 
-// (3, 1) and (4) -> (3, 4)
+// The shape to which a and b broadcast: (3, 1) and (4) give (3, 4).
 inline Shape broadcast(const Shape& a, const Shape& b) {
   const Shape& longer = a.ndim >= b.ndim ? a : b;
   const Shape& shorter = a.ndim >= b.ndim ? b : a;
@@ -69,7 +69,8 @@ inline void contiguous_strides(const Shape& shape, int64_t* strides) {
   }
 }
 
-// Dims to walk, innermost first, with their strides. push() merges a dim that continues the previous dim in memory.
+// A walk over the elements of a strided tensor: its dims, innermost first, with their strides. push() adds a dim; it
+// merges the new dim into the previous one if the two form one dim in memory.
 struct Walk {
   int ndim = 0;
   int64_t size[kMaxDims], stride[kMaxDims];
@@ -103,7 +104,8 @@ inline int resolve_dim(int64_t dim, int ndim) {
   return static_cast<int>(dim < 0 ? dim + span : dim);
 }
 
-// The dims that a reduction removes. count < 0 stands for dim=None; None and () both mean all dims.
+// The dims that a reduction removes. count < 0 means that the caller passed dim=None; dim=None and dim=() reduce all
+// dims.
 struct ReducedDims {
   bool reduced[kMaxDims];
 

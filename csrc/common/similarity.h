@@ -9,13 +9,14 @@
 
 namespace safeops {
 
-// The constants of a tile: the levels that were subtracted from s and d before E was taken, and c1, c2.
+// The constants of one tile of the images. level_s and level_d were subtracted from s and d before the means E were
+// taken.
 template <class C>
 struct SimilarityTerms {
   C level_s, level_d, c1, c2;
 };
 
-// Derivatives with respect to E[s], E[d], E[s^2], E[d^2].
+// The derivatives of a loss with respect to a window's moments E[s], E[d], E[s^2], E[d^2].
 template <class C>
 struct MomentSlopes {
   C s, d, ss, dd;
@@ -23,8 +24,8 @@ struct MomentSlopes {
 
 template <class C>
 struct Similarity {
-  C mean_s, mean_d;                   // with the level subtracted
-  C total_s, total_d;                 // with the level added back
+  C mean_s, mean_d;                   // E[s] and E[d] of a window, with the level subtracted
+  C total_s, total_d;                 // E[s] and E[d] with the level added back
   C luminance_scale, contrast_scale;  // 1 / (E[s]^2 + E[d]^2 + c1), 1 / (var s + var d + c2); finite: c1, c2 >= 2e-30
   C luminance, contrast;              // luminance' and contrast': 1 minus the terms of SSIM
 
@@ -44,7 +45,7 @@ struct Similarity {
 
   SAFEOPS_EVERYWHERE C loss() const { return luminance + contrast - luminance * contrast; }
 
-  // The gradient of loss_factor (1 - SSIM) + contrast_factor contrast'.
+  // Returns the derivatives of loss_factor (1 - SSIM) + contrast_factor contrast' with respect to the moments.
   SAFEOPS_EVERYWHERE MomentSlopes<C> slopes(C loss_factor, C contrast_factor) const {
     const C by_luminance = loss_factor * (1 - contrast), by_contrast = loss_factor * (1 - luminance) + contrast_factor;
     MomentSlopes<C> slope;

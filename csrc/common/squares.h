@@ -19,7 +19,7 @@ struct Squares {
     else if (size < 0x1p-480)
       small += (x * 0x1p600) * (x * 0x1p600);
     else
-      middle += x * x;  // NaN too
+      middle += x * x;  // also for a NaN
   }
 
   SAFEOPS_EVERYWHERE void add(const Squares& other) {

@@ -1,5 +1,5 @@
-// Tensors through libtorch's C shim: View reads a tensor's metadata once, empty() allocates without looking up an op by
-// name. Device independent.
+// Access to tensors through libtorch's C shim. View reads a tensor's metadata once; empty() allocates without looking
+// up an op by name. Device independent.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -17,7 +17,7 @@ namespace safeops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// libtorch's dtype numbers are not part of its ABI, so they are queried once.
+// libtorch's dtype numbers are not part of its ABI, so no constant can hold them: they are queried at the first use.
 struct DTypeCodes {
   int32_t code[6] = {aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float32(),
                      aoti_torch_dtype_float64(), aoti_torch_dtype_bool(),     aoti_torch_dtype_int64()};
@@ -52,12 +52,12 @@ inline DType floating(const std::optional<ScalarType>& type, DType fallback) {
   return type ? floating(*type) : fallback;
 }
 
-// The result dtype of losses and reductions: fp64 if either operand is fp64, else fp32.
+// Returns the result dtype of losses and reductions: fp64 if x or y is fp64, else fp32.
 inline DType wide(DType x, DType y) {
   return x == DType::kDouble || y == DType::kDouble ? DType::kDouble : DType::kFloat;
 }
 
-// A tensor's metadata, borrowed: valid while the tensor lives.
+// Points to a tensor's data and metadata; valid while the tensor lives.
 struct View {
   char* data;
   const int64_t* sizes;
@@ -124,7 +124,7 @@ struct Unreduced {
     view.sizes = sizes;
     view.strides = strides;
   }
-  Unreduced(const Unreduced&) = delete;  // `view` points into it
+  Unreduced(const Unreduced&) = delete;  // `view` points into this object
 };
 
 inline int32_t device_type_of(const Tensor& t) {
@@ -133,7 +133,7 @@ inline int32_t device_type_of(const Tensor& t) {
   return type;
 }
 
-// A new contiguous tensor on the device of `like`; dtype is libtorch's number.
+// Returns a new contiguous tensor on the device of `like`. dtype: libtorch's number of the dtype.
 inline Tensor empty_of_code(const Shape& shape, int32_t dtype, const Tensor& like) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
@@ -156,8 +156,8 @@ inline ScalarType scalar_type(DType dtype) {
   return types[static_cast<int>(dtype)];
 }
 
-// True if torch.empty_like gives a tensor of this shape other than contiguous strides. Torch then allocates it, since
-// torch's rule keeps even the strides of size-1 dims.
+// True if torch.empty_like(tensor of `view`) has this shape but not contiguous strides. torch itself must then allocate
+// the result: its rule keeps even the strides of size-1 dims.
 inline bool keeps_strides(const Shape& shape, const View& view) {
   if (!shape.is(view.ndim, view.sizes)) return false;
   int64_t contiguous[kMaxDims];
@@ -167,7 +167,7 @@ inline bool keeps_strides(const Shape& shape, const View& view) {
   return !same;
 }
 
-// `code`: libtorch's number of the result's dtype, for the error text.
+// code: libtorch's number of the result's dtype, which the error text needs.
 inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>& dtype, int32_t code) {
   using torch::stable::detail::from;
   StableIValue stack[6] = {from(t),           from(dtype),        from(std::nullopt),
@@ -178,8 +178,8 @@ inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>&
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// A new tensor of this shape and dtype: torch.empty_like(t), which keeps t's strides, if t has this shape; else
-// contiguous on t's device.
+// Returns a new tensor of this shape and dtype. If t has this shape, it is torch.empty_like(t), which keeps t's
+// strides; else it is contiguous, on t's device.
 inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
   const int32_t code = dtype_codes().code[static_cast<int>(dtype)];
   return keeps_strides(shape, view) ? torch_empty_like(t, scalar_type(dtype), code) : empty_of_code(shape, code, t);

@@ -61,19 +61,20 @@ namespace {
 
 constexpr int64_t kNoRow = INT64_MAX;
 
-// Index is uint32_t or uint64_t. Returns the first kept row whose class is out of range, or kNoRow.
+// Sets class_index, weight and keep of every row. Index is uint32_t or uint64_t. Returns the first row whose class
+// counts but is out of range, or kNoRow.
 template <class Index>
 int64_t read_classes(const ClassRows& rows, const View& target, const View* mask, int64_t ignore_index, uint8_t* keep) {
   const Order order = Order::contiguous(rows.shape);
   Source<Index> source;
   Source<uint8_t> kept;
-  View bits = target;  // the index is read as bit patterns of its width
+  View bits = target;  // the index is read as bit patterns: no Source reads int32 or int64
   bits.dtype = sizeof(Index) == 4 ? DType::kFloat : DType::kDouble;
   source.bind(bits, rows.shape, order);
   if (mask) kept.bind(*mask, rows.shape, order);
   const uint64_t classes = static_cast<uint64_t>(rows.classes);
   const double* weights = rows.weighted ? rows.weights.data() : nullptr;
-  constexpr int64_t kLittle = 8 * kGrain;  // rows; each is little work
+  constexpr int64_t kLittle = 8 * kGrain;  // rows; fewer run on one thread, since a row is little work
   std::atomic<int64_t> missing{kNoRow};
   parallel((rows.count + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
     alignas(64) Index indices[kBuffer];

@@ -1,5 +1,5 @@
 // The forward of cross entropy, for class indices or probabilities, and of token_log_probs.
-// I/O: read x, and q if there are probabilities; for each row read its class, write its loss and logsumexp.
+// I/O: read x, and q if there are probabilities; for each row read its class, and write its loss and row_stats.
 #include "cpu/engine/math.h"
 #include "cpu/classification/cross_entropy_sums.h"
 
@@ -36,7 +36,7 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
     const double *sum = states[kLogitSum], *weight = states[kWeightSum];
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) {
-      // smoothing / A sum_c w_c (L - x_c)
+      // Adds (smoothing / A) sum_c w_c (L - x_c).
       uniform[r] = op.smoothing / states[kClassCount][r];
       loss[r] = confidence * loss[r] + uniform[r] * ((weight[r] * maximum[r] - sum[r]) + weight[r] * log_total[r]);
     }
@@ -53,8 +53,8 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
     for (int64_t r = 0; r < rows; ++r)
       loss[r] += op.z * (maximum[r] + log_total[r]) * (maximum[r] + log_total[r]);
   }
-  // A row of logits that are all -inf gives NaN, as in torch. So does a row with +inf, unless only the target's logit
-  // is +inf, and there are neither smoothing nor z-loss nor probabilities: its loss is 0.
+  // As in torch, a row of logits that are all -inf gives NaN. A row with +inf gives NaN, too, with one exception: if
+  // only the target's logit is +inf, and there are neither smoothing nor z-loss nor probabilities, the loss is 0.
   for (int64_t r = 0; r < rows && infinite != 0; ++r) {
     if (!std::isinf(maximum[r])) continue;
     const bool plain = !op.has_probabilities && !op.has_uniform && op.z == 0;
@@ -69,7 +69,7 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
 }
 
 // Results 0 to 2 are those of token_log_probs: log probability, entropy, L. Results 3 to 5 are the row_stats for its
-// backward: the largest logit, L minus it, the entropy.
+// backward: the largest logit, L minus the largest logit, the entropy.
 template <class C>
 void finish_entropy(const void*, int64_t rows, const double* const* states, double* const* results,
                     C* const* parameters) {
@@ -89,7 +89,8 @@ void finish_entropy(const void*, int64_t rows, const double* const* states, doub
     const bool certain = maximum > 0 && states[kTotal][r] == 1 && states[kTargetLogit][r] == maximum;
     for (int i : {0, 1, 4, 5}) results[i][r] = certain ? 0 : kNaN;
     results[2][r] = certain ? maximum : kNaN;
-    // -inf if all logits are -inf: a caller that has the other classes (of a split vocabulary) needs to know this.
+    // If all logits are -inf, the result is -inf instead of NaN: with a split vocabulary, another part may have finite
+    // logits.
     results[3][r] = certain || states[kTotal][r] == 0 ? maximum : kNaN;
   }
   for (int i = 0; i < 6; ++i) {
@@ -125,7 +126,7 @@ RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
   loops.finish = op.has_argmax    ? pick<&finish_argmax<C>>()
                  : op.has_entropy ? pick<&finish_entropy<C>>()
                                   : pick<&finish<C>>();
-  // The loops for the other options have buffers of one chunk, so they need the shorter pieces.
+  // With the other options the loops have buffers of one chunk, so they need the default, shorter pieces.
   if (!op.has_probabilities && !op.has_uniform && !op.has_entropy) loops.converted_piece = 2 * kChunk;
   loops.start[kMax] = kMinusInfinity<double>;
   if (op.has_argmax) loops.start[kBest] = kMinusInfinity<double>, loops.start[kIndex] = kInfinity<double>;
@@ -190,7 +191,7 @@ void run_entropy(const ClassRows& rows, const View& x, double temperature, doubl
   op.has_argmax = argmax != nullptr;
   Rowwise<C> walk(x.shape(), rows.dim, x);
   walk.input(x);
-  if (argmax && op.logits.changed) walk.input(x);  // without softcap and temperature
+  if (argmax && op.logits.changed) walk.input(x);  // for the argmax: the logits before softcap and temperature
   const RowValues<double> class_index(rows.shape, rows.class_index.get(), DType::kDouble);
   walk.row_input(class_index.view(), false);
   walk.row_input(class_index.view(), false);  // in place of the weight, which is not used

@@ -12,11 +12,11 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row: the largest logit; log_total = L minus it; g (k + 2 z L) exp(-log_total) / 2^kLowest; g e;
-// g (1 - s) w_y, or g (1 - s) for probabilities.
+// Parameters of a row, from kMaximum on: the largest logit; log_total = L - largest logit; g (k + 2 z L)
+// exp(-log_total) / 2^kLowest; g e; g (1 - s) w_y, or g (1 - s) for probabilities.
 enum { kMaximum = kFirstFree, kLogTotal, kFactor, kUniform, kTarget };
 
-// Inputs of a row. In place of an input that a call does not have, another one is passed twice.
+// Inputs of a row. If a call lacks an input, another input is passed in its place, and not used.
 enum { kInputClass, kInputGrad, kInputMaximum, kInputLogTotal, kInputWeight, kInputFactor, kInputUniform };
 
 template <class C>
@@ -39,19 +39,19 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
     parameters[kTarget][r] = static_cast<C>(g * (confidence * weight));
   }
   for (int64_t r = 0; r < rows; ++r) {
-    // A largest logit of +inf is the target's alone (else the forward made it NaN): loss and gradient are 0.
+    // If the largest logit is +inf, only the target has it (else the forward made it NaN): loss and gradient are 0.
     const bool certain = row_inputs[kInputMaximum][r] == std::numeric_limits<double>::infinity();
     split_class_index(certain ? -1.0 : row_inputs[kInputClass][r], r, parameters);
   }
 }
 
-// Returns 2^kLowest p_c exp(log_total). The parameter kFactor is divided by 2^kLowest exp(log_total).
+// Returns 2^kLowest p_c exp(log_total). Its product with the parameter kFactor is g (k + 2 z L) p_c.
 template <class C>
 inline C probability_of(C x, C maximum) {
   return exp_raised<kLowest<C>>(x - maximum);
 }
 
-// dq_c / (g (1 - s)). A class with logit -inf and probability 0 contributes nothing.
+// Returns dq_c / (g (1 - s)) = w_c (L - x_c), or 0 for a class with logit -inf and w_c q_c = 0.
 template <class C>
 inline C probability_slope(C x, C q, C w, C maximum, C log_total) {
   return select((x == kMinusInfinity<C>) & (q * w == 0), C(0), w * ((maximum - x) + log_total));

@@ -7,21 +7,21 @@ namespace safeops::cpu {
 
 namespace {
 
-// States of a row. Class indices use the first three, probabilities and the entropy the first four, smoothing all: with
-// few classes, merging states is much of the work. A piece sums x minus its maximum, which keeps the digits that L - x
-// needs; then the maximum is added back to kLogitSum and kTargetLogit.
+// States of a row. Class indices use the first three states, probabilities and the entropy the first four, smoothing
+// all: if classes are few, merging states is much of the work. Each piece sums x minus the piece's maximum, which keeps
+// the digits that L - x needs; then it adds the maximum back to kLogitSum and kTargetLogit.
 enum {
   kMax,          // the largest value
-  kTotal,        // sum of exp(x - max); where max is inf, the number of infinite logits
+  kTotal,        // sum of exp(x - max); if max is inf, the number of infinite logits
   kTargetLogit,  // x_y, or sum of w q x
   kTargetWeight,         // sum of w q
   kLogitSum,          // sum of w x over the classes that are not -inf
-  kWeightSum,       // sum of w over the same classes
-  kClassCount,        // A, the number of those classes
+  kWeightSum,       // sum of w over the classes that are not -inf
+  kClassCount,        // A, the number of classes that are not -inf
   kStates,
   kEntropySum = kTargetWeight,  // for the entropy: sum of exp(x - max) (x - max)
   kBest = kLogitSum,     // for the argmax: the largest logit without softcap and temperature; NaN counts as the largest
-  kIndex = kWeightSum  // its class, the first one if there are several
+  kIndex = kWeightSum  // class of kBest, the first one if there are several
 };
 enum { kRowWeight = kFirstFree };
 
@@ -78,7 +78,7 @@ inline int64_t best_run(const C* x, int64_t n, double& best) {
   return static_cast<int64_t>(has_nan ? at_nan : at);
 }
 
-// x, q: (rows, classes)
+// Reduces a piece of rows: x and q are (rows, classes).
 template <class C, int kBytes>
 void accumulate_rows(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -125,7 +125,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
       if (target >= 0 && target < n) states[kTargetLogit][r] = x[target];
     }
     if (call.has_uniform) {
-      if (!w) {  // if the sum is finite, no class is -inf
+      if (!w) {  // a finite sum shows that no class is -inf
         const double sum_of_x = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(x + i, v), v -= pivot; });
         if (sum_of_x - sum_of_x == 0) {
           states[kWeightSum][r] = states[kClassCount][r] = static_cast<double>(n);
@@ -148,7 +148,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
   }
 }
 
-// x, q: (classes, rows)
+// Reduces a piece of rows side by side: x and q are (classes, rows).
 template <class C>
 void accumulate_columns(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   const auto& call = *static_cast<const CrossEntropy<C>*>(op);
@@ -263,7 +263,8 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
   }
 }
 
-// With M the larger maximum, a state (maximum a, total t, moment m) adds exp(a - M) (m + (a - M) t) to the moment.
+// Merges two states with M the larger maximum: a state (maximum a, total t, moment m) adds exp(a - M) (m + (a - M) t)
+// to the moment.
 template <class C>
 void merge_moments(int64_t rows, double* const* into, const double* const* from) {
   SAFEOPS_SIMD

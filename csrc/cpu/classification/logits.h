@@ -1,4 +1,5 @@
-// The values that a loss reads in place of logits x: softcap tanh(x / softcap), or x, divided by the temperature.
+// The values that a loss reads in place of logits x: softcap tanh(x / softcap) / temperature, or x / temperature if
+// there is no softcap.
 #pragma once
 
 #include <limits>
@@ -22,7 +23,7 @@ struct Logits {
     return select(x < 0, -value, value);
   }
 
-  // A logit of -inf, a class that does not exist, stays -inf.
+  // Returns softcap tanh(x / softcap) / temperature. A logit of -inf (a class that does not exist) stays -inf.
   C value(C x) const {
     return select(x == -std::numeric_limits<C>::infinity(), x, tanh(x * inverse) * cap * scale);
   }
@@ -39,7 +40,7 @@ struct Logits {
     }
   }
 
-  // Turns d, the gradient of n values from read(), into the gradient of their logits.
+  // Turns d, the gradient with respect to n values from read(), into the gradient with respect to their logits.
   void differentiate(const C* read, int64_t n, C* d) const {
     if (capped) {
       SAFEOPS_SIMD

@@ -9,7 +9,8 @@ namespace {
 // States: the largest kept value, the sum of exp(x - max), and 1 if any value is kept.
 enum { kMax, kTotal, kKept };
 
-// Returns 1 if the mask keeps any value of the row. A piece with maximum -inf keeps no value, or only values of -inf.
+// Returns 1 if the mask keeps any value of the row. Asked if the maximum of a piece is -inf: the piece then keeps no
+// value, or only values of -inf.
 template <class C>
 double keeps_any(const Piece<C>& p, int64_t row) {
   for (int64_t i = 0; i < p.length(); ++i)
@@ -17,7 +18,7 @@ double keeps_any(const Piece<C>& p, int64_t row) {
   return 0;
 }
 
-// x, keep (rows, values)
+// Reduces a piece of rows: x and keep are (rows, values).
 template <class C, int kBytes, bool kMask>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -40,7 +41,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
   }
 }
 
-// x, keep (values, rows)
+// Reduces a piece of rows side by side: x and keep are (values, rows).
 template <class C, bool kMask>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C kept[4096], maximum[kChunk], sum[kChunk];
@@ -102,7 +103,7 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
 template <class C, bool kLog>
 void finish(const void*, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
   for (int64_t r = 0; r < rows; ++r) {
-    // A row that keeps no value gives zeros; a row that keeps only -inf gives NaN, as in torch.
+    // A row that keeps no value gives zeros (log softmax: -inf); a row that keeps only -inf gives NaN, as in torch.
     const double maximum = states[kMax][r], total = states[kTotal][r];
     const bool empty = states[kKept][r] == 0;
     const double sum = total == 0 && !empty ? std::numeric_limits<double>::quiet_NaN() : total;
@@ -126,7 +127,7 @@ inline C masked_value(bool log) {
   return log ? kMinusInfinity<C> : C(0);
 }
 
-// The memo holds exp(x - maximum of its piece): this factor turns it into y.
+// key: the maximum of a piece. The memo holds exp(x - key); this factor turns it into y.
 template <class C>
 inline C memo_factor(double key, C pivot, C inverse) {
   return ratio_of<C>(key, static_cast<double>(pivot)) * inverse;
@@ -142,13 +143,13 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
     if (!kLog && p.memo) {
       const C* e = p.memo + r * n;
       const C factor = memo_factor(p.memo_state[r], pivot, inverse);
-      if (kMask && factor != factor)  // the kept values are NaN, the masked values 0
+      if (kMask && factor != factor)  // kept values are NaN, masked values 0
         for_blocks(n, [&](int64_t i) { y[i] = select_bits_or_zero<C>(keep[i], factor); });
       else
         for_blocks(n, [&](int64_t i) { y[i] = e[i] * factor; });
       continue;
     }
-    // y = keep ? exp(x - max) / sum : 0
+    // y = keep ? exp(x - max) / sum : 0, or its logarithm
     const C* x = p.in[0] + r * p.step[0];
     if constexpr (kMask)
       for_blocks(n, [&](int64_t i) {

@@ -8,9 +8,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// The state is the sum over a row. The memo holds y if it is computed from x (kInput).
+// The state of a row is its sum of g y (log softmax: of g). The memo holds y if y is computed from x (kInput).
 
-enum YSource { kInput, kLogInput, kOutput };  // y is computed from x; so for log softmax; the input is y itself
+enum YSource { kInput, kLogInput, kOutput };  // y comes from x; likewise, for log softmax; input 1 is y itself
 
 template <class C, YSource kFrom>
 inline C probability_of(C x, C pivot, C inverse) {
@@ -100,7 +100,7 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
   for (int64_t r = 0; r < rows; ++r) parameters[kDot][r] = static_cast<C>(states[0][r]);
 }
 
-// softmax: y (g - dot), with dot = sum g y; log softmax: g - y dot, with dot = sum g
+// Returns dx: y (g - dot) with dot = sum g y; for log softmax g - y dot with dot = sum g.
 template <class C, YSource kFrom, bool kMask>
 inline C slope_of(const C* g, C y, C dot, const BitsOf<C>* keep, int64_t i) {
   const C slope = kFrom == kLogInput ? g[i] - y * dot : y * (g[i] - dot);

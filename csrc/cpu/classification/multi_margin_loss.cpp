@@ -11,9 +11,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- loops over the classes of several rows: d = base + x with base = margin - x_y, spread over the row
+// ---- Loops over the classes of several rows. d = base + x, where base = margin - x_y is repeated for each class.
 
-// max(d, 0)^p
+// values = max(d, 0)^p, with p = 2 if kSquare, else 1.
 template <class C, bool kSquare>
 void values_loop(const C* base, const C* x, int64_t n, C* values) {
   SAFEOPS_SIMD
@@ -23,7 +23,7 @@ void values_loop(const C* base, const C* x, int64_t n, C* values) {
   }
 }
 
-// p max(d, 0)^(p - 1)
+// slopes = p max(d, 0)^(p - 1), with p = 2 if kSquare, else 1.
 template <class C, bool kSquare>
 void slopes_loop(const C* base, const C* x, int64_t n, C* slopes) {
   SAFEOPS_SIMD
@@ -33,14 +33,14 @@ void slopes_loop(const C* base, const C* x, int64_t n, C* slopes) {
   }
 }
 
-// g slope, but 0 where the slope is 0, even for an infinite g.
+// Multiplies slopes by g. A slope of 0 gives 0, even for an infinite g.
 template <class C>
 void scale_loop(const C* g, int64_t n, C* slopes) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) slopes[i] = slopes[i] == 0 ? C(0) : g[i] * slopes[i];
 }
 
-// Repeats the value of each row n times. It writes in full blocks, the last of which may end after the row.
+// Repeats the value of each row n times. It writes full blocks, so the last block may end after the last row.
 template <class C>
 void spread_loop(const C* row_values, int64_t rows, int64_t n, C* to) {
   constexpr int64_t kBlock = 16;
@@ -54,17 +54,17 @@ void spread_loop(const C* row_values, int64_t rows, int64_t n, C* to) {
 
 // ---- the rows
 
-// Rows (..., C), in contiguous order: several short ones are read at once, a long one in pieces.
+// Rows (..., C), in contiguous order: several short rows are read at once, a long row in pieces.
 template <class C>
 struct Rows {
-  ClassRows of;  // the place of a row whose class has weight 0 is -1
+  ClassRows of;  // class_index is -1 for a row whose class has weight 0
   Shape shape;
   Order order;
   int64_t classes, rows, batch;  // batch: rows that are read at once
   C margin;
   Source<C> x;
 
-  // keep: receives the rows that a mean counts. If it is null, a class out of range is not an error.
+  // keep: receives 1 for each row that a mean counts, else 0. If it is null, a class out of range is not an error.
   Rows(const char* op, const View& x_, const Tensor& target, const std::optional<Tensor>& weight,
        const std::optional<Tensor>& mask, double margin_, uint8_t* keep)
       : of(op, x_, x_.ndim - 1), shape(x_.shape()), order(Order::contiguous(shape)), margin(static_cast<C>(margin_)) {
@@ -103,8 +103,9 @@ struct Rows {
     });
   }
 
-  // For each piece of `count` rows: calls loop(), which fills buffers.to, and sets it to 0 at each row's target class
-  // and in rows that are not kept. Then calls body(first class, classes in the piece, offset in the walk, row sums).
+  // For each piece of `count` rows: (1) calls loop(), which fills buffers.to; (2) sets buffers.to to 0 at each row's
+  // target class and in rows that are not kept; (3) calls body(first class, classes in the piece, offset in the walk,
+  // row sums).
   template <class Loop, class Body>
   void for_pieces(int64_t row, int64_t count, Buffers& b, Loop loop, const Body& body) const {
     const auto spread = pick<&spread_loop<C>>();
@@ -155,10 +156,10 @@ void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C
   const auto scale = pick<&scale_loop<C>>();
   const bool one_piece = rows.classes <= kChunk;
   rows.run([&](int64_t row, int64_t count, auto& b) {
-    double slope = 0;  // the sum over a long row, needed at its target class before all its pieces are written
+    double slope = 0;  // a long row's sum: its target class needs it before all pieces are written
     const auto add = [&](int64_t, int64_t, int64_t, const double* sums) { slope += sums[0]; };
     if (!one_piece) rows.for_pieces(row, count, b, slopes, add);
-    // dx_j = g w_y/C slope_j for j != y,  dx_y = -(sum of these)
+    // dx_j = g w_y/C slope_j for j != y,  dx_y = -(sum of all other dx_j)
     const auto write = [&](int64_t first, int64_t n, int64_t at, const double* sums) {
       for (int64_t r = 0; r < count; ++r) b.per_row[r] = static_cast<C>(rows.scaled(row + r, grad[row + r]));
       spread(b.per_row, count, n, b.spread);

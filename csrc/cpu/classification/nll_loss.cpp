@@ -7,8 +7,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// Calls each(row, offset) for the rows [begin, end) in contiguous order. offset: the offset, in elements, of the row's
-// first element in x.
+// Calls each(row, offset) for the rows [begin, end) in contiguous order. The row's first element is x[offset].
 template <class Each>
 void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int64_t end, const Each& each) {
   if (begin == end) return;  // a dim of size 0 would be a division by 0
@@ -78,7 +77,7 @@ void scatter(const ClassRows& rows, const Shape& shape, const double* g, void* d
   });
 }
 
-// Calls f(S{}) with the floating type of a dtype.
+// Calls f(S{}), where S is the C++ type of a floating dtype.
 template <class F>
 void by_dtype(DType dtype, const F& f) {
   switch (dtype) {

@@ -10,20 +10,20 @@
 namespace safeops::cpu {
 
 template <class C>
-constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();  // stands for a masked value: its exp is 0
+constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();  // replaces a masked value: its exp is 0
 
 template <class C>
 inline C pivot_of(C maximum) {
   return select(maximum == kMinusInfinity<C>, C(0), maximum);  // a piece that keeps no value has maximum -inf
 }
 
-// exp(a - b) for two maxima a <= b; 1 if both are the same infinity.
+// Returns exp(a - b) for two maxima a <= b; 1 if a and b are equal infinities.
 template <class C>
 inline C ratio_of(double a, double b) {
   return exp_nonpositive(static_cast<C>(a == b ? 0.0 : a - b));
 }
 
-// Sum of exp(x - pivot) over n values, where the pivot is one of them; before(i) is called before each vector.
+// Returns the sum of exp(x - pivot) over n values x <= pivot. Calls before(i) before each vector.
 template <int kBytes, class C, class Before>
 inline double sum_exponentials(const C* x, int64_t n, C pivot, const Before& before) {
   return sum_run<kBytes, C>(n, [&](int64_t i, Vector<C, kBytes>& v) {
@@ -45,8 +45,8 @@ inline void merge_exponentials(int64_t rows, double* maximum, double* total, con
   }
 }
 
-// Parameters of a row: the pivot that is subtracted before exp; the inverse (log softmax: the logarithm) of the sum of
-// exp; in the backward the sum of g y (log softmax: of g).
+// Parameters of a row. kPivot: subtracted before exp. kInverse: 1 / sum of exp (log softmax: the logarithm of the sum).
+// kDot, in the backward: sum of g y (log softmax: sum of g).
 enum SoftmaxParameter { kPivot, kInverse, kDot };
 
 }  // namespace safeops::cpu

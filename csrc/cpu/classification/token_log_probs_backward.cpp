@@ -8,8 +8,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// Parameters of a row, with log_total = L - largest logit: the largest logit; log_total - H;
-// (c - a) exp(-log_total) / 2^kLowest; b exp(-log_total) / 2^kLowest; a.
+// Parameters of a row. With log_total = L - largest logit they are, in this order: the largest logit; log_total - H; (c
+// - a) exp(-log_total) / 2^kLowest; b exp(-log_total) / 2^kLowest; a.
 enum { kMaximum = kFirstFree, kOffset, kFactor, kEntropy, kTarget };
 enum { kInputClass, kInputLogProb, kInputEntropy, kInputSum, kInputMaximum, kInputLogTotal, kInputH };
 
@@ -27,13 +27,13 @@ void prepare(const void*, int64_t rows, const double* const* row_inputs, C* cons
     parameters[kTarget][r] = static_cast<C>(a);
   }
   for (int64_t r = 0; r < rows; ++r) {
-    // A largest logit of +inf is that of the row's class alone: the results do not depend on the logits.
+    // If the largest logit is +inf, only the row's class has it: the results do not depend on the logits.
     const bool certain = row_inputs[kInputMaximum][r] == std::numeric_limits<double>::infinity();
     split_class_index(certain ? -1.0 : row_inputs[kInputClass][r], r, parameters);
   }
 }
 
-// dx_j without the term a. Where p_j is 0, log p_j is -inf and left out.
+// Returns dx_j without the term a [j is the row's class]. If p_j is 0, log p_j is -inf and left out.
 template <class C>
 inline C slope(C x, C maximum, C offset, C factor, C entropy) {
   const C above = x - maximum, p = exp_raised<kLowest<C>>(above);

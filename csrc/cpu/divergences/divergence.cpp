@@ -33,10 +33,10 @@ void Pair::check_row_stats(const char* name, const View& row_stats) const {
 
 namespace {
 
-// ---- first pass: the maximum and sum exp((x - maximum) / T) of x, and likewise of y; for Kl also kCross =
-// sum exp((y - top_y) / T) ((y - top_y) - (x - top_x))
+// ---- First pass. States: max x and sum exp((x - max x) / T); likewise of y; for Kl also kCross = sum exp((y - max y)
+// / T) ((y - max y) - (x - max x)).
 
-// kScale: 1 / T, for `merge_sums`.
+// kScale: 1 / T, which merge_sums needs.
 enum { kTotalX = kMaximumX + 1, kTotalY = kMaximumY + 1, kCross, kScale, kSumStates };
 
 template <class C>
@@ -121,8 +121,8 @@ void sum_columns(const void* data, const Piece<C>& p, const C* const*, double* c
   for (int64_t k = 0; k < n; ++k) states[kCross][k] = cross[k], states[kScale][k] = scale;
 }
 
-// maximum - most, the change of differences from `maximum` if `most` takes its place; 0 if both are equal, also if
-// infinite.
+// Returns maximum - most, which turns a difference x - maximum into x - most when it is added. Returns 0 if both are
+// equal, even if they are infinite.
 inline double raised(double maximum, double most) { return select_or_zero(maximum != most, maximum - most); }
 
 template <class C>
@@ -169,13 +169,13 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
   }
 }
 
-// ---- second pass, for Js and Tv: sums of the terms, which need the sums of whole rows
+// ---- Second pass, for Js and Tv: sums of the terms of the classes, which need the first pass's sums of whole rows.
 
 enum { kValue, kOfY, kTermStates };
 
 template <class C>
 void prepare_numbers(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
-  for (int i = 0; i <= kMeanX; ++i) {  // the last input is 1 if the row is kept, else 0
+  for (int i = 0; i <= kMeanX; ++i) {  // the last row_input is 1 if the row is kept, else 0
     C* to = parameters[i == kMeanX ? kKept : i];
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) to[r] = static_cast<C>(row_inputs[i][r]);
@@ -247,7 +247,7 @@ void finish_terms(const void*, int64_t rows, const double* const* states, double
 
 // ---- the op
 
-// sums: receive, for each row, sum q h (= divergence - sum p f for Js and Tv), sum p f and the divergence.
+// sums: views that receive, for each row, sum q h (= divergence - sum p f for Js and Tv), sum p f and the divergence.
 template <class Kind, class C>
 void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& row_stats,
                std::initializer_list<View> sums) {

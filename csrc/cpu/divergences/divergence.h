@@ -9,9 +9,9 @@
 
 namespace safeops::cpu {
 
-// The numbers of a row that its backward needs: for x and for y, the maximum and log sum exp((x - maximum) / T)
-// (its log_total); then the means sum q h and sum p f. (The difference x - maximum is divided by T, not the logits:
-// they would each be rounded, and for large logits the difference would be lost.)
+// row_stats, which the backward needs: for x and for y the maximum and log_total = log sum exp((x - maximum) / T); then
+// the means sum q h and sum p f. (x - maximum is divided by T, not the logits: each quotient would be rounded, and for
+// large logits the difference would be lost.)
 enum DivergenceNumber { kMaximumX, kLogTotalX, kMaximumY, kLogTotalY, kMeanX, kMeanY, kRowStatCount };
 
 // The term of a class: value is its part of the divergence, of_y is p f, of_x is q h.
@@ -20,7 +20,7 @@ struct Terms {
   C value, of_y, of_x;
 };
 
-// sum p (u - v).  f = u - v.  q h = -p, whose sum is -1, so that the gradient for x is q - p.
+// sum p (u - v).  f = u - v.  q h = -p, which sums to -1, so that the gradient for x is q - p.
 struct Kl {
   static constexpr bool one_pass = true;
 
@@ -60,16 +60,16 @@ struct Tv {
   }
 };
 
-// The call's options.
+// The options of a call.
 template <class C>
 struct DivergenceOptions {
   C scale, beta;  // scale: 1 / T
 };
 
-// Parameters of a row: its numbers, whether it is kept, and in the backward the upstream gradient over T.
+// Parameters of a row: its row_stats, whether it is kept, and in the backward the upstream gradient over T.
 enum { kKept = kRowStatCount, kGrad };
 
-// The terms of a class, from the numbers of its row.
+// Returns the terms of a class, from the maximum (top) and log_total (spread) of its row; sets p and q.
 template <class Kind, class C>
 inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C spread_x, C top_y, C spread_y, C& p,
                          C& q) {
@@ -78,7 +78,7 @@ inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C sp
   return Kind::template terms<C>(u, v, p, q, op.beta);
 }
 
-// The operands of a call and their rows. kept: 1 for a row that is kept, else 0.
+// The operands of a call, and the shape of their rows. kept: 1 for a row that is kept, else 0.
 struct Pair {
   View x, y;
   Shape shape, rows;
@@ -87,12 +87,12 @@ struct Pair {
 
   Pair(const char* name, const Tensor& input, const Tensor& target, const std::optional<Tensor>& keep);
 
-  // Returns (6, *rows).
+  // Returns the shape of row_stats, (6, *rows).
   Shape row_stats_shape() const;
 
   void check_row_stats(const char* name, const View& row_stats) const;
 
-  // Number i of each row.
+  // Returns statistic i of row_stats (6, *rows), one per row.
   RowValues<char> number(const View& row_stats, int i) const {
     return RowValues<char>(rows, row_stats.data + i * rows.numel() * size_of(dtype), dtype);
   }

@@ -1,4 +1,5 @@
 // The backward of the divergences: dx = g (q h - q sum q h) / T and dy = g (p f - p sum p f) / T, element by element.
+// divergence.h defines f and h.
 // I/O: read x and y; write the gradients that are wanted.
 #include "cpu/divergences/divergence.h"
 
@@ -16,7 +17,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   for (int64_t r = 0; r < rows; ++r) parameters[kGrad][r] *= scale;
 }
 
-// The gradient of one class, for x (kOut = 0) or y (kOut = 1).
+// Returns the gradient with respect to one class of x (kOut = 0) or y (kOut = 1).
 template <class Kind, int kOut, class C>
 inline C slope(const DivergenceOptions<C>& op, C x, C y, const C (&row)[kGrad + 1]) {
   C p, q;

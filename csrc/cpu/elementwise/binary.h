@@ -25,7 +25,8 @@ struct BinaryLoops {
     for (int64_t i = 0; i < chunk.n; ++i) out[i] = f.value(a[i], b[i]);
   }
 
-  // kInput, kOther: the slope is wanted. The compiler removes what only the other slope needs.
+  // kInput, kOther: the gradient of a, or of b, is wanted. The compiler removes code that only an unwanted gradient
+  // needs.
   template <bool kInput, bool kOther>
   static void slopes(const void* op, const Chunk<C>& chunk) {
     const Function<C> f = *static_cast<const Function<C>*>(op);
@@ -89,7 +90,7 @@ struct Binary {
              &op);
   }
 
-  // grad has the output's dtype: elements that saturate in it have slope 0.
+  // grad has the output's dtype: elements whose value saturates in this dtype have slope 0.
   static std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& input,
                                              const std::optional<Tensor>& other, const std::optional<double>& eps,
                                              bool need_input, bool need_other,

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// log(1 - e^x), x < 0.  d(log(1 - e^x)) = g e^x / (e^x - 1)
+// value = log(1 - e^x) for x <= -eps, else log(eps);  slope = g e^x / (e^x - 1)
 template <class C>
 struct Log1mexp {
   static constexpr double most = 800;
@@ -19,8 +19,8 @@ struct Log1mexp {
     const C near = math::log(-math::expm1_nonpositive(x)), far = math::log1p(-math::exp(x));
     return select(x > C(-0x1.62e42fefa39efp-1), near, far);  // -log 2
   }
-  // e^x = root^2. For x <= -1, g is multiplied between the roots, since e^x may be subnormal where g e^x is not. For
-  // other x the derivative is computed first.
+  // e^x = root^2. For x <= -1 the slope is (g root) rest, since e^x may be subnormal where g e^x is not. For other x
+  // the derivative root rest is computed first.
   C slope(C g, C x, C) const {
     const C root = math::exp(x * C(0.5)), rest = root / math::expm1_nonpositive(x);
     return select(x > C(-1), g * (root * rest), g * root * rest);

@@ -3,14 +3,15 @@
 
 namespace safeops::cpu {
 
-// r = sqrt(a^2 + b^2); no square over- or underflows.  da = g a / r,  db = g b / r;  both are 0 at the origin.
+// value r = sqrt(a^2 + b^2), whose squares neither overflow nor underflow.  da = g a / r,  db = g b / r;  both are 0 at
+// the origin.
 template <class C>
 struct Magnitude {
   explicit Magnitude(const Arguments&) {}
 
   static constexpr C kInf = std::numeric_limits<C>::infinity();
   static bool is_far(C a, C b) { return ((std::fabs(a) == kInf) & (b == b)) | ((std::fabs(b) == kInf) & (a == a)); }
-  // squares of floats neither overflow nor underflow in double
+  // Returns a power of two for both operands; 1 for floats, whose squares neither overflow nor underflow in double.
   static double scale(C a, C b) {
     if constexpr (sizeof(C) == 4) return 1;
     return math::scale_of(math::at_least(std::fabs(a), std::fabs(b)));
@@ -23,7 +24,7 @@ struct Magnitude {
 
   Slopes<C> slopes(C g, C a, C b) const {
     const bool far = is_far(a, b), origin = (a == 0) & (b == 0);
-    // An infinite operand has the slope +-1, its sign; the other operand then has slope 0.
+    // An infinite operand has slope 1 or -1, its sign; the other operand then has slope 0.
     const C one = std::fabs(a) == kInf ? std::copysign(C(1), a) : C(0);
     const C two = std::fabs(b) == kInf ? std::copysign(C(1), b) : C(0);
     const C first = far ? one : a, second = far ? two : b;

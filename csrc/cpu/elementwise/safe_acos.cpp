@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// acos of x clamped to [-1, 1]; the slope is 0 for |x| >= 1.  d(acos x) = -g / sqrt((1 - x)(1 + x))
+// value = acos(x) of x clamped to [-1, 1];  slope = -g / sqrt((1 - x)(1 + x)), and 0 for |x| >= 1
 template <class C>
 struct SafeAcos {
   static constexpr double most = 3.2;

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// acosh(max(x, 1)); the slope is 0 for x <= 1.  d(acosh x) = g / sqrt((x - 1)(x + 1))
+// value = acosh(max(x, 1));  slope = g / sqrt((x - 1)(x + 1)), and 0 for x <= 1
 template <class C>
 struct SafeAcosh {
   static constexpr double most = 800;

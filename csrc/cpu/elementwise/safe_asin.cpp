@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// asin of x clamped to [-1, 1]; the slope is 0 for |x| >= 1.  d(asin x) = g / sqrt((1 - x)(1 + x))
+// value = asin(x) of x clamped to [-1, 1];  slope = g / sqrt((1 - x)(1 + x)), and 0 for |x| >= 1
 template <class C>
 struct SafeAsin {
   static constexpr double most = 1.6;

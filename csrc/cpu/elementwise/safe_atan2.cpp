@@ -3,8 +3,8 @@
 
 namespace safeops::cpu {
 
-// The angle of the point (x = b, y = a), 0 at the origin.  da = g b / (a^2 + b^2),  db = -g a / (a^2 + b^2);  both are
-// exactly 0 at the origin and where an operand is infinite.
+// value = the angle of the point (x = b, y = a), 0 at the origin.  da = g b / (a^2 + b^2),  db = -g a / (a^2 + b^2);
+// both are exactly 0 at the origin and where an operand is infinite.
 template <class C>
 struct SafeAtan2 {
   explicit SafeAtan2(const Arguments&) {}

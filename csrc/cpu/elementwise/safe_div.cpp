@@ -1,5 +1,5 @@
-// eps >= 0: q = a / b, or a fill value where b = 0 or |b| < eps. eps < 0 (fill_value=None): q = a / (sign(b) max(|b|,
-// -eps)), with sign(0) = 1. A quotient of a finite a that is too large for the output dtype saturates.
+// For eps >= 0: q = a / b, or the fill value where b = 0 or |b| < eps. For eps < 0 (fill_value=None): q = a / (sign(b)
+// max(|b|, -eps)), with sign(0) = 1. A quotient of a finite a that is too large for the output dtype saturates.
 // I/O: forward reads a, b and writes q; backward reads g, a, b and writes da, db.
 #include <algorithm>
 #include <cmath>
@@ -32,9 +32,9 @@ struct SafeDiv {
   }
 };
 
-// Forward and backward have two loops each. The first only divides, and counts rare cases: quotients that saturate,
-// slopes that leave the normal numbers. A chunk with such a case, and every chunk if eps is negative, goes through the
-// second loop, which handles them. Outputs are buffers or new memory, so writing them twice is safe.
+// Forward and backward have two loops each. The first loop only divides, and counts rare cases: quotients that
+// saturate, slopes that leave the normal numbers. A chunk with a rare case, and every chunk if eps is negative, goes
+// through the second loop, which handles them. Outputs are buffers or new memory, so writing them twice is safe.
 
 template <class C>
 C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
@@ -88,7 +88,7 @@ C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   return rare;
 }
 
-// Where g/b overflows, or underflows while q/b is finite, db is computed as -g (q/b), which may be representable.
+// If g/b overflows, or underflows while q/b is finite, db is computed as -g (q/b), which may be representable.
 template <class C, bool kInput, bool kOther>
 void backward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);

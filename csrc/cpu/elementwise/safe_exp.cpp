@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// e^x.  d(e^x) = g e^x
+// value = e^x;  slope = g e^x
 template <class C>
 struct SafeExp {
   static constexpr double most = std::numeric_limits<double>::infinity();

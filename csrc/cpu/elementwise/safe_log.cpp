@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// log(max(x, eps)).  d(log x) = g/x
+// value = log(max(x, eps));  slope = g / x, and 0 for x < eps
 template <class C>
 struct SafeLog {
   static constexpr double most = 800;

@@ -5,8 +5,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// a^b; 0 where it is not a real number; saturated where it does not fit the output dtype. Both slopes are 0 in these
-// cases, and for a = 0 where b < 1.  da = g b a^(b-1),  db = g a^b log a for a > 0, else 0.
+// value = a^b: 0 where it is not a real number, saturated where it does not fit the output dtype. da = g b a^(b-1); db
+// = g a^b log a for a > 0, else 0. Both da and db are 0 where the value is replaced as above, and for a = 0 where b <
+// 1.
 template <class C>
 struct SafePow {
   C largest, overflow;
@@ -31,9 +32,9 @@ struct SafePow {
   }
 };
 
-// It has two loops, the first for the logarithms: one loop would be so long a chain of operations that the processor
-// sees only one element at a time. The second loop has `ivdep`, not `omp simd`, which would keep the Power of each lane
-// in memory and vectorise nothing.
+// powers() has two loops, the first for the logarithms: in one loop, each element would be so long a chain of
+// operations that the processor could not overlap elements. The second loop has `ivdep`, not `omp simd`, which would
+// keep the Power of each lane in memory and vectorise nothing.
 template <class C, class Finish>
 SAFEOPS_INLINE void powers(int64_t n, const C* a, const C* b, const Finish& finish) {
   constexpr int64_t kBlock = 256;

@@ -2,7 +2,7 @@
 
 namespace safeops::cpu {
 
-// 1/x, or a fill value where |x| < eps.  d(1/x) = -g/x^2
+// value = 1 / x, or the fill value where |x| < eps;  slope = -g / x^2, and 0 where the value is the fill value
 template <class C>
 struct SafeReciprocal {
   static constexpr double most = std::numeric_limits<double>::infinity();

@@ -2,7 +2,7 @@
 
 namespace safeops::cpu {
 
-// 1/sqrt(max(x, eps)).  d(1/sqrt x) = -g/2 / sqrt(x) / x
+// value = 1 / sqrt(max(x, eps));  slope = -(g / 2) / sqrt(x) / x, and 0 for x < eps
 template <class C>
 struct SafeRsqrt {
   static constexpr double most = sizeof(C) == 4 ? 2.7e22 : 4.5e161;

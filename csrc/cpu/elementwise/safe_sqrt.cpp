@@ -2,7 +2,7 @@
 
 namespace safeops::cpu {
 
-// sqrt(max(x, 0)); the slope is 0 for x < eps.  d(sqrt x) = g / (2 sqrt x)
+// value = sqrt(max(x, 0));  slope = g / (2 sqrt x), and 0 for x < eps
 template <class C>
 struct SafeSqrt {
   static constexpr double most = sizeof(C) == 4 ? 1.9e19 : 1.4e154;

@@ -1,7 +1,7 @@
 // The driver of the unary functions. A function is a struct
 //
 //     template <class C> struct SafeSqrt {
-//       static constexpr double most = 1.9e19;       // |value| is at most this: may it overflow the output dtype?
+//       static constexpr double most = 1.9e19;       // upper bound of |value|: decides whether loops must saturate
 //       explicit SafeSqrt(const Arguments& arguments);
 //       bool absent(C x) const;                      // there is no value or no slope at x (false for a NaN) ...
 //       C stand_in(C x, C y) const;                  // ... so the output is this (y = value(x)), and the slope is 0
@@ -23,7 +23,8 @@
 
 namespace safeops::cpu {
 
-// The arguments of the op: the floor, the fill value (saturated in the output's dtype), the output's dtype.
+// The arguments of the op. eps: the floor; fill: the fill value, saturated in the output's dtype; out: the output's
+// dtype.
 struct Arguments {
   double eps, fill;
   DType out;
@@ -31,14 +32,15 @@ struct Arguments {
   Arguments(const std::optional<double>& eps_, double fill_, DType out_, bool in_double)
       : eps(floor_of(eps_, in_double)), fill(saturate(fill_, out_)), out(out_) {}
 
-  // A floor greater than 0, so that |0| is always below it.
+  // Returns eps, raised to at least the smallest positive number, so that |0| is always below it.
   template <class C>
   C positive_eps() const {
     return std::max(static_cast<C>(eps), std::numeric_limits<C>::denorm_min());
   }
 };
 
-// Saturates the value of a finite x that does not fit the output dtype; its slope is 0.
+// Saturation in the output dtype: the value of a finite x that does not fit becomes the largest number, and its slope
+// 0.
 template <class C>
 struct Saturation {
   C largest, overflow;  // |value| >= overflow would round to inf in the output dtype
@@ -138,7 +140,7 @@ struct Unary {
     loop.run(loop_for<C>(arguments.out, [](auto saturates) { return pick<&slope_loop<C, saturates>>(); }), &op);
   }
 
-  // grad has the output's dtype: elements that saturate in it have slope 0.
+  // grad has the output's dtype: elements whose value saturates in this dtype have slope 0.
   static Tensor backward(const Tensor& grad, const Tensor& input, const std::optional<double>& eps) {
     const View g(grad), x(input);
     STD_TORCH_CHECK(g.is_floating() && x.is_floating(), "safeops: grad and input must be floating point");

@@ -3,7 +3,8 @@
 
 namespace safeops::cpu {
 
-// a log b, but 0 where a is 0, for any b.  da = g log b,  db = g a/b;  both are 0 where a is 0 and log b is not finite.
+// value = a log b, but 0 where a is 0, for any b.  da = g log b,  db = g a/b;  both are 0 where a is 0 and log b is not
+// finite.
 template <class C>
 struct Xlogy {
   explicit Xlogy(const Arguments&) {}
@@ -15,7 +16,7 @@ struct Xlogy {
     return {select_or_zero(live, g * math::log(b)), select_or_zero(live, quotient(g, a, b))};
   }
 
-  // g a/b; g a may overflow or underflow where the result does not.
+  // Returns g a / b. The product g a may overflow or underflow where the result does not.
   static float quotient(float g, float a, float b) {
     return static_cast<float>(static_cast<double>(g) * static_cast<double>(a) / static_cast<double>(b));
   }

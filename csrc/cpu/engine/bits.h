@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-// gcc warns that the ABI of vectors passed by value depends on the instruction set; all such calls are inlined.
+// gcc warns that the ABI of vectors passed by value depends on the instruction set. All such calls are inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace safeops::cpu {
@@ -22,8 +22,8 @@ inline To bit_cast(const From& from) {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// T is a number or a GNU vector. ElementOf<T>: the type of its elements. WithElement<T, E>: T with elements of type E,
-// in as many bytes.
+// T is a number or a GNU vector. ElementOf<T>: the type of T's elements. WithElement<T, E>: a vector of elements of
+// type E that has as many bytes as T; E itself if T is a number.
 template <class T, class = void>
 struct ElementsOf {
   using Type = T;
@@ -43,14 +43,14 @@ using ElementOf = typename ElementsOf<T>::Type;
 template <class T, class E>
 using WithElement = typename ElementsOf<T>::template With<E>;
 
-// A positive number too large for a double is stored negated and divided by kBeyond. The numbers stored this way are
-// otherwise never this far below 0, so is_beyond() recognises it.
+// Stores a positive number x that is too large for a double as -x / kBeyond. All other numbers stored beside it are
+// greater than -2^959, so is_beyond() recognises such an x.
 constexpr double kBeyond = 0x1p+64;
 
 inline bool is_beyond(double x) { return x <= -0x1p+959; }
 
-// keep ? x : other, by bit pattern. Written with ?: it would become a masked load, which the prefetcher does not see:
-// three times slower from memory.
+// keep ? x : other, by bit pattern. For ?: the compiler would emit a masked load, which the hardware prefetcher does
+// not see: a loop over memory then takes three times as long.
 template <class T>
 inline T select(bool keep, T x, T other) {
   using Bits = BitsOf<T>;
@@ -65,7 +65,7 @@ inline T select_or_zero(bool keep, T x) {
   return bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(x) & static_cast<Bits>(-static_cast<Bits>(keep))));
 }
 
-// zero ? 0 : x, for a number or a register of numbers
+// zero ? 0 : x, for a number or a GNU vector of numbers.
 template <class T, class Condition>
 inline T zero_where(const Condition& zero, const T& x) {
   if constexpr (std::is_arithmetic_v<T>)

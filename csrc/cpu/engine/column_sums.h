@@ -1,29 +1,30 @@
-// Sums of columns side by side, over one block: so few rows that an fp32 (or fp64) accumulator adds them one by one.
+// Sums many columns at once, over a block of at most kBlock rows: few enough rows that one fp32 (or fp64) accumulator
+// per column adds them one after the other.
 #pragma once
 
 #include "cpu/engine/elementwise.h"
 
 namespace safeops::cpu {
 
-constexpr int64_t kBlock = 64;      // additions to an accumulator
-constexpr int64_t kColumns = 4096;  // accumulators at most
+constexpr int64_t kBlock = 64;      // additions to one accumulator, at most
+constexpr int64_t kColumns = 4096;  // accumulators, at most
 
 // A loop over a row of `period` values takes whole registers, since gcc would take a remainder value by value. The
-// values beyond the row belong to the next row; they go to kPad extra accumulators, which nobody reads.
-constexpr int64_t kPad = 64;    // values that gcc takes at once in a loop over bytes: the widest register's bytes
-constexpr int64_t kLanes = 16;  // values that gcc takes at once in a loop over floats
+// values beyond the row belong to the next row; their sums go to kPad extra accumulators, which nobody reads.
+constexpr int64_t kPad = 64;    // values in the widest register in a loop over bytes
+constexpr int64_t kLanes = 16;  // values in the widest register in a loop over floats
 
 inline int64_t padded(int64_t period, int64_t lanes) { return (period + lanes - 1) / lanes * lanes; }
 
-// Calls body(at, m) for each row of `period` values among n. The row starts at `at`; the loop takes m values: the width
-// in whole registers, or the row alone if fewer values follow.
+// Calls body(at, m) for each row of `period` values among n values. The row starts at `at`, and the body takes m
+// values: the row rounded up to whole registers, or the row alone if fewer values follow.
 template <class Body>
 inline void for_rows(int64_t n, int64_t period, int64_t lanes, const Body& body) {
   const int64_t width = padded(period, lanes);
   for (int64_t at = 0; at < n; at += period) body(at, n - at >= width ? width : std::min(period, n - at));
 }
 
-// sums[p] += values[t * period + p], one t after the other, for n values
+// Adds n values, which form rows of `period`: sums[p] += values[t * period + p] for t = 0, 1, ... in this order.
 template <class T>
 void add_loop(const T* values, int64_t n, int64_t period, T* sums) {
   constexpr int64_t lanes = sizeof(T) > 1 ? kLanes : kPad;
@@ -46,7 +47,8 @@ void widen_loop(const T* sums, int64_t n, S* wide) {
   for (int64_t p = 0; p < n; ++p) wide[p] = static_cast<S>(sums[p]);
 }
 
-// Sums of one quantity: values of type T, sums of type S.
+// The sums of one quantity over one block. T: the type of the values and accumulators; S: the type of the finished
+// sums.
 template <class T, class S>
 class ColumnSums {
  public:
@@ -55,7 +57,7 @@ class ColumnSums {
     std::fill_n(sums_, n, T(0));
   }
 
-  // values[i] goes to accumulator first + i % period.
+  // Adds values[i] to accumulator first + i % period.
   void add(const T* values, int64_t m, int64_t first, int64_t period) { add_(values, m, period, sums_ + first); }
 
   S* finish() {

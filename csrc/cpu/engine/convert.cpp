@@ -10,8 +10,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// to[i] = of(from[i]). A tail of a longer run is converted as a full block that overlaps the previous block: pieces of
-// strided rows have tails of any length, and a full block is vectorised.
+// to[i] = of(from[i]), vectorised in blocks of kBlock. A tail that follows a block is converted as a full block that
+// ends at n and overlaps the previous block: strided rows have tails of any length, and only a full block is
+// vectorised.
 template <class To, class From, class Of>
 inline void map(const From* from, To* to, int64_t n, const Of& of) {
   constexpr int64_t kBlock = 32;
@@ -39,10 +40,11 @@ void store_loop(const void* src, void* dst, int64_t n) {
   map(static_cast<const C*>(src), static_cast<S*>(dst), n, [](C x) { return Narrow<S>::from(x); });
 }
 
-// The compiler does not vectorise half <-> float with the instructions for it, so these loops use intrinsics.
+// When the compiler vectorises half <-> float, it does not use the conversion instructions, so these loops use
+// intrinsics.
 #ifdef SAFEOPS_X86
 
-// The intrinsics are the zero-masked ones, since gcc 12 warns of uninitialised values inside the plain ones.
+// These are the zero-masked intrinsics, since gcc 12 warns of uninitialised values inside the plain ones.
 SAFEOPS_AVX512 void load_half_avx512(const void* src, void* dst, int64_t n) {
   const uint16_t* s = static_cast<const uint16_t*>(src);
   float* d = static_cast<float*>(dst);
@@ -80,8 +82,8 @@ SAFEOPS_AVX2 void store_half_avx2(const void* src, void* dst, int64_t n) {
   for (; n > 0; --n) *d++ = _cvtss_sh(*s++, _MM_FROUND_TO_NEAREST_INT);
 }
 
-// Returns the bits of Narrow<BFloat16>, in the upper half of each word, for every float but NaN. The loop below checks
-// for NaN, which is rare: if it finds one, Narrow converts all elements again.
+// Returns the bits of Narrow<BFloat16>, in the upper half of each word, for every float but NaN. store_bfloat16_avx512
+// looks for NaN, which is rare; if it finds one, it converts all elements again with Narrow.
 SAFEOPS_AVX512 inline __m512i bfloat16_words(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xFFFF, bits, 16), _mm512_set1_epi32(1));
@@ -110,7 +112,7 @@ SAFEOPS_AVX512 void store_bfloat16_avx512(const void* src, void* dst, int64_t n)
   for (i = nan ? 0 : i; i < n; ++i) d[i] = Narrow<BFloat16>::from(s[i]);
 }
 
-// It loads two halves of a register: gcc's own loop loads once and extracts the halves, which takes a fifth longer.
+// Loads 128 bits at a time: gcc's own loop loads 256 bits and extracts the halves, which takes a fifth longer.
 SAFEOPS_AVX2 void load_bfloat16_avx2(const void* src, void* dst, int64_t n) {
   const BFloat16* s = static_cast<const BFloat16*>(src);
   float* d = static_cast<float*>(dst);
@@ -123,8 +125,8 @@ SAFEOPS_AVX2 void load_bfloat16_avx2(const void* src, void* dst, int64_t n) {
   for (; i < n; ++i) d[i] = widen(s[i]);
 }
 
-// Returns the bits of Narrow<BFloat16>, for every float but NaN, with fewer shuffles than gcc's code. The loop below
-// checks for NaN, which is rare: if it finds one, Narrow converts all elements again.
+// Returns the bits of Narrow<BFloat16>, for every float but NaN, with fewer shuffles than gcc's code.
+// store_bfloat16_avx2 looks for NaN, which is rare; if it finds one, it converts all elements again with Narrow.
 SAFEOPS_AVX2 inline __m256i bfloat16_bits(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -178,7 +180,8 @@ Convert float_to_half() {
   return store_loop<float, Half>;
 }
 
-// It goes through float a chunk at a time, since n may be the length of a tensor.
+// Converts half -> float -> double a chunk at a time: n may be the length of a tensor, too long for one buffer of
+// floats.
 void half_to_double(const void* src, void* dst, int64_t n) {
   float chunk[kChunk];
   const Convert load = half_to_float(), widen_chunk = pick<&load_loop<float, double>>();

@@ -1,5 +1,5 @@
-// Conversions between the four floating types and the compute types (float, double): contiguous values, and one at a
-// time.
+// Conversions between the four floating types and the compute types (float, double): of contiguous values, and of one
+// value.
 #pragma once
 
 #include <cmath>
@@ -14,22 +14,23 @@ namespace safeops::cpu {
 struct Half { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 
-// Converts n contiguous values from src to dst; the function chosen fixes both types.
+// Converts n contiguous values from src to dst. Each such function is compiled for one pair of types.
 using Convert = void (*)(const void* src, void* dst, int64_t n);
 
-template <class C> Convert find_load(DType from);   // from -> C; nullptr where from is C
-template <class C> Convert find_store(DType to);    // C -> to;   nullptr where to is C
+template <class C> Convert find_load(DType from);   // converts `from` to C; nullptr if `from` is C
+template <class C> Convert find_store(DType to);    // converts C to `to`; nullptr if `to` is C
 
 template <class C>
 constexpr DType dtype_v = sizeof(C) == 4 ? DType::kFloat : DType::kDouble;
 
-// ---- one value, branch free: these vectorise too
+// ---- Conversions of one value without a branch, so that loops over them vectorise.
 
 inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
 inline float widen(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// Normal numbers are converted by rescaling the exponent, subnormal ones by a subtraction (M. Dukhan's FP16 library).
+// Normal numbers are converted by rescaling the exponent, subnormal numbers by a subtraction (M. Dukhan's FP16
+// library).
 inline float widen(Half x) {
   const uint32_t w = static_cast<uint32_t>(x.bits) << 16;
   const uint32_t sign = w & 0x80000000u;
@@ -50,7 +51,7 @@ template <> struct Narrow<double> {
   static double from(double x) { return x; }
 };
 
-// double -> float, rounded to odd: rounding this to half or bfloat16 gives the same bits as rounding the double once.
+// Rounds a double to float, to odd. Rounding the result to half or bfloat16 gives the bits of rounding the double once.
 inline float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const double back = nearest;
@@ -62,7 +63,7 @@ inline float round_to_odd(double x) {
 template <> struct Narrow<BFloat16> {
   static BFloat16 from(float x) {
     const uint32_t bits = bit_cast<uint32_t>(x);
-    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;  // rounds to nearest, ties to even
     return {static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40u : rounded)};
   }
   static BFloat16 from(double x) { return from(round_to_odd(x)); }
@@ -82,7 +83,7 @@ template <> struct Narrow<Half> {
   static Half from(double x) { return from(round_to_odd(x)); }
 };
 
-// Returns the element of a one-element tensor.
+// Returns the only element of a one-element tensor.
 double read_scalar(const View& view);
 
 }  // namespace safeops::cpu

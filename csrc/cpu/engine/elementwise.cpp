@@ -52,7 +52,7 @@ Tensor on_huge_pages(Tensor out, [[maybe_unused]] int64_t bytes) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(View(out).data);
   const uintptr_t first = (begin + kPage - 1) & ~(kPage - 1);
   const uintptr_t last = (begin + bytes) & ~(kPage - 1);
-  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // a hint: may fail
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // a hint, may fail
 #endif
   return out;
 }

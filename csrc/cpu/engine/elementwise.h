@@ -1,4 +1,5 @@
-// The strided, broadcasting elementwise loop of all ops: chunks of contiguous inputs -> chunks of outputs.
+// The strided, broadcasting elementwise loop of all ops. It hands chunks of contiguous inputs to an op's inner loop,
+// which writes chunks of outputs.
 #pragma once
 
 #include "cpu/engine/operand.h"
@@ -8,7 +9,8 @@ namespace safeops::cpu {
 constexpr int kMaxInputs = 5;
 constexpr int kMaxOutputs = 3;
 
-// The operands of one call of an inner loop: n <= kChunk contiguous values of each.
+// The operands of one call of an inner loop: n <= kChunk contiguous values of each. keep: kChunk bytes that the inner
+// loop may write.
 template <class C>
 struct Chunk {
   int64_t n;
@@ -18,16 +20,16 @@ struct Chunk {
   uint8_t* keep;
 };
 
-// The derivatives of a function of two or three operands.
+// The derivatives of a function with respect to its two or three operands.
 template <class C>
 struct Slopes { C first, second, third = 0; };
 
-// `op` is the functor's data (thresholds, fill values); a loop knows its type.
+// An inner loop. `op` points to the functor's data (thresholds, fill values), whose type the loop knows.
 template <class C>
 using Loop = void (*)(const void* op, const Chunk<C>& chunk);
 
-// A run of n contiguous elements in their stored dtypes; n may exceed kChunk. A loop that computes little reads it
-// instead of a Chunk, since copies to the buffers would take longer than the memory traffic.
+// A run of n contiguous elements in their stored dtypes; n may exceed kChunk. A loop that computes little reads it in
+// place of a Chunk: copying the elements to a Chunk's buffers would take longer than the memory traffic.
 struct Stored {
   int64_t n;
   const void* in[kMaxInputs];
@@ -42,7 +44,7 @@ struct Stored {
 template <class C>
 using StoredLoop = void (*)(const void* op, const Stored& run, C* const* out);
 
-// Inputs and mask of a loop; shared by the elementwise loop and the reductions.
+// The inputs and the mask of a loop, for elementwise loops and reductions.
 template <class C>
 struct Inputs {
   int count = 0;
@@ -56,19 +58,19 @@ struct Inputs {
     masked = true;
   }
 
-  // Elements per chunk of a reduction: as many as fit the L1 cache with all operands' buffers, so that fixed costs
-  // count little. Several operands that are read in place are prefetched, which needs short chunks (kFine); one operand
-  // alone is faster in long chunks.
+  // Elements per chunk of a reduction: as many as fit the L1 cache together with all operands' buffers, so that fixed
+  // costs count little. Several operands that are read in place are prefetched, which needs short chunks (2 kFine).
+  // One operand alone is faster in long chunks.
   int64_t step() const {
     if (count >= 2) return direct() ? 2 * kFine : kChunk / 2;
     return sizeof(C) <= 4 ? kChunk : kChunk / 2;
   }
 
-  // Elements of a row that are summed before the sum is added to a double. Unlike step(), unit() does not depend on the
-  // operands' dtypes and layouts, so neither do the bits of the result.
+  // Elements of a row that are added up before their sum is added to a double. Unlike step(), unit() does not depend on
+  // the operands' dtypes and layouts, so the bits of the result do not either.
   int64_t unit() const { return count >= 2 || sizeof(C) > 4 ? 2 * kFine : kChunk; }
 
-  // True if nothing goes through a buffer.
+  // True if all operands are read in place, none through a buffer.
   bool direct() const {
     bool all = !masked || mask.direct();
     for (int i = 0; i < count; ++i) all &= source[i].direct();
@@ -89,7 +91,7 @@ struct Inputs {
     return true;
   }
 
-  // Each thread has buffers of its own.
+  // The buffers of one thread.
   struct Buffers {
     alignas(64) C values[kMaxInputs][kBuffer];
     alignas(64) uint8_t mask[kBuffer];
@@ -117,7 +119,7 @@ struct Elementwise {
   bool wanted[kMaxOutputs] = {};
   Sink<C> sink[kMaxOutputs];
 
-  // The walk follows the memory of the first output.
+  // Elements are visited in the order of the first output's memory.
   Elementwise(const Shape& shape_, const View& out)
       : shape(shape_),
         order(out.contiguous() ? Order::contiguous(shape) : Order::by_strides(shape, out.strides)) {}
@@ -125,14 +127,14 @@ struct Elementwise {
   void input(const View& view) { inputs.add(view, shape, order); }
   void mask(const View& view) { inputs.add_mask(view, shape, order); }
 
-  // An output that is not wanted reaches the loop as null.
+  // wanted_ = false: the loop gets a null pointer for this output.
   void output(const View& view, bool wanted_ = true) {
     if (wanted_) sink[outputs].bind(view, shape, order);
     wanted[outputs++] = wanted_;
   }
 
-  // `stored` computes the same outputs from contiguous inputs in their stored dtypes; null if no such loop exists. It
-  // does not get input 0, a single number that `op` holds too.
+  // `stored` computes the same outputs from contiguous inputs in their stored dtypes; null if no such loop exists. Its
+  // run leaves out input 0, which is a single number that `op` holds too.
   void run(Loop<C> loop, const void* op, StoredLoop<C> stored = nullptr) const;
 
  private:
@@ -143,8 +145,8 @@ struct Elementwise {
   }
 };
 
-// New outputs: output_like has the strides of empty_like(t), new_output is contiguous on the device of `like`. Both ask
-// for huge pages where the output is large: the page faults of fresh memory would cost more than the loop.
+// New outputs. output_like has the strides of torch.empty_like(t); new_output is contiguous, on the device of `like`.
+// Both ask the system for huge pages if the output is large: page faults of fresh memory would cost more than the loop.
 Tensor output_like(const Shape& shape, DType dtype, const Tensor& t, const View& view);
 Tensor new_output(const Shape& shape, DType dtype, const Tensor& like);
 Tensor on_huge_pages(Tensor out, int64_t bytes);

@@ -1,4 +1,4 @@
-// exp, branch free: it vectorises inside any loop. Its error is at most 1 ulp, subnormal results included.
+// exp without a branch, so that loops over it vectorise. Its error is at most 1 ulp, subnormal results included.
 #pragma once
 
 #include <cmath>
@@ -8,8 +8,9 @@
 
 namespace safeops::cpu {
 
-// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2. n ln 2 is subtracted in two parts, the first of them
-// exact. `shifted` holds n in its low bits; shifted to the exponent field, it loses all other bits.
+// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2. n ln 2 is subtracted in two parts; the product with the
+// first part is exact. Adding kRound leaves n in the low bits of `shifted`. A left shift moves these bits into the
+// exponent field and drops all others.
 
 namespace detail {
 
@@ -25,7 +26,7 @@ inline float exp_reduced(float x, float& shifted) {
   return 1.0f + (r + r * r * q);
 }
 
-template <class T>  // double, or a register of them
+template <class T>  // double, or a vector of doubles
 inline T exp_reduced(const T& x, T& shifted) {
   shifted = x * 0x1.71547652b82fep+0 + kRoundDouble;
   const T n = shifted - kRoundDouble;
@@ -43,8 +44,8 @@ inline T exp_reduced(const T& x, T& shifted) {
 
 }  // namespace detail
 
-// x is <= 0 or NaN. The power is multiplied by 2^64 so that it is a normal number; dividing the product by 2^64 rounds
-// once.
+// e^x for x <= 0 or NaN. 2^n is multiplied by 2^64, so that the factor is a normal number; the division of the product
+// by 2^64 rounds the result once.
 inline float exp_nonpositive(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);
@@ -59,12 +60,12 @@ inline double exp_nonpositive(double x) {
   return select_or_zero(!(x < -746.0), e * power * 0x1p-64);
 }
 
-// ---- for sums of exponentials and probabilities; T is a number or a register of numbers
+// ---- For sums of exponentials and probabilities. T is a number or a GNU vector of numbers.
 
 namespace detail {
 
-// e^x = 2^n 2^f with n = round(t), t = x / ln 2. Rounding 1 / ln 2 changes e^x by |x| 1.3e-8, less than the rounding of
-// x itself does, and saves a subtraction. The low bits of `shifted` are n + kBias.
+// Returns e^x / 2^n, with e^x = 2^n 2^f, n = round(t) and t = x / ln 2 = n + f. Rounding 1 / ln 2 changes e^x by |x|
+// 1.3e-8, less than the rounding of x itself does, and saves a subtraction. The low bits of `shifted` are n + kBias.
 template <int kBias, class T>
 inline T exp2_reduced(const T& x, T& shifted) {
   if constexpr (std::is_same_v<ElementOf<T>, float>) {
@@ -81,7 +82,7 @@ inline T exp2_reduced(const T& x, T& shifted) {
 
 }  // namespace detail
 
-// 2^kRaise e^x for x <= 0 or NaN; 0 where that is less than the least normal number. For float the error is at most 3
+// 2^kRaise e^x for x <= 0 or NaN; 0 if that is less than the smallest normal number. For float the error is at most 3
 // ulp, plus that of rounding x.
 template <int kRaise, class T>
 inline T exp_raised(const T& x) {
@@ -90,27 +91,28 @@ inline T exp_raised(const T& x) {
   constexpr int kLeast = std::numeric_limits<C>::min_exponent - 1 - kRaise;
   T shifted;
   const T e = detail::exp2_reduced<std::numeric_limits<C>::max_exponent - 1 + kRaise>(x, shifted);
-  // 2^n is a factor: added to the exponent bits of e, n would turn a NaN into a number.
+  // 2^n is a factor of its own: if n were added to the exponent bits of e, a NaN would become a number.
   const T power = bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(shifted) << (std::numeric_limits<C>::digits - 1)));
   return zero_where(x < C(kLeast * 0x1.62e42fefa39efp-1), T(e * power));
 }
 
-// The product of exp_raised<kLowest<C>>(x) and a factor divided by 2^kLowest is right even where it is subnormal.
+// For products of exponentials that may be subnormal: exp_raised<kLowest<C>>(x) times a factor keeps all its digits, so
+// that dividing the product by 2^kLowest<C> rounds it once.
 template <class C>
 constexpr int kLowest = std::numeric_limits<C>::digits;
 
-// e^x as a term of a sum that contains a 1: terms too small to be normal numbers may become 0.
+// Returns e^x, x <= 0, for a sum that contains a 1: terms too small to be normal numbers may become 0.
 template <class T>
 inline T exp_term(const T& x) {
   return exp_raised<0>(x);
 }
 
-// For any x. The power is applied in two factors, so that each of them is a normal number.
+// e^x for any x. 2^n is applied as two factors, so that each is a normal number.
 inline float exp_(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);
   const int32_t n = bit_cast<int32_t>(shifted) - bit_cast<int32_t>(detail::kRound), half = n >> 1;
-  // For a NaN, n is any integer, and the shift may lose bits of it, which is defined only for unsigned integers.
+  // If x is NaN, n is any integer, and the shift may lose bits of it, which is defined only for unsigned integers.
   const uint32_t low = half + 127, high = n - half + 127;
   const float first = bit_cast<float>(low << 23), second = bit_cast<float>(high << 23);
   return select(x > 89.0f, HUGE_VALF, select_or_zero(!(x < -104.0f), e * first * second));
@@ -119,7 +121,7 @@ inline float exp_(float x) {
 inline double exp_(double x) {
   double shifted;
   const double e = detail::exp_reduced(x, shifted);
-  // The bias makes n positive: AVX2 has no arithmetic shift of 64 bits.
+  // Adding 2048 makes n positive: AVX2 has no arithmetic right shift of 64-bit integers.
   const uint64_t n = bit_cast<uint64_t>(shifted) - bit_cast<uint64_t>(detail::kRoundDouble) + 2048, half = n >> 1;
   const double first = bit_cast<double>((half - 1024 + 1023) << 52);
   const double second = bit_cast<double>((n - half - 1024 + 1023) << 52);

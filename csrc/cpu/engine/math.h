@@ -3,8 +3,9 @@
 // the series in s = f/(2 + f), asin through sqrt((1 - x)/2), pow through a logarithm in two pieces as in Sun's fdlibm;
 // the polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite, NaN operands are right.
 //
-// Where a result needs more digits than its type has, factors are split into halves, whose products are exact: std::fma
-// is a library call on the baseline. The code is right whether or not the compiler contracts a * b + c.
+// Where a result needs more digits than its type has, factors are split into halves, so that products of halves are
+// exact; std::fma would be a library call on the baseline. The code is right whether or not the compiler contracts a *
+// b + c.
 //
 // Largest errors in ulp over 4 million operands of all sizes (pow: 20 million) and the edges, baseline and AVX2, as
 // tests/cpu_math/ulp.cpp measures them against a wider type:
@@ -27,32 +28,32 @@ namespace safeops::cpu::math {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// c0 + c1 x + c2 x^2 + ...
+// Returns c0 + c1 x + c2 x^2 + ...
 template <class C>
 SAFEOPS_INLINE C polynomial(C, C c0) { return c0; }
 
 template <class C, class... More>
 SAFEOPS_INLINE C polynomial(C x, C c0, More... more) { return c0 + x * polynomial(x, more...); }
 
-// NaN stays NaN.
+// min(x, high) and max(x, low), but NaN stays NaN.
 template <class C>
 SAFEOPS_INLINE C at_most(C x, C high) { return select(x > high, high, x); }
 
 template <class C>
 SAFEOPS_INLINE C at_least(C x, C low) { return select(x < low, low, x); }
 
-// The upper half of x's significant bits: products of two such halves are exact.
+// Returns x with only the upper half of its significant bits: products of two such numbers are exact.
 SAFEOPS_INLINE float upper(float x) { return bit_cast<float>(bit_cast<uint32_t>(x) & 0xFFFFF000u); }
 SAFEOPS_INLINE double upper(double x) { return bit_cast<double>(bit_cast<uint64_t>(x) & 0xFFFFFFFFF8000000u); }
 
-// a b - product, the rounding error of `product`.
+// Returns a b - product, where `product` is a b rounded.
 template <class C>
 SAFEOPS_INLINE C product_error(C a, C b, C product) {
   const C a1 = upper(a), b1 = upper(b), a2 = a - a1, b2 = b - b1;
   return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2;
 }
 
-// Constants of each type. Adding kRound rounds to an integer, in the low bits: for |x| < 2^22 (float) or 2^51 (double).
+// Constants of each type. x + kRound has round(x) in its low bits, for |x| < 2^22 (float) or 2^51 (double).
 template <class C> struct Traits;
 
 template <> struct Traits<float> {
@@ -90,7 +91,7 @@ template <> struct Traits<double> {
   }
 };
 
-// 2^n for an integer n within the normal exponents.
+// Returns 2^n for an integer n, if 2^n is a normal number.
 template <class C>
 SAFEOPS_INLINE C power_of_two(C n) {
   using Bits = BitsOf<C>;
@@ -98,14 +99,14 @@ SAFEOPS_INLINE C power_of_two(C n) {
   return bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(n + kBiased) << Traits<C>::kExponentBits));
 }
 
-// exp(x + lo) for |lo| much smaller than |x|; x lies within the range where the result is neither 0 nor inf.
+// exp(x + lo), for |lo| much smaller than |x| and an x such that the result is neither 0 nor inf.
 template <class C>
 SAFEOPS_INLINE C exp_sum(C x, C lo) {
   using T = Traits<C>;
-  const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // x / log 2
+  const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // round(x / log 2)
   const C r = (x - n * T::kLog2Hi) + (lo - n * T::kLog2Lo);
   const C one = 1 + r, y = one + ((r - (one - 1)) + r * r * T::exp_tail(r));
-  // The power is applied in two steps: 2^n itself may be subnormal, or overflow.
+  // 2^n is applied as two factors: 2^n itself may be subnormal, or overflow.
   const C half = (n * C(0.5) + T::kRound) - T::kRound;
   return y * power_of_two(half) * power_of_two(n - half);
 }
@@ -117,13 +118,13 @@ SAFEOPS_INLINE double exp(double x) { return exp_sum(at_least(at_most(x, 710.0),
 template <class C>
 SAFEOPS_INLINE C expm1_nonpositive(C x) {
   using T = Traits<C>;
-  x = at_least(x, C(-40));  // there the result is -1
-  const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // x / log 2
+  x = at_least(x, C(-40));  // at and below -40 the result rounds to -1
+  const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // round(x / log 2)
   const C r = (x - n * T::kLog2Hi) - n * T::kLog2Lo, power = power_of_two(n);
   return power * (r + r * r * T::exp_tail(r)) + (power - 1);
 }
 
-// x = (1 + f) 2^e for a positive, finite x, with 1 + f in [sqrt(1/2), sqrt(2)).
+// Splits a positive, finite x: x = (1 + f) 2^e, with 1 + f in [sqrt(1/2), sqrt(2)).
 template <class C>
 struct Parts { C f, e; };
 
@@ -135,18 +136,19 @@ SAFEOPS_INLINE Parts<float> parts(float x) {
   return {m - 1, e - select_or_zero(small, 24.0f)};
 }
 
-// `root` is given by its bits; 1 + f is in [root, 2 root).
+// root: the bits of a double. 1 + f is in [root, 2 root).
 SAFEOPS_INLINE Parts<double> parts(double x, uint64_t root = 0x3FE6A09E667F3BCDu) {
   const bool small = x < 0x1p-1022;
   constexpr uint64_t kOne = 0x3FF0000000000000u;
   const uint64_t bits = bit_cast<uint64_t>(select(small, x * 0x1p+54, x)) - root;
   const double m = bit_cast<double>((bits & 0x000FFFFFFFFFFFFFu) + root);
-  // No instruction below AVX-512 converts 64-bit integers: the biased exponent goes into the bits of 2^52.
+  // Converts the integer without an instruction, which only AVX-512 has: the biased exponent goes into the bits of
+  // 2^52.
   const double e = bit_cast<double>(((bits + kOne) >> 52) | 0x4330000000000000u) - (0x1p+52 + 1023);
   return {m - 1, e - select_or_zero(small, 54.0)};
 }
 
-// log(1 + f) + e log 2
+// Returns log(1 + f) + e log 2.
 SAFEOPS_INLINE float log_of(const Parts<float>& x) {
   const float f = x.f, q = f * f;
   // log(1 + f) = f - f^2/2 + f^3 P(f)
@@ -165,7 +167,7 @@ SAFEOPS_INLINE double log_of(const Parts<double>& x) {
   return x.e * Traits<double>::kLog2Hi + (f - (half - (s * (half + p) + x.e * Traits<double>::kLog2Lo)));
 }
 
-// x > 0; inf and NaN stay as they are.
+// Returns log(x) for x > 0; inf and NaN stay as they are.
 template <class C>
 SAFEOPS_INLINE C log_positive(C x) { return select(x < C(kInf), log_of(parts(x)), x); }
 
@@ -175,21 +177,21 @@ SAFEOPS_INLINE C log(C x) {
   return select(x < 0, std::numeric_limits<C>::quiet_NaN(), y);
 }
 
-// log(1 + x) for 0 <= x <= 1
+// Returns log(1 + x) for 0 <= x <= 1.
 template <class C>
 SAFEOPS_INLINE C log1p_unit(C x) {
-  const bool large = x > C(0x1.a827999fcef32p-2);  // sqrt(2) - 1: from there on 1 + x = 2 (1 + (x - 1) / 2)
+  const bool large = x > C(0x1.a827999fcef32p-2);  // beyond sqrt(2) - 1: 1 + x = 2 (1 + f) with f = (x - 1) / 2
   return log_of(Parts<C>{select(large, (x - 1) * C(0.5), x), select_or_zero(large, C(1))});
 }
 
-// log(1 + x) for any x: log(u) with u = 1 + x rounded, corrected by the rounding error over u.
+// log(1 + x) for any x: log(u) + (rounding error of u) / u, with u = 1 + x rounded.
 template <class C>
 SAFEOPS_INLINE C log1p(C x) {
   const C u = 1 + x, lost = x - (u - 1);
   return log(u) + select_or_zero(u > 0 && u < C(kInf), lost / u);
 }
 
-// The angle hi + lo from which asin and acos follow, for a = |x| in [0, 1]:
+// An angle hi + lo, from which asin and acos are computed, for a = |x| in [0, 1]:
 //     a <= 1/2:         hi + lo = asin(a)
 //     a > 1/2 (large):  hi + lo = 2 asin(sqrt((1 - a)/2)), so that asin(a) = pi/2 - (hi + lo)
 template <class C>
@@ -211,7 +213,7 @@ template <class C>
 SAFEOPS_INLINE C asin(C x) {
   using T = Traits<C>;
   const Arc<C> arc(at_most(std::fabs(x), C(1)));
-  // pi/2 - hi - lo by way of pi/4, which keeps the sums small
+  // pi/2 - (hi + lo), as pi/4 + (pi/4 - hi - lo): smaller sums have smaller rounding errors.
   const C far = T::kHalfPi / 2 + ((T::kHalfPi / 2 - arc.hi) + (T::kHalfPiLo - arc.lo));
   return std::copysign(select(arc.large, far, arc.hi + arc.lo), x);
 }
@@ -220,7 +222,7 @@ template <class C>
 SAFEOPS_INLINE C acos(C x) {
   using T = Traits<C>;
   const Arc<C> arc(at_most(std::fabs(x), C(1)));
-  // Large x > 0: the arc; large x < 0: pi - arc; else pi/2 -+ arc.
+  // Large arcs: the arc if x > 0, pi - arc if x < 0. Else: pi/2 - arc if x >= 0, pi/2 + arc if x < 0.
   const bool negative = x < 0;
   const C quarters = select(arc.large, select_or_zero(negative, C(2)), C(1));
   const bool minus = arc.large == negative;
@@ -228,14 +230,14 @@ SAFEOPS_INLINE C acos(C x) {
   return quarters * T::kHalfPi + (hi + (lo + quarters * T::kHalfPiLo));
 }
 
-// The angle of (x, y), and 0 at the origin; x = -0 counts as 0.
+// The angle of the point (x, y); 0 at the origin. x = -0 counts as 0.
 SAFEOPS_INLINE float atan2(float y, float x) {
   constexpr double kPi = 0x1.921fb54442d18p+1;
-  // In double the quotient neither overflows nor underflows, and inf may be replaced by a large number.
+  // In double the quotient of floats neither overflows nor underflows, and a large number may replace inf.
   const double a = at_most<double>(std::fabs(y), 0x1p+1000), b = at_most<double>(std::fabs(x), 0x1p+1000);
   const bool steep = a > b;
   const double low = select(steep, b, a), high = select(steep, a, b);
-  const bool turned = low > high * 0x1.a827999fcef32p-2;  // tan(pi/8): there atan(q) = pi/4 + atan((q - 1)/(q + 1))
+  const bool turned = low > high * 0x1.a827999fcef32p-2;  // q = low/high > tan(pi/8): pi/4 + atan((q - 1)/(q + 1))
   const double t = (low - select_or_zero(turned, high)) / (select(high == 0, 1.0, high) + select_or_zero(turned, low));
   const double z = t * t;
   double angle = t + t * z * polynomial(z, -0x1.555554c5f0b76p-2, 0x1.999918921287fp-3, -0x1.247ed89f2244fp-3,
@@ -246,7 +248,7 @@ SAFEOPS_INLINE float atan2(float y, float x) {
   return std::copysign(static_cast<float>(angle), y);
 }
 
-// A power of two that brings x into [1, 4), or a subnormal one into the normal numbers.
+// A power of two. Its product with x is in [1, 4), or a normal number if x is subnormal.
 SAFEOPS_INLINE double scale_of(double x) {
   const uint64_t exponent = bit_cast<uint64_t>(x) & 0x7FF0000000000000u;
   const double scale = bit_cast<double>(0x7FE0000000000000u - exponent);
@@ -257,7 +259,7 @@ SAFEOPS_INLINE double atan2(double y, double x) {
   const bool steep = std::fabs(y) > std::fabs(x);
   double low = std::fabs(select(steep, x, y)), high = std::fabs(select(steep, y, x));
   const bool infinite = high == kInf;
-  low = select(infinite, select(low == kInf, 1.0, low * 0), low);  // a NaN stays
+  low = select(infinite, select(low == kInf, 1.0, low * 0), low);  // NaN stays NaN
   high = select(infinite, 1.0, select(high == 0, 1.0, high));
   const double scale = scale_of(high);
   low *= scale;
@@ -275,7 +277,7 @@ SAFEOPS_INLINE double atan2(double y, double x) {
                    z * polynomial(q, 0x1.99999999957c1p-3, 0x1.c71c70e4ec235p-4, 0x1.3b111749721b5p-4,
                                   0x1.df0e4b4fd5adap-5, 0x1.37cb9ccc5d055p-5);
   const double tail = t * z * p + select_or_zero(std::fabs(t) > 0x1p-900, rest);
-  // The angle is k pi/4 +- (t + tail); k kHalfPi / 2 is exact for k <= 4.
+  // The angle is k pi/4 +- (t + tail). k kHalfPi / 2 is exact for k <= 4.
   const bool negative = x < 0;
   double k = select_or_zero(turned, 1.0);
   k = select(steep, 2 - k, k);

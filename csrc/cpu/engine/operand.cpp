@@ -14,7 +14,7 @@ Order Order::by_strides(const Shape& shape, const int64_t* strides, const bool* 
   Order order;
   for (int d = shape.ndim - 1; d >= 0; --d) {
     if (shape.size[d] == 1 || (only && only[d] != wanted)) continue;
-    // Insertion sort: there are few dims, mostly in order already.
+    // Insertion sort: the dims are few, and mostly in order already.
     int at = order.ndim++;
     for (int i = at - 1; i >= 0 && strides[d] != 0; --i) {
       const int64_t other = strides[order.dim[i]];
@@ -53,8 +53,8 @@ namespace {
 
 constexpr int64_t kLongRun = 16;  // elements; runs at least this long go through the vectorised conversion
 
-// Prefetches `length` elements, kAhead beyond `index` of the run at `row`. Beyond the end of the run, they are those of
-// the next one.
+// Prefetches `length` elements, starting kAhead elements beyond element `index` of the innermost run at `row`. If that
+// is beyond the end of this run, prefetches in the next run instead.
 template <int kWrite>
 __attribute__((always_inline)) inline void prefetch_run(const Operand& op, const char* row, int64_t index,
                                                         int64_t length) {
@@ -66,7 +66,8 @@ __attribute__((always_inline)) inline void prefetch_run(const Operand& op, const
   for (int64_t byte = 0, end = length * op.element; byte < end; byte += 64) __builtin_prefetch(from + byte, kWrite);
 }
 
-// Calls run(pointer, stride, done, length) for each piece of [start, start + n) along the innermost dim.
+// Splits elements [start, start + n) of the walk at the ends of the innermost dim. Calls run(pointer, stride, done,
+// length) for each run of `length` elements; `done` elements came before it.
 template <int kWrite, class Run>
 inline void for_runs(const Operand& op, int64_t start, int64_t n, const Run& run) {
   int64_t index[kMaxDims];

@@ -1,8 +1,8 @@
-// Loops read and write tensors of any dtype and layout as runs of contiguous values of the compute type.
+// Runs of contiguous values of the compute type, in which loops read and write tensors of any dtype and layout.
 //
-// All operands of a loop are walked in one Order of the dimensions, chosen so that the output (or the input of a
-// reduction) is dense. Each operand merges dimensions in that order by itself: an operand that cannot merge them does
-// not slow down the others.
+// All operands of a loop are walked in one Order of the dims, chosen so that the output (or the input of a reduction)
+// is dense. Each operand merges adjacent dims in that order where its own strides allow: an operand that cannot merge
+// them does not slow down the other operands.
 #pragma once
 
 #include "cpu/engine/convert.h"
@@ -10,7 +10,7 @@
 
 namespace safeops::cpu {
 
-// The dims of a shape, innermost first; dims of size 1 are left out.
+// Dims of a shape, innermost first; dims of size 1 are left out.
 struct Order {
   int ndim = 0;
   int dim[kMaxDims];
@@ -23,7 +23,7 @@ struct Order {
   }
 
   // Sorts the dims by stride, the smallest innermost. Broadcast dims (stride 0) keep their place, since their stride
-  // says nothing about memory. With `only`, the order has just the dims where only[d] == wanted.
+  // says nothing about memory. If `only` is given, the order has just the dims d with only[d] == wanted.
   static Order by_strides(const Shape& shape, const int64_t* strides, const bool* only = nullptr, bool wanted = true);
   static Order contiguous(const Shape& shape);
 
@@ -34,12 +34,12 @@ struct Order {
   }
 };
 
-constexpr int64_t kAhead = 1536;  // elements that a loop over consecutive chunks prefetches ahead; 2^n would alias
+constexpr int64_t kAhead = 1536;  // elements by which loops over chunks prefetch ahead; a power of two would alias
 
 constexpr int64_t kNever = INT64_MAX;  // no prefetch: for loops that compute so long that the hardware's suffices
 
-// Elements per chunk where nothing goes through a buffer. The cache lines that a loop prefetches for a chunk then fit
-// the core's queue of outstanding misses; a full queue would stop the core while memory idles.
+// Elements per chunk of a loop that reads and writes all operands in place. The cache lines that the loop prefetches
+// for one chunk then fit the core's queue of outstanding misses; a full queue would stop the core while memory idles.
 constexpr int64_t kFine = 128;
 
 enum class Kind : uint8_t { kDirect, kConvert, kConstant, kStrided };
@@ -48,8 +48,9 @@ struct Operand : Walk {   // strides in bytes
   char* data;
   Kind kind;
   int64_t element;        // bytes of a stored element
-  Convert convert;        // contiguous run <-> compute type; nullptr if stored in the compute type
-  // Copies to or from the buffer. A read may instead return the address of a contiguous piece in memory.
+  Convert convert;        // converts a contiguous run to or from the compute type; nullptr if the dtype is that type
+  // Copies n elements of the walk to the buffer, or from it. A read may instead return the address of the elements in
+  // the tensor, if they are contiguous.
   const void* (*strided)(const Operand&, int64_t start, int64_t n, void* buffer);
 
   bool direct() const { return kind == Kind::kDirect || kind == Kind::kConstant; }
@@ -57,7 +58,7 @@ struct Operand : Walk {   // strides in bytes
  protected:
   void bind_walk(const View& view, const Shape& shape, const Order& order);
 
-  // Prefetches the n elements from `ahead` on, which a later chunk will read: the hardware alone loses track of a
+  // Prefetches elements [ahead, ahead + n), which a later chunk will read: the hardware's prefetcher loses track of a
   // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it). A run longer than
   // a chunk is left to the hardware, which follows it; prefetching all of it at once would stop the core. The function
   // must be inlined: gcc drops calls of a function that only prefetches, as if it had no effect.
@@ -75,12 +76,12 @@ template <class C>
 struct Source : Operand {
   void bind(const View& view, const Shape& shape, const Order& order);
 
-  // Called once per thread, before fetch. It fills `buffer` (kChunk elements) if the operand is constant; from then on
-  // the buffer belongs to this operand.
+  // Each thread calls prime() once, before fetch(). If the operand is constant, prime() fills `buffer` (kChunk
+  // elements), and fetch() then returns it: nothing else may write to it.
   void prime(C* buffer) const;
 
-  // Returns elements [start, start + n) of the walk, n <= kChunk: in place where possible, else in the buffer. A later
-  // call will read from `ahead` on.
+  // Returns elements [start, start + n) of the walk, n <= kChunk: in place if possible, else in the buffer. `ahead`:
+  // the element at which a later call will start, for the prefetch.
   const C* fetch(int64_t start, int64_t n, int64_t ahead, C* buffer) const {
     prefetch<0>(ahead, n);
     switch (kind) {
@@ -93,7 +94,7 @@ struct Source : Operand {
   }
 };
 
-// An operand to write. A loop writes its values at `target`, then `commit` stores them.
+// An operand that is written. A loop writes its values at `target`; then `commit` stores them in the tensor.
 template <class C>
 struct Sink : Operand {
   void bind(const View& view, const Shape& shape, const Order& order);

@@ -13,7 +13,7 @@ Reduction<C>::Reduction(const Shape& shape_, const ReducedDims& dims_, const Vie
   const Order walk = Order::by_strides(shape, strides);
   const Order reduced_order = Order::by_strides(shape, strides, dims.reduced, true);
   output_order = Order::by_strides(shape, strides, dims.reduced, false);
-  int fastest = 0;  // the number of output dims that vary faster than every reduced dim
+  int fastest = 0;  // number of output dims that vary faster in memory than every reduced dim
   while (fastest < walk.ndim && !dims.reduced[walk.dim[fastest]]) ++fastest;
   if (reduced_order.ndim == 0) fastest = 0;
   for (int i = 0; i < output_order.ndim; ++i) (i < fastest ? inner : outer) *= output_order.size[i];

@@ -1,34 +1,36 @@
 // The driver of every reduction, over any dims of any layout. It reads the input once.
 //
-// An output whose elements are consecutive in memory is a row, which is summed in registers. Other outputs lie side by
-// side, as columns. A column has one accumulator, or several where columns are few (fold_of); its elements go to them
-// in turn. Each adds kBlock elements one after the other, then their states are merged. So the bits of an output do not
-// depend on its place, nor on the number of outputs, except that few columns have several accumulators each.
+// An output is a row if its elements are consecutive in memory; it is summed in registers. Other outputs are columns,
+// which lie side by side. A column has one accumulator, or several if columns are few (fold_of): its elements go to the
+// accumulators in turn. An accumulator adds kBlock elements one after the other; then all accumulators of the column
+// are merged. So the bits of an output depend neither on its place nor on the number of outputs, except that few
+// columns have several accumulators each.
 //
-// An Accumulator turns elements into the state of an output (States). The driver decides which elements it gets, in
-// which order, on which thread.
+// A state is the partial result of one output (States). An Accumulator turns elements into states. The driver decides
+// which elements it gets, in which order, on which thread.
 //
 //     struct Accumulator {
 //       bool has_weight, has_second, has_count;           the arrays of States that it uses besides value
 //       void merge(const States& into, const States& from, int64_t n) const;
-//       static constexpr int64_t kColumns, kBlock;        accumulators side by side at most; elements of each
-//       struct Worker {                                   one thread's buffers
+//       static constexpr int64_t kColumns, kBlock;        most accumulators side by side; elements that each adds
+//       struct Worker {                                   has one thread's buffers
 //         Worker(const Accumulator&, const Inputs<C>&);
 //         buffers, chunk;
-//         void prepare();                                 called when a chunk has been fetched
+//         void prepare();                                 called after each fetch of a chunk
 //
-//         bool rows(g, reduced, States);                  whole rows (g, reduced) of the chunk; false: none, take them
-//                                                         as columns
+//         bool rows(g, reduced, States);                  reduces the chunk (g, reduced) to g states; or returns
+//                                                         false: the driver then reduces it as columns
 //
-//         void start_row(); void row(m);                  one row, a chunk of m elements at a time
-//         bool stored_row(inputs, begin, end);            optional: all of a row in its stored dtype; false: not done
-//         void finish_row(States);
+//         void start_row(); void row(m);                  begins a row; adds the m elements of a chunk to it
+//         bool stored_row(inputs, begin, end);            optional: adds a row in its stored dtype, or returns false
+//         void finish_row(States);                        writes the row's state
 //
-//         void start_columns(n);                          n accumulators side by side
-//         void transpose(g, n);                           the chunk: (g, n) -> (n, g)
-//         void add(at, m, first, period);                 m elements of the chunk from `at` on, of which element i
-//                                                         goes to accumulator first + i % period
-//         States finish_columns(m);                       after m elements; valid until the next start
+//         void start_columns(n);                          begins n accumulators side by side
+//         void transpose(g, n);                           transposes the chunk from (g, n) to (n, g)
+//         void add(at, m, first, period);                 adds elements [at, at + m) of the chunk: element at + i
+//                                                         to accumulator first + i % period
+//         States finish_columns(m);                       the accumulators' states, after m elements; valid until the
+//                                                         next start
 //       };
 //     };
 #pragma once
@@ -46,12 +48,13 @@ namespace safeops::cpu {
 constexpr int kMaxResults = 3;
 constexpr int64_t kHeldStates = 4096;  // states that a thread holds before it writes results
 
-// The states of outputs, one entry each. For a sum: the sum of the kept values, the sum of their weights, and their
-// number. Other accumulators document their use of the arrays. An array that is not used is null.
+// The states of several outputs, one array entry each. For a sum: value is the sum of the kept values, weight the sum
+// of their weights, count their number. Other accumulators document their use of the arrays. An array that is not used
+// is null.
 struct States {
   double* value;
   double* weight;
-  double* second;  // such as a variance's sum of squared deviations
+  double* second;  // a second sum, such as a variance's sum of squared deviations
   int64_t* count;
 
   States from(int64_t i) const {
@@ -59,7 +62,7 @@ struct States {
     return {at(value), at(weight), at(second), at(count)};
   }
 
-  // Calls body(source, target) for each array that these states and `to` both have.
+  // Calls body(source, target) for each array that exists both in these states and in `to`.
   template <class Body>
   void for_pairs(const States& to, const Body& body) const {
     body(value, to.value);
@@ -86,18 +89,18 @@ struct StateBuffer {
   States from(int64_t i) const { return States{value.get(), weight.get(), second.get(), count.get()}.from(i); }
 };
 
-// States of n outputs, each of `reduced` elements -> results. `finish` is the op's data. `unscale`: for each output the
-// factor that its elements were multiplied by before they were accumulated, or null.
+// Turns the states of n outputs, each of `reduced` elements, into results. `finish` is the op's data. `unscale`: the
+// factor by which each output's elements were multiplied before they were accumulated; or null.
 using Results = void (*)(const void* finish, int64_t reduced, const States& states, int64_t n, const double* unscale,
                          double* const* results);
 
-// The last step: states -> results, in any layout.
+// The last step: writes the results of states to output tensors of any layout.
 struct Outputs {
   Results results;
   const void* finish;
   int64_t reduced;
   Shape full;   // the outputs' shape with size-1 reduced dims
-  Order order;  // of the outputs, as the input's walk visits them
+  Order order;  // of the output dims, in the sequence of the input's walk
   int count = 0;
   bool scaled = false;
   Sink<double> sink[kMaxResults];
@@ -111,7 +114,7 @@ struct Outputs {
         full(r.dims.output(r.shape, true)),
         order(r.output_order) {}
 
-  // Contiguous outputs of any shape. `reduced` is not used (0): the states hold the number of elements of each output.
+  // Contiguous outputs of any shape. `reduced` is not used (0), since each state holds its number of elements.
   Outputs(const Shape& shape, Results results_, const void* finish_)
       : results(results_), finish(finish_), reduced(0), full(shape), order(Order::contiguous(shape)) {}
 
@@ -122,7 +125,7 @@ struct Outputs {
     scaled = true;
   }
 
-  // Writes the results of outputs [start, start + n) of the walk.
+  // Writes the results of outputs [start, start + n) in the order of the walk.
   void write(int64_t start, int64_t n, const States& states) const {
     double buffers[kMaxResults][kChunk], divisors[kChunk];
     double* target[kMaxResults];
@@ -144,13 +147,14 @@ constexpr bool has_stored_row<Worker, std::void_t<decltype(&Worker::stored_row)>
 
 template <class C, class Accumulator, class Writer = Outputs>
 struct ReductionDriver {
-  // Long rows and columns are cut into slices for several threads: at most kMaxSlices, each of at least this length.
+  // Long rows and columns are cut into slices for several threads: at most kMaxSlices slices, each of at least kSlice
+  // elements (rows) or kMinRows rows (columns).
   static constexpr int64_t kSlice = 32768;  // elements of a row
-  static constexpr int64_t kMinRows = kChunk / 4 + 1;  // rows of columns: kChunk / 2 rows, as in run_short, are not cut
+  static constexpr int64_t kMinRows = kChunk / 4 + 1;  // rows of columns: run_short's kChunk / 2 rows are not cut
   static constexpr int64_t kMaxSlices = 256;
   static constexpr int64_t kColumns = Accumulator::kColumns, kBlock = Accumulator::kBlock;
   static constexpr int64_t kFewColumns = 64;
-  static constexpr int64_t kNarrowTile = 512;  // columns; tiles of more are halved while there are too few tasks
+  static constexpr int64_t kNarrowTile = 512;  // columns; while tasks are too few, wider tiles are halved
   static constexpr int64_t kEnoughTasks = 4;
 
   struct Worker : Accumulator::Worker {
@@ -175,10 +179,11 @@ struct ReductionDriver {
   }
 
  protected:
-  // An outer index, reduced * inner elements, fits in a chunk. A task is a chunk of as many outer indices as it holds.
+  // For inputs whose reduced * inner elements of one outer index fit in a chunk. A task is one chunk, which holds as
+  // many outer indices as fit.
   void run_short() const {
     const int64_t each = r.reduced * r.inner, most = r.inputs.step() / each;
-    const int64_t groups = most >= 4 ? most / 4 * 4 : std::max<int64_t>(1, most);  // they are transposed four by four
+    const int64_t groups = most >= 4 ? most / 4 * 4 : std::max<int64_t>(1, most);  // transposed in fours
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
       Worker s(accumulator, r.inputs);
       const StateBuffer held_states(accumulator, std::min(kHeldStates, r.outer * r.inner));
@@ -196,7 +201,7 @@ struct ReductionDriver {
     });
   }
 
-  // A task is one outer index, one tile of the inner columns, and one slice of the reduced walk.
+  // A task is one outer index, one tile of the inner columns and one slice of the reduced elements.
   void run_long() const {
     const int64_t slices = std::clamp<int64_t>(r.reduced / (r.inner == 1 ? kSlice : kMinRows), 1, kMaxSlices);
     const int64_t step = (r.reduced + slices - 1) / slices;
@@ -211,7 +216,7 @@ struct ReductionDriver {
       const StateBuffer held_states(accumulator, partial ? 0 : std::min(kHeldStates, r.outer * r.inner));
       int64_t held = 0;
       for (int64_t task = begin; task < end; ++task) {
-        const bool rows = slices * tiles == 1;  // there may be many short rows, too short for the divisions below
+        const bool rows = slices * tiles == 1;  // many short rows have no time for the divisions below
         const int64_t slice = rows ? 0 : task % slices;
         const int64_t tile = rows ? 0 : task / slices % tiles;
         const int64_t outer = rows ? task : task / slices / tiles;
@@ -236,7 +241,7 @@ struct ReductionDriver {
     });
   }
 
-  // Columns [column, column + n) of the reduced rows [first, last) -> states[0, n).
+  // Reduces columns [column, column + n) of the reduced rows [first, last) to states[0, n).
   void reduce(Worker& s, int64_t outer, int64_t column, int64_t n, int64_t first, int64_t last,
               const States& states) const {
     const int64_t begin = (outer * r.reduced + first) * r.inner + column, rows = last - first;
@@ -245,7 +250,7 @@ struct ReductionDriver {
     s.finish_row(states);
   }
 
-  // One row: all at once if the worker can read its stored dtype, else a chunk at a time.
+  // Adds elements [begin, end), one row: all at once if the worker can read their stored dtype, else a chunk at a time.
   void row(Worker& s, int64_t begin, int64_t end) const {
     const int64_t step = r.inputs.step();
     s.start_row();
@@ -259,15 +264,15 @@ struct ReductionDriver {
     }
   }
 
-  // Rows of n columns, which start r.inner elements apart.
+  // Reduces columns: `rows` rows of n elements, which start r.inner elements apart. Writes states[0, n).
   void tall(Worker& s, int64_t n, int64_t begin, int64_t rows, const States& states) const {
-    if (rows == 0) {  // a segment without rows
+    if (rows == 0) {  // a slice without rows
       s.start_columns(n);
       return collect(s, true, n, n, 0, states);
     }
     const int64_t fold = fold_of(rows, r.inner), period = n * fold, block = kBlock * fold;
     const int64_t step = std::max(period <= kChunk ? period : 0, r.inputs.step());
-    if (n == r.inner && block * n <= step) {  // several blocks at a time
+    if (n == r.inner && block * n <= step) {  // the chunk holds several blocks
       const int64_t most = step / (block * n) * block * n;
       for (int64_t at = 0; at < rows * n; at += most) {
         const int64_t m = std::min(most, rows * n - at);
@@ -277,7 +282,7 @@ struct ReductionDriver {
       }
       return;
     }
-    const int64_t together = n == r.inner ? step / period * fold : 0;  // rows per chunk; 0: they have gaps between them
+    const int64_t together = n == r.inner ? step / period * fold : 0;  // rows per chunk; 0: there are gaps between rows
     for (int64_t top = 0; top < rows; top += block) {
       const int64_t last = std::min(rows, top + block);
       s.start_columns(period);
@@ -294,11 +299,11 @@ struct ReductionDriver {
     }
   }
 
-  // A whole chunk (g, reduced, inner) -> states (g, inner).
+  // Reduces a whole chunk (g, reduced, inner) to states (g, inner).
   void groups(Worker& s, int64_t g, int64_t reduced, int64_t inner, const States& states) const {
     if (inner == 1 && s.rows(g, reduced, states)) return;
-    // Short columns of many groups are transposed, so that they lie side by side: (g, reduced, inner) -> (reduced,
-    // inner, g).
+    // Many groups of short columns are transposed, so that all columns lie side by side: (g, reduced, inner) becomes
+    // (reduced, inner, g).
     const bool transposed = g >= 4 && reduced < kShortRow;
     if (transposed) s.transpose(g, reduced * inner);
     const int64_t n = transposed ? g * inner : inner, m = reduced * n;
@@ -308,7 +313,8 @@ struct ReductionDriver {
       out.for_pairs(states, [&](const auto* from, auto* to) { transpose(from, inner, g, to); });
   }
 
-  // Elements [at, at + m) of the chunk, which are rows of n columns -> states[0, n).
+  // Reduces elements [at, at + m) of the chunk, which form rows of n columns, to states[0, n), a block at a time.
+  // first: the first block is copied to states instead of merged.
   void blocks(Worker& s, bool first, int64_t at, int64_t m, int64_t n, int64_t fold, const States& states) const {
     const int64_t period = fold * n, most = kBlock * period;
     for (int64_t done = 0; done < m; done += most, first = false) {
@@ -319,15 +325,15 @@ struct ReductionDriver {
     }
   }
 
-  // The number of accumulators of an output. A short row has one for each 16 elements, so that the accumulators of a
-  // chunk's rows fill the registers. A long column has several where columns are few.
+  // Returns the number of accumulators of an output. A row shorter than a chunk has one for each 16 elements, so that
+  // the accumulators of a chunk's rows fill the registers. A long column has several if columns are few.
   static int64_t fold_of(int64_t reduced, int64_t inner) {
     if (inner == 1) return (reduced + 15) / 16;
     return inner >= kFewColumns || reduced < kShortRow ? 1 : reduced < 4 * kShortRow ? 4 : 16;
   }
 
-  // Merges the accumulators of a block of m elements for each output, then merges the block into `states`; the first
-  // block is copied to them.
+  // Ends a block of m elements: merges the accumulators of each output, then merges the result into `states`. first:
+  // copies it instead.
   void collect(Worker& s, bool first, int64_t n, int64_t period, int64_t m, const States& states) const {
     const States block = s.finish_columns(m);
     for (int64_t p = n; p < period; p += n) accumulator.merge(block, block.from(p), n);
@@ -337,7 +343,7 @@ struct ReductionDriver {
       accumulator.merge(states, block, n);
   }
 
-  // Outputs of no elements: their states are all 0.
+  // Outputs of no elements: all their states are 0.
   void run_empty() const {
     const StateBuffer zeros(accumulator, kChunk);
     const States none = zeros.from(0);

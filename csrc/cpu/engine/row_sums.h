@@ -1,4 +1,4 @@
-// Sums of rows that lie within a chunk. Only doubles are carried from one chunk to the next.
+// Sums rows that are complete within one chunk.
 #pragma once
 
 #include "cpu/engine/simd.h"
@@ -8,10 +8,10 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kShortRow = 64;  // elements; of shorter rows several are summed at once
+constexpr int64_t kShortRow = 64;  // elements; several shorter rows are summed at once
 
-// A register of kBytes bytes, as a GNU vector. For an array of accumulators gcc would emit loads and stores; a vector
-// wider than a register it would split into single elements.
+// A register of kBytes bytes, as a GNU vector. For an array of accumulators gcc would emit loads and stores; it would
+// split a vector wider than a register into single elements.
 template <class T, int kBytes>
 using Vector [[gnu::vector_size(kBytes)]] = T;
 
@@ -29,7 +29,7 @@ inline void add_vector(V& sum, const T* from) {
 
 template <class T, class S, class V>
 inline S sum_vector(const V& vector) {
-  if constexpr (sizeof(T) == 1) {  // bytes <= 31: as 16-bit numbers they are added without overflow
+  if constexpr (sizeof(T) == 1) {  // bytes are <= 31 each: as 16-bit numbers they are added without overflow
     constexpr uint64_t kLow = 0x00FF00FF00FF00FF;
     constexpr int kWords = sizeof(V) / 8;
     uint64_t words[kWords], sum = 0;
@@ -48,7 +48,7 @@ inline S sum_vector(const V& vector) {
   }
 }
 
-// The sum of n <= 16 kBytes values: at most 16 additions to a lane.
+// Returns the sum of n values, n <= 16 kBytes: at most 16 bytes are added to a lane.
 template <int kBytes, class T, class S>
 inline S sum_piece(const T* values, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(T);
@@ -89,7 +89,7 @@ inline void sum_rows(const T* values, int64_t groups, int64_t reduced, S* out) {
   }
 }
 
-// (groups, reduced) -> (groups), all of it in one chunk
+// Sums the rows of a chunk (groups, reduced) to out (groups).
 template <class T, class S>
 void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
   if (reduced >= kShortRow) {
@@ -99,8 +99,8 @@ void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
       case Isa::kBaseline: return sum_rows<16>(values, groups, reduced, out);
     }
   }
-  // Adds neighbours, in all rows at once, as long as the row length is even and a byte holds the count of the elements
-  // that were summed.
+  // While the row length is even, adds neighbors in all rows at once. It stops at sums of 128 elements: a byte must
+  // hold their count.
   alignas(64) T pairs[kChunk / 2];
   for (int summed = 1; reduced % 2 == 0 && summed < 128; summed *= 2) {
     reduced /= 2;
@@ -114,7 +114,7 @@ void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
     for (g = 0; g < groups; ++g) out[g] = static_cast<S>(values[g]);
     return;
   }
-  for (; g + 8 <= groups; g += 8) {  // eight rows side by side hide each other's latency
+  for (; g + 8 <= groups; g += 8) {  // eight rows at a time: their additions overlap
     const T* row = values + g * reduced;
     S sum[8] = {};
     for (int64_t r = 0; r < reduced; ++r)

@@ -1,5 +1,5 @@
-// Reductions of a run of contiguous values to one number, in registers. A run has at least kShortestRun values: its
-// tail is read as a full register, which overlaps the previous one.
+// Reductions of a run of contiguous values to one number, in registers. A run has at least kShortestRun values, so that
+// its tail can be read as a full register that overlaps the previous register.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace safeops::cpu {
 
 constexpr int64_t kShortestRun = 16;
 
-// Zeroes the values whose words in `keep` are 0; the other words are all ones.
+// Zeroes the values for which the word in `keep` is 0. All other words must be all ones.
 template <class C, class V>
 inline void mask_vector(const void* keep, V& vector) {
   using Bits [[gnu::vector_size(sizeof(V))]] = BitsOf<C>;
@@ -32,7 +32,8 @@ inline void keep_last_lanes(int64_t kept, V& vector) {
   mask_vector<C>(table.bytes + 64 - sizeof(V) + kept * sizeof(C), vector);
 }
 
-// The sum of n values; get(i, vector) sets the vector that starts at i. At most 16 additions to a lane, then double.
+// Returns the sum of n values. get(i, vector) sets `vector` to the values from i on. At most 16 values are added in one
+// lane; the lanes are then added to a double.
 template <int kBytes, class C, class Get>
 inline double sum_run(int64_t n, const Get& get) {
   constexpr int64_t lanes = kBytes / sizeof(C);
@@ -48,7 +49,7 @@ inline double sum_run(int64_t n, const Get& get) {
       get(i + 3 * lanes, vector), d += vector;
     }
     for (; i + lanes <= stop; i += lanes) get(i, vector), a += vector;
-    if (i < stop) {  // stop is n
+    if (i < stop) {  // here stop = n
       get(n - lanes, vector);
       keep_last_lanes<C>(n - i, vector);
       b += vector;
@@ -65,7 +66,7 @@ inline void largest_of(V& most, const V& vector) {
   most = vector > most ? vector : most;
 }
 
-// The largest of n values. If there is a NaN among them, the result is any of the values.
+// Returns the largest of n values. If one of them is NaN, the result is any of the values.
 template <int kBytes, class C>
 inline C max_run(const C* x, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(C);
@@ -87,8 +88,8 @@ inline C max_run(const C* x, int64_t n) {
   return most[0];
 }
 
-// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises, and before(i) at the
-// start i of each block. A last, partial block is moved back to be a full one: one() may be called twice for an i.
+// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises. Calls before(i) at the
+// start i of each full block. A partial last block is moved back to be full: one() may be called twice for an i.
 template <class One, class Before>
 inline void for_blocks(int64_t n, const One& one, const Before& before) {
   int64_t i = 0;

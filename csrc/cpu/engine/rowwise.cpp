@@ -22,7 +22,7 @@ Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
   const Order walk = Order::by_strides(shape_, strides);
   int place = 0;
   while (place < walk.ndim && walk.dim[place] != dim_) ++place;
-  if (place == walk.ndim) place = 0;  // the dim has size 1, and the walk lacks it
+  if (place == walk.ndim) place = 0;  // dim_ has size 1, so the walk leaves it out
   for (int i = 0; i < walk.ndim; ++i) {
     if (walk.dim[i] == dim_) continue;
     row_order_.push(walk.dim[i], walk.size[i]);
@@ -31,7 +31,7 @@ Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
   transposed_ = inner_ == 1 && length_ < kTransposed;
   interleaved_ = inner_ > 1 || transposed_;
   if (interleaved_ && !transposed_ && (inner_ < kShortestRun || inner_ * length_ < kChunk)) {
-    // Few or short rows side by side: walk them as if all rows of the tensor lay side by side.
+    // Few or short rows side by side: walks them as if all rows of the tensor lay side by side.
     order_ = row_order_;
     order_.push(dim_, length_);
     inner_ *= outer_;
@@ -51,7 +51,7 @@ void Rowwise<C>::result(const View& view, bool keepdim) {
   result_[results_++].bind(Unreduced(view, dims_, shape_.ndim, keepdim, "safeops").view, row_shape_, row_order_);
 }
 
-// ---- runs
+// ---- The three ways to run a job.
 
 template <class C>
 void Rowwise<C>::Job::run_unsliced() const {
@@ -75,7 +75,7 @@ void Rowwise<C>::Job::run_unsliced() const {
   });
 }
 
-// For a few long rows: each is cut into slices of kSegment values, which the threads share.
+// For few, long rows: each row is cut into slices of kSegment values, which the threads share.
 template <class C>
 void Rowwise<C>::Job::run_sliced() const {
   const bool accumulates = loops.accumulate_rows != nullptr;
@@ -106,7 +106,7 @@ void Rowwise<C>::Job::run_sliced() const {
         accumulate(s, group(u), slice(k), slice(k + 1), careful, nullptr, row_parameters, task_states, last);
       }
     });
-    for (int64_t u = 0; u < count; ++u) {  // slices are merged in this order, whatever the threads did
+    for (int64_t u = 0; u < count; ++u) {  // slices are merged in this order on one thread, so the bits are repeatable
       double *into[kRowStats], *from[kRowStats];
       states(u, 0, into);
       for (int64_t k = 1; k < slices; ++k) {
@@ -115,8 +115,9 @@ void Rowwise<C>::Job::run_sliced() const {
       }
     }
   };
-  // Marks the rows whose sums are lost. Resets the states of all slices but the first to those of no values: the second
-  // pass skips rows that are not marked, and merging must leave their state, in slice 0, as it is.
+  // Marks the rows whose sums over- or underflowed. In all slices but slice 0, resets the states to those of a row
+  // without values: the second pass skips rows that are not marked, and merging must then leave their state, in slice
+  // 0, unchanged.
   const auto find_lost = [&] {
     bool any = false;
     for (int64_t u = 0; u < count; ++u) {

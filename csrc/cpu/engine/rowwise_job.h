@@ -1,4 +1,4 @@
-// Implements one call of Rowwise::run for rowwise.cpp: cuts rows into pieces, loads, accumulates and maps them.
+// One call of Rowwise::run, for rowwise.cpp: cuts rows into pieces, loads the pieces, accumulates and maps them.
 #pragma once
 
 #include <memory>
@@ -9,17 +9,17 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTile = 32768;        // values of a group of rows that stay in the cache until map() reads them
+constexpr int64_t kTile = 32768;        // values of a group of rows that stays in the cache until map() reads it
 constexpr int64_t kWidth = 256;         // interleaved rows of a group, at most
-constexpr int64_t kNarrow = 64;         // interleaved rows of a group, not fewer for long rows
+constexpr int64_t kNarrow = 64;         // interleaved rows of a group, at least, if rows are long
 constexpr int64_t kPieceValues = 4096;  // values of a piece of interleaved or several rows: keeps fixed costs low
-constexpr int64_t kHeight = kPieceValues / kWidth;  // height of a piece of long interleaved rows, however few rows
+constexpr int64_t kHeight = kPieceValues / kWidth;  // values per row in a piece of long interleaved rows
 constexpr int64_t kSegment = 4096;      // values of a row that are reduced to one state, on one thread or several
 constexpr int64_t kRows = std::max(kWidth, kChunk / kShortestRun);
 constexpr int64_t kTransposed = 32;     // contiguous rows shorter than this are transposed
-constexpr int64_t kFewGroups = 16;      // fewer groups than this, if rows are long, are cut for the threads
+constexpr int64_t kFewGroups = 16;      // if groups are fewer than this and rows are long, rows are cut for the threads
 
-// Boundaries that cut [begin, end) into steps of `step`; the last part is not shorter than kShortestRun.
+// The boundaries that cut [begin, end) into parts of `step`. Only a single part may be shorter than kShortestRun.
 struct Cut {
   int64_t begin, end, step;
 
@@ -31,7 +31,7 @@ struct Cut {
   }
 };
 
-// Mask bytes (height, width), lines `step` apart -> words of all ones or 0, dense.
+// Expands mask bytes (height, width), lines `step` apart, to dense words of all ones or 0.
 template <class Bits>
 void expand_mask_loop(const uint8_t* mask, int64_t height, int64_t width, int64_t step, Bits* keep) {
   for (int64_t i = 0; i < height; ++i, mask += step, keep += width) {
@@ -40,7 +40,7 @@ void expand_mask_loop(const uint8_t* mask, int64_t height, int64_t width, int64_
   }
 }
 
-// Each thread has buffers of its own.
+// The buffers of one thread.
 template <class C>
 struct Rowwise<C>::Scratch {
   alignas(64) C in[kRowInputs][kPieceValues + 64];
@@ -72,13 +72,13 @@ struct Rowwise<C>::Scratch {
   }
 };
 
-// Rows [first, first + rows) of the rows' walk; `base` is the place of their first value in the values' walk.
+// Rows [first, first + rows) in the walk over rows. base: the index of their first value in the walk over values.
 template <class C>
 struct Rowwise<C>::RowGroup {
   int64_t first, rows, base;
 };
 
-// One call of an op.
+// One call of Rowwise::run.
 template <class C>
 struct Rowwise<C>::Job {
   const Rowwise& r;
@@ -86,9 +86,9 @@ struct Rowwise<C>::Job {
   const void* op;
   decltype(pick<&expand_mask_loop<BitsOf<C>>>()) expand_mask = pick<&expand_mask_loop<BitsOf<C>>>();
   int64_t group_rows;    // rows of a group
-  int64_t tiles;         // groups, per outer index if rows are interleaved in memory
-  int64_t piece_height;  // values per row of a piece of interleaved rows
-  int64_t row_piece = kChunk;  // values of a piece of one row
+  int64_t tiles;         // number of groups; if rows are interleaved in memory, per outer index
+  int64_t piece_height;  // values per row in a piece of interleaved rows
+  int64_t row_piece = kChunk;  // values in a piece of one row
 
   Job(const Rowwise& r_, const RowLoops<C>& loops_, const void* op_) : r(r_), loops(loops_), op(op_) {
     const int64_t length = std::max<int64_t>(1, r.length_);
@@ -99,7 +99,7 @@ struct Rowwise<C>::Job {
     } else if (r.interleaved_) {
       const int64_t fits = std::max(kNarrow, kTile / length / kShortestRun * kShortestRun);
       int64_t most = std::min({kWidth, fits, r.inner_});
-      // Short rows: a piece holds as many complete rows as fit, so that nothing has to be merged.
+      // Short rows: a piece holds as many complete rows as fit, so that no states have to be merged.
       const int64_t complete_rows = kPieceValues / length / kShortestRun * kShortestRun;
       if (complete_rows >= kWidth / 4) most = std::min(most, complete_rows);
       tiles = (r.inner_ + most - 1) / most;
@@ -108,17 +108,17 @@ struct Rowwise<C>::Job {
       tiles = (r.inner_ + group_rows - 1) / group_rows;
       piece_height = complete_rows >= kWidth / 4 ? length : kHeight;
     } else {
-      bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // its buffer holds kChunk values
+      bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // a constant's buffer holds kChunk values
       for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
       if (!constant && r.source_[0].kind == Kind::kConvert) row_piece = loops.converted_piece;
-      group_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several only if rows are uncut
+      group_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several if rows are uncut
       tiles = (r.outer_ + group_rows - 1) / group_rows;
       piece_height = 0;
     }
   }
 
-  // True if a group stays in the cache. It depends on the rows' length alone: with a memo rows are rounded differently,
-  // and the number of rows must not change a row's bits.
+  // True if a group stays in the cache, so that a memo is kept. This depends on the rows' length alone: a memo changes
+  // how rows are rounded, and the number of rows must not change a row's bits.
   bool fits_tile() const { return r.length_ <= (r.interleaved_ && !r.transposed_ ? kTile / kNarrow : kTile); }
 
   int64_t groups() const { return r.interleaved_ && !r.transposed_ ? r.outer_ * tiles : tiles; }
@@ -134,12 +134,12 @@ struct Rowwise<C>::Job {
 
   Cut cut(int64_t begin, int64_t end) const { return {begin, end, r.interleaved_ ? piece_height : row_piece}; }
 
-  // Boundary number k; the last piece of interleaved rows may have any height.
+  // Boundary k of a cut. A piece of interleaved rows may have any height, so its cut needs no minimum.
   int64_t at(const Cut& cut, int64_t k) const {
     return r.interleaved_ ? std::min(cut.end, cut.begin + k * cut.step) : cut.at(k);
   }
 
-  // Returns the values of a piece, in place or in the buffer; `step` is the distance of its lines.
+  // Returns the values of a piece, in place or in the buffer. Sets `step` to the distance between the piece's lines.
   template <class T>
   const T* fetch(const Source<T>& source, int64_t start, const Piece<C>& piece, T* buffer, T* stage,
                  int64_t& step) const {
@@ -159,7 +159,7 @@ struct Rowwise<C>::Job {
       return reinterpret_cast<const T*>(source.data) + start;
     }
     if (piece.width == r.inner_) return source.fetch(start, count, start + count, buffer);
-    // Prefetch distance: the next piece holds the next values of these rows, or the next rows if these are complete.
+    // The next piece holds the next rows if these rows are complete in this piece, else the next values of these rows.
     const int64_t prefetch_distance = piece.height == r.length_ ? piece.width : piece.height * r.inner_;
     for (int64_t i = 0; i < piece.height; ++i) {
       const int64_t from = start + i * r.inner_;
@@ -212,7 +212,7 @@ struct Rowwise<C>::Job {
     }
   }
 
-  // A piece of values [from, to) of a group's rows.
+  // Returns an unloaded piece: values [from, to) of a group's rows.
   Piece<C> piece(const RowGroup& group, int64_t from, int64_t to) const {
     Piece<C> piece{};
     piece.interleaved = r.interleaved_;
@@ -232,9 +232,9 @@ struct Rowwise<C>::Job {
     if (loops.prepare) loops.prepare(op, group.rows, s.row_inputs, parameters);
   }
 
-  // Accumulates values [from, to) of a group's rows in `states`, piece by piece. `last` becomes the last piece, which
-  // stays loaded. memo: the memo of the whole rows. before: the number of the rows' earlier pieces. Returns the number
-  // of pieces.
+  // Accumulates values [from, to) of a group's rows in `states`, piece by piece. Sets `last` to the last piece, which
+  // stays loaded. memo: the memo of the whole rows. before: the number of earlier pieces of these rows. Returns the
+  // number of pieces in [from, to).
   int64_t accumulate(Scratch& s, const RowGroup& group, int64_t from, int64_t to, bool careful, C* memo,
                      const C* const* parameters, double* const* states, Piece<C>& last, int64_t before = 0) const {
     const auto fast = r.interleaved_ ? loops.accumulate_columns : loops.accumulate_rows;
@@ -255,7 +255,7 @@ struct Rowwise<C>::Job {
     return pieces.count();
   }
 
-  // Accumulates whole rows segment by segment, in the order of run_sliced(): both give the same bits.
+  // Accumulates whole rows, segment by segment, in the order of run_sliced(), so that both give equal bits.
   void accumulate_whole(Scratch& s, const RowGroup& group, bool careful, C* memo, const C* const* parameters,
                         Piece<C>& last) const {
     const Cut segments{0, r.length_, kSegment};
@@ -277,8 +277,8 @@ struct Rowwise<C>::Job {
     for (int i = 0; i < r.results_; ++i) r.result_[i].commit(group.first, group.rows, s.result[i]);
   }
 
-  // Computes outputs [from, to) of a group's rows. last: the piece that accumulate() left loaded, which is mapped
-  // without loading it again if it is the only piece; or null.
+  // Computes outputs [from, to) of a group's rows. last: null, or the piece that accumulate() left loaded; if [from,
+  // to) is one piece, it is mapped without loading it again.
   void map_all(Scratch& s, const RowGroup& group, int64_t from, int64_t to, C* memo, const C* const* parameters,
                Piece<C>* last) const {
     if (r.outputs_ == 0) return;

@@ -1,12 +1,13 @@
-// One binary, three instruction sets. A kernel's inner loop is a plain function over one chunk of contiguous values;
-// pick<&loop>() returns the copy of it compiled for the best instruction set this machine has.
+// One binary for three instruction sets. A kernel's inner loop is a plain function over one chunk of contiguous values.
+// pick<&loop>() returns the copy of the loop that was compiled for the best instruction set of this machine.
 #pragma once
 
 #include <cstdint>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define SAFEOPS_X86 1
-// `flatten` inlines the generic loop into the wrapper, where the compiler vectorises it for the wrapper's target.
+// These attributes compile a wrapper for an instruction set. `flatten` inlines the generic loop into the wrapper, where
+// the compiler vectorises the loop for the wrapper's target.
 #define SAFEOPS_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
 #define SAFEOPS_AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -19,10 +20,11 @@ namespace safeops::cpu {
 
 enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 
-// The best instruction set of this machine; SAFEOPS_CPU_ISA=avx512|avx2|default can only lower it (the tests run all).
+// The instruction set to use: the best one of this machine, or a lower one that SAFEOPS_CPU_ISA=avx512|avx2|default
+// asks for (the tests run all).
 Isa isa();
 
-// Elements per chunk: a few buffers of this size stay in the L1 cache together.
+// Elements per chunk. A few buffers of this size stay in the L1 cache together.
 constexpr int64_t kChunk = 1024;
 constexpr int64_t kBuffer = kChunk + 64;  // the extra 64 avoid distances of 4 KiB, at which buffers would alias
 

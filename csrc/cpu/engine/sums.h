@@ -8,7 +8,8 @@
 
 namespace safeops::cpu {
 
-// The sum of the values that a loop computes, the sum of the weights, and the number of kept elements.
+// Accumulates, for each output, the sum of the values that a loop computes, the sum of the weights, and the number of
+// kept elements.
 template <class C>
 struct Sums {
   static constexpr int64_t kColumns = cpu::kColumns, kBlock = cpu::kBlock;
@@ -44,7 +45,7 @@ struct Sums {
       chunk.keep = keep_buffer;
     }
 
-    void prepare() { computed = false; }  // the loop runs when its values are needed; a plain row needs none
+    void prepare() { computed = false; }  // the loop runs when its values are needed; plain rows do not need them
 
     bool rows(int64_t g, int64_t reduced, const States& out) {
       if (sums.finish.plain && reduced >= kShortRow) {
@@ -153,13 +154,13 @@ struct Sums {
   };
 };
 
-// States of n outputs -> values and denominators.
+// Turns the states of n outputs into values and denominators. op: a Finish.
 inline void sum_results_loop(const void* op, int64_t reduced, const States& states, int64_t n, const double*,
                   double* const* results) {
   const Finish& finish = *static_cast<const Finish*>(op);
   double *value = results[0], *denominator = results[1];
-  // A divisor counts the kept elements of all micro-batches and ranks. If it is 0 nothing is kept, and a denominator of
-  // inf makes the mean 0.
+  // A divisor is the number of kept elements in all micro-batches and ranks. If it is 0, nothing is kept; a denominator
+  // of inf then makes the mean 0.
   const bool has_divisor = finish.divisor.has_value(), zero_divisor = has_divisor && *finish.divisor == 0;
   constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
   const double full_denominator = zero_divisor ? kInfinity : finish.divisor.value_or(static_cast<double>(reduced));

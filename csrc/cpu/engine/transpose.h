@@ -1,4 +1,4 @@
-// Transposes a block that lies in the cache, (rows, columns) -> (columns, rows), in squares of four by four.
+// Transposes a block that lies in the cache, from (rows, columns) to (columns, rows), in squares of four by four.
 #pragma once
 
 #include <cstring>
@@ -45,7 +45,7 @@ inline void transpose_block(const uint8_t* from, int64_t from_step, uint8_t* to,
   for (int64_t i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &out[i], 4);
 }
 
-// Consecutive rows are from_step elements apart in `from`, and to_step elements apart in `to`.
+// Transposes (rows, columns). Rows are from_step elements apart in `from`, and to_step elements apart in `to`.
 template <class T>
 void transpose_rows(const T* from, int64_t rows, int64_t columns, int64_t from_step, T* to, int64_t to_step) {
   int64_t r = 0;
@@ -60,7 +60,7 @@ void transpose_rows(const T* from, int64_t rows, int64_t columns, int64_t from_s
     for (int64_t c = 0; c < columns; ++c) to[c * to_step + r] = from[r * from_step + c];
 }
 
-// Both `from` and `to` are dense.
+// Transposes (rows, columns), both dense.
 template <class T>
 void transpose(const T* from, int64_t rows, int64_t columns, T* to) {
   transpose_rows(from, rows, columns, columns, to, rows);

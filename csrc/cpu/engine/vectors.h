@@ -6,8 +6,8 @@
 
 namespace safeops::cpu {
 
-// Contiguous elements. x: null if they are only counted. keep: bytes of 0 and 1; null if all are kept. w: weights, 0
-// where an element is not kept; null without weights.
+// Contiguous elements. x: their values; null if they are only counted. keep: bytes of 0 and 1; null if all are kept. w:
+// their weights, 0 where an element is not kept; null if there are no weights.
 template <class C>
 struct Elements {
   const C* x;
@@ -21,10 +21,10 @@ template <class C, int kBytes>
 struct Register {
   static constexpr int kLanes = kBytes / sizeof(C);
   using V = Vector<C, kBytes>;
-  using I = Vector<std::make_signed_t<BitsOf<C>>, kBytes>;  // -1 where a comparison holds
+  using I = Vector<std::make_signed_t<BitsOf<C>>, kBytes>;  // lanes of -1 (true) and 0 (false)
 
-  // Bytes of 0 and 1 -> lanes of 0 and -1. gcc would widen the bytes one by one; instead each lane gets the four bytes
-  // around its byte, and tests the one bit of that byte.
+  // Expands bytes of 0 and 1 to lanes of 0 and -1. gcc would widen the bytes one by one. Instead each lane loads a word
+  // of up to four bytes that includes its own byte, and tests the bit of its own byte.
   static void load_keep(I& to, const uint8_t* from) {
     using T = std::make_signed_t<BitsOf<C>>;
     constexpr T k0 = 1, k1 = 1 << 8, k2 = 1 << 16, k3 = 1 << 24;
@@ -66,8 +66,8 @@ struct Register {
   }
 };
 
-// Calls body(k, x, keep, w) for each register of the row. Consecutive registers have different k < 4, for separate
-// accumulators, which hide latency.
+// Calls body(k, x, keep, w) for each register of the row. k < 4 selects one of four accumulators: consecutive registers
+// of the main loop have different k, so that their additions overlap.
 template <class C, int kBytes, bool kKeep, bool kWeight, class Body>
 inline void for_vectors(const Elements<C>& e, int64_t n, const Body& body) {
   using R = Register<C, kBytes>;
@@ -116,12 +116,12 @@ struct Unchanged {
   static void apply(typename R::V&) {}
 };
 
-// Returns sum w f(x); x counts as 0 where it is not kept.
+// Returns sum w F(x), with w = 1 if there are no weights. An x that is not kept counts as 0.
 template <class C, int kBytes, bool kKeep, bool kWeight, class F = Unchanged>
 double sum_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;
   using V = typename R::V;
-  constexpr int64_t most = 64 * R::kLanes;  // 16 additions to a lane, then double
+  constexpr int64_t most = 64 * R::kLanes;  // 16 additions to a lane; the lanes are then added to a double
   double sum = 0;
   for (int64_t i = 0; i < n; i += most) {
     V s[4] = {};

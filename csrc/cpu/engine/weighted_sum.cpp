@@ -7,7 +7,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// The quotient is taken in double, as for single numbers, so that a row alone has the same factor as among others.
+// Divides in double, as GradientScale does for single numbers: a row's factor has the same bits alone and among other
+// rows.
 void quotient_loop(const void*, const Chunk<double>& chunk) {
   const double *g = chunk.in[0], *d = chunk.in[1];
   double* out = chunk.out[0];
@@ -15,7 +16,7 @@ void quotient_loop(const void*, const Chunk<double>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) out[i] = g[i] / d[i];
 }
 
-// out = keep ? c w out : 0
+// Replaces a slope in `out` by its gradient: out = keep ? c w out : 0. kFlat: a slope of 0 gives 0, even if c is inf.
 template <class C, bool kFlat, bool kMask, bool kWeight>
 void scale_loop(const void*, const Chunk<C>& chunk) {
   const C *c = chunk.in[0], *w = chunk.in[1];

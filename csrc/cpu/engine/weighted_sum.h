@@ -1,5 +1,5 @@
 // Shared by sums, means and pointwise losses: the loop that computes the term of each kept element, and the factor of
-// their gradients.
+// the gradients.
 #pragma once
 
 #include "cpu/engine/reduction.h"
@@ -28,7 +28,8 @@ inline C value_of(const F& f, C x, C y, C z) {
     return f.value(x, y);
 }
 
-// in: [weight], x, [y, [z]];  out: w f.value(x, y, z), kept weights. A function of x alone ignores y.
+// in: [weight], x, [y, [z]];  out: w f.value(x, y, z), kept weights. [...]: an optional operand. A function of x alone
+// ignores y.
 template <class C, class F, bool kMask, bool kWeight>
 void value_loop(const void* op, const Chunk<C>& chunk) {
   const F f = *static_cast<const F*>(op);
@@ -53,10 +54,10 @@ Loop<C> pick_value(bool mask, bool weight) {
   return weight ? pick<&value_loop<C, F, false, true>>() : pick<&value_loop<C, F, false, false>>();
 }
 
-// A StoredSum, for losses of so few instructions that memory bandwidth decides their time.
+// A StoredSum, for losses with so few instructions that memory bandwidth decides their time.
 template <class C, class F, class S, bool kMask>
 void stored_sum(const void* op, const Stored& run, double& value, int64_t& count) {
-  constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane, then double
+  constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane; the lanes are then added to doubles
   const F f = *static_cast<const F*>(op);
   const S *x = run.input<S>(0), *y = run.input<S>(1), *z = run.input<S>(2);
   const uint8_t* mask = run.mask;
@@ -91,7 +92,7 @@ void stored_sum(const void* op, const Stored& run, double& value, int64_t& count
   value += sums[0];
 }
 
-// Returns run(S(), std::bool_constant<mask>()) for the stored type S; null where such a loop would not pay.
+// Returns run(S(), std::bool_constant<mask>()) for the stored type S; null for types that run no faster that way.
 template <class C, class Run>
 auto with_stored(DType type, bool mask, const Run& run) -> decltype(run(C(), std::true_type())) {
   if constexpr (sizeof(C) == sizeof(float)) {
@@ -106,19 +107,20 @@ struct Identity {
   C value(C x, C) const { return x; }
 };
 
-// in: [weight], x;  out: w x, kept weights
+// Returns the loop with in: [weight], x;  out: w x, kept weights.
 template <class C>
 Loop<C> pick_selection(bool mask, bool weight);
 
-// in: c, [weight];  out: slopes, replaced by the gradients c w slope. flat: a slope of 0 gives 0, whatever c is.
+// Returns the loop with in: c, [weight];  out: slopes, which it replaces by the gradients c w slope. flat: a slope of 0
+// gives gradient 0, whatever c is.
 template <class C>
 Loop<C> pick_scale(bool flat, bool mask, bool weight);
 
-// A weight in float64 makes the loop run in double, since it may be too small or too large for fp32.
+// True if the loop must run in double: a float64 weight may be too small or too large for fp32.
 inline bool in_double(const std::optional<Tensor>& weight) { return weight && dtype_of(*weight) == DType::kDouble; }
 
-// The factor grad / denominator of a gradient, in few divisions: one if both are single numbers, else one for each
-// output of the reduction, of which there are fewer than elements. It owns the memory of `view`.
+// The factor grad / denominator of a gradient. It takes one division if both are single numbers, else one for each
+// output of the reduction; outputs are fewer than elements. It owns the memory of `view`.
 template <class C>
 struct GradientScale {
   C number;
@@ -128,8 +130,8 @@ struct GradientScale {
   GradientScale(const Tensor& grad, const std::optional<Tensor>& denominator);
 };
 
-// True if the factor is one number, not 0, outside fp32's normal range: its product with a large or small slope or
-// weight may lie within the range.
+// True if grad / denominator is one number, not 0, outside fp32's normal range: its product with a large or small slope
+// or weight may lie within the range again.
 bool leaves_fp32(const Tensor& grad, const std::optional<Tensor>& denominator);
 
 }  // namespace safeops::cpu

@@ -1,5 +1,5 @@
-// Weighted sums over windows, one dim at a time. A row is several arrays side by side, `step` elements apart. The loops
-// take two vectors at once and may write that far beyond n; rows have room for it.
+// Weighted sums over windows, one dim at a time. A row has several arrays, which start `step` elements apart. The loops
+// take two vectors at once, so they may write that far beyond n; rows have room for it.
 #pragma once
 
 #include "cpu/engine/vectors.h"
@@ -8,7 +8,7 @@ namespace safeops::cpu {
 
 constexpr int64_t kVectors = 2 * 64;  // bytes that a loop takes at once, at most
 
-// Sums of w s, w d, w s^2, w d^2 over `size` neighbours in a row, as four arrays.
+// Writes the sums of w s, w d, w s^2, w d^2 over `size` neighbours in a row, as four arrays.
 template <class C, int kBytes>
 void moments_loop(const C* s, const C* d, const C* w, int64_t size, int64_t n, int64_t step, C* out) {
   using V = Vector<C, kBytes>;
@@ -30,7 +30,7 @@ void moments_loop(const C* s, const C* d, const C* w, int64_t size, int64_t n, i
   }
 }
 
-// Sums of w x over `size` neighbours along a row (kAcross) or over `size` rows, for each of four arrays.
+// Writes the sums of w x over `size` neighbours along a row (kAcross), or over `size` rows, for each of four arrays.
 template <class C, int kBytes, bool kAcross>
 void blur_loop(const C* const* rows, const C* w, int64_t size, int64_t n, int64_t step, C* out) {
   using V = Vector<C, kBytes>;
@@ -54,7 +54,7 @@ void blur_loop(const C* const* rows, const C* w, int64_t size, int64_t n, int64_
   }
 }
 
-// blur_loop for one array.
+// Does what blur_loop does, for one array.
 template <class C, bool kAcross>
 void single_blur_loop(const C* const* rows, const C* w, int64_t size, int64_t n, C* out) {
   for (int64_t j = 0; j < n; ++j) out[j] = 0;

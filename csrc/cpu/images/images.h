@@ -1,6 +1,6 @@
-// Reads two images and a mask for SSIM, tile by tile and row by row, as s = x + y and d = x - y, in units of the data
-// range and relative to the level (mean) of the tile. Images (N, C, H, W) are read as volumes (N, C, 1, H, W) whose
-// windows are one slice deep.
+// Reads two images and a mask for SSIM, tile by tile and row by row, as s = x + y and d = x - y. x and y are taken
+// relative to the level (mean) of the tile, and divided by the data range. Images (N, C, H, W) are read as volumes (N,
+// C, 1, H, W) with windows that are one slice deep.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace safeops::cpu {
 
-// The largest tile of images, and of volumes: its rows (for volumes slices) of moments stay in the cache.
+// The largest tile of images and of volumes. The rows (for volumes slices) of moments of a tile stay in the cache.
 constexpr int64_t kTileRows[] = {128, 32}, kTileColumns[] = {512, 128};
 constexpr int64_t kWork = 8;  // a pixel costs as much as this many elements of an elementwise loop
 
@@ -40,7 +40,7 @@ struct Levels {
   C x = 0, y = 0;
 };
 
-// s and d of pixels, 0 where they are not kept.
+// Computes s and d of n pixels; 0 where a pixel is not kept.
 template <class C, bool kMask>
 void pixels_loop(const C* x, const C* y, const uint8_t* keep, int64_t n, Levels<C> level, C scale, C* s, C* d) {
   SAFEOPS_SIMD
@@ -70,7 +70,8 @@ struct Options {
   bool same;
 };
 
-// A part of a plane (n, c): windows or pixels [slice, slice + slices) x [row, row + rows) x [column, column + columns).
+// A part of a plane (n, c): windows, or pixels, [slice, slice + slices) x [row, row + rows) x [column, column +
+// columns).
 struct Tile {
   int64_t plane, slice, slices, row, rows, column, columns;
 };
@@ -79,11 +80,11 @@ template <class C>
 struct Images {
   using OptionalTensor = std::optional<Tensor>;
 
-  Shape shape, map;  // map: one element for each window
+  Shape shape, map;  // map: the shape of one element for each window
   Order order;
-  bool volumes, masked, incomplete;  // incomplete: windows may lack pixels
+  bool volumes, masked, incomplete;  // incomplete: windows may lack pixels (masked, or outside the image)
   int64_t planes, depth, height, width, size;
-  int64_t before, before_slice;  // pixels, or slices, from the start of a window to its position in the map
+  int64_t before, before_slice;  // pixels, or slices, from a window's start to its position in the map
   int64_t window_slices, window_rows, window_columns;
   C scale, c1, c2;
   std::unique_ptr<C[]> weights;
@@ -112,20 +113,20 @@ struct Images {
 
   int64_t slices_of_window() const { return volumes ? size : 1; }
 
-  // Elements of an array of a row, including the room for reads and writes beyond its end.
+  // Elements of one array of a row, with the room for reads and writes beyond its end.
   int64_t step(int64_t columns) const {
     constexpr int64_t kLine = 64 / sizeof(C);
     return (columns + size + kLine - 1) / kLine * kLine + 2 * kVectors / sizeof(C);
   }
 
-  // The number of tiles into which rows x columns of a plane are cut; tile i is in plane i / tiles_of_plane.
+  // Returns the number of tiles into which rows x columns of a plane are cut. Tile i is in plane i / tiles_of_plane.
   int64_t tiles_of_plane(int64_t rows, int64_t columns) const {
     return (rows + kTileRows[volumes] - 1) / kTileRows[volumes] *
            ((columns + kTileColumns[volumes] - 1) / kTileColumns[volumes]);
   }
 
-  // Each thread makes work = start(most rows, most columns of a tile), and calls work->run(tile, number of the tile)
-  // for its tiles.
+  // Each thread makes work = start(most rows of a tile, most columns of a tile), and calls work->run(tile, tile's
+  // number) for each of its tiles.
   template <class Start>
   void for_tiles(int64_t slices, int64_t rows, int64_t columns, const Start& start) const {
     if (slices * rows * columns == 0) return;
@@ -156,9 +157,9 @@ struct Images {
   }
 };
 
-// ---- one thread's reader of the images
+// ---- One thread's reader of the images.
 
-// Reads rows of a plane: their columns [column, column + columns), which may lie outside the image.
+// Reads columns [column, column + columns) of rows of a plane. They may lie outside the image.
 template <class C>
 struct Pixels {
   const Images<C>& images;
@@ -176,7 +177,8 @@ struct Pixels {
     if (images.masked) images.mask.prime(mask);
   }
 
-  // Sets the level: for each image, the mean of the kept finite pixels in t (those that a tile's windows may see).
+  // Sets the level of each image: the mean of its kept finite pixels in t. t has the pixels that a tile's windows may
+  // see.
   void find_level(const Tile& t) {
     double sums[2] = {};
     int64_t counts[2] = {};
@@ -194,7 +196,7 @@ struct Pixels {
     level = {mean(sums[0], counts[0]), mean(sums[1], counts[1])};
   }
 
-  // Reads s, d and their mask; all are 0 outside the image.
+  // Reads s, d and their mask for columns [column, column + columns) of a row; all three are 0 outside the image.
   void read(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = std::max<int64_t>(column, 0), last = std::min(column + columns, images.width);
     const bool beyond = slice < 0 || slice >= images.depth || row < 0 || row >= images.height;
@@ -222,7 +224,7 @@ struct Pixels {
   }
 
  private:
-  // Calls body(n, offset in the row, x, y, mask or null) for pieces of the part inside the image.
+  // Calls body(n, offset in the row, x, y, mask or null) for pieces of the row's part that lies inside the image.
   template <class Body>
   void for_pieces(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns, const Body& body) {
     const int64_t last = std::min(column + columns, images.width);

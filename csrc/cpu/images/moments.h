@@ -1,16 +1,17 @@
 // The moments of windows, row by row:
-//   a row of s, d -> (across) w s, w d, w s^2, w d^2 -> the last rows -> (down) E s, E d, E s^2, E d^2
-// and for volumes: moments of a slice -> the last slices -> (deep) moments of the volume's windows.
+//   (1) across: a row of s, d gives a row of sums of w s, w d, w s^2, w d^2; a ring keeps the last rows;
+//   (2) down: the last rows give a row of E s, E d, E s^2, E d^2;
+//   (3) deep, for volumes: the moments of the last slices give the moments of the volume's windows.
 #pragma once
 
 #include "cpu/images/images.h"
 
 namespace safeops::cpu {
 
-// A ring of the last `size` slices (or rows) of a tile, of `length` elements each.
+// A ring of the last `size` slices (or rows) of a tile. Each has `length` elements.
 template <class T>
 struct Slices {
-  int64_t size, length;  // number of slices; elements of a slice
+  int64_t size, length;  // number of slices in the ring; elements of a slice
   std::unique_ptr<T[]> memory;
   std::unique_ptr<const T*[]> pointers;
   int64_t pushed = 0;
@@ -20,7 +21,7 @@ struct Slices {
 
   T* push() { return memory.get() + pushed++ % size * length; }
 
-  // Pointers to element `at` of each slice, oldest first.
+  // Returns pointers to element `at` of each slice, the oldest slice first.
   const T* const* last(int64_t at) const {
     for (int64_t k = 0; k < size; ++k) pointers[k] = memory.get() + (pushed + k) % size * length + at;
     return pointers.get();
@@ -33,10 +34,10 @@ struct Moments {
   int64_t step;
   Pixels<C> pixels;
   Slices<C> rows, row_weights;      // the last rows of one slice, blurred across
-  Slices<uint8_t> row_kept;         // masks of the pixels in these rows
+  Slices<uint8_t> row_kept;         // masks of the pixels in the last rows
   Slices<C> slices, slice_weights;  // the last slices of volumes, blurred across and down
   Slices<uint8_t> slice_counted;    // 1 if the pixel in the middle of a window's slice is kept
-  std::unique_ptr<C[]> means, weight_sum;  // E s, E d, E s^2, E d^2, not yet divided by the sum of kept weights
+  std::unique_ptr<C[]> means, weight_sum;  // E s, E d, E s^2, E d^2 times weight_sum; sums of kept weights
   std::unique_ptr<uint8_t[]> counted;
 
   Moments(const Images<C>& images_, int64_t tile_rows, int64_t tile_columns)
@@ -59,7 +60,7 @@ struct Moments {
       for (int64_t k = 1; k < slices.size; ++k) push_slice();
   }
 
-  // Computes `means`, `weight_sum` and, with a mask, `counted` of the next row of windows. After a slice's last row it
+  // Computes the next row of windows: `means`, `weight_sum` and, with a mask, `counted`. After a slice's last row it
   // continues with the next slice.
   void advance() {
     if (!images.volumes) {
@@ -78,8 +79,8 @@ struct Moments {
 
  private:
   Tile tile{};
-  int64_t slice = 0, row = 0;      // the slice of pixels to be read next; the row of windows to be computed next
-  int64_t pixel_row = 0;           // the row of pixels to be read next
+  int64_t slice = 0, row = 0;      // the slice of pixels to read next; the row of windows to compute next
+  int64_t pixel_row = 0;           // the row of pixels to read next
 
   void push_slice() {
     C *to = slices.push(), *to_weight_sum = slice_weights.push();

@@ -11,14 +11,14 @@ namespace safeops::cpu {
 
 constexpr int64_t kTaskPixels = 65536;  // pixels of a task, approximately
 
-// Words of a mask: all bits are set where an element is kept.
+// Words of a mask, one for each element: all bits are set if the element is kept, else none.
 template <class C>
 using Keep = const BitsOf<C>*;
 
 template <class C>
 C kept(C x, BitsOf<C> keep) { return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep)); }
 
-// Widens mask bytes to words, once for all neighbours: for bytes gcc would use half of each register. Returns the
+// Expands mask bytes to words, once for all neighbours: with bytes, gcc would use half of each register. Returns the
 // number of kept elements.
 template <class C>
 int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
@@ -31,7 +31,7 @@ int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
   return count;
 }
 
-// n pixels, and their mask (null: all are kept).
+// A run of n pixels and their mask (null: all are kept).
 template <class C>
 struct PixelPiece {
   int64_t image, at, n;  // at: the first pixel's index in the walk
@@ -40,7 +40,8 @@ struct PixelPiece {
   int64_t kept;  // number of kept pixels
 };
 
-// The neighbours of a piece's pixels along a dim: pixels [first, n) have a neighbour before them, [0, last) one after.
+// The neighbours of a piece's pixels along a dim. Pixels [first, n) have one before them, pixels [0, last) one after
+// them.
 template <class C>
 struct Neighbours {
   int64_t first, last;
@@ -59,7 +60,7 @@ struct PixelRows {
   Order order;
   int64_t images, pixels;  // pixels: elements of an image
   int64_t row, rows, block, blocks;  // elements of a row; rows of an image, of a task; tasks of an image
-  Dim dims[kMaxDims];  // the spatial dims, that of the row first
+  Dim dims[kMaxDims];  // spatial dims, first the dim along the row
   int ndims = 0;
   bool masked, in_place;  // in_place: rows are read in place; otherwise they are walked in strips of kChunk columns
   Source<C> x;
@@ -85,7 +86,7 @@ struct PixelRows {
     in_place = x.direct() && !masked;
   }
 
-  // Each row is a neighbour of two others. The buffers keep pieces of four rows, so that each piece is read once.
+  // Each row is a neighbour of two other rows. The buffers keep pieces of four rows, so that each piece is read once.
   struct Buffers {
     struct Read {
       alignas(64) C x[kBuffer];
@@ -120,7 +121,7 @@ struct PixelRows {
 
   Neighbours<C> neighbours(const PixelPiece<C>& p, int k, Buffers& buffers) const {
     const int64_t step = dims[k].step, at = p.at - p.image * pixels;
-    if (k == 0) {  // along the row: only its first pixels have none before, only its last none after
+    if (k == 0) {  // neighbours along the row: its first pixels have none before, its last none after
       const int64_t from = at % row;
       Neighbours<C> y{std::clamp<int64_t>(step - from, 0, p.n), std::clamp<int64_t>(row - step - from, 0, p.n)};
       if (p.n == row) {
@@ -132,7 +133,7 @@ struct PixelRows {
     }
     const int64_t place = at / step % dims[k].size;
     Neighbours<C> y{place == 0 ? p.n : 0, place == dims[k].size - 1 ? 0 : p.n};
-    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // they are not in adjacent rows
+    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // neighbours are not in adjacent rows
     if (y.first == 0) {
       const PixelPiece<C> other = read_row(p.image, at - step, p.n, buffers);
       y.before = other.x, y.keep_before = other.keep;
@@ -166,8 +167,8 @@ struct PixelRows {
     return y;
   }
 
-  // Where rows are read in parts, this part of the next row is prefetched. Complete rows are left to the hardware,
-  // which prefetches them better.
+  // If rows are read in parts, prefetches the next row's part. Complete rows are left to the hardware, which prefetches
+  // them better.
   void fetch(int64_t image, int64_t at, int64_t n, Read& to) const {
     const int64_t ahead = row > kChunk && !in_place ? at + row : INT64_MAX;
     to.piece = {image, at, n, x.fetch(at, n, ahead, to.x), nullptr, n};

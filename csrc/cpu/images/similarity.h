@@ -1,4 +1,4 @@
-// 1 - SSIM (common/similarity.h) of a row of windows.
+// 1 - SSIM (common/similarity.h) of each window in a row.
 #pragma once
 
 #include "common/similarity.h"
@@ -6,7 +6,8 @@
 
 namespace safeops::cpu {
 
-// A row of windows: sums of weighted moments, sums of their weights, and 1 for windows that count, else 0.
+// A row of windows: weighted sums of its moments; sums of the kept weights; counted: 1 for a window that counts, else
+// 0.
 template <class C>
 struct SimilarityRow {
   const C *s, *d, *squares_s, *squares_d, *weight_sum;
@@ -22,7 +23,7 @@ struct SimilarityRow {
     terms = {x + y, x - y, m.images.c1, m.images.c2};
   }
 
-  // 1 / weight_sum; 1 for a window that does not count.
+  // Returns 1 / weight_sum, or 1 for a window that does not count.
   template <bool kDivide, bool kCounted>
   C inverse(int64_t i) const {
     if constexpr (!kDivide) return C(1);

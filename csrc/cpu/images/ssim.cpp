@@ -1,4 +1,4 @@
-// 1 - SSIM of windows, and their contrast' (common/similarity.h).
+// 1 - SSIM of windows, and their contrast' (common/similarity.h defines both).
 // I/O: read x, y, mask; write the map, or a few numbers.
 #include <tuple>
 
@@ -9,7 +9,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// base + sign (1 - SSIM), and contrast', of n windows; 0 for windows that do not count.
+// Computes base + sign (1 - SSIM), and contrast', of n windows; both are 0 for a window that does not count.
 template <class C, bool kDivide, bool kCounted>
 void similarity_loop(const SimilarityRow<C>& row, int64_t n, C base, C sign, C* loss, C* contrast) {
   const SimilarityRow<C> r = row;
@@ -33,7 +33,7 @@ void sum_loop(const C* values, int64_t n, double* sum) {
 template <class C>
 struct Forward {
   const Images<C>& images;
-  const Sink<C>* map;  // the map of SSIM or 1 - SSIM; null if `sums` are computed
+  const Sink<C>* map;  // output: the map of SSIM or of 1 - SSIM; null if `sums` are computed
   bool similarity;
   double* sums;
   Moments<C> moments;
@@ -81,7 +81,8 @@ struct Forward {
   }
 };
 
-// Returns (map, empty), (sums of each plane, empty), or (mean or sum of all windows, its derivative by a window).
+// Returns (map, empty), (sums of each plane, empty), or (mean or sum of all windows, its derivative by one window's
+// value).
 template <class C>
 std::tuple<Tensor, Tensor> forward(const Images<C>& images, const Reducer& by, bool similarity, const Tensor& like) {
   const int64_t tiles = images.tiles_of_plane(images.window_rows, images.window_columns);

@@ -13,8 +13,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// Writes the slopes of n windows by E s, E d, E s^2, E d^2, as four arrays. The upstream gradient of 1 - SSIM is
-// loss_grad map[i] (kMap) or loss_grad; that of contrast' is contrast_grad.
+// Writes the derivatives of n windows with respect to E s, E d, E s^2, E d^2, as four arrays. The upstream gradient of
+// 1 - SSIM is loss_grad map[i] (kMap) or loss_grad; the upstream gradient of contrast' is contrast_grad.
 template <class C, bool kMap, bool kDivide, bool kCounted>
 void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contrast_grad, int64_t n, int64_t step,
                  C* out) {
@@ -33,8 +33,8 @@ void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contr
   }
 }
 
-// dx, dy of n pixels from the blurred slopes. With a mask, a pixel that no window sees (all its sums are 0) has
-// gradient 0, even if it is NaN.
+// Computes dx, dy of n pixels from the blurred slopes. With a mask, a pixel that no window sees (all its sums are 0)
+// has gradient 0, even if it is NaN.
 template <class C, bool kMask>
 void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const uint8_t* keep, int64_t n, C scale, C* dx,
                    C* dy) {
@@ -52,12 +52,13 @@ void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const ui
   }
 }
 
-// The upstream gradient: of each window, of the sums of each plane, or of the mean or sum of all windows.
+// The upstream gradient: with respect to each window (no reduction), to the sums of each plane, or to the mean or sum
+// of all windows.
 template <class C>
 struct Upstream {
   bool by_window;
   C map_sign;  // 1 for a map of 1 - SSIM, -1 for a map of SSIM
-  View view, result_slope;  // result_slope: d(mean or sum)/d(window); empty for maps and planes
+  View view, result_slope;  // result_slope: d(mean or sum)/d(one window); empty for maps and planes
   Source<C> map;
   int64_t classes;
 
@@ -91,7 +92,7 @@ struct Backward {
   Moments<C> moments;
   Pixels<C> pixels;
   int64_t step;
-  Slices<C> rows, slices;  // the last rows, and for volumes the last slices, of blurred slopes
+  Slices<C> rows, slices;  // the last rows of blurred slopes; for volumes the last slices
   std::unique_ptr<C[]> slopes, sums, map, first, second;
   alignas(64) C buffer[kBuffer];
   decltype(pick<&slopes_loop<C, false, false, false>>()) loops[2][3] = {
@@ -126,7 +127,7 @@ struct Backward {
     windows.slices = clamped_end(tile.slice + tile.slices, images.before_slice, images.window_slices) - windows.slice;
     windows.rows = clamped_end(tile.row + tile.rows, images.before, images.window_rows) - windows.row;
     windows.columns = clamped_end(tile.column + tile.columns, images.before, images.window_columns) - windows.column;
-    std::fill_n(slopes.get(), 4 * step, C(0));  // stays 0 at positions without a window
+    std::fill_n(slopes.get(), 4 * step, C(0));  // positions without a window stay 0
     moments.begin(windows);
     pixels.level = moments.pixels.level;
     slices.pushed = 0;
@@ -141,9 +142,10 @@ struct Backward {
   }
 
  private:
-  Tile tile{}, windows{};  // windows: those that see a pixel of the tile
+  Tile tile{}, windows{};  // windows: all windows that see a pixel of the tile
 
-  // Blurs the slopes of a slice of windows across and down. Then it writes the gradients, or pushes a volume's slice.
+  // Blurs the derivatives of a slice of windows across and down. For images it writes the gradients; for volumes it
+  // pushes the blurred slice.
   void blur_slice(int64_t z, int64_t back) {
     C* out = images.volumes ? slices.push() : sums.get();
     if (z < windows.slice || z >= windows.slice + windows.slices) {

@@ -1,5 +1,6 @@
-// Total variation: for each image the sum of |x - neighbour| over the pairs of kept neighbours along the spatial dims,
-// then the mean over the images that have a kept pixel, or the sum. The gradient is g sum sign(x - neighbour).
+// Total variation. The sum over an image adds |x - neighbour| for each pair of kept neighbours along the spatial dims.
+// The result is this sum for each image, its mean over the images that have a kept pixel, or the sum over all images.
+// The gradient of x is g sum sign(x - neighbour).
 //
 // I/O: forward and backward read x and the mask once from memory, and again from the cache for each neighbour; backward
 // writes dx.
@@ -13,9 +14,9 @@ namespace safeops::cpu {
 namespace {
 
 using OptionalTensor = std::optional<Tensor>;
-constexpr int64_t kPiece = 256;  // elements whose differences are added in C; then they are added to a double
+constexpr int64_t kPiece = 256;  // elements whose differences are added up in C, before the sum is added to a double
 
-// ---- loops over a piece: x, a neighbour of each pixel, and their masks (null: all are kept)
+// ---- Loops over a piece: x, a neighbour of each pixel, and their masks (null: all are kept).
 
 template <class C, bool kMask>
 void add_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, double* sum) {
@@ -31,7 +32,7 @@ void add_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, do
   }
 }
 
-// sign(0) = 0, sign(NaN) = NaN, with one comparison.
+// Returns sign(d) with one comparison; sign(0) = 0, sign(NaN) = NaN.
 template <class C>
 C sign(C d) { return std::fabs(d) > 0 ? std::copysign(C(1), d) : d; }
 
@@ -61,7 +62,7 @@ void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> keep_y
 
 // ---- forward
 
-// Returns (sum of each image, empty) or (mean or sum over the images, its derivative by an image).
+// Returns (sum of each image, empty) or (mean or sum over the images, its derivative with respect to one image's sum).
 template <class C>
 std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by, const Tensor& like) {
   const auto add = images.masked ? pick<&add_loop<C, true>>() : pick<&add_loop<C, false>>();
@@ -80,7 +81,7 @@ std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by
   });
   C* to = reinterpret_cast<C*>(View(value).data);
   double total = 0, exist = 0;
-  for (int64_t n = 0; n < images.images; ++n) {  // in the order of the pixels, whatever the threads did
+  for (int64_t n = 0; n < images.images; ++n) {  // adds in the order of the pixels, whatever the threads did
     double sum = 0;
     int64_t kept = 0;
     for (int64_t task = n * images.blocks; task < (n + 1) * images.blocks; ++task)
@@ -108,7 +109,7 @@ void backward(const PixelRows<C>& images, const View& grad, const View& result_s
                                 : upstream[p.image * grad.strides[0]];
     C* to = sink.target(p.at, buffers.to);
     bool written = false;
-    for (int k = images.ndims - 1; k >= 0; --k) {  // the dim of the row last: not all its pixels have two neighbours
+    for (int k = images.ndims - 1; k >= 0; --k) {  // the row's dim last: there not all pixels have two neighbours
       const Neighbours<C> y = images.neighbours(p, k, buffers);
       const auto one = [&](const C* other, Keep<C> keep, int64_t from, int64_t end) {
         if (from < end) add(p.x + from, other + from, kMask ? p.keep + from : nullptr, kMask ? keep + from : nullptr,

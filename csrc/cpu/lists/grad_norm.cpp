@@ -8,7 +8,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// sum x^2 or sum |x| in double, where squares of fp32 numbers fit. Four separate sums hide the latency.
+// Returns sum x^2 or sum |x| in double, in which squares of fp32 numbers neither overflow nor underflow. Four separate
+// sums hide the latency.
 template <class C, int kBytes, bool kSquare>
 double sum_loop(const C* x, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(double);
@@ -42,7 +43,7 @@ double sum_of(const C* x, int64_t n) {
   return pick_width<&sum_loop<C, 64, kSquare>, &sum_loop<C, 32, kSquare>, &sum_loop<C, 16, kSquare>>()(x, n);
 }
 
-// The bits of the largest magnitude. NaN has larger bits than inf, so no NaN is lost.
+// Returns the bits of the largest magnitude. NaN has larger bits than inf, so no NaN is lost.
 template <class C>
 int64_t largest_loop(const C* x, int64_t n) {
   using T = std::make_signed_t<BitsOf<C>>;
@@ -76,7 +77,8 @@ struct Squared {
 struct Root {
   Squares squares;
 
-  // Sums in fp32, at most 16 additions to a lane. If squares may have over- or underflowed, sums again in double.
+  // Adds sum x^2, computed in fp32 with at most 16 additions to a lane, or in double if squares may have over- or
+  // underflowed.
   void add(const float* x, int64_t n) {
     const auto rows = pick_width<&sum_row<float, 64, false, false, Squared>, &sum_row<float, 32, false, false, Squared>,
                                  &sum_row<float, 16, false, false, Squared>>();
@@ -110,7 +112,7 @@ template <class Norm>
 double total(const TensorList& list) {
   std::vector<Norm> parts(list.pieces());
   list.each_piece([&](const Member& member, int64_t piece, int64_t start, int64_t stop) {
-    Norm part;  // local to the thread: neighbours in `parts` share cache lines
+    Norm part;  // a local variable: neighbours in `parts` share cache lines with other threads
     const auto add = [&](const auto* x, int64_t, int64_t n) { part.add(x, n); };
     if (member.view.dtype == DType::kDouble)
       each_chunk<double>(member, start, stop, add);

@@ -1,6 +1,6 @@
-// _health_ writes a row of statistics (common/health.h) for each tensor of a list; _pick_ reads the values of tensors
-// at the index in a row's kFirst. Values are read as bit patterns, whose order without the sign bit is that of the
-// magnitudes.
+// _health_ writes a row of statistics (common/health.h) for each tensor of a list. _pick_ reads the values of tensors
+// at the index that a row's kFirst gives. Values are read as bit patterns: without the sign bit, these are ordered as
+// the magnitudes.
 // I/O: read each tensor once.
 #include <array>
 
@@ -18,7 +18,7 @@ constexpr int64_t kSingleThread = 1 << 20;
 
 using Row = std::array<int64_t, kHealthColumns>;
 
-// The type in which bits are compared: every instruction set can compare signed integers.
+// The type in which bits are compared: every instruction set compares signed integers.
 template <class Bits>
 using Signed = std::make_signed_t<Bits>;
 
@@ -34,17 +34,17 @@ struct Limits {
 
 template <class Bits>
 struct Finite {
-  Signed<Bits> zero, tiny, normal, largest;  // counts of 0, at most 2^-25, below 2^-14; the largest magnitude
+  Signed<Bits> zero, tiny, normal, largest;  // numbers of values that are 0, <= 2^-25, < 2^-14; the largest magnitude
 };
 template <class Bits>
 struct Special {
-  Signed<Bits> nan, inf, minus_inf, largest;  // counts; the largest finite magnitude
+  Signed<Bits> nan, inf, minus_inf, largest;  // numbers of NaN, inf, -inf; the largest finite magnitude
 };
 
 template <class Bits>
 constexpr Signed<Bits> kMagnitude = std::numeric_limits<Signed<Bits>>::max();
 
-// n <= kChunk, so that the counts fit 16 bits.
+// Requires n <= kChunk, so that the counts fit 16 bits.
 template <class Bits>
 void finite_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Finite<Bits>& counts) {
   using T = Signed<Bits>;

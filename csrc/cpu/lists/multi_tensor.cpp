@@ -21,7 +21,8 @@ TensorList::TensorList(const std::vector<Tensor>& tensors, const char* op) {
 }
 
 size_t TensorList::member_of(int64_t piece) const {
-  // The last member whose first piece is not after `piece`. An empty member has the first piece of the next member.
+  // Finds the last member whose first piece is not after `piece`. An empty member has the first piece of the next
+  // member.
   const auto after = std::upper_bound(members_.begin(), members_.end(), piece,
                                       [](int64_t p, const Member& member) { return p < member.first; });
   return static_cast<size_t>(after - members_.begin()) - 1;

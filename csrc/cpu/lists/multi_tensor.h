@@ -1,8 +1,8 @@
 // The loop over a list of floating tensors of any dtypes, sizes and layouts. Tensors are cut into pieces of at most
-// kPiece elements, each walked in the order of its tensor's memory, on all threads.
+// kPiece elements, which all threads share. A piece is walked in the order of its tensor's memory.
 //
-// Results of pieces are stored by the number of the piece and merged in that order, so their bits do not depend on the
-// number of threads.
+// The pieces' results are stored by the number of the piece and merged in that order, so that their bits do not depend
+// on the number of threads.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ struct Member {
   View view;
   Shape shape;
   Order order;
-  Walk elements;         // element i of the walk has index offset(i) in contiguous order
+  Walk elements;         // element i in memory order has index offset(i) in contiguous order
   int64_t numel, first;  // first: the number of the tensor's first piece
 
   Member(const Tensor& t, int64_t first_piece);

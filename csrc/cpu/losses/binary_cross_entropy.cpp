@@ -3,7 +3,8 @@
 
 namespace safeops::cpu {
 
-// -(y log x + (1 - y) log(1 - x)). Bounds, as in torch: logarithms >= -100; in d/dx the divisor x (1 - x) >= 1e-12.
+// value = -(y log x + (1 - y) log(1 - x)). Bounds, as in torch: logarithms >= -100; in d/dx the divisor x (1 - x) >=
+// 1e-12.
 template <class C>
 struct BinaryCrossEntropy {
   C value(C x, C y) const { return -(y * hit(x) + (1 - y) * miss(x)); }

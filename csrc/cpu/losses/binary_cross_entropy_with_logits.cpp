@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// z y log(1 + e^-x) + (1 - y) log(1 + e^x);  z = pos_weight
+// value = z y log(1 + e^-x) + (1 - y) log(1 + e^x);  z = pos_weight
 template <class C>
 struct BinaryCrossEntropyWithLogits {
   C value(C x, C y, C z) const {

@@ -2,8 +2,8 @@
 
 namespace safeops::cpu {
 
-// sqrt(d^2 + eps^2), d = x - y. If their squares would overflow or underflow, d and eps are first multiplied by a power
-// of two, which costs less than a division by the larger of them.
+// value = sqrt(d^2 + eps^2), d = x - y. If d^2 or eps^2 would overflow or underflow, d and eps are first multiplied by
+// a power of two, which costs less than dividing by the larger of d and eps.
 template <class C>
 struct Charbonnier {
   C eps;

@@ -4,8 +4,8 @@
 
 namespace safeops::cpu {
 
-// (e^d - 1 - d + u^2) / 2, d = y - prior_log_var, u = (x - prior_mean) / e^(prior_log_var / 2). u is scaled before it
-// is squared, since (x - prior_mean)^2 may overflow.
+// value = (e^d - 1 - d + u^2) / 2, d = y - prior_log_var, u = (x - prior_mean) / e^(prior_log_var / 2). u is scaled
+// before it is squared, since (x - prior_mean)^2 may overflow.
 template <class C>
 struct GaussianKl {
   C prior_mean, prior_log_var, scale;
@@ -28,7 +28,7 @@ struct GaussianKl {
  private:
   static bool is_near(C d) { return std::fabs(d) < C(0.5); }
 
-  // e^d - 1 - d by its series, which does not cancel
+  // Returns e^d - 1 - d from its series, in which nothing cancels, for small |d|.
   static C excess(C d) {
     return d * d * math::polynomial(d, C(1) / 2, C(1) / 6, C(1) / 24, C(1) / 120, C(1) / 720, C(1) / 5040, C(1) / 40320,
                                     rest(d));

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// (log v + d^2 / v) / 2, and log(2 pi) / 2 with full;  d = x - y, v = max(z, eps). A negative variance is NaN.
+// (log v + d^2 / v) / 2, plus log(2 pi) / 2 if `full`;  d = x - y, v = max(z, eps). A negative z gives NaN.
 template <class C>
 struct GaussianNll {
   C constant, eps;

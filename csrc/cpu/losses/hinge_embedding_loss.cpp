@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// x where y = 1, max(margin - x, 0) where y = -1, and for any other y the sum of both, as in torch. The comparisons
+// value = x if y = 1, max(margin - x, 0) if y = -1, and for any other y the sum of both, as in torch. The comparisons
 // hide a NaN in y, so y - y is added.
 template <class C>
 struct HingeEmbedding {

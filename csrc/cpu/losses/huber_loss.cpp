@@ -2,7 +2,7 @@
 
 namespace safeops::cpu {
 
-// d^2 / 2 where |d| < delta, else delta (|d| - delta/2);  d = x - y
+// value = d^2 / 2 where |d| < delta, else delta (|d| - delta/2);  d = x - y
 template <class C>
 struct Huber {
   C delta;

@@ -3,9 +3,9 @@
 
 namespace safeops::cpu {
 
-// With s = x + y and u = |x - y| / s the loss is s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)). For small u both terms
-// are of order u and cancel, since their sum is of order u^2. The equal sum log(1 - u^2) + u log(1 + 2 u / (1 - u)) has
-// terms of order u^2, so it is used for u < 1/2.
+// With s = x + y and u = |x - y| / s, value = s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)). For small u the two terms
+// are of order u and cancel, since their sum is of order u^2. The sum equals log(1 - u^2) + u log(1 + 2 u / (1 - u)),
+// whose terms are of order u^2: this form is used for u < 1/2.
 template <class C>
 struct JsDiv {
   C value(C x, C y) const {
@@ -21,7 +21,7 @@ struct JsDiv {
  private:
   static C relative_difference(C x, C y) { return (x - y) / select(x + y == 0, C(1), x + y); }
 
-  // log(2 x / (x + y)) / 2, and 0 where x is 0
+  // Returns the derivative with respect to x: log(2 x / (x + y)) / 2, and 0 where x is 0.
   static C slope(C x, C y) {
     const C u = relative_difference(x, y);
     const C log = select(u < C(-0.5), math::log(x / ((x + y) / 2)), math::log1p(u));  // near u = -1, 1 + u loses digits

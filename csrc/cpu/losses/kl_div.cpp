@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// y (log y - x), where 0 log 0 is 0
+// value = y (log y - x), where 0 log 0 is 0
 template <class C>
 struct KlOfProbabilities {
   C value(C x, C y) const { return product(y, log(y) - x); }
@@ -13,7 +13,7 @@ struct KlOfProbabilities {
   static C log(C y) { return select_or_zero(y != 0, math::log(y)); }
 };
 
-// e^y (y - x)
+// value = e^y (y - x); y is the logarithm of the target
 template <class C>
 struct KlOfLogs {
   C value(C x, C y) const { return product(exp_(y), difference(x, y)); }

@@ -2,7 +2,7 @@
 
 namespace safeops::cpu {
 
-// |x - y|
+// value = |x - y|
 template <class C>
 struct L1 {
   C value(C x, C y) const { return std::fabs(x - y); }

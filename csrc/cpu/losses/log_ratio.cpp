@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// log x - log y: the difference of two depths in silog_loss
+// value = log x - log y: the difference of the logarithms of two depths, which silog_loss reduces
 template <class C>
 struct LogRatio {
   C value(C x, C y) const { return math::log(x) - math::log(y); }

@@ -1,5 +1,5 @@
 // The logistic function and its logarithm, for losses of logits. p and q = 1 - p are computed separately, since the
-// subtraction would cancel. product() makes an infinite logit with the right target cost nothing.
+// subtraction would cancel. product() makes an infinite logit cost nothing if it agrees with the target.
 #pragma once
 
 #include "cpu/engine/exp.h"
@@ -7,11 +7,11 @@
 
 namespace safeops::cpu {
 
-// a b, but 0 if a is 0 and b infinite.
+// Returns a b, but 0 if a is 0 and b infinite.
 template <class C>
 C product(C a, C b) { return select_or_zero(a != 0 || std::fabs(b) != math::kInf, a * b); }
 
-// The derivative of product(a, b) with respect to a.
+// Returns the derivative of product(a, b) with respect to a.
 template <class C>
 C product_slope(C a, C b) { return select_or_zero(a != 0 || std::fabs(b) != math::kInf, b); }
 
@@ -27,11 +27,12 @@ struct Logistic {
   }
 };
 
-// hit max(-x, 0) + miss max(x, 0); one of the maxima is 0. This plus (hit + miss) tail is the cost of a logit.
+// Returns hit max(-x, 0) + miss max(x, 0); one of the two maxima is 0. The cost of logit x, hit log(1 + e^-x) + miss
+// log(1 + e^x), is this plus (hit + miss) tail.
 template <class C>
 C linear_cost(C x, C hit, C miss) { return product(select(x < 0, hit, miss), std::fabs(x)); }
 
-// log(1 + e^x)
+// Returns log(1 + e^x).
 template <class C>
 C softplus(C x) { return math::at_least(x, C(0)) + math::log1p_unit(exp_nonpositive(-std::fabs(x))); }
 

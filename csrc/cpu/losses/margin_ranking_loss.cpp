@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// max(margin - z (x - y), 0): x should be the larger where z = 1, y where z = -1
+// value = max(margin - z (x - y), 0). x should be the larger one if z = 1, y if z = -1.
 template <class C>
 struct MarginRanking {
   static constexpr bool kFlat = true;

@@ -2,7 +2,7 @@
 
 namespace safeops::cpu {
 
-// (x - y)^2
+// value = (x - y)^2
 template <class C>
 struct Mse {
   C value(C x, C y) const { return (x - y) * (x - y); }

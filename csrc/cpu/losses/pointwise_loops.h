@@ -1,4 +1,4 @@
-// The loops of the pointwise losses (pointwise_loss.h): values and gradients, over chunks, and gradients over elements
+// The loops of the pointwise losses (pointwise_loss.h): values and gradients over chunks, and gradients over elements
 // in their stored dtypes.
 #pragma once
 
@@ -11,29 +11,30 @@ constexpr bool has_slopes = false;
 template <class F>
 constexpr bool has_slopes<F, std::void_t<decltype(&F::slopes)>> = true;
 
-// A loss with flat parts declares `static constexpr bool kFlat = true`: where its slope is 0, its gradients are 0 for
-// any upstream gradient.
+// A loss with flat parts declares `static constexpr bool kFlat = true`: where its slope is 0, its gradients are 0 even
+// if the upstream gradient is inf or NaN.
 template <class F, class = void>
 constexpr bool is_flat = false;
 template <class F>
 constexpr bool is_flat<F, std::void_t<decltype(F::kFlat)>> = true;
 
-// True for losses of so few instructions that memory bandwidth decides their time.
+// True for losses with so few instructions that memory bandwidth decides their time.
 template <class F>
 constexpr bool is_light = !has_slopes<F> || is_flat<F>;
 
-// The argument of a loop. The loops of a loss with slopes() ignore mask and weight, since more versions of them would
-// cost much code and compile time: `select` applies both to their outputs, which are then in the L1 cache.
+// The argument of a loop. If a loss has slopes(), its loops ignore mask and weight, since more versions of such loops
+// would cost much code and compile time. `select` then applies mask and weight to the loops' outputs, which are in the
+// L1 cache.
 template <class F, class C>
 struct LossLoop {
-  F loss;  // must be first: the loop of engine/weighted_sum.h reads a loss here
-  C sign;  // -1 where the first output is dy = -dx
-  C scale;  // sign c, if c is a single number
+  F loss;  // must be first: value_loop (engine/weighted_sum.h) reads a loss at this address
+  C sign;  // -1 if the first output is dy = -dx, else 1
+  C scale;  // sign times c, if c is a single number (for stored_gradient)
   bool weighted;
   Loop<C> select;
 };
 
-// ---- the loops of the values.  in: [weight], x, y, [z];  out: values, weights
+// ---- Loops of the values.  in: [weight], x, y, [z];  out: values, weights
 
 template <class C, class F>
 void values_loop(const void* op, const Chunk<C>& chunk) {
@@ -49,8 +50,7 @@ void values_loop(const void* op, const Chunk<C>& chunk) {
   loop.select(op, computed);
 }
 
-// ---- the loops of the gradients.  in: c = grad / denominator, [weight], x, y, [z];  out: dx, dy, [dz], null where not
-// wanted
+// ---- Loops of the gradients.  in: c = grad / denominator, [weight], x, y, [z];  out: dx, dy, [dz]; null if not wanted
 
 // dx = c w slope(x, y), and dy = -dx where both are wanted
 template <class C, class F, bool kMask, bool kWeight>
@@ -76,8 +76,8 @@ C at(Slopes<C> slopes) {  // by value, since a reference keeps gcc from vectoris
   return kPlace == 0 ? slopes.first : kPlace == 1 ? slopes.second : slopes.third;
 }
 
-// The derivative with respect to operand kPlace. slope() is always the derivative by x; the loops' `sign` negates it
-// for y.
+// Returns the derivative with respect to operand kPlace. slope() is the derivative with respect to x: for y, the loop's
+// `sign` negates it.
 template <int kPlace, class C, class F>
 C slope_of(const F& f, C x, C y, C z) {
   if constexpr (!has_slopes<F>)
@@ -88,7 +88,8 @@ C slope_of(const F& f, C x, C y, C z) {
     return at<kPlace>(f.slopes(x, y));
 }
 
-// The gradient of one operand from slopes(). The compiler removes what only the other operands' gradients need.
+// Computes the gradient of operand kPlace from slopes(). The compiler removes code that only the other operands'
+// gradients need.
 template <int kPlace, class C, class F>
 void gradient_loop(const LossLoop<F, C>& loop, const F& f, const Chunk<C>& chunk) {
   const C *const *in = chunk.in + 1 + loop.weighted, *x = in[0], *y = in[1], *z = in[2];
@@ -110,7 +111,8 @@ void gradients_loop(const void* op, const Chunk<C>& chunk) {
   if constexpr (has_third<F, C>) gradient_loop<2>(loop, f, chunk);
 }
 
-// Gradients from stored elements x, y, [z] and a single number c:  out = keep ? scale slope : 0
+// Computes the gradient of operand kPlace from stored elements x, y, [z] and a single number c: out = keep ? scale
+// slope : 0.
 template <int kPlace, class C, class F, class S, bool kMask>
 void stored_gradient(const LossLoop<F, C>& loop, const Stored& run, C* const* outputs) {
   const F f = loop.loss;

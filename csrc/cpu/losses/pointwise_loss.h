@@ -37,7 +37,7 @@ template <class Loss, class... Arguments>
 constexpr bool chooses<std::void_t<decltype(Loss::choose(std::declval<const Arguments&>()...))>, Loss, Arguments...> =
     true;
 
-// Calls run(loss) with the loss of these parameters.
+// Calls run(loss), where the loss has these parameters.
 template <class Loss, class Run, class... Parameters>
 auto with_loss(const Run& run, Parameters... parameters) {
   if constexpr (chooses<void, Loss, Run, Parameters...>)
@@ -158,7 +158,7 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
     return run(input, operands, mask, weight, finish, reduction, type, parameters...);
   }
 
-  // outputs: the gradients, null where not wanted; at least one is wanted.
+  // outputs: the gradients; null for one that is not wanted. At least one is wanted.
   template <class C>
   static void compute_backward(const Tensor* const* outputs, const Tensor& grad, const OptionalTensor& denominator,
                                const Operands& operands, const OptionalTensor& mask, const OptionalTensor& weight,
@@ -179,7 +179,7 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
       if constexpr (has_slopes<F>) {
         for (int i = 0; i < kOperands; ++i) work.output(View(outputs[i] ? *outputs[i] : *first), outputs[i] != nullptr);
         loop = pick<&gradients_loop<C, F>>();
-      } else {  // slope_loop's first output is dy where only dy is wanted
+      } else {  // if only dy is wanted, slope_loop's first output is dy
         work.output(View(*first));
         work.output(View(outputs[1] ? *outputs[1] : *first), outputs[0] && outputs[1]);
         loop = pick_slope<C, F>(masked, weighted);

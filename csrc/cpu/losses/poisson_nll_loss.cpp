@@ -3,8 +3,8 @@
 
 namespace safeops::cpu {
 
-// kLog, x is the logarithm of the rate: e^x - y x. Else x is the rate: x - y log(x + eps). kFull adds, where y > 1,
-// Stirling's log y! = y log y - y + log(2 pi y) / 2.
+// If kLog, x is the logarithm of the rate, and the loss is e^x - y x. Else x is the rate, and the loss is x - y log(x +
+// eps). kFull adds Stirling's log y! = y log y - y + log(2 pi y) / 2 where y > 1.
 template <class C, bool kLog, bool kFull>
 struct PoissonOf {
   C eps;

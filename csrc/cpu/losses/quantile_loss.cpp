@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// (1 - quantile) d where d > 0, else quantile |d|;  d = x - y. Where the factor is 0, an infinite d costs 0.
+// value = (1 - quantile) d where d > 0, else quantile |d|;  d = x - y. Where the factor is 0, an infinite d costs 0.
 template <class C>
 struct Quantile {
   C over, under;
@@ -22,7 +22,7 @@ struct Quantile {
 
 SAFEOPS_POINTWISE_LOSS(quantile_loss, Quantile, double)
 
-// The quantile is an operand z. A z outside [0, 1] gives NaN.
+// quantile_loss with one quantile per element: the operand z. A z outside [0, 1] gives NaN.
 template <class C>
 struct QuantileOfEach {
   C value(C x, C y, C z) const {

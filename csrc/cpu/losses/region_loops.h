@@ -35,7 +35,7 @@ inline C stored(double x) {
     return static_cast<C>(x);
 }
 
-// x, or 0 where it is not kept
+// Returns x, or 0 where it is not kept.
 template <class C>
 void kept_loop(const C* x, const uint8_t* keep, int64_t n, C* to) {
   SAFEOPS_SIMD
@@ -59,7 +59,7 @@ void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
   sums[0] += both, sums[1] += input, sums[2] += target;
 }
 
-// The sums for class c where the target is class indices: t is 1 or 0, so t^2 = t. Pixels of a negative index are
+// Adds the sums for class c, if the target is class indices: t is 1 or 0, so t^2 = t. Pixels with a negative index are
 // skipped.
 template <class C, bool kSquared>
 void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double* sums) {
@@ -80,8 +80,9 @@ void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t 
   }
 }
 
-// Sums of bf16. fp32 adds their 8-bit significands without rounding, unless exponents are far apart: the two values of
-// a word are added, then at most 16 such pairs to a lane, then double. load(i, x, y) sets a register of each.
+// Adds the sums of bf16 values. fp32 adds their 8-bit significands without rounding, unless exponents are far apart. So
+// the two values of a word are added first, then at most 16 such pairs to a lane of fp32, then the lanes to a double.
+// load(i, x, y) sets x and y to the registers that start at element i.
 template <int kBytes, class Load>
 inline void add_pairs(int64_t n, const Load& load, double* sums) {
   using Words = Vector<uint32_t, kBytes>;
@@ -104,7 +105,7 @@ inline void add_pairs(int64_t n, const Load& load, double* sums) {
   }
 }
 
-// Loads elements [i, n) of x, at most a register of them, padded with `rest`.
+// Loads elements [i, n) of x, at most one register, and fills the rest of the register with `rest`.
 template <class V, class T>
 inline void load_padded(const T* x, int64_t i, int64_t n, T rest, V& vector) {
   constexpr int64_t lanes = sizeof(V) / sizeof(T);
@@ -155,8 +156,8 @@ SAFEOPS_AVX512 inline __m512d load_doubles(__mmask8 keep, const float* from) {
   return _mm512_maskz_cvtps_pd(keep, _mm256_loadu_ps(from));
 }
 
-// index_sums_loop with mask registers for the comparisons. gcc would expand the masks to words and widen those: 1.7
-// times slower in cache, 1.2 times from memory.
+// Does what index_sums_loop does, with mask registers for the comparisons. gcc would expand the masks to words and
+// widen the words: 1.7 times slower in cache, 1.2 times from memory.
 template <class C, bool kSquared>
 SAFEOPS_AVX512 void index_sums_avx512(const C* p, const int32_t* index, int32_t c, int64_t n, double* sums) {
   __m512d both[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()}, input[2] = {both[0], both[0]};
@@ -183,8 +184,8 @@ SAFEOPS_AVX512 void index_sums_avx512(const C* p, const int32_t* index, int32_t 
 
 // ---- gradients
 
-// dx = keep ? g_product other + g_sum (squared: g_sum x) : 0. g_product: the gradient of sum p t. g_sum: the gradient
-// of x's own sum (squared: twice that). It is computed in double, because the two terms may cancel.
+// dx = keep ? g_product other + g_sum (squared: g_sum x) : 0. g_product is the gradient of sum p t; g_sum is the
+// gradient of x's own sum (squared: twice that). The slope is computed in double, because its two terms may cancel.
 template <class C, bool kKeep, bool kSquared>
 void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, double g_product, double g_sum, C* dx) {
   SAFEOPS_SIMD
@@ -194,9 +195,10 @@ void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, d
   }
 }
 
-// gradient_loop for bf16 without mask and squares, two elements to a word. g_product is split into high + low: high has
-// a 16-bit significand, whose product with the 8 bits of a bf16 is exact in fp32. low has the sign of high and is not 0
-// where high is not, so that infinite results stay infinite. Only one rounding is large enough to show in the result.
+// Does what gradient_loop does for bf16 without mask and squares, two elements to a word. g_product is split into high
+// + low. high has a 16-bit significand, so its product with the 8 bits of a bf16 is exact in fp32. low has the sign of
+// high and is not 0 where high is not, so that infinite results stay infinite. Only one rounding is large enough to
+// show in the result.
 inline void pair_gradient_loop(const uint16_t* other, int64_t n, double g_product, double g_sum, uint16_t* dx) {
   const float high = bit_cast<float>(bit_cast<uint32_t>(static_cast<float>(g_product)) & 0xFFFFFF00u);
   const float rest = static_cast<float>(g_product - static_cast<double>(high));
@@ -217,10 +219,11 @@ inline void pair_gradient_loop(const uint16_t* other, int64_t n, double g_produc
   if (n % 2) dx[n - 1] = Narrow<BFloat16>::from(slope(static_cast<uint32_t>(other[n - 1]) << 16)).bits;
 }
 
-// True if |x| < 2^14, and x and its parts in pair_gradient_loop are normal fp32 numbers or 0.
+// True if x is 0 or 2^-70 < |x| < 2^14: then the parts of x in pair_gradient_loop are normal fp32 numbers or 0.
 inline bool is_moderate(double x) { return x == 0 || (std::fabs(x) < 0x1p+14 && std::fabs(x) > 0x1p-70); }
 
-// gradient_loop for class c where the target is class indices. Without squares dx takes only two values.
+// Does what gradient_loop does for class c, if the target is class indices. Without squares dx takes only two values
+// and 0.
 template <class C, bool kSquared>
 void index_gradient_loop(const C* x, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double g_product, double g_sum,
                          C* dx) {

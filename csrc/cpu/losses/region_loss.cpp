@@ -45,7 +45,7 @@ struct Region {
 };
 
 struct Regions {
-  View sums;  // (kSums, N, C)
+  View sums;  // the sums of region_sums.cpp, (kSums, N, C)
   const OptionalTensor &weight, &denominator;
   OptionalNumber divisor;
   int64_t reduction;
@@ -84,7 +84,7 @@ struct Regions {
 
   struct Mean {
     double loss = 0, by = 1;  // the sum of the kept losses; its divisor, inf if nothing is kept
-    bool some = false, nothing = true;  // some: a region is kept here; nothing: the loss has none, on any rank
+    bool some = false, nothing = true;  // some: a region is kept on this rank; nothing: none is kept on any rank
   };
 
   Mean reduced() const {
@@ -152,7 +152,7 @@ std::tuple<Tensor, Tensor> region_loss_backward(const Tensor& grad, const Tensor
   double* out = need_sums ? reinterpret_cast<double*>(View(of_sums).data) : nullptr;
   const auto weight_slopes = std::make_unique<double[]>(C);
 
-  double upstream = dims ? 0 : read_scalar(g), of_divisor = 0;  // of_divisor: a weight's gradient through the divisor
+  double upstream = dims ? 0 : read_scalar(g), of_divisor = 0;  // of_divisor: a weight's gradient by way of the divisor
   if (reduction == kMean) {
     const Regions::Mean mean = all.reduced();
     upstream /= mean.by;
@@ -164,11 +164,11 @@ std::tuple<Tensor, Tensor> region_loss_backward(const Tensor& grad, const Tensor
     if (dims) upstream = element(g, c * g.strides[dims - 1] + (dims == 2 ? n * g.strides[0] : 0));
     if (r.kept) weight_slopes[c] += upstream * r.loss() + of_divisor;
     if (!out) continue;
-    const bool live = r.kept && r.sloped;  // else the gradient is 0, for any upstream gradient
+    const bool live = r.kept && r.sloped;  // if false, the gradient is 0 for any upstream gradient
     // (1) d loss/d numerator = -w / total,  (2) d loss/d total = w numerator / total^2
     const double of_numerator = live ? -(r.weight * upstream) / r.total : 0;
     const double of_total = live ? -of_numerator * (r.numerator / r.total) : 0;
-    // (3) of p: alpha (2),  of t: beta (2),  of both: (1) + (1 - alpha - beta) (2);  dice: of p, t: (2), of both: 2 (1)
+    // (3) Gradient of p: alpha (2); of t: beta (2); of both: (1) + (1 - alpha - beta) (2). Dice: p, t: (2); both: 2 (1)
     const double a = alpha.value_or(1), b = alpha ? *beta : 1;
     const double slopes[kSums] = {
         alpha ? of_numerator + (of_total - a * of_total - b * of_total) : 2 * of_numerator, a * of_total, b * of_total,

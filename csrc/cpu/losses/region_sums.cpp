@@ -73,8 +73,8 @@ struct Sum {
   void finish(const Tile&) const {}
 };
 
-// Computes out (kSums, N, C). The tasks' partial sums are added in the order of the pixels, whatever the threads did.
-// Returns false if a class index is out of range.
+// Computes out (kSums, N, C). The tasks' partial sums are added in the order of the pixels, whatever the threads did,
+// so the bits are repeatable. Returns false if a class index is out of range.
 template <class C>
 bool forward(const Regions<C>& r, bool squared, double* out) {
   const std::unique_ptr<double[]> partials(new double[r.images * r.blocks * r.groups * r.group * kSums]());
@@ -131,7 +131,7 @@ struct Gradient {
     if (target) target->commit(tile, second);
   }
 
-  // Writes the gradient of `operand`, whose sum is number k.
+  // Writes the gradient of `operand`, whose own sum is sums[k].
   void write(const TileSink<C>& sink, const Tile& tile, int64_t c, const Pixels<C>& x, const C* operand, const C* other,
              int k, TileBuffer<C>& buffer) {
     const double both = of(0, tile.n, c), g = of(k, tile.n, c) * (squared ? 2 : 1);
@@ -173,8 +173,8 @@ bool backward(const Regions<C>& r, const Tensor& grad, bool squared, const Tenso
 
 // ---- the ops
 
-// Calls body with a zero of the type in which the loops read x and y: double if either is, uint16_t (stored bf16) if
-// both are bf16 or y is indices, and there are no squares; else float.
+// Calls body with a zero of the type in which the loops read x and y. double: x or y is double. uint16_t (stored bf16):
+// x is bf16, y is bf16 or class indices, and there are no squares. float: all other cases.
 template <class Body>
 bool with_values(const View& x, const View& y, bool squared, const Body& body) {
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble) return body(0.0);

@@ -1,7 +1,7 @@
-// The walk over pixels, targets and masks that forward and backward of the region losses share.
+// The walk over pixels, targets and masks, which forward and backward of the region losses share.
 //
 // A task is a block of pixels of a few classes of one image, or of all classes if the classes are innermost in memory.
-// It is walked in tiles. A tile's class indices are read once for all classes, and never become a one-hot tensor.
+// A task is walked in tiles. A tile's class indices are read once for all classes, and are never expanded to one-hot.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@
 namespace safeops::cpu {
 
 constexpr int64_t kTaskElements = 65536;  // elements of a task, approximately
-constexpr int64_t kMaxBlocks = 1024;      // blocks of an image
+constexpr int64_t kMaxBlocks = 1024;      // blocks of an image, at most
 
 // ---- loops over class indices
 
-// Converts indices to int32; those that do not fit become `replacement`. The loop is separate from keep_loop, because
-// gcc does not vectorise a loop over both widths and mask bytes, which is three times slower.
+// Converts indices to int32; indices that do not fit become `replacement`. The loop is separate from keep_loop: gcc
+// does not vectorise a loop over both 64-bit indices and mask bytes, which would take three times as long.
 inline void index_loop(const int64_t* index, int64_t n, int32_t replacement, int32_t* to) {
   int64_t overflow = 0;
   _Pragma("omp simd reduction(| : overflow)")
@@ -31,7 +31,8 @@ inline void index_loop(const int64_t* index, int64_t n, int32_t replacement, int
     if (index[i] != static_cast<int64_t>(to[i])) to[i] = replacement;
 }
 
-// Converts indices that are all kept. Returns the largest, as an unsigned number: all are in range if it is.
+// Converts the indices of pixels that are all kept. Returns the largest index as an unsigned number, in which a
+// negative index is large: if the result is a class, all indices are.
 template <class I>
 uint64_t plain_index_loop(const int64_t* index, int64_t n, I* to) {
   uint64_t most = 0;
@@ -68,14 +69,14 @@ int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRul
 
 // ---- the walk
 
-// n elements of one region: prediction and target (null: not wanted), or class indices, -1 where not kept.
+// n elements of one region. Prediction and target (null: not wanted); or class indices, -1 where a pixel is not kept.
 template <class C>
 struct Pixels {
   int64_t n;
   const C *p = nullptr, *t = nullptr;
   const IndexOf<C>* index = nullptr;
-  const uint8_t* keep = nullptr;  // the mask where the target is not indices; null: all are kept
-  int64_t kept = 0;               // with indices: kept pixels, beyond those in earlier Pixels of this tile and class
+  const uint8_t* keep = nullptr;  // mask, if the target is not indices; null: all are kept
+  int64_t kept = 0;               // with indices: kept pixels that no earlier Pixels of this tile and class counted
 };
 
 template <class C>
@@ -85,13 +86,13 @@ struct Regions {
   Shape shape;  // (N, C, d1, ...)
   Grid grid;
   int64_t images;
-  int64_t block, blocks, group, groups;  // block, group: pixels and classes of a task; blocks, groups: their numbers
+  int64_t block, blocks, group, groups;  // block, group: pixels and classes of a task; blocks, groups: how many
   bool indexed, masked = false, by_pixel = false;  // by_pixel: the mask is the same for all classes
   IndexRules rules;
   TileSource<C> input, target;
-  Source<uint64_t> index;  // walks pixels, not classes, as does a mask if by_pixel
+  Source<uint64_t> index;  // walked over pixels without classes; so is the mask if by_pixel
   Source<uint8_t> mask;
-  const char* exists = nullptr;  // bools, one per class
+  const char* exists = nullptr;  // bools, one per class: the class has sums and gradients
   int64_t exists_stride = 0;
 
   Regions(const View& x, const View& y, const OptionalTensor& mask_, const OptionalTensor& exists_,
@@ -143,7 +144,7 @@ struct Regions {
     parallel(images * blocks * groups, block * group, [&](int64_t begin, int64_t end) {
       const auto buffers = std::make_unique<Buffers>(grid, indexed);
       Work work = start();
-      // Memory that is read in place needs no short pieces: the hardware prefetches runs as long as a tile.
+      // Memory that is read in place needs no short pieces: the hardware's prefetcher follows runs as long as a tile.
       const bool in_place = work.in_place() && (!masked || by_pixel);
       const int64_t piece = in_place && !grid.channels_last ? grid.tile : grid.piece;
       input.prime(buffers->p), target.prime(buffers->t);
@@ -182,7 +183,7 @@ struct Regions {
     TileBuffer<C> p, t;
     alignas(64) uint8_t mask[kBuffer];
     alignas(64) uint64_t index[kBuffer];
-    std::unique_ptr<int32_t[]> classes;  // the index of each pixel of a tile; `kept`: -1 where not kept
+    std::unique_ptr<int32_t[]> classes;  // each pixel's class index; `kept`: likewise, but -1 if not kept
     std::unique_ptr<IndexOf<C>[]> kept;
 
     Buffers(const Grid& grid, bool indexed)
@@ -190,7 +191,7 @@ struct Regions {
           kept(indexed ? new IndexOf<C>[grid.tile] : nullptr) {}
   };
 
-  // Indices (N, d1, ...) as (N, 1, d1, ...).
+  // Returns indices (N, d1, ...) as a view (N, 1, d1, ...).
   View with_classes(const View& y, int64_t* sizes, int64_t* strides) const {
     STD_TORCH_CHECK(y.ndim == shape.ndim - 1, "safeops: class indices must be (N, d1, ...)");
     View view = y;

@@ -4,8 +4,8 @@
 
 namespace safeops::cpu {
 
-// a m^gamma bce. m = y q + (1 - y) p is the probability that the prediction misses. a = alpha y + (1 - alpha) (1 - y),
-// or 1 if alpha is negative.
+// value = a m^gamma bce, where bce is the binary cross entropy of logit x and target y. m = y q + (1 - y) p is the
+// probability of a miss. a = alpha y + (1 - alpha) (1 - y), or 1 if alpha is negative.
 template <class C, bool kSquare>
 struct FocalOf {
   C hit, miss, gamma;  // hit: alpha, miss: 1 - alpha; both 1 if alpha is negative
@@ -20,8 +20,8 @@ struct FocalOf {
     return select(m == 0, select_or_zero(gamma == 0, C(1)), math::pow(m, gamma));
   }
 
-  // gamma m^(gamma - 1) bce, as gamma m^gamma (bce / m), and 0 if m or gamma is 0. bce / m is representable, but a
-  // small power of a subnormal m divided by m may not be.
+  // Returns gamma m^(gamma - 1) bce, or 0 if m or gamma is 0. It is computed as gamma m^gamma (bce / m): bce / m is
+  // representable, but for a subnormal m a small m^gamma divided by m may not be.
   C power_slope(C m, C m_power, C bce) const {
     if constexpr (kSquare) return 2 * m * bce;
     return select_or_zero(m != 0 && gamma != 0, gamma * m_power * (bce / m));

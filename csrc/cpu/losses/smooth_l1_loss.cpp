@@ -4,10 +4,10 @@
 
 namespace safeops::cpu {
 
-// d^2 / (2 beta) where |d| < beta, else |d| - beta/2; |d| for beta = 0;  d = x - y
+// value = d^2 / (2 beta) where |d| < beta, else |d| - beta/2; |d| if beta = 0.  d = x - y
 template <class C>
 struct SmoothL1 {
-  C beta, inverse, steepness;  // inverse, steepness: 1/beta; for beta = 0: 0 and inf
+  C beta, inverse, steepness;  // inverse, steepness: both 1/beta; if beta = 0, 0 and inf
 
   explicit SmoothL1(double beta_) : beta(static_cast<C>(beta_)) {
     if (!(beta >= std::numeric_limits<C>::min())) beta = 0;  // 1/beta would overflow, and no d is between 0 and beta

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// log(1 + e^(-y x))
+// value = log(1 + e^(-y x))
 template <class C>
 struct SoftMargin {
   C value(C x, C y) const { return softplus(-(y * x)); }

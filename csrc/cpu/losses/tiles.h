@@ -1,6 +1,6 @@
-// Reads and writes tensors (N, C, d1, ...) in tiles. A tile is a set of pixels of one image; for each class it has a
-// row of them, which is read piece by piece. If the classes are innermost in memory (channels last), a tile is one
-// piece, which is transposed in the cache.
+// Reads and writes tensors (N, C, d1, ...) in tiles. A tile is a run of pixels of one image. For each class it has one
+// row, the values of its pixels, which is read piece by piece. If the classes are innermost in memory (channels last),
+// a tile is one piece, which is transposed in the cache.
 #pragma once
 
 #include <memory>
@@ -11,21 +11,21 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTile = 8192;  // elements of a transposed tile, at most; elements of a row of any other tile
+constexpr int64_t kTile = 8192;  // elements: at most so many of a transposed tile; so many of a row of another tile
 
-// Pixels [at, at + m) of image n: a tile, or a piece of one.
+// Pixels [at, at + m) of image n: a tile, or a piece of a tile.
 struct Tile {
   int64_t n, at, m;
 };
 
 // The walk over the tiles of all tensors, with pixels in the order of the input's memory.
 struct Grid {
-  int64_t classes, pixels;     // of an image
-  int64_t tile, piece;         // pixels; tiles that are not transposed are long, since the runs in memory are
-  int64_t row = 0;             // elements between the rows of a transposed tile; a power of two would alias
+  int64_t classes, pixels;     // of one image
+  int64_t tile, piece;         // in pixels; tiles that are not transposed are long, since the runs in memory are
+  int64_t row = 0;             // elements from row to row of a transposed tile; a power of two would alias
   bool channels_last = false;  // the input's classes are innermost in memory
-  Order by_pixel;              // pixels, images
-  Order by_row, by_class;      // pixels, classes, images; and classes, pixels, images
+  Order by_pixel;              // walks pixels, then images
+  Order by_row, by_class;      // walk pixels, classes, images; and classes, pixels, images
 
   Grid(const Shape& shape, const View& x) {
     STD_TORCH_CHECK(shape.ndim >= 2, "safeops: input must be (N, C, d1, ...)");
@@ -44,7 +44,8 @@ struct Grid {
     row = tile + 16;
   }
 
-  // The place of the tile's first pixel: in the order `by_row`, for class c; in the order `by_class`.
+  // Returns the offset of the tile's first pixel. With c: in the order `by_row`, for class c. Without c: in the order
+  // `by_class`.
   int64_t start(const Tile& t, int64_t c) const { return (t.n * classes + c) * pixels + t.at; }
   int64_t start(const Tile& t) const { return (t.n * pixels + t.at) * classes; }
 
@@ -107,7 +108,7 @@ struct TileSource : Tiles<Source<C>> {
   decltype(pick<&transpose_rows<C>>()) transpose_ = pick<&transpose_rows<C>>();
 };
 
-// A loop writes a row's values at row(). commit() is called for each row, then for the tile.
+// Outputs. A loop writes the values of a row at row(). commit() is called for each row, and then for the tile.
 template <class C>
 struct TileSink : Tiles<Sink<C>> {
   using Tiles<Sink<C>>::operand, Tiles<Sink<C>>::grid, Tiles<Sink<C>>::channels_last;

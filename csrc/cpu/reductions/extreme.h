@@ -1,4 +1,5 @@
 // The accumulator of extremes: the largest or smallest kept element, and the number of kept elements equal to it.
+// Elements are compared by ranked(x), whose maximum is the result for every Extremum.
 #pragma once
 
 #include "cpu/reductions/statistic.h"
@@ -24,7 +25,8 @@ inline void rank(V& x) {
   if constexpr (negated(kWhich)) x = -x;
 }
 
-// Sets `best` to the largest ranked kept element, -inf if there is none. Returns true if any kept element is NaN.
+// Sets `best` to the maximum of ranked(x) over the kept elements, or -inf if none is kept. Returns true if a kept x is
+// NaN.
 template <class C, int kBytes, bool kKeep, Extremum kWhich>
 bool best_row(const Elements<C>& e, int64_t n, C* best) {
   using R = Register<C, kBytes>;
@@ -55,7 +57,7 @@ bool best_row(const Elements<C>& e, int64_t n, C* best) {
   return any;
 }
 
-// Counts the kept elements whose rank equals `best`; if `best` is NaN, those that are NaN.
+// Counts the kept elements x with ranked(x) == best; if `best` is NaN, counts the kept NaNs.
 template <class C, int kBytes, bool kKeep, Extremum kWhich>
 int64_t ties_row(const Elements<C>& e, int64_t n, C best) {
   using R = Register<C, kBytes>;
@@ -102,7 +104,7 @@ void extreme_columns(const Elements<C>& e, int64_t n, int64_t period, const Extr
   });
 }
 
-// ---- the accumulator. value: the maximum of ranked(x); count: the number of elements that have it, 0 if none is kept
+// ---- The accumulator. value: the maximum of ranked(x); count: the number of elements that reach it, 0 if none is kept
 
 template <class C>
 struct Extreme {
@@ -157,7 +159,7 @@ struct Extreme {
     void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {
       C best;
       if (best_row_(e, n, &best)) best = std::numeric_limits<C>::quiet_NaN();
-      if (best < row_best_) return;  // ties are counted only in chunks that reach the maximum, which are few
+      if (best < row_best_) return;  // it has no ties; most chunks stay below the maximum
       join(row_best_, row_ties_, static_cast<double>(best), ties_row_(e, n, best));
     }
 

@@ -1,4 +1,4 @@
-// The largest or smallest kept element, and 1 / the number of elements equal to it, which share the gradient.
+// The largest or smallest kept element, and 1 / the number of elements equal to it: these share the gradient.
 // I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/extreme.h"
 

@@ -1,5 +1,5 @@
-// The number of kept elements: mask True and weight not 0. Only the input's shape is used, except that a bool input
-// without a mask is the mask. I/O: read mask, weight.
+// The number of kept elements: mask is True and weight is not 0. The input's values are not read, with one exception: a
+// bool input without a mask is the mask. I/O: read mask, weight.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
@@ -36,7 +36,7 @@ struct Count {
   };
 };
 
-// There is no Sink for integers, so counts are stored as bit patterns.
+// Writes counts (int64) as bit patterns, since there is no Sink for integers.
 struct CountOutput {
   Sink<uint64_t> sink;
 

@@ -1,4 +1,5 @@
-// log sum w exp(x) = max + log sum w exp(x - max). max is the largest kept element so far, so no exponential overflows.
+// log sum w exp(x) = max + log sum w exp(x - max). max is the largest kept element so far, so that no exponential
+// overflows.
 // I/O: forward reads x, mask, weight once.
 #include "cpu/engine/exp.h"
 #include "cpu/reductions/statistic_worker.h"
@@ -10,7 +11,8 @@ namespace {
 
 // ---- inner loops
 
-// The largest kept element; the lowest finite number if there is none. NaN is ignored here: the exponentials show it.
+// Returns the largest kept element, or the lowest finite number if none is kept. It ignores NaN: the sum of the
+// exponentials will be NaN.
 template <class C, int kBytes, bool kKeep>
 C max_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;
@@ -36,7 +38,7 @@ void exponentials_loop(const Elements<C>& e, int64_t n, C maximum, C* out) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     const C x = e.x[i];
-    C term = exp_(select(x == maximum, C(0), x - maximum));  // where both are inf, their difference would be NaN
+    C term = exp_(select(x == maximum, C(0), x - maximum));  // if both are inf, their difference would be NaN
     if constexpr (kWeight) term *= e.w[i];
     if constexpr (kKeep) term = select_or_zero(e.keep[i] != 0, term);
     out[i] = term;
@@ -48,8 +50,9 @@ struct ExponentialColumns {
   C *maximum, *sum;
 };
 
-// One exponential per element: factor = exp(-|x - maximum|), for the column's maximum so far. A larger x becomes the
-// maximum, and the old sum is multiplied by factor; any other x adds w factor to the sum.
+// Takes one exponential per element: factor = exp(-|x - maximum|), where `maximum` is the largest x of the column so
+// far. If x is larger, it becomes the maximum, and the sum becomes factor times the old sum plus w. Otherwise w factor
+// is added.
 template <class C, bool kKeep, bool kWeight>
 void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const ExponentialColumns<C>& columns) {
   C *maximum = columns.maximum, *sum = columns.sum;
@@ -66,7 +69,7 @@ void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const 
   });
 }
 
-// Adds the state (other, more) to the state (maximum, sum).
+// Merges the state (other, more) into the state (maximum, sum).
 inline void join(double& maximum, double& sum, double other, double more) {
   const double d = select(other == maximum, 0.0, other - maximum), factor = exp_(0 - std::fabs(d));
   const bool higher = d > 0;
@@ -79,7 +82,7 @@ void join_loop(double* maximum, double* sum, const double* other, const double* 
   for (int64_t i = 0; i < n; ++i) join(maximum[i], sum[i], other[i], more[i]);
 }
 
-// ---- the accumulator. value: the maximum; second: sum w exp(x - maximum)
+// ---- The accumulator. value: the maximum; second: sum w exp(x - maximum)
 
 template <class C>
 struct LogSumExp {
@@ -153,8 +156,9 @@ struct LogSumExp {
   };
 };
 
-// origin = maximum, scale = 1 / sum: the gradient is w exp(x - maximum) / sum. w exp(x - value) would lose digits where
-// x and value are large. If the sum is 0 (all kept elements are -inf), origin = 0 and scale = 1 give w exp(x) = 0.
+// Sets origin = maximum and scale = 1 / sum, which give the gradient w exp(x - maximum) / sum. (w exp(x - value) would
+// lose digits if x and value are large.) If the sum is 0 (all kept elements are -inf), origin = 0 and scale = 1 give w
+// exp(x) = 0.
 void finish_logsumexp(const void* op, int64_t, const States& states, int64_t n, const double*,
                       double* const* results) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

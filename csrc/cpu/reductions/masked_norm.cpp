@@ -18,7 +18,7 @@ inline C power(C x) {
     return std::fabs(x);
 }
 
-// x^2 or |x| of a register of kept elements.
+// Replaces a register of kept elements x by x^2 (kSquare) or |x|.
 template <bool kSquare>
 struct Power {
   template <class R>
@@ -30,7 +30,7 @@ struct Power {
   }
 };
 
-// sum w x^2 or sum w |x|, in double
+// Returns sum w x^2 (kSquare) or sum w |x|, in double.
 template <class C, bool kKeep, bool kWeight, bool kSquare>
 double careful_powers(const Elements<C>& e, int64_t n) {
   double sum = 0;
@@ -63,7 +63,7 @@ void power_columns(const Elements<C>& e, int64_t n, int64_t period, const PowerC
   });
 }
 
-// ---- the accumulator. value: sum w f(x); weight: sum of weights
+// ---- The accumulator. value: sum w x^2 or sum w |x|; weight: sum of weights
 
 template <class C>
 struct Powers {
@@ -136,7 +136,8 @@ struct Powers {
       columns_(e, n, period, {sums_ + first, sw_ + first});
     }
 
-    // Adds the kept elements outside `range` in double, one by one. Returns all elements with zeros in their place.
+    // Adds the kept elements outside `range` to their columns one by one, in double. Returns all elements, with those
+    // set to 0.
     const C* add_rare(const Elements<C>& e, int64_t first, int64_t n, int64_t period, const SafeRange& range) {
       if (!any_rare_) std::fill_n(value_, this->width_, 0.0);
       any_rare_ = true;
@@ -165,14 +166,15 @@ struct Powers {
     decltype(pick<&widen_loop<C, double>>()) widen_ = pick<&widen_loop<C, double>>();
     alignas(64) C sums_[kColumns + kPad];
     alignas(64) C sw_[kColumns + kPad];
-    alignas(64) double value_[kColumns + kPad];  // sums of the elements outside the range
+    alignas(64) double value_[kColumns + kPad];  // sums of the elements outside the safe range
     alignas(64) double wide_sums_[kColumns + kPad];
     alignas(64) double weight_[kColumns + kPad];
     alignas(64) C others_[kBuffer];
   };
 };
 
-// d value/dx.  sum of squares: 2 w x;  norm: w x / norm;  rms: w x / (rms sum w);  sum of magnitudes: w sign(x)
+// The factor `scale` follows from d value/dx. Sum of squares: 2 w x; norm: w x / norm; rms: w x / (rms sum w); sum of
+// magnitudes: w sign(x).
 void finish_powers(const void* op, int64_t, const States& states, int64_t n, const double* unscale,
                    double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
@@ -217,7 +219,7 @@ Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool em
 SAFEOPS_STATISTIC(masked_sum_of_squares, return powers(s, true, false, false, empty_nan);)
 SAFEOPS_STATISTIC(masked_rms, return powers(s, true, true, true, empty_nan);)
 
-// `parameter` is the order: 2: sqrt(sum w x^2), 1: sum w |x|, inf: max |x|, -inf: min |x|.
+// order: 2: sqrt(sum w x^2), 1: sum w |x|, inf: max |x|, -inf: min |x|. It is the op's `parameter`.
 static Statistics norm(const Statistic& s, double order, bool empty_nan) {
   if (order == 2) return powers(s, true, false, true, empty_nan);
   if (order == 1) return powers(s, false, false, false, empty_nan);
@@ -227,7 +229,7 @@ static Statistics norm(const Statistic& s, double order, bool empty_nan) {
 
 SAFEOPS_STATISTIC(masked_norm, { return norm(s, parameter, empty_nan); })
 
-// The norm of finite elements stays finite: one that overflows becomes the dtype's largest number, with gradient 0.
+// The norm of finite elements stays finite: a norm that overflows becomes the dtype's largest number, with gradient 0.
 SAFEOPS_STATISTIC(safe_norm, {
   Statistic saturated = s;
   saturated.most = largest(s.type);

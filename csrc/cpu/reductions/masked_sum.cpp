@@ -1,5 +1,5 @@
-// masked_sum is sum w x over the kept elements; masked_mean divides it by their count (by sum w with weights). They
-// share a backward, to which the mean passes the denominator.
+// masked_sum is sum w x over the kept elements. masked_mean divides it by their count, or by sum w if there are
+// weights. They share a backward, to which the mean passes the denominator.
 // I/O: forward reads x, mask, weight once; backward reads mask, writes dx.
 #include <vector>
 
@@ -60,7 +60,7 @@ void backward(const Shape& shape, const ReducedDims& dims, bool keepdim, const T
   work.run(pick_gradient<C>(mask.has_value(), weight.has_value()), nullptr);
 }
 
-// Returns (sum or mean of the kept elements, denominator); the denominator is their count, or the sum of their weights.
+// Returns (sum or mean of the kept elements, denominator). The denominator is their count, or the sum of their weights.
 std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
                                             bool empty_nan, const std::optional<ScalarType>& dtype) {
@@ -102,7 +102,8 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
-  // leaves_fp32 matters only if all dims are reduced: else a single row would run in double, but not among other rows.
+  // leaves_fp32 is asked only if all dims are reduced. Otherwise a tensor of a single row would run in double and a
+  // tensor of several rows in float, so that a row's gradient would depend on the other rows.
   const bool all = dims.output(shape, false).ndim == 0;
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight) ||
       (weight && all && leaves_fp32(grad, denominator)))

@@ -1,5 +1,6 @@
-// Variance, standard deviation and the root of silog_loss, from (sum of weights, mean, sum of squared deviations m2) of
-// the kept elements. One read gives all three, by Welford's method for whole chunks (welford_loops.h).
+// Variance, standard deviation and silog_loss's square root, from three numbers of the kept elements: the sum of their
+// weights, their mean, and the sum m2 of their squared deviations. One read gives all three, by Welford's method for
+// whole chunks (welford_loops.h).
 // I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/statistic.h"
 #include "cpu/reductions/welford_loops.h"
@@ -8,7 +9,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- the accumulator. value: mean; weight: sum of weights, or count; second: m2 = sum w (x - mean)^2
+// ---- The accumulator. value: mean; weight: sum of weights, or count; second: m2 = sum w (x - mean)^2
 
 template <class C>
 struct Moments {
@@ -57,8 +58,8 @@ struct Moments {
       const bool new_pivot = row_weight_ == 0 || e.w;
       if (new_pivot) pivot = static_cast<C>(plain_(e, n) / weight);
       deviations_(e, n, pivot, sums);
-      // The deviations are no larger than the rounding of the mean. Equal elements must deviate by exactly 0, so the
-      // first kept element becomes the pivot.
+      // If the deviations are this small, they may be mere rounding errors of the mean. Equal elements must deviate by
+      // exactly 0, so the first kept element becomes the pivot.
       const double noise = static_cast<double>(pivot) * (8 * std::numeric_limits<C>::epsilon());
       if (new_pivot && !(sums[1] > noise * noise * weight)) {
         pivot = first_kept(e);
@@ -95,7 +96,8 @@ struct Moments {
       for (auto* all : {s1_, s2_}) std::fill_n(all, n, C(0));
     }
 
-    // Elements with weights, and elements that float cannot square, join their columns one by one, in double.
+    // Elements with weights, and elements that float cannot square, are merged into their columns one by one, in
+    // double.
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       if (this->weighted_) return join(e, first, n, period);
       if constexpr (sizeof(C) == 4) {
@@ -166,7 +168,7 @@ struct Moments {
     alignas(64) double mean_[kColumns + kPad];
     alignas(64) double weight_[kColumns + kPad];
     alignas(64) double m2_[kColumns + kPad];
-    alignas(64) double joined_[kColumns + kPad];  // the number of elements that joined one by one
+    alignas(64) double joined_[kColumns + kPad];  // number of elements that joined one by one
     alignas(64) uint8_t joins_[kBuffer];
     alignas(64) uint8_t others_[kBuffer];
   };
@@ -179,10 +181,11 @@ void finish_moments(const void* op, int64_t, const States& states, int64_t n, co
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
     const double divisor = states.weight[i] - f.correction, m2 = states.second[i] < 0 ? 0.0 : states.second[i];
-    // A sum of weights up to the correction counts as nothing kept, unless a NaN or inf among the elements made m2 NaN.
+    // If the sum of weights is at most the correction, the result is that of nothing kept, unless m2 is NaN because an
+    // element is NaN or inf.
     const bool none = states.count[i] == 0 || (divisor <= 0 && m2 == m2);
     if (f.lost && !none && may_be_lost(m2)) *f.lost = true;
-    // An inf that is kept makes m2 NaN, and with it the scale: the gradient of all elements is NaN.
+    // A kept inf makes m2 NaN, and m2 makes `scale` NaN: all elements then have gradient NaN.
     const double by = unscale ? unscale[i] : 1;
     double value = m2 / divisor, mean = states.value[i], scale = m2 != m2 ? m2 : 2 / divisor;
     if (f.root) {
@@ -216,7 +219,7 @@ Statistics moments(const Statistic& s, bool root, double correction, bool empty_
   return to;
 }
 
-// `parameter` is the correction; for silog_loss it is the focus on the variance.
+// `parameter` is the correction of the variance; for silog_loss it is the focus.
 SAFEOPS_STATISTIC(masked_var, return moments(s, false, parameter, empty_nan);)
 SAFEOPS_STATISTIC(masked_std, return moments(s, true, parameter, empty_nan);)
 SAFEOPS_STATISTIC(silog_loss, return moments(s, true, 0, empty_nan, parameter);)

@@ -11,7 +11,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// in: c = grad / denominator, [weight], for max x, extreme;  out: dx
+// in: c = grad / denominator, [weight], and for max: x, extreme;  out: dx
 template <class C, bool kExtreme, bool kMask, bool kWeight>
 void gradient_loop(const void*, const Chunk<C>& chunk) {
   const C *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight], *extreme = chunk.in[2 + kWeight];
@@ -36,7 +36,8 @@ Loop<C> pick_gradient(bool mask, bool weight) {
   return weight ? pick<&gradient_loop<C, kExtreme, false, true>>() : pick<&gradient_loop<C, kExtreme, false, false>>();
 }
 
-// in: grad, denominator, [extreme];  out: grad / denominator, [extreme]
+// in: grad, denominator, [extreme];  out: grad / denominator, [extreme]. Each has one entry per column of each
+// sequence.
 template <class C>
 void of_sequences_loop(const void*, const Chunk<C>& chunk) {
   const C *g = chunk.in[0], *by = chunk.in[1], *extreme = chunk.in[2];
@@ -48,7 +49,7 @@ void of_sequences_loop(const void*, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) at[i] = extreme[i];
 }
 
-// Contiguous memory of the results' shape, with a view of it.
+// Contiguous memory of the results' shape (sequences, *rest), with a view of it.
 template <class C>
 struct OfSequences {
   std::unique_ptr<C[]> values;
@@ -64,7 +65,7 @@ struct OfSequences {
   }
 };
 
-// Finds the sequence s of a row; rows must come in increasing order.
+// Finds the sequence s that a row belongs to; rows must come in increasing order.
 struct Cursor {
   const std::vector<int64_t>& bounds;
   const int64_t* sequences;  // the sequence of each row; null: `bounds` gives it
@@ -88,12 +89,12 @@ struct Cursor {
   }
 };
 
-// Copies the values of each row's sequence to the elements of a chunk of rows.
+// Repeats values of sequences for the rows of a chunk: each row gets the values of its own sequence.
 template <class C>
 struct Spread {
-  const C* values;  // (S, columns)
+  const C* values;  // one row per sequence, (S, columns)
   int64_t columns;
-  int64_t sequence = -1, first = -1, filled = 0;  // the buffer's only sequence or -1, its first column, its elements
+  int64_t sequence = -1, first = -1, filled = 0;  // the buffer's only sequence or -1, its first column, its size
   alignas(64) C buffer[kBuffer];
 
   const C* fetch(Cursor at, int64_t row, int64_t rows, int64_t column, int64_t width) {
@@ -146,7 +147,7 @@ struct Backward {
     const Loop<C> loop = extreme ? pick_gradient<C, true>(mask.has_value(), weight.has_value())
                                  : pick_gradient<C, false>(mask.has_value(), weight.has_value());
 
-    // A chunk is as many whole rows as it holds, or a part of one row.
+    // A chunk has as many whole rows as fit, or a part of one row.
     const int64_t width = std::min(columns, kChunk), height = kChunk / width;
     parallel((rows + height - 1) / height, height * columns, [&](int64_t begin, int64_t end) {
       typename Inputs<C>::Buffers buffers;
@@ -195,7 +196,7 @@ Tensor segment_backward(const Tensor& grad, const std::vector<int64_t>& size, Sc
                                    std::none_of(ids.begin(), ids.end(), outside)),
                   op, ": segment_ids must have an id from 0 to num_segments - 1 for each row");
   const Backward work{grad, denominator, input, extreme, mask, weight, shape, results, bounds, ids};
-  // With a weight in double: its product with a slope outside fp32's range may lie within the range.
+  // With a weight, runs in double: the product of the weight and a slope outside fp32's range may lie within the range.
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || weight)
     work.run<double>(View(dx));
   else

@@ -16,7 +16,7 @@ bool are_sorted(const T* id, int64_t n) {
   return decreases == 0;
 }
 
-// Returns the first row from `at` on with an id >= s. The search doubles its step, since the row is usually near.
+// Returns the first row >= `at` with an id >= s. The search doubles its step, since that row is usually near.
 template <class T>
 int64_t first_of(const T* id, int64_t at, int64_t rows, int64_t s) {
   int64_t step = 64;
@@ -26,13 +26,13 @@ int64_t first_of(const T* id, int64_t at, int64_t rows, int64_t s) {
 
 template <class T>
 void sort_rows(const T* id, int64_t rows, int64_t segments, int64_t* bounds, int64_t* order) {
-  if (pick<&are_sorted<T>>()(id, rows)) {  // as in a packed batch: no row has to move
+  if (pick<&are_sorted<T>>()(id, rows)) {  // as in a packed batch: then no row has to move
     for (int64_t s = 0, at = 0; s <= segments; ++s) bounds[s] = at = first_of(id, at, rows, s);
     std::iota(order, order + rows, int64_t{0});
     return;
   }
-  // Bucket 0 has the ids below 0, bucket s + 1 the id s, bucket segments + 1 the ids >= segments. First places[b + 1]
-  // counts the rows of bucket b; after the prefix sum places[b] is where its next row goes.
+  // Bucket 0 gets the ids below 0, bucket s + 1 the id s, bucket segments + 1 the ids >= segments. At first places[b +
+  // 1] counts the rows of bucket b. After the prefix sum places[b] is the place of bucket b's next row.
   const auto bucket = [=](T s) { return s < 0 ? 0 : std::min<int64_t>(s, segments) + 1; };
   std::vector<int64_t> places(segments + 3);
   for (int64_t i = 0; i < rows; ++i) ++places[bucket(id[i]) + 1];

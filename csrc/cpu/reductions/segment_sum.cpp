@@ -19,7 +19,7 @@ void run(const Segments& s, bool mean, bool empty_nan) {
   finish.plain = !s.weight;
   finish.empty_nan = empty_nan;
   Finish results = finish;
-  results.counted = true;  // without a mask or weight the driver sets the count to the rows of the sequence
+  results.counted = true;  // without mask and weight the driver sets the count to the sequence's rows
   const Sums<C> sums{finish, pick_selection<C>(s.mask.has_value(), s.weight.has_value()), &op, nullptr};
   s.run<C>(sums, pick<&sum_results_loop>(), &results);
 }

@@ -4,7 +4,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// The loop has no early exit, so that it vectorises.
+// True if places[i] == i for all i. The loop has no early exit, so that it vectorises.
 bool is_identity(const int64_t* places, int64_t n) {
   int64_t differences = 0;
   for (int64_t i = 0; i < n; ++i) differences |= places[i] ^ i;
@@ -66,7 +66,7 @@ Segments::Segments(const char* op, const Tensor& input_, const OptionalTensor& m
   STD_TORCH_CHECK(shape.ndim && x.is_floating(), op, ": input must be floating point, with a first dim of rows");
   out = shape_of_results(shape, bounds);
   const int64_t* places = read_order(op, order, shape.size[0]);
-  // Before any copy, broadcast() raises a clear error for operands that do not broadcast.
+  // Checked before any copy, so that operands that do not broadcast raise broadcast()'s clear error.
   if (mask_) broadcast(shape, View(*mask_).shape());
   if (weight_) broadcast(shape, View(*weight_).shape());
   input = *in_order(input_, shape, places, order);

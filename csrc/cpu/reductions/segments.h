@@ -1,8 +1,8 @@
 // Reductions of sequences of rows: the driver, and the operands of forward and backward.
 //
 // A sequence is cut into slices of a fixed number of rows, counted from its own first row, so that the bits of its
-// result depend neither on its place nor on other sequences. The input is cut into tasks of the same number of rows; a
-// task reduces the slices that begin among its rows.
+// result depend neither on its place nor on other sequences. The input is cut into tasks of that number of rows. A task
+// reduces the slices that begin among its rows.
 #pragma once
 
 #include <algorithm>
@@ -20,10 +20,10 @@ std::vector<int64_t> read_integers(const char* op, const char* name, const Tenso
 // Reads cu_seqlens (S + 1,), the bounds of the sequences: they must go from 0 to `rows` and never decrease.
 std::vector<int64_t> read_bounds(const char* op, const Tensor& cu_seqlens, int64_t rows);
 
-// Returns the rows' indices in order of their sequences; null if the rows are in that order already.
+// Returns the rows' indices in the order of their sequences; null if the rows are in that order already.
 const int64_t* read_order(const char* op, const OptionalTensor& order, int64_t rows);
 
-// Returns (S, *rest) for an input of shape (rows, *rest).
+// Returns the results' shape (S, *rest) for an input of shape (rows, *rest) and S sequences.
 inline Shape shape_of_results(const Shape& input, const std::vector<int64_t>& bounds) {
   Shape shape = input;
   shape.size[0] = static_cast<int64_t>(bounds.size()) - 1;
@@ -35,12 +35,12 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
   using Base = ReductionDriver<C, Accumulator>;
   using Worker = typename Base::Worker;
   using Base::accumulator, Base::kColumns, Base::outputs, Base::r;
-  static constexpr int64_t kMinSegment = 128;  // rows in a slice
+  static constexpr int64_t kMinSegment = 128;  // rows in a slice, at least
 
   const std::vector<int64_t>& bounds;
   const int64_t segments = static_cast<int64_t>(bounds.size()) - 1, columns = r.inner;
   const int64_t width = std::max<int64_t>(1, std::min(columns, kColumns));
-  const int64_t slice = std::max(kMinSegment, Base::kSlice / width);  // rows
+  const int64_t slice = std::max(kMinSegment, Base::kSlice / width);  // rows of a slice
 
   SegmentDriver(const Reduction<C>& reduction, const Accumulator& states, const Outputs& results,
                 const std::vector<int64_t>& bounds_)
@@ -48,7 +48,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
 
   void run() const {
     if (segments * columns == 0) return;
-    std::vector<int64_t> partial_of(segments);  // the first partial state of a sequence of several slices
+    std::vector<int64_t> partial_of(segments);  // first partial state of s, if it has several slices
     int64_t slices = 0;
     for (int64_t s = 0; s < segments; ++s) {
       partial_of[s] = slices;
@@ -90,7 +90,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
     Held held(*this);
     for (int64_t s = 0; s < segments; ++s) {
       if (rows_of(s) <= slice) continue;
-      for_tiles([&](int64_t column, int64_t n) {  // slices are merged in this order, whatever the threads did
+      for_tiles([&](int64_t column, int64_t n) {  // merges slices in this order, whatever the threads did
         const States sum = partial(s, 0, column);
         for (int64_t k = 1; k < slices_of(s); ++k) accumulator.merge(sum, partial(s, k, column), n);
         held.write(s, column, n, sum);
@@ -102,7 +102,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
   int64_t rows_of(int64_t s) const { return bounds[s + 1] - bounds[s]; }
   int64_t slices_of(int64_t s) const { return (rows_of(s) + slice - 1) / slice; }
 
-  // Reduces a sequence that fits in a chunk.
+  // Reduces sequence s, which must fit in a chunk.
   void reduce_short(Worker& worker, int64_t s, const States& states) const {
     const int64_t start = bounds[s] * columns, n = rows_of(s) * columns;
     r.inputs.fetch(start, n, start + kAhead, worker.buffers, worker.chunk);
@@ -126,7 +126,7 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
     explicit Held(const SegmentDriver& driver_) : driver(driver_) {}
     ~Held() { flush(); }
 
-    // Returns room for the states of n_more outputs, the columns from `column` on of sequence s.
+    // Returns room for the states of n_more outputs: columns [column, column + n_more) of sequence s.
     States next(int64_t s, int64_t column, int64_t n_more) {
       const int64_t output = s * driver.columns + column;
       if (output != first + n || n + n_more > most) {
@@ -158,12 +158,12 @@ struct SegmentDriver : ReductionDriver<C, Accumulator> {
 
 // ---- operands
 
-// Returns t with its rows in order of their sequences, as a copy. It returns t itself if `order` is null or t is
+// Returns a copy of t with its rows in the order of their sequences. Returns t itself if `order` is null or t is
 // broadcast along the rows.
 std::optional<Tensor> in_order(const OptionalTensor& t, const Shape& input, const int64_t* order,
                                const OptionalTensor& indices);
 
-// The operands of a forward.
+// The operands of a segment op's forward, and its results.
 struct Segments {
   View x;
   Shape shape, out;
@@ -175,7 +175,7 @@ struct Segments {
   Segments(const char* op, const Tensor& input, const OptionalTensor& mask, const OptionalTensor& weight,
            const Tensor& cu_seqlens, const OptionalTensor& order);
 
-  // finish: the data that `results` gets.
+  // finish: the op's data, which is passed to `results`.
   template <class C, class Accumulator>
   void run(const Accumulator& accumulator, Results results, const void* finish) const {
     Reduction<C> r(shape);

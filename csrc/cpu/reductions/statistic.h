@@ -1,8 +1,8 @@
-// Shared by the raw ops of all statistics: their arguments, results, and the dispatch on the compute type.
+// Shared by the raw ops of all statistics: arguments, results, and the dispatch on the compute type.
 //
 //     _<op>(input, mask, weight, dim, keepdim, empty_nan, dtype, parameter) -> (value, origin, scale)
 //
-// _statistic_backward reads origin and scale: dx = g scale w derivative(x, origin).
+// _statistic_backward computes dx = g scale w derivative(x, origin), with origin and scale as the forward returns them.
 // I/O: forward reads x, mask, weight once.
 #pragma once
 
@@ -45,8 +45,8 @@ struct Statistic {
     return {empty(out, type, input), empty(out, DType::kDouble, input), empty(out, DType::kDouble, input)};
   }
 
-  // scale_down: a float64 tensor of the outputs' shape. Each element is multiplied by the entry of its output before it
-  // is accumulated.
+  // scale_down: a float64 tensor of the outputs' shape. Each element is multiplied by its output's entry before it is
+  // accumulated.
   template <class C, class Accumulator>
   void run(const Accumulator& accumulator, Results results, const void* finish, const Statistics& to,
            const Tensor* scale_down = nullptr) const {
@@ -67,7 +67,7 @@ struct Statistic {
   }
 };
 
-// Options of the step from states to results.
+// Options of the last step, from states to results.
 struct StatisticFinish {
   double empty_value = 0;     // the value where nothing is kept
   double correction = 0, focus = 1;
@@ -78,8 +78,8 @@ struct StatisticFinish {
   std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflowed
 };
 
-// Returns unscale / root, the inverse of the unscaled root, as the scale for the backward. If it overflows, it is
-// negated and divided by kBeyond.
+// Returns unscale / root as the scale for the backward: the inverse of the root before scaling. If the quotient
+// overflows, it is stored negated and divided by kBeyond (see is_beyond).
 inline double inverse_of(double root, double unscale) {
   if (root == 0) return 0;
   const double scale = unscale / root;
@@ -88,20 +88,20 @@ inline double inverse_of(double root, double unscale) {
 
 inline double empty_value(bool empty_nan) { return empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0; }
 
-// The quantity that is maximised: x, -x, |x| or -|x|.
+// The quantity whose maximum is sought: x, -x, |x| or -|x|.
 enum class Extremum : int { kMax, kMin, kMaxAbs, kMinAbs };
 
 Statistics extreme(const Statistic& s, Extremum which, bool empty_nan);
 Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan, double focus = 1);
-// sum w |x|, or sum w x^2, its root, or the root of its mean
+// Statistics from powers: sum w |x|; or sum w x^2, its root, or the root of its mean.
 Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan);
 
-// Returns a power of two for each output (float64, the outputs' shape). It brings the output's largest element near 1,
-// or is 1 if all its elements can be squared as they are. nullopt: all are 1.
+// Returns a power of two for each output (float64, the outputs' shape): one that brings the output's largest element
+// near 1, or 1 if all its elements can be squared as they are. nullopt: all powers are 1.
 std::optional<Tensor> scales_of(const Statistic& s);
 
-// Runs an accumulator of squares in double, which cannot square every double. If the sum of an output shows that
-// squares may have over- or underflowed, all outputs are accumulated again, scaled by scales_of(s).
+// Runs an accumulator that squares in double, whose range not all squares fit. If the sum of an output shows that
+// squares may have over- or underflowed, all outputs are accumulated again, with elements scaled by scales_of(s).
 template <class Accumulator>
 void run_squares(const Statistic& s, Accumulator accumulator, Results results, StatisticFinish finish,
                  const Statistics& to) {

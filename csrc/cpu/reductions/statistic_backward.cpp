@@ -9,21 +9,22 @@ namespace {
 
 enum Kind : int64_t { kLinear = 0, kEqual = 1, kExp = 2, kSign = 3, kEqualMagnitude = 4 };
 
-// True for kinds that compare x with the origin: a weight does not scale their gradient, it only drops elements if 0.
+// True for kinds that compare x with the origin. A weight does not scale their gradient: a weight of 0 drops the
+// element.
 constexpr bool compares(int kind) { return kind == kEqual || kind == kEqualMagnitude; }
 
-// d|x|/dx: 0 at 0, NaN at NaN
+// Returns d|x|/dx: 0 at 0, NaN at NaN.
 template <class C>
 inline C sign(C x) {
   return select(x > 0, C(1), select(x < 0, C(-1), x));
 }
 
-// c times the derivative of the kind. rest: the part of the origin that rounding to float lost. A kind that compares
+// Returns c times the derivative of the kind. rest: what rounding the origin to float lost. A kind that compares
 // selects c instead of multiplying it by 0, so that a NaN or inf in c reaches only the extreme elements.
 template <class C, int kKind>
 inline C times_derivative(C c, C x, C origin, C rest) {
   if constexpr (kKind == kLinear) return c * ((x - origin) - rest);
-  if constexpr (kKind == kExp) return c * exp_(select(x == origin, C(0), x - origin));  // 0 also for equal infinities
+  if constexpr (kKind == kExp) return c * exp_(select(x == origin, C(0), x - origin));  // equal infinities differ by 0
   if constexpr (kKind == kSign) return c * sign(x);
   const bool nan = (x != x) & (origin != origin);
   if constexpr (kKind == kEqual) return select_or_zero((x == origin) | nan, c);
@@ -45,7 +46,7 @@ void slope_loop(const void*, const Chunk<C>& chunk) {
   }
 }
 
-// dx where grad scale leaves the range of double. grad is multiplied last, since for a small norm grad scale may
+// Computes dx if grad scale leaves the range of double. grad is multiplied last: for a small norm, grad scale may
 // overflow where dx does not. Where scale is 0, grad is ignored.
 // in: grad, scale, [weight], x, origin;  out: dx
 template <int kKind, bool kMask, bool kWeight>
@@ -103,8 +104,8 @@ Loop<double> extreme_slope_loop_of(int64_t kind, bool mask, bool weight) {
   }
 }
 
-// c = grad scale, in double; 0 where scale is 0, whatever grad is. kMark: inf where the product over- or underflows
-// double, since the gradient may still be finite.
+// Sets c = grad scale, in double; 0 if scale is 0, whatever grad is. kMark: sets c to inf if the product over- or
+// underflows double; the gradient may still be finite, so a wider loop computes it.
 template <bool kMark>
 void slope_loop_of_outputs(const void*, const Chunk<double>& chunk) {
   const double *grad = chunk.in[0], *scale = chunk.in[1];
@@ -117,7 +118,8 @@ void slope_loop_of_outputs(const void*, const Chunk<double>& chunk) {
   }
 }
 
-// Sets `rest` to the rounding errors of n origins in float, 0 if not finite. Returns true if any is not 0.
+// Sets `rest` to the rounding errors of n origins in float; an error that is not finite becomes 0. Returns true if any
+// is not 0.
 bool rest_loop(const double* origin, int64_t n, double* rest) {
   double lost = 0;
 #pragma omp simd reduction(+ : lost)
@@ -130,13 +132,13 @@ bool rest_loop(const double* origin, int64_t n, double* rest) {
   return lost != 0;
 }
 
-// exp(x - origin) = exp(x - float(origin)) exp(-rest);  rest -> c exp(-rest)
+// Replaces rest by c exp(-rest), so that c exp(x - origin) = rest exp(x - float(origin)).
 void scale_by_rest_loop(const double* c, double* rest, int64_t n) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) rest[i] = c[i] * exp_(0 - rest[i]);
 }
 
-// The values of c with which a loop may run: 0, magnitudes from `low` to `high` or larger than `most`, and NaN.
+// The values of c with which a loop may run: 0, NaN, magnitudes in [low, high], and magnitudes larger than `most`.
 struct Range {
   double low, high, most;
 
@@ -147,8 +149,8 @@ struct Range {
   }
 };
 
-// Loops in float take the normal numbers of float, and inf. Loops in double take values that leave room for a product
-// with a derivative, and then with a weight.
+// kFloatRange: the normal numbers of float, and inf. kDoubleRange leaves room for a product with a derivative, and then
+// with a weight.
 constexpr Range kFloatRange{std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
                             std::numeric_limits<double>::max()};
 constexpr Range kDoubleRange{0x1p-500, 0x1p+500, std::numeric_limits<double>::infinity()};
@@ -160,7 +162,7 @@ bool holds_all_loop(const Range* range, const double* c, int64_t n) {
   return lost == 0;
 }
 
-// in: c, the gradient computed in a wider type, dx;  out: dx, or the wider gradient where the range does not hold c
+// in: c, the gradient from a wider type, dx;  out: dx if the range holds c, else the wider gradient
 void replace_loop(const void* op, const Chunk<double>& chunk) {
   const Range range = *static_cast<const Range*>(op);
   const double *c = chunk.in[0], *wider = chunk.in[1], *dx = chunk.in[2];
@@ -169,14 +171,14 @@ void replace_loop(const void* op, const Chunk<double>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) out[i] = select(range.holds(c[i]), dx[i], wider[i]);
 }
 
-// The operands of a slope loop that have one entry per element of x.
+// A loop over the elements of x that computes dx, with the operands that have one entry per element.
 struct Walk {
   const View &x, &dx;
   const OptionalTensor &mask, &weight;
   int64_t kind;
 
-  // before, after: the operands with one entry per output, which the loop reads before weight and x, and after them;
-  // null: none.
+  // The loop reads the operands `before`, weight, x, and the operands `after`, in this order. before, after: operands
+  // with one entry per output of the statistic; null: left out.
   template <class C>
   void run(Loop<C> loop, std::initializer_list<const View*> before, std::initializer_list<const View*> after) const {
     Elementwise<C> work(x.shape(), dx);
@@ -242,8 +244,9 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
 
   const double* c_values = reinterpret_cast<const double*>(slopes.data);
   const int64_t n = slopes.shape().numel();
-  // Computes dx in the narrow type, and again in the wider type if the range does not hold some c. Only outputs with
-  // such a c take the wider gradient: the c of one output must not change the bits of another.
+  // Computes dx in the narrow type. If the range does not hold some c, computes dx in the wider type, too, and takes it
+  // for the outputs with such a c. The other outputs keep the narrow gradient: the c of one output must not change
+  // their bits.
   const auto run = [&](const Range& range, const View& to, const auto& narrow, const auto& wider) {
     const bool all = pick<&holds_all_loop>()(&range, c_values, n);
     const std::optional<Tensor> other = all ? std::nullopt : std::optional(output_like(shape, x.dtype, input, x));

@@ -26,7 +26,8 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
-// Magnitudes whose squares (kSquares), or which (kMagnitudes), float can add kBlock times without over- or underflow.
+// A range of magnitudes. kSquares: float can add kBlock squares of such numbers without over- or underflow.
+// kMagnitudes: float can add kBlock such numbers.
 struct SafeRange {
   float low, high;
 
@@ -35,7 +36,7 @@ struct SafeRange {
 constexpr SafeRange kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
 
 // True if a kept element other than 0 is outside the range. It tests the signs of differences, because gcc compares
-// 64-byte integer registers one lane at a time, ten times slower.
+// 64-byte integer registers one lane at a time, which is ten times slower.
 template <int kBytes, bool kKeep>
 bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& range) {
   using R = Register<float, kBytes>;
@@ -53,8 +54,8 @@ bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& rang
   return any < 0;
 }
 
-// Calls one(row, p) for each of n elements in rows of `period` columns: p is the column, row.x[p] the element. A narrow
-// row needs simdlen(16): in a loop with a mask gcc would take 64 elements at once, one per byte of a register.
+// Calls one(row, p) for each of n elements, which form rows of `period` columns: p is the column, row.x[p] the element.
+// For a narrow row the loop needs simdlen(16): in a loop with mask bytes gcc would take 64 elements at once.
 template <class C, class One>
 inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
   const bool narrow = period < kPad;
@@ -72,8 +73,9 @@ inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const O
 
 // ---- one thread's part of a reduction
 
-// Accumulator::Worker derives from it. It defines, for rows, reset_row(), accumulate_row(elements, n, kept) and
-// row_state(out); for columns, reset_columns(), accumulate_columns(elements, first, n, period) and column_states().
+// Each Accumulator::Worker derives from StatisticWorker. For rows it defines reset_row(), accumulate_row(elements, n,
+// kept) and row_state(out); for columns reset_columns(), accumulate_columns(elements, first, n, period) and
+// column_states().
 template <class C, class Accumulator>
 class StatisticWorker {
  public:
@@ -157,7 +159,8 @@ class StatisticWorker {
   }
 
  protected:
-  // Calls pick(keep, weight) with two std::bool_constants. keep: elements have a mask or weights; weight: weights.
+  // Calls pick(keep, weight) with two std::bool_constants. keep: there is a mask or a weight; weight: there is a
+  // weight.
   template <class Pick>
   void pick_kind(const Pick& pick) const {
     if (weighted_) return pick(std::true_type{}, std::true_type{});
@@ -168,7 +171,7 @@ class StatisticWorker {
   const Accumulator& accumulator_;
   const bool weighted_, masked_, scaled_, valued_;  // valued: there is an input x; a count has none
   const int64_t unit_;
-  int64_t count_, width_;                           // kept elements of the row; accumulators side by side
+  int64_t count_, width_;                           // kept elements of the row; number of accumulators
   int64_t column_counts_[Accumulator::kColumns + kPad];  // kept elements of each column
 
  private:

@@ -1,17 +1,17 @@
 // The inner loops of the variance, and the merge of two states.
 //
-// Deviations are taken from a pivot near the mean, so that little cancels. For a row, the pivot is the mean so far, at
-// first the mean of its first chunk. For a column, it is the first kept element of each block. A pivot costs digits in
-// proportion to its distance from the mean in standard deviations, which is small. With weights it may be large, since
-// a distant pivot may have almost no weight. So rows with weights take the mean of each chunk as the pivot, and columns
-// with weights add their elements one by one.
+// Deviations are taken from a pivot near the mean, so that little cancels. A row's pivot is the mean so far, and at
+// first the mean of its first chunk. A column's pivot is the first kept element of each block. A pivot costs digits in
+// proportion to its distance from the mean in standard deviations. Without weights that distance is small. With weights
+// it may be large, since a distant pivot may have almost no weight. So weighted rows take the mean of each chunk as the
+// pivot, and weighted columns add their elements one by one.
 #pragma once
 
 #include "cpu/reductions/statistic_worker.h"
 
 namespace safeops::cpu {
 
-// sums = (sum w d, sum w d^2), d = x - pivot
+// Computes sums = (sum w d, sum w d^2) with d = x - pivot.
 template <class C, int kBytes, bool kKeep, bool kWeight>
 void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
   using V = typename Register<C, kBytes>::V;
@@ -38,7 +38,7 @@ void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
 // Returns w, or NaN if it is negative: a partial sum of such weights may be 0, and then has no mean to deviate from.
 inline double frequency(double w) { return select(w < 0, std::numeric_limits<double>::quiet_NaN(), w); }
 
-// The sum of weights, in double, since little may be left of it after the correction is subtracted.
+// Returns the sum of weights, in double: little may be left of it after the correction is subtracted.
 template <class C>
 double weight_row(const C* w, int64_t n) {
   double sum = 0;
@@ -47,7 +47,7 @@ double weight_row(const C* w, int64_t n) {
   return sum;
 }
 
-// deviations_row in double, for elements that float cannot square.
+// Computes what deviations_row does, but in double, for elements that float cannot square.
 template <class C, bool kKeep, bool kWeight>
 void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
   double first = 0, second = 0;
@@ -64,7 +64,7 @@ void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
   sums[1] = second;
 }
 
-// A column's pivot is NaN until it has seen a kept element.
+// A column's pivot is NaN until the column has a kept element.
 template <class C>
 struct MomentColumns {
   C *pivot, *s1, *s2;
@@ -100,8 +100,8 @@ bool any_nan_loop(const C* x, int64_t n) {
   return any;
 }
 
-// Adds elements to their columns one by one, in double, by West's weighted form of Welford's update, in which nothing
-// cancels, whatever the weights.
+// Adds elements to their columns one by one, in double, by West's weighted form of Welford's update: nothing cancels in
+// it, whatever the weights.
 template <class C, bool kWeight>
 void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weight, double* mean, double* m2,
                 double* joined) {
@@ -135,7 +135,7 @@ inline void merge_moments(double& w, double& mean, double& m2, double n, double 
   w = total;
 }
 
-// The states of columns from their counts, pivots and sums of deviations.
+// Computes the states of columns from their counts, pivots and sums of deviations.
 template <class C>
 void moments_loop(const int64_t* kept, const C* pivot, const C* s1, const C* s2, int64_t count, const States& state) {
   SAFEOPS_SIMD

@@ -14,7 +14,7 @@ inline T select_pattern(bool ok, T x, T other) {
   }
 }
 
-// True if all n indices are in range: the loop over them then needs no check.
+// True if all n indices are in range: a loop over them then needs no check.
 template <class I>
 bool all_in_range(const I* index, int64_t n, int64_t size) {
   uint64_t outside = 0;  // its sign bit is set if an index is below 0, or not below size
@@ -35,7 +35,7 @@ inline T gather_one(const char* from, int64_t jump, int64_t size, I index, T fil
   return select_pattern(ok, value, fill);
 }
 
-// n elements of one run: out[j] = input[j * step + index[j] * jump]
+// Gathers n elements of one run: out[j] = input[j * step + index[j] * jump], offsets in bytes; `fill` if out of range.
 template <class T, class I>
 void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, const I* index, int64_t n, T fill, T* out) {
   if (step == 0 && jump == sizeof(T) && all_in_range(index, n, size)) {
@@ -46,8 +46,8 @@ void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, cons
   for (int64_t j = 0; j < n; ++j, from += step) out[j] = gather_one(from, jump, size, index[j], fill);
 }
 
-// Gathers complete runs of a few elements, whose starts are `lead` bytes apart. It avoids a division for the start of
-// each run, which would take longer than the copy.
+// Gathers complete runs of a few elements each. The runs start `lead` bytes apart in the input. It avoids a division
+// for the start of each run, which would take longer than the copy.
 template <class T, class I>
 void gather_short_runs(const char* from, int64_t lead, int64_t step, int64_t jump, int64_t size, const I* index,
                        int64_t runs, int64_t run, T fill, T* out) {
@@ -55,8 +55,8 @@ void gather_short_runs(const char* from, int64_t lead, int64_t step, int64_t jum
     for (int64_t j = 0; j < run; ++j) out[j] = gather_one(from + j * step, jump, size, index[j], fill);
 }
 
-constexpr int64_t kShortElements = 32;  // a run of fewer elements is short
-constexpr int64_t kRowBytes = 16384;  // bytes; two rows of this size stay in the L1 cache
+constexpr int64_t kShortElements = 32;  // a run with fewer elements is short
+constexpr int64_t kRowBytes = 16384;  // two rows of this many bytes stay in the L1 cache
 
 }  // namespace
 
@@ -65,7 +65,7 @@ void gather_elements(const BitView& input, int dim, const BitView& index, bool n
   const int64_t numel = shape.numel(), size = input.size[dim], jump = input.stride[dim] * input.width;
   if (numel == 0) return;
   if (size == 0) return fill_all(out, numel, input.width, fill);
-  Walk walk;  // the offset in the input of each position of the index, without the offset index * jump
+  Walk walk;  // for each position of the index: its offset in the input, without index * jump
   for (int d = index.ndim - 1; d >= 0; --d) walk.push(index.size[d], d == dim ? 0 : input.stride[d] * input.width);
   const int64_t run = walk.ndim ? walk.size[0] : 1, step = walk.ndim ? walk.stride[0] : 0;
   // True if the input's rows are contiguous and short, and large parts of them are read.
@@ -96,8 +96,8 @@ void gather_elements(const BitView& input, int dim, const BitView& index, bool n
               done += runs * run;
               continue;
             }
-            // This prefetches the next row at the pace of the current one: elements of a row are read in random order,
-            // which the hardware cannot predict.
+            // Prefetches the next row at the pace of the current row: elements of a row are read in random order, which
+            // the hardware cannot predict.
             if (row > 0 && at + done + run < numel) {
               const int64_t begin = (at + done) % run * size / run * jump, end = begin + length * size / run * jump;
               const char* next = input.data + walk.offset(at + done + run);

@@ -16,9 +16,9 @@ struct Compaction {
   int64_t capacity;
   int64_t* index;
 
-  // Calls pack(mask bytes, at, n, slot, room) for each chunk of [start, stop) of the mask; the first kept row goes to
-  // slot `first`. Returns `first` plus the number of kept rows, also beyond the capacity. If slices were counted
-  // beforehand nothing needs this number, and the loop ends when the slots are full.
+  // Calls pack(mask bytes, at, n, slot, room) for each chunk of [start, stop) of the mask. The first kept row goes to
+  // slot `first`. Returns `first` plus the number of kept rows, including those beyond the capacity. If slices were
+  // counted beforehand, nobody needs this number, and the loop ends when the slots are full.
   template <class P>
   int64_t run(int64_t start, int64_t stop, int64_t first, const P& pack) const {
     const Count count_kept = find_count();
@@ -43,7 +43,7 @@ struct Compaction {
   }
 };
 
-// Compacts rows of one element each.
+// Compacts rows that have one element each. Returns the number of kept rows.
 template <class T>
 int64_t compact_elements(const Compaction& work, const View& input, const Shape& shape, char* values) {
   Source<T> x;
@@ -120,12 +120,12 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
 
 // ---- backward
 
-// The row of each slot, as an unsigned number: the -1 of an unused slot is then beyond every row.
+// The row that each slot holds, as an unsigned number: the -1 of an unused slot then exceeds every row.
 struct Slots {
   const uint64_t* index;
   int64_t count;
 
-  // The first slot in [from, to) whose row is at least `row`. The slots' rows must ascend, as those of the forward do.
+  // Returns the first slot in [from, to) whose row is at least `row`. The rows must ascend, as in the forward's index.
   int64_t lower(int64_t row, int64_t from, int64_t to) const {
     return std::lower_bound(index + from, index + to, static_cast<uint64_t>(row)) - index;
   }
@@ -139,8 +139,8 @@ struct Slots {
   }
 };
 
-// flags[i] = 1 if one of the slots belongs to row + i, else 0. Returns 1, and writes nothing, if the slots' rows do not
-// ascend or are outside [row, row + n).
+// Sets flags[i] = 1 if a slot holds row + i, else 0. If the slots' rows do not ascend or are outside [row, row + n),
+// returns 1 and writes nothing; else returns 0.
 int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n, uint8_t* flags) {
   uint64_t wrong = 0;
   _Pragma("omp simd reduction(+ : wrong)")
@@ -151,7 +151,7 @@ int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n,
   return 0;
 }
 
-// Writes the gradient chunk by chunk: the slots' rows are turned into a mask again, by which grad is merged into zeros.
+// Writes the gradient chunk by chunk: turns the slots' rows into a mask again, and merges grad into zeros by this mask.
 // Returns false if the slots' rows do not ascend.
 template <class T>
 bool expand_elements(const Slots& slots, int64_t rows, const Source<T>& grad, T* out) {
@@ -185,8 +185,8 @@ bool expand_elements(const Slots& slots, int64_t rows, const Source<T>& grad, T*
   return sorted && slots.none_from(rows);
 }
 
-// Writes the gradient block by block: a block is zeroed, and the kept rows are copied while it is in the cache. Returns
-// false if the slots' rows do not ascend.
+// Writes the gradient block by block: zeroes a block, and copies its kept rows while it is in the cache. Returns false
+// if the slots' rows do not ascend.
 bool expand_rows(const Slots& slots, int64_t rows, const Rows& grad, char* out) {
   const int64_t bytes = grad.bytes, block = std::max<int64_t>(1, kGrain / 2 / bytes);
   std::atomic<bool> sorted{true};
@@ -228,7 +228,7 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
   char* out = View(dx).data;
   std::vector<uint64_t> packed;
   Slots slots{reinterpret_cast<const uint64_t*>(slot_index.data), g.size[0]};
-  if (slots.count > 1 && slot_index.strides[0] != 1) {  // never for the forward's index
+  if (slots.count > 1 && slot_index.strides[0] != 1) {  // never true for the forward's index
     for (int64_t k = 0; k < slots.count; ++k) packed.push_back(slots.index[k * slot_index.strides[0]]);
     slots.index = packed.data();
   }

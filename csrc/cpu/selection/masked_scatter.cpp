@@ -1,5 +1,6 @@
-// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i]; rank(i) is the number of kept elements
-// before i. The backward masks the gradient for input, and packs its kept elements for source.
+// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], where rank(i) is the number of kept
+// elements before i. The backward has two gradients: of input, where kept elements of grad become 0, and of source, the
+// kept elements of grad.
 // I/O: read mask (twice with several threads), read input, read source, write out.
 #include "cpu/selection/pack.h"
 #include "cpu/selection/patterns.h"
@@ -8,7 +9,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// out[i] = mask[i] ? 0 : x[i]
+// out[i] = mask[i] ? 0 : x[i], the gradient of input.
 template <class T>
 void drop_loop(const uint8_t* mask, const T* x, int64_t n, T* out) {
   SAFEOPS_SIMD
@@ -106,7 +107,7 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
           if (room > 0) pack(flag, x, n, at, ds + k, nullptr, room);
           if (k + kept <= available) {
             drop(flag, x, n, dx + at);
-          } else {  // the source ends in this chunk: the output after its end is the input
+          } else {  // source ends in this chunk: later elements of the output are input's
             for (int64_t i = 0, rank = k; i < n; ++i) {
               dx[at + i] = flag[i] && rank < available ? T{0} : x[i];
               rank += flag[i] != 0;

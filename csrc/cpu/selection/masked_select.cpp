@@ -1,4 +1,4 @@
-// The kept elements as a vector: they are counted first, to allocate it, then packed.
+// The kept elements as a vector. They are counted first, since the vector must be allocated, and then packed.
 // I/O: read mask twice, read the kept elements, write them.
 #include "cpu/selection/pack.h"
 #include "cpu/selection/patterns.h"

@@ -46,7 +46,7 @@ template Pack<uint16_t> find_pack<uint16_t>(bool, bool);
 template Pack<uint32_t> find_pack<uint32_t>(bool, bool);
 template Pack<uint64_t> find_pack<uint64_t>(bool, bool);
 
-// Slices are long: pack_last takes the end of each one by one, which must not matter.
+// Slices are long: pack_last packs the end of each slice element by element, which must be a small part of the work.
 Slices::Slices(const Source<uint8_t>& mask, int64_t numel_, bool total) : numel(numel_), length(kGrain), count(1) {
   const bool single = numel <= length || torch::stable::get_num_threads() == 1;
   if (single && !total) return;

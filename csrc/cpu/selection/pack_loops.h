@@ -1,5 +1,5 @@
-// The loops of pack.cpp. Eight mask bytes become one byte of bits; a table gives the positions of its set bits. No step
-// branches on a single element: with a half-full mask every second branch would be mispredicted.
+// The loops of pack.cpp. Eight mask bytes become one byte of bits; a table gives the positions of the set bits. No step
+// branches on a single element: with a half-full mask every second such branch would be mispredicted.
 #pragma once
 
 #include "cpu/selection/pack.h"
@@ -18,7 +18,7 @@ inline int64_t count_loop(const uint8_t* mask, int64_t n) {
   return kept;
 }
 
-// Packs elements one by one, but skips eight mask bytes at once if they keep nothing. It is used at the end of the
+// Packs elements one by one, but skips eight mask bytes at once if they keep nothing. It is used near the end of the
 // output, beyond which whole vectors would write.
 template <class T, bool kValues, bool kIndex>
 int64_t pack_last(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index, int64_t room) {
@@ -40,7 +40,7 @@ int64_t pack_last(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* o
   return k;
 }
 
-// Every element is written to the next free slot; only a kept one advances it.
+// Writes every element to the next free slot, but only a kept element advances the slot.
 template <class T, bool kValues, bool kIndex>
 int64_t pack_plain(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index, int64_t room) {
   if (room <= n) return pack_last<T, kValues, kIndex>(mask, x, n, base, out, index, room);
@@ -67,8 +67,8 @@ void merge_plain(const uint8_t* mask, const T* x, const T* source, int64_t most,
 
 #ifdef SAFEOPS_X86
 
-// For each byte of mask bits: the positions of its set bits, lowest first, one per byte; and for each of its bits the
-// number of set bits below it.
+// Tables with one entry for each byte of mask bits. positions: the positions of the set bits, lowest first, one per
+// byte. rank: for each bit the number of set bits below it, one per byte.
 struct Lanes {
   uint64_t positions[256], rank[256];
   constexpr Lanes() : positions(), rank() {
@@ -100,9 +100,9 @@ SAFEOPS_PACK_AVX2 inline uint32_t bits_of_mask(const uint8_t* mask) {
   return ~static_cast<uint32_t>(_mm256_movemask_epi8(dropped));
 }
 
-// Returns x[lanes[i]] for four elements of 8 bytes, or for eight smaller elements.
+// permute_four and permute_eight return x[lanes[i]], for four elements of 8 bytes, or for eight smaller elements.
 SAFEOPS_PACK_AVX2 inline __m256i permute_four(const uint64_t* x, __m128i lanes) {
-  const __m256i twice = _mm256_slli_epi64(_mm256_cvtepu8_epi64(lanes), 1);  // the halves of lane l: 2l, 2l + 1
+  const __m256i twice = _mm256_slli_epi64(_mm256_cvtepu8_epi64(lanes), 1);  // halves of lane l: 2l, 2l + 1
   const __m256i next = _mm256_slli_epi64(_mm256_add_epi64(twice, _mm256_set1_epi64x(1)), 32);
   return _mm256_permutevar8x32_epi32(load(x), _mm256_or_si256(twice, next));
 }
@@ -111,14 +111,14 @@ SAFEOPS_PACK_AVX2 inline __m256i permute_eight(const uint32_t* x, __m128i lanes)
 }
 SAFEOPS_PACK_AVX2 inline __m128i permute_eight(const uint16_t* x, __m128i lanes) {
   const __m128i from = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
-  const __m128i twice = _mm_mullo_epi16(_mm_cvtepu8_epi16(lanes), _mm_set1_epi16(0x0202));  // the bytes of lane l
+  const __m128i twice = _mm_mullo_epi16(_mm_cvtepu8_epi16(lanes), _mm_set1_epi16(0x0202));  // bytes of lane l
   return _mm_shuffle_epi8(from, _mm_add_epi16(twice, _mm_set1_epi16(0x0100)));
 }
 SAFEOPS_PACK_AVX2 inline __m128i permute_eight(const uint8_t* x, __m128i lanes) {
   return _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)), lanes);
 }
 
-// Packs eight elements of x to out: the elements of the set bits in order, then others, which do not count.
+// Packs eight elements of x to out: first the elements whose bits are set, in order, then others, which do not count.
 template <class T>
 SAFEOPS_PACK_AVX2 inline void pack_eight(uint32_t bits, const T* x, T* out) {
   if constexpr (sizeof(T) == 8) {
@@ -133,7 +133,7 @@ SAFEOPS_PACK_AVX2 inline void pack_eight(uint32_t bits, const T* x, T* out) {
   }
 }
 
-// out[i] = mask[i] ? the next element of source : x[i], for eight elements; reads eight of source.
+// Merges eight elements: out[i] = mask[i] ? the next element of source : x[i]. Reads eight elements of source.
 template <class T>
 SAFEOPS_PACK_AVX2 inline void merge_eight(uint32_t bits, const uint8_t* mask, const T* x, const T* source, T* out) {
   const __m128i flags = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(mask));
@@ -199,7 +199,7 @@ SAFEOPS_PACK_AVX2 int64_t pack_avx2(const uint8_t* mask, const T* x, int64_t n, 
   for (; i + 32 <= n; i += 32) {
     const uint32_t bits = bits_of_mask(mask + i);
     if (bits == 0) continue;
-    if (k + 32 > room) break;  // whole vectors are written
+    if (k + 32 > room) break;  // whole vectors are written, which need this room
     if (bits == ~0u) {
       if constexpr (kValues) std::memcpy(out + k, x + i, 32 * sizeof(T));
       if constexpr (kIndex)

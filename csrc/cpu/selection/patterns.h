@@ -1,5 +1,5 @@
-// Elements as bit patterns. The selection ops move elements and compute nothing, so one pattern of 1, 2, 4, 8 or 16
-// bytes serves every dtype of that width.
+// Elements as bit patterns. The selection ops move elements and compute nothing, so one pattern type of 1, 2, 4, 8 or
+// 16 bytes serves all dtypes of that width.
 #pragma once
 
 #include "common/elements.h"
@@ -22,7 +22,7 @@ struct Pair {  // complex128
   uint64_t real, imag;
 };
 
-// Calls f with a zero of the unsigned type of `bytes` bytes (at most 8).
+// Calls f with a zero of the unsigned type that has `bytes` bytes (at most 8).
 template <class F>
 void by_width(int64_t bytes, const F& f) {
   switch (bytes) {
@@ -55,7 +55,7 @@ struct BitView {
     if (ndim == 0) push(1, 1);
   }
 
-  // Turns each element of 16 bytes into two of 8, along a new last dim.
+  // Turns each element of 16 bytes into two elements of 8 bytes, along a new last dim.
   void split() {
     if (width != 16) return;
     for (int d = 0; d < ndim; ++d) stride[d] *= 2;
@@ -96,7 +96,7 @@ struct BitView {
   }
 };
 
-// The mask as a BitView. split: the elements were split in two, so the mask gets the new last dim too.
+// Returns the mask as a BitView. split: the elements were split in two, so the mask gets a new last dim, too.
 inline BitView mask_bits(const View& mask, bool split) {
   STD_TORCH_CHECK(mask.dtype == DType::kBool, "safeops: a mask must be bool");
   BitView m(mask, 1);

@@ -5,9 +5,10 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kShortRun = 1024;  // bytes
+constexpr int64_t kShortRun = 1024;  // bytes; a longer run is copied by a call of memcpy
 
-// A memcpy of a short length that the compiler knows is a few moves; a call of memcpy costs more.
+// Copies by memcpys of fixed lengths, which the compiler turns into a few moves; a memcpy of a variable length is a
+// call.
 inline void copy_run(char* to, const char* from, int64_t bytes) {
   if (bytes > kShortRun) {
     std::memcpy(to, from, bytes);
@@ -30,13 +31,13 @@ inline void copy_run(char* to, const char* from, int64_t bytes) {
   }
 }
 
-// A tensor as rows. Its leading dims index the rows, the other dims the elements of a row.
+// A tensor as rows. Its leading dims index the rows, its other dims the elements of a row.
 struct Rows {
   const char* data;
-  Walk lead, inner;   // strides in bytes; `inner` lacks the dims of the run
-  int64_t run;        // contiguous bytes
-  int64_t bytes;      // of a row, packed
-  int64_t width;      // of an element
+  Walk lead, inner;   // strides in bytes; `inner` lacks the dims that `run` covers
+  int64_t run;        // bytes of a row's innermost contiguous run
+  int64_t bytes;      // bytes of a row, packed
+  int64_t width;      // bytes of an element
 
   Rows(const BitView& x, int lead_dims) : data(x.data), run(x.width), bytes(x.width), width(x.width) {
     for (int d = lead_dims - 1; d >= 0; --d) lead.push(x.size[d], x.stride[d] * x.width);
@@ -51,9 +52,9 @@ struct Rows {
 
   const char* at(int64_t row) const { return data + lead.offset(row); }
 
-  // Rows are read in random order, so each is prefetched before its turn. Of a long run only the beginning is
-  // prefetched, since the hardware predicts the rest. It must be inlined: gcc drops calls of a function that only
-  // prefetches.
+  // Prefetches a row: rows are read in random order, so each is prefetched before its turn. If its run is long, only
+  // the beginning is prefetched, since the hardware predicts the rest. The function must be inlined: gcc drops calls of
+  // a function that only prefetches.
   __attribute__((always_inline)) void prefetch(int64_t row) const {
     const char* from = at(row);
     for (int64_t byte = 0, end = std::min(run, kShortRun); byte < end; byte += 64) __builtin_prefetch(from + byte);
@@ -94,7 +95,7 @@ struct Rows {
 
 constexpr int64_t kRowsAhead = 16;
 
-// Copies row index[k] to place k of `to`, for n indices, which must be in range.
+// Copies row index[k] to place k of `to`, for k in [0, n). All indices must be in range.
 inline void gather_rows(const Rows& rows, const int64_t* index, int64_t n, char* to) {
   for (int64_t k = 0; k < n; ++k, to += rows.bytes) {
     if (k + kRowsAhead < n) rows.prefetch(index[k + kRowsAhead]);

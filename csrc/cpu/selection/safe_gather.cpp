@@ -1,4 +1,4 @@
-// out[..., i, ...] = input[..., index[..., i, ...], ...] along dim, fill_value where the index is out of range.
+// out[..., i, ...] = input[..., index[..., i, ...], ...] along dim, or fill_value if the index is out of range.
 // I/O: read index and the elements that it names, write out. Backward: read grad and index, write dx.
 #include "cpu/selection/indexed.h"
 

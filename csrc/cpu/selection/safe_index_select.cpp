@@ -1,4 +1,4 @@
-// out[..., k, ...] = input[..., index[k], ...] along dim, fill_value where the index is out of range.
+// out[..., k, ...] = input[..., index[k], ...] along dim, or fill_value if the index is out of range.
 // I/O: read the rows that the index names, write out. Backward: read grad once, write dx once.
 #include "cpu/selection/indexed.h"
 #include "cpu/selection/row_copy.h"
@@ -7,9 +7,9 @@ namespace safeops::cpu {
 
 namespace {
 
-constexpr int64_t kShort = 8;  // gradients of rows of fewer elements are added element by element (scatter_add)
+constexpr int64_t kShort = 8;  // rows with fewer elements: scatter_add adds their gradients element by element
 
-// Expands an index (K,) to (..., K, ...), the other dims as in `like`.
+// Returns the index (K,) as a view (..., K, ...), with the other dims as in `like`.
 BitView expand_index(const BitView& index, int dim, const BitView& like) {
   BitView all = index;
   all.ndim = 0;
@@ -79,7 +79,7 @@ Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, 
 
 constexpr int64_t kPicksAhead = 8;
 
-// A counting sort of the picks (positions of the index) by their destination, which is stable.
+// A stable counting sort of the picks (positions in the index) by their destination (row of dx).
 struct Sorted {
   std::vector<int64_t> first, pick;  // picks of destination i: pick[first[i]] to pick[first[i + 1] - 1]
 
@@ -109,7 +109,7 @@ void add_loop(double* sum, const double* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
 }
 
-// Each row of dx is the sum, in double, of the rows of grad that the forward took from it.
+// Computes each row of dx: the sum, in double, of the rows of grad that the forward took from this row.
 void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_t outer, int64_t picks, int64_t length,
               int64_t inner, const View& dx) {
   const Order order = Order::contiguous(shape);
@@ -124,7 +124,7 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
   const int64_t line = grad.contiguous() && inner * width <= kShortRun ? inner * width : 0;  // bytes to prefetch
   by_width(width, [&](auto t) {
     using T = decltype(t);
-    Source<T> alone;  // the gradient of a row that was taken once is copied
+    Source<T> alone;  // copies the gradient of a row that was taken once
     alone.bind(bits, shape, order);
     parallel(outer * length, inner, [&](int64_t begin, int64_t end) {
       alignas(64) double sum[kBuffer], values[kBuffer];
@@ -133,7 +133,7 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
       alone.prime(plain);
       for (int64_t row = begin; row < end; ++row) {
         const int64_t o = row / length, i = row % length;
-        // Later picks are rows of grad in any order, so they are prefetched.
+        // Later picks are rows of grad in any order, which the hardware cannot predict, so they are prefetched.
         const int64_t soon = std::min(count, sorted.first[i + 1] + kPicksAhead);
         for (int64_t k = sorted.first[i] + kPicksAhead; k < soon; ++k)
           for (int64_t at = 0; at < line; at += 64)

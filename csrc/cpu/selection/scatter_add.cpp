@@ -7,18 +7,19 @@ namespace safeops::cpu {
 
 namespace {
 
-constexpr int64_t kWide = 32768;  // sums in double that still fit the L2 cache
-constexpr int64_t kDummies = 16;  // sums for indices out of range, never read; several, so that none waits for another
+constexpr int64_t kWide = 32768;  // sums; so many doubles still fit the L2 cache
+constexpr int64_t kDummies = 16;  // sums for indices out of range, never read; several, so that additions do not wait
 
-// The sums of a task: destinations [first, first + size) along dim, `tile` columns, `block` rows of the outer dims.
+// The sums of a task: of destinations [first, first + size) along dim, of `tile` columns, for `block` rows of the outer
+// dims.
 template <class C>
 struct Sums {
   C* to;
   int64_t first, size, tile;
   C dummy[kDummies];
 
-  // Adds g[j] at index[j] of one row: at column + j, or at the only column. Not inlined: in the loops around it gcc has
-  // too few registers for this loop, which then takes 1.3 times as long.
+  // Adds g[j] to destination index[j] of one row: in column `column` + j, or in the only column. Not inlined: in the
+  // loops around it gcc has too few registers for this loop, which then takes 1.3 times as long.
   template <class I>
   __attribute__((noinline)) void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
     const int64_t columns = tile;
@@ -31,7 +32,7 @@ struct Sums {
     }
   }
 
-  // Adds several rows of a few indices each, in one column.
+  // Adds several rows, each with a few indices, if there is only one column.
   template <class I>
   __attribute__((noinline)) void add_rows(C* row, const I* index, const C* g, int64_t rows, int64_t picks) {
     for (; rows > 0; --rows, row += size, index += picks, g += picks)
@@ -48,7 +49,7 @@ struct Scatter {
   int64_t outer, picks, columns;  // elements of index before dim, along dim, after dim
   int64_t length, stride;         // elements of dx along dim, after dim
   bool exact;                     // index is as large as dx in all dims but dim
-  Walk before, after;             // offsets in dx of the positions of index, in the dims before and after dim
+  Walk before, after;             // offsets in dx of index's positions, for the dims before and after dim
   DType dtype;
   char* out;
 
@@ -108,7 +109,7 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
       std::fill_n(sums.to, rows * sums.size * sums.tile, C{0});
       std::fill_n(sums.dummy, kDummies, C{0});
       const int64_t chunk = sums.tile == s.columns ? kChunk : sums.tile;
-      // Walks the positions of index in memory order: whole rows at once, or a tile of columns of one pick at a time.
+      // Walks the positions of index in memory order: whole rows at once, or, of each pick, the columns of the tile.
       const int64_t first = row * s.picks * s.columns, last = (row + rows) * s.picks * s.columns;
       const int64_t stride = sums.tile == s.columns ? chunk : s.columns;
       for (int64_t at = first + column; at < last; at += stride) {
@@ -118,7 +119,8 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
         for (int64_t done = 0; done < n;) {
           const int64_t position = at + done - first;
           const int64_t t = position % s.columns - column, r = position / (s.picks * s.columns);
-          // Up to the end of the tile's columns; with one column in all, up to the end of the row's picks.
+          // left: elements up to the end of the tile's columns; if index has one column, up to the end of the row's
+          // picks.
           const int64_t left = sums.tile == 1 ? (s.columns == 1 ? s.picks - position % s.picks : 1) : sums.tile - t;
           const int64_t m = std::min(n - done, left), rows_left = (n - done) / s.picks;
           if (s.columns == 1 && m == s.picks && m <= kDummies && rows_left > 1) {
@@ -135,7 +137,7 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
   });
 }
 
-// For one index per row, as where a loss picks a class: nothing is added up, and nearly all of dx is 0.
+// For one index per row, as when a loss picks a class: nothing is added up, and nearly all of dx is 0.
 template <class T, class I>
 void place_with(const Scatter& s, const View& grad, const View& index) {
   const Order order = Order::contiguous(s.sizes);
@@ -143,7 +145,7 @@ void place_with(const Scatter& s, const View& grad, const View& index) {
   Source<I> indices;
   g.bind(grad, s.sizes, order);
   indices.bind(index, s.sizes, order);
-  const int64_t span = s.length * s.stride;  // elements of dx for one row
+  const int64_t span = s.length * s.stride;  // elements of dx per row
   const int64_t rows = std::max<int64_t>(1, std::min(kChunk / s.columns, kWide / span));
   parallel((s.outer + rows - 1) / rows, rows * span, [&](int64_t begin, int64_t end) {
     alignas(64) T values[kBuffer];
@@ -195,10 +197,10 @@ void scatter_add(const View& grad, int dim, const BitView& index, bool narrow, c
       by_index(narrow, [&](auto i) { place_with<decltype(t), decltype(i)>(s, bits, index.view()); });
     });
   }
-  // Sums are in double if they fit the cache; else in the compute dtype, each thread with a range of dx.
+  // Sums are kept in double if they fit the cache; else in the compute dtype, and each thread sums a range of dx.
   const int64_t most = kWide / s.length;
   const bool wide = most >= std::min<int64_t>(8, s.columns) && most > 0;
-  // A tile of fewer than all columns is read at once, so it must fit a buffer.
+  // If a tile has only some of the columns, they are read at once, so they must fit a buffer.
   const int64_t tile = !wide || most >= s.columns ? s.columns : std::min(most, kChunk);
   const int64_t all = s.length * s.columns;
   const int64_t block = wide && tile == s.columns ? std::min(s.outer, std::max<int64_t>(1, kWide / 8 / all)) : 1;

@@ -1,4 +1,5 @@
-// c = <x1, x2> / (max(|x1|, eps) max(|x2|, eps)) for each row, within [-1, 1]; 0 where a row is zero, with gradient 0.
+// c = <x1, x2> / (max(|x1|, eps) max(|x2|, eps)) for each row, within [-1, 1]. If x1 or x2 is zero, c and its gradients
+// are 0.
 // I/O: forward reads x1, x2; backward reads x1, x2 once, since it needs no sums, and writes dx1, dx2.
 #include "cpu/vectors/norms.h"
 
@@ -6,11 +7,12 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- forward. States: a scale for each operand, its sum of squares, and the sum of products.
+// ---- Forward. States: for each operand a power of two by which it is multiplied, and its sum of squares; the sum of
+// products.
 
 enum { kPower1, kSquares1, kPower2, kSquares2, kProducts };
 
-// x, y (rows, values)
+// Reduces a piece of rows: x and y are (rows, values).
 template <class C, int kBytes>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -31,7 +33,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
   }
 }
 
-// x, y (values, rows)
+// Reduces a piece of rows side by side: x and y are (values, rows).
 template <class C>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C xx[kChunk], yy[kChunk], xy[kChunk];
@@ -95,7 +97,7 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
     const double root1 = std::sqrt(states[kSquares1][r]), root2 = std::sqrt(states[kSquares2][r]);
     results[1][r] = saved_norm(root1, power1);
     results[2][r] = saved_norm(root2, power2);
-    // The sums stay scaled for the division, so that nothing overflows.
+    // The division takes the scaled sums, so that nothing overflows.
     const double floor1 = eps * power1, floor2 = eps * power2;
     const double divisor1 = root1 <= floor1 ? floor1 : root1, divisor2 = root2 <= floor2 ? floor2 : root2;
     const double value = states[kProducts][r] / divisor1 / divisor2;
@@ -104,7 +106,8 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
   }
 }
 
-// ---- backward: dx1 = g (x2/d2 - c x1/d1) / d1 with d = max(|x|, eps); the second term is 0 where |x1| <= eps.
+// ---- Backward: dx1 = g (x2/d2 - c x1/d1) / d1 with d = max(|x|, eps). The second term is 0 if |x1| <= eps. dx2
+// likewise.
 
 enum { kScale1, kRatio1, kCosine1, kScale2, kRatio2, kCosine2, kUpstream, kLive1, kLive2 };
 
@@ -125,13 +128,13 @@ void prepare(const void* op, int64_t rows, const double* const* row_inputs, C* c
     parameters[kRatio2][r] = ratio;
     parameters[kCosine2][r] = static_cast<C>(at_most(norm2, eps) ? 0.0 : c);
     parameters[kUpstream][r] = static_cast<C>(g);
-    // An operand has gradient 0 if it is zero, or if the other is zero and its own norm is finite: a NaN or inf shows.
+    // The gradient is 0 if the operand is zero, or if its norm is finite and the other operand is zero.
     parameters[kLive1][r] = (norm1 == 0) | ((norm2 == 0) & (norm1 <= most)) ? C(0) : C(1);
     parameters[kLive2][r] = (norm2 == 0) | ((norm1 == 0) & (norm2 <= most)) ? C(0) : C(1);
   }
 }
 
-// The gradient of operand 1. unit1 = x1 / d1, unit2 = x2 / d2; scale and ratio are those of d1.
+// Returns the gradient of operand 1, with unit1 = x1 / d1, unit2 = x2 / d2 and scale ratio = 1 / d1.
 template <class C>
 inline C slope_of(C unit1, C unit2, C cosine, C upstream, C scale, C ratio) {
   return (unit2 - cosine * unit1) * upstream * ratio * scale;
@@ -235,7 +238,7 @@ void compare_rows_backward(const Shape& shape, const View& g, const View& x1, co
   rows.run(loops, &op);
 }
 
-// The gradient of a broadcast operand is summed by the caller, so it has the dtype in which it is computed.
+// The caller sums the gradient of a broadcast operand, so that gradient has the dtype in which it is computed.
 std::tuple<Tensor, Tensor> cosine_similarity_backward(const Tensor& grad, const Tensor& x1, const Tensor& x2,
                                                       const Tensor& value, const Tensor& norm1, const Tensor& norm2,
                                                       int64_t dim, const std::optional<double>& eps, bool need_x1,

@@ -1,4 +1,4 @@
-// y = x / max(|x|, eps) for each row; a zero row stays 0, with gradient 0.
+// y = x / max(|x|, eps) for each row, where |x| is the row's norm. A zero row stays 0, with gradient 0.
 // I/O: forward reads x and writes y; backward reads g, x and writes dx.
 #include "cpu/vectors/norms.h"
 
@@ -6,8 +6,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- forward. States: a scale, and the sum of (x scale)^2. Parameters: the divisor as scale and ratio
-// (split_divisor).
+// ---- Forward. States: a power of two `scale`, and the sum of (x scale)^2. Parameters: the scale and ratio that
+// split_divisor makes of the divisor.
 
 enum { kPower, kSquares };
 enum { kScale, kRatio, kFloored, kDot, kLive };
@@ -97,7 +97,7 @@ void map_columns(const void*, const Piece<C>& p, const C* const* parameters) {
   }
 }
 
-// ---- backward: dx = (g - y sum g y) / |x|;  g / eps where |x| <= eps, since y = x / eps there
+// ---- Backward: dx = (g - y sum g y) / |x|. If |x| <= eps, y = x / eps, so dx = g / eps.
 
 template <class C>
 void prepare(const void* op, int64_t rows, const double* const* row_inputs, C* const* parameters) {
@@ -153,7 +153,7 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
     parameters[kDot][r] = parameters[kFloored][r] != 0 ? C(0) : static_cast<C>(states[0][r]);
 }
 
-// dx = (g - y dot) / |x| with y = x / |x|, dot = sum g y
+// Returns dx = (g - y dot) / |x|, with y = x / |x| and dot = sum g y.
 template <class C>
 inline C slope_of(C g, C x, C scale, C ratio, C dot) {
   return (g - x * scale * ratio * dot) * ratio * scale;

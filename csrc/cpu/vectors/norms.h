@@ -1,8 +1,8 @@
 // Sums of squares of rows that neither overflow nor underflow, for normalize and cosine similarity.
 //
-// The state of a row is a scale, which is a power of two, and sums of products of values multiplied by it. The fast
-// loops take scale 1 and the compute type. A row whose sum has left the safe range is summed again in double, with the
-// scale that brings its largest value near 1. Sums of different scales are merged at the smaller scale.
+// The state of a row is a scale (a power of two) and sums of products of values that were multiplied by the scale. The
+// fast loops take scale 1 and the compute type. A row whose sum has left the safe range is summed again in double, with
+// the scale that brings its largest value near 1. Sums of different scales are merged at the smaller scale.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace safeops::cpu {
 
-// The power of two, from 2^-1000 to 2^1000, that brings `most` into [1, 2) or nearest to it.
+// Returns the power of two, from 2^-1000 to 2^1000, whose product with `most` is in [1, 2) or nearest to it.
 inline double scale_for(double most) {
   const int64_t exponent = static_cast<int64_t>(bit_cast<uint64_t>(most) >> 52 & 0x7FF) - 1023;
   const int64_t power = std::min<int64_t>(1000, std::max<int64_t>(-1000, -exponent));
@@ -54,11 +54,11 @@ bool find_lost(int64_t rows, const double* const* states, C* recompute) {
   return rare != 0;
 }
 
-// A sum of products, after the factors of each product are multiplied by ratio1 and ratio2.
+// Returns a sum of products, after the factors of each product are multiplied by ratio1 and ratio2.
 inline double rescaled(double sum, double ratio1, double ratio2) { return sum == 0 ? sum : sum * ratio1 * ratio2; }
 
-// The norm that is saved for the backward: root / scale; if that overflows a double, it is negated and divided by
-// kBeyond.
+// Returns the norm that is saved for the backward: root / scale. A norm that overflows a double is stored negated and
+// divided by kBeyond.
 inline double saved_norm(double root, double scale) {
   const double norm = root / scale;
   return std::isinf(norm) && !std::isinf(root) ? -(root / (scale * kBeyond)) : norm;
@@ -66,8 +66,8 @@ inline double saved_norm(double root, double scale) {
 
 inline bool at_most(double saved_norm, double eps) { return saved_norm >= 0 && saved_norm <= eps; }
 
-// (x * scale) * ratio is x / divisor for every divisor, tiny and huge ones too: scale is a power of two that brings the
-// divisor near 1, and ratio = 1 / (divisor * scale).
+// Splits a divisor, which may be tiny or huge: x / divisor = (x * scale) * ratio. scale is a power of two that brings
+// the divisor near 1, and ratio = 1 / (divisor * scale).
 template <class C>
 inline void split_divisor(double divisor, C& scale, C& ratio) {
   constexpr int64_t most = sizeof(C) == 4 ? 126 : 1022;
@@ -78,7 +78,7 @@ inline void split_divisor(double divisor, C& scale, C& ratio) {
   ratio = static_cast<C>(1.0 / (divisor * two));
 }
 
-// split_divisor of max(norm, eps), for a norm from saved_norm().
+// Splits the divisor max(norm, eps). saved: the norm, as saved_norm() returns it.
 template <class C>
 inline void split_norm(double saved, double eps, C& scale, C& ratio) {
   split_divisor(at_most(saved, eps) ? eps : std::fabs(saved), scale, ratio);

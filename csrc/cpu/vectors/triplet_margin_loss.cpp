@@ -1,5 +1,6 @@
-// max(|a - p| - |a - n| + margin, 0) for each row of anchors, positives and negatives, and its gradients. With `swap`
-// |p - n| replaces |a - n| where it is less. A difference is x - y + eps, as in torch. Equal vectors have distance 0.
+// max(|a - p| - |a - n| + margin, 0) for each row of anchors a, positives p and negatives n, and its gradients. With
+// `swap`, |p - n| replaces |a - n| if it is less. A difference is x - y + eps, as in torch. Equal vectors have distance
+// 0.
 // I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
 #include "cpu/vectors/norms.h"
 
@@ -21,13 +22,14 @@ inline double excess(const Op& op, double near, double far, double apart) {
   return near - (op.swap ? smaller(far, apart) : far) + op.margin;
 }
 
-// ---- forward. States of each distance: a scale, its sum of squares, and > 0 if the vectors certainly differ.
+// ---- Forward. States of each distance: a power of two by which its differences are multiplied; their sum of squares;
+// a number that is > 0 if the two vectors certainly differ.
 
 constexpr int power_of(int pair) { return 3 * pair; }
 constexpr int squares_of(int pair) { return 3 * pair + 1; }
 constexpr int differ_of(int pair) { return 3 * pair + 2; }
 
-// An upper bound of the rounded sum of squares of n differences that are all eps.
+// Returns an upper bound of the sum of squares that n differences of equal vectors give: each is eps, before rounding.
 inline double most_of_equal(const void* op, int64_t n) {
   const double eps = static_cast<const Op*>(op)->eps;
   return 1.001 * eps * eps * static_cast<double>(n);
@@ -78,7 +80,8 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const*, doub
   }
 }
 
-// RowLoops::find_lost. It also marks rows whose differences may all be eps; accumulate_carefully decides that.
+// RowLoops::find_lost. It also marks rows whose vectors may be equal (all differences eps); accumulate_carefully finds
+// out.
 template <class C, int kPairs>
 bool find_unsure(int64_t rows, const double* const* states, C* recompute) {
   bool any = false;
@@ -134,7 +137,7 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
   }
 }
 
-// Results: the loss, and the distances.
+// Sets the results: the loss, and the distances.
 template <int kPairs>
 void finish(const void* data, int64_t rows, const double* const* states, double* const* results) {
   const Op& op = *static_cast<const Op*>(data);
@@ -149,7 +152,8 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
   }
 }
 
-// ---- backward: a distance has slope (x - y + eps) / distance, times a factor of the row. A scale of 0 means slope 0.
+// ---- Backward: a distance has the derivative (x - y + eps) / distance, which a factor of the row multiplies. A scale
+// of 0 makes it 0.
 
 constexpr int factor_of(int pair) { return 3 * pair; }
 constexpr int scale_of(int pair) { return 3 * pair + 1; }
@@ -161,7 +165,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   for (int64_t r = 0; r < rows; ++r) {
     const double near = row_inputs[1][r], far = row_inputs[2][r], apart = op.swap ? row_inputs[3][r] : 0;
     const double g = excess(op, near, far, apart) <= 0 ? 0 : row_inputs[0][r];
-    double far_weight = 1;  // the smaller distance has weight 1; equal ones have 1/2 each, as torch's minimum
+    double far_weight = 1;  // the smaller distance has weight 1; equal distances have 1/2 each, as in torch's minimum
     if (op.swap) far_weight = far == apart ? 0.5 : far > apart ? 0 : 1;
     const double apart_weight = !op.swap ? 0 : far == apart ? 0.5 : far < apart ? 0 : 1;
     const double distance[] = {near, far, apart}, weight[] = {1, -far_weight, -apart_weight};
@@ -170,20 +174,20 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
       C &scale = parameters[scale_of(pair)][r], &ratio = parameters[ratio_of(pair)][r];
       parameters[factor_of(pair)][r] = static_cast<C>(factor);
       split_divisor(norm == 0 ? 1 : norm, scale, ratio);
-      // A distance that is not finite keeps its slope, also for factor 0: the gradient is NaN.
+      // A distance that is not finite keeps its slope, even if factor is 0: the gradient is NaN.
       if ((norm == 0) | ((factor == 0) & (norm <= std::numeric_limits<double>::max()))) scale = 0;
     }
   }
 }
 
-// factor (x - y + eps) / distance
+// Returns factor (x - y + eps) / distance; scale ratio = 1 / distance.
 template <class C>
 inline C slope_of(C x, C y, C eps, C factor, C scale, C ratio) {
   return select_or_zero(scale != 0, (x - y + eps) * scale * ratio * factor);
 }
 
 // A term of an operand's gradient, which is the sum of the slopes of two distances. x and y are the inputs of distance
-// `pair`. first: the operand is x; otherwise it is y, and the slope has the opposite sign.
+// `pair`. first: true if the operand is x; if it is y, the slope has the opposite sign.
 struct DistanceTerm {
   int pair, x, y;
   bool first;
