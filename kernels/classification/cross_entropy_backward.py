@@ -152,7 +152,7 @@ def check_stats(row_stats, many, input):
     shape, dtype = tuple(row_stats.shape), row_stats.dtype
     fits = shape == (many, *row_shape(input)) and row_stats.is_contiguous()
     if not fits or dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"cross_entropy_backward: numbers {shape} of {dtype} are not those of the forward")
+        raise ValueError(f"cross_entropy_backward: row_stats {shape} of {dtype} are not those of the forward")
 
 
 def cross_entropy_backward(

@@ -81,7 +81,7 @@ inline void split_class_index(double class_index, int64_t row, C* const* paramet
 
 // Returns the class of a row; negative if the row is not kept.
 template <class C>
-inline int64_t place_of(const C* const* parameters, int64_t row) {
+inline int64_t class_index_of(const C* const* parameters, int64_t row) {
   return static_cast<int64_t>(parameters[kClassHigh][row]) * kClassPart +
          static_cast<int64_t>(parameters[kClassLow][row]);
 }

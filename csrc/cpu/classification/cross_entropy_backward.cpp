@@ -97,7 +97,7 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
           n, [&](int64_t i) { dx[i] = factor * probability_of(x[i], maximum); },
           [&](int64_t i) { p.prefetch(r * n + i); });
     }
-    const int64_t at = place_of(parameters, r) - p.first;
+    const int64_t at = class_index_of(parameters, r) - p.first;
     if (!op.has_probabilities && at >= 0 && at < n) dx[at] -= target;
     op.logits.differentiate(x, n, dx);
   }
@@ -154,7 +154,7 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* probab
                            smoothing, z, Logits<C>(temperature, softcap));
   STD_TORCH_CHECK((row_stats.dtype == DType::kFloat || row_stats.dtype == DType::kDouble) && row_stats.contiguous() &&
                       rows.with(op.stats_count()).is(row_stats.ndim, row_stats.sizes),
-                  "_cross_entropy_backward: numbers are not those of the forward");
+                  "_cross_entropy_backward: row_stats are not those of the forward");
   RowLoops<C> loops;
   if (op.logits.changed) loops.read = pick<&read_logits<C>>();
   loops.prepare = pick<&prepare<C>>();

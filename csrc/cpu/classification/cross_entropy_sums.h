@@ -121,7 +121,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
       states[kTargetWeight][r] = sum(counts);
       states[kTargetLogit][r] = sum(terms) + states[kTargetWeight][r] * pivot;
     } else {
-      const int64_t target = place_of(parameters, r) - p.first;
+      const int64_t target = class_index_of(parameters, r) - p.first;
       if (target >= 0 && target < n) states[kTargetLogit][r] = x[target];
     }
     if (call.has_uniform) {

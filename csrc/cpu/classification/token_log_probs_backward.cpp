@@ -55,7 +55,7 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
     for_blocks(
         n, [&](int64_t i) { dx[i] = slope(x[i], maximum, offset, factor, entropy); },
         [&](int64_t i) { p.prefetch(r * n + i); });
-    const int64_t at = place_of(parameters, r) - p.first;
+    const int64_t at = class_index_of(parameters, r) - p.first;
     if (at >= 0 && at < n) dx[at] += parameters[kTarget][r];
     op.logits.differentiate(x, n, dx);
   }
@@ -115,7 +115,7 @@ Tensor token_log_probs_backward(const Tensor& grad, const Tensor& input, const T
                   ": grad must be floating, three for each row");
   STD_TORCH_CHECK((stats.dtype == DType::kFloat || stats.dtype == DType::kDouble) && stats.contiguous() &&
                       rows.with(3).is(stats.ndim, stats.sizes),
-                  kName, ": numbers are not those of the forward");
+                  kName, ": row_stats are not those of the forward");
   rows.read(kName, &target, mask, ignore_index, false, nullptr);
   const Tensor dx = output_like(x.shape(), x.dtype, input, x);
   (wide(x.dtype, g.dtype) == DType::kDouble ? run<double> : run<float>)(rows, g, x, stats, temperature, softcap,

@@ -174,7 +174,7 @@ void finish_sums(const void*, int64_t rows, const double* const* states, double*
 enum { kValue, kOfY, kTermStates };
 
 template <class C>
-void prepare_numbers(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
+void prepare_row_stats(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
   for (int i = 0; i <= kMeanX; ++i) {  // the last row_input is 1 if the row is kept, else 0
     C* to = parameters[i == kMeanX ? kKept : i];
     SAFEOPS_SIMD
@@ -192,13 +192,13 @@ void add_rows(const void* data, const Piece<C>& p, const C* const* parameters, d
     states[kValue][r] = states[kOfY][r] = 0;
     if (parameters[kKept][r] == 0) continue;
     const C *x = p.in[0] + r * p.step[0], *y = p.in[1] + r * p.step[1];
-    const C top_x = parameters[kMaximumX][r], spread_x = parameters[kLogTotalX][r];
-    const C top_y = parameters[kMaximumY][r], spread_y = parameters[kLogTotalY][r];
+    const C maximum_x = parameters[kMaximumX][r], log_total_x = parameters[kLogTotalX][r];
+    const C maximum_y = parameters[kMaximumY][r], log_total_y = parameters[kLogTotalY][r];
     for_blocks(
         n,
         [&](int64_t i) {
           C a, b;
-          const Terms<C> terms = terms_of<Kind>(op, x[i], y[i], top_x, spread_x, top_y, spread_y, a, b);
+          const Terms<C> terms = terms_of<Kind>(op, x[i], y[i], maximum_x, log_total_x, maximum_y, log_total_y, a, b);
           values[i] = terms.value, of_y[i] = terms.of_y;
         },
         [&](int64_t i) { p.prefetch(r * n + i); });
@@ -252,7 +252,7 @@ template <class Kind, class C>
 void add_terms(const Pair& pair, const DivergenceOptions<C>& op, const View& row_stats,
                std::initializer_list<View> sums) {
   RowLoops<C> terms;
-  terms.prepare = pick<&prepare_numbers<C>>();
+  terms.prepare = pick<&prepare_row_stats<C>>();
   terms.accumulate_rows = pick_width<&add_rows<Kind, C, 64>, &add_rows<Kind, C, 32>, &add_rows<Kind, C, 16>>();
   terms.accumulate_columns = pick<&add_columns<Kind, C>>();
   terms.merge = merge_terms;

@@ -71,9 +71,9 @@ enum { kKept = kRowStatCount, kGrad };
 
 // Returns the terms of a class, from the maximum (top) and log_total (spread) of its row; sets p and q.
 template <class Kind, class C>
-inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C top_x, C spread_x, C top_y, C spread_y, C& p,
-                         C& q) {
-  const C v = (x - top_x) * op.scale - spread_x, u = (y - top_y) * op.scale - spread_y;
+inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C maximum_x, C log_total_x, C maximum_y,
+                         C log_total_y, C& p, C& q) {
+  const C v = (x - maximum_x) * op.scale - log_total_x, u = (y - maximum_y) * op.scale - log_total_y;
   p = exp_term(u), q = exp_term(v);
   return Kind::template terms<C>(u, v, p, q, op.beta);
 }
