@@ -58,7 +58,7 @@ def wide_mm(a, b):
 
 
 def _product_of_halves(a, b):
-    """a b^T from fp16 parts, as one product: the parts stand side by side. The elements must be in fp16's range."""
+    """a b^T from fp16 parts, as one product of the parts concatenated along D. Elements must be in fp16's range."""
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     a, b = torch.cat([a_high, a_low, a_high], 1), torch.cat([b_high, b_high, b_low], 1)
     with without_autocast(a):
