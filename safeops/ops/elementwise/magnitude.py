@@ -19,7 +19,7 @@ def _define(a, b, eps, fill_value, dtype):
     infinite = both * (da * torch.where(far, a, 0) + db * torch.where(far, b, 0))
     flat = origin | far | unknown
     x, y = wide(torch.where(flat, 1, a)), wide(torch.where(flat, 1, b))
-    # Not torch.hypot, whose backward multiplies g by x before it divides. A power of two keeps the squares in range.
+    # (torch.hypot's backward multiplies g by x before it divides.) The scale, a power of two, keeps squares in range.
     info, longer = torch.finfo(x.dtype), torch.maximum(x.abs(), y.abs()).detach()
     root = info.tiny**-0.5
     scale = torch.where(longer < 1 / (root * info.eps), longer.new_full((), root / info.eps), 1)
