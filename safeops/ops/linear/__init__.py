@@ -1,1 +1,1 @@
-"""A last linear layer fused with its loss: the logits are computed in chunks and never exist whole."""
+"""A last linear layer fused with its loss: logits are computed in chunks, all at once only by _whole_logits.py."""
