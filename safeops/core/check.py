@@ -160,7 +160,7 @@ def no_dtensor(function, name, x):
 
 
 def stretches(size, other):
-    """True if a dim of `size` broadcasts to one of `other`."""
+    """True if a dim of size `size` broadcasts to a dim of size `other`."""
     return size == 1 or size == other  # (not `in (1, other)`: in Dynamo that is False for symbolic sizes)
 
 
@@ -270,7 +270,7 @@ def choice(function, name, value, options):
 
 
 def double(function, name, value):
-    """Check that an int is in the range of a double: with a larger one nothing can be computed."""
+    """Check that an int is in the range of a double: no op can compute with a larger int."""
     if isinstance(value, int) and not -LARGEST_DOUBLE <= value <= LARGEST_DOUBLE:
         raise ValueError(f"{function}: {name} must be at most {LARGEST_DOUBLE:.3g} in magnitude, got a larger integer")
 
@@ -362,7 +362,7 @@ def one_dim(function, dim, ndim):
 
 
 def raise_if_empty(name, nothing, input, dim):
-    """Raise if a result has no kept element. nothing(): bool tensor, True for such results. The host waits for it."""
+    """Raise if a result has no kept element. nothing(): a bool tensor, True for such results; the host waits for it."""
     nothing = full_value(name, nothing)
     empty = int(nothing.sum())
     if empty:

@@ -61,7 +61,7 @@ def sigmoid(x):
 
 
 def gathered(x, dims):
-    """A DTensor that is no longer sharded over `dims`, with partial sums added up. Any other tensor as it is."""
+    """A DTensor x, gathered along `dims`, with partial sums added up. Any other tensor is returned unchanged."""
     if check.mesh(x) is None:
         return x
     from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)

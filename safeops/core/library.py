@@ -56,7 +56,8 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
             lib.impl(name, launcher, "CUDA")
         else:
             lib.define(f"{name}_launch{schema}")
-            lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")  # (`name` has passed it)
+            # (`name` calls `name`_launch, and has passed the Autograd key itself)
+            lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")
             cache_launches(launcher, op, lib, "CUDA")
     return op
 

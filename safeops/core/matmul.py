@@ -23,7 +23,7 @@ from safeops.core.route import PLAIN
 def matmul(a, b, half=None):
     """a b^T: (..., N, D), (..., M, D) -> (..., N, M). half: the half dtype that a and b were computed from, to multiply
     fp16 parts (if `takes_half`); None: an ordinary product."""
-    if is_exporting():  # export keeps only the forward of a Function, and makes a constant of it
+    if is_exporting():  # export keeps only the forward of an autograd Function
         return _product(a, b)
     return (_Matmul if is_compiling() else _MatmulForwardMode).apply(a, b, half)
 

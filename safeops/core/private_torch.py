@@ -58,7 +58,7 @@ def saved_by_name(cls):
 
 # ---- ops
 
-dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key
+dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): True if exactly this key has a kernel
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # torch.ops.aten.add.Tensor and .add
 direct = operator.attrgetter("_op")  # an overload without its Python layer
 schema = operator.attrgetter("_schema")  # an overload's schema: what it reads, writes and returns
@@ -149,7 +149,7 @@ base = operator.attrgetter("_base")  # the tensor that this one is a view of, or
 identity = operator.attrgetter("_cdata")  # an untyped storage's address: unique while a weak reference to it lives
 weak_reference = torch.UntypedStorage._weak_ref  # keeps the identity of a storage, not its bytes
 free_weak_reference = torch.UntypedStorage._free_weak_ref
-SAVED = "_saved_"  # the prefix of a node's attributes that show what it saved for backward
+SAVED = "_saved_"  # the prefix of the attributes of an autograd node that hold what it saved
 
 
 def version(x):

@@ -62,7 +62,7 @@ def is_over_ranks(tensors):
 
 
 def _repeat(tensors):
-    """True if one tensor is passed as two operands: Dynamo does not trace an autograd.Function called so."""
+    """True if one tensor is passed as two operands: Dynamo cannot trace such a call of an autograd.Function."""
     tensors = [x for x in tensors if x is not None]
     return any(x is y for i, x in enumerate(tensors) for y in tensors[:i])
 

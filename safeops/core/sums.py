@@ -132,7 +132,7 @@ class MaskedCount(Op):
         if boolean and mask is input:
             mask = None
         elif boolean and mask is not None:
-            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # (`&` would let mask enlarge input)
+            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # (mask must not enlarge input)
             mask = input & mask
         return takes, (input, mask, weight, as_dims("masked_count", dim), keepdim)
 

@@ -114,7 +114,7 @@ def validate_numbers(name, label_smoothing, z_loss):
 
 
 class Classification(RowLoss):
-    """The record of a loss of rows with a class each. takes_logits: True for logits, False for log probabilities."""
+    """The record of a loss with one class per row. takes_logits: True for logits, False for log probabilities."""
 
     takes_logits = False
     buffers = ("weight",)
@@ -171,7 +171,7 @@ class Classification(RowLoss):
 
 def validate_reduction(name, input, reduction, denominator, empty):
     """Check the options of a reduction before any work, in the order that costs a valid call least."""
-    words = reduction.__class__ is str and empty.__class__ is str  # (other types may not compare)
+    words = reduction.__class__ is str and empty.__class__ is str  # (`in` may raise for others)
     if not words or reduction not in REDUCTION or empty not in check.EMPTY or denominator is not None:
         validate_options(name, reduction, empty)
         validate_denominator(name, reduction, denominator)
@@ -180,7 +180,7 @@ def validate_reduction(name, input, reduction, denominator, empty):
 
 
 def without_weight_0(name, row_weight, mask, input, rows=None):
-    """`mask` without the rows of row weight 0. rows: the rows' shape; None: that of logits `input`."""
+    """`mask` with False for rows of row weight 0. rows: the rows' shape; None: the shape of the rows of `input`."""
     check.floating(name, "input", input)
     check.floating(name, "row_weight", row_weight)
     rows = row_shape(input) if rows is None else rows

@@ -31,7 +31,7 @@ OPERANDS = """\
 
 
 class NLLFunction(Composed):
-    """value(nll, *parameters) -> the losses, of nll's shape (N, d1, ...): torch code, differentiable twice."""
+    """The record. value(nll, *parameters) returns the losses, of nll's shape (N, d1, ...), in torch ops."""
 
     def __init__(self, name, module, value, *parameters):
         """parameters: instances of `losses._pointwise.Parameter`, in the order of `value`'s arguments."""

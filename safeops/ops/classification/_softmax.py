@@ -27,7 +27,7 @@ def define(input, mask=None, dim=-1, log=False):
 
 
 def slope(grad, output, mask, dim):
-    """The gradient of softmax from its output y: dx = y (g - sum g y)."""
+    """The gradient of softmax from its output y and the upstream gradient g: dx = y (g - sum g y)."""
     compute = compute_dtype(output.dtype, grad.dtype)
     g, y = grad.to(compute), output.to(compute)
     if mask is not None:

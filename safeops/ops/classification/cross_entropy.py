@@ -40,7 +40,7 @@ def define(
     dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
     # an fp64 weight may be out of fp32's range: it makes the computation fp64
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    weight = None if weight is None else weight.to(compute)  # once: autograd adds its gradient's parts, then rounds
+    weight = None if weight is None else weight.to(compute)  # converted once: so its gradient is rounded once
     # (in fp32 the error of aten's log_softmax on the CPU grows with C: 5e-5 for 262,144 classes)
     x, weights, certain = wide_on_cpu(input.to(compute)), None, None
     if has_probabilities:
@@ -249,7 +249,7 @@ _backward = declare_raw(
     composite=_composite_backward,
     triton="classification.cross_entropy_backward.cross_entropy_backward",
 )
-_overwrite = declare_raw(  # overwrites logits (N, C) of rows with class indices by their gradient
+_overwrite = declare_raw(  # for class indices: overwrites the logits (N, C) by their gradient
     "_cross_entropy_overwrite",
     "(Tensor grad, Tensor(a!) logits, Tensor target, Tensor row_stats, Tensor? weight, Tensor mask, int ignore_index, "
     "float label_smoothing, float z_loss, float temperature, float softcap) -> ()",

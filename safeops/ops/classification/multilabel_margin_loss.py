@@ -36,7 +36,7 @@ def losses(x, target, listed):
     below = torch.where(own, 0, below)
     terms = torch.where(below > 0, wide, 0) * below - torch.where(above > 0, score, 0) * above
     loss = sums.total(terms, dim=-1) / max(classes, 1)
-    # A NaN, or an infinity both in the row's classes and in the others, has no order: the loss is NaN.
+    # The loss is NaN for a NaN, and if the row's classes and the others have the same infinity: no order exists.
     one_of_each = listed.any(-1) & ~own.all(-1)
     lost = wide.isnan().any(-1) & one_of_each
     for end in (torch.inf, -torch.inf):

@@ -68,7 +68,7 @@ def _rows(terms):
 
 
 def _slopes(terms, u, v, p, q, beta):
-    """Returns (q h, p f) of each class."""
+    """Returns (q h, p f) of each class, where h and f may lack a constant."""
     if terms is kl:
         return -p, kl(u, v, p, q, beta)
     if terms is js:

@@ -23,7 +23,7 @@ from safeops.core.sums import sum_to, total
 
 
 def definition(input, fill_mask, value=None, number=0.0):
-    """value: a 0-dim tensor in place of the number."""
+    """input, with a fill value where fill_mask is True: `value`, a 0-dim tensor; if that is None, `number`."""
     if value is not None and input.is_floating_point():
         # Fill in fp32 or fp64 and round afterwards: the gradient of `value` is a sum, which must not be summed in half.
         wide = value.to(compute_dtype(value.dtype, input.dtype))

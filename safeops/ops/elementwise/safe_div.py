@@ -23,7 +23,7 @@ def _define(a, b, eps, fill_value, dtype):
         over = overflows(q, dtype) & a.isfinite()
         stand_in = torch.where(keep, largest_like(q, dtype), saturate(fill_value, dtype))
     true = keep & ~over
-    # Select before dividing: positions with a stand-in must not reach the division, forward or backward.
+    # Select before dividing: elements that get a stand-in must not reach the division, forward or backward.
     result = quotient(torch.where(true, a, 0), torch.where(true, b, 1))
     return torch.where(true, result.to(dtype), stand_in.to(dtype))
 

@@ -24,8 +24,7 @@ def _define(a, b, eps, fill_value, dtype):
     instead = torch.where(level, 0 * torch.where(level, a, 0), instead)
     true = ~(none | over | flat)
     rising = true & ~(base <= 0)  # only a positive base (or NaN) has a derivative by the exponent
-    # (-a)^b = a^b for even b, -a^b for odd b. torch's derivative computes (-a)^(b - 1): for large b, b - 1 is rounded
-    # and its parity lost.
+    # (-a)^b is a^b for even b, -a^b for odd b. torch's derivative, b (-a)^(b - 1), would round a large b - 1.
     negative = (base < 0) & ~exponent.isnan()
     sign = torch.where(negative & (exponent.fmod(2).abs() == 1), -1, 1)
     a, base = torch.where(negative, -a, a), torch.where(negative, -base, base)
@@ -44,8 +43,7 @@ def _define(a, b, eps, fill_value, dtype):
     x, y = operands(steep)
     logarithm = y * log(x)
     result = torch.where(steep, sign * value, 1) * (logarithm - logarithm.detach()).exp()
-    # Where only d/db overflows (`tall`). (The mixed second derivative, a^(b-1) (1 + b log a), loses its term 1, beside
-    # b log a > 80.)
+    # `tall`: only d/db overflows. (The mixed second derivative a^(b-1) (1 + b log a) loses the 1, as b log a > 80.)
     x, y = operands(tall)
     result = torch.where(tall, x.pow(y.detach()) * ((y - y.detach()) * x.detach().log()).exp(), result)
     x, y = operands(still)

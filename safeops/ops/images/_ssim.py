@@ -42,7 +42,7 @@ def window(size, sigma):
 
 
 def blur(x, weights, spatial, same):
-    """Weighted sums over the windows, one dim after the other. By slices, since a cuDNN convolution may run in TF32."""
+    """Weighted sums over the windows, one dim after the other. (By slices: a cuDNN convolution may run in TF32.)"""
     size = len(weights)
     if same:
         x = F.pad(x, (size // 2,) * (2 * spatial))
@@ -69,7 +69,7 @@ def reference(x, keep, dims):
     x = x.detach()  # the result does not depend on the reference
     finite = keep & x.isfinite()
     count = finite.sum(dims, keepdim=True).clamp(min=1)
-    mean = accumulate(torch.where(finite, x / count, 0), dims, keepdim=True).to(x.dtype)  # divided first: no overflow
+    mean = accumulate(torch.where(finite, x / count, 0), dims, keepdim=True).to(x.dtype)  # x / count: no overflow
     return torch.where(mean.isfinite(), mean, 0)
 
 

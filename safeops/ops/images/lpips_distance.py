@@ -54,7 +54,7 @@ _backward = declare_raw(
 
 
 class Layer(Inner):
-    """The record of one layer's distances."""
+    """The record of the op that returns one layer's distances (N, 1, H, W)."""
 
     constant, saved = ("weight",), ("value", "product", "norm0", "norm1")
 

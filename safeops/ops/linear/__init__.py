@@ -1,1 +1,1 @@
-"""A last linear layer fused with its loss: logits are computed in chunks, all at once only by _whole_logits.py."""
+"""A last linear layer fused with its loss. The logits are computed in chunks; the docstrings name the exceptions."""

@@ -1,4 +1,4 @@
-"""Divergences between the logits of a linear layer and a teacher's: computed in chunks, never all logits at once."""
+"""Divergences between the logits of a linear layer and a teacher's, computed in chunks of the logits."""
 
 import torch
 

@@ -154,7 +154,7 @@ def _scale(
     g, keep, x, linear_weight, linear_bias, weights, weight, log_sum, label_smoothing, z_loss, temperature, softcap,
     at_once=None,
 ):  # fmt: skip
-    """`scale_of` for rows with upstream gradients g and class weights `weights`. log_sum: logsumexp, or None."""
+    """`scale_of` for rows with upstream gradients g. weights: class weight per row; log_sum: logsumexp, or None."""
     if x.dtype != torch.float16 or not linear_weight.numel() or not x.numel():
         return None
     x, largest = torch.where(keep.unsqueeze(1), x, 0), g.double().abs() / temperature
@@ -176,7 +176,8 @@ def _reach(x, linear_weight, linear_bias, temperature):
 
 
 def backward(grad, gradients, factor, needs, dtype, keep):
-    """The gradients of the sum times the upstream gradient, rounded once; in place if no other backward follows."""
+    """The saved gradients of the rows' sum, times factor and the upstream gradient, rounded once to `dtype`. In place
+    if no other backward can follow."""
     last = not is_compiling() and not private_torch.keeps_graph() and not private_torch.is_batched(grad)
     # (1-dim: torch would round a 0-dim factor to the dtype of a half gradient)
     factor = (grad * factor).to(gradients[0].dtype).unsqueeze(0)

@@ -19,7 +19,7 @@ def is_whole(input, linear_weight, target):
 
 
 def loss_of_logits(name, input, linear_weight, target, linear_bias, mask, ignore_index, **options):
-    """cross_entropy of logits (N, C, d1, ...), in fp32.
+    """cross_entropy of the logits (N, C, d1, ...) of input (N, D) and linear_weight, in fp32 (fp64 for fp64).
 
     linear_weight: (C, d1, ..., D). linear_bias: (C, d1, ...). target: (N, d1, ...), or probabilities (N, C, d1, ...).
     """

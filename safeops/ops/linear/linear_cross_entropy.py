@@ -164,7 +164,7 @@ def linear_cross_entropy(
     label_smoothing=0.0, z_loss=0.0, row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
     memory="auto", **unknown,
 ):  # fmt: skip
-    """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
+    """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     As `torch.nn.functional.linear_cross_entropy`. Products are in the operands' dtype. Their sums, the softmax, the
     loss and sums over chunks are in fp32. Each gradient is rounded once, at the end.

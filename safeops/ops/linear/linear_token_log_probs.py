@@ -1,4 +1,4 @@
-"""linear_token_log_probs: a linear layer and token_log_probs of its logits, which never exist whole."""
+"""linear_token_log_probs: a linear layer and token_log_probs of its logits, computed in chunks."""
 
 import torch
 
@@ -143,7 +143,7 @@ def linear_token_log_probs(
     input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
     **unknown,
 ):  # fmt: skip
-    """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
+    """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     The losses of PPO, GRPO and DPO are made of its results, here from the last hidden states.
 

@@ -130,7 +130,7 @@ def silog_loss(
     validate(input, target, mask, weight, reduction, denominator, batch)
     measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)
     keep = measured if keep is None else measured & keep
-    weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # once: two gradients add
+    weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # its two gradients are added wide
     if symbolic(eps) or eps != 0:
         compute = compute_dtype(input.dtype, target.dtype)
         input, target = (x.to(compute) + as_operand(eps, x) for x in (input, target))

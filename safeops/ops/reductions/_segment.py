@@ -39,7 +39,7 @@ def sequence_of_rows(cu_seqlens, segment_ids, rows):
 
 
 class Sequences:
-    """The kept elements of a call, and their sums over each sequence."""
+    """The kept elements of a call, with methods that reduce them over each sequence."""
 
     def __init__(self, input, mask, weight, cu_seqlens, segment_ids):
         # an fp64 weight may be out of fp32's range: it makes the computation fp64
@@ -176,7 +176,7 @@ class SegmentReduction(Op):
     example = "torch.tensor([0.5, 3.0, 1.0]), cu_seqlens=torch.tensor([0, 2, 3])"
 
     def __init__(self, name, finish):
-        """finish: a function (Sequences, number of kept elements) -> (value, denominator), all three of (S, *rest)."""
+        """finish: a function (Sequences, count) -> (value, denominator). count: (S, *rest), number of kept elements."""
 
         def composite(input, mask, weight, cu_seqlens, segment_ids=None, order=None, empty_nan=False):
             k = Sequences(input, mask, weight, cu_seqlens, segment_ids)

@@ -15,7 +15,7 @@ def _define(k, parameter):
     total = total * torch.where(total < 0, float("nan"), 1)  # log and gradient: NaN
     nothing = total == 0  # every kept element is -inf
     scale = torch.where(nothing, 1, total.reciprocal())
-    # +inf elements lose their gradient by the 0 above. The weighted mean of them, inf, takes top's place and gives it.
+    # +inf elements got no gradient, by the 0 above. So their weighted mean, which is +inf, replaces top in the value.
     w = torch.where(infinite, 1 if k.weight is None else k.weight.detach(), 0)
     mean = k.sum(torch.where(infinite, k.x, 0) * w) * scale.detach()
     top_or_mean = torch.where(top == float("inf"), mean, top)

@@ -43,7 +43,7 @@ class MaskedSelect(Op):
     sum_to = staticmethod(sum_to)
     linear = 1
     waits = True
-    compiled = ()  # the result's size is unknown to a trace
+    compiled = ()  # a trace does not know the result's size
 
     def prepare(self, input, mask):
         return input.dtype in MOVABLE, (input, mask)

@@ -37,7 +37,7 @@ def ratio(x, y, otherwise=0):
 
 
 def to_ordinary_size(a, b):
-    """Multiply two boxes by a power of two that brings their largest coordinate near 1: no area over- or underflows."""
+    """Scale each pair of boxes by the power of two that brings the largest |coordinate| near 1: then areas fit."""
     largest = torch.maximum(a.detach().abs().amax(-1), b.detach().abs().amax(-1))
     scale = torch.where(largest.isfinite() & (largest > 0), largest, 1)
     scale = to_one(scale.clamp(min=torch.finfo(a.dtype).tiny)).unsqueeze(-1)

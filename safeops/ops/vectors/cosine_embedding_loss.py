@@ -58,7 +58,7 @@ _backward = declare_raw(
 
 
 class LossOfRow(Inner):
-    """The record of the loss of each row."""
+    """The record of the op that returns each row's loss."""
 
     differentiable = ("input1", "input2")
 

@@ -26,7 +26,7 @@ def losses(x, s):
     """The losses (...) of the rows of signals x, s (..., D), in the compute dtype.
 
     (1) loss = -10 log10(|a s|^2 / |a s - x|^2) = 10 log10((1 - c^2) / c^2), with c the cosine of x and s
-    (2) 1 - |c| = |u - sign(c) v|^2 / 2 with the unit vectors u of x and v of s: this form loses no digits near c = 1
+    (2) 1 - |c| = |u - sign(c) v|^2 / 2 with the unit vectors u of x and v of s: this form loses no digits near |c| = 1
     (3) 1 - c^2 = (1 - |c|) (2 - (1 - |c|))
     """
     least = 4 * torch.finfo(x.dtype).eps

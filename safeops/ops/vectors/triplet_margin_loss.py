@@ -97,7 +97,7 @@ _reduced_backward = declare_raw(
 
 
 class TripletMarginLoss(RowLoss):
-    """The record of the loss of each row. Kernels compute p = 2; for other orders the definition runs."""
+    """The record of triplet_margin_loss. Kernels compute p = 2; for other orders the definition runs."""
 
     module, example = "TripletMarginLoss", "torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)"
     differentiable = ("anchor", "positive", "negative")
