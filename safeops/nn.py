@@ -95,7 +95,7 @@ def _module(op):
     inputs, options = [], {"reduction": None, "empty": None}  # the options of all losses come first
     for x in inspect.signature(function).parameters.values():
         if x.default is x.empty or (x.name in TENSORS and x.name not in op.buffers):
-            inputs.append(x.replace(kind=x.KEYWORD_ONLY) if x.name == "weight" else x)  # (torch's take two by position)
+            inputs.append(x.replace(kind=x.KEYWORD_ONLY) if x.name == "weight" else x)  # (two by position, as torch)
         else:
             options[x.name] = x.replace(kind=x.KEYWORD_ONLY)
     defaults = {name: x.default for name, x in options.items()}

@@ -22,7 +22,7 @@ LEAST_CAPABILITY, LEAST_TRITON = (8, 0), (3, 6)
 class KnownFault(NamedTuple):
     """An op whose CUDA kernels are wrong on GPUs of `capability` with a Triton version that begins with `triton`.
 
-    None in either field: all of them."""
+    capability=None: all GPUs; triton=None: all versions of Triton."""
 
     op: str
     capability: tuple | None
@@ -71,7 +71,7 @@ def availability(op, index, judged=True) -> Availability:
 
 
 def gpu(index) -> tuple | None:
-    """(name, capability) of a CUDA device. None if there is none here: a fake tensor may name one."""
+    """(name, capability) of a CUDA device. None without CUDA: a fake tensor may be on a device that does not exist."""
     if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_name(index), tuple(torch.cuda.get_device_capability(index))
@@ -167,7 +167,7 @@ def available(name, index):
     return _devices[name][index]
 
 
-available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and keeps the answer
+available._dynamo_marked_constant = True  # Dynamo calls it while it traces: the result is a constant of the graph
 
 
 def forget():
@@ -178,7 +178,7 @@ def forget():
 
 
 def _say_why(op, index, reason):
-    """Warn, once for each reason and model of GPU. With SAFEOPS_KERNELS=require raise, each time."""
+    """Warn that an op has no kernel, once for each reason and model of GPU; raise if SAFEOPS_KERNELS=require."""
     name = result[0] if (result := gpu(index)) else f"cuda:{index}"
     if mode() == "require":
         raise RuntimeError(f"{op.name}: no kernel on {name}: {reason} ({VARIABLE}=require)")

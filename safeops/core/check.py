@@ -1,7 +1,8 @@
 """Argument checks of the public functions: errors that name the function, the argument, the shapes, dtypes or devices.
 
-On the composite route they run before any work. On the kernel route they run after a kernel's memory-safety check has
-refused the call, and in a Triton launcher, which checks almost nothing itself, before each new kind of call.
+A call that runs the op's definition in torch ops runs them first. A call of a C++ kernel runs them only after the
+kernel's memory-safety check has refused it. A Triton launcher, which checks almost nothing itself, runs them before
+each new kind of call.
 """
 
 import ctypes
@@ -19,14 +20,14 @@ from safeops.core.symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
 Nonfinite = Literal["propagate", "skip", "raise"]  # how to treat losses and gradients that are inf or NaN
-EMPTY = ("zero", "nan", "raise")  # the result where nothing is kept
+EMPTY = ("zero", "nan", "raise")  # values of the argument `empty`: the result where nothing is kept
 NONFINITE = get_args(Nonfinite)
 NUMBER = (int, float, *SYMBOLIC)
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (tested first: the fastest test)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (most tensors; this test is the fastest, so it is first)
 
 
 def explain(validate, *arguments):
-    """For `except` clauses: raise the error that `validate` raises, without the kernel's error in the traceback."""
+    """For `except` clauses: if validate(*arguments) raises, raise its error without the kernel's in the traceback."""
     try:
         validate(*arguments)
     except (TypeError, ValueError, IndexError) as error:
@@ -73,7 +74,7 @@ def undense(x):
 
 
 def floating(function, name, x, numbers=False):
-    """numbers: True if x.float() of integers has the same meaning (not so for class indices): the error suggests it."""
+    """Check that x is floating. numbers: True if integers in x are no class indices: the error suggests x.float()."""
     tensor(function, name, x)
     if x.dtype not in FLOATING:
         remedy = meant(function, name, x) if name in ("weight", "negative_keys") else ""
@@ -115,7 +116,7 @@ def same_device(function, reference_name, reference, **others):
 
 
 def mesh(x):
-    """The device mesh of a DTensor; None for every other tensor. (Its class would be a slow import.)"""
+    """The device mesh of a DTensor; None for every other tensor. (isinstance would need DTensor, a slow import.)"""
     return None if x.__class__ in PLAIN else getattr(x, "device_mesh", None)
 
 
@@ -126,7 +127,7 @@ def shown(x, shape=None):
 
 
 def full_value(function, value):
-    """value() as a plain tensor, which the host may read: the same on every rank."""
+    """value() as a plain tensor for the host to read. A DTensor is gathered: every rank reads the same values."""
     try:
         x = value()
         return x if mesh(x) is None else x.full_tensor()
@@ -146,9 +147,9 @@ def may_look(x):
 
 
 def read(x):
-    """The value of a 0-dim fp32 or fp64 tensor that the host `may_look` at.
+    """The value of a 0-dim fp32 or fp64 tensor for which `may_look` is True.
 
-    It is read from memory: through the dispatcher it would take longer, and count as a wait for a device.
+    It is read from memory: x.item() takes longer, and counts as a wait for a device.
     """
     return (ctypes.c_float if x.dtype == torch.float32 else ctypes.c_double).from_address(x.data_ptr()).value
 
@@ -159,7 +160,7 @@ def no_dtensor(function, name, x):
 
 
 def stretches(size, other):
-    """True if a dim of `size` broadcasts to one of `other`."""
+    """True if a dim of size `size` broadcasts to a dim of size `other`."""
     return size == 1 or size == other  # (not `in (1, other)`: in Dynamo that is False for symbolic sizes)
 
 
@@ -201,7 +202,7 @@ def say(expression):
 
 
 def reshaped(name, x, shape):
-    """The expression that adds or removes the dim of channels of x, so that it broadcasts to `shape`; or ""."""
+    """The expression that adds or removes dim 1 of x (one channel), so that x broadcasts to `shape`; or ""."""
     if 0 < x.dim() == len(shape) - 1 and fits((x.shape[0], 1, *x.shape[1:]), shape):
         return f"{name}.unsqueeze(1)"
     if x.dim() == len(shape) + 1 > 1 and x.shape[1] == 1 and fits((x.shape[0], *x.shape[2:]), shape):
@@ -210,7 +211,8 @@ def reshaped(name, x, shape):
 
 
 def classes_first(name, x, target):
-    """The expression that moves the classes of x, (N, d1, ..., C) for a target (N, d1, ...), to dim 1; or ""."""
+    """The expression that makes x (N, d1, ..., C) fit a target, or "". Target (N, d1, ...): the classes move to dim 1;
+    target (N d1 ...,): the rows are flattened."""
     if x.dim() > 2 and target.shape == x.shape[:-1]:
         return f"{name}.transpose(1, 2)" if x.dim() == 3 else f"{name}.movedim(-1, 1)"
     if x.dim() > 2 and target.shape == (x.shape[:-1].numel(),):
@@ -219,7 +221,7 @@ def classes_first(name, x, target):
 
 
 def of_one_hot(name, x, shape, dim):
-    """The expression that makes class indices of one-hot x: bools or integers in the shape of probabilities; or ""."""
+    """The expression that turns a one-hot x into class indices, if x holds bools or integers in `shape`; or ""."""
     if tuple(x.shape) != tuple(shape) or x.is_floating_point() or x.is_complex():
         return ""
     return f"{name}.int().argmax({dim})" if x.dtype == torch.bool else f"{name}.argmax({dim})"
@@ -248,12 +250,12 @@ def weight(function, x, target_name, target, shape=None):
     broadcasts_to(function, "weight", x, target_name, target, shape)
 
 
-# Callbacks of safeops.debug.audit for class indices out of range, on devices where they do not raise.
+# Callbacks (index, size, wrong) that safeops.debug.audit adds, to report class indices out of range where none raises.
 watchers = []
 
 
 def in_range(index, size, counts):
-    """Bool: True where an index is in [0, size). Others are reported to `watchers` where `counts`, a bool, is True."""
+    """Bool: True where an index is in [0, size). Where the bool `counts` is True, `watchers` get the wrong indices."""
     inside = (index >= 0) & (index < size)
     if watchers and not is_compiling():
         for watch in watchers:
@@ -268,7 +270,7 @@ def choice(function, name, value, options):
 
 
 def double(function, name, value):
-    """Check that an int is in the range of a double: with a larger one nothing can be computed."""
+    """Check that an int is in the range of a double: no op can compute with a larger int."""
     if isinstance(value, int) and not -LARGEST_DOUBLE <= value <= LARGEST_DOUBLE:
         raise ValueError(f"{function}: {name} must be at most {LARGEST_DOUBLE:.3g} in magnitude, got a larger integer")
 
@@ -292,7 +294,7 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
         kind = type(value).__name__
         raise TypeError(f"{function}: {name} must be a number, got {kind}{meant(function, name, value)}")
     double(function, name, value)
-    if isinstance(value, SYMBOLIC):  # a comparison would bind the sizes that an exported program takes
+    if isinstance(value, SYMBOLIC):  # comparing a symbol restricts the sizes that an exported program accepts
         value = private_torch.value_at_trace(value)
         if value is None:
             return
@@ -360,7 +362,7 @@ def one_dim(function, dim, ndim):
 
 
 def raise_if_empty(name, nothing, input, dim):
-    """Raise if nothing is kept for a result. nothing(): bool, True for such results. Synchronises."""
+    """Raise if a result has no kept element. nothing(): a bool tensor, True for such results; the host waits for it."""
     nothing = full_value(name, nothing)
     empty = int(nothing.sum())
     if empty:

@@ -1,4 +1,4 @@
-"""Functions that losses of rows share which are composed of other ops: argument checks, and masking and reduction."""
+"""Argument checks, masking and reduction for losses of rows that are composed of other ops."""
 
 import torch
 
@@ -20,8 +20,8 @@ def vectors(name, **operands):
 
 
 def one_a_row(name, key, x, vectors, rows, classes=False):
-    """Check that x is real and has the shape `rows`. vectors: the operand whose rows they are. classes: True if x holds
-    the rows' classes: the error then has the remedy for one-hot rows."""
+    """Check that x is real and has the shape `rows`: one number for each row of the operand `vectors`. classes: True if
+    x holds class indices; the error then shows how to convert a one-hot x."""
     check.real(name, key, x)
     if x.shape != rows:
         raise ValueError(
@@ -41,7 +41,7 @@ def validate_class_weight(name, weight, input):
 
 
 def validate(name, rows, mask, weight, reduction, denominator, empty, **operands):
-    """The checks that all row losses share. operands: {name: tensor}; errors compare with the first."""
+    """The checks that all losses of rows share. operands: {name: tensor}; the checks compare with the first."""
     (first, reference), *_ = operands.items()
     operands.pop(first)
     check.mask(name, mask, "the rows", reference, rows)
@@ -70,7 +70,7 @@ def finish(name, loss, keep, weight, reduction, denominator, empty):
     return loss_reduction.reduce(name, loss, keep, weights, reduction, denominator, empty).to(dtype)
 
 
-# The text that replaces {arguments} in each docstring of such a loss.
+# The text that replaces {arguments} in each docstring of these losses.
 ARGUMENTS = """\
         mask: bool tensor, broadcastable to the rows; True = keep. Masked-out rows do not exist: NaN, inf or garbage
             there changes neither the loss nor a gradient, and their own gradient is exactly 0.
@@ -85,7 +85,7 @@ ARGUMENTS = """\
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the rows' shape for "none".
 """
-# For functions whose `weight` is one of classes: they describe it themselves.
+# For functions whose `weight` holds class weights: their docstrings describe it.
 ARGUMENTS_BY_CLASS = ARGUMENTS.replace(
     "        weight: floating tensor, broadcastable to the rows; 0 means the same as masked out. Differentiable.\n", ""
 ).replace("(by the sum of weights, with weights)", "(not by weights: as torch's)")

@@ -29,7 +29,7 @@ def sum_over(x, input, dim, keepdim):
 
 
 def accumulate(x, dim, keepdim=False):
-    """x.sum(dim), with an error like log n. fp32 on the CPU is summed and returned in fp64: aten adds it one by one."""
+    """x.sum(dim). On the CPU, fp32 is summed and returned in fp64: aten's fp32 error grows like the number of terms."""
     wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
     if x.dim() == 0:  # (under vmap, torch's forward mode cannot sum a 0-dim tensor)
         return x.unsqueeze(0).sum(0, dtype=wide)
@@ -61,7 +61,7 @@ def sigmoid(x):
 
 
 def gathered(x, dims):
-    """A DTensor that is no longer sharded over `dims`, with partial sums added up. Any other tensor as it is."""
+    """A DTensor x, gathered along `dims`, with partial sums added up. Any other tensor is returned unchanged."""
     if check.mesh(x) is None:
         return x
     from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)
@@ -70,8 +70,8 @@ def gathered(x, dims):
 
 
 def laid_out(x, placements):
-    """A DTensor in another layout. Where x and its gradient are both partial, the gradient is summed over the ranks:
-    torch would average it if x is a partial average."""
+    """A DTensor in another layout. A hook on the result sums its gradient over the ranks where x and the gradient are
+    both partial (each rank holds a term): torch would average it if x is a partial average."""
     from torch.distributed.tensor import Replicate
 
     def added_up(grad):

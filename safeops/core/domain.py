@@ -1,4 +1,4 @@
-"""Domains of operands: each function maps any number to one that an operand may hold.
+"""Domains of operands: each function maps a tensor of any numbers to one that an op accepts, such as probabilities.
 
 An op's record names a function per tensor (`Op.domain`); tests, `safeops verify` and benchmarks make operands with it.
 """
@@ -15,7 +15,7 @@ def probability(x):
 
 
 def cosine(x):
-    """From -1 to 1."""
+    """Numbers in [-1, 1]."""
     return x.tanh()
 
 

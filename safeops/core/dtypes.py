@@ -18,11 +18,11 @@ def compute_dtype(*dtypes):
 
 
 def widens(x):
-    """True if a definition computes in fp64 on x's device. It is run to be differentiated again: at x = 1e-40 the terms
-    of the derivatives overflow fp32, and inf times an upstream gradient of 0 would be NaN, not 0.
+    """True if a definition computes in fp64 on x's device. Second derivatives come from the definition: at x = 1e-40
+    their terms overflow fp32, and inf times an upstream gradient of 0 would be NaN, not 0.
 
-    False on MPS, which has no fp64, and under torch.compile on a GPU. There the definition is the only code that runs,
-    it is not differentiated again, and fp64 may be 64 times slower."""
+    False on MPS, which has no fp64, and under torch.compile on a GPU: there a definition runs in place of a kernel, has
+    no second derivative, and fp64 may be 64 times slower."""
     kind = x.device.type
     return kind == "cpu" or not (kind == "mps" or is_compiling())
 
@@ -111,14 +111,14 @@ def _integer(scalar, dtype):
 
 
 def saturate_tensor(wide, dtype):
-    """Replace finite values of `wide` that overflow `dtype` by its largest finite one, with gradient 0. Stays wide."""
+    """Replace finite values of `wide` that overflow `dtype` by dtype's largest, with gradient 0. Keeps wide's dtype."""
     # (not `&`: Inductor refuses it where `wide` comes from a symbolic number)
     over = torch.logical_and(overflows(wide, dtype), wide.isfinite())
     return torch.where(over, largest_like(wide, dtype), wide)
 
 
 def overflows(wide, dtype):
-    """True where `wide` is inf in `dtype`. Half is compared, not cast: Inductor keeps half in fp32, which holds it."""
+    """True where `wide` would be inf in `dtype`. For half, compare with the limit: Inductor may skip a cast to half."""
     if dtype not in HALF:
         return wide.to(dtype).isinf()
     info = torch.finfo(dtype)

@@ -84,7 +84,7 @@ def save(judged, gpu, date):
 @contextlib.contextmanager
 def locked():
     """Hold a file lock, so that two writers keep each other's records. OSError if the folder is not writable."""
-    import fcntl  # (not on Windows, which has no kernels)
+    import fcntl  # (Windows has no fcntl, and no kernels to verify)
 
     cache_folder().mkdir(parents=True, exist_ok=True)
     with open(cache_folder() / "lock", "w") as file:

@@ -15,7 +15,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 def _unless(default, expression):
-    """The expression for a flag: its value `default` is what safeops does anyway, so that the flag may be left out."""
+    """The expression for a flag. If its value is `default`, which is what safeops does, the flag may be left out."""
     return lambda flag: LEAVE if flag is default else expression
 
 
@@ -42,9 +42,9 @@ def _attention(name):
     return expression
 
 
-# {another library's name of an argument: {a name: an expression}}. The first pair is taken whose name is an argument of
-# the called function, or the function's own name. An expression may be a function of the argument's value. In its text,
-# the argument's name is replaced by the value if that can be written.
+# {another library's argument: {a name: an expression}}. The error shows the expression of the first name that is an
+# argument of the called function, or the function's own name. An expression is text, or a function from the argument's
+# value to text. In the text, the argument's name is replaced by its value if that is a number, a string or a list.
 _CLASSES = _background("more", "weight=torch.tensor([0.0] + [1.0] * (input.shape[1] - 1), device=input.device)")
 _PROBABILITIES = _unless(False, "torch.softmax(input, 1) as input, of 1 channel torch.sigmoid(input)")
 _PIXELS = {"smooth_nr": f"{LEAVE}: target may be class indices (N, d1, ...)"}
@@ -77,7 +77,7 @@ NAMES = {
     "error_if_nonfinite": {"nonfinite": _unless(False, 'nonfinite="raise"')},
     "foreach": {"nonfinite": LEAVE},
 }
-# As NAMES, for constructors of modules, which know no operands.
+# NAMES for constructors of modules: a constructor has no operands that an expression could name.
 _CALL = _unless(False, "in the call say loss(torch.softmax(input, 1), target), of 1 channel torch.sigmoid(input)")
 OPTIONS = {
     "softmax": {"smooth_nr": _CALL},
@@ -91,7 +91,7 @@ OPTIONS = {
         "smooth_nr": "safeops.nn.TverskyLoss(alpha=alpha, beta=1 - alpha)",
     },
 }
-# {our name of an argument: other libraries' names}, where nothing else differs.
+# {our name of an argument: other libraries' names}, for arguments that differ in the name alone.
 RENAMED = {
     "win_size": ("window_size", "kernel_size", "filter_size"),
     "win_sigma": ("sigma", "filter_sigma"),
@@ -163,7 +163,7 @@ def by_name(value, parameters):
 
 
 def _name_of(value, names):
-    """The keyword, of {name: default}, that a value is meant for, if only one fits; else ""."""
+    """The keyword that a value is meant for, if exactly one fits; else "". names: {keyword: default}."""
     if isinstance(value, bool):
         fits = [] if "reduction" in names else [x for x, default in names.items() if isinstance(default, bool)]
     elif isinstance(value, (int, float)):

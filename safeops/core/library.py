@@ -56,20 +56,21 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
             lib.impl(name, launcher, "CUDA")
         else:
             lib.define(f"{name}_launch{schema}")
-            lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")  # `name` passed that key
+            # (`name` calls `name`_launch, and has passed the Autograd key itself)
+            lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")
             cache_launches(launcher, op, lib, "CUDA")
     return op
 
 
 def cache_launches(launcher, op, lib, key, **options):
-    """Put the extension before a launcher. It repeats a launch that Python made once, without Python (csrc/launch)."""
+    """Let the extension take a launcher's calls: it stores each launch, and repeats it without Python (csrc/launch)."""
     schema = private_torch.schema(op)
     name = f"{schema.name.partition('::')[2]}_launch"
     lib.impl(name, _held(launcher, len(schema.returns)), key, **options)
     cpu_extension.cache_launches(schema.name, "".join(_KINDS[str(x.type)] for x in schema.arguments), key)
 
 
-# {type of an argument: its letter in csrc/launch/key.h}; a capital letter may be None
+# {type of an argument: its letter in csrc/launch/key.h}; a capital letter: the argument may be None
 _KINDS = {"Tensor": "t", "Optional[Tensor]": "T", "List[int]": "l", "Optional[List[int]]": "L"}
 _KINDS |= dict.fromkeys(("bool", "int", "float"), "n") | dict.fromkeys(("Optional[int]", "Optional[float]"), "N")
 
@@ -77,7 +78,7 @@ _errors = threading.local()
 
 
 def _held(launcher, results):
-    """Wrap a launcher for the extension. Its exceptions are held for `raise_cause`: C++ passes on only their text."""
+    """Wrap a launcher for calls from C++. C++ passes on only an exception's text: it is held here for `raise_cause`."""
 
     def launch(*arguments):
         try:
@@ -99,8 +100,8 @@ _NO_MEMORY = re.compile(r"safeops: no memory for (\d+) bytes on (\S+)")  # csrc/
 
 
 def raise_cause(error):
-    """Raise the exception behind `error`, if libtorch's C boundary passed on its text alone: that of a launcher, which
-    is held, or that of the allocator, which the same allocation raises once more. Otherwise return."""
+    """Raise the exception behind `error`, if libtorch's C boundary passed on only its text. A launcher's exception is
+    the one that `_held` keeps. The allocator's is raised by allocating again. Otherwise return."""
     text, held = _errors.__dict__.pop("held", (None, None))
     if held is not None and text in str(error):
         raise held from None
@@ -143,7 +144,7 @@ def like(x, shape, dtype):
 
 
 def only(needed, tensors):
-    """Unfilled gradients: one like its tensor where it is needed, a tensor of no elements where it is not."""
+    """Uninitialized gradients, one per tensor: like the tensor if it is needed, else without elements."""
     return tuple(torch.empty_like(x) if need else x.new_empty(0) for x, need in zip(tensors, needed))
 
 
@@ -157,8 +158,8 @@ def _tensors(arguments):
 
 
 def _one_device(name, fake, complete):
-    """Wrap `fake` to raise for operands on several devices: beside a real operand, a meta one leads the dispatcher to
-    `fake`, whose result would be real memory that nobody wrote."""
+    """Wrap `fake` to raise for operands on several devices. With a meta and a real operand the dispatcher calls `fake`,
+    and its result would be real memory that no kernel writes."""
 
     def checked(*args):
         devices = {x.device for x in _tensors(args)}

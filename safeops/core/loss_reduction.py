@@ -30,7 +30,7 @@ def validate_denominator(name, reduction, denominator):
 
 
 def split(denominator, input):
-    """A denominator as a raw op takes it: (0-dim tensor or None, number or None), at most one of them given."""
+    """Returns (0-dim tensor or None, number or None): a denominator as raw ops take it, in one of the two at most."""
     if isinstance(denominator, torch.Tensor) or symbolic(denominator):
         return as_divisor(denominator, input), None
     return None, denominator
@@ -44,7 +44,7 @@ def as_divisor(denominator, input):
 
 
 def divisor_of(x, denominator):
-    """A denominator that x can be divided by: as it is on x's mesh (or both on none), else its full value."""
+    """The denominator as x can be divided by it: unchanged if both have one device mesh or none, else gathered."""
     if check.mesh(x) == check.mesh(denominator):
         return denominator
     return check.full_value("denominator", lambda: denominator)
@@ -61,7 +61,7 @@ def wait_for(denominator):
 
 
 def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
-    """For empty="raise": one synchronisation, as documented. operands: their shapes, as text for the error."""
+    """Raise if nothing is kept (for empty="raise"); the host waits for the device. operands: shapes, for the error."""
     if denominator is not None:
         zero = wait_for(denominator) == 0
         nothing = bool(check.full_value(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
@@ -92,7 +92,7 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
 
 
 def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
-    """`reduce` for losses that are summed already. total: their sum, fp64. keep, weight: as for each loss."""
+    """`reduce` for losses that are summed already. total: their sum, fp64. keep, weight: one element per loss."""
     if empty == "raise":
         raise_if_nothing_kept(name, keep, keep.shape, f"losses {check.shown(keep)}", denominator)
     count = sums.count(keep)
@@ -102,7 +102,7 @@ def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
 
 
 def _mean(total, count, keep, weight, denominator, empty):
-    """The mean from a sum, 0 where nothing is kept. It divides by denominator, else the weights' sum, else count."""
+    """total (0 if nothing is kept) divided by denominator, else by the sum of the kept weights, else by count."""
     has_denominator = denominator is not None
     if not has_denominator:
         denominator = count if weight is None else sums.total(weight, keep)
@@ -112,14 +112,14 @@ def _mean(total, count, keep, weight, denominator, empty):
 
 
 def over(total, denominator, empty):
-    """A sum, which is 0 where nothing is kept, divided by a given denominator."""
+    """total / denominator, as in `divide`. total: a sum, 0 where nothing is kept. denominator: the caller's."""
     return _mean(total.double(), torch.ones_like(total), None, None, denominator, empty).to(total.dtype)
 
 
 def divide(total, count, denominator, has_denominator, empty_nan):
-    """total / denominator. A denominator from the caller counts what all micro-batches and ranks keep: nothing is kept
-    if it is 0, and a call with count 0 has the mean 0. Without it, nothing is kept if count is 0. The division by inf
-    makes such a value 0, with gradient 0; a kept NaN stays NaN."""
+    """total / denominator; where nothing is kept, 0 (NaN with empty_nan). has_denominator: the caller gave it, as the
+    count over all micro-batches and ranks: nothing is kept if it is 0; a call with count 0 and another denominator has
+    the mean 0. Else nothing is kept if count is 0. Such a total is divided by inf: value and gradient are 0."""
     nothing = denominator == 0 if has_denominator else count == 0
     value = torch.where(count > 0, total / torch.where((count == 0) | nothing, float("inf"), denominator), 0)
     return torch.where(nothing, float("nan"), value) if empty_nan else value

@@ -23,7 +23,7 @@ from safeops.core.route import PLAIN
 def matmul(a, b, half=None):
     """a b^T: (..., N, D), (..., M, D) -> (..., N, M). half: the half dtype that a and b were computed from, to multiply
     fp16 parts (if `takes_half`); None: an ordinary product."""
-    if is_exporting():  # export keeps only the forward of a Function, and makes a constant of it
+    if is_exporting():  # export keeps only the forward of an autograd Function
         return _product(a, b)
     return (_Matmul if is_compiling() else _MatmulForwardMode).apply(a, b, half)
 
@@ -58,7 +58,7 @@ def wide_mm(a, b):
 
 
 def _product_of_halves(a, b):
-    """a b^T from fp16 parts, as one product: the parts stand side by side. The elements must be in fp16's range."""
+    """a b^T from fp16 parts, as one product of the parts concatenated along D. Elements must be in fp16's range."""
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     a, b = torch.cat([a_high, a_low, a_high], 1), torch.cat([b_high, b_high, b_low], 1)
     with without_autocast(a):

@@ -1,8 +1,8 @@
-"""One record per op, and what follows from it: the autograd Function, the call path, the composite, the public op.
+"""`Op`: the record of an op. It makes the op's autograd Function, call path, composite and public torch.library op.
 
-A family is a subclass of `Op`, an op is an instance. The public function calls it with its own arguments: `prepare`
+A family is a subclass of `Op`, an op is an instance. The public function passes its arguments to `Op.call`: `prepare`
 turns them into operands of the raw op, `route` picks kernel or composite, and `validate` raises for bad arguments. The
-raw op is the torch.library op that kernels implement. The definition computes the same in plain torch ops; the
+raw op is the torch.library op that kernels implement. The definition computes the same results in plain torch ops; the
 composite runs the definition.
 """
 
@@ -111,8 +111,8 @@ class Op(Public):
         None: all but the linear ones.
     domain: a function of `core.domain` per tensor, with which checks make operands. None: every number is allowed.
     waits: True if the host waits for a size of the results.
-    keep: (results, tensors) -> the tensors to save, where that depends on the call: as many results as `saved` names
-        (None may replace one), then operands.
+    keep: a function (results, tensor operands) -> the tensors to save, for an op where they depend on the call: as many
+        results as `saved` names (None may replace one), then operands. None: `saved` and `reads` decide.
     shards: the name of the op's rule for DTensors in safeops.distributed._dtensor. None: DTensors run the composite.
     compiled: the device types whose kernel is kept under torch.compile. On others Inductor fuses the composite with
         its neighbours, which is faster.
@@ -153,9 +153,9 @@ class Op(Public):
         self.Saved = _named_tuple("Saved", results[self.saved_places])
         if self.differentiable:
             assert all("Tensor" in kind for kind in kinds[: self.tensors]), f"{name}: the tensors must come first"
-        # eager, traced: (function, True if Dynamo traces it), at index 0 without a gradient to record, at 1 with one.
-        # `eager` skips torch's Python layers, a quarter of a small call's time. Only functorch needs them, and `route`
-        # sends functorch to the composite.
+        # eager, traced: [pair for calls that record no gradient, pair for calls that do], with pairs (function, True if
+        # Dynamo traces it). `eager` skips torch's Python layers, a quarter of a small call's time. Only functorch needs
+        # them, and `route` sends functorch to the composite.
         direct = copy.copy(self)
         direct.forward, direct.backward = private_torch.direct(forward), backward and private_torch.direct(backward)
         direct.save, direct.named = private_torch.save_directly, tuple.__new__
@@ -217,8 +217,8 @@ class Op(Public):
         self.validate(*operands)
 
     def gradients(self, grad, needs, operands, results):
-        """The gradients of the differentiable operands, from the backward kernel. Those of broadcast operands have the
-        full shape: the caller sums them.
+        """The gradients of the differentiable operands, from the backward kernel. The gradient of a broadcast operand
+        has the full shape: the caller sums it to the operand's shape.
 
         operands, results: named tuples `Operands` and `Saved`, with the field names of the raw forward's schema.
         needs: a bool per operand, True if its gradient is wanted.
@@ -268,10 +268,11 @@ class Op(Public):
 
 
 class Inner(Op):
-    """The record of an op of two tensors inside a composed function. It has CUDA kernels alone: on the CPU, and where
-    the call is compiled, its definition runs, whose parts have kernels.
+    """The record of an op that a composed function calls. It has CUDA kernels only: on the CPU, and under
+    torch.compile, its definition runs, which calls ops that have kernels.
 
-    It has the function's name, and the function's record replaces it in the registry: errors name the function."""
+    It has the composed function's name, so that errors name the function; the function's record, created later, stays
+    in the registry."""
 
     differentiable, compiled = ("input", "target"), ()
 

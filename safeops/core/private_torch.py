@@ -9,7 +9,7 @@ import types
 import torch
 import torch.utils.checkpoint
 
-# forward_ad._current_level is the depth of forward-mode AD, -1 outside. Callers read it: a function costs 50 ns a call.
+# forward_ad._current_level: depth of forward-mode AD, -1 outside. Callers read it: a function would cost 50 ns a call.
 from torch.autograd import forward_ad as forward_ad
 from torch.utils import _python_dispatch, _pytree
 
@@ -28,7 +28,7 @@ def is_autocast_available(device_type):
     return torch._C._is_autocast_available(device_type)
 
 
-is_autocast_available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and keeps the answer
+is_autocast_available._dynamo_marked_constant = True  # Dynamo calls it while it traces: the result is a constant
 
 
 def has_static_value(x):
@@ -58,7 +58,7 @@ def saved_by_name(cls):
 
 # ---- ops
 
-dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key
+dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): True if exactly this key has a kernel
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # torch.ops.aten.add.Tensor and .add
 direct = operator.attrgetter("_op")  # an overload without its Python layer
 schema = operator.attrgetter("_schema")  # an overload's schema: what it reads, writes and returns
@@ -70,7 +70,7 @@ def register_fake(lib, name, function):
     handle = torch._library.simple_registry.singleton.find(f"{lib.ns}::{name}").fake_impl.register(
         function, "safeops", lib=lib
     )
-    lib._registration_handles.append(handle)  # (torch undoes these when it destroys the library)
+    lib._registration_handles.append(handle)  # (torch undoes these registrations when it destroys the library)
 
 
 def direct_apply(function):
@@ -93,7 +93,7 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.
 is_tracing = torch._C._is_tracing  # True inside torch.jit.trace; torch.jit.is_tracing() costs twice as much
 top_function_mode = torch.overrides._get_current_function_mode  # this thread's innermost TorchFunctionMode, or None
 disable_dynamo = torch._disable_dynamo  # torch.compiler.disable, which imports Dynamo only when it is called
-function_mode_stack = torch.overrides._get_current_function_mode_stack  # all of them, a list
+function_mode_stack = torch.overrides._get_current_function_mode_stack  # the thread's TorchFunctionModes
 
 dispatch_modes = torch._C._len_torch_dispatch_stack  # the number of this thread's TorchDispatchModes
 saved_dividend, saved_divisor = map(operator.attrgetter, ("_saved_self", "_saved_other"))  # of a division's node
@@ -149,7 +149,7 @@ base = operator.attrgetter("_base")  # the tensor that this one is a view of, or
 identity = operator.attrgetter("_cdata")  # an untyped storage's address: unique while a weak reference to it lives
 weak_reference = torch.UntypedStorage._weak_ref  # keeps the identity of a storage, not its bytes
 free_weak_reference = torch.UntypedStorage._free_weak_ref
-SAVED = "_saved_"  # the prefix of a node's attributes that show what it saved for backward
+SAVED = "_saved_"  # the prefix of the attributes of an autograd node that hold what it saved
 
 
 def version(x):

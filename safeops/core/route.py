@@ -11,7 +11,7 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def route(op, operands):
-    """How to run `op`'s kernel on these operands: a pair of `op.eager` or `op.traced`. None: run the composite.
+    """How to run `op`'s kernel on these operands: (function, True if Dynamo traces it). None: run the composite.
 
     The kernel runs for plain tensors on a device that has it. functorch transforms and forward-mode AD run the
     composite: a custom op would give them wrong or zero tangents.
@@ -62,13 +62,13 @@ def is_over_ranks(tensors):
 
 
 def _repeat(tensors):
-    """True if one tensor is passed as two operands: Dynamo does not trace an autograd.Function called so."""
+    """True if one tensor is passed as two operands: Dynamo cannot trace such a call of an autograd.Function."""
     tensors = [x for x in tensors if x is not None]
     return any(x is y for i, x in enumerate(tensors) for y in tensors[:i])
 
 
 def by_composite(grad):
-    """True if a backward is itself differentiated, batched or dual: it then runs the composite."""
+    """True if a backward must run the composite: it is differentiated again, batched (vmap) or in forward-mode AD."""
     return (
         torch.is_grad_enabled()
         or type(grad) is not torch.Tensor
@@ -80,7 +80,7 @@ def by_composite(grad):
 def differentiable_backward(definition, inputs, grad):
     """Gradients of `definition(*inputs)`: one per input, None if none is required. In grad mode they have a graph."""
     with torch.enable_grad():
-        # Aliases, so that one tensor passed twice gets each argument's gradient and not their sum twice.
+        # Views: for a tensor passed as two arguments, autograd then returns two gradients, not their sum twice.
         inputs = [x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
         output = definition(*inputs)
     wanted = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]

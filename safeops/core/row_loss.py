@@ -25,16 +25,16 @@ class RowLoss(Op):
             self.parts = (self.reduced, *sums.ALL)
 
     def losses(self, *operands):
-        """Returns (losses of the rows, bool: rows that a mean counts, or None: all) and, for some ops, a third tensor:
-        weights of the rows, whose sum a mean divides by (without elements: no weights)."""
+        """Returns (losses, keep) or (losses, keep, weights), each of the rows' shape. keep: bool, True for rows that a
+        mean counts; None: all. weights: a mean divides by their sum; a tensor without elements means no weights."""
         return self.definition(*operands)
 
     def gradients(self, grad, needs, operands, results):
         return self.gradients_of(self.backward, (grad,), needs, operands, *results)
 
     def gradients_of(self, backward, upstream, needs, operands, *numbers):
-        """The gradients of both records. backward: the raw op of `RowLoss` or `ReducedRowLoss`; its first arguments are
-        `upstream`, (gradient,) or (gradient, denominator)."""
+        """The gradients for both records. backward: the raw op of `RowLoss` or `ReducedRowLoss`. upstream: its first
+        arguments, (gradient,) or (gradient, denominator). numbers: the saved results that it reads."""
         raise NotImplementedError
 
     def differentiated(self, *operands):
@@ -42,11 +42,11 @@ class RowLoss(Op):
 
 
 class ReducedRowLoss(Op):
-    """The record of the mean or sum of the rows' losses: its kernel reads and reduces the rows in one launch a
-    direction. On a device without the kernel, `reduce` follows the op of the rows' losses.
+    """The record of the mean or sum of the rows' losses. Its kernel reads and reduces the rows in one launch for
+    forward and one for backward. Without that kernel, `rows`, the `RowLoss`, runs, and `reduce` reduces its losses.
 
-    Its operands are those of `rows`, the `RowLoss`, then `mean` and `empty_nan`. It has the name of `rows`, which
-    replaces it in the registry: errors name the loss."""
+    Its operands are those of `rows`, then `mean` and `empty_nan`. It has the name of `rows`, so that errors name the
+    loss; `rows` is the one that stays in the registry."""
 
     def __init__(self, rows, forward, backward):
         self.rows, self.differentiable = rows, rows.differentiable

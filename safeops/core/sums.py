@@ -1,7 +1,6 @@
-"""Masked sum, mean and count: definitions, raw ops and records. Other ops, losses and gradients add up with them.
-
-They replace aten's sum, whose result on the CPU depends on the number of threads, with an fp32 error that grows like n
-for n terms. The public functions are in safeops/ops/reductions.
+"""Masked sum, mean and count: definitions, raw ops and records (`Op` instances). Other ops, losses and gradients call
+them in place of aten's sum: on the CPU its result depends on the number of threads, and its fp32 error grows like n for
+n terms. The public functions are in safeops/ops/reductions.
 """
 
 import torch
@@ -17,7 +16,7 @@ from safeops.core.reduction import Reduction, as_dims, output_shape, validate
 
 
 def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
-    """The masked sum (or mean) over the dims `dim`. Returns (value, denominator)."""
+    """The masked sum (or mean) over the dims `dim`. Returns (value, denominator: count or sum of weights kept)."""
     # an fp64 weight may be out of fp32's range: it makes the computation fp64
     compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
     keep = kept(mask, weight)
@@ -133,7 +132,7 @@ class MaskedCount(Op):
         if boolean and mask is input:
             mask = None
         elif boolean and mask is not None:
-            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # `&` would also accept a larger mask
+            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # (mask must not enlarge input)
             mask = input & mask
         return takes, (input, mask, weight, as_dims("masked_count", dim), keepdim)
 

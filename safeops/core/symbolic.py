@@ -33,7 +33,7 @@ def scalar(x, dtype, device):
 
 
 def as_operand(x, input):
-    """A number in a form that torch accepts beside `input`: symbolic as a tensor, an int beside floats as a float."""
+    """A number as torch accepts it beside `input`. If symbolic: a 0-dim tensor. An int beside floats: a float."""
     if symbolic(x):
         return scalar(x, torch.float64, input.device)
     return saturate(x, torch.float64) if isinstance(x, int) and input.is_floating_point() else x

@@ -1,4 +1,4 @@
-"""A row's target distribution, given for its best classes: all other classes count as one more class."""
+"""A row's target distribution, given by log probabilities of its best classes; all others are merged into one class."""
 
 import torch
 
@@ -44,7 +44,7 @@ def buckets(input, values, indices, keep, temperature):
     input = gathered(input, [input.dim() - 1])
     own = input.gather(-1, torch.where(exists, indices, 0)).to(compute)
     own = torch.where(exists, shaped(own, temperature, 0), float("-inf"))
-    # (an index out of range goes to a place behind the last class)
+    # (an index out of range is written to column `classes`, which is cut off)
     is_other = exists.new_ones((*input.shape[:-1], classes + 1))
     is_other = is_other.scatter(-1, torch.where(exists, indices, classes), False)[..., :classes]
     if keep is not None:
@@ -53,7 +53,7 @@ def buckets(input, values, indices, keep, temperature):
     has_others = is_other.any(-1, keepdim=True)
     others = torch.where(has_others, others, float("-inf"))
     values = torch.where(exists, values.to(compute), float("-inf"))
-    # (rounded probabilities may add up to more than 1; the others get eps at least, to compare with the input's others)
+    # (Rounded probabilities may add up to more than 1. The merged class gets eps at least, so that its log is finite.)
     known = masked_logsumexp(values, exists, -1, keepdim=True)
     rest = (-torch.expm1(known)).clamp(min=torch.finfo(compute).eps).log()
     rest = torch.where(has_others, rest, float("-inf"))

@@ -1,4 +1,4 @@
-"""Shared by losses of rows that have a class each. The rows are all dims of the input but that of the classes."""
+"""Shared by losses with one class per row. Rows: all dims of input (N, C, d1, ...) but the classes, (N, d1, ...)."""
 
 import torch
 
@@ -25,15 +25,15 @@ def row_shape(input):
 
 
 def gather_classes(x):
-    """Gather a DTensor that is sharded over the classes along them, since torch.gather cannot read it."""
+    """Gather a DTensor along its classes if it is sharded over them: torch.gather cannot read such shards."""
     return gathered(x, (class_dim(x),))
 
 
 def rows_of(classes, target, weight, mask, ignore_index, compute):
-    """Returns (place: class of each row, keep: bool, class weight of each row or None), in the rows' shape.
+    """Returns (place: int64, the class of each row; keep: bool; class weight of each row, or None), in the rows' shape.
 
-    A row that is not kept has class 0 and weight 0. A row whose class does not exist is not kept: on the CPU a check
-    has raised before, elsewhere the host does not wait to know.
+    A row that is not kept has class 0 and weight 0. A row with a class out of range is not kept: on the CPU,
+    `refuse_missing_class` has raised before; on other devices the host does not wait for the values.
     """
     target = target.long()  # in uint8, -100 would be class 156
     keep = target != ignore_index
@@ -114,7 +114,7 @@ def validate_numbers(name, label_smoothing, z_loss):
 
 
 class Classification(RowLoss):
-    """The record of a loss of rows with a class each. takes_logits: True for logits, False for log probabilities."""
+    """The record of a loss with one class per row. takes_logits: True for logits, False for log probabilities."""
 
     takes_logits = False
     buffers = ("weight",)
@@ -171,7 +171,7 @@ class Classification(RowLoss):
 
 def validate_reduction(name, input, reduction, denominator, empty):
     """Check the options of a reduction before any work, in the order that costs a valid call least."""
-    words = reduction.__class__ is str and empty.__class__ is str  # (other types may not compare)
+    words = reduction.__class__ is str and empty.__class__ is str  # (`in` may raise for others)
     if not words or reduction not in REDUCTION or empty not in check.EMPTY or denominator is not None:
         validate_options(name, reduction, empty)
         validate_denominator(name, reduction, denominator)
@@ -180,7 +180,7 @@ def validate_reduction(name, input, reduction, denominator, empty):
 
 
 def without_weight_0(name, row_weight, mask, input, rows=None):
-    """`mask` without the rows of row weight 0. rows: the rows' shape; None: that of logits `input`."""
+    """`mask` with False for rows of row weight 0. rows: the rows' shape; None: the shape of the rows of `input`."""
     check.floating(name, "input", input)
     check.floating(name, "row_weight", row_weight)
     rows = row_shape(input) if rows is None else rows
@@ -209,19 +209,19 @@ def normalized_weight(weight, x, dim, target, mask, ignore_index, row_weight):
     """
     # DTensors are gathered: rows_of flattens the rows, which uneven shards do not allow.
     target, mask, row_weight = (t if t is None else gathered(t, range(t.dim())) for t in (target, mask, row_weight))
-    w = weight.double()  # once: the parts of its gradient are added before they are rounded
+    w = weight.double()  # converted once: autograd adds the parts of its gradient in fp64 and rounds only the sum
     _, keep, weights = rows_of(x.shape[dim], target, w, mask, ignore_index, w.dtype)
     rows = keep.double() if row_weight is None else torch.where(keep, row_weight, 0).double()
     count, total = rows.sum(), (rows * weights).sum()  # noqa: SO105
     nothing = total == 0
-    # NaN where row weights add up to 0: then the z-loss has no mean.
+    # NaN if the row weights add up to 0 (count) but not times the class weights (total): the z-loss has no mean.
     scale = torch.where(nothing, 1, torch.where(count == 0, torch.nan, count) / torch.where(nothing, 1, total))
     dtype = compute_dtype(x.dtype, weight.dtype)
     scaled, least = (w * scale).to(dtype), torch.finfo(dtype).tiny
     return torch.where((scaled == 0) & (w != 0), least, scaled)  # (a weight that underflows must not mask its rows out)
 
 
-# The text that replaces {arguments} in each docstring of such a loss.
+# The text that replaces {arguments} in each docstring of these losses.
 ARGUMENTS = """\
         weight: (C,) floating tensor, a weight for each class. A row whose class has weight 0 is masked out.
             Differentiable.

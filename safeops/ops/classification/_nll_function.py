@@ -21,7 +21,7 @@ from safeops.ops.classification._classification import (
 from safeops.ops.classification.cross_entropy import _cross_entropy
 from safeops.ops.classification.nll_loss import _nll_loss
 
-# The docstrings' text on these arguments, before that of all losses of classes
+# The docstrings' text on input, target and row_weight; ARGUMENTS follows it
 OPERANDS = """\
         input: (N, C), (C,) or (N, C, d1, ...) floating tensor of logits; a class of -inf does not exist.
         target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...).
@@ -31,7 +31,7 @@ OPERANDS = """\
 
 
 class NLLFunction(Composed):
-    """value(nll, *parameters) -> the losses, of nll's shape (N, d1, ...): torch code, differentiable twice."""
+    """The record. value(nll, *parameters) returns the losses, of nll's shape (N, d1, ...), in torch ops."""
 
     def __init__(self, name, module, value, *parameters):
         """parameters: instances of `losses._pointwise.Parameter`, in the order of `value`'s arguments."""
@@ -46,7 +46,7 @@ class NLLFunction(Composed):
             validate_options=self.check_options,
         )
         self.value, self.parameters = value, parameters
-        self.operands = copy.copy(_nll_loss)  # to validate: its operands have the same shapes and dtypes
+        self.operands = copy.copy(_nll_loss)  # validates the operands, which have nll_loss's shapes and dtypes
         self.operands.name = name
 
     def validate_buffer(self, name, key, x):

@@ -18,7 +18,7 @@ def define(input, mask=None, dim=-1, log=False):
     if mask is None:
         y = torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
         return y.to(input.dtype)
-    # Masked values are -inf, but 0 in a row that is masked as a whole, where -inf - -inf would be NaN.
+    # Masked values become -inf. In a fully masked row they become 0: there -inf - -inf would be NaN.
     keep = mask.expand(input.shape)
     alive = keep.any(dim, keepdim=True)
     x = torch.where(keep, x, torch.where(alive, float("-inf"), 0.0))
@@ -27,7 +27,7 @@ def define(input, mask=None, dim=-1, log=False):
 
 
 def slope(grad, output, mask, dim):
-    """The gradient of softmax from its output y: dx = y (g - sum g y)."""
+    """The gradient of softmax from its output y and the upstream gradient g: dx = y (g - sum g y)."""
     compute = compute_dtype(output.dtype, grad.dtype)
     g, y = grad.to(compute), output.to(compute)
     if mask is not None:
@@ -37,7 +37,7 @@ def slope(grad, output, mask, dim):
 
 
 def _row_numbers(input, mask, dim):
-    """Returns (m, sum exp(x - m)) of each row's kept values, in fp64, with m the largest of them."""
+    """Returns (m, sum exp(x - m)) of each row, in fp64: m is the largest kept value, the sum is over kept values."""
     x = input.detach().double()
     keep = torch.ones((), dtype=torch.bool, device=x.device) if mask is None else mask
     x = torch.where(keep, x, float("-inf"))

@@ -26,7 +26,7 @@ from safeops.ops.classification._classification import (
 )
 from safeops.ops.classification._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
 
-BLOCK = 2**22  # elements of the gradient that _composite_overwrite computes at a time, in memory of their own
+BLOCK = 2**22  # _composite_overwrite computes this many elements of the gradient at a time, in a temporary
 
 # ---- definition
 
@@ -40,7 +40,7 @@ def define(
     dtype = compute_dtype(input.dtype, *((target.dtype,) if has_probabilities else ()))
     # an fp64 weight may be out of fp32's range: it makes the computation fp64
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    weight = None if weight is None else weight.to(compute)  # once: the parts of its gradient are added, then rounded
+    weight = None if weight is None else weight.to(compute)  # converted once: so its gradient is rounded once
     # (in fp32 the error of aten's log_softmax on the CPU grows with C: 5e-5 for 262,144 classes)
     x, weights, certain = wide_on_cpu(input.to(compute)), None, None
     if has_probabilities:
@@ -70,14 +70,15 @@ def along(weight, x, dim):
 
 
 def is_certain(x, class_index, dim):
-    """Bool of the rows' shape: True where the logit of the row's class alone is +inf. Loss and gradient are 0 there."""
+    """Bool of the rows' shape: True for certain rows, with +inf at the row's class alone: loss and gradient are 0."""
     infinite = x.detach() == float("inf")
     of_class = infinite.gather(dim, class_index.unsqueeze(dim)).squeeze(dim)
     return of_class & (infinite.sum(dim) == 1) & ~x.detach().isnan().any(dim)
 
 
 def _losses(x, class_index, dim, weights, per_class, label_smoothing, z_loss):
-    """(1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z logsumexp^2, with A classes whose logit is not -inf."""
+    """(1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z logsumexp^2, with the smoothing s, the z_loss z and a sum
+    over the A classes whose logit is not -inf."""
     log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
     if class_index.is_floating_point():
         probabilities = class_index if per_class is None else class_index * per_class
@@ -99,8 +100,9 @@ def _losses(x, class_index, dim, weights, per_class, label_smoothing, z_loss):
 def _row_stats(input, target, weight, loss, keep, weights, label_smoothing, temperature, softcap):
     """The numbers of each row that backward reads, (count_row_stats(...), *rows), in the dtype of the computation.
 
-    They are the largest logit; L minus it, whose digits a large logit would hide; k, if a class has a weight or a
-    probability of its own; e, with smoothing. q is a row's class probabilities, or the one-hot of its class:
+    They are maximum, the largest logit; log_total = L - maximum, stored apart since a large maximum would hide its
+    digits; k, with class probabilities, or with class weights and smoothing; e, with smoothing s. q: the row's class
+    probabilities, or the one-hot of its class.
     (1) loss = -(1 - s) sum_c w_c q_c log p_c - e sum_c w_c log p_c + z L^2, with L = logsumexp(x), e = s / A
     (2) d(loss)/dx_c = (k + 2 z L) p_c - e w_c - (1 - s) w_c q_c
     (3) k = (1 - s) sum_c w_c q_c + e sum_c w_c
@@ -149,6 +151,7 @@ def _composite(
     return loss, keep, weights, row_stats
 
 
+# partial: True if `input` holds some of the classes, perhaps not the row's own. row_stats are of all classes.
 def _composite_backward(
     grad, input, target, row_stats, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap,
     need_input, need_target, partial,
@@ -246,7 +249,7 @@ _backward = declare_raw(
     composite=_composite_backward,
     triton="classification.cross_entropy_backward.cross_entropy_backward",
 )
-_overwrite = declare_raw(  # overwrites logits (N, C) of rows with class indices by their gradient
+_overwrite = declare_raw(  # for class indices: overwrites the logits (N, C) by their gradient
     "_cross_entropy_overwrite",
     "(Tensor grad, Tensor(a!) logits, Tensor target, Tensor row_stats, Tensor? weight, Tensor mask, int ignore_index, "
     "float label_smoothing, float z_loss, float temperature, float softcap) -> ()",

@@ -40,7 +40,7 @@ def listed(labels, lengths):
 
 
 def padded(targets, lengths):
-    """Concatenated labels (sum(lengths),) as a table (N, S); behind a sequence's length its row holds other labels."""
+    """Concatenated labels (sum(lengths),) as a table (N, S). Entries after a sequence's length are arbitrary labels."""
     lengths = lengths.to(targets.device)
     place = torch.arange(max(len(targets), 1), device=targets.device) + (lengths.cumsum(0) - lengths).unsqueeze(-1)
     targets = targets if len(targets) else targets.new_zeros(1)

@@ -24,12 +24,12 @@ NAME = "multi_margin_loss"
 
 def own_class(place, x):
     """Bool (..., C): True at the row's own class. place: (...), class of each row."""
-    # (from x and not by arange: a DTensor if x is one)
+    # (new_ones, not arange, makes the class numbers: they are a DTensor if x is one)
     return place.unsqueeze(-1) == x.new_ones(x.shape[-1], dtype=torch.int64).cumsum(0) - 1
 
 
 def losses(input, place, margin, p):
-    """The losses (...) of rows. place: (...) int64, the row's own class; -1 where it has none: its loss is 0."""
+    """The losses (...) of rows. place: (...) int64, the row's own class; -1 for a row without a class: loss 0."""
     is_target, there = own_class(place, input), (place >= 0).unsqueeze(-1)
     x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic: NaN * 0 is NaN
     d = hinge(margin - torch.where(is_target, x, 0).sum(-1, keepdim=True) + x)
@@ -96,7 +96,7 @@ _reduced_backward = declare_raw(
 
 
 class MultiMarginLoss(Classification):
-    """I/O: each direction reads the scores once; backward writes their gradient. The classes are the last dim."""
+    """The record. Forward and backward read the scores once; backward writes their gradient. Classes: the last dim."""
 
     visible, saved, shards = 2, (), None
 
@@ -108,7 +108,7 @@ class MultiMarginLoss(Classification):
         if not plain or target.dtype not in INDICES[:2]:
             self.validate(input, target, weight, mask, margin, p)
             p, target = 2 if p == 2 else 1, target.long()
-        if is_compiling():  # a class out of range is not an error there: its row is masked out
+        if is_compiling():  # in a trace a class out of range does not raise: its row is masked out
             inside = check.in_range(target, input.shape[-1], True)
             mask = inside if mask is None else mask & inside
         return True, (input, target, weight, mask, margin, p)

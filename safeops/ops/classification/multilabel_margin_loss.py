@@ -18,9 +18,10 @@ NAME = "multilabel_margin_loss"
 def losses(x, target, listed):
     """The loss of each row, in fp64. x: (..., C). listed: bool (..., C), True where `target` is one of a row's classes.
 
-    (1) A row with k classes j has k (C - k) hinges max(0, 1 - x_j + x_i). A hinge is above 0 if x_i > x_j - 1.
-    (2) loss = (sum_i below_i x_i - sum_j above_j (x_j - 1)) / C: a score counts as often as it is in such a hinge.
-    (3) Searches in sorted scores give the counts in C log C steps. They are constants of the derivative.
+    (1) A row with k classes j and C - k others i has k (C - k) hinges max(0, 1 - x_j + x_i), above 0 if x_i > x_j - 1.
+    (2) loss = (sum_i below_i x_i - sum_j above_j (x_j - 1)) / C, with below_i and above_j the numbers of positive
+        hinges that contain x_i and x_j. The derivative takes them as constants.
+    (3) Searches in sorted scores give below and above in C log C steps.
     """
     classes = x.shape[-1]
     place = torch.where(listed, target, classes)  # targets that are not listed go to a class C
@@ -35,7 +36,7 @@ def losses(x, target, listed):
     below = torch.where(own, 0, below)
     terms = torch.where(below > 0, wide, 0) * below - torch.where(above > 0, score, 0) * above
     loss = sums.total(terms, dim=-1) / max(classes, 1)
-    # A NaN, or an infinity both in the row's classes and in the others, has no order: the loss is NaN.
+    # The loss is NaN for a NaN, and if the row's classes and the others have the same infinity: no order exists.
     one_of_each = listed.any(-1) & ~own.all(-1)
     lost = wide.isnan().any(-1) & one_of_each
     for end in (torch.inf, -torch.inf):

@@ -13,8 +13,8 @@ CERTAIN = 128.0  # beyond this nll, 1 - e^-nll is 1, in fp64 too
 def value(nll, gamma):
     """(1 - p)^gamma nll with p = e^-nll. 1 - p = -expm1(-nll) loses no digits of nll.
 
-    The factor clamps nll, and has slope 0 at the bounds: with gamma < 1 the slope at nll = 0 would be infinite, and
-    that of an infinite loss would be inf * 0.
+    The factor (1 - p)^gamma clamps nll, so that its slope beyond the bounds is 0: with gamma < 1 the slope at nll = 0
+    would be infinite, and the gradient of an infinite nll would be inf * 0.
     """
     missed = -torch.expm1(-nll.clamp(torch.finfo(nll.dtype).tiny, CERTAIN))
     return nll * missed ** as_operand(gamma, nll)

@@ -67,8 +67,8 @@ def define(input, target, mask=None, ignore_index=-100, temperature=1.0, softcap
 
 
 def define_argmax(input, target, mask=None, ignore_index=-100, *shape):
-    """Returns (the tensor of `define`, argmax: the first class of each row's largest logit, correct: True where that is
-    the row's own class)."""
+    """Returns (the tensor of `define`, argmax, correct). argmax: the first class of each row's largest logit; correct:
+    True where argmax is the row's own class."""
     rows, input, dim = define(input, target, mask, ignore_index, *shape), gather_classes(input), class_dim(input)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, torch.float64)
     x = torch.where(keep.unsqueeze(dim), input.detach(), 0)  # select before arithmetic: NaN * 0 is NaN
@@ -77,7 +77,7 @@ def define_argmax(input, target, mask=None, ignore_index=-100, *shape):
 
 
 def _row_stats(input, target, mask, ignore_index, temperature, softcap, entropy):
-    """The numbers of each row that backward reads, (3, *rows): largest logit, logsumexp minus it, entropy."""
+    """For backward, (3, *rows): maximum (the largest logit), log_total (logsumexp - maximum), entropy."""
     dim, compute = class_dim(input), compute_dtype(input.dtype)
     _, keep, _ = rows_of(input.shape[dim], target, None, mask, ignore_index, compute)
     x = shaped(torch.where(keep.unsqueeze(dim), input.detach(), 0).double(), temperature, softcap)
@@ -153,7 +153,7 @@ _forward_argmax = declare_raw(
 _backward = declare_raw(
     "_token_log_probs_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor row_stats, Tensor? mask=None, int ignore_index=-100, "
-    "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: not all classes
+    "float temperature=1.0, float softcap=0.0, bool partial=False) -> Tensor",  # partial: input has some classes
     fake=lambda grad, input, *_: torch.empty_like(input),
     composite=_composite_backward,
     triton="classification.token_log_probs.token_log_probs_backward",
@@ -211,8 +211,8 @@ class TokenLogProbsOp(Op):
 
 
 class ArgmaxToo(TokenLogProbsOp):
-    """The record of with_argmax=True: two more results, argmax and correct, without gradients. `_token_log_probs` has
-    the same name and replaces it in the registry: errors name the function."""
+    """The record of with_argmax=True: two more results, argmax and correct, without gradients. It has the function's
+    name, so that its errors name the function; `_token_log_probs`, created after it, stays in the registry."""
 
     visible = 3
     saved = ("row_stats",)

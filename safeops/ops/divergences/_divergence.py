@@ -1,4 +1,4 @@
-"""Divergences of p = softmax(target / T) and q = softmax(input / T): sums of a term over the classes of each row."""
+"""Divergences of p = softmax(target / T) and q = softmax(input / T). Each is a sum over a row's classes of a term."""
 
 import functools
 
@@ -15,10 +15,10 @@ from safeops.core.symbolic import as_float, symbolic
 from safeops.ops.classification._best_classes import buckets, refuse_missing, validate_best
 
 INF = float("inf")
-ROW_STATS = 6  # the numbers of each row that backward reads
+ROW_STATS = 6  # numbers that forward saves per row, for backward: see _row_stats
 EXAMPLE = "torch.zeros(2, 3), torch.eye(2, 3)"
 
-# ---- definitions: the term of each class, from u = log p of the target and v = log q of the input
+# ---- definitions: each function returns a class's term, from u = log p, v = log q, p, q and the mixture weight beta
 
 
 def kl(u, v, p, q, beta):
@@ -30,7 +30,8 @@ def kl(u, v, p, q, beta):
 def js(u, v, p, q, beta):
     """beta p log(p / m) + (1 - beta) q log(q / m), m = beta p + (1 - beta) q.
 
-    With d = log(smaller / larger) of p and q, and the share of the smaller one in m, beta or 1 - beta:
+    smaller, larger: min(p, q) and max(p, q). d = log(smaller / larger). share: the factor of smaller in m, beta for p
+    or 1 - beta for q.
     (1) m / larger = 1 + share (e^d - 1), so log(larger / m) = -log1p(share expm1(d))
     (2) log(smaller / m) = d + log(larger / m)
     """
@@ -48,7 +49,7 @@ def tv(u, v, p, q, beta):
 
 
 def _rows(terms):
-    """The op's definition: the divergence of each row."""
+    """Returns the op's definition, a function that computes the divergence of each row from the function `terms`."""
 
     def definition(input, target, keep=None, temperature=1.0, beta=0.5):
         compute = compute_dtype(input.dtype, target.dtype)
@@ -62,12 +63,12 @@ def _rows(terms):
     return definition
 
 
-# ---- gradients of the logits, times T: q h - q sum(q h) for input, h = d(term)/dq; p f - p sum(p f) for target,
-# f = d(term)/dp. A constant in h or f cancels.
+# ---- gradients of the logits, times T. input: q h - q sum(q h), with h = d(term)/dq. target: p f - p sum(p f), with
+# f = d(term)/dp. A constant that is added to h or f cancels.
 
 
 def _slopes(terms, u, v, p, q, beta):
-    """Returns (q h, p f) of each class."""
+    """Returns (q h, p f) of each class, where h and f may lack a constant."""
     if terms is kl:
         return -p, kl(u, v, p, q, beta)
     if terms is js:
@@ -79,8 +80,8 @@ def _slopes(terms, u, v, p, q, beta):
 
 
 def _row_stats(terms, input, target, keep, temperature, beta):
-    """(6, *rows): the largest logit `maximum` and log sum exp((x - maximum) / T) of input, the same of target, sum(q h)
-    and sum(p f). The logarithm is -inf in a row without a class that exists."""
+    """(6, *rows): maximum (the largest logit) and log_total = log sum exp((x - maximum) / T) of input, then of target,
+    sum(q h), sum(p f). In a row whose logits are all -inf, log_total is -inf."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
@@ -112,8 +113,8 @@ def _backward(terms, grad, input, target, row_stats, keep, temperature, beta, ne
 
 
 def _sums(terms, input, target, row_stats, keep, temperature, beta):
-    """(3, *rows): sum(q h), sum(p f) and the divergence over some of the classes (a shard). numbers[:4] are those of
-    the whole rows."""
+    """(3, *rows): sum(q h), sum(p f) and sum(term) over a shard of the classes. row_stats[:4]: maximum and log_total of
+    both operands' whole rows."""
     compute = compute_dtype(input.dtype, target.dtype)
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
@@ -158,7 +159,7 @@ class Divergence(Op):
     compiled = ("cpu", "cuda")
     shards = "divergence"
     example, validate_options = EXAMPLE, staticmethod(validate_options)
-    sums = None  # the raw op of `_sums`, for terms that need the probabilities (all but kl)
+    sums = None  # the raw op that runs `_sums`; None for kl, whose sums need no second read of the operands
 
     def __init__(self, name, module, terms):
         self.module = module

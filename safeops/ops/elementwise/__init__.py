@@ -1,5 +1,5 @@
-"""Elementwise functions: each element of the result from the same element of the operands.
+"""Elementwise functions. `_unary.py` and `_binary.py` have the records of functions of one and of two operands.
 
-`_unary.py` and `_binary.py` have the records of two kinds: they handle dtypes, fill values, saturation and numbers as
-operands; an op adds its function and where that has no value. `masked_fill` and `apply_where` stand alone.
+The records handle dtypes, fill values, saturation and numbers as operands. An op adds its function and the condition
+where the function has no value. `masked_fill` and `apply_where` use neither record.
 """

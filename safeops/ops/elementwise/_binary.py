@@ -17,7 +17,7 @@ from safeops.ops.elementwise._unary import output_dtype
 
 # ---- op
 
-# number: the second operand if `other` is None, in the compute dtype.
+# number: the second operand if `other` is None; it is used in the compute dtype.
 _SCHEMA = (
     "(Tensor input, Tensor? other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None, "
     "float? number=None) -> Tensor"
@@ -51,8 +51,8 @@ def _fake_backward(grad, input, other, eps, need_input, need_other, input_dtype,
 class Binary(Op):
     """The record of a binary function.
 
-    other: the second operand's name for users. number: True: it may be a number. safe: True: the result is at least
-    fp32 under autocast.
+    other: the second operand's name in the public function. number: True if the second operand may be a number. safe:
+    True if the result is at least fp32 under autocast.
     """
 
     owner = "C++/CUDA"
@@ -120,7 +120,7 @@ class Binary(Op):
         input, other, number = operands.input, operands.other, operands.number
         if other is None:
             return self.backward(grad, input, None, operands.eps, needs[0], False, None, None, number)
-        # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+        # A broadcast operand's gradient is summed to its shape later: it stays wide, and is rounded after the sum.
         wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
         dtypes = (None if x.shape == grad.shape else wide for x in (input, other))
         return self.backward(grad, input, other, operands.eps, *needs[:2], *dtypes)
@@ -130,10 +130,10 @@ class Binary(Op):
 
 
 def _number(number, input, dtype, eps):
-    """Returns (the number as a 0-dim fp64 tensor or None, eps, the number or None).
+    """Returns (0-dim fp64 tensor or None, eps, float or None): the second operand as a tensor or as a number.
 
-    It becomes a tensor, and the computation fp64, if fp32 would not only round it but change its kind (`_fits_single`).
-    """
+    It becomes a tensor, and the computation fp64, if it is symbolic, or if the computation was in fp32, which does not
+    hold it (`_fits_single`)."""
     compute = compute_dtype(input.dtype, dtype)
     unknown = symbolic(number)  # its value must not be read
     if not unknown:
@@ -146,18 +146,18 @@ def _number(number, input, dtype, eps):
 
 
 def _fits_single(number):
-    """False if fp32 has no number of this size, or if rounding to fp32 makes it whole, or an odd number even."""
+    """False if fp32 has no number of this size, or if rounding to fp32 makes a fraction whole or an odd number even."""
     if number == 0 or not abs(number) < float("inf"):
         return True
     if not SMALLEST <= abs(number) <= LARGEST:
         return False
-    high = 536870913.0 * number  # Veltkamp's splitting, by 2^29 + 1: the 24 leading bits of 53
+    high = 536870913.0 * number  # Veltkamp's splitting with the factor 2^29 + 1 keeps 24 of 53 bits
     short = high - (high - number)
     return short == number or (number % 1 != 0 != short % 1) or number % 2 == short % 2
 
 
 def promoted(input, other):
-    """torch.result_type of a true division; that function itself cannot be traced."""
+    """The dtype that torch gives input / other. (torch.result_type cannot be traced.)"""
     floats = [x for x in (input, other) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     if not floats:
         return torch.get_default_dtype()

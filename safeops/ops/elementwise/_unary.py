@@ -1,7 +1,7 @@
 """Shared by the unary functions.
 
-An op of the family is `Unary(name, function, absent, stand_in)`: the function, where it has no value or slope, and the
-value there. The family handles saturation, dtypes, selection, and the gradient, which is exactly 0 at a stand-in.
+An op of the family is `Unary(name, function, absent, stand_in)`: the function, the condition where it has no value or
+slope, and the result there. The family handles saturation, dtypes, selection, and the gradient: 0 at a stand-in.
 """
 
 import torch
@@ -25,11 +25,11 @@ from safeops.core.private_torch import is_autocast_available
 
 # ---- definition
 
-BENIGN = 0.5  # replaces an operand that a function must not see: every function is smooth there
+BENIGN = 0.5  # replaces operands that a function must not see: every function of the family is smooth there
 
 
 def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=None):
-    """`function(input)`; `stand_in` where `absent`; the largest finite number where the value does not fit `dtype`."""
+    """`function(input)`; `stand_in` where `absent` is True; dtype's largest number where a value overflows `dtype`."""
     if dtype is None:
         dtype = input.dtype if input.is_floating_point() else torch.get_default_dtype()
     compute = compute_dtype(input.dtype, dtype)
@@ -47,16 +47,16 @@ def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=No
 
 
 def lift(x):
-    """Returns (x s, s): the power of two s brings a tiny x, 0 < x < 2^-20, to [1, 2); for other x it is 1. At x s no
-    derivative overflows, and the chain rule multiplies by s last. So no gradient of 0 is multiplied by inf, nor in
-    second derivatives."""
+    """Returns (x s, s). s is the power of two that brings a tiny x, 0 < x < 2^-20, to [1, 2); for other x it is 1. No
+    first or second derivative at x s overflows, and the chain rule multiplies by s last: so no upstream gradient of 0
+    is multiplied by inf."""
     fixed = x.detach()
     s = torch.where((fixed > 0) & (fixed < 2.0**-20), to_one(fixed), 1)
     return x * s, s
 
 
 def floor(eps, compute):
-    """eps in the compute dtype: at least its smallest positive number, so that x == 0 is always below it."""
+    """eps in the compute dtype, at least that dtype's smallest positive number: x == 0 is always below eps."""
     info = torch.finfo(compute)
     if isinstance(eps, torch.Tensor):
         return eps.to(compute).clamp(min=info.tiny * info.eps)
@@ -93,8 +93,8 @@ class Unary(Op):
     """The record of a unary function.
 
     function: torch code, differentiable twice wherever `absent` is False and the value fits.
-    absent(x, eps): bool, True where it must not be called. stand_in(x, eps, fill_value): the value there.
-    positive: True: eps must be greater than 0, and finite.
+    absent(x, eps): bool, True where function must not be called. stand_in(x, eps, fill_value): the result there.
+    positive: True if eps must be greater than 0 and at most fp32's largest number.
     """
 
     owner = "C++/CUDA"

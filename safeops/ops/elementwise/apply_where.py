@@ -48,7 +48,7 @@ def apply_where(
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     shape = _validate(condition, args, f1, f2, fill_value)
-    args = [x.expand(shape) for x in args]  # a function that ignores one of them still returns the whole shape
+    args = [x.expand(shape) for x in args]  # else a function that ignores an arg might return a smaller shape
     kept = _call("f1", f1, [torch.where(condition, x, _one(x)) for x in args])
     if isinstance(fill_value, complex) and not kept.is_complex():
         raise TypeError(f"apply_where: fill_value must be real where f1 returns {kept.dtype}, got {fill_value}")

@@ -12,9 +12,9 @@ from safeops.ops.elementwise.safe_log import log
 
 def definition(x):
     """Mächler's two forms: log(-expm1(x)) near 0, where 1 - e^x loses digits; else log1p(-e^x), where e^x is small."""
-    x = -x.abs()  # (BENIGN, with which it is also called, is positive)
+    x = -x.abs()  # (`_unary.define` also passes BENIGN, which is positive)
     near = x > -math.log(2)
-    # Select before the logarithms: each has an infinite slope where the other one is used.
+    # Select before the logarithms: the form that is not used may have an infinite slope, as log1p(-e^x) near 0.
     return torch.where(near, log(-torch.expm1(torch.where(near, x, -1))), torch.log1p(-torch.where(near, -1, x).exp()))
 
 

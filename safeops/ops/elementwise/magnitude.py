@@ -13,13 +13,13 @@ from safeops.ops.elementwise._binary import Binary
 def _define(a, b, eps, fill_value, dtype):
     unknown = a.isnan() | b.isnan()
     origin, far = (a == 0) & (b == 0), (a.isinf() | b.isinf()) & ~unknown
-    # An infinite part has the slope of its sign, and then the other part has slope 0.
+    # If a part is infinite, its slope is its sign (with both infinite, times sqrt(1/2)); a finite part has slope 0.
     da, db = (torch.where(x.detach().isinf(), x.detach().sign(), 0) for x in (a, b))
     both = torch.where(da * db != 0, a.new_full((), math.sqrt(0.5)), 1)
     infinite = both * (da * torch.where(far, a, 0) + db * torch.where(far, b, 0))
     flat = origin | far | unknown
     x, y = wide(torch.where(flat, 1, a)), wide(torch.where(flat, 1, b))
-    # Not torch.hypot, whose backward multiplies g by x before it divides. A power of two keeps the squares in range.
+    # (torch.hypot's backward multiplies g by x before it divides.) The scale, a power of two, keeps squares in range.
     info, longer = torch.finfo(x.dtype), torch.maximum(x.abs(), y.abs()).detach()
     root = info.tiny**-0.5
     scale = torch.where(longer < 1 / (root * info.eps), longer.new_full((), root / info.eps), 1)

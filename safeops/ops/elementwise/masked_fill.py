@@ -1,4 +1,4 @@
-"""masked_fill: fill where the mask is True; the value saturates to the dtype, gradients come back exactly 0 there."""
+"""masked_fill: fill where the mask is True, with a value that saturates to the dtype; the gradient there is 0."""
 
 import torch
 
@@ -23,9 +23,9 @@ from safeops.core.sums import sum_to, total
 
 
 def definition(input, fill_mask, value=None, number=0.0):
-    """value: a 0-dim tensor in place of the number."""
+    """input, with a fill value where fill_mask is True: `value`, a 0-dim tensor; if that is None, `number`."""
     if value is not None and input.is_floating_point():
-        # Filled wide and rounded afterwards: the gradient of the value is a sum, which half must not add up.
+        # Fill in fp32 or fp64 and round afterwards: the gradient of `value` is a sum, which must not be summed in half.
         wide = value.to(compute_dtype(value.dtype, input.dtype))
         fill = saturate_tensor(wide, input.dtype)
         return torch.where(fill_mask, fill, input.to(wide.dtype)).to(input.dtype)
@@ -40,7 +40,7 @@ def _fake(input, fill_mask, value=None, number=0.0):
     return like(input, torch.broadcast_shapes(input.shape, fill_mask.shape), input.dtype)
 
 
-# Its own backward: grad_input = masked_fill(grad, fill_mask, 0).
+# The forward op is also the backward: grad_input = masked_fill(grad, fill_mask, 0).
 _forward = declare_raw(
     "_masked_fill",
     "(Tensor input, Tensor fill_mask, Tensor? value=None, float number=0.0) -> Tensor",
@@ -81,8 +81,8 @@ class MaskedFill(Op):
         check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
 
     def keep(self, results, tensors):
-        """Save a value only if it has a gradient: else backward does not read it, and the caller may write to it."""
-        value = tensors[-1]  # (the mask, if the value is a number)
+        """Save `value` only if it requires a gradient: else backward does not read it, and the caller may change it."""
+        value = tensors[-1]  # None, or the mask, if the value is a number
         return tensors if value is not None and value.requires_grad else tensors[:1]
 
     def gradients(self, grad, needs, operands, results):
@@ -92,7 +92,7 @@ class MaskedFill(Op):
             return d_input, None
         # d(out)/d(value) = 1 on the filled positions
         d_value = total(grad, fill_mask, dtype=compute_dtype(grad.dtype, value.dtype))
-        # A finite value that saturated has gradient 0 (contract, clause 3); only a wider one can.
+        # A finite value that saturated has gradient 0. (Only a value of a wider dtype than input's can saturate.)
         over = overflows(value, input.dtype) & value.isfinite()
         return d_input, torch.where(over, 0, d_value).to(value.dtype)
 

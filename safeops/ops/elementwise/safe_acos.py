@@ -7,7 +7,7 @@ from safeops.ops.elementwise._unary import Unary
 
 _safe_acos = Unary(
     "safe_acos",
-    # its derivative -1 / sqrt((1 - x)(1 + x)) does not cancel near the bounds, as that of torch.acos does
+    # the derivative is -1 / sqrt((1 - x)(1 + x)); that of torch.acos, -1 / sqrt(1 - x^2), loses digits near the bounds
     lambda x: torch.atan2(((1 - x) * (1 + x)).sqrt(), x),
     absent=lambda x, eps: x.abs() >= 1,
     stand_in=lambda x, eps, fill_value: x.clamp(-1, 1).acos(),

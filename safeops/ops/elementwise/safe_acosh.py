@@ -7,8 +7,8 @@ from safeops.ops.elementwise._unary import Unary
 
 _safe_acosh = Unary(
     "safe_acosh",
-    # acosh(x) = 2 asinh(sqrt((x - 1) / 2)): neither it nor its derivative cancels near 1, as those of torch.acosh do.
-    # (abs: BENIGN, with which it is also called, is below 1)
+    # acosh(x) = 2 asinh(sqrt((x - 1) / 2)): unlike torch.acosh, value and derivative lose no digits near x = 1.
+    # (abs: `_unary.define` also passes BENIGN, which is below 1)
     lambda x: 2 * torch.asinh(((x - 1).abs() / 2).sqrt()),
     absent=lambda x, eps: x <= 1,
     stand_in=lambda x, eps, fill_value: torch.zeros_like(x),

@@ -7,7 +7,7 @@ from safeops.ops.elementwise._unary import Unary
 
 _safe_asin = Unary(
     "safe_asin",
-    # its derivative 1 / sqrt((1 - x)(1 + x)) does not cancel near the bounds, as that of torch.asin does
+    # the derivative is 1 / sqrt((1 - x)(1 + x)); that of torch.asin, 1 / sqrt(1 - x^2), loses digits near the bounds
     lambda x: torch.atan2(x, ((1 - x) * (1 + x)).sqrt()),
     absent=lambda x, eps: x.abs() >= 1,
     stand_in=lambda x, eps, fill_value: x.clamp(-1, 1).asin(),

@@ -10,13 +10,13 @@ from safeops.ops.elementwise._binary import Binary
 
 def _define(y, x, eps, fill_value, dtype):
     origin = (y == 0) & (x == 0)
-    # With an infinite operand the result is a constant: an odd multiple of pi/4, or the limit.
+    # With an infinite operand the result is constant: a multiple of pi/4, with gradient 0.
     far = (y.isinf() | x.isinf()) & ~(y.isnan() | x.isnan())
     flat = origin | far
     instead = torch.where(origin, 0, torch.atan2(y.detach(), x.detach()))
     y, x = torch.where(flat, 0, y), torch.where(flat, 1, x)
     y, x = wide(y), wide(x)
-    # A power of two that brings the longer leg near 1: the derivative divides by x^2 + y^2.
+    # The scale, a power of two, brings max(|x|, |y|) near 1: the derivative divides by x^2 + y^2, which then fits.
     longer = torch.maximum(y.detach().abs(), x.detach().abs())
     scale = torch.where(longer.isnan(), 1, to_one(longer))
     return torch.where(flat, instead, torch.atan2(y * scale, x * scale)).to(dtype)

@@ -13,7 +13,7 @@ from safeops.ops.elementwise._binary import Binary
 
 
 def _define(a, b, eps, fill_value, dtype):
-    if isinstance(eps, torch.Tensor):  # in a compiled call, which does not know its sign
+    if isinstance(eps, torch.Tensor):  # a symbolic number: a compiled call does not know its sign
         b, eps = floored(b, -eps), eps.clamp(min=0)
     elif eps < 0:  # fill_value=None: a floor (see Division)
         b, eps = floored(b, -eps), 0
@@ -23,14 +23,14 @@ def _define(a, b, eps, fill_value, dtype):
         over = overflows(q, dtype) & a.isfinite()
         stand_in = torch.where(keep, largest_like(q, dtype), saturate(fill_value, dtype))
     true = keep & ~over
-    # Select before dividing: positions with a stand-in must not reach the division, forward or backward.
+    # Select before dividing: elements that get a stand-in must not reach the division, forward or backward.
     result = quotient(torch.where(true, a, 0), torch.where(true, b, 1))
     return torch.where(true, result.to(dtype), stand_in.to(dtype))
 
 
 def floored(b, least):
-    """sign(b) max(|b|, least), where 0 counts as positive; gradient 0 below `least`. A tensor `least` of 0 or less is
-    no floor."""
+    """sign(b) max(|b|, least), with sign(0) = 1; the gradient is 0 where |b| < least. If `least` is a tensor of 0 or
+    less, the result is b."""
     info = torch.finfo(b.dtype)
     smallest = info.tiny * info.eps  # replaces a floor that b's dtype rounds to 0
     if isinstance(least, torch.Tensor):
@@ -47,11 +47,11 @@ def quotient(a, b):
     a_, b_ = (x.detach() if isinstance(x, torch.Tensor) else x for x in (a, b))  # no_grad would keep the tangents
     info = torch.finfo(b.dtype)
     q = a_ / b_
-    # A power of two brings b to [1, 2): the backward divides by b twice, and a / b^2 may overflow where g a / b^2 does
-    # not, or where g is 0. Where a / b^2 fits, b stays as it is: there g a / b may be what overflows.
+    # The backward divides a by b twice: a / b^2 may overflow where g a / b^2 does not, or where g, the upstream
+    # gradient, is 0. There `scale`, a power of two, brings b to [1, 2). Else it is 1: g a / b may be what overflows.
     fits = ~b_.isfinite() | ((b_.abs() >= 1) & ((q / b_).abs() >= info.tiny))
     scale = torch.where(fits, 1, to_one(b_))
-    room = torch.where(q.abs() > info.max / 4, 4, 1)  # for a * scale, up to 2 q
+    room = torch.where(q.abs() > info.max / 4, 4, 1)  # a * scale, up to 2 q, must not overflow
     return (a * (scale / room)) / (b * scale) * room
 
 
@@ -66,7 +66,7 @@ class Division(Binary):
         if fill_value is not None:
             return super().prepare(input, other, eps, fill_value, dtype)
         self.validate(input, other, eps, None, dtype)
-        # (the default floor is that of the tensors' dtypes: a number is read as a double)
+        # (the default floor depends on the tensors' dtypes only: super().prepare may turn a number into an fp64 tensor)
         dtypes = [x.dtype for x in (input, other) if isinstance(x, torch.Tensor)]
         takes, (input, other, _, *rest) = super().prepare(input, other, 1.0, 0.0, dtype)
         compute = compute_dtype(*dtypes, rest[1] if rest else input.dtype)

@@ -6,7 +6,7 @@ from safeops.ops.elementwise._unary import Unary, lift
 
 
 def log(x):
-    """log(x), as log(x s) - log(s)."""
+    """log(x), as log(x s) - log(s) with `lift`: derivatives do not overflow for a tiny x."""
     lifted, s = lift(x)
     return lifted.log() - s.log()
 

@@ -1,4 +1,4 @@
-"""safe_pow: input ** exponent; 0 where there is no such real number, the largest number where it does not fit."""
+"""safe_pow: input ** exponent; 0 where the power is not real, the dtype's largest number where it overflows."""
 
 import torch
 
@@ -18,22 +18,22 @@ def _define(a, b, eps, fill_value, dtype):
     none = finite & ~is_integer & (base < 0)
     value = torch.where(none, 1, base).pow(exponent)
     over = finite & ~none & overflows(value, dtype)
-    flat = (base == 0) & ((exponent < 1) | (finite & ~is_integer))  # its lowest derivative other than 0 is infinite
-    level = flat & (exponent > 1)  # the slope is 0, but as a factor: an upstream NaN shows
+    flat = (base == 0) & ((exponent < 1) | (finite & ~is_integer))  # some derivative of 0^b is inf
+    level = flat & (exponent > 1)  # the slope 0 is a factor of the upstream gradient, so that a NaN there shows
     instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
     instead = torch.where(level, 0 * torch.where(level, a, 0), instead)
     true = ~(none | over | flat)
-    rising = true & ~(base <= 0)  # elsewhere there is no derivative by the exponent
-    # (-a)^b is a^b or -a^b, by the parity of b: torch's derivative needs that of b - 1, which rounds where b is large.
+    rising = true & ~(base <= 0)  # only a positive base (or NaN) has a derivative by the exponent
+    # (-a)^b is a^b for even b, -a^b for odd b. torch's derivative, b (-a)^(b - 1), would round a large b - 1.
     negative = (base < 0) & ~exponent.isnan()
     sign = torch.where(negative & (exponent.fmod(2).abs() == 1), -1, 1)
     a, base = torch.where(negative, -a, a), torch.where(negative, -base, base)
-    # A first or second derivative that overflows, where the value fits, must not be multiplied by a gradient of 0.
-    # There a^b is written as value e^(d - d.detach()), with d = b log a.
+    # Where a^b fits but its first or second derivative by a overflows (`steep`), an inf would be multiplied by an
+    # upstream gradient of 0. There a^b is written as value e^(d - d.detach()), with d = b log a.
     kept = torch.where(true, base, 1)
     power = kept.pow(exponent - 1)
     bent = (power / kept).isinf() & (value.abs() >= torch.finfo(value.dtype).tiny)
-    still = true & finite & (exponent == 0)  # slope 0 by the base, which torch's form computes as 0 * inf
+    still = true & finite & (exponent == 0)  # the slope by the base is 0; torch's derivative may compute 0 * inf
     steep = true & finite & ~still & ((exponent * power).isinf() | bent)
     tall = rising & finite & ~steep & ~still & (value * kept.log()).isinf()
 
@@ -43,7 +43,7 @@ def _define(a, b, eps, fill_value, dtype):
     x, y = operands(steep)
     logarithm = y * log(x)
     result = torch.where(steep, sign * value, 1) * (logarithm - logarithm.detach()).exp()
-    # Only d/db overflows, not d/da. (The term of the mixed second derivative that is lost is 1, beside b log a > 80.)
+    # `tall`: only d/db overflows. (The mixed second derivative a^(b-1) (1 + b log a) loses the 1, as b log a > 80.)
     x, y = operands(tall)
     result = torch.where(tall, x.pow(y.detach()) * ((y - y.detach()) * x.detach().log()).exp(), result)
     x, y = operands(still)

@@ -6,7 +6,7 @@ from safeops.ops.elementwise._unary import Unary, lift
 
 
 def rsqrt(x):
-    """1 / sqrt(x), as rsqrt(x s) sqrt(s)."""
+    """1 / sqrt(x), as rsqrt(x s) sqrt(s) with `lift`: derivatives do not overflow for a tiny x."""
     lifted, s = lift(x)
     return lifted.rsqrt() * s.sqrt()
 

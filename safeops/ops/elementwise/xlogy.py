@@ -11,9 +11,9 @@ from safeops.ops.elementwise.safe_log import log
 
 
 def _define(x, y, eps, fill_value, dtype):
-    none = (x == 0) & ~((y > 0) & y.isfinite())  # no finite logarithm to multiply: masked out
+    none = (x == 0) & ~((y > 0) & y.isfinite())  # 0 times a logarithm that is not finite: masked out
     product = wide(torch.where(none, 0, x)) * log(wide(torch.where(none, 1, y)))
-    return torch.where(none, 0, product + 0.0).to(dtype)  # + 0: not -0
+    return torch.where(none, 0, product + 0.0).to(dtype)  # + 0 turns -0 into 0
 
 
 # ---- op

@@ -1,2 +1,2 @@
-"""Losses and metrics of images, (N, C, H, W) or (N, C, D, H, W). `_ssim.py` is shared by the SSIM family, `_image.py`
-by functions that have a number for each image."""
+"""Losses and metrics of images (N, C, H, W) or (N, C, D, H, W). `_ssim.py` is shared by ssim, ssim_loss and ms_ssim,
+`_image.py` by the functions that return a number per image."""

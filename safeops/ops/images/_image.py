@@ -1,4 +1,4 @@
-"""Shared by functions that have a number for each image: the reduction over the images."""
+"""The mean or sum of numbers per image (psnr, lpips_distance, total_variation) or per window (SSIM)."""
 
 import torch
 
@@ -6,7 +6,7 @@ from safeops.core import loss_reduction
 
 
 def over_all(total, count, reduction, empty_nan):
-    """Returns (mean or sum, its derivative by each of `count` terms), fp64. total: their sum, 0 if there are none."""
+    """Returns (mean (reduction 1) or sum, its derivative by each term), fp64. total: the sum of `count` terms."""
     total, count = total.double(), count.double()
     value = torch.where(count > 0, total / count.clamp(min=1) if reduction == 1 else total, nothing(empty_nan))
     return value, 1 / count if reduction == 1 else torch.ones_like(count)
@@ -17,7 +17,7 @@ def nothing(empty_nan):
 
 
 def finish(name, values, count, dtype, reduction, empty):
-    """Reduce the values (N,) of the images. count: (N,), number of kept elements, or bool: True if there are any."""
+    """Reduce the images' values (N,). count: (N,), number of kept elements, or bool: True if an image has any."""
     exists = count > 0
     nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
     if reduction == "none" and empty == "raise":

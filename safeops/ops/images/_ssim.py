@@ -1,14 +1,16 @@
 """Shared by `ssim`, `ssim_loss` and `ms_ssim`.
 
-All are computed from 1 - SSIM at each window, or from its sums over the windows of each plane (n, c). With s = x + y
-and d = x - y, divided by the data range:
+Each window gives 1 - SSIM; the functions return their map or sum, or combine sums over the windows of each plane
+(n, c). x, y: pixels of input and target. E, var, mx, my: means and variances with a window's weights. With
+s = (x + y) / data_range and d = (x - y) / data_range:
 
     1 - luminance = 2 E[d]^2 / (E[s]^2 + E[d]^2 + 2 k1^2)          luminance = (2 mx my + C1) / (mx^2 + my^2 + C1)
     1 - contrast  = 2 var d  / (var s + var d  + 2 k2^2)           contrast  = (2 cov + C2) / (var x + var y + C2)
     1 - SSIM = a + b - a b, with a = 1 - luminance and b = 1 - contrast
 
-That takes four moments instead of five, is never below 0, and keeps its digits where the images are nearly equal. A
-reference value of the plane is subtracted before the moments, so that no large offset cancels.
+These formulas take four moments (of s, d, s^2, d^2) where the usual ones take five. 1 - SSIM is never below 0, and
+keeps its digits where the images are nearly equal. A reference value per plane is subtracted from x and y before the
+moments: a large offset would cost digits in E[s^2] - E[s]^2.
 """
 
 import math
@@ -27,11 +29,11 @@ from safeops.ops.images._image import over_all
 
 # ---- definition
 
-PLANES = 3  # as `reduction`: return the sums of each plane
+PLANES = 3  # a value of `reduction` beside 0, 1 and 2: return the sums of each plane
 
 
 def window(size, sigma):
-    """The normalised weights of a Gaussian along a dim. A pixel's weight in a window is their product over the dims."""
+    """The normalised Gaussian weights along one dim, `size` numbers. A pixel's weight is the product over the dims."""
     exp = torch.exp if isinstance(sigma, torch.Tensor) else math.exp
     scaled = [(k - size // 2) / sigma for k in range(size)]
     weights = [exp(-0.5 * x * x) for x in scaled]
@@ -40,7 +42,7 @@ def window(size, sigma):
 
 
 def blur(x, weights, spatial, same):
-    """Weighted sums over the windows, one dim after the other. By slices, since a cuDNN convolution may run in TF32."""
+    """Weighted sums over the windows, one dim after the other. (By slices: a cuDNN convolution may run in TF32.)"""
     size = len(weights)
     if same:
         x = F.pad(x, (size // 2,) * (2 * spatial))
@@ -51,7 +53,7 @@ def blur(x, weights, spatial, same):
 
 
 def reach(counted, size, spatial):
-    """Bool: True for pixels in a window that counts."""
+    """Bool, one per pixel: True if the pixel is in a window that counts. counted: bool, one per window."""
     seen = F.pad(counted, (size - 1,) * (2 * spatial))
     for d in range(-spatial, 0):
         n = seen.shape[d] - size + 1
@@ -67,12 +69,12 @@ def reference(x, keep, dims):
     x = x.detach()  # the result does not depend on the reference
     finite = keep & x.isfinite()
     count = finite.sum(dims, keepdim=True).clamp(min=1)
-    mean = accumulate(torch.where(finite, x / count, 0), dims, keepdim=True).to(x.dtype)  # divided first: no overflow
+    mean = accumulate(torch.where(finite, x / count, 0), dims, keepdim=True).to(x.dtype)  # x / count: no overflow
     return torch.where(mean.isfinite(), mean, 0)
 
 
 def variance(squares, mean):
-    """E[x^2] - E[x]^2, at least 0 despite rounding, with its gradient unchanged by that."""
+    """E[x^2] - E[x]^2. A value below 0, from rounding, becomes 0; the gradient is that of the formula."""
     v = squares - mean * mean
     return v - (v - v.clamp(min=0)).detach()
 
@@ -81,14 +83,15 @@ def define(
     input, target, mask, reduction=1, similarity=False, empty_nan=False, data_range=1.0, win_size=11, win_sigma=1.5,
     k1=0.01, k2=0.03, same=False,
 ):  # fmt: skip
-    """Returns (value, result_slope: the derivative of value by each window's 1 - SSIM, or empty).
+    """Returns (value, result_slope). result_slope: the derivative of value by each window's 1 - SSIM, 0-dim, or empty
+    for reduction 0 and PLANES.
 
-    reduction: 1: the mean over all windows of 1 - SSIM (with `similarity`: of SSIM). 2: the sum. 0: the map, 0 where a
-    window does not count. PLANES: (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM and of 1 - contrast,
-    and the number of windows. A window counts if the pixel at its centre is kept, and contains its kept pixels."""
+    value, by reduction: 1: the mean of 1 - SSIM (with `similarity`: of SSIM) over the windows. 2: the sum. 0: the map,
+    0 where a window does not count. PLANES: (3, N, C) in fp64, each plane's sums of 1 - SSIM and of 1 - contrast, and
+    its number of windows. A window counts if its centre pixel is kept; it contains its kept pixels."""
     compute, spatial = compute_dtype(input.dtype, target.dtype), input.dim() - 2
     dims = tuple(range(2, input.dim()))
-    # In the backward of slices of a sharded dim, torch would add parts of different sizes.
+    # (Without this, torch's backward of a slice of a sharded dim would add parts of different sizes.)
     input, target = gathered(input, dims), gathered(target, dims)
     no_share = input.new_empty(0, dtype=torch.float64)
     if 0 in input.shape:
@@ -117,7 +120,7 @@ def define(
         moments = torch.where(counted, moments, 0) / torch.where(counted, kept_weight, 1)
     mean_s, mean_d, squares_s, squares_d = moments.unbind()
     var_s, var_d = variance(squares_s, mean_s), variance(squares_d, mean_d)
-    origin_x, origin_y = origin_x / data_range, origin_y / data_range  # first: their sum may overflow
+    origin_x, origin_y = origin_x / data_range, origin_y / data_range  # before they are added: the sum may overflow
     mean_s, mean_d = mean_s + (origin_x + origin_y), mean_d + (origin_x - origin_y)
     contrast = 2 * var_d / (var_s + var_d + 2 * k2 * k2)
     mean_d = mean_d * mean_d
@@ -174,15 +177,15 @@ _backward = declare_raw(
 
 # ---- record
 
-LEAST_K = 1e-15  # its square is a normal fp32 number: for two constant images it is the whole divisor
+LEAST_K = 1e-15  # k1^2 and k2^2 must be normal fp32 numbers: for constant images the divisor of contrast is 2 k2^2
 PADDING = "valid", "same"
 DEFAULTS = 1.0, 11, 1.5, 0.01, 0.03, "valid"
-# {dims of the input: largest win_size}: any GPU has the shared memory and registers for a tile of such windows.
+# {dims of the input: largest win_size of the CUDA kernels}: up to it, a tile fits shared memory and registers.
 LARGEST_ON_CUDA = {4: 21, 5: 11}
 
 
 class StructuralSimilarity(Op):
-    """The record of a mean, sum or map over the windows. `result_slope` is for backward."""
+    """The record of the mean, sum or map of SSIM or 1 - SSIM over the windows. Backward reads `result_slope`."""
 
     owner = "C++/CUDA"
     differentiable = ("input", "target")
@@ -248,7 +251,7 @@ class StructuralSimilarity(Op):
 
 
 def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):
-    """Bool: True for windows that count, those whose centre is kept."""
+    """Bool, one per window: True if the window counts, that is, if its centre pixel is kept."""
     keep = mask.expand(shape)
     if padding == "valid":
         for d in range(2, len(shape)):
@@ -274,7 +277,7 @@ def validate_dims(name, input):
 
 
 def validate(name, input, target, mask, options, scales=1):
-    """scales: the number of sizes at which images are compared, each half of the one before."""
+    """Check the arguments. scales: 1, or for ms_ssim the number of image sizes, each half of the size before."""
     validate_images(name, input, target)
     check.mask(name, mask, "input", input)
     check.same_device(name, "input", input, target=target, mask=mask)

@@ -14,11 +14,11 @@ from safeops.ops.vectors.normalize import _normalize, normalize
 
 NAME = "lpips_distance"
 
-# ---- definition, for one layer
+# ---- definition, for the features of one layer
 
 
 def definition(input, target, weight=None, keep=None):
-    """The distance at each position, (N, 1, H, W). weight: (C, 1, 1). keep: bool, True where it exists; None: all."""
+    """The distance at each position, (N, 1, H, W). weight: (C, 1, 1). keep: bool, True for kept positions, or None."""
     compute = compute_dtype(input.dtype, target.dtype)
     if keep is not None:
         input, target = torch.where(keep, input, 0), torch.where(keep, target, 0)
@@ -54,7 +54,7 @@ _backward = declare_raw(
 
 
 class Layer(Inner):
-    """The record of one layer's distances."""
+    """The record of the op that returns one layer's distances (N, 1, H, W)."""
 
     constant, saved = ("weight",), ("value", "product", "norm0", "norm1")
 
@@ -74,7 +74,7 @@ _lpips_distance = Composed(NAME, _normalize, _masked_sum_of_squares, *sums.ALL)
 
 
 def shrink(mask, size):
-    """The images' mask at the size of a layer: a position is kept if all pixels that fall into it are kept."""
+    """The mask (N, 1, H, W) of the images at a layer's `size`: a position is kept if all of its pixels are kept."""
     if tuple(mask.shape[2:]) in (tuple(size), (1, 1)):
         return mask
     return F.adaptive_max_pool2d((~mask).to(torch.float32), size) == 0

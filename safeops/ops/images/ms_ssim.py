@@ -19,7 +19,7 @@ BETAS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 
 
 def halve(x, mask):
-    """Images of half the size: each pixel is the mean of the kept ones of its 2 x 2 pixels."""
+    """Images of half the size: each pixel is the mean of the kept pixels of a 2 x 2 block (2 x 2 x 2 in volumes)."""
     if 0 in x.shape:  # pooling refuses an empty tensor
         return x[(..., *[slice(None, None, 2)] * (x.dim() - 2))]
     pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d
@@ -31,7 +31,7 @@ def halve(x, mask):
 
 
 def halve_mask(keep):
-    """The mask at half the size: a pixel is kept if one of its 2 x 2 pixels is."""
+    """The mask at half the size: a pixel is kept if a pixel of its 2 x 2 block (2 x 2 x 2 in volumes) is kept."""
     if 0 in keep.shape:
         return halve(keep, None)
     pool = F.max_pool2d if keep.dim() == 4 else F.max_pool3d
@@ -39,10 +39,10 @@ def halve_mask(keep):
 
 
 def definition(input, target, mask, scales, data_range, win_size, win_sigma, k1, k2, same):
-    """The sums of each plane at each scale, (scales, 3, N, C): those of `_ssim.define` with PLANES."""
+    """(scales, 3, N, C): each plane's sums of 1 - SSIM and of 1 - contrast, and number of windows, at each scale."""
     options = data_range, win_size, win_sigma, k1, k2, "same" if same else "valid"
     compute = compute_dtype(input.dtype, target.dtype)
-    input, target = input.to(compute), target.to(compute)  # the gradients of all scales are added wide
+    input, target = input.to(compute), target.to(compute)  # all scales' gradients are added wide
     sums = []
     for _ in range(scales):
         if sums:
@@ -103,10 +103,10 @@ _backward = declare_raw(
 
 
 class Scales(Op):
-    """The record of the sums of all scales. It has CUDA kernels, which compute the smaller images while they read the
-    larger ones, and save them for backward. On the CPU, and for volumes, the definition runs, with the kernel of ssim.
+    """The record of the sums of all scales. Its CUDA kernels compute each smaller image while they read the larger one,
+    and save it for backward. On the CPU, and for volumes, the definition runs, which calls the kernels of ssim.
 
-    It has the function's name, and the function's record replaces it in the registry: errors name the function."""
+    It has the function's name, so that errors name the function; the function's record stays in the registry."""
 
     owner, differentiable, compiled = "C++/CUDA", ("input", "target"), ("cuda",)
 
@@ -118,7 +118,7 @@ class Scales(Op):
         """Nothing to do: the public function has validated its arguments."""
 
     def composite(self, *operands):
-        return self.definition(*operands)  # its ops take symbolic numbers themselves
+        return self.definition(*operands)  # the ops that it calls accept symbolic numbers
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, *operands[:3], *results, *operands[3:], *needs[:2])

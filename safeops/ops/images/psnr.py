@@ -20,7 +20,7 @@ INF = float("inf")
 def definition(input, target, mask=None, data_range=1.0):
     """Returns (decibels (N,), flags (N,): -1 where an image has no pixel, else 0)."""
     compute = compute_dtype(input.dtype, target.dtype)
-    # (with one more dim, `dims` is never empty: that would reduce over the images, too)
+    # (the added dim keeps `dims` from being empty, which would mean all dims)
     error = (input.to(compute) - target.to(compute)).unsqueeze(-1)
     keep = None if mask is None else mask.unsqueeze(-1)
     dims = tuple(range(1, error.dim()))
@@ -51,13 +51,13 @@ _backward = declare_raw(
 
 
 class Psnr(Inner):
-    """The record of the images' decibels. Saved: sum ((input - target) / data_range)^2 of each image; -1: no pixel."""
+    """The record of the decibels per image. Saved per image: sum ((input - target) / data_range)^2; -1 if no pixel."""
 
     visible = 2
 
     def prepare(self, input, target, mask, data_range):
         data_range = float(data_range) if data_range.__class__ is int else data_range
-        fits = data_range.__class__ is float and 1e-60 < data_range < 1e60  # fp64 holds its square beside fp32 squares
+        fits = data_range.__class__ is float and 1e-60 < data_range < 1e60  # in fp64, fp32 squares / data_range^2 fit
         takes = fits and not input.is_cpu and torch.float64 not in (input.dtype, target.dtype)
         return takes, (input, target, mask, data_range)
 

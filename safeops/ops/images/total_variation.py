@@ -18,8 +18,8 @@ NAME = "total_variation"
 
 
 def define(input, mask=None, reduction=1, empty_nan=False):
-    """Returns (value, result_slope). value: the sum of |difference| over each image's pairs of kept neighbours
-    (reduction 0), or the mean or sum of that over the images; result_slope: its derivative by an image's sum."""
+    """Returns (value, result_slope). value: (N,), each image's sum of |difference| over its pairs of kept neighbours
+    (reduction 0), or the mean or sum of these over the images. result_slope: d(value) / d(an image's sum)."""
     dims = tuple(range(1, input.dim()))
     x = input.to(compute_dtype(input.dtype))
     keep = (input.new_ones((), dtype=torch.bool) if mask is None else mask).expand(input.shape)
@@ -60,7 +60,7 @@ _backward = declare_raw(
 
 
 class TotalVariation(Op):
-    """The second result, `result_slope`, is for backward."""
+    """The record of total_variation. Backward reads the second result, `result_slope`."""
 
     owner, example = "C++/CUDA", "torch.zeros(1, 3, 16, 16)"
 

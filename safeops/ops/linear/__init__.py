@@ -1,1 +1,1 @@
-"""A last linear layer fused with its loss: the logits are computed in chunks and never exist whole."""
+"""A last linear layer fused with its loss. The logits are computed in chunks; the docstrings name the exceptions."""

@@ -1,8 +1,8 @@
-"""The gradients of a linear layer whose rows have a loss, in chunks of the classes, in torch ops for any device.
+"""The gradients of a linear layer with a loss per row, in chunks of the classes, in torch ops for any device.
 
-`_rows` takes chunks of rows. With chunks of classes, each part of the weight's gradient is one product over all rows:
-its sums are in fp32 and rounded once, without an fp32 buffer as large as the weight. Each row may have its own upstream
-gradient. The price is one more product: the backward computes the logits again. Slopes are gradients of logits.
+`_rows.py` takes chunks of rows. With chunks of classes, each slice of the weight's gradient is one product over all
+rows: its sums are in fp32 and rounded once, without an fp32 buffer as large as the weight. Each row may have its own
+upstream gradient. The cost is one more product: the backward computes the logits again. Slope: gradient of a logit.
 """
 
 import torch
@@ -12,12 +12,12 @@ from safeops.core.dtypes import to_one
 from safeops.core.matmul import sums_wide, without_autocast
 from safeops.ops.classification import cross_entropy
 
-CHUNK = 2**23  # logits of a chunk, or a sixteenth of all, if that is more; their slopes exist beside them
-NO_CLASS = torch.iinfo(torch.int64).min  # an ignore_index that differs from every target minus a chunk's first class
+CHUNK = 2**23  # a chunk has this many logits, or 1/16 of all if that is more; as many slopes exist beside them
+NO_CLASS = torch.iinfo(torch.int64).min  # an ignore_index that no target minus a chunk's first class equals
 
 
 def chunks_of(x, linear_weight, linear_bias):
-    """Yield (slice of the classes, their logits) of each chunk: in new memory, in the operands' dtype."""
+    """Yield (slice of the classes, logits (N, size of the slice)) per chunk, in new memory, in the operands' dtype."""
     rows, classes = max(1, len(x)), len(linear_weight)
     size = max(1, CHUNK // rows, classes // 16)
     for first in range(0, classes, size):
@@ -31,7 +31,7 @@ def logits_of(x, linear_weight, linear_bias, out=None):
 
 
 def multiply(to, a, b, beta=1):
-    """to = beta to + a b, in place. The sums have the dtype of `to`: that of a and b, or fp32. beta: 0 or 1."""
+    """to = beta to + a b, in place. Sums have the dtype of `to`: that of a and b, or fp32 for half. beta: 0 or 1."""
     wide = {} if a.dtype == to.dtype else {"out_dtype": to.dtype}
     if not wide or sums_wide(to.device):
         torch.addmm(to, a, b, beta=beta, out=to, **wide)
@@ -44,10 +44,10 @@ def multiply(to, a, b, beta=1):
 
 
 def products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, finish=lambda d_input: d_input):
-    """The gradients of input, weight and bias; one that is not needed has no elements.
+    """Returns the gradients of (input, weight, bias); one that is not needed has no elements.
 
-    slopes(logits, slice of the classes): the gradient of these logits, times scale. finish: a function of the input's
-    gradient, called when all chunks are in it, before the last product of the weight's gradient."""
+    slopes(logits, slice of the classes): the gradient of these logits, times scale. finish: called with the input's
+    gradient when all chunks are summed, before the last product of the weight's gradient; returns the gradient."""
     need_input, need_weight, need_bias = needs
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # summed over the chunks in fp32
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
@@ -78,11 +78,11 @@ def products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs,
 
 
 def scale_of(x, linear_weight, largest, at_once=None):
-    """A power of two that brings the slopes, and the products with them, to the upper end of fp16's range. Without it
-    those of a mean over many rows underflow, and those of a scaled loss overflow. The gradients are divided by it
-    again: one too large for fp16 becomes inf there. None for other dtypes.
+    """For fp16, a power of two that brings the slopes, and products with them, to the upper end of fp16's range; else
+    None. Without it the slopes of a mean over many rows underflow, and those of a scaled loss overflow. At the end the
+    gradients are divided by the scale: one too large for fp16 becomes inf.
 
-    largest: a bound of each row's slopes, fp64. at_once: how many rows are in one product; None: all."""
+    largest: (N,) fp64, a bound of each row's |slope|. at_once: how many rows are in one product; None: all."""
     if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
         return None
     top = largest.amax()

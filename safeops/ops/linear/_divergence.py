@@ -1,4 +1,4 @@
-"""Divergences between the logits of a linear layer and those of a teacher, in chunks: neither exist whole."""
+"""Divergences between the logits of a linear layer and a teacher's, computed in chunks of the logits."""
 
 import torch
 
@@ -24,7 +24,7 @@ _OPERANDS = (
 
 
 def _all_logits(x, weight, bias, keep, compute):
-    """All logits of a layer, for the definition. weight: None if x are logits."""
+    """All logits of a layer, for the definition. If weight is None, x holds logits."""
     if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         x = torch.where(keep.unsqueeze(-1), x, 0)
     if weight is None:
@@ -39,16 +39,17 @@ def _empty(input, target):
 
 
 def _part(x, weight, bias, rows, classes):
-    """The logits of a slice of rows and a slice of classes. weight: None if x are logits."""
+    """The logits of a slice of rows and a slice of classes. If weight is None, x holds logits."""
     if weight is None:
         return x[rows, classes]
     return logits_of(x[rows], weight[classes], None if bias is None else bias[classes])
 
 
 class LinearDivergence(Op):
-    """Products of N x D x C: forward one per layer; backward computes the logits again, and two more.
+    """The record of a divergence of the logits of linear layers. Matrix products of N x D x C: in forward one per
+    layer; in backward the same again, and one each for the gradients of input and linear_weight.
 
-    The raw ops are Python code for every device, since the definition computes all logits at once.
+    The raw ops are Python code for every device: the definition would compute all logits at once.
     """
 
     owner = None
@@ -88,7 +89,7 @@ class LinearDivergence(Op):
         return self.op.definition(*self._pair(*logits), keep, temperature, beta)
 
     def _compute(self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature, beta):
-        """The forward in chunks of the rows, each by the divergence's kernel."""
+        """The forward in chunks of the rows. The divergence's forward op computes each chunk."""
         results, everything = _empty(input, target), slice(None)
         size = max(1, _rows.rows_at_once(input, linear_weight) // 2)
         with without_autocast(input):
@@ -106,11 +107,11 @@ class LinearDivergence(Op):
         self, grad, row_stats, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
         beta, *needs,
     ):  # fmt: skip
-        """The backward in chunks of the classes, each by the divergence's backward kernel."""
+        """The backward in chunks of the classes. The divergence's backward op computes each chunk's slopes."""
         compute, everything = compute_dtype(input.dtype, grad.dtype), slice(None)
         keep = torch.ones_like(grad, dtype=torch.bool) if keep is None else keep
         x, grad = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
-        # bounds the slopes: each is p times (a logarithm minus its mean, which is in numbers[4] or numbers[5])
+        # a bound of each row's |slope|: a slope is p times (a logarithm minus its mean, row_stats[4] or row_stats[5])
         largest = grad.double().abs() * (2 + row_stats[4].abs() + row_stats[5].abs()) / temperature
         scale = scale_of(x, linear_weight, largest)
         grad = (grad if scale is None else grad * scale).to(compute)

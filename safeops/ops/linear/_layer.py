@@ -1,4 +1,4 @@
-"""Checks of the operands of a linear layer that a loss computes itself, and their common dtype."""
+"""Checks of a linear layer's operands, for losses that compute its logits; and the operands' common dtype."""
 
 import torch
 
@@ -8,7 +8,7 @@ from safeops.ops.classification._classification import INDICES
 
 
 def validate_layer(name, input, linear_weight, linear_bias, keys=("input", "linear_weight", "linear_bias")):
-    """keys: the operands' names in errors."""
+    """Check a layer's operands. keys: their names in errors."""
     first, second, third = keys
     layer = {first: input, second: linear_weight} | ({} if linear_bias is None else {third: linear_bias})
     for key, x in layer.items():

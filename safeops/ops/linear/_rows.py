@@ -1,9 +1,9 @@
-"""linear_cross_entropy in torch ops for any device: in chunks of the rows, each by the kernels of cross_entropy.
+"""linear_cross_entropy in torch ops for any device, in chunks of the rows; cross_entropy's kernels compute each chunk.
 
-The upstream gradient of a mean or sum is one number, by which backward multiplies. So the gradients are computed with
-the loss, while the logits of a chunk exist: three products, where chunks of the classes (`_chunks`) take four. The
-price: the weight's gradient is summed over the chunks in fp32, with one pass over it per chunk. For half operands that
-is a buffer twice as large as the weight, unless all rows are one chunk.
+The upstream gradient of a mean or sum is one number, by which backward multiplies. So forward computes the gradients
+too, while the logits of a chunk exist: three matrix products, where chunks of the classes (_chunks.py) take four. The
+cost: the weight's gradient is summed over the chunks in fp32, with one pass over it per chunk. For half operands this
+sum is a buffer of twice the weight's size, unless all rows are one chunk.
 """
 
 import math
@@ -23,18 +23,18 @@ from safeops.ops.linear import _chunks
 from safeops.ops.linear._chunks import NO_CLASS, logits_of, multiply, products, scale_of
 
 NAME = "linear_cross_entropy"
-FEWEST = 1024  # rows: with fewer, reading the weight slows a GPU's product down
-ENOUGH = 8192  # rows: with as many, a GPU's products take 25 times as long as the pass over the weight's fp32 gradient
+FEWEST = 1024  # rows of a chunk: with fewer, reading the weight slows down the product on a GPU
+ENOUGH = 8192  # rows of a chunk: its products on a GPU take 25 times as long as the pass over the fp32 weight gradient
 
 
 def rows_at_once(input, linear_weight, need_weight=False, low=True):
-    """How many rows' logits exist at a time.
+    """The number of rows of a chunk. low: True for memory="low".
 
-    (1) On a GPU without `low`: about ENOUGH, half of it without the weight's gradient. All, if at most D rows more than
-    ENOUGH are there and the weight is half: one chunk needs no fp32 buffer for its gradient.
-    (2) Else: an eighth of all logits, but at least CHUNK of them, less the buffer for a half weight's gradient. 0 if
-    too few rows are left: then the pass of each chunk over that gradient costs more than the fourth product of chunks
-    of the classes."""
+    (1) On a GPU with low=False: about ENOUGH, or half of it without the weight's gradient. All rows, if there are at
+    most ENOUGH + D and the weight is half: a single chunk needs no fp32 buffer for the weight's gradient.
+    (2) Else: as many as hold 1/8 of all logits (at least CHUNK logits), less the fp32 buffer of a half weight's
+    gradient. 0 if too few rows are left: then each chunk's pass over the weight's gradient costs more than the fourth
+    product that chunks of the classes need."""
     rows, classes, width = len(input), max(1, len(linear_weight)), linear_weight.shape[1]
     wide, cpu = input.dtype in WIDE, input.is_cpu
     if not low and not cpu:
@@ -51,11 +51,11 @@ def rows_at_once(input, linear_weight, need_weight=False, low=True):
 
 
 def gradients_with_loss(input, linear_weight, linear_bias, memory, takes=True):
-    """Returns (rows at once, a bool each for input, weight and bias: True if the loss computes its gradient too). All
-    gradients that are needed are computed with the loss, or none."""
+    """Returns (rows of a chunk, needs: a bool each for input, weight and bias: True if forward computes the gradient).
+    Forward computes all gradients that are needed, or none."""
     operands, low = [input, linear_weight, linear_bias], memory == "low"
     if private_torch.is_exporting() or not all(x is None or type(x) in PLAIN for x in operands):
-        return 0, [False] * 3  # (sizes are symbols in torch.export, which must not be compared)
+        return 0, [False] * 3  # (in torch.export sizes are symbols: comparing them adds guards)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in operands]
     size = rows_at_once(input, linear_weight, needs[1], low) if takes and any(needs) and len(linear_weight) else 0
     return (size, needs) if size else (rows_at_once(input, linear_weight, low=low), [False] * 3)
@@ -65,11 +65,11 @@ def forward(
     input, linear_weight, target, linear_bias, weight, mask, row_weight, divisor, ignore_index, label_smoothing, z_loss,
     temperature, softcap, mean, at_once, *needs,
 ):  # fmt: skip
-    """Returns (loss, keep, weights that a mean divides by, numbers of the rows, factor, d_input, d_weight, d_bias).
+    """Returns (loss, keep, weights that a mean divides by, row_stats, factor, d_input, d_weight, d_bias).
 
-    If a gradient is needed, loss is the sum, 0-dim; its gradients are d_input, d_weight and d_bias times factor; there
-    are no numbers. Else loss has an element per row, and the gradients are empty. All are in fp32 or fp64, but d_weight
-    is in the weight's dtype if it is one product."""
+    If a gradient is needed, loss is the rows' sum, 0-dim; its gradients are d_input, d_weight and d_bias times factor;
+    row_stats is empty. Else loss has an element per row, row_stats is for backward, and the gradients are empty. All
+    are in fp32 or fp64, but d_weight is in the weight's dtype if all rows are one chunk."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     dtype, with_loss = compute_dtype(input.dtype), any(needs)
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
@@ -119,8 +119,8 @@ def forward(
 
 
 def empty_gradients(input, linear_weight, needs, at_once=None):
-    """Unfilled gradients of input, weight and bias; one that is not needed has no elements. at_once: rows in one
-    product, for gradients in fp32 or fp64 (of a single product in the weight's dtype); None: in the operands' dtype."""
+    """Uninitialized gradients of input, weight and bias; one that is not needed has no elements. at_once: None: they
+    have the operands' dtype. Rows of a chunk: fp32 or fp64, but the weight's in its dtype if all rows are one chunk."""
     dtypes = [input.dtype] * 3
     if at_once is not None:
         wide = compute_dtype(input.dtype)
@@ -133,11 +133,11 @@ def empty_gradients(input, linear_weight, needs, at_once=None):
 
 
 def _divisor(g, keep, weights, divisor, mean):
-    """The number by which the rows' weights g are divided: the divisor of a mean, 1 for a sum, or the largest weight
-    where the quotients would not fit fp32.
+    """The number that forward divides the rows' weights g by: the divisor of a mean, 1 for a sum; the largest weight
+    if the quotients would not fit fp32.
 
-    Backward multiplies the gradients by it again: times the upstream gradient of a mean, 1 / divisor, that is 1 as a
-    rule, and nothing is rounded."""
+    Backward multiplies the gradients by grad times this number. For a mean, grad is the caller's gradient, usually 1,
+    times 1 / divisor: grad times this number is then 1, and nothing is rounded."""
     one = torch.ones_like(g[:1].sum())
     largest = g.abs().amax() if g.numel() else one
     if not mean:
@@ -154,11 +154,11 @@ def _scale(
     g, keep, x, linear_weight, linear_bias, weights, weight, log_sum, label_smoothing, z_loss, temperature, softcap,
     at_once=None,
 ):  # fmt: skip
-    """`scale_of` for rows with upstream gradients g and class weights `weights`. log_sum: logsumexp, or None."""
+    """`scale_of` for rows with upstream gradients g. weights: class weight per row; log_sum: logsumexp, or None."""
     if x.dtype != torch.float16 or not linear_weight.numel() or not x.numel():
         return None
     x, largest = torch.where(keep.unsqueeze(1), x, 0), g.double().abs() / temperature
-    if weight is not None:  # (without smoothing, weights of classes that no row has do not matter)
+    if weight is not None:  # (without smoothing, a row's slopes contain the weight of its own class only)
         heaviest = weights.double().abs()
         largest = largest * (heaviest if label_smoothing == 0 else heaviest + weight.double().abs().amax())
     if z_loss:
@@ -168,7 +168,7 @@ def _scale(
 
 
 def _reach(x, linear_weight, linear_bias, temperature):
-    """A bound of |logsumexp|: log C more than the largest |logit|, which fp16 and the norms of x and weight bound."""
+    """A bound of |logsumexp|: log C + max |logit|, where |logit| is at most |x| |w| + |bias|, and 2^16 in fp16."""
     norms = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float32) for t in (x, linear_weight))
     reach = math.prod(norm.amax().double() for norm in norms)
     reach = reach if linear_bias is None else reach + linear_bias.double().abs().amax()
@@ -176,7 +176,8 @@ def _reach(x, linear_weight, linear_bias, temperature):
 
 
 def backward(grad, gradients, factor, needs, dtype, keep):
-    """The gradients of the sum times the upstream gradient, rounded once; in place if no other backward follows."""
+    """The saved gradients of the rows' sum, times factor and the upstream gradient, rounded once to `dtype`. In place
+    if no other backward can follow."""
     last = not is_compiling() and not private_torch.keeps_graph() and not private_torch.is_batched(grad)
     # (1-dim: torch would round a 0-dim factor to the dtype of a half gradient)
     factor = (grad * factor).to(gradients[0].dtype).unsqueeze(0)
@@ -190,7 +191,7 @@ def _times(d, factor, dtype, last):
     if not last:
         return (d * factor).to(dtype)
     result = d if d.dtype == dtype else torch.empty_like(d, dtype=dtype)
-    # (in blocks: the CPU kernel makes fp32 copies of half operands and results)
+    # (in blocks: torch's CPU kernel makes fp32 copies of half operands and results)
     size = max(1, len(d) if d.is_cuda else cross_entropy.BLOCK // max(1, d[:1].numel()))
     for first in range(0, len(d), size):
         block = slice(first, first + size)
@@ -214,16 +215,18 @@ def backward_of_rows(
 def gradients(
     grad, input, linear_weight, linear_bias, class_index, keep, weights, weight, row_stats, options, needs, **finish
 ):  # fmt: skip
-    """The needed gradients; others have no elements. place: class of each row, counted from the first class of
-    linear_weight. weights: class weight of each row; weight: of each class of linear_weight. finish: for `products`."""
+    """Returns the gradients of (input, weight, bias); one that is not needed has no elements. class_index: class of
+    each row, relative to linear_weight's first class. weights: class weight of each row. weight: class weights of
+    linear_weight's classes. finish: for `products`."""
     compute = compute_dtype(input.dtype, grad.dtype)
     x, g = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
     scale = _scale(g, keep, x, linear_weight, linear_bias, weights, weight, row_stats[0] + row_stats[1], *options)
     g = (g if scale is None else g.double() * scale).to(compute)
     label_smoothing, *others = options
     if weight is not None and label_smoothing == 0:
-        # A row's class may be in another chunk, and so its weight. It is then read from the row's numbers, which hold
-        # it only with smoothing: (maximum, log_total, k = weight, e = 0), and the least number as label_smoothing.
+        # A row's class, and so its class weight, may be in another chunk. The kernel then reads the weight from the
+        # row_stats, which hold it only with smoothing: (maximum, log_total, k = weight, e = 0). So label_smoothing is
+        # set to the least number that is not 0.
         row_stats = torch.stack([*row_stats, weights.to(row_stats.dtype), torch.zeros_like(row_stats[0])])
         label_smoothing = SMALLEST
 

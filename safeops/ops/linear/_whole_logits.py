@@ -1,4 +1,4 @@
-"""Calls of linear_cross_entropy that compute all logits at once: with class probabilities, or several classes a row."""
+"""Calls of linear_cross_entropy that compute all logits at once: class probabilities, or several targets per row."""
 
 import torch
 
@@ -10,7 +10,7 @@ from safeops.ops.linear._layer import in_one_dtype, validate_layer
 
 
 def is_whole(input, linear_weight, target):
-    """True if target holds class probabilities, or linear_weight has more than two dims: several classes a row."""
+    """True if target holds class probabilities, or linear_weight has over two dims: a row has several targets."""
     if not all(isinstance(x, torch.Tensor) and not x.is_nested for x in (input, linear_weight, target)):
         return False
     several = linear_weight.dim() > 2 and input.dim() == 2
@@ -19,7 +19,7 @@ def is_whole(input, linear_weight, target):
 
 
 def loss_of_logits(name, input, linear_weight, target, linear_bias, mask, ignore_index, **options):
-    """cross_entropy of logits (N, C, d1, ...), in fp32.
+    """cross_entropy of the logits (N, C, d1, ...) of input (N, D) and linear_weight, in fp32 (fp64 for fp64).
 
     linear_weight: (C, d1, ..., D). linear_bias: (C, d1, ...). target: (N, d1, ...), or probabilities (N, C, d1, ...).
     """

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: a linear layer and the cross entropy of its logits, which never exist whole."""
+"""linear_cross_entropy: a linear layer and the cross entropy of its logits, in chunks (but see _whole_logits.py)."""
 
 import torch
 
@@ -41,7 +41,8 @@ def define(
 ):  # fmt: skip
     """Returns (loss, keep, weights that a mean divides by), each of the rows' shape; no weights: an empty tensor.
 
-    needs: True for each gradient that the kernel computes with the loss. If any is, the losses are summed, in fp64.
+    needs: bools for input, weight and bias: True if forward computes the gradient, too. If any is True, loss is the
+    rows' sum, 0-dim, in fp64.
     """
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, compute)
@@ -105,10 +106,10 @@ _backward = declare_raw(
 
 
 class LinearCrossEntropy(CrossEntropy):
-    """Products of N x D x C: three if the gradients of a sum are computed with the loss (`_rows`), and saved. Else
-    four, or three without the weight's gradient (`_chunks`); saved are two to four numbers a row.
+    """Matrix products of N x D x C: three if forward computes and saves the gradients of the sum, too (_rows.py). Else
+    four, or three without the weight's gradient (_chunks.py); two to four numbers per row are saved.
 
-    The raw ops are Python code for every device, since the definition computes all logits at once.
+    The raw ops are Python code for every device: the definition would compute all logits at once.
     """
 
     owner, shards = None, "vocabulary"
@@ -163,7 +164,7 @@ def linear_cross_entropy(
     label_smoothing=0.0, z_loss=0.0, row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
     memory="auto", **unknown,
 ):  # fmt: skip
-    """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
+    """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     As `torch.nn.functional.linear_cross_entropy`. Products are in the operands' dtype. Their sums, the softmax, the
     loss and sums over chunks are in fp32. Each gradient is rounded once, at the end.

@@ -1,4 +1,4 @@
-"""linear_js_div: the Jensen-Shannon divergence of a linear layer's logits, which never exist whole."""
+"""linear_js_div: the Jensen-Shannon divergence of a linear layer's logits, computed in chunks."""
 
 from safeops.core.foreign import refuse
 from safeops.ops.divergences.js_div_with_logits import _js_div_with_logits
@@ -17,7 +17,7 @@ def linear_js_div(
     input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
     reduction="mean", denominator=None, empty="zero", temperature=1.0, beta=0.5, **unknown,
 ):  # fmt: skip
-    """`js_div_with_logits` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
+    """`js_div_with_logits` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     The teacher's logits are target @ target_weight.T + target_bias, or `target` if target_weight is None.
 

@@ -19,7 +19,7 @@ def linear_reverse_kl_div(
     input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
     reduction="mean", denominator=None, empty="zero", temperature=1.0, **unknown,
 ):  # fmt: skip
-    """`reverse_kl_div_with_logits` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
+    """`reverse_kl_div_with_logits` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     The teacher's logits are target @ target_weight.T + target_bias, or `target` if target_weight is None.
 

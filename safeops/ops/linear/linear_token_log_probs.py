@@ -1,4 +1,4 @@
-"""linear_token_log_probs: a linear layer and token_log_probs of its logits, which never exist whole."""
+"""linear_token_log_probs: a linear layer and token_log_probs of its logits, computed in chunks."""
 
 import torch
 
@@ -43,7 +43,7 @@ def _fake_backward(grad, input, linear_weight, *options):
 
 
 def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *shape):
-    """The forward in chunks of the rows, each by the kernel of token_log_probs: one product."""
+    """The forward in chunks of the rows: one product. The op of token_log_probs computes each chunk's results."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     results = _fake(input)
@@ -63,13 +63,13 @@ def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *sha
 def _compute_backward(
     grad, input, linear_weight, target, row_stats, linear_bias, mask, ignore_index, temperature, softcap, *needs
 ):
-    """The backward in chunks of the classes, each by the backward kernel of token_log_probs: three products."""
+    """The backward in chunks of the classes: three products. token_log_probs' backward computes each chunk's slopes."""
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     compute, shape = compute_dtype(input.dtype, grad.dtype), (temperature, softcap)
     x = torch.where(keep.unsqueeze(1), input, 0)
     grad = torch.where(keep, grad, 0)
     of_log_prob, of_entropy, of_sum = grad.double().abs()
-    # p |log p + H| is at most 1 + H
+    # a bound of each row's |slope|: p |log p + H| is at most 1 + H, with the entropy H in row_stats[2]
     largest = (2 * of_log_prob + of_sum + of_entropy * (1 + row_stats[2].abs())) / temperature
     scale = scale_of(x, linear_weight, largest)
     grad, partial = (grad if scale is None else grad * scale).to(compute), True
@@ -102,10 +102,10 @@ _backward = declare_raw(
 
 
 class LinearTokenLogProbs(Op):
-    """Products of N x D x C: one forward, three backward, which computes the logits again. Saved: the operands, and
-    three numbers a row.
+    """The record of linear_token_log_probs. Matrix products of N x D x C: one in forward, three in backward, which
+    computes the logits again. Saved: the operands, and three numbers a row.
 
-    The raw ops are Python code for every device, since the definition computes all logits at once.
+    The raw ops are Python code for every device: the definition would compute all logits at once.
     """
 
     owner = None
@@ -143,7 +143,7 @@ def linear_token_log_probs(
     input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
     **unknown,
 ):  # fmt: skip
-    """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, which never exist whole.
+    """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     The losses of PPO, GRPO and DPO are made of its results, here from the last hidden states.
 

@@ -1,4 +1,4 @@
-"""Scans over lists of tensors, one launch for a list. Raw ops for safeops.debug and safeops.amp, without autograd.
+"""Scans over lists of tensors, one launch per list: raw ops without autograd, for safeops.debug and safeops.amp.
 
 `_scan.py` has the record.
 """

@@ -8,7 +8,7 @@ from safeops.ops.lists._scan import Scan, nothing
 
 
 def scale_definition(tensors, factor):
-    # A factor below fp32's normal numbers is multiplied by 2^100, and the product by 2^-100: no fp64 copy is needed.
+    # A subnormal factor would lose digits in fp32: it is multiplied by 2^100, and the product by 2^-100.
     lift = torch.where(factor.abs() < torch.finfo(torch.float32).tiny, 2.0**100, 1.0)
     for x in tensors:
         wide = compute_dtype(x.dtype)
@@ -25,7 +25,7 @@ SCALE = Scan("clip_grad_norm_", _scale_)
 
 
 def scale_(tensors, factor):
-    """Multiply each tensor in place by a 0-dim floating tensor, in fp32 (fp64 for fp64), rounded once whatever the size
-    of the factor. A factor of 1 leaves them as they are."""
+    """Multiply each tensor in place by `factor`, a 0-dim floating tensor: in fp32 (fp64 for fp64), rounded once, also
+    for a subnormal factor. A factor of 1 changes no bit."""
     if tensors:
         SCALE.either((factor,), _scale_, scale_definition)(tensors, factor)

@@ -1,4 +1,4 @@
-"""grad_norm: the norm of all elements of a list together."""
+"""grad_norm: one norm of all elements of a list of tensors."""
 
 import torch
 
@@ -11,7 +11,7 @@ def norm_definition(inputs, ord):
     inputs = [x for x in inputs if x.numel()] or [inputs[0].new_zeros(1)]
     scale = inputs[0].new_ones((), dtype=torch.float64)
     if ord not in (1, float("inf")) and (ord > 2 or torch.float64 in {x.dtype for x in inputs}):
-        # powers may leave the range of fp64: divided by the largest element, they are at most 1
+        # |x|^ord may leave fp64's range: x is divided by the largest |x|, so that each power is at most 1
         largest = torch.stack([x.abs().amax().double() for x in inputs]).amax()
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1)
         inputs = [x.double() / scale for x in inputs]
@@ -29,6 +29,6 @@ NORM = Scan("grad_norm", _grad_norm)
 
 
 def norm(inputs, ord):
-    """The `ord`-norm (above 0, or inf) of all elements of at least one tensor: a 0-dim fp64 tensor."""
+    """The `ord`-norm (above 0, or inf) of all elements of `inputs`, at least one tensor, as a 0-dim fp64 tensor."""
     kernel = _grad_norm if ord in (1, 2, float("inf")) else norm_definition
     return NORM.either(inputs[:1], kernel, norm_definition)(inputs, ord)

@@ -22,7 +22,7 @@ def health_definition(out, row, inputs):
             x == -float("inf"),
             x == 0,
             (size > 0) & (size < 2.0**-14),  # subnormal in fp16
-            (size > 0) & (size <= 2.0**-25),  # of these: rounds to 0 in fp16
+            (size > 0) & (size <= 2.0**-25),  # rounds to 0 in fp16
         )
         largest = torch.where(finite, size, 0).amax().double().view(torch.int64)
         first = torch.where(finite.all(), 0, n - (~finite).to(torch.uint8).argmax())
@@ -62,20 +62,20 @@ HEALTH.user = "debug.trace"
 
 
 def health_(out, row, inputs):
-    """Count input i into row `row + i` of `out`: int64 (R, 8), zeros before the first count, on the inputs' device.
+    """Add the counts of input i to row `row + i` of `out`: int64 (R, 8), on the inputs' device, initialized to 0.
 
-    Columns: 0 NaN, 1 inf, 2 -inf, 3 zeros of either sign, 4 subnormal in fp16 (0 < |x| < 2^-14), 5 those of them that
-    are 0 in fp16 (|x| <= 2^-25), 6 the largest finite magnitude as the bits of a double, 7 numel minus the index of the
-    first non-finite element in row-major order (0: all are finite). Columns 0 to 5 are added up, 6 and 7 are maxima:
-    tensors that are counted into one row are counted together (column 7 has a meaning only for one shape).
+    Columns: 0 NaN, 1 inf, 2 -inf, 3 zeros of either sign, 4 subnormal in fp16 (0 < |x| < 2^-14), 5 zero in fp16
+    (0 < |x| <= 2^-25, also in column 4), 6 the largest finite magnitude as the bits of a double, 7 numel minus the
+    index of the first non-finite element in row-major order (0: all are finite). Several tensors may be counted into
+    one row: columns 0 to 5 add up, 6 and 7 keep the maximum (column 7 is meaningful only if all have one shape).
     """
     HEALTH.either((out,), _health_, health_definition)(out, row, inputs)
 
 
 def pick_(out, row, health, health_row, inputs, shape):
-    """Write the first four inputs' values at one place into `out[row]`: float64 (R, 4).
+    """Write the values of the first four inputs at one element into `out[row]`: float64 (R, 4).
 
-    The place is that of the first non-finite element in `health[health_row]` (column 7), which counted a tensor of
-    `shape`. The inputs are real and broadcast to `shape`. If all its elements are finite, nothing is written.
+    The element is the first non-finite one of the tensor of `shape` that `health_` counted in `health[health_row]`
+    (column 7). The inputs are real and broadcast to `shape`. If the tensor was finite, nothing is written.
     """
     HEALTH.either((out,), _pick_, pick_definition)(out, row, health, health_row, inputs, shape)

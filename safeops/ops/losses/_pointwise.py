@@ -33,9 +33,8 @@ from safeops.core.sums import sum_to
 
 
 def define(value, tensors, mask, weight, denominator, reduction, *options):
-    """Returns (loss, denominator): mean = sum(weight * value) / denominator over the kept elements.
-
-    tensors: the operands of `value`; the third may be None."""
+    """Returns (loss, denominator). reduction: 0: loss is elementwise; 1: the mean, sum(weight * value) / denominator
+    over the kept elements; 2: the sum. tensors: the operands of `value`; the third may be None."""
     *parameters, empty_nan, divisor = options
     dtype = _dtype(tensors)
     # an fp64 weight may be out of fp32's range: it makes the computation fp64
@@ -77,7 +76,7 @@ def _shape(tensors):
 
 # ---- op
 
-# {tensors} have the names that the public function gives them.
+# {tensors} is replaced by the tensors' schema, with the names that the public function gives them.
 _SCHEMA = (
     "({tensors}, Tensor? mask=None, Tensor? weight=None, Tensor? denominator=None, "
     "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor loss, Tensor denominator)"
@@ -103,7 +102,7 @@ def _fake_backward(count):
     def fake(grad, denominator, *operands):
         tensors, needs, dtypes = operands[:count], operands[-2 * count : -count], operands[-count:]
         shape, input = _shape(tensors), tensors[0]
-        # (as the kernel: for a tensor that is None, a result in fp32 without elements)
+        # (for a tensor that is None, the kernel returns an fp32 tensor without elements)
         types = [dtype or (torch.float32 if x is None else x.dtype) for x, dtype in zip(tensors, dtypes)]
         return tuple(
             like(x, shape, dtype) if need else input.new_empty(0, dtype=dtype)
@@ -117,7 +116,7 @@ def _fake_backward(count):
 
 
 class Parameter(NamedTuple):
-    """A number that the user passes: minimum <= x, or above < x; x <= maximum. sample: the number in checks' calls."""
+    """A number that the user passes: minimum <= x or above < x, and x <= maximum. sample: the number in test calls."""
 
     name: str
     default: float
@@ -137,7 +136,7 @@ class Parameter(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A choice between two formulas. sample: the choice in checks' calls."""
+    """A bool that the user passes, to choose between two formulas. sample: the bool in test calls."""
 
     name: str
     default: bool
@@ -191,15 +190,15 @@ class PointwiseLoss(Op):
 
     sum_to = staticmethod(sum_to)
     shards = "loss"
-    names = "input", "target"  # of its tensors
+    names = "input", "target"  # the names of the loss's tensors
     optional = False  # True: the last tensor may be None
-    by_count = False  # True: a weighted mean divides by the count of elements, as torch's
+    by_count = False  # True: a weighted mean divides by the count, not by the weights, as in torch
     reductions = tuple(REDUCTION)
     kernel = None  # the raw op's name, if it differs from the loss's
-    warns = True  # True: it warns if the second tensor broadcasts
+    warns = True  # True: a call warns if the second tensor broadcasts
 
     def __init__(self, name, module, value, *parameters, **fields):
-        """fields: this loss's values of class attributes, such as by_count=True."""
+        """fields: values of the class attributes above for this loss, such as by_count=True."""
         vars(self).update(fields)
         count = self.count = len(self.names)
         self.domain = self.domain or (any_number,) * count
@@ -243,7 +242,7 @@ class PointwiseLoss(Op):
 
     def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
         code = REDUCTION[reduction]
-        short = code == 1  # True if all operands behind the mask have their defaults
+        short = code == 1  # True if all operands after the mask have their defaults
         for x, (kind, low, high, default) in zip(parameters, self.ranges):
             if x.__class__ is not kind or not low <= x <= high:
                 self.validate_options(self.name, reduction, empty, *parameters)
@@ -320,7 +319,7 @@ class PointwiseLoss(Op):
         tensors, parameters = operands[: self.count], operands[self.count + 4 : -2]
         dtypes = (None,) * self.count
         if any(x is not None and x.shape != tensors[0].shape for x in tensors[1:]):
-            # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+            # A broadcast operand's gradient is summed to its shape later: it stays wide, and is rounded after the sum.
             shape, wide = _shape(tensors), _dtype(tensors)
             dtypes = (None if x is None or x.shape == shape else wide for x in tensors)
         denominator, needs = results.denominator if operands.reduction == 1 else None, needs[: self.count]
@@ -367,7 +366,7 @@ def by_batch(name, input, reduction, denominator):
 
 
 class TernaryLoss(PointwiseLoss):
-    """The record of a loss of three tensors; the third may be None if `optional`."""
+    """The record of a loss of three tensors. If `optional`, the third may be None."""
 
     def prepare(self, input, target, third, mask, weight, reduction, denominator, empty, *parameters):
         if input.shape != target.shape or empty == "raise" or (third is not None and third.shape != input.shape):
@@ -376,6 +375,6 @@ class TernaryLoss(PointwiseLoss):
         if self.by_count and weight is not None:
             tensors = (input, target) if third is None else (input, target, third)
             denominator = self.with_count(tensors, mask, reduction, denominator)
-        # (input twice: the shapes are validated already)
+        # (input in place of target: super().prepare would only compare their shapes, which is done)
         takes, operands = super().prepare(input, input, mask, weight, reduction, denominator, empty, *parameters)
         return takes, (input, target, third, *operands[2:])

@@ -1,9 +1,9 @@
 """Shared by the region losses.
 
 A region is one class of one image, (n, c), or with `batch=True` one class of all images. The record is
-`RegionLoss(name, module, value, **parameters)`: `value(both, input, target, smooth_nr, smooth_dr, *parameters)` gives
-the regions' losses from their sums over kept pixels, in torch ops (kernels/losses/region_loss.py: in Triton). The sums
-are both = sum(p t), input = sum(p) and target = sum(t); with `squared_pred` sum(p^2) and sum(t^2).
+`RegionLoss(name, module, value, **parameters)`: `value(both, input, target, smooth_nr, smooth_dr, *parameters)`
+computes the regions' losses from sums over their kept pixels, in torch ops (kernels/losses/region_loss.py has the
+Triton code). The sums are both = sum(p t), input = sum(p), target = sum(t); with `squared_pred` sum(p^2), sum(t^2).
 """
 
 import torch
@@ -21,7 +21,8 @@ from safeops.core.op import Op
 def define(input, target, mask=None, exists=None, ignore_index=None, squared=False):
     """(4, N, C) in fp64: the sums of p t, p (or p^2) and t (or t^2), and the count of kept pixels."""
     lead = (1, -1) + (1,) * (input.dim() - 2)  # (1, C, 1, ...)
-    # An element is in two sums, and its two slopes may cancel: kernels and definition add them in fp64.
+    # p is in two sums, and its two slopes may cancel: on the CPU all is fp64. (The Triton kernel adds in twice fp32's
+    # digits; this definition, off the CPU, in the compute dtype.)
     compute = torch.float64 if input.device.type == "cpu" else compute_dtype(input.dtype, target.dtype)
     keep = input.new_ones((), dtype=torch.bool) if mask is None else mask
     p, t = input.to(compute), target
@@ -32,7 +33,7 @@ def define(input, target, mask=None, exists=None, ignore_index=None, squared=Fal
         if index.device.type == "cpu" and type(index) is torch.Tensor:
             _look_up(index, keep, input.shape[1])
         keep = keep & check.in_range(index, input.shape[1], keep)
-        # (from input and not by arange: a DTensor if input is one)
+        # (new_ones, not arange, makes the class numbers: they are a DTensor if input is one)
         t = index == (input.new_ones(input.shape[1], dtype=torch.int64).cumsum(0) - 1).reshape(lead)
     if exists is not None:
         keep = keep & exists.reshape(lead)
@@ -44,7 +45,7 @@ def define(input, target, mask=None, exists=None, ignore_index=None, squared=Fal
 
 
 def _look_up(index, keep, classes):
-    """Raise if the index of a kept pixel is out of range. torch's CPU kernel checks it: Python reads no value."""
+    """Raise if a kept pixel's class index is out of range: torch's CPU index_select raises; Python reads no value."""
     table, index = torch.empty(max(classes, 1), device=index.device), torch.where(keep, index, 0)
     table.index_select(0, index.reshape(-1))
 
@@ -94,7 +95,7 @@ _backward = declare_raw(
 )
 
 _OPTIONS = "Tensor? weight, Tensor? denominator, float? divisor, int reduction, bool empty_nan, bool batch"
-_NUMBERS = "float smooth_nr, float smooth_dr, float? alpha=None, float? beta=None"  # alpha, beta: tversky_loss's
+_NUMBERS = "float smooth_nr, float smooth_dr, float? alpha=None, float? beta=None"  # alpha, beta: of tversky_loss
 _loss = declare_raw(
     "_region_loss",
     f"(Tensor sums, {_OPTIONS}, ScalarType dtype, {_NUMBERS}) -> Tensor",
@@ -111,13 +112,13 @@ _loss_backward = declare_raw(
 
 # ---- records
 
-REGIONS = 4096  # one block computes the loss of as many in a few microseconds
+REGIONS = 4096  # the most regions for the kernel of `OfSums`: one block computes them all in a few microseconds
 
 
 class OfSums(Op):
-    """The record of a region loss from its sums: one kernel, or torch ops on N x C numbers if these exceed REGIONS.
+    """The record of a region loss from its sums (4, N, C): one kernel, or torch ops if there are over REGIONS regions.
 
-    It has the name of the loss, whose record replaces it in the registry: errors name the loss."""
+    It has the name of the loss, so that errors name the loss; the loss's record stays in the registry."""
 
     differentiable = ("sums", "weight")
     constant = ("denominator",)
@@ -127,10 +128,10 @@ class OfSums(Op):
         super().__init__(name, _loss, _loss_backward, self.define)
 
     def prepare(self, *operands):
-        if is_compiling():  # no kernel is kept there, and the comparison below would bind the program's sizes
+        if is_compiling():  # a trace keeps no such kernel, and the comparison below would restrict the program's sizes
             return False, operands
         _, images, classes = operands[0].shape
-        in_schema = len(operands) <= len(self.Operands._fields)  # (gamma of a Tversky loss is not)
+        in_schema = len(operands) <= len(self.Operands._fields)  # (False with gamma of a Tversky loss)
         return images * classes <= REGIONS and in_schema, operands
 
     def validate(self, *operands):
@@ -150,7 +151,7 @@ class OfSums(Op):
             keep = keep & (weights != 0)
             loss = loss * torch.where(keep, weights, 0)
         loss = torch.where(keep, loss, float("nan") if empty_nan and reduction == 0 else 0.0)
-        # Rounded last. Regions without a pixel change the order of the sum: in fp64 that changes no bit of the mean.
+        # Reduced in fp64, then rounded. Empty regions change the order of the sum: in fp64 the mean keeps its bits.
         reduction, empty = tuple(loss_reduction.REDUCTION)[reduction], "nan" if empty_nan else "zero"
         denominator = divisor if denominator is None else denominator
         return loss_reduction.reduce(self.name, loss, keep, weights, reduction, denominator, empty).to(dtype)
@@ -171,7 +172,7 @@ class RegionLoss(Op):
     example = "torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 1]])"
 
     def __init__(self, name, module, value, **parameters):
-        """parameters: {name: default} of value's last arguments. value: None if a subclass computes the loss itself."""
+        """parameters: {name: default} of the last arguments of `value`. value: None if a subclass overrides `loss`."""
         self.module, self.parameters = module, parameters
         if value is not None:
             self.of_sums = OfSums(name, value)
@@ -259,7 +260,7 @@ class RegionLoss(Op):
             check.number(name, key, x, minimum=0)
 
     def _refuse_indices(self, input, target, mask, ignore_index):
-        """Raise IndexError with the class index that is out of range, if one is: on the CPU it stopped the kernel."""
+        """Raise IndexError if a class index is out of range, naming it: on the CPU such an index stopped the kernel."""
         bad = (target < 0) | (target >= input.shape[1])
         if ignore_index is not None:
             bad &= target != ignore_index

@@ -10,17 +10,17 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 
 
 def value(x, y):
-    """As torch: logarithms are at least -100, and the derivative divides by max(x (1 - x), 1e-12).
+    """As in torch, logarithms are at least -100, and the derivative divides by max(x (1 - x), 1e-12).
 
-    Where x (1 - x) < 1e-12, `parabola` has that derivative (x - y) / 1e-12, and log(1 - x) - log x for y.
-    """
+    Where x (1 - x) < 1e-12, `parabola` replaces the formula: its derivative by x is (x - y) / 1e-12, its derivative by
+    y is log(1 - x) - log x."""
     hit, miss = _bounded(torch.log(x)), _bounded(torch.log1p(-x))  # noqa: SO204
     loss = -(y * hit + (1 - y) * miss)
     edge = x * (1 - x) < 1e-12
     inner = torch.where(edge, 0.5, x)
     entropy = -(y * torch.log(inner) + (1 - y) * torch.log1p(-inner))
     parabola = (x - y.detach()).square() / 2e-12 - y * (hit - miss).detach()
-    slope = torch.where(edge, parabola, entropy)  # has the derivatives of the loss, not its value
+    slope = torch.where(edge, parabola, entropy)  # has the loss's derivatives; its value is for inf and NaN
     return torch.where(loss.isfinite(), loss.detach() + (slope - slope.detach()), slope)
 
 
@@ -39,8 +39,8 @@ _binary_cross_entropy = PointwiseLoss(
 
 
 def _refuse_logits(input, mask, weight):
-    """Raise if a finite element that is kept is not in [0, 1]. Otherwise the loss is NaN because of a kept inf or NaN,
-    and stays so."""
+    """For a loss of NaN: raise if a kept finite element is not in [0, 1]. If none is, a kept inf or NaN is the cause,
+    and the loss stays NaN."""
     outside = ((input < 0) | (input > 1)) & input.isfinite()
     keep = kept(mask, weight)
     wrong = outside if keep is None else outside & keep

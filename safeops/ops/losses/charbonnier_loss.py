@@ -10,7 +10,7 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 def value(x, y, eps):
     d = x - y
-    far = d.isinf()  # there the derivative of hypot would be inf / inf
+    far = d.isinf()  # for an infinite d the derivative of hypot would be inf / inf
     return torch.where(far, absolute(d), torch.hypot(torch.where(far, 0, d), filled(d, (), eps)))
 
 

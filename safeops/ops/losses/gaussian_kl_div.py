@@ -9,12 +9,12 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss, by_batch
 
 
 def value(x, y, prior_mean, prior_log_var):
-    u = (x - prior_mean) * torch.exp(-prior_log_var / 2 * torch.ones_like(x))  # scaled first: a square may overflow
+    u = (x - prior_mean) * torch.exp(-prior_log_var / 2 * torch.ones_like(x))  # scaled before u * u, which may overflow
     return (_excess(y - prior_log_var) + u * u) / 2
 
 
 def _excess(d):
-    """e^d - 1 - d: a series for |d| < 0.5, where the difference would cancel; inf for an infinite d."""
+    """e^d - 1 - d; for |d| < 0.5, where the difference loses digits, by its series. inf for an infinite d."""
     near = d.abs() < 0.5
     small, large = torch.where(near, d, 0), torch.where(near, 1, d)
     series = 1.0

@@ -14,7 +14,7 @@ from safeops.ops.losses._pointwise import Flag, Parameter, TernaryLoss
 def value(x, y, var, full, eps):
     d = x - y
     bound = torch.where(var < 0, torch.nan, eps * torch.ones_like(var))
-    v = torch.where(var < eps, bound + (var - var.detach()), var)  # at least eps, but with derivative 1 for var
+    v = torch.where(var < eps, bound + (var - var.detach()), var)  # max(var, eps), with derivative 1 by var
     loss = (torch.log(v) + d * (d / v)) / 2  # d / v first: d^2 alone may overflow
     return loss + math.log(2 * math.pi) / 2 if full else loss
 

@@ -15,7 +15,7 @@ BY_IMAGE = """\
 
 
 class GeneralizedDice(RegionLoss):
-    """The record of a loss of each image, computed in torch ops from the sums of N x C regions, in fp64."""
+    """The record of generalized_dice_loss: a loss per image, from the sums of N x C regions, in torch ops in fp64."""
 
     reduction_text = BY_IMAGE
 
@@ -30,7 +30,7 @@ class GeneralizedDice(RegionLoss):
             exists = exists & (weight != 0)
         w = class_weights(target_sum, exists)
         if weight is not None:
-            w = w * torch.where(exists, weight.double(), 0)  # its gradients are added in fp64
+            w = w * torch.where(exists, weight.double(), 0)  # (autograd adds weight's gradient in fp64)
         value = quotient(2 * (w * both).sum(-1) + smooth_nr, (w * (input_sum + target_sum)).sum(-1) + smooth_dr)
         keep = exists.any(-1)
         if empty == "raise":
@@ -42,7 +42,7 @@ class GeneralizedDice(RegionLoss):
 
 
 def class_weights(size, exists):
-    """1 / size^2 of each class. A class without a pixel gets the largest weight of its image, 0 if there is none."""
+    """1 / size^2 of each class. A class without a pixel gets the largest weight of its image, 0 if no class has one."""
     square = size * size
     present = exists & ~(square < torch.finfo(square.dtype).tiny)  # NaN counts as present, and so shows
     w = torch.where(present, 1 / torch.where(present, square, 1), 0)

@@ -10,8 +10,8 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 def value(x, y, delta):
     d = x - y
     a = absolute(d)
-    # Select before arithmetic: a branch may overflow where the other is taken. `inner` is d and not |d|, which has
-    # slope 0 at 0: so the second derivative there is 1.
+    # Select before arithmetic: the branch that is not taken may overflow. `inner` is d, not |d|: `absolute` has slope 0
+    # at d = 0, but the second derivative of d^2 / 2 must be 1 there.
     inner, outer = torch.where(a < delta, d, 0), torch.where(a < delta, 0, a)
     return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
 

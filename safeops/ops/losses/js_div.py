@@ -22,7 +22,7 @@ def _term(x, y, total):
     x_, y_ = torch.where(x == 0, 1, x), torch.where(x == 0, 1, y)
     total = torch.where(x == 0, 2, total)
     u = (x_ - y_) / total
-    low = u < -0.5  # there 1 + u loses digits
+    low = u < -0.5  # 1 + u loses digits there
     log = torch.where(low, torch.log(x_ / (total / 2)), torch.log1p(torch.where(low, 0, u)))
     return torch.where(x == 0, x * 0, x_ * log)
 

@@ -11,7 +11,7 @@ from safeops.ops.losses._pointwise import Flag, PointwiseLoss, by_batch
 
 def value(x, y, log_target):
     if log_target:
-        same = (x == y) & x.isinf()  # -inf in both: probability 0 in both
+        same = (x == y) & x.isinf()  # both -inf (probability 0): their difference counts as 0
         return product(torch.exp(y), torch.where(same, 0, y) - torch.where(same, 0, x))
     log = torch.where(y == 0, 0, torch.log(torch.where(y == 0, 1, y)))
     return product(y, log - x)

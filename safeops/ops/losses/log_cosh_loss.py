@@ -11,7 +11,7 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 
 def value(x, y):
     d = x - y
-    near = d.abs() < 20  # beyond, e^(-2 |d|) is below rounding
+    near = d.abs() < 20  # for larger |d|, e^(-2 |d|) is below rounding: the loss is |d| - log 2
     h = torch.where(near, d, 0) / 2
     s = torch.expm1(h) - torch.expm1(-h)  # 2 sinh(d / 2): torch.sinh on a CPU depends on the number of threads
     return torch.where(near, torch.log1p(s * s / 2), absolute(d) - math.log(2))

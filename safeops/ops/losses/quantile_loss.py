@@ -14,17 +14,17 @@ def value(x, y, quantile):
     d = x - y
     a = absolute(d)
     terms = (1 - quantile, torch.where(d > 0, a, 0)), (quantile, torch.where(d > 0, 0, a))
-    # With a factor of 0 even an infinite difference adds 0.
+    # Where the factor is 0, an infinite difference adds 0, not NaN.
     return sum(factor * torch.where(part.isinf() & (factor == 0), 0, part) for factor, part in terms)
 
 
 def value_of_each(x, y, quantile):
-    """`value` for a tensor of quantiles: one that is not in [0, 1] gives NaN."""
+    """`value` for a tensor of quantiles. A quantile outside [0, 1] gives NaN."""
     return value(x, y, torch.where((quantile >= 0) & (quantile <= 1), quantile, torch.nan))
 
 
 class Quantiles(Parameter):
-    """A number from 0 to 1, or several."""
+    """The parameter `quantile`: a number from 0 to 1, a list or tuple of such numbers, or a tensor (Q,)."""
 
     def check(self, function, x):
         if isinstance(x, torch.Tensor) and x.dim() == 1:
@@ -33,7 +33,7 @@ class Quantiles(Parameter):
             super().check(function, each)
 
 
-# For several quantiles. `_quantile_loss` has the same name and replaces it in the registry: errors name the loss.
+# The record for several quantiles. It has the loss's name, for errors; `_quantile_loss`, created later, replaces it.
 _of_each = TernaryLoss(
     "quantile_loss",
     None,
@@ -114,7 +114,7 @@ def _along_last_dim(input, target, quantile):
             f"input's {check.shown(input)}, of which the last dim are the {count} quantiles"
         )
     _quantile_loss.parameters[0].check(name, quantile)
-    if not isinstance(quantile, torch.Tensor):  # filled on the device: a copy would wait for it
+    if not isinstance(quantile, torch.Tensor):  # filled on the device: a copy from the host would wait
         dtype = compute_dtype(input.dtype, target.dtype)
         quantile = torch.cat([input.new_full((1,), each, dtype=dtype) for each in quantile] or [input.new_empty(0)])
     return quantile, target

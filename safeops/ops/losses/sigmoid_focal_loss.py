@@ -11,11 +11,11 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 def value(x, y, alpha, gamma):
     bce = product(1 - y, softplus(x)) + product(y, softplus(-x))
-    moving = torch.where(x.abs() > 1e3, x.detach(), x)  # beyond, e^-|x| is 0 in fp64 too: constant
+    moving = torch.where(x.abs() > 1e3, x.detach(), x)  # e^-1000 is 0 in fp64, too: `missed` is constant there
     missed = y * sigmoid(-moving) + (1 - y) * sigmoid(moving)
     none = missed == 0
     gamma_is_0 = torch.as_tensor(gamma == 0, device=x.device)
-    subnormal = (missed > 0) & (missed < torch.finfo(x.dtype).tiny)  # where the slope of missed^gamma may be NaN
+    subnormal = (missed > 0) & (missed < torch.finfo(x.dtype).tiny)  # the slope of missed^gamma may be NaN there
     power = torch.where(subnormal | none, 1, missed) ** gamma
     power = torch.where(subnormal, (gamma * torch.where(subnormal, missed, 1).log()).exp(), power)
     power = torch.where(none, gamma_is_0.to(x.dtype), power)

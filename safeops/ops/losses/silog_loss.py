@@ -1,7 +1,7 @@
-"""silog_loss: the scale-invariant error of logarithms, with which depth networks are trained.
+"""silog_loss: the scale-invariant error of logarithms, a loss for depth networks.
 
-I/O: `log_ratio` reads both depths and the mask and writes g = log input - log target; `error` reads g and the mask.
-Backward runs both in reverse order, with the gradient of g in between.
+Two ops: `log_ratio` reads both depths and the mask and writes g = log input - log target; `error` reads g and the mask.
+Backward runs their backward ops in reverse order, and writes and reads the gradient of g in between.
 """
 
 import torch
@@ -48,14 +48,15 @@ def log_ratio(x, y):
 
 
 def error(k, variance_focus):
-    """sqrt(variance + (1 - variance_focus) mean^2), whose derivative is w (g - variance_focus mean) / (error sum w)."""
+    """Returns (value, origin, scale, exists): value = sqrt(variance + (1 - variance_focus) mean^2), and its derivative
+    w (g - variance_focus mean) / (value sum w) = w (g - origin) scale."""
     binade = k.binade()
     squares, mean, total, exists = deviations(k, k.x / binade, 0, binade)
     value = binade * root(squares / total + (1 - variance_focus) * (mean * mean))
     return value, variance_focus * (binade * mean), reciprocal(value * total), exists
 
 
-# Both have the name of the loss, for errors. The record of the loss, made last, replaces them in the registry.
+# Both records have the loss's name, so that errors name the loss; `_silog_loss`, created last, stays in the registry.
 _log_ratio = PointwiseLoss(NAME, None, log_ratio, domain=(positive, positive), kernel="log_ratio")
 _error = Spread(NAME, error, file="masked_var")
 _silog_loss = Composed(
@@ -129,7 +130,7 @@ def silog_loss(
     validate(input, target, mask, weight, reduction, denominator, batch)
     measured, keep = (target > 0) & (target != float("inf")), kept(mask, weight)
     keep = measured if keep is None else measured & keep
-    weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # once: its two gradients are added
+    weight = None if weight is None else weight.to(compute_dtype(weight.dtype))  # its two gradients are added wide
     if symbolic(eps) or eps != 0:
         compute = compute_dtype(input.dtype, target.dtype)
         input, target = (x.to(compute) + as_operand(eps, x) for x in (input, target))

@@ -13,10 +13,10 @@ def value(x, y, beta):
     a = absolute(d)
     if not isinstance(beta, torch.Tensor) and beta < torch.finfo(a.dtype).tiny:
         return a
-    # Select before arithmetic: a branch may overflow where the other is taken. `inner` is d and not |d|, which has
-    # slope 0 at 0: so the second derivative there is 1 / beta.
+    # Select before arithmetic: the branch that is not taken may overflow. `inner` is d, not |d|: `absolute` has slope 0
+    # at d = 0, but the second derivative of d^2 / (2 beta) must be 1 / beta there.
     inner, outer = torch.where(a < beta, d, 0), torch.where(a < beta, 0, a)
-    # Scaled by a power of two near 1 / sqrt(beta): neither inner^2 nor the gradient g / beta leaves the dtype's range.
+    # scale, a power of two near 1 / sqrt(beta), keeps inner^2 and the gradient g inner / beta in the dtype's range.
     beta_ = filled(a, (), beta)
     root = beta_.sqrt()
     scale = torch.frexp(root)[0] / root

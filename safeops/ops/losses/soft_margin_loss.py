@@ -9,7 +9,7 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 
 
 def value(x, y):
-    far = y * x == torch.inf  # there the loss is 0, with gradient 0
+    far = y * x == torch.inf  # the loss and its gradient are 0 there
     return torch.where(far, 0, softplus(-torch.where(far, 0, y) * torch.where(far, 0, x)))
 
 

@@ -13,7 +13,7 @@ def value(both, input, target, smooth_nr, smooth_dr, alpha, beta, gamma=None):
     loss = 1 - quotient(both + smooth_nr, total + smooth_dr)
     if gamma is None:
         return loss
-    perfect = loss <= 0  # below 0 by rounding, where a power is NaN; at 0 the slope of a root is inf
+    perfect = loss <= 0  # below 0 by rounding, a power is NaN; at 0, a power < 1 has slope inf
     return torch.where(perfect, 0, torch.where(perfect, 1, loss) ** as_operand(gamma, loss))
 
 

@@ -1,5 +1,5 @@
 """Masked reductions over dims.
 
-The record of all is in `core/reduction.py`. The sum, the mean and the count are in `core/sums.py`, since other families
-use them. `_statistic.py` is shared by the other reductions: one backward, which reads two numbers for each result.
+`core/reduction.py` has the record of all. `core/sums.py` has the sum, the mean and the count, since other families use
+them. `_statistic.py` is shared by the other reductions: they have one backward, which reads two numbers per result.
 """

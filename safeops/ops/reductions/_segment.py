@@ -1,8 +1,9 @@
 """Shared by segment_sum, segment_mean and segment_max, the reductions of packed sequences.
 
 The rows of the input, along its first dim, are those of S sequences that follow each other: sequence s has the rows
-from cu_seqlens[s] up to cu_seqlens[s + 1]. Rows with ids in any order are sorted (stably): the forward kernels read
-them by the `order` of the sort, backward reads the ids. A row that belongs to no sequence does not exist.
+[cu_seqlens[s], cu_seqlens[s + 1]). Instead of cu_seqlens, segment_ids may give each row's sequence, in any order: the
+rows are then sorted (stably), the forward kernels read them through the sort's `order`, and backward looks up the ids.
+A row of no sequence (an id out of range) is ignored.
 """
 
 import torch
@@ -22,13 +23,12 @@ INDICES = (torch.int64, torch.int32)
 
 
 def clamped(cu_seqlens, rows):
-    """cu_seqlens, clamped so that it does not decrease and lies in [0, rows]: on a GPU the host does not wait to refuse
-    others."""
+    """cu_seqlens, clamped to [0, rows] and made non-decreasing: on a GPU the host does not wait to check the values."""
     return cu_seqlens.clamp(0, rows).cummax(0).values
 
 
 def sequence_of_rows(cu_seqlens, segment_ids, rows):
-    """(rows,): the sequence of each row; S where it belongs to none."""
+    """(rows,) int64: the sequence of each row, or S for a row of no sequence."""
     count = cu_seqlens.shape[0] - 1
     if segment_ids is not None:
         ids = segment_ids.long()
@@ -39,13 +39,13 @@ def sequence_of_rows(cu_seqlens, segment_ids, rows):
 
 
 class Sequences:
-    """The kept elements of a call, and their sums over each sequence."""
+    """The kept elements of a call, with methods that reduce them over each sequence."""
 
     def __init__(self, input, mask, weight, cu_seqlens, segment_ids):
         # an fp64 weight may be out of fp32's range: it makes the computation fp64
         self.compute = compute_dtype(input.dtype, *(() if weight is None else (weight.dtype,)))
         if widens(input):
-            self.compute = torch.float64  # index_put adds one by one
+            self.compute = torch.float64  # index_put adds terms one by one: in fp32 the error grows like their number
         self.shape, self.count = input.shape, cu_seqlens.shape[0] - 1
         self.place = sequence_of_rows(cu_seqlens, segment_ids, input.shape[0])
         self.keep = kept(mask, weight)  # None: all
@@ -72,13 +72,13 @@ class Sequences:
         return self.number(torch.ones((), dtype=torch.bool, device=self.x.device) if self.keep is None else self.keep)
 
     def of_rows(self, results):
-        """The sequences' results (S, *rest) at each of their rows, (T, *rest); 0 where a row has no sequence."""
+        """(T, *rest): for each row, its sequence's element of `results` (S, *rest); 0 for a row of no sequence."""
         return torch.cat([results, torch.zeros_like(results[:1]) if self.count else self.zeros(results.dtype)])[
             self.place
         ]
 
     def largest(self):
-        """The largest kept element of each sequence. NaN if one of them is NaN; -inf if none is kept."""
+        """The largest kept element of each sequence. NaN if a kept element is NaN; -inf if none is kept."""
         with torch.no_grad():
             x = self.select(self.x, float("-inf")).expand(self.shape)
             index = self.place.reshape(-1, *(1,) * (x.dim() - 1)).expand(self.shape)
@@ -109,8 +109,8 @@ _segment_backward = declare_raw(
 
 
 def _sorted(segment_ids, num_segments):
-    """Returns (cu_seqlens, order) of a stable sort of the rows by their ids. Rows with ids out of range come before all
-    sequences, or after them."""
+    """Returns (cu_seqlens, order) of a stable sort of the rows by their ids. order: the sorted rows' numbers. Rows with
+    ids out of range are sorted before all sequences, or after them."""
     ids, order = segment_ids.sort(stable=True)
     segments = torch.arange(num_segments + 1, dtype=ids.dtype, device=ids.device)
     return torch.searchsorted(ids, segments), order
@@ -127,7 +127,7 @@ _segment_order = declare_raw(
 
 
 def _refuse_bounds(name, cu_seqlens, rows, shape):
-    """Raise for wrong values of bounds, where the host may read them. On other devices they are `clamped`."""
+    """Raise for wrong values of cu_seqlens if the host may read them. On other devices they are `clamped`."""
     if not check.may_look(cu_seqlens):
         return
     bounds = cu_seqlens.tolist()
@@ -141,7 +141,7 @@ def _refuse_bounds(name, cu_seqlens, rows, shape):
 
 
 def _refuse_ids(name, segment_ids, num_segments):
-    """Raise for ids out of range, where the host may read them. On other devices their rows are left out."""
+    """Raise for ids out of range if the host may read them. On other devices rows with such ids are ignored."""
     if not check.may_look(segment_ids) or not segment_ids.numel():
         return
     index = segment_ids.long() if num_segments else torch.full_like(segment_ids, -1, dtype=torch.int64)
@@ -149,7 +149,7 @@ def _refuse_ids(name, segment_ids, num_segments):
         segment_ids.new_zeros(()).expand(max(num_segments, 1)).gather(0, index)
     except (RuntimeError, IndexError):
         outside = (segment_ids < 0) | (segment_ids >= num_segments)
-        wrong = segment_ids[outside][0].item()  # waits, but the call fails anyway
+        wrong = segment_ids[outside][0].item()  # the host waits, but the call fails anyway
         raise IndexError(f"{name}: segment id {wrong} is out of range for num_segments={num_segments}") from None
 
 
@@ -168,22 +168,22 @@ def _report(cu_seqlens, segment_ids, num_segments, rows):
 
 
 class SegmentReduction(Op):
-    """The record of a segment reduction. I/O: forward reads input, mask, weight once; backward writes the gradient."""
+    """The record of a segment reduction. Forward reads input, mask and weight once; backward writes the gradient."""
 
     constant = ("weight",)
-    reads = ("input", "mask", "weight", "cu_seqlens", "segment_ids")  # not the order
+    reads = ("input", "mask", "weight", "cu_seqlens", "segment_ids")  # backward needs no `order`
     compiled = ("cpu", "cuda")
     example = "torch.tensor([0.5, 3.0, 1.0]), cu_seqlens=torch.tensor([0, 2, 3])"
 
     def __init__(self, name, finish):
-        """finish(sequences, count) -> (value, denominator): the results from the kept elements and their count."""
+        """finish: a function (Sequences, count) -> (value, denominator). count: (S, *rest), number of kept elements."""
 
         def composite(input, mask, weight, cu_seqlens, segment_ids=None, order=None, empty_nan=False):
             k = Sequences(input, mask, weight, cu_seqlens, segment_ids)
             count = k.kept_count()
             nothing = float("nan") if empty_nan else 0.0
             if weight is not None and weight.requires_grad:
-                # segment_max does not depend on the weight, which has gradient 0, not None: it is in the graph unused.
+                # segment_max does not depend on the weight: this unused branch makes weight's gradient 0, not None.
                 nothing = torch.where(torch.zeros_like(count, dtype=torch.bool), weight.sum(), nothing)
             value, denominator = finish(k, count)
             value = torch.where(count > 0, value, nothing)
@@ -202,7 +202,7 @@ class SegmentReduction(Op):
             _report(cu_seqlens, segment_ids, num_segments, rows)
         if segment_ids is not None:
             segment_ids = segment_ids.contiguous()
-            if transforms_active():  # the definition needs no order, and only the number of bounds
+            if transforms_active():  # the definition runs: of cu_seqlens it needs only the length, and no order
                 cu_seqlens = segment_ids.new_zeros(num_segments + 1)
             else:
                 cu_seqlens, order = _segment_order(segment_ids, num_segments)

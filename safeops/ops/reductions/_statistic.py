@@ -1,15 +1,15 @@
 """The statistics: masked reductions that are not a plain sum. They share one backward.
 
 A statistic is `Statistic(name, define, kind)`: `define(k, parameter)` computes (value, origin, scale) from the kept
-elements `k`, and `kind` is the shape of its gradient. With grad, scale and origin of the result that x is part of,
+elements `k`, and `kind` selects the formula of the gradient. With grad, scale and origin of the result that x is in:
 
     dx = grad * scale * weight * shape(x, origin)
 
 where shape is x - origin (LINEAR), x == origin (EQUAL), exp(x - origin) (EXP), sign(x) (SIGN), or sign(x) where
 |x| == origin (EXTREME). EQUAL and EXTREME use the weight only as a mask.
 
-If several ranks hold the elements, each computes the three numbers of its part. `Parts` stand for elements, and the
-same definition computes the result of all: the largest of the largest, the norm of norms.
+If several ranks hold the elements, each rank computes (value, origin, scale) of its part. The definition then runs
+again, on `Parts` in place of elements: the maximum of the parts' maxima, the norm of the parts' norms.
 """
 
 import torch
@@ -26,7 +26,7 @@ LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
 
 
 class Kept:
-    """The kept elements, as a definition sees them. Results have keepdim; `largest` and `binade` have no gradient."""
+    """The kept elements, as a definition reads them. Methods reduce with keepdim. `largest`, `binade`: no gradient."""
 
     def __init__(self, input, mask, weight, dims, compute, dtype=None):
         self.dims, self.dtype = dims, dtype  # dtype: the result's
@@ -51,17 +51,17 @@ class Kept:
         return self.sum(which.expand(self.x.shape))
 
     def squares(self, d, unit):
-        """The weighted sum of d^2, with d in units of `unit`."""
+        """The weighted sum of d^2. unit: d is a number of units (`Parts` needs it)."""
         return self.sum(d * self.weighted(d))
 
     def total_weight(self, like):
-        """The sum of the weights, or the count in the dtype of `like`, a sum."""
+        """The sum of the weights; without weights the count, in the dtype of the tensor `like`."""
         if self.weight is None:
             return self.count.to(like.dtype)
         return self.sum(self.weight.expand(self.x.shape))
 
     def largest(self, x):
-        """The largest kept element. NaN if one of them is NaN; -inf if none is kept."""
+        """The largest kept element. NaN if a kept element is NaN; -inf if none is kept."""
         with torch.no_grad():
             if x.numel() == 0:  # amax refuses an empty tensor
                 return self.sum(x) - float("inf")
@@ -71,24 +71,24 @@ class Kept:
         return self.x.abs()
 
     def binade(self):
-        """A power of two b with the largest magnitude / b in [1, 2). The squares of x / b neither overflow nor all
+        """The power of two b with (largest kept |x|) / b in [1, 2). The squares of x / b do not overflow, nor do all
         underflow, and the division is exact."""
         with torch.no_grad():
             largest = self.largest(self.sizes())
             usual = (largest > 0) & largest.isfinite()
-            # Not by frexp's exponent, an int32 (Inductor's CPU code for float64 does not compile), nor by the bits
-            # (view(dtype) has no batching rule before torch 2.13). The quotient is a power of two, and so exact.
+            # frexp's exponent is not used: with this int32, Inductor's CPU code for float64 does not compile. Nor are
+            # the bits: view(dtype) has no batching rule before torch 2.13. The quotient is a power of two: exact.
             largest = torch.where(usual, largest, 1)
             binade = largest / (2 * torch.frexp(largest).mantissa)
             return binade.clamp(min=torch.finfo(largest.dtype).tiny)
 
 
 class Parts(Kept):
-    """The results of several parts, (parts, *results), which a definition reads as elements.
+    """The results of several parts of the elements, (parts, *results), which a definition reads like elements.
 
-    x: the result of a part; None: 1. count: its number of elements. weight: the weight of x, or None. ties: how many of
-    its elements equal x. spread: the standard deviation of its elements from x. The sum of the squared deviations of
-    all from their mean is the sum over parts of weight ((x - mean)^2 + spread^2).
+    For each part, x: its result; None: 1. count: its number of kept elements. weight: the weight of x, or None. ties:
+    how many of its elements equal x. spread: the standard deviation of its elements from x. The sum of all elements'
+    squared deviations from their mean is the sum over parts of weight ((x - mean)^2 + spread^2).
     """
 
     def __init__(self, dtype, count, x=None, weight=None, ties=None, spread=None):
@@ -109,7 +109,7 @@ class Parts(Kept):
 
 
 def root(square):
-    """sqrt with gradient 0 at 0."""
+    """sqrt(square), with gradient 0 at 0."""
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
@@ -120,23 +120,23 @@ def reciprocal(x):
 
 
 def pick(k, x, top):
-    """Returns (top, number of elements equal to it): `top` is the extreme of x, and they share its gradient evenly."""
+    """Returns (top, number of elements equal to top). top: the largest or smallest kept x. They share the gradient."""
     ties = k.select((x == top) | (x.isnan() & top.isnan()), False)
     count = k.number(ties).clamp(min=1)
-    # x - base is 0 where top is finite: its value stays exact, and its gradient is 1 / ties.
+    # For a finite top, x - base is 0 at the ties: the value stays exactly top, and each tie's gradient is 1 / count.
     base = torch.where(top.isfinite(), top, 0)
     return base + k.sum(torch.where(ties, x - base, 0)) / count, count
 
 
 def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter):
-    """Returns (value, origin, scale): see the top of the file."""
+    """Returns (value, origin, scale), which the top of the file explains."""
     compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
     if widens(input):
-        compute = torch.float64  # as `accumulate`; also, a gradient times a tiny norm underflows in fp32
+        compute = torch.float64  # sums as in `accumulate`; also, a gradient times a tiny norm underflows in fp32
     k = Kept(input, mask, weight, dims, compute, dtype)
     nothing = float("nan") if empty_nan else 0.0
     if weight is not None and weight.requires_grad:
-        # The largest does not depend on the weight, which has gradient 0, not None: it is in the graph, but unused.
+        # (amax and amin do not depend on the weight: this unused branch makes weight's gradient 0, not None.)
         nothing = torch.where(torch.zeros_like(k.count, dtype=torch.bool), weight.sum(), nothing)
     value, origin, scale = finish(statistic, k, nothing, parameter)
     if not keepdim:
@@ -146,7 +146,7 @@ def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, para
 
 
 def finish(statistic, k, nothing, parameter):
-    """Returns (value, origin, scale). nothing: the value where the statistic does not exist."""
+    """Returns (value, origin, scale). nothing: the value where the statistic does not exist (nothing is kept)."""
     value, origin, scale, *exists = statistic(k, parameter)
     exists = exists[0] if exists else k.count > 0
     return torch.where(exists, value, nothing).to(k.dtype), origin, torch.where(exists, scale, 0.0)
@@ -161,10 +161,10 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
     keep = kept(mask, weight)
     x = input.double()
     sign = torch.where(x.isnan(), x, x.sign())
-    power = torch.where(x == origin, 0, x - origin)  # also for inf - inf
+    power = torch.where(x == origin, 0, x - origin)  # 0 for inf - inf, too
     shape = (x - origin, torch.ones_like(x), power.exp(), sign, sign)[kind]
     dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # scale 0: dx is 0 for any grad, NaN too
-    if kind in (EQUAL, EXTREME):  # selected, not multiplied: an upstream NaN reaches the extreme elements alone
+    if kind in (EQUAL, EXTREME):  # selected, not multiplied: an upstream NaN reaches only these elements
         extreme = ((x if kind == EQUAL else x.abs()) == origin) | (x.isnan() & origin.isnan())
         keep = extreme if keep is None else keep & extreme
     elif weight is not None:
@@ -208,11 +208,12 @@ def extreme(value, origin, scale, *parameter):
 
 
 class Statistic(Reduction):
-    """The record of a statistic. kind: one of the kinds, or {parameter: kind}. keyword: the parameter's name for users.
+    """The record of a statistic. kind: LINEAR to EXTREME, or {parameter: kind}. keyword: the parameter's public name.
     file: the file of kernels/reductions with its launcher, if that is named after another op.
 
-    part(value, origin, scale, parameter) -> arguments of `Parts` from the results of a part. weighs: True: a part has
-    the weight of its elements. of_part: (record, parameter) of the statistic that a part computes; None: this one.
+    For elements on several ranks: part(value, origin, scale, parameter) returns the arguments of `Parts` from a part's
+    results. weighs: True if a part's weight is the sum of its elements' weights. of_part: (record, parameter) of the
+    statistic that each part computes; None: this one.
     """
 
     shards, of_part = "statistic", None

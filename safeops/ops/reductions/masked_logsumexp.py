@@ -9,13 +9,13 @@ from safeops.ops.reductions._statistic import EXP, Statistic, reciprocal
 
 def _define(k, parameter):
     top = k.largest(k.x)
-    infinite = (k.x == top) & (top == float("inf"))  # inf - inf is NaN, and should be 0
+    infinite = (k.x == top) & (top == float("inf"))  # k.x - top is set to 0 there: inf - inf is NaN
     top = torch.where(top == -float("inf"), 0, top)
     total = k.sum(k.weighted(k.select(torch.where(infinite, 0, k.x - top).exp(), 0)))
-    total = total * torch.where(total < 0, float("nan"), 1)  # its logarithm and gradient are NaN
+    total = total * torch.where(total < 0, float("nan"), 1)  # log and gradient: NaN
     nothing = total == 0  # every kept element is -inf
     scale = torch.where(nothing, 1, total.reciprocal())
-    # +inf elements enter by their mean: it gives them the gradient that they lose by the 0 above.
+    # +inf elements got no gradient, by the 0 above. So their weighted mean, which is +inf, replaces top in the value.
     w = torch.where(infinite, 1 if k.weight is None else k.weight.detach(), 0)
     mean = k.sum(torch.where(infinite, k.x, 0) * w) * scale.detach()
     top_or_mean = torch.where(top == float("inf"), mean, top)

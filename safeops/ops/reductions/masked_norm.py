@@ -12,7 +12,7 @@ KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that hav
 
 
 def norm(k, ord, safe=False):
-    """Returns (value, origin, scale). safe: gradient 0, and not inf, where the norm of finite elements overflows."""
+    """Returns (value, origin, scale). safe: True: where the norm of finite elements overflows, its gradient is 0."""
     order = None if isinstance(ord, SYMBOLIC) else ord  # symbolic: treated as any other order
     if order == 2:
         binade = k.binade()
@@ -27,20 +27,20 @@ def norm(k, ord, safe=False):
         value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
         return value, value, 1 / ties
     value = _any_order(k, a, ord, safe)
-    return value, value, value  # origin and scale are not used: there is no kernel
+    return value, value, value  # origin and scale are not read: these orders have no kernel
 
 
 def _any_order(k, a, ord, safe):
-    """(sum w |x|^ord)^(1 / ord). An element that is 0 has gradient 0, where the true gradient may be infinite."""
+    """(sum w |x|^ord)^(1 / ord). An element of 0 gets gradient 0, though the true gradient may be infinite."""
     zero = a == 0
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
-    # Divided by the largest element (for ord < 0: the smallest that is not 0), no power overflows.
+    # a is divided by its largest element (for ord < 0: by its smallest that is not 0), so that no power overflows.
     fixed = a.detach()
     top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))
     top = torch.where((top > 0) & top.isfinite(), top, 1)
-    # As tensors: pow with a symbolic number cannot be differentiated. Clamped: beyond 1e20 all powers but those of the
-    # extreme element are 0.
+    # ord becomes a tensor, since pow with a symbolic number has no derivative. It is clamped to 1e20: there the powers
+    # of all elements but the extreme one are 0 already.
     power = scalar(ord, torch.float64, a.device).clamp(-1e20, 1e20)
     power, inverse = power.to(a.dtype), (1 / power).to(a.dtype)
     terms = torch.where(zero, 0, torch.where(zero, 1, a / top) ** power)
@@ -49,7 +49,7 @@ def _any_order(k, a, ord, safe):
     usual = ~(vanishes | infinite)
 
     def value_of(total):
-        root = total ** (inverse / 2)  # in two factors: top root^2 may fit where root^2 overflows
+        root = total ** (inverse / 2)  # top root^2 may fit where root^2 overflows
         return top * root * root
 
     if safe:
@@ -58,7 +58,7 @@ def _any_order(k, a, ord, safe):
     value = torch.where(usual, value_of(torch.where(usual, total, 1)), INF)
     value = torch.where(infinite, torch.where(infinite, total, 1) ** inverse, value)
     if ord < 0:
-        # a kept 0 has an infinite power, and makes the norm 0; inf has the power 0, and if all are inf the norm is
+        # a kept 0 has an infinite power: the norm is 0. An inf has the power 0: the norm of infs alone is inf.
         none = ~k.sum(k.select(zero, False).to(a.dtype)).bool() | total.isnan()
         return torch.where(none, value, 0)
     return torch.where(vanishes, 0, value)

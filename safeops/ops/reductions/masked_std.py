@@ -13,7 +13,7 @@ def _define(k, correction):
 
 
 _masked_std = Spread("masked_std", _define, file="masked_var")
-# A part computes its standard deviation, which does not overflow; the correction is applied to all parts together.
+# A rank computes its part's standard deviation with correction 0 (it does not overflow); all parts get the correction.
 Spread.of_part = _masked_std, 0.0
 
 

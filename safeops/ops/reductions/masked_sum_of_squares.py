@@ -7,7 +7,7 @@ from safeops.ops.reductions._statistic import LINEAR, Statistic
 
 
 def _define(k, parameter):
-    # x (w x): it overflows or underflows only where w x^2 does, even if x^2 alone does.
+    # x (w x), not w (x x): x^2 may overflow or underflow where w x^2 does not.
     value = k.sum(k.x * k.weighted(k.x))
     return value, torch.zeros_like(value), torch.full_like(value, 2)
 

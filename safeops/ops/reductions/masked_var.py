@@ -7,20 +7,20 @@ from safeops.ops.reductions._statistic import LINEAR, Kept, Statistic
 
 
 def deviations(k, x, correction, unit=1):
-    """Returns (sum of the squared deviations from the mean, mean, divisor, exists) of x, in two passes. exists: False,
-    with divisor 1, where nothing is kept or the sum of weights does not exceed the correction."""
+    """Returns (sum of the squared deviations from the mean, mean, divisor, exists) of x, in two passes. divisor: the
+    sum of weights minus the correction. exists: False where it is not above 0 or nothing is kept; divisor is then 1."""
     if k.weight is not None:
-        k.weight = torch.where(k.weight < 0, float("nan"), k.weight)  # a negative weight is no frequency
+        k.weight = torch.where(k.weight < 0, float("nan"), k.weight)  # weights are frequencies: not negative
     total = k.sum(k.weighted(x))
     weight = k.total_weight(total)
     mean = total / torch.where(k.count > 0, weight, 1)
-    # Equal elements get deviations of exactly 0, however the division rounds: the root of a rounding error has a huge
-    # gradient.
+    # If all elements are equal, the mean is set to them, so that rounding leaves no deviation: the gradient of the root
+    # of a rounding error would be huge.
     largest, smallest = k.largest(x), -k.largest(-x)
     mean = mean + torch.where(largest == smallest, largest - mean, 0).detach()
     d = k.select(x - mean, 0)
     squares = k.squares(d, unit)
-    exists = (k.count > 0) & ~((weight - correction <= 0) & ~squares.isnan())  # a NaN shows
+    exists = (k.count > 0) & ~((weight - correction <= 0) & ~squares.isnan())  # NaN squares exist: the result is NaN
     return squares, mean, torch.where(exists, weight - correction, 1), exists
 
 

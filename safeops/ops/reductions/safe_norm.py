@@ -1,4 +1,4 @@
-"""safe_norm: masked_norm that saturates, with the order of arguments of torch.linalg.vector_norm."""
+"""safe_norm: masked_norm that saturates; `dim` is its second argument, and it takes no weight."""
 
 import torch
 

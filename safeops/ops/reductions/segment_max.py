@@ -7,19 +7,19 @@ from safeops.ops.reductions._segment import SegmentReduction
 
 
 def _finish(k, count):
-    """Returns (the largest, the number of elements equal to it), which share its gradient evenly."""
+    """Returns (largest kept element, number of elements equal to it) per sequence. These share its gradient evenly."""
     top = k.largest()
     of_rows = k.of_rows(top)
     ties = k.select((k.x == of_rows) | (k.x.isnan() & of_rows.isnan()), False)
     number = k.number(ties)
-    # x - base is 0 where the largest is finite: its value stays exact, and its gradient is 1 / ties.
+    # For a finite top, x - base is 0 at the ties: the value stays exactly top, and each tie's gradient is 1 / number.
     base = torch.where(top.isfinite(), top, 0)
     extra = k.sum(torch.where(ties, k.x - k.of_rows(base), 0))
     return base + extra / number.clamp(min=1), number
 
 
 class LargestOfSegments(SegmentReduction):
-    """I/O: forward reads input and mask once; backward reads them, and writes the gradient."""
+    """The record of segment_max. Forward reads input and mask once; backward reads them, and writes the gradient."""
 
     saved = ("value", "denominator")
 

@@ -1,5 +1,5 @@
 """Selection: elements of the input are moved, by a mask or by an index. Nothing is computed.
 
-`_selection.py` has the dtypes that are moved and the fill for an index out of range; `_indexed.py` has the record of
-ops that take an index.
+`_selection.py` has the dtypes that kernels move and the fill for an index out of range; `_indexed.py` has the record of
+safe_gather and safe_index_select.
 """

@@ -6,9 +6,8 @@ from safeops.ops.selection._selection import MOVABLE, as_double, check_fill, che
 
 
 class Indexed(Op):
-    """gathers: True: `index` has an entry for each element of the result; False: it is a vector along `dim`.
-
-    validate_index(input, dim, index): raises if the dim or the shapes do not fit."""
+    """The record of a selection by index. gathers: True if `index` has an entry for each element of the result; False
+    if it is a vector along `dim`. validate_index(input, dim, index): raises if the dim or the shapes do not fit."""
 
     owner = "C++/CUDA"
     linear = 1

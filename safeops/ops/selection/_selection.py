@@ -1,4 +1,4 @@
-"""Shared by the selection ops: the dtypes that they move, fill values in any dtype, rows by index, and checks."""
+"""Shared by the selection ops: the dtypes that kernels move, fill values, selection of rows by index, and checks."""
 
 import torch
 
@@ -6,26 +6,26 @@ from safeops.core import check
 from safeops.core.dtypes import FLOATING, fill_of, filled, signed, where
 from safeops.core.symbolic import symbolic
 
-# The kernels move these by bit pattern. Other dtypes take the composite.
+# The kernels move the bits of these dtypes. For other dtypes the composite (torch ops) runs.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
-MOST_DIMS = 63  # one less than usual: the kernels read an element of 16 bytes as one more dim, of two 8-byte elements
+MOST_DIMS = 63  # not 64: the kernels read 16-byte elements as two 8-byte elements, along one more dim
 INDEX = (torch.int32, torch.int64)
 
 # ---- definitions
 
 
 def full(x, shape, fill_value):
-    """A tensor of `fill_value` in x's dtype, attached to the graph of x, which has no elements."""
+    """A tensor of `fill_value` in x's dtype, attached to x's graph. x has no elements."""
     result = filled(x, shape, fill_of(fill_value, x.dtype))
     return result - x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else result
 
 
 def summed_wide(x):
-    """x in the dtype in which gradients of duplicates are summed. (Unsigned as signed: CUDA indexes few of these.)"""
+    """x in the dtype that sums the gradients of duplicates. (Unsigned becomes signed: CUDA indexes few unsigned.)"""
     if x.dtype not in FLOATING:
         return signed(x)
-    # in fp64 on the CPU, where aten adds one by one
+    # fp64 on the CPU: there aten adds terms one by one, and in fp32 the error grows like their number
     return x.to(torch.float64 if x.device.type == "cpu" or x.dtype == torch.float64 else torch.float32)
 
 
@@ -42,8 +42,8 @@ def select_rows(rows, index, fill_value):
 
 
 def as_double(fill_value):
-    """The fill value as a double, which the kernels take. None for an integer that is not exact in a double."""
-    if symbolic(fill_value):  # its present value must not be read
+    """The fill value as the double that kernels take. None for an integer that a double cannot hold exactly."""
+    if symbolic(fill_value):  # its value must not be read
         return fill_value
     double = float(fill_value)
     return double if double == fill_value or fill_value != fill_value else None

@@ -23,9 +23,9 @@ class MaskedCompact(NamedTuple):
 
 
 def definition(input, mask, capacity, fill_value=0.0):
-    """mask has the shape of input's first dims."""
+    """Returns (values, index, count). mask has the shape of input's first dims: all, or those that number the rows."""
     flat = mask.reshape(-1)  # (N,)
-    rank = flat.cumsum(0)  # the number kept up to each element
+    rank = flat.cumsum(0)  # for each element, the number of kept ones up to and including it
     count = flat.sum()
     slot = torch.arange(capacity, device=mask.device)
     # the k-th kept element is the first with rank k + 1
@@ -34,7 +34,7 @@ def definition(input, mask, capacity, fill_value=0.0):
 
 
 def _take(input, index, lead, fill_value=0.0):
-    """Slot k holds row index[k] of input, `fill_value` for an index of -1. The first `lead` dims number the rows."""
+    """Slot k gets row index[k] of input, or `fill_value` if that is -1. The first `lead` dims number the rows."""
     rows = 1
     for n in input.shape[:lead]:  # torch.Size.numel would make constants of dynamic sizes
         rows = rows * n
@@ -103,14 +103,14 @@ class Compaction(Op):
             raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
         if capacity < 0:
             raise ValueError(f"masked_compact: capacity must be at least 0, got {capacity}")
-        # (not for a symbolic size: the comparison would bound it)
+        # (a symbolic capacity is not compared: that would restrict it)
         if isinstance(capacity, int) and capacity >= 2**59:
             raise ValueError(
                 f"masked_compact: capacity must be less than 2^59, got {capacity}: no memory holds so many"
             )
         check_fill("masked_compact", fill_value, input.dtype)
 
-    # The gradient of the input: grad[k] at row index[k], 0 elsewhere.
+    # Backward: the gradient of input is grad[k] at row index[k], 0 at all other rows.
 
     def gradients(self, grad, needs, operands, results):
         return (self.backward(grad, results.index, operands.input.shape),)

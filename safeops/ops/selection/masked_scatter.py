@@ -15,7 +15,7 @@ from safeops.ops.selection._selection import MOST_DIMS, MOVABLE, check_movable, 
 def definition(input, source, mask):
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     flat = mask.expand(shape).reshape(-1)
-    rank = flat.cumsum(0) - 1  # the place of a True element among them
+    rank = flat.cumsum(0) - 1  # for a True element, the number of True elements before it
     taken = flat & (rank < source.numel())
     fresh = select_rows(source.reshape(-1), torch.where(taken, rank, -1), 0)
     return where(taken.reshape(shape), fresh.reshape(shape), input)

@@ -27,7 +27,7 @@ def _fake(input, mask):
 
 
 def _composite(input, mask):
-    """For devices without a kernel: count, then compact to exactly that capacity."""
+    """For devices without a kernel: count the True elements, then run masked_compact with this capacity."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     input, mask = input.expand(shape), mask.expand(shape)
     return _masked_compact.forward(input, mask, int(mask.sum()))[0]  # the host waits here
@@ -43,7 +43,7 @@ class MaskedSelect(Op):
     sum_to = staticmethod(sum_to)
     linear = 1
     waits = True
-    compiled = ()  # the result's size is unknown to a trace
+    compiled = ()  # a trace does not know the result's size
 
     def prepare(self, input, mask):
         return input.dtype in MOVABLE, (input, mask)
@@ -56,7 +56,7 @@ class MaskedSelect(Op):
         check.same_device("masked_select", "input", input, mask=mask)
         check.no_dtensor("masked_select", "input", input)
 
-    # The gradient of the input: the elements of grad, in order, where the mask is True; 0 elsewhere.
+    # Backward: the gradient of input has the elements of grad, in order, where the mask is True, and 0 elsewhere.
 
     def gradients(self, grad, needs, operands, results):
         return (self.backward(*_scattered(grad, *operands)),)

@@ -19,7 +19,7 @@ def definition(input, index, dim, fill_value=0.0):
         return full(input, index.shape, fill_value)
     dim %= input.dim()
     valid = (index >= 0) & (index < input.shape[dim])
-    # input[i, index[i, j], ...]: advanced indexing, whose backward adds duplicates in a fixed order, on CUDA too
+    # Advanced indexing (for dim = 1: input[i, index[i, j]]): its backward adds duplicates in a fixed order, on CUDA too
     place = []
     for d, n in enumerate(index.shape):
         along = [1] * index.dim()

@@ -1,5 +1,5 @@
-"""info_nce_loss with the other rows' keys as negatives: for half vectors on CUDA one kernel, without (N, N) logits in
-memory."""
+"""info_nce_loss with the other rows' keys as negatives. For half vectors on CUDA, kernels compute it without storing
+the (N, N) logits."""
 
 import torch
 from torch.compiler import is_compiling
@@ -18,7 +18,7 @@ WIDEST = 1024  # the largest D of vectors (N, D) that the kernels take
 
 
 def factors(temperature, query, *keys):
-    """Returns (query, *keys, half): vectors whose products are the logits, and the half dtype for `matmul` or None."""
+    """Returns (query, *keys, half): vectors whose products are the logits, and the argument `half` of `matmul`."""
     compute = compute_dtype(query.dtype, *(x.dtype for x in keys))
     half = query.dtype if takes_half(query, *keys) else None
     query, *keys = (normalize(x.to(compute), dim=-1, eps=None) for x in (query, *keys))
@@ -26,22 +26,22 @@ def factors(temperature, query, *keys):
 
 
 def over_temperature(temperature, half, query, *keys):
-    """Unit vectors, scaled so that their products are cos / temperature. half: the dtype for `matmul`, or None."""
+    """Scales unit vectors so that their products are cos / temperature. half: the argument of `matmul`, or None."""
     temperature = as_operand(temperature, query)
     if half is None:
         return query / temperature, *keys
-    # both are divided by the root: so fp16 holds them down to temperatures of 1e-9
+    # both factors are divided by sqrt(temperature): fp16 then holds them for temperatures down to 1e-9
     root = (temperature.to(query.dtype) if isinstance(temperature, torch.Tensor) else temperature) ** 0.5
     return tuple(x / root for x in (query, *keys))
 
 
 def define(query, key, keep=None, temperature=None, number=1.0):
-    """The losses (N,). keep: bool, True where a row exists; None: all. temperature: 0-dim, in place of `number`."""
+    """The losses (N,). keep: bool, True for kept rows; None: all. temperature: 0-dim tensor, or None: then `number`."""
     if keep is not None:
         query, key = (torch.where(keep.unsqueeze(-1), x, 0) for x in (query, key))
-    logits = matmul(*factors(number if temperature is None else temperature, query, key))  # own keys: the diagonal
+    logits = matmul(*factors(number if temperature is None else temperature, query, key))  # (own key: diagonal)
     if keep is not None:
-        logits = torch.where(keep, logits, float("-inf"))  # a class that does not exist
+        logits = torch.where(keep, logits, float("-inf"))  # the key of a row that is not kept is no class
     target = logits.new_ones(query.shape[:1], dtype=torch.int64).cumsum(0) - 1
     return cross_entropy(logits, target, mask=keep, reduction="none")
 
@@ -89,8 +89,8 @@ backward = declare_raw(
 
 
 class InfoNCE(Op):
-    """The record of the losses with the other rows' keys. It has the name of info_nce_loss, whose record replaces it in
-    the registry: errors name the loss."""
+    """The record of the losses with the other rows' keys as negatives. It has the name of info_nce_loss, so that errors
+    name the loss; the record of info_nce_loss, created later, stays in the registry."""
 
     differentiable = ("query", "key", "temperature")
 

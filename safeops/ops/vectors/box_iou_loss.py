@@ -1,4 +1,4 @@
-"""box_iou_loss: 1 - IoU of pairs of boxes, with the terms that GIoU, DIoU and CIoU add to it."""
+"""box_iou_loss: 1 - IoU of pairs of boxes, plus the terms of GIoU, DIoU or CIoU."""
 
 import math
 
@@ -14,30 +14,30 @@ from safeops.core.row_loss import RowLoss
 from safeops.ops.classification._classification import has_missing_class, is_watched, validate_reduction
 
 NAME = "box_iou_loss"
-KINDS = "iou", "giou", "diou", "ciou"  # the raw op's `kind` is an index of these
+KINDS = "iou", "giou", "diou", "ciou"  # the raw op's `kind` is an index into this tuple
 
 # ---- definition
 
 
 def edges(boxes):
-    """x1, y1, x2, y2: (...) each."""
+    """Returns (x1, y1, x2, y2), each of shape (...), of boxes (..., 4)."""
     return gathered(boxes, (boxes.dim() - 1,)).unbind(-1)
 
 
 def extent(boxes):
-    """(...): the smaller of width and height. Negative for a box with x2 < x1 or y2 < y1; NaN for one with a NaN."""
+    """(...): the smaller of width and height: negative for a box with x2 < x1 or y2 < y1, NaN for a box with a NaN."""
     x1, y1, x2, y2 = edges(boxes.detach())
     return torch.minimum(x2 - x1, y2 - y1)
 
 
 def ratio(x, y, otherwise=0):
-    """x / y; where y is 0 the constant `otherwise`."""
+    """x / y; where y is 0, the constant `otherwise`, with gradient 0."""
     nothing = y == 0
     return torch.where(nothing, otherwise, x / torch.where(nothing, 1, y))
 
 
 def to_ordinary_size(a, b):
-    """Multiply two boxes by a power of two that brings their largest coordinate near 1: no area over- or underflows."""
+    """Scale each pair of boxes by the power of two that brings the largest |coordinate| near 1: then areas fit."""
     largest = torch.maximum(a.detach().abs().amax(-1), b.detach().abs().amax(-1))
     scale = torch.where(largest.isfinite() & (largest > 0), largest, 1)
     scale = to_one(scale.clamp(min=torch.finfo(a.dtype).tiny)).unsqueeze(-1)
@@ -51,7 +51,7 @@ def losses(a, b, kind):
     aw, ah, bw, bh = ax2 - ax1, ay2 - ay1, bx2 - bx1, by2 - by1
     w = hinge(torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1))
     h = hinge(torch.minimum(ay2, by2) - torch.maximum(ay1, by1))
-    # the intersection's area, and that of each box outside the other: no sum cancels
+    # both: the intersection's area. rest: the area of each box outside the intersection, from terms of one sign.
     both, rest = w * h, (aw - w) * ah + w * (ah - h) + ((bw - w) * bh + w * (bh - h))
     union = both + rest
     loss = ratio(rest, union, 1)  # 1 - IoU
@@ -65,8 +65,8 @@ def losses(a, b, kind):
     distance = ratio(dx * dx + dy * dy, hull_w * hull_w + hull_h * hull_h)
     if kind == 2:
         return loss + distance
-    # + alpha v, with v from the difference of both atan(w / h); alpha is a constant of the derivative
-    lesser = aw + ah <= bw + bh  # the differences times the sides of the smaller box do not cancel
+    # + alpha v, with v = (2 / pi (atan(bw / bh) - atan(aw / ah)))^2; alpha has no gradient. across = bw ah - aw bh
+    lesser = aw + ah <= bw + bh  # differences times the smaller box's sides: no digits are lost
     w, h = torch.where(lesser, aw, bw), torch.where(lesser, ah, bh)
     across, along = (bw - aw) * h - w * (bh - ah), ah * bh + aw * bw
     point = (aw == 0) & (ah == 0) | (bw == 0) & (bh == 0)
@@ -135,7 +135,7 @@ _reduced_backward = declare_raw(
 
 
 class BoxIouLoss(RowLoss):
-    """I/O: each direction reads the boxes once; backward writes their gradients."""
+    """The record of box_iou_loss. Forward and backward read the boxes once; backward writes their gradients."""
 
     module, example = "BoxIouLoss", "torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 2, 2]])"
     differentiable, visible, saved = ("input", "target"), 2, ()

@@ -1,4 +1,4 @@
-"""cosine_embedding_loss: 1 - cos of vectors that belong together, max(cos - margin, 0) of others."""
+"""cosine_embedding_loss: 1 - cos for pairs of vectors that belong together, max(cos - margin, 0) for other pairs."""
 
 import torch
 
@@ -19,7 +19,7 @@ SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, *FLOATING)  # dtype
 
 
 def definition(input1, input2, target, keep=None, margin=0.0):
-    """The loss of each row. keep: bool, True where a row exists; None: all."""
+    """The loss of each row. keep: bool, True for kept rows; None: all."""
     if keep is not None:  # select before arithmetic: NaN * 0 is NaN
         input1, input2 = (torch.where(keep.unsqueeze(-1), x, 0) for x in (input1, input2))
     cos = cosine_similarity(input1, input2, dim=-1, eps=None)
@@ -58,7 +58,7 @@ _backward = declare_raw(
 
 
 class LossOfRow(Inner):
-    """The record of the loss of each row."""
+    """The record of the op that returns each row's loss."""
 
     differentiable = ("input1", "input2")
 

@@ -21,10 +21,10 @@ def _composite(x1, x2, dim=-1, eps=None):
     eps = resolve_eps(eps, compute)
     shape = torch.broadcast_shapes(x1.shape, x2.shape)
     (y1, norm1), (y2, norm2) = (unit_vectors(x.to(compute).expand(shape), dim, eps) for x in (x1, x2))
-    # Where one vector is zero the other has no gradient either; a NaN or inf in it still shows.
+    # If one vector is zero, both get gradient 0; a NaN or inf in the other vector still shows.
     alive = ((norm1 != 0) | ~norm2.isfinite()) & ((norm2 != 0) | ~norm1.isfinite())
     value = (torch.where(alive, y1, 0) * torch.where(alive, y2, 0)).sum(dim)
-    value = value - (value - value.clamp(-1, 1)).detach()  # rounding may exceed 1; no gradient is lost
+    value = value - (value - value.clamp(-1, 1)).detach()  # rounding may exceed 1; the gradient stays
     return value, norm1.to(torch.float64), norm2.to(torch.float64)
 
 
@@ -45,7 +45,7 @@ def _fake(x1, x2, dim=-1, eps=None):
 def _fake_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=True, need_x2=True):
     shape = torch.broadcast_shapes(x1.shape, x2.shape)
     wide = compute_dtype(x1.dtype, x2.dtype, grad.dtype)
-    # A broadcast operand's gradient will be summed: it stays as wide as it was computed.
+    # A broadcast operand's gradient is summed to its shape later: it stays wide, and is rounded after the sum.
     dtypes = (x.dtype if x.shape == shape else wide for x in (x1, x2))
     return tuple(
         like(x, shape, dtype) if needed else x.new_empty(0, dtype=dtype)

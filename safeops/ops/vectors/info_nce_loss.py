@@ -30,7 +30,7 @@ def validate_options(name, reduction, empty, temperature):
 def temperature_for(name, temperature, x):
     """Validate a temperature. A CPU tensor is moved to x's device."""
     _validate_temperature(name, temperature)
-    # (torch, too, divides by a 0-dim CPU tensor as by a number)
+    # (as torch, which accepts a 0-dim CPU tensor beside CUDA tensors)
     return temperature.to(x.device) if isinstance(temperature, torch.Tensor) and temperature.is_cpu else temperature
 
 
@@ -66,7 +66,7 @@ _SCHEMA = (
 
 
 @_info_nce_loss.public(
-    ".Tensor" + _SCHEMA.format(temperature="Tensor temperature"),  # (first: else the tensor would be read as a number)
+    ".Tensor" + _SCHEMA.format(temperature="Tensor temperature"),  # (first: the float overload also accepts a tensor)
     _SCHEMA.format(temperature="float temperature=0.1"),
     arguments=ARGUMENTS,
 )

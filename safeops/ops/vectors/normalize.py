@@ -25,14 +25,14 @@ def unit_vectors(x, dim, eps):
     empty = x.dim() > 0 and x.shape[dim] == 0
     largest = x.new_zeros(keepdim_shape(x.shape, dim)) if empty else fixed.abs().amax(dim, keepdim=True)
     zero = (fixed == 0).all(dim, keepdim=True)
-    # Scaled, x^2 neither overflows nor underflows. (Zeros have scale 1: a second derivative squares it.)
+    # (x scale)^2 neither overflows nor underflows. (A zero vector has scale 1: a second derivative squares the scale.)
     scale = torch.where(zero, 1, _to_one(largest.clamp(min=info.tiny)))
     floor_scale = _to_one(filled(x, (), eps).clamp(min=info.tiny))
     scaled = x * scale
     # The root has no derivative at 0: select before taking it.
     squares = torch.where(zero, 1, scaled.square().sum(dim, keepdim=True))
     root = torch.where(zero, 0, squares.sqrt())
-    # Below eps the result is x / eps, without the length in its derivative; eps has its own scale.
+    # For |x| < eps the result is x / eps, whose derivative does not contain |x|. floor_scale is the scale of eps.
     under = root <= eps * scale
     divisor = torch.where(zero, 1, torch.where(under, eps * floor_scale, root))
     y = torch.where(zero, 0, torch.where(under, x * floor_scale, scaled)) / divisor
@@ -40,12 +40,12 @@ def unit_vectors(x, dim, eps):
 
 
 def _to_one(size):
-    """The power of two that brings a positive size near 1; 1 for inf and NaN."""
+    """The power of two that brings a positive number to [1, 2); 1 for inf and NaN."""
     return torch.where(size.isfinite(), to_one(size), 1)
 
 
 def resolve_eps(eps, compute):
-    """eps in the range of the compute dtype: a 0-dim tensor or a number; None: the smallest normal number."""
+    """eps, a number or 0-dim tensor, clamped to the compute dtype's range. For None: its smallest normal number."""
     info = torch.finfo(compute)
     if isinstance(eps, torch.Tensor):
         return eps.to(compute).clamp(max=info.max)
@@ -115,14 +115,14 @@ _normalize = Normalize("normalize", _forward, _backward, definition)
 
 
 def by_norm(input, p, dim, eps):
-    """`normalize` by another norm, or over several dims: torch ops around `safe_norm`."""
+    """`normalize` with p other than 2, or over several dims: `safe_norm` and torch ops."""
     check.floating("normalize", "input", input, numbers=True)
     check.number("normalize", "p", p, minimum=-math.inf, maximum=math.inf)
     check.dims("normalize", dim, input.dim())
     if eps is not None:
         check.number("normalize", "eps", eps, minimum=0)
         eps = as_operand(eps, input)
-    x = input.to(compute_dtype(input.dtype))  # once: the two parts of its gradient are added before they are rounded
+    x = input.to(compute_dtype(input.dtype))  # converted once: autograd adds both gradients, then rounds
     length = safe_norm(x, dim, ord=p, keepdim=True)
     floored = length.clamp(min=resolve_eps(eps, x.dtype))
     zero = (x == 0).all(dim, keepdim=True)

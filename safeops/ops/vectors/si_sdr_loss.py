@@ -18,15 +18,15 @@ NAME = "si_sdr_loss"
 
 
 def selected(x, keep):
-    """x where its samples exist, 0 elsewhere."""
+    """x where `keep` is True, 0 elsewhere; x if keep is None."""
     return x if keep is None else torch.where(keep, x, 0)
 
 
 def losses(x, s):
-    """The loss of each row, of signals (..., D) in the compute dtype.
+    """The losses (...) of the rows of signals x, s (..., D), in the compute dtype.
 
-    (1) |a s|^2 / |a s - x|^2 = c^2 / (1 - c^2), with c the cosine of x and s
-    (2) 1 - |c| would cancel; with unit vectors u, v it is |u - sign(c) v|^2 / 2, which does not
+    (1) loss = -10 log10(|a s|^2 / |a s - x|^2) = 10 log10((1 - c^2) / c^2), with c the cosine of x and s
+    (2) 1 - |c| = |u - sign(c) v|^2 / 2 with the unit vectors u of x and v of s: this form loses no digits near |c| = 1
     (3) 1 - c^2 = (1 - |c|) (2 - (1 - |c|))
     """
     least = 4 * torch.finfo(x.dtype).eps
@@ -35,7 +35,7 @@ def losses(x, s):
     sign = torch.where(c < 0, -1.0, 1.0).to(c.dtype)
     near = sums.total((u - sign.unsqueeze(-1) * v).square(), dim=-1) / 2  # 1 - |c|
     error, signal = near * (2 - near), c * sign
-    # An estimate counts as orthogonal, or as perfect, if it is so up to rounding. (A NaN is neither.)
+    # Up to rounding, an estimate is orthogonal if |c| = 0, perfect if 1 - c^2 = 0. (NaN is neither, and shows.)
     orthogonal, perfect = signal <= least, error <= least * least
     error, signal = (torch.where(orthogonal | perfect, 1, y) for y in (error, signal))
     loss = 10 * error.log10() - 20 * signal.log10()

@@ -30,11 +30,11 @@ def define(features, labels, keep, temperature):
     count = positive.sum(1, keepdim=True)
     counted = count[:, 0] > 0 if keep is None else keep & (count[:, 0] > 0)
     compute, half = compute_dtype(features.dtype), features.dtype if takes_half(features) else None
-    # once: the parts of its gradient are added before they are rounded
+    # converted once: autograd adds the two gradients of z and rounds only the sum
     z = normalize(features.to(compute), dim=-1, eps=None)
     logits = torch.where(
         other, matmul(*over_temperature(temperature, half, z, z), half), float("-inf")
-    )  # -inf: no class
+    )  # -inf: the row itself, and rows that are not kept, are no classes
     probabilities = positive.to(logits.dtype) / count.clamp(min=1)
     return cross_entropy(logits, probabilities, mask=counted, reduction="none"), counted
 
@@ -72,7 +72,7 @@ _SCHEMA = (
 
 
 @_supervised_contrastive_loss.public(
-    ".Tensor" + _SCHEMA.format(temperature="Tensor temperature"),  # (first: else the tensor would be read as a number)
+    ".Tensor" + _SCHEMA.format(temperature="Tensor temperature"),  # (first: the float overload also accepts a tensor)
     _SCHEMA.format(temperature="float temperature=0.07"),
     arguments=ARGUMENTS.replace("the count of kept rows", "the count of kept rows that have a positive"),
 )

@@ -19,14 +19,14 @@ NAME = "triplet_margin_loss"
 
 
 def _distance(x, y, p, eps):
-    """|x - y + eps| of each row, as in torch; for equal vectors 0, with gradient 0."""
+    """The p-norm of x - y + eps for each row, as in torch; 0 for equal vectors, with gradient 0."""
     norm = masked_norm((x - y).add_(eps), dim=-1, ord=p)
-    return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (inf - inf is NaN)
+    return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (equal infs: inf - inf is NaN, and shows)
 
 
 def _composite(anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, swap=False):
-    """Returns (losses, near, far, apart), of the rows' shape: backward reads the distances. Without swap, apart is
-    empty. keep: bool, True where a row exists; None: all."""
+    """Returns (losses, near, far, apart), of the rows' shape. Backward reads the distances: anchor to positive, anchor
+    to negative, and, with swap, positive to negative (else empty). keep: bool, True for kept rows; None: all."""
     compute = compute_dtype(anchor.dtype, positive.dtype, negative.dtype)
     a, b, c = (x.to(compute) for x in (anchor, positive, negative))
     if keep is not None:  # select before arithmetic: NaN * 0 is NaN
@@ -97,14 +97,14 @@ _reduced_backward = declare_raw(
 
 
 class TripletMarginLoss(RowLoss):
-    """The record of the loss of each row. Kernels compute p = 2; for other orders the definition runs."""
+    """The record of triplet_margin_loss. Kernels compute p = 2; for other orders the definition runs."""
 
     module, example = "TripletMarginLoss", "torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)"
     differentiable = ("anchor", "positive", "negative")
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        # operand 5, p, chooses a formula: it stays a number in a trace
+        # operand 5 is p, which chooses a formula: in a trace it stays a number
         self.numbers = self.reduced.numbers = tuple(i for i in self.numbers if i != 5)
 
     def prepare(self, anchor, positive, negative, keep, margin, p, eps, swap):

@@ -1,4 +1,4 @@
-"""triplet_margin_with_distance_loss: triplet_margin_loss with a distance function of the caller's."""
+"""triplet_margin_with_distance_loss: triplet_margin_loss with the caller's distance function."""
 
 import torch
 
@@ -83,7 +83,7 @@ def triplet_margin_with_distance_loss(
                     f"{NAME}: {key} {check.shown(x)} must have the first dims of anchor {check.shown(anchor)}"
                 )
     keep, rows = kept(mask, weight), operands.values()
-    if keep is not None:  # select before arithmetic: a triplet that is not kept becomes the points 1, 2 and 3
+    if keep is not None:  # select before arithmetic: a triplet that is not kept becomes the constants 1, 2 and 3
         exists = keep.reshape(*keep.shape, *[1] * (anchor.dim() - keep.dim()))
         rows = [torch.where(exists, x, point) for point, x in enumerate(rows, 1)]
     a, p, n = rows
