@@ -58,7 +58,7 @@ def linear_divergence(name, eager, theirs):
     @case(name)
     def build(n, dtype, device):
         """Student and teacher have n logits each, from vectors of 1024. Most of the time goes into matrix products, so
-        the op is compared with the student's layer alone (F.linear)."""
+        the speed is judged relative to the student's layer alone (F.linear)."""
         (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
         x, y = (data(rows * width, dtype, device, i, grad=not i, shape=(rows, width)) for i in range(2))
         w, v = (data(classes * width, dtype, device, 2 + i, grad=False, shape=(classes, width)) for i in range(2))

@@ -11,7 +11,7 @@ ELEMENTS = 8
 
 
 def small(name: str, device: str, grad: bool):
-    """Returns (the case of at most 8 elements, its inputs); None if it is larger or has no aten op to compare with."""
+    """Returns (case of 8 elements, its inputs); None if it is larger, or lacks an aten op, inputs or a gradient."""
     case = build(name, ELEMENTS, torch.float32, device)
     if case.aten is None or case.elements > ELEMENTS or not case.inputs or (grad and case.backward_bytes is None):
         return None
