@@ -146,7 +146,7 @@ STATEMENTS = st.tuples(
 ).map(lambda t: t[0].format(t[1]))
 
 
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # random programs may cause it
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of made-up programs
 @settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(STATEMENTS, min_size=1, max_size=5), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["    ", "\t"]))
 @example(["if torch.where(x != 0, x / x, 0):\n        pass", "x = torch.log(torch.log(self.w))"], "\n", "    ")
