@@ -1,17 +1,17 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
-# make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own, and
-#              `make test TORCH=2.13.0 PYTHON=python3.13`: under that Python, too
-# make test-all  those, the slow ones (make test-slow), each clause of the contract on every op and variant, and the
-#              CPU kernels under the sanitizers of addresses and undefined behaviour (make sanitize)
+# make test    the tests to run for every change. `make test TORCH=2.11.0` runs them with that torch, in an environment
+#              of its own; `make test TORCH=2.13.0 PYTHON=python3.13` also with that Python
+# make test-all  these tests, the slow ones (make test-slow), each clause of the contract on every op and variant
+#              (make test-exhaustive), and the CPU kernels under g++'s sanitizers (make sanitize)
 # make docs    the documentation as a site, build/site/index.html
-# All first do the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc for
-# the CUDA kernels, which are built for this machine's GPUs). Nothing is done twice: the stamps in .venv remember.
+# All run `make setup` first: .venv, pinned dependencies, the build. It needs Python, pip and g++, and nvcc for the CUDA
+# kernels, which are built for this machine's GPUs. Files in .venv mark finished steps, so that none is repeated.
 
 PYTHON ?= python3
 OTHER  := $(and $(TORCH),$(filter-out python3,$(notdir $(PYTHON))))
 VENV   := .venv$(TORCH:%=-torch-%)$(OTHER:%=-%)
 BIN    := $(VENV)/bin
-# -qq: what went wrong is still printed, and nothing else
+# -qq: print errors only
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 SOURCE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE)) $(wildcard tests/kernels/executed/*.h tests/kernels/executed/*.cpp)
@@ -24,14 +24,14 @@ SHELL  := /bin/bash -o pipefail
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
 ifdef TORCH
-# It brings its own Triton, and may refuse the setuptools that is pinned here; the binary is .venv's: one serves all.
-# For another Python there may be no such versions.
+# Another torch brings its own Triton, and may refuse the pinned setuptools. The extension is not built again: .venv's
+# works with every torch. With another Python only pytest is pinned, since it may not have the other versions.
 PINNED := <(sed -E '/^(setuptools|torch|triton)=/d; $(OTHER:%=/^pytest=/!s/==.*//)' requirements-dev.txt)
 PINNED += "setuptools>=77" torch==$(TORCH)
 BUILD  := $(MAKE) -s TORCH= setup && SAFEOPS_NO_EXT=1
 endif
 
-# (--no-compile: of a hundred packages few modules are ever imported)
+# --no-compile: of a hundred packages, few modules are ever imported.
 $(VENV)/installed: requirements-dev.txt requirements-sources.txt
 	@echo "== environment: $(VENV) (pinned in requirements-dev.txt)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,27 +39,27 @@ $(VENV)/installed: requirements-dev.txt requirements-sources.txt
 	@$(PIP) install --no-compile --no-deps -r requirements-sources.txt
 	@touch $@
 
-# Libraries that recipes and benchmarks import, and the library does not.
+# Libraries that only recipes and benchmarks import.
 $(VENV)/rivals: $(VENV)/installed requirements-rivals.txt
 	@echo "== environment: what recipes and benchmarks compare with (pinned in requirements-rivals.txt)"
 	@$(PIP) install --no-compile -r requirements-rivals.txt
 	@touch $@
 
-# What the oldest Triton makes of the kernels is looked at, too, in processes that find this folder first.
+# The oldest supported Triton, in a folder: some tests compile the kernels with it, in processes that import from here.
 $(VENV)/oldest-triton: $(VENV)/installed requirements-triton.txt
 	@echo "== environment: the oldest Triton that is supported (pinned in requirements-triton.txt)"
 	@rm -rf $@
 	@$(PIP) install --no-compile --no-deps --target $@ -r requirements-triton.txt
 	@touch $@
 
-# The loader of the Hugging Face Hub, whose package is called `kernels`, as a folder here is.
+# The loader of the Hugging Face Hub. It has a folder of its own, since its package is called `kernels`, like ours.
 $(VENV)/hub-loader: $(VENV)/installed requirements-hub.txt
 	@rm -rf $@
 	@$(PIP) install --no-compile --no-deps --target $@ -r requirements-hub.txt
 	@touch $@
 
-# Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
-# is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
+# Development install: the package is imported from this folder, and the extensions are built into safeops/. The .pth
+# file is for scripts beside a checkout that is called safeops: without it they would import that folder as the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
 	@echo "== build: safeops (development install, for this machine; minutes, the first time)"
 	@$(BUILD) $(PIP) install --no-build-isolation --no-deps --editable .
@@ -72,7 +72,7 @@ setup: $(VENV)/built
 demo: setup
 	@$(BIN)/safeops demo $(ARGS)
 
-# Two workers for two cores; tests that share a costly fixture (the wheel) stay on one: xdist_group.
+# Two workers for two cores. loadgroup: tests that share a costly fixture (the wheel) run in one worker (xdist_group).
 PYTEST := $(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist loadgroup
 test: setup
 	@$(PYTEST) -m "not slow" $(ARGS)
@@ -89,16 +89,17 @@ hopper: setup
 architectures: setup
 	$(call build_cuda,all)
 
-# What `make test` leaves out. It looks at the CUDA kernels for Hopper.
+# The tests that `make test` leaves out. Some read the CUDA kernels that are compiled for Hopper.
 test-slow: hopper docs $(VENV)/rivals $(VENV)/oldest-triton $(VENV)/hub-loader
 	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
-# What the others ask of one op of a family, of all; CUDA kernels for all architectures, as the wheel has them.
+# Tests that repeat another test for further ops, dtypes or numbers of ranks. CUDA kernels are built for all
+# architectures, as in the wheel.
 test-exhaustive: architectures $(VENV)/oldest-triton
 	@$(PYTEST) -m exhaustive $(ARGS)
 
-# The CPU kernels where g++'s sanitizers watch each access, integer and conversion: the first report ends its process.
-# (-s: what they print would be lost with the process.)
+# The CPU kernels under g++'s sanitizers of addresses and undefined behavior. The first report ends the process, so
+# pytest gets -s: captured output would be lost.
 SANITIZED  := tests/test_sanitized.py tests/contract/test_contract.py tests/contract/test_properties.py \
     tests/callers/test_nonsense.py tests/callers/test_numbers.py
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-omit-frame-pointer -g1
@@ -112,7 +113,7 @@ sanitize: setup
 
 test-all: test test-slow test-exhaustive sanitize
 
-# The types that editors read, of the signatures as they are now.
+# Writes safeops/*.pyi, the types that editors read, from the current signatures.
 types: setup
 	@$(BIN)/python scripts/type_stubs.py
 
@@ -129,7 +130,7 @@ $(VENV)/docs: $(VENV)/installed requirements-docs.txt
 	@$(PIP) install --no-compile -r requirements-docs.txt
 	@touch $@
 
-# It needs neither a server nor a network.
+# The site can be read without a server and without a network.
 docs: build/site/index.html
 build/site/index.html: $(VENV)/built $(VENV)/docs mkdocs.yml $(shell find *.md docs scripts/docs_* safeops benchmarks \
     -name '*.py' -o -name '*.md' -o -path 'docs/*.*' -o -name '*.toml')
@@ -140,12 +141,12 @@ build/site/index.html: $(VENV)/built $(VENV)/docs mkdocs.yml $(shell find *.md d
 bench: setup $(VENV)/rivals
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-# What the kernels should take on GPUs that are not here: the table of docs/gpu-model.md (minutes).
+# Writes the table of docs/gpu-model.md: the predicted times of the kernels on several GPUs (minutes).
 gpu-model: architectures
 	@$(BIN)/python -m tests.kernels.modelled
 
-# As it is published, for any Linux of manylinux_2_28, with the CUDA kernels for all architectures. ARCH=aarch64: the
-# CPU kernels alone, by the compiler of Debian's g++-aarch64-linux-gnu.
+# The published wheel, for any Linux of manylinux_2_28, with the CUDA kernels for all architectures. ARCH=aarch64: CPU
+# kernels only, cross-compiled by Debian's g++-aarch64-linux-gnu.
 MACHINE := $(shell uname -m)
 ARCH  ?= $(MACHINE)
 CROSS := $(if $(filter-out $(MACHINE),$(ARCH)),CXX=$(ARCH)-linux-gnu-g++ SAFEOPS_NO_CUDA=1)
@@ -158,26 +159,27 @@ $(VENV)/release: $(VENV)/installed requirements-release.txt
 	@$(PIP) install --no-compile -r requirements-release.txt
 	@touch $@
 
-# What would be published, built, checked and listed: ARGS="--arch x86_64 aarch64"
+# Builds, checks and lists the files of a release, and publishes nothing: ARGS="--arch x86_64 aarch64"
 release: setup $(VENV)/release
 	@$(BIN)/python scripts/release.py --dry-run $(ARGS)
 
-# The Python package and its Triton kernels as a kernel of the Hugging Face Hub: dist/hub
+# Writes dist/hub: the Python package and its Triton kernels, as a kernel for the Hugging Face Hub.
 hub: setup
 	@$(BIN)/python scripts/hub.py
 	@ls -d dist/hub/build/*
 
-# How many broken kernels the tests notice: minutes for each, in a copy under build/mutants (ARGS="--count 100 --seed 13").
+# Breaks kernels in a copy under build/mutants, and counts how many the tests notice: minutes for each. For example,
+# ARGS="--count 100 --seed 13".
 mutants: setup
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
-# On a machine with a GPU. That script needs no make: python3 scripts/gpu_check.py --wheel safeops-*.whl
+# Runs on a machine with a GPU. Without make: python3 scripts/gpu_check.py --wheel safeops-*.whl
 KERNELS := dist/gpu-kernels.tar.xz
 gpu-check: wheel
 	@$(BIN)/python scripts/gpu_check.py --wheel dist/*$(ARCH).whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
 
-# What that launches of Triton, compiled on any machine (some 8 minutes on two cores) into dist/gpu-kernels.tar.xz, by the
-# interpreter and the Triton of the one with the GPU: ARGS="--python python3.12"
+# Compiles the Triton kernels that gpu-check launches into dist/gpu-kernels.tar.xz, on any machine (some 8 minutes on
+# two cores). ARGS="--python python3.12" names an interpreter with the Python and Triton versions of the GPU's machine.
 gpu-kernels: setup
 	@$(BIN)/python scripts/gpu_kernels.py $(ARGS)
 

@@ -1,24 +1,24 @@
-"""Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
+"""Builds safeops: the Python package, and two extension modules that use only LibTorch's stable ABI.
 
-    safeops._C      csrc/{cpu,launch,module.cpp}  wherever there is a C++ compiler
-    safeops._cuda   csrc/cuda                  where nvcc is found too, also beside a CPU-only torch
+    safeops._C      csrc/{cpu,launch,module.cpp}  if there is a C++ compiler
+    safeops._cuda   csrc/cuda                     if there is nvcc too, even with a CPU-only torch
 
 Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. A development build
-(`pip install --editable`, `build_ext --inplace`) is for this machine: CUDA for the GPUs that are in it, and none where
-there is no GPU. A wheel (`pip wheel`, `pip install .`) is for all architectures. Environment:
+(`pip install --editable`, `build_ext --inplace`) has CUDA kernels for this machine's GPUs only, and none if it has no
+GPU. A wheel (`pip wheel`, `pip install .`) has them for all architectures. Environment:
 
     SAFEOPS_NO_EXT=1         pure Python (every op runs its composite)
     SAFEOPS_NO_CUDA=1        no safeops._cuda
     SAFEOPS_CUDA_ARCH=9.0    `native`, `all`, or compute capabilities, separated by space, comma or semicolon
-    SAFEOPS_PLATFORM=...     manylinux_2_28_x86_64 or manylinux_2_28_aarch64: the binaries run with the glibc and the
-                             libstdc++ of that policy too, and the wheel has its tag (make wheel)
+    SAFEOPS_PLATFORM=...     manylinux_2_28_x86_64 or manylinux_2_28_aarch64: the binaries also run with the glibc and
+                             libstdc++ of that policy, and the wheel has its tag (make wheel)
     MAX_JOBS=2               compilations at a time
     CXX, CUDA_HOME           the compilers
 
-Without a C++ compiler the install is pure Python, and says so. A compiler that fails, fails the build.
-This file writes build/ninja/build.ninja, by the rules of csrc/rules.ninja, and ninja runs it. torch's own
-BuildExtension is not used: it refuses an nvcc that differs from torch's CUDA, and links more of torch than the stable
-ABI.
+Without a C++ compiler the install is pure Python, and prints so. If the compiler fails, the build fails.
+This file writes build/ninja/build.ninja, which uses the rules of csrc/rules.ninja, and runs ninja. It does not use
+torch's BuildExtension, which refuses an nvcc of another version than torch's CUDA, and links more of torch than the
+stable ABI.
 """
 
 import fcntl
@@ -38,14 +38,14 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-# Paths are relative: errors name their source file, and not where it lay on the build machine.
+# Paths are relative, so that error messages have no folders of the build machine.
 BUILD = Path("build/ninja")  # shared by the development install and the wheel
 
 FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-trapping-math
     -fvisibility=hidden -fvisibility-inlines-hidden""".split()
-# torch 2.11, Python 3.10
+# the oldest versions: torch 2.11, Python 3.10
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000", "-Icsrc"]
-# nvcc forwards g++'s flags; on the device no fast-math, whose division and logarithm would break the contract.
+# nvcc forwards g++'s flags. No --use_fast_math: its division and logarithm are too inexact for the ops' contract.
 NVCC_FLAGS = ["--forward-unknown-to-host-compiler", "--expt-relaxed-constexpr"]
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
 PLATFORM = os.environ.get("SAFEOPS_PLATFORM")
@@ -61,7 +61,7 @@ def say(text: str):
 
 
 def find_cxx() -> list[str] | None:
-    """The C++ compiler as an argument list (CXX may hold a launcher: `ccache g++`), or None."""
+    """The C++ compiler as an argument list, or None. CXX may contain a launcher: `ccache g++`."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
     for command in map(shlex.split, names):
         if all(shutil.which(word) for word in command if not word.startswith("-")):
@@ -72,7 +72,7 @@ def find_cxx() -> list[str] | None:
 def find_cuda() -> Path | None:
     """The CUDA toolkit's folder (the one with bin/nvcc and include/cuda_runtime.h), or None."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    if nvcc := shutil.which("nvcc"):  # which may be a wrapper script; nvcc itself knows where it lives
+    if nvcc := shutil.which("nvcc"):  # it may be a wrapper script, so nvcc is asked for its folder
         plan = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
         report = subprocess.run(plan, capture_output=True, text=True).stderr
         homes += re.findall(r"^#\$ TOP=(.+?)\s*$", report, re.MULTILINE)
@@ -83,8 +83,8 @@ def find_cuda() -> Path | None:
 
 
 def prerequisites() -> tuple[Path, str]:
-    """The folders of torch and of Python's headers; an error where one of these is missing, or ninja."""
-    torch, python = find_spec("torch"), sysconfig.get_path("include")  # torch is not imported: that takes seconds
+    """Returns the folders of torch and of Python's headers. Exits if one of them is missing, or ninja."""
+    torch, python = find_spec("torch"), sysconfig.get_path("include")  # not `import torch`, which takes seconds
     missing = None
     if torch is None:
         missing = "the extension is built against torch>=2.11: install it first and build with --no-build-isolation"
@@ -107,7 +107,7 @@ def present_gpus() -> set[str]:
 
 
 def cuda_archs(cuda: Path, development: bool) -> list[str]:
-    """The compute capabilities to build for, as nvcc writes them: 90. None: no CUDA build."""
+    """The compute capabilities to build for, in nvcc's form ("90"). Empty: no CUDA build."""
     asked = os.environ.get("SAFEOPS_CUDA_ARCH", "").strip() or ("native" if development else "all")
     names = present_gpus() if asked == "native" else CUDA_ARCHS if asked == "all" else re.split(r"[ ,;]+", asked)
     if not names:
@@ -122,15 +122,15 @@ def cuda_archs(cuda: Path, development: bool) -> list[str]:
 
 
 def gencode(archs: list[str], tuned: bool) -> list[str]:
-    """-gencode flags: machine code for each architecture, and PTX for those to come. One run of the front end serves
-    all; code that is tuned for each architecture needs a run for each."""
+    """-gencode flags: machine code for each architecture, and PTX for later ones. One run of the front end serves all
+    architectures, unless the code is tuned for each (CUB's is)."""
     virtual = archs if tuned else [archs[0]] * len(archs)
     flags = [f"-gencode=arch=compute_{front},code=sm_{arch}" for front, arch in zip(virtual, archs)]
     return [*flags, f"-gencode=arch=compute_{virtual[-1]},code=compute_{virtual[-1]}"]
 
 
 class BuildExt(build_ext):
-    """Writes build.ninja and runs it: ninja knows what is fresh, and compiles as much at a time as it may."""
+    """Writes build.ninja and runs ninja, which compiles only what is out of date, MAX_JOBS files at a time."""
 
     def run(self):
         self.torch, python = prerequisites()
@@ -143,7 +143,7 @@ class BuildExt(build_ext):
         self.extensions = [extension for extension in self.extensions if built[extension.name]]
         BUILD.mkdir(parents=True, exist_ok=True)
         with open(BUILD / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a second build waits: two ninjas would not know of each other
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second build waits: two ninjas must not share the folder
             (BUILD / "build.ninja").write_text(self.edges)
             jobs = ["-j", os.environ.get("MAX_JOBS", "2")]
             if subprocess.run([sys.executable, "-m", "ninja", "-f", BUILD / "build.ninja", *jobs]).returncode:
@@ -152,7 +152,7 @@ class BuildExt(build_ext):
                 target = self.get_ext_fullpath(extension.name)
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 shutil.copy(built[extension.name], f"{target}.new")
-                os.replace(f"{target}.new", target)  # a process that has the old file mapped keeps it whole
+                os.replace(f"{target}.new", target)  # a process that has mapped the old file keeps its content
 
     def cpu_library(self, sources: list[str]) -> str:
         call = [*self.cxx, *self.flags]
@@ -168,7 +168,7 @@ class BuildExt(build_ext):
         flags = [*self.flags, "-DUSE_CUDA"]
         cxx = [*self.cxx, *flags, "-isystem", cuda / "include"]
         nvcc = [cuda / "bin/nvcc", *NVCC_FLAGS, *flags]
-        if os.environ.get("CXX"):  # without launcher and options
+        if os.environ.get("CXX"):  # -ccbin takes the compiler alone, without launcher and options
             nvcc += ["-ccbin", next(word for word in reversed(self.cxx) if not word.startswith("-"))]
         objects = []
         for source in sources:
@@ -183,13 +183,14 @@ class BuildExt(build_ext):
         exports = "csrc/exports.map"
         call = [*self.cxx, "-shared", *objects, f"-Wl,--version-script={exports}", "-Wl,--no-as-needed"]
         call += [*self.stubs, *libraries]
-        if PLATFORM:  # the rest of what -nodefaultlibs leaves out
+        if PLATFORM:  # the default libraries that have no stub
             call += ["-nodefaultlibs", "-l:libc_nonshared.a", "-l:libpthread.so.0", "-lgcc_s", "-lgcc"]
         return self.add("link", f"{name}.so", [*objects, *self.stubs], call, exports)
 
     def add_stubs(self) -> list[str]:
-        """Libraries to link with, without code. torch's are names: their symbols are looked up by the loader. For a
-        platform, the system's are as its policy knows them, with what they lack then."""
+        """Adds stub libraries, which have no code, and returns their paths. torch's stubs have only a name: the loader
+        looks up their symbols. With PLATFORM, stubs of the system libraries have the symbols of the platform's policy,
+        and symbols.o defines what the code needs beyond these."""
         empty = [*self.cxx, "-shared", "-nostdlib", "-xc", os.devnull]
         stubs = [self.add("link", x, [], [*empty, f"-Wl,-soname={x}"]) for x in ("libtorch.so", "libtorch_cpu.so")]
         if PLATFORM:
@@ -199,8 +200,8 @@ class BuildExt(build_ext):
         return stubs
 
     def add(self, rule: str, output: str, inputs: list[str], call: list, needs: str = "") -> str:
-        """Add a build edge. Its output lies in a folder that is named by the command, so that builds with other flags
-        do not undo each other; torch's version stands for its headers, which are not tracked."""
+        """Adds a build edge and returns its output's path. The folder's name is a hash of the command, so that builds
+        with other flags keep their outputs, and of torch's version, since ninja does not track torch's headers."""
         call = shlex.join(map(str, call))
         folder = hashlib.sha256(f"{call} torch {version('torch')}".encode()).hexdigest()[:12]
         path, call = f"{BUILD}/{folder}/{output}", call.replace("$", "$$")
@@ -210,7 +211,7 @@ class BuildExt(build_ext):
 
 class BuildPy(build_py):
     def run(self):
-        # setuptools copies onto what is there: a module deleted since the last wheel would still be packed
+        # setuptools does not delete old files: a module deleted since the last wheel would still be packed.
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
@@ -240,7 +241,7 @@ def extensions() -> list[Extension]:
 
 ext_modules = extensions()
 kernels = ["safeops.kernels", *(f"safeops.kernels.{name}" for name in find_packages("kernels"))]
-# On the page of an index the README's links lead to the repository.
+# The package index shows the README, so its relative links become links to the repository.
 REPOSITORY = "https://github.com/safeops/safeops"
 README = re.sub(r"(!\[[^]]*\]\()(?!http)", rf"\1{REPOSITORY}/raw/main/", Path("README.md").read_text(encoding="utf-8"))
 README = re.sub(r"(?<=\]\()(?!http|#)", f"{REPOSITORY}/blob/main/", README)

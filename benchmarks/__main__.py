@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-TABLES = ("debugging", "calls", "distributed")  # which are no ops, and have tables of their own
+TABLES = ("debugging", "calls", "distributed")  # names that are not ops; each has a table of its own
 
 
 def parse(argv):
@@ -35,7 +35,7 @@ def parse(argv):
 
 
 def is_full(options) -> bool:
-    """True where everything is measured, as carefully as by default: such a run replaces the results that are kept."""
+    """True if all options but --json and --check have their defaults: only such a run replaces the kept results."""
     default = parse(["--device", options.device])
     return all(getattr(options, key) == value for key, value in vars(default).items() if key not in ("json", "check"))
 
@@ -48,7 +48,7 @@ def elements(text: str) -> int:
 
 
 def chosen(options) -> list[str]:
-    """The names to measure: cases, and those of TABLES."""
+    """The names to measure: cases, and members of TABLES."""
     from . import case
 
     choices = [*case.names(), *TABLES]
@@ -71,7 +71,7 @@ def collect(options, path) -> dict:
     settings["load"] = [round(os.getloadavg()[0], 1)] * 2
     results = {"hardware": report.hardware(options.device), "settings": settings}
     results |= {"routes": routes(options.device), "speed": [], "overhead": [], "memory": []}
-    # Breadth first: a run that is cut off has said something about every op.
+    # The ops are the inner loop, so that a run that is cut off has a result for every op.
     ops = [name for name in names if name not in TABLES]
     plan = list(itertools.product(options.dtypes.split(","), options.sizes, ops))
     for done, (dtype, n, name) in enumerate(plan):
@@ -98,7 +98,7 @@ def collect(options, path) -> dict:
 
 
 def routes(device: str) -> dict:
-    """op -> kernel or composite: what it was that has been measured."""
+    """{op: "kernel" or "composite"}: which implementation of the op runs on this device."""
     from safeops.core.op import registry
 
     return {name: "kernel" if op.runs_on(device) else "composite" for name, op in registry.items()}

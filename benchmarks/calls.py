@@ -1,14 +1,14 @@
-"""The cost of a CUDA op's call to its caller, part by part: `make bench ARGS="--ops calls"`.
+"""The host time of a CUDA op's call, part by part: `make bench ARGS="--ops calls"`.
 
-Needs no GPU: see standin.py. Of a C++ op it is the public function, the dispatcher and the host code, up to a runtime
-that does nothing. A call of a Triton op like an earlier one is launched without Python (csrc/launch). Its parts:
+Needs no GPU: see standin.py. A C++ op is timed as a whole: the public function, the dispatcher and the host code, up to
+a runtime that does nothing. A Triton op's call that repeats an earlier one is launched without Python (csrc/launch):
 
     route      the public function, up to the raw op
-    launch     torch's dispatcher, the call that is known by its operands, the outputs, a driver that does nothing
+    launch     torch's dispatcher, the lookup of the call by its operands, the outputs, a driver that does nothing
 
-Where a number has changed, the launcher in Python makes it of a plan that it knows. Of sizes that come for the first
-time, as in batches of variable length, the first takes a new plan in Python, for a kernel that is loaded already, the
-second is traced besides, and all others, up to a boundary of the plans, are launched by the trace.
+Where a number has changed, the launcher in Python launches from a plan that it has. Where the sizes are new, as in
+batches of variable length, the first call makes a plan in Python (the kernel is loaded already), the second is also
+traced, and later ones are launched by that trace, as long as it holds for their sizes (kernels/engine/trace.py).
 """
 
 import json
@@ -21,18 +21,18 @@ from time import perf_counter
 
 from . import standin
 
-GOAL, CPP_GOAL = 10 / 1.5, 8 / 1.5  # of a bare aten op: 10 us where that takes 1.5; C++ ops: 8
+GOAL, CPP_GOAL = 10 / 1.5, 8 / 1.5  # times a bare aten op: 10 us (C++ ops: 8 us) where the aten op takes 1.5 us
 PARTS = ("route", "launch")
-# (each launches one kernel)
+# measure_parts needs ops that launch one kernel each.
 OPS = ("mse_loss", "huber_loss", "masked_sum", "masked_mean", "masked_mean_rows", "masked_var", "masked_softmax",
        "normalize", "cosine_similarity")  # fmt: skip
 CPP = ("safe_div", "safe_log", "masked_fill", "masked_compact_50", "safe_gather", "total_variation", "ssim")
-STEP, SIZES = 1024, 32  # elements between two sizes, which are whole rows; how many
+STEP, SIZES = 1024, 32  # elements between two sizes (one row, so that all sizes are whole rows); number of sizes
 ROUNDS, REPEATS = 200, 20  # the best of many samples, each too short to be interrupted often
 
 
 def measure(ops=OPS, cpp=CPP) -> list[dict]:
-    """A record for each op, from processes that have the stand-ins."""
+    """Returns a record for each op, measured in processes of their own that have the stand-in driver or runtime."""
     if why := standin.unusable():
         print(f"calls: not measured, {why}", file=sys.stderr)
         return []
@@ -50,7 +50,7 @@ def _served(kind, ops):
 
 
 def best(call) -> float:
-    """Microseconds a call."""
+    """The fastest sample, in microseconds per call."""
     call()
     return min(sample(call) for _ in range(ROUNDS)) * 1e6
 
@@ -63,7 +63,7 @@ def sample(call) -> float:
 
 
 def spied(owner, name, seen):
-    """Replace a function by one that notes its arguments. Gives back what puts it back."""
+    """Make owner.name append its arguments to `seen`. Returns a function that undoes this."""
     function = getattr(owner, name)
 
     def spy(*arguments):
@@ -75,7 +75,7 @@ def spied(owner, name, seen):
 
 
 def measure_parts(call, lazy, forget) -> dict:
-    """Microseconds of each part of a call that launches one kernel, and of the same by Python."""
+    """Microseconds of a call that launches one kernel: in total, by part, and if Python launches it ("python")."""
     import torch
 
     call()
@@ -87,7 +87,7 @@ def measure_parts(call, lazy, forget) -> dict:
         back()
     ((launcher, (arguments,)),) = [(x, calls) for x, calls in seen.items() if calls]
     raw, python = (getattr(torch.ops.safeops, f"_{launcher.name}{end}").default._op for end in ("", "_launch"))
-    leading = len(arguments)  # by the public function, which leaves trailing defaults out
+    leading = len(arguments)  # without trailing defaults, which the public function does not pass
     while leading and arguments[leading - 1] is launcher.defaults[leading - 1]:
         leading -= 1
     total, op = best(call), best(partial(raw, *arguments[:leading]))
@@ -96,7 +96,8 @@ def measure_parts(call, lazy, forget) -> dict:
 
 
 def new_sizes(calls, forget) -> dict:
-    """Microseconds of calls where no size comes twice: of each size the best, for as above."""
+    """Microseconds of the first, the second and a later call of a series in which each size is new. The series is
+    repeated from no plans, and the best of each call counts: it is either left alone or interrupted."""
     for call in calls:
         call()
     times = [[] for _ in calls]

@@ -1,4 +1,4 @@
-"""One op at one dtype and size: what it must move, ours, and what users would run instead.
+"""A Case is one op at one dtype and size: the bytes it must move, our function, and what users would run instead.
 
 A family's file registers its cases with `@case(name)`; the runner, the tests and `--compare` read the registry.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-KEEP = 0.75  # share of True in the masks, at random: no branch predictor learns it
+KEEP = 0.75  # share of True in the masks, at random, so that no branch predictor learns the mask
 ROW = 1024
 FAMILIES = (
     "elementwise", "selection", "reductions", "classification", "divergences", "linear", "vectors", "losses", "images",
@@ -24,20 +24,20 @@ _builders = {}  # name -> (n, dtype, device) -> Case
 
 @dataclass
 class Case:
-    inputs: tuple  # what the gradients are asked for
+    inputs: tuple  # tensors; the backward computes their gradients
     forward_bytes: float  # per element: each input read once, the output written once
     backward_bytes: float | None  # None: there is no backward
     ours: Callable  # (*inputs) -> Tensor
-    eager: dict[str, Callable]  # the pattern as written -> it; the first is the one users write most
+    eager: dict[str, Callable]  # {text of a pattern: its function}; the first is the pattern users write most
     compiled: Callable | None  # the pattern that torch.compile does best on: no boolean index
-    counted: bool = True  # False: a kernel touches a part of what it is given, or several kernels hand tensors on
-    variant: bool = False  # a further shape of an op: its share of the floor is judged, its factor over eager is not
-    aten: Callable | None = None  # torch's own op, (*inputs) -> Tensor: what a small call stands beside
-    # The arithmetic costs more than the bytes: what is judged is the share of the speed of `aten` in fp32 (fp64 for
-    # fp64) on as many elements, not the share of the floor, nor the factor over eager.
+    counted: bool = True  # False: a kernel touches only a part of its operands, or tensors pass between kernels
+    variant: bool = False  # True: on the CPU the factor over eager is not judged (a further shape of an op, say)
+    aten: Callable | None = None  # torch's own op, (*inputs) -> Tensor: the comparison for small calls
+    # True: the arithmetic may cost more than the bytes. The op then also reaches its goal by its speed relative to
+    # `aten` in fp32 (fp64 for fp64) on as many elements, and its factor over eager is not judged on the CPU.
     arithmetic: bool = False
-    elements: int = 0  # of the first input, unless it is said
-    op: str = ""  # the name it is registered by
+    elements: int = 0  # 0: as many as the first input has
+    op: str = ""  # the name in the registry
 
     def __post_init__(self):
         self.elements = self.elements or self.inputs[0].numel()
@@ -60,7 +60,7 @@ def build(name: str, n: int, dtype: torch.dtype, device: str) -> Case:
 
 
 def names() -> list[str]:
-    """Every case, family by family."""
+    """The names of all cases, family by family."""
     for family in FAMILIES:
         importlib.import_module(f"benchmarks.{family}")
     return list(_builders)

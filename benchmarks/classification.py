@@ -1,4 +1,4 @@
-"""Softmax, and the losses of a row's class. The input is read once in each direction, the output written once."""
+"""Softmax, and losses of logits and a class for each row. Each direction reads the input once and writes once."""
 
 import functools
 
@@ -38,7 +38,7 @@ def softmax(name, function, suffix):
 
 @case("softmax_no_mask")
 def plain_softmax(n, dtype, device):
-    """Beside torch's own softmax, which has no mask: the same bytes."""
+    """masked_softmax without a mask, beside torch's own softmax: both move the same bytes."""
     shape, dim = SHAPES[""](n)
     s = dtype.itemsize
     return Case(
@@ -70,7 +70,7 @@ def multi_margin_loss(n, dtype, device):
 
 @case("multilabel_margin_loss")
 def multilabel_margin_loss(n, dtype, device):
-    """Two sorts of each row, and no pairs of classes: its bytes are a floor far below it."""
+    """The op sorts each row twice, so that the copy of its bytes is a floor far below its time."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     generator = torch.Generator(device).manual_seed(3)
     index = torch.randint(shape[1], (shape[0], 8), generator=generator, device=device)
@@ -90,7 +90,7 @@ def multilabel_margin_loss(n, dtype, device):
 
 @case("multilabel_soft_margin_loss")
 def multilabel_soft_margin_loss(n, dtype, device):
-    """Its mean is that of binary_cross_entropy_with_logits."""
+    """The loss is the mean of binary_cross_entropy_with_logits."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     y = tensor(n, dtype, device, 1, shape).detach().sigmoid()
     return Case(
@@ -105,7 +105,7 @@ def multilabel_soft_margin_loss(n, dtype, device):
 
 
 def classification(name, suffix, **options):
-    """options: of both ours and torch's function."""
+    """options: passed to both our function and torch's."""
 
     @case(name + suffix)
     def build(n, dtype, device):
@@ -123,7 +123,7 @@ def classification(name, suffix, **options):
         reads = name == "cross_entropy"  # nll_loss looks at one element of each row
         return Case(
             (x,),
-            forward_bytes=s if reads else (8 + s) / shape[1],  # read x; or its class and one element of each row
+            forward_bytes=s if reads else (8 + s) / shape[1],  # read x; or the class and one element of each row
             backward_bytes=2 * s if reads else s,  # read x; write dx
             ours=lambda x: function(x, target, **options),
             eager={f"F.{name}(x, target)": theirs},
@@ -136,7 +136,8 @@ def classification(name, suffix, **options):
 
 
 def nll_function(name, pattern, element, suffixes=("",)):
-    """A function of each row's -log p has the bytes of cross_entropy. element: as users write it."""
+    """Cases of a loss that is a function of each row's cross entropy: it moves the same bytes as cross_entropy.
+    element: the function of the row's cross entropy, as users write it; pattern: its text."""
     for suffix in suffixes:
         case(name + suffix)(functools.partial(_nll_function, name, pattern, element, suffix))
 
@@ -164,7 +165,7 @@ def _nll_function(name, pattern, element, suffix, n, dtype, device):
 
 
 def token_log_probs(suffix, with_argmax):
-    """The log probability of each row's class, and its entropy, as RL losses take them: added, for one upstream."""
+    """The log probability of each row's class plus the row's entropy: one tensor, so that the backward runs once."""
 
     @case("token_log_probs" + suffix)
     def build(n, dtype, device):

@@ -1,6 +1,6 @@
-"""`--compare OTHER_CHECKOUT`: the old build beside the new one, in one run.
+"""`--compare OTHER_CHECKOUT`: times the other checkout's build (old) beside this one (new), in one run.
 
-Each checkout has a worker process that imports its safeops; the cases are those of this checkout, and use public
+Each checkout has a worker process that imports its safeops. Both run the cases of this checkout, which use public
 functions alone. For each op the workers take turns, sample by sample, so that a machine that slows down slows both.
 """
 
@@ -15,11 +15,11 @@ from .timing import alternate
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOWEST = 0.95  # old time over new
-DEAREST = 0.3  # microseconds that a small call may cost more
-AGAIN = 3  # times as many samples, where a first look says that a limit is missed: most such looks are noise
+DEAREST = 0.3  # microseconds that a small call may take longer in the new build
+AGAIN = 3  # times as many samples in the second measurement of an op that misses a limit: most first misses are noise
 
-# safeops of the working folder, then the benchmarks of this checkout. Triton's kernels lie beside the package in a
-# checkout: without the last path an installed package's would be imported.
+# Imports the working folder's safeops, then this checkout's benchmarks. In a checkout the Triton kernels lie beside the
+# package: without the appended path, those of an installed package would be imported.
 START = """
 import os, sys
 sys.path.insert(0, os.getcwd())
@@ -61,7 +61,7 @@ def compare(names, options) -> dict:
 
 
 def measure(sides, request, labels, options, results) -> list[dict]:
-    """A record for each direction of a case, or kind of small call."""
+    """Returns a record for each direction of a case, or for each kind of small call."""
     keys = sides["new"].ask(*request)
     try:
         sides["old"].ask(*request)
@@ -81,7 +81,7 @@ def measure(sides, request, labels, options, results) -> list[dict]:
 
 def timed(sides, key, rounds, small) -> dict:
     samples = alternate({name: lambda s=side: s.ask("sample", key) for name, side in sides.items()}, rounds)
-    if small:  # the best of many: a call this short is either left alone or interrupted
+    if small:  # the best sample counts: a call this short is either left alone or interrupted
         old, new = (samples[name].best() * 1e6 for name in ("old", "new"))
         return {"old_us": old, "new_us": new, "more_us": new - old}
     old, new = (samples[name].time() * 1e3 for name in ("old", "new"))
@@ -98,7 +98,7 @@ def verdict(record) -> str:
 
 
 def missed(results) -> list[dict]:
-    """Records that are too slow, or were not judged, since the machine was busy."""
+    """The records that are too slow, or not judged because the machine was busy."""
     return [record for record in results["speed"] + results["small"] if verdict(record) != "yes"]
 
 

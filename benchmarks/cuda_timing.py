@@ -1,11 +1,11 @@
-"""The two times of a call on CUDA: what the GPU takes, and what the host takes to enqueue it.
+"""Measures two times of a call on CUDA: the GPU's, and the host's time to enqueue the call.
 
-Events around a call tell the GPU's time only if its queue never runs dry between them; otherwise the GPU waits for the
-host there, and what they tell is the host's time. So a spin kernel goes ahead of them, for longer than the host takes.
-The start event says afterwards whether it was long enough: if the GPU had come to it before the host was done, the
-sample is taken again behind a longer spin. The host is timed in the same sample, so with the queue full and without a
-synchronisation. A call that waits for the GPU itself, as `x[mask]` does, always finds the queue dry: its time holds the
-host's, and its samples say so. (So do calls of more launches than the queue holds, about a thousand.)
+Events around a call give the GPU's time only if the GPU's queue never runs empty between them; otherwise the GPU waits
+for the host, and the events include the host's time. So a spin kernel runs before the start event, for longer than the
+host needs. If the GPU has reached the start event before the host is done, the spin was too short, and the sample is
+taken again behind a longer spin. The host is timed in the same sample: with the queue full, without a synchronisation.
+A call that itself waits for the GPU, as `x[mask]` does, always empties the queue: its time includes the host's, and its
+samples are marked (full=False). So are calls of more launches than the queue holds, about a thousand.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import NamedTuple
 import torch
 
 SHORTEST, LONGEST = 5e-4, 0.1  # seconds of the spin kernel
-MARGIN = 4  # times the host's last time: it varies
-CYCLES = 2e9  # of the GPU's clock in a second, at the most; at a slower clock the spin is longer
+MARGIN = 4  # the spin lasts this many times the host's last time, which varies
+CYCLES = 2e9  # the GPU's clock cycles per second, at most; at a slower clock the spin is longer
 
 
 class Sample(NamedTuple):
-    seconds: float  # of one call; on CUDA those of the GPU
-    waited: float = 0.0  # share of the time that threads of ours stood ready without a core
+    seconds: float  # per call; on CUDA the GPU's time
+    waited: float = 0.0  # share of the time in which this process's threads were ready to run but had no core
     host: float | None = None  # seconds to enqueue the call; None on a CPU
-    full: bool = True  # whether the GPU's queue was full all the while
+    full: bool = True  # False: the GPU's queue ran empty, and the time includes the host's
 
 
 class CudaSampler:
-    """Takes one sample of `call` at a time, each from empty caches."""
+    """Takes one sample of `call` at a time, each with empty caches."""
 
     def __init__(self, call, flush):
         self.call, self.flush, self.spin = call, flush, SHORTEST
@@ -41,7 +41,7 @@ class CudaSampler:
         return taken
 
     def behind(self, spin: float) -> Sample:
-        """One sample behind a spin of so many seconds; 0: on a GPU that has nothing to do."""
+        """Takes one sample behind a spin of `spin` seconds; 0: the GPU is idle when the call begins."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush()
         if spin:

@@ -1,12 +1,12 @@
-"""The cost of watching: a training step of the demo network under each tool of safeops.debug and detect_anomaly."""
+"""Times a training step of the demo network under each tool of safeops.debug, and under detect_anomaly."""
 
 import warnings
 
-GOAL = 1.5  # a traced step over a plain one
+GOAL = 1.5  # the most that a traced step may take, in times of a plain step
 
 
 def measure(device: str, rounds: int) -> list[dict]:
-    """A record for each contender: milliseconds of a step, and its ratio to the plain step of the same rounds."""
+    """Returns a record for each tool: milliseconds of a step, and their ratio to a plain step in the same rounds."""
     import torch
 
     from safeops import debug
@@ -25,7 +25,7 @@ def measure(device: str, rounds: int) -> list[dict]:
         with tracer:
             step()
 
-    logger = debug.trace(model, action="record", log=Unwritten())  # html= keeps the same
+    logger = debug.trace(model, action="record", log=Unwritten())  # html= records the same values, so costs the same
 
     def logged():
         with logger:
@@ -63,7 +63,7 @@ def measure(device: str, rounds: int) -> list[dict]:
 
 
 class Unwritten:
-    """A SummaryWriter that costs nothing itself."""
+    """A SummaryWriter that writes nothing, so that only the tracer's own cost is measured."""
 
     def add_scalar(self, *args):
         pass
@@ -72,7 +72,8 @@ class Unwritten:
 
 
 def training_step(device: str):
-    """(a call that runs one step, the network): fp16 autocast, GradScaler, Adam, the demo's pair and loss."""
+    """Returns (a function that runs one step, the network). A step has fp16 autocast, GradScaler and Adam, and the
+    demo's image pair and loss."""
     import torch
 
     from safeops.demo import data, losses, network, training

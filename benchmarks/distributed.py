@@ -1,5 +1,6 @@
-"""DTensors on several gloo processes of this machine: bytes on the wire, and the time beside the local kernel alone,
-`torch.distributed.tensor.parallel.loss_parallel`, and gathering what is sharded. Each rank has one thread."""
+"""Measures ops on DTensors in several gloo processes of this machine: bytes sent, and time. Beside them run the local
+kernel alone, `torch.distributed.tensor.parallel.loss_parallel`, and a gather of the sharded operands. Each rank has
+one thread."""
 
 import contextlib
 import datetime
@@ -21,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import safeops
 
 RANKS = 2, 4
-ELEMENTS, ROWS, CLASSES, WIDTH = 2**22, 512, 32768, 256  # of all ranks
+ELEMENTS, ROWS, CLASSES, WIDTH = 2**22, 512, 32768, 256  # sizes of the global tensors
 COLUMNS = 256
 
 
 class Wire(TorchDispatchMode):
-    """Counts the collectives that start in here, and the bytes that this rank puts into them."""
+    """Counts the collectives that start inside the context, and the bytes that this rank puts into them."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +35,7 @@ class Wire(TorchDispatchMode):
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # its own turn first, which calls the collectives
+            return NotImplemented  # DTensor handles the op first, and calls the collectives, which come here
         starts = not any(text in str(op) for text in ("wait", "wrap", "barrier"))
         if starts and op.namespace in ("c10d", "_c10d_functional"):
             sent = args[1] if "gather" in str(op) and op.namespace == "c10d" else args[0]
@@ -44,7 +45,7 @@ class Wire(TorchDispatchMode):
 
 
 def cases(mesh):
-    """{op: {contender: (function, leaves)}}: ours, the local kernel on this rank's part, and rivals."""
+    """{op: {contender: a call of forward and backward}}: ours, the local kernel on this rank's shard, and rivals."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -115,7 +116,7 @@ def cases(mesh):
 
 
 def partials(mesh):
-    """Measures an op that runs by partial results: the columns of a matrix of which each rank has rows."""
+    """{op: {contender: a call}} for ops whose ranks exchange partial results: dim 0 is sharded and reduced."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     x = torch.randn(ELEMENTS // COLUMNS, COLUMNS, generator=torch.Generator().manual_seed(0))
@@ -136,7 +137,7 @@ def partials(mesh):
 
 
 def seconds(call) -> float:
-    """The time of the slowest rank."""
+    """Runs `call` on all ranks. Returns the seconds of the slowest rank."""
     dist.barrier()
     start = time.perf_counter()
     call()
@@ -146,7 +147,7 @@ def seconds(call) -> float:
 
 
 def latency(rounds: int) -> list[dict]:
-    """Milliseconds of one all-reduce of so many bytes: what fixes the constants of the model."""
+    """Milliseconds of one all-reduce at several sizes, from which its latency and bandwidth follow."""
     records = []
     for size in (16, 2**12, 2**16, 2**20, 2**24):
         buffer = torch.zeros(size // 4)
@@ -183,7 +184,7 @@ def on_this_rank(rounds: int) -> dict:
 
 
 def measure(rounds: int) -> dict:
-    """{"ops": a record for each op and number of ranks, "all_reduce": times of the bare collective}"""
+    """Returns {"ops": a record for each op and number of ranks, "all_reduce": the times of a bare all-reduce}."""
     results = {"ops": [], "all_reduce": []}
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The elementwise functions: each operand read once, the result written once; the rest is arithmetic."""
+"""The elementwise functions: each reads its operands once and writes its result once."""
 
 import torch
 
@@ -56,7 +56,7 @@ def _function(operands, name, operand, eager, aten, arithmetic, options):
             backward_bytes=(2 * operands + 1) * s,  # read dy and the operands; write their gradients
             ours=lambda *x: ours(*x, **options),
             eager=eager,
-            compiled=next(iter(eager.values())),  # the pattern as most write it first
+            compiled=next(iter(eager.values())),  # the first pattern is the one users write most
             aten=aten,
             arithmetic=arithmetic,
         )

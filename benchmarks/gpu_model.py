@@ -1,4 +1,4 @@
-"""The predicted time of a kernel on a GPU that is not here, from its machine code and its launch plan.
+"""Predicts the time of a kernel on a GPU from its machine code and its launch plan, without that GPU.
 
     time = launch + serial round trips x latency
          + max(bytes / bandwidth, instructions / issue rate, bytes read x latency / bytes in flight)
@@ -15,7 +15,7 @@ class Gpu(NamedTuple):
     bandwidth: float  # TB/s that a copy reaches
     sms: int
     clock: float  # GHz
-    latency: float  # us of one serial round trip: a load from memory and what a block does before the next
+    latency: float  # us of one serial round trip: a load from memory, and a block's work before its next load
     threads: int  # resident on a multiprocessor
     blocks: int
     shared: int  # KiB on a multiprocessor
@@ -23,7 +23,7 @@ class Gpu(NamedTuple):
     fp64: float
 
 
-COPY = 0.9  # of the data sheet's bandwidth: 4.3 of 4.8 TB/s measured on an H200
+COPY = 0.9  # share of the data sheet's bandwidth that a copy reaches: 4.3 of 4.8 TB/s measured on an H200
 GPUS = {
     "H200": Gpu(90, 4.8 * COPY, 132, 1.98, 0.70, 2048, 32, 228, 4, 2),
     "H100": Gpu(90, 3.35 * COPY, 132, 1.98, 0.70, 2048, 32, 228, 4, 2),
@@ -31,13 +31,13 @@ GPUS = {
     "B200": Gpu(100, 7.7 * COPY, 148, 1.86, 0.80, 2048, 32, 228, 4, 2),
     "RTX 5090": Gpu(120, 1.79 * COPY, 170, 2.41, 0.70, 1536, 24, 100, 4, 1 / 16),
 }
-LAUNCH, GAP = 2.5, 1.0  # us of an empty kernel, and of one right behind another
-LOADED = 2  # latencies that a load takes while the memory is saturated
+LAUNCH, GAP = 2.5, 1.0  # us that a launch takes: after an idle time, and right behind another kernel
+LOADED = 2  # a load takes this many latencies while the memory is saturated
 ISSUE, ALU, IMAD, LSU, XU = 4, 2, 2, 1, 0.5  # warp instructions a cycle on a multiprocessor
 REGISTERS = 65536
 
 
-# Arguments that are written; of those that are no operands, all are.
+# The operands that a kernel writes (else GRADIENTS). All pointers that are not operands are written.
 WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
     "cosine_kernel": ("loss", "out", "first", "second"),
@@ -49,8 +49,8 @@ WRITTEN = {
     "multi_margin_kernel": ("loss", "keep", "used", "dx"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")
-PER_SEQUENCE = ("extreme", "grad", "denominator")  # of segment_backward_kernel, which reads them by sequence
-EXTRA = ("used", "origin", "scale", "product", "first", "second", "row_stats")  # what the backward takes
+PER_SEQUENCE = ("extreme", "grad", "denominator")  # operands of segment_backward_kernel with one value per sequence
+EXTRA = ("used", "origin", "scale", "product", "first", "second", "row_stats")  # outputs that are saved for backward
 
 
 class Load(NamedTuple):
@@ -63,19 +63,19 @@ class Load(NamedTuple):
     tile: int  # bytes that one tile reads
     read: int
     written: int
-    extra: int  # bytes, of those written, that nobody asked for
-    rounds: int  # serial steps of the last block, which gathers what the others left
-    each: int = 0  # and of each block that writes with what was gathered
-    waits: float = 0  # of a block for memory, beside those of its loops
-    pieces: int = 0  # passes of loops around the loops over tiles
-    overlap: float = 1  # of what a loop that sums unaligned rows loads, in what it needs
+    extra: int  # bytes written that the op's caller did not ask for: they are saved for the backward
+    rounds: int  # serial steps of the last block, which gathers the partial results of the others
+    each: int = 0  # serial steps of each block that uses the gathered result
+    waits: float = 0  # how often a block waits for memory outside of its loops
+    pieces: int = 0  # passes of the loops around the loops over tiles
+    overlap: float = 1  # bytes loaded per byte needed, in a loop that sums unaligned rows
 
 
 def load_of(plan):
-    """That of a Triton kernel's plan."""
+    """Returns the Load of a Triton kernel's plan."""
     kernel, values = plan.kernel, plan.values
     batch, outer, inner = plan.shapes
-    BM, BN = values["BM"], values["N" if "DENSE" in values else "BN"]  # (of boxes a block has all edges)
+    BM, BN = values["BM"], values["N" if "DENSE" in values else "BN"]  # DENSE: a block of boxes has all their edges
     shape = (*batch, *outer, *inner)
     tile = read = written = extra = 0
     for name in (kernel.pointers[i] for i in plan.present):
@@ -98,38 +98,38 @@ def load_of(plan):
     rounds = each = 0
     parts, groups = values.get("pieces", values.get("splits", 1)), values.get("groups", 0)
     if values["splits"] > 1 if groups else values.get("SPLIT"):
-        # a store with its fence, the count, and the gathering steps
+        # one step for a store with its fence, one for the count, and the gathering steps
         rounds = 2 + ceil(parts / values["BS"])
-        if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # and the same of what was gathered, if many
+        if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # many parts: one more store and count
             each = 1
             rounds = rounds + 2 if parts > values["BS"] else 2
-    elif groups and parts > 1 and plan.workspace:  # the last block, which gathers what it left
+    elif groups and parts > 1 and plan.workspace:  # the last block gathers the parts that it stored itself
         rounds = ceil(parts / values["BS"])
     pieces = groups * parts or blocks
     overlap = 1
-    if values.get("PEEL") and "pieces" in values and plan.workspace:  # (a thread needs a part of its neighbour's words)
+    if values.get("PEEL") and "pieces" in values and plan.workspace:  # a thread also loads words of its neighbour
         overlap = {2: 1.5, 4: 1.25}.get(plan.dtypes["x"].itemsize, 1)
-    waits = float("segments" in values)  # for the numbers of a sequence, which is looked for before
+    waits = float("segments" in values)  # a block first finds its sequence, then waits for that sequence's values
     return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each, waits, pieces, overlap)
 
 
 class Prediction(NamedTuple):
     time: float  # us
-    share: float  # of the time of a copy of the bytes that must be moved
-    bound: str
-    instructions: float  # of one thread for one element
-    in_flight: float  # KiB of a multiprocessor
+    share: float  # time of a copy of the bytes that must be moved, over this time
+    bound: str  # which term of the time is largest
+    instructions: float  # of one thread, per element
+    in_flight: float  # KiB being loaded at a time, per multiprocessor
 
 
 def cycles(work, gpu):
-    """That one warp takes of a multiprocessor: of its schedulers, or of the busiest pipe."""
+    """Cycles of a multiprocessor that one warp's work takes: of the schedulers, or of the busiest pipe."""
     n = work.counts
     fma = max(n["imad"] / IMAD, (n["imad"] + n["fma"]) / gpu.fp32)
     return max(work.instructions / ISSUE, n["alu"] / ALU, fma, n["lsu"] / LSU, n["xu"] / XU, n["fp64"] / gpu.fp64)
 
 
 def predict_all(parts, read, written, gpu):
-    """Launches that follow each other, [(Code, Load)], of an op that must move so many bytes."""
+    """Predicts an op of several launches in a row, [(Code, Load)]. The op must read and write this many bytes."""
     results = [predict(*part, gpu) for part in parts]
     time = sum(it.time for it in results) - (len(results) - 1) * (LAUNCH - GAP)
     longest = max(results, key=lambda it: it.time)
@@ -159,7 +159,7 @@ def predict(code, load, gpu):
         instructions += passes * warps * loop.instructions
     moved = load.read * max(len(tiles), 1) + load.written
     in_flight = resident * load.threads * max(w.load for w in tiles or [code.once]) / load.overlap
-    if load.waits:  # of kernels whose loops' passes are known: the mean over them
+    if load.waits:  # the mean over a block's waits for memory
         in_flight = resident * load.read / load.blocks / (load.waits + code.once.waits)
     terms = {
         "bytes": moved / gpu.bandwidth / 1e6,

@@ -1,6 +1,6 @@
-"""The functions of images: of planes of at most 512 x 512, what must be moved is two images forward, and one gradient
-more backward. The rivals of the SSIM family are the arithmetic of pytorch-msssim, five moments, a convolution each; and
-that library and kornia themselves."""
+"""The functions of images, on planes of at most 512 x 512. Most read two images, and backward also write one gradient.
+The rivals of the SSIM family are pytorch-msssim, kornia, and pytorch-msssim's arithmetic written out: five moments, a
+convolution for each."""
 
 import math
 
@@ -11,7 +11,7 @@ import safeops
 
 from .case import Case, case, data, rival
 
-BETAS = (0.3, 0.3, 0.4)  # three scales: small images have no more
+BETAS = (0.3, 0.3, 0.4)  # three scales: small images are too small for five
 
 
 def _planes(n, dtype, device, seed, grad=True, channels=1):
@@ -21,7 +21,7 @@ def _planes(n, dtype, device, seed, grad=True, channels=1):
 
 
 def _moments(x, y):
-    """(SSIM, contrast)"""
+    """Returns (SSIM, contrast term), both for each window."""
     g = torch.exp(-((torch.arange(11.0, device=x.device) - 5) ** 2) / 4.5)
     g, channels = (g / g.sum()).to(x.dtype), x.shape[1]
 
@@ -50,8 +50,8 @@ def _ms_ssim(x, y):
 
 
 def of_two(name, text, theirs, forward=2, backward=3, rivals=(), side=0, **options):
-    """forward, backward: how many images are moved. rivals: libraries' functions of two images, (module, name,
-    options), of images of at least `side`."""
+    """forward, backward: how many images are moved. rivals: [(module, name, options)], libraries' functions of two
+    images. They take part if the images' edge is at least `side`."""
 
     @case(name)
     def build(n, dtype, device):
@@ -106,7 +106,7 @@ def _lpips(n, dtype, device):
     return Case(
         (f0,),
         forward_bytes=2 * dtype.itemsize,  # read both features
-        backward_bytes=3 * dtype.itemsize,  # the same; write the gradient of one
+        backward_bytes=3 * dtype.itemsize,  # read both features; write the gradient of one
         ours=lambda f0: safeops.lpips_distance([f0], [f1]),
         eager={"(f / (|f| + 1e-10)) of both, as lpips": plain},
         compiled=plain,

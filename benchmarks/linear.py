@@ -1,4 +1,5 @@
-"""A last layer with its loss, of about n logits: products, whose bytes are a floor far below them."""
+"""A last linear layer fused with its loss, of about n logits. Matrix products take most of the time, so that a copy of
+the bytes is a floor far below it."""
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +12,11 @@ from .shapes import LOGITS, tensor
 
 
 def linear(name, pattern, theirs, ours):
-    """theirs, ours: of x, w and the rows' classes."""
+    """theirs, ours: functions of (x, w, target)."""
 
     @case(name)
     def build(n, dtype, device):
-        """n logits, of vectors of 1024: products, as of the layer and its loss, which keep all logits."""
+        """n logits from vectors of 1024, compared with a layer and a loss that keep all logits."""
         (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
         x = tensor(n, dtype, device, 0, (rows, width))
         w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()
@@ -30,7 +31,7 @@ def linear(name, pattern, theirs, ours):
             forward_bytes=each,
             backward_bytes=2 * each,  # read x, w; write dx, dw
             ours=bound(ours),
-            eager={pattern: bound(theirs)},  # (torch's own refuses a second backward)
+            eager={pattern: bound(theirs)},  # not F.linear_cross_entropy, which refuses a second backward
             compiled=bound(theirs),
             variant=True,
             arithmetic=True,

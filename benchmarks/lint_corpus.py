@@ -1,9 +1,9 @@
-"""The linter on code nobody here wrote: findings by rule, and seconds.
+"""Runs the linter on published packages: prints its findings by rule, and its seconds.
 
     pip install --no-deps --target FOLDER -r requirements-lint-corpus.txt
     python -m benchmarks.lint_corpus FOLDER [PACKAGE ...] [--everything]
 
-Files are those whose path speaks of losses, metrics or distances; --everything takes all.
+Without --everything, only files are taken whose path names losses, metrics or distances (ABOUT_LOSSES).
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""grad_norm and clip_grad_norm_, of lists of gradients, beside torch.nn.utils'.
+"""grad_norm and clip_grad_norm_ on lists of gradients, beside the functions of torch.nn.utils.
 
-The norm reads each gradient, scaling reads and writes it; nothing is written where no gradient has to be scaled. Many
-small tensors cost calls, not bytes: what is judged there is the speed beside torch's.
+The norm reads each gradient once. Scaling reads and writes each gradient; if the norm is small enough, nothing is
+written. Many small tensors cost calls, not bytes: they are judged by the speed relative to torch's function.
 """
 
 import itertools
@@ -12,12 +12,12 @@ import safeops
 
 from .case import Case, case, data
 
-SIZES = {  # of the gradients, n elements together, or as many as such a model has
+SIZES = {  # n -> the sizes of the gradients, about n elements together
     "_small": lambda n: [64 * (1 + i % 16) for i in range(max(1, n >> 13))],
     "_layers": lambda n: [(1024, 4096, 1024 * 256, 1024 * 64)[i % 4] for i in range(max(1, n >> 16))],
     "_large": lambda n: [max(1, n // 4)] * 4,
 }
-UNCLIPPED = 1e30  # max_norm that no gradients exceed
+UNCLIPPED = 1e30  # a max_norm above any gradient's norm
 
 
 def norm(parameters):
@@ -30,7 +30,7 @@ def clip(parameters):
     start = safeops.grad_norm(parameters).item()
 
     def falling():
-        """Lower at each call, so that each scales again."""
+        """A max_norm lower than at the call before, so that each call has to scale."""
         return start * 0.999 ** next(calls)
 
     return (

@@ -1,5 +1,6 @@
-"""The pointwise losses, mean over the kept elements: three reads forward; the same three and one write backward. The
-region losses, of images of four classes with class indices: two reads forward; the indices and one write backward."""
+"""The pointwise losses, as a mean over the kept elements: forward reads input, target and mask; backward reads them
+again and writes the gradient. The region losses, on images of four classes with class indices as target: forward reads
+input and indices; backward reads the indices and writes the gradient."""
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +26,10 @@ def side(x):
 
 
 def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals=()):
-    """element: one element's loss as users write it, in `text`. Torch need not have one of this name.
+    """element: one element's loss as users write it; text: its source. F need not have a function of this name.
 
-    domain: what brings any number to where the loss is defined, for each operand; the third and more are not
-    differentiated. rivals: libraries' functions of (x, y), all elements counted, (module, name, options)."""
+    domain: for each operand, a function that maps any number to where the loss is defined. Only the first operand is
+    differentiated. rivals: [(module, name, options)], libraries' functions of (x, y), which take no mask."""
     ELEMENTS[name] = text.replace("[m].mean()", ""), element
 
     @case(name)
@@ -36,13 +37,13 @@ def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals
         s = dtype.itemsize
         ours, theirs, aten = getattr(safeops, name), getattr(F, name, None), getattr(torch._C._nn, name, None)
         x, *rest = (to(data(n, dtype, device, seed, grad=False)) for seed, to in enumerate(domain))
-        mask, wide = keep_mask(n, device), [t.float() for t in rest]  # what is arithmetic stands beside fp32
+        mask, wide = keep_mask(n, device), [t.float() for t in rest]  # for aten, which is measured in fp32
         images = [t.view(1, 1, -1) for t in rest]
         results = {f"{module}'s": rival(module, *which) for module, *which in rivals}
         return Case(
             (x.requires_grad_(),),
             forward_bytes=len(domain) * s + 1,  # read x, y, mask
-            backward_bytes=(len(domain) + 1) * s + 1,  # the same; write dx (nothing else is saved)
+            backward_bytes=(len(domain) + 1) * s + 1,  # read x, y, mask; write dx (nothing else is saved)
             ours=lambda x: ours(x, *rest, mask=mask),
             eager={text: lambda x: element(x, *rest)[mask].mean()}
             | ({f"{name}(x[m], y[m])": lambda x: theirs(x[mask], *(t[mask] for t in rest))} if theirs else {})
@@ -77,7 +78,7 @@ def jensen_shannon(x, y):
 
 
 def of_torch(name, *domain, arithmetic=True):
-    """torch's own, not reduced."""
+    """A case whose pattern is torch's own function with reduction="none"."""
     pointwise(name, f"{name}(x, y, 'none')[m].mean()", lambda *x: getattr(F, name)(*x, reduction="none"), domain,
               arithmetic)  # fmt: skip
 
@@ -100,7 +101,7 @@ pointwise("js_div", "(p log(p / m) + q log(q / m))[m].mean()", jensen_shannon, (
 
 
 def dice(both, prediction, ground):
-    return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky's own, of its defaults
+    return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky_loss has 2e-5 for 1e-5
 
 
 def generalized_dice(both, prediction, ground):
@@ -116,7 +117,7 @@ def region(name, rival_name, value=dice):
         index = torch.randint(CLASSES, (1, size), generator=generator, device=device)
         x = data(CLASSES * size, dtype, device, 0, shape=(1, CLASSES, size)).detach().sigmoid().requires_grad_()
         ours, monai = getattr(safeops, name), rival("monai.losses", rival_name, {"to_onehot_y": True})
-        s, read = dtype.itemsize, 8 / CLASSES  # bytes of an index for each element
+        s, read = dtype.itemsize, 8 / CLASSES  # read: bytes of the indices per element of x
 
         def one_hot(x):
             target = torch.zeros_like(x).scatter_(1, index.unsqueeze(1), 1)
@@ -125,7 +126,7 @@ def region(name, rival_name, value=dice):
         return Case(
             (x,),
             forward_bytes=s + read,  # read x, index
-            backward_bytes=s + read,  # read index; write dx (of class indices, the slope does not depend on x)
+            backward_bytes=s + read,  # read index; write dx (with class indices the gradient does not depend on x)
             ours=lambda x: ours(x, index),
             eager={"by one_hot": one_hot} | ({"monai's": lambda x: monai(x, index.unsqueeze(1))} if monai else {}),
             compiled=one_hot,
@@ -141,7 +142,7 @@ region("generalized_dice_loss", "GeneralizedDiceLoss", generalized_dice)
 @case("silog_loss")
 def silog(n, dtype, device):
     x, y = (data(n, dtype, device, seed, grad=False).abs() + 0.5 for seed in range(2))
-    y = torch.where(keep_mask(n, device), y, 0)  # 0 is no measurement
+    y = torch.where(keep_mask(n, device), y, 0)  # 0 means that there is no measurement
 
     def composed(x):
         keep = y > 0
@@ -157,7 +158,7 @@ def silog(n, dtype, device):
     return Case(
         (x.requires_grad_(),),
         forward_bytes=2 * dtype.itemsize,  # read x, y
-        backward_bytes=3 * dtype.itemsize,  # the same; write dx
+        backward_bytes=3 * dtype.itemsize,  # read x, y; write dx
         ours=lambda x: safeops.silog_loss(x, y),
         eager={"(g ** 2).mean() - 0.85 g.mean() ** 2, g of x[y > 0]": composed},
         compiled=masked,

@@ -1,5 +1,5 @@
-"""The work in a kernel's machine code: the instructions of its path over a tile inside the tensor, by pipe, and the
-bytes that the path moves. Read from the compiled code, with branches and loops as the disassembler shows them."""
+"""Counts the work in a kernel's machine code, on the path over a tile that lies inside the tensor: the instructions by
+pipe, and the bytes moved. Branches and loops are read from the disassembler's listing."""
 
 import re
 import struct
@@ -10,14 +10,15 @@ from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 
-STORES = -1  # the key of a loop that touches memory, and loads nothing
-AVOIDED = -1  # passes of a loop that the path does not lead through, if there is a choice
+STORES = -1  # in `passes`, the key of a loop that touches memory but loads nothing
+AVOIDED = -1  # in `passes`, the value of a loop that the path avoids if it can
 
 
 class Work:
-    """Instructions of one warp by pipe, and bytes that a thread loads and stores. Of loops whose passes are known all
-    instructions, the bytes of one pass, and how many passes wait for memory. marks: what was looked for and found.
-    around: whether it is a loop's, beside the loops in it."""
+    """counts: instructions of one warp by pipe. load, store: bytes of one thread. A loop whose number of passes is
+    known counts with the instructions of all passes and the bytes of one. waits: passes that wait for memory. marks:
+    how many wanted instructions and loops the path has, less those to be avoided. around: True for the part of a loop
+    that is outside of the loops in it."""
 
     around = False
 
@@ -29,8 +30,8 @@ class Work:
         return Work(self.counts + other.counts, *(a + b for a, b in zip(mine, its)))
 
     def repeated(self, passes):
-        """A loop's body, run so often (None: not at all, and not looked for); a loop that was looked for is a mark, one
-        to be AVOIDED the opposite."""
+        """The work of this loop body in as many passes as `passes` says for its loaded bytes: one if it says nothing,
+        none for None or AVOIDED. A loop with a number in `passes` adds a mark; an AVOIDED one takes one away."""
         key = self.load or (STORES if self.counts["lsu"] else 0)
         often = passes.get(key)
         marks = self.marks + (0 if often is None else -1 if often == AVOIDED else 1)
@@ -56,18 +57,18 @@ PIPES = {op: re.compile(ops) for op, ops in PIPES.items()}
 
 
 MEMORY = ("LDG", "LDGSTS", "STG")
-NONE = "$^"  # a pattern of no instruction
-END = -1  # of the program, among addresses
+NONE = "$^"  # a pattern that matches no instruction
+END = -1  # stands for the program's end among the addresses
 
 
 def work_of(op, marks=0):
     base, _, modifiers = op.partition(".")
     pipe = next((name for name, ops in PIPES.items() if ops.fullmatch(base)), "alu")
     load = store = 0
-    if base in MEMORY and not re.search(r"STRONG\.(GPU|SYS)", modifiers):  # those are other blocks' partials
+    if base in MEMORY and not re.search(r"STRONG\.(GPU|SYS)", modifiers):  # STRONG: partial results of other blocks
         width = re.search(r"\b[US]?(256|128|64|16|8)\b", modifiers)
         size = int(width.group(1)) // 8 if width else 4
-        load, store = (0, size * (size == 16)) if base == "STG" else (size, 0)  # narrower ones: results of a block
+        load, store = (0, size * (size == 16)) if base == "STG" else (size, 0)  # narrower stores: a block's result
     return Work({pipe: 1}, load, store, marks=marks)
 
 
@@ -75,7 +76,7 @@ INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(@!?U?P\w+ )? *([A-Z][A-Z0-9.a-
 
 
 def basic_blocks(listing, mark=NONE, avoid=NONE):
-    """{address: (Work, addresses of what may follow)}, END among them."""
+    """Returns {address: [Work, addresses of the blocks that may follow]}; END is the address after the last block."""
 
     def marks(line):
         return (re.search(mark, line) is not None) - (re.search(avoid, line) is not None)
@@ -100,7 +101,7 @@ def basic_blocks(listing, mark=NONE, avoid=NONE):
 
 
 def components(nodes, follow):
-    """Strongly connected components of a graph, each after those that it leads to (Tarjan)."""
+    """Strongly connected components of a graph (Tarjan). A component comes after the components that it leads to."""
     index, low, stack, results = {}, {}, [], []
 
     def visit(v):
@@ -123,10 +124,13 @@ def components(nodes, follow):
 
 
 def longest(blocks, nodes, entry, passes=None, most=False):
-    """(Work outside of loops, [Work of one pass of each innermost loop that moves data, and of each around one]) of the
-    path from `entry` that moves most data by the fewest instructions: that of a tile inside the tensor. passes: {bytes
-    that a pass of a loop loads: how many passes there are}, else one; then no loop is left. most: by the most
-    instructions, where a branch depends on values."""
+    """Follows the path from `entry` that has most marks, moves most data, and of equal ones has the fewest
+    instructions: the path over a tile inside the tensor. most: take the most instructions instead, for branches that
+    depend on values.
+
+    passes: {bytes that a pass of a loop loads: number of passes}; loops then become a part of the path, with one pass
+    if they are not named. Returns (Work outside of loops, [Work of one pass of each innermost loop that moves data, and
+    of each loop around one]); with `passes` the list is empty."""
 
     def moved(path):
         instructions = path[0].instructions if most else -path[0].instructions
@@ -135,7 +139,7 @@ def longest(blocks, nodes, entry, passes=None, most=False):
     best = {END: (Work(), [])}
     for part in components(nodes, lambda v: blocks[v][1] if v == entry else [w for w in blocks[v][1] if w != entry]):
         here = {}
-        for v in part & {entry, *(w for u in nodes - part for w in blocks[u][1])}:  # where it is entered
+        for v in part & {entry, *(w for u in nodes - part for w in blocks[u][1])}:  # where the component is entered
             if v == entry or len(part) == 1 and v not in blocks[v][1]:
                 here[v] = blocks[v][0], []
                 continue
@@ -156,8 +160,8 @@ def longest(blocks, nodes, entry, passes=None, most=False):
 
 
 def main_path(listing, passes=None, mark=NONE, avoid=NONE, most=False):
-    """(Work of a block beside its tiles, [Work of one pass of each loop over tiles]); no loop: a block has one tile.
-    mark, avoid: patterns of instructions through which the path leads, and does not, if there is a choice."""
+    """Returns (Work of a block outside of its loops, [Work of one pass of each loop over tiles]). A block without loops
+    has one tile. mark, avoid: patterns of instructions that the path takes, or avoids, if it can."""
     blocks = basic_blocks(listing, mark, avoid)
     entry = min(blocks)
     reached, left = {END}, [entry]
@@ -169,7 +173,7 @@ def main_path(listing, passes=None, mark=NONE, avoid=NONE, most=False):
 
 
 def text(cubin):
-    """The machine code of an ELF file of one kernel, and its registers."""
+    """Returns (the machine code, the registers of a thread) of an ELF file that has one kernel."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
@@ -180,14 +184,14 @@ def text(cubin):
 
 
 class Code(NamedTuple):
-    once: Work  # of a block, beside its tiles
-    loops: list  # Work of a pass over one tile, or a few; none where a block has one tile. And of the loops around
+    once: Work  # of a block, outside of its loops
+    loops: list  # [Work of one pass] of the loops over tiles and of the loops around them; empty: a block has one tile
     registers: int
     shared: int
 
 
 def read(cubins, arch, nvdisasm):
-    """[Code] of cubins of one kernel each, given with their shared memory and the passes of their loops (or None)."""
+    """Returns [Code] of [(cubin, shared memory, passes of its loops or None)], where each cubin has one kernel."""
     texts = [text(cubin) for cubin, *_ in cubins]
     listings = disassembled([code for code, _ in texts], arch, nvdisasm)
     return [
@@ -197,7 +201,7 @@ def read(cubins, arch, nvdisasm):
 
 
 def disassembled(kernels, arch, nvdisasm):
-    """The listings of machine code. All of it is taken apart together: the tool's start takes longest."""
+    """Returns the kernels' listings. One run of the tool disassembles all kernels, since its start takes longest."""
     raw, ends = b"".join(kernels), list(accumulate(map(len, kernels)))
     with tempfile.NamedTemporaryFile() as file:
         file.write(raw)

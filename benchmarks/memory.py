@@ -1,15 +1,15 @@
-"""Peak extra memory of a call, forward and backward: the goal is its output and nothing beside it."""
+"""Measures a call's peak extra memory, forward and backward. The goal is the size of its output, and no more."""
 
 import torch
 
 from .case import Case
 from .speed import calls
 
-SLACK = 1 << 20  # per-block partial results of a reduction, counters
+SLACK = 1 << 20  # bytes allowed beside the output: a reduction's partial results for each block, counters
 
 
 def peak_extra(call, device: str) -> tuple[int, int]:
-    """(most bytes that were allocated during the call beyond what was before, bytes of the tensors it returned)."""
+    """Returns (the most bytes that the call had allocated at a time, the bytes of the tensors that it returned)."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -19,7 +19,7 @@ def peak_extra(call, device: str) -> tuple[int, int]:
         return torch.cuda.max_memory_allocated() - before, _size(result)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = call()
-    # every allocation (positive) and release (negative) that passed through torch's allocator, in order of time
+    # each allocation (positive) and release (negative) by torch's allocator
     steps = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     level = peak = 0
     for step in sorted(steps, key=lambda e: e.start_ns()):

@@ -1,5 +1,5 @@
-"""The reductions: the forward reads input and mask once. The backward of sum and mean reads the mask alone, that of the
-statistics and of the largest of a sequence input and mask again; all write the gradient."""
+"""The reductions. The forward reads input and mask once. The backward of sum and mean reads the mask alone; the
+backward of the other reductions reads input and mask again. All write the gradient."""
 
 import torch
 
@@ -15,7 +15,7 @@ def _sum(x, dim):
 
 
 def _over(dim):
-    """The dims that torch's own functions take for all of them."""
+    """Replaces None by (0,), since torch's own functions do not take None; with None the tensors have one dim."""
     return tuple(range(1)) if dim is None else dim
 
 
@@ -24,7 +24,7 @@ def _squares(x, m, dim):
 
 
 def _var(x, m, dim):
-    """Two passes, as torch.masked.var: without a boolean index there is no shorter one."""
+    """The variance in two passes, as in torch.masked.var; without a boolean index there is no shorter pattern."""
     dim = _over(dim)
     n = m.sum(dim, keepdim=True)
     mean = torch.where(m, x, 0).sum(dim, keepdim=True) / n
@@ -32,10 +32,10 @@ def _var(x, m, dim):
 
 
 def reduction(name, indexed, plain, aten, *, reads_input=True, arithmetic=False):
-    """Cases of the whole tensor and of rows.
+    """Registers two cases: over the whole tensor, and over rows (`name`_rows).
 
-    indexed: what users write on the whole tensor, with a boolean index. plain: (its text, the same without one), for
-    rows and torch.compile.
+    indexed: {text: function of (x, m)}, patterns on the whole tensor that have a boolean index. plain: (text, function
+    of (x, m, dim)), the pattern without a boolean index, for rows and torch.compile.
     """
     text, pattern = plain
 
@@ -158,11 +158,12 @@ def safe_norm(n, dtype, device):
     )
 
 
-# ---- packed sequences: of about a thousand rows
+# ---- packed sequences of 1000 rows each
 
 
 def segments(name, reduce, loop, *, reads_input=False):
-    """Cases of rows of 512 columns, and of one. Users write torch.segment_reduce, index_add or a loop of slices."""
+    """Registers two cases: 512 columns, and one column (`name`_rows). Users write torch.segment_reduce, index_add or a
+    loop over slices."""
 
     def builder(columns):
         def build(n, dtype, device):
@@ -191,7 +192,7 @@ def segments(name, reduce, loop, *, reads_input=False):
             return Case(
                 (x,),
                 forward_bytes=s,  # read x
-                backward_bytes=2 * s if reads_input else s,  # read x where the largest is looked for; write dx
+                backward_bytes=2 * s if reads_input else s,  # read x, to find the maximum; write dx
                 ours=lambda x: ours(x, cu_seqlens=cu_seqlens),
                 eager={
                     f'segment_reduce(x, "{reduce}")': by_segment_reduce,

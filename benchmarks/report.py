@@ -1,4 +1,4 @@
-"""Goals, tables, files."""
+"""Judges results by their goals, and writes them as tables and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .calls import GOAL as CALL_GOAL
 from .debugging import GOAL as TRACE_GOAL
 from .memory import SLACK
 
-RESULTS = Path(__file__).parent / "results"  # of full runs alone
+RESULTS = Path(__file__).parent / "results"  # tables of full runs only
 SCRATCH = Path(__file__).parents[1] / "build" / "benchmarks"
 FLOOR = (
     " Floor: a copy that moves as many bytes, in the same rounds. Where a function's arithmetic may be the limit, "
@@ -37,11 +37,11 @@ QUIET = 0.1  # share of undisturbed samples below which a comparison says nothin
 
 
 def goals(record: dict, device: str) -> dict[str, bool]:
-    """The goals that a record has a say on, and whether it reaches them."""
+    """Returns {goal: whether it is reached} for the goals that apply to the record."""
     if "of_floor" in record:
         share = 0.9 if device == "cuda" else 0.7
         verdict = {}
-        if "of_bare" in record:  # its arithmetic may be the limit
+        if "of_bare" in record:  # the op's arithmetic may be its limit
             reached = record["of_floor"] >= share or record["of_bare"] >= share
             verdict[f">= {share} of floor or of torch's fp32 op"] = reached
         elif device == "cpu" or record["elements"] >= 2**26:
@@ -97,7 +97,7 @@ def markdown(results: dict) -> str:
 
 
 def _routes(routes):
-    """A sentence that says for which ops kernels were measured, and for which the plain torch definition."""
+    """A sentence: for how many ops a kernel was measured, and for which ops the plain torch definition."""
     plain = sorted(op for op, route in routes.items() if route != "kernel")
     return f"Kernels: {len(routes) - len(plain)} ops. Plain torch definitions: {', '.join(plain) or 'none'}."
 
@@ -122,7 +122,7 @@ def misses(results: dict) -> list[str]:
         if record["tool"] == "trace" and record["x_plain"] > TRACE_GOAL:
             result.append(f"a traced step takes {record['x_plain']:.2f} times a plain one, not {TRACE_GOAL}")
     for record in results.get("calls", []):
-        goal = CALL_GOAL if "new_size" in record else CPP_GOAL  # C++ has no plans: a new size is a size
+        goal = CALL_GOAL if "new_size" in record else CPP_GOAL  # C++ ops have no plans, so no "new_size" either
         for what, us in (("a call", record["parts"]["total"]), ("one of a new size", record.get("new_size", 0))):
             if (ratio := us / record["aten"]) > goal:
                 result.append(f"{record['op']}: {what} takes {ratio:.1f} times an aten op's, not {goal:.1f}")
@@ -157,7 +157,7 @@ def _speed(records, device):
     head += ["quiet", "goals"]
     rows = []
     ops = list(dict.fromkeys(r["op"] for r in records))
-    for r in sorted(records, key=lambda r: ops.index(r["op"])):  # measured breadth first, read op by op
+    for r in sorted(records, key=lambda r: ops.index(r["op"])):  # the table goes op by op, the run did not
         row = [r["op"], r["dtype"], r["direction"], f"{r['elements'] / 2**20:g}M", f"{r['bytes_per_element']:.4g}"]
         row += [f"{r['milliseconds']['ours']:.3f}", f"{r['ours_GB_per_s']:.1f}", f"{r['of_floor']:.2f}"]
         row += [f"{r['of_bare']:.2f}" if "of_bare" in r else "-"]
@@ -234,7 +234,7 @@ def write(results: dict, path: Path):
 
 
 def publish(results: dict):
-    """The table of a full run, under the name of the hardware."""
+    """Writes the table of a full run to RESULTS/<hardware>/<device>.md."""
     hardware, device = results["hardware"], results["settings"]["device"]
     name = hardware["device"] + (f" {hardware['capability']}" if device == "cpu" else "")
     path = RESULTS / re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") / f"{device}.md"
@@ -244,6 +244,6 @@ def publish(results: dict):
 
 def write_text(path: Path, text: str):
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")  # a run cut off in here leaves the last whole file
+    partial = path.with_name(path.name + ".part")  # an interrupted run leaves the previous file whole
     partial.write_text(text)
     os.replace(partial, path)

@@ -1,5 +1,5 @@
-"""The selection ops: what a mask keeps or an index names is read and written once, beside x[mask], torch.gather and
-torch.index_select. All are variants: torch moves the same bytes, so what is judged is their share of the floor."""
+"""The selection ops beside x[mask], torch.gather and torch.index_select. All read and write each selected element once.
+All cases are variants: torch moves the same bytes, so the share of the floor is judged, not the factor over eager."""
 
 import torch
 
@@ -8,11 +8,12 @@ import safeops
 from .case import KEEP, ROW, Case, case, data, keep_mask
 
 DENSITIES = (1, 10, 50, 90, 99)  # percent kept, at random
-WIDTH = 64  # of the rows that are packed, and of those that an index names
+WIDTH = 64  # elements of a row, in the cases that select rows
 
 
 def compact(percent, width):
-    """width: elements of a row, kept or dropped together; 1 are elements by themselves."""
+    """Registers a case of masked_compact. percent: share of rows that are kept. width: elements of a row; 1: each
+    element has its own mask."""
 
     @case(f"masked_compact_{percent}" + ("_rows" if width > 1 else ""))
     def build(n, dtype, device):
@@ -22,16 +23,16 @@ def compact(percent, width):
         kept = int(mask.sum())
         return Case(
             (x,),
-            # read mask and what is kept; write it and its index
+            # read the mask and the kept elements; write them and their indices
             forward_bytes=1 / width + share * (2 * s + 8 / width),
-            # read the kept elements' gradients and their index; write dx
+            # read the kept elements' gradients and indices; write dx
             backward_bytes=share * (s + 8 / width) + s,
             ours=lambda x: safeops.masked_compact(x, mask, capacity=kept)[0],
             eager={
                 "x[m]": lambda x: x[mask],
                 "x.index_select(0, m.nonzero())": lambda x: x.index_select(0, mask.nonzero().squeeze(1)),
             },
-            compiled=lambda x: x[mask],  # torch.compile leaves it to eager
+            compiled=lambda x: x[mask],  # torch.compile leaves a boolean index to eager
             variant=True,
             aten=(lambda x: x[mask]) if percent == 50 and width == 1 else None,
             counted=False,
@@ -43,7 +44,7 @@ def masked_select(n, dtype, device):
     s, x, mask = dtype.itemsize, data(n, dtype, device, 0), keep_mask(n, device)
     return Case(
         (x,),
-        forward_bytes=1 + KEEP * 2 * s,  # read mask, what is kept; write it
+        forward_bytes=1 + KEEP * 2 * s,  # read the mask and the kept elements; write them
         backward_bytes=1 + KEEP * s + s,  # read mask, the kept elements' gradients; write dx
         ours=lambda x: safeops.masked_select(x, mask),
         eager={"torch.masked_select(x, m)": lambda x: torch.masked_select(x, mask), "x[m]": lambda x: x[mask]},
@@ -81,7 +82,7 @@ def _index(shape, size, device):
 
 
 def _clamped(function, x, dim, index, size):
-    """The pattern that guards an index by hand."""
+    """The pattern that users write for an index that may be out of bounds: clamp it, then set the result to 0."""
     valid = (index >= 0) & (index < size)
     taken = function(x, dim, index.clamp(0, size - 1))
     return torch.where(valid.reshape(-1, *(1,) * (x.dim() - 1)) if index.dim() < x.dim() else valid, taken, 0)
@@ -89,7 +90,7 @@ def _clamped(function, x, dim, index, size):
 
 @case("safe_gather")
 def safe_gather(n, dtype, device):
-    """Each element of a row of ROW takes one of its row."""
+    """An index (rows, ROW): each element of the result is any element of its row."""
     s, rows, width = dtype.itemsize, max(1, n // ROW), min(ROW, n)
     x = data(rows * width, dtype, device, 0, shape=(rows, width))
     index = _index((rows, width), width, device)
@@ -103,14 +104,14 @@ def safe_gather(n, dtype, device):
             "where(valid, x.gather(1, index.clamp()), 0)": lambda x: _clamped(torch.gather, x, 1, index, width),
         },
         compiled=lambda x: _clamped(torch.gather, x, 1, index, width),
-        variant=True,  # beside torch's own, which raises: not five times faster
+        variant=True,  # torch.gather moves the same bytes, so that no factor over it is expected
         aten=lambda x: torch.gather(x, 1, index),
     )
 
 
 @case("safe_gather_one")
 def safe_gather_one(n, dtype, device):
-    """One element of each row, as a loss takes its class: most of x is never read, all of dx is written."""
+    """An index (rows, 1), as where a loss takes its class: most of x is never read, all of dx is written."""
     s, rows = dtype.itemsize, max(1, n // ROW)
     x = data(rows * ROW, dtype, device, 0, shape=(rows, ROW))
     index = _index((rows, 1), ROW, device)
@@ -127,7 +128,7 @@ def safe_gather_one(n, dtype, device):
 
 
 def safe_index_select(suffix, dim):
-    """As many rows (or columns) of a table as it has, with repetitions: an embedding lookup."""
+    """An embedding lookup: selects as many rows (or columns) as the table has, some of them repeatedly."""
 
     @case("safe_index_select" + suffix)
     def build(n, dtype, device):

@@ -1,4 +1,4 @@
-"""A process that answers requests, a line of JSON each, and the side that asks it."""
+"""A process that answers requests, and the class that asks it. A request and an answer are a line of JSON each."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import threading
 
 
 class Served:
-    """The asking side. An answer that does not come in `limit` seconds ends the process."""
+    """Starts the process and asks it. `ask` ends the process if there is no answer within `limit` seconds."""
 
     def __init__(self, name, command, **options):
         self.name, self.ended = name, False
@@ -39,13 +39,14 @@ class Served:
 
 
 def serve(worker, requests):
-    """Answer requests (name of a method, its arguments) by `worker`, to what is now the standard output."""
+    """Answer each request [name of a method, *arguments] with the result of that method of `worker`. Answers go to the
+    standard output; what anything else prints there afterwards goes to the standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints must not be taken for an answer
+    os.dup2(2, 1)  # so that a library's output is not taken for an answer
     for line in requests:
         what, *arguments = json.loads(line)
         try:
             answer = {"ok": getattr(worker, what)(*arguments)}
-        except Exception as error:  # an op, an argument or a library that is not there
+        except Exception as error:  # a missing op, argument or library
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)

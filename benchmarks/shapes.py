@@ -1,5 +1,4 @@
-"""The shapes of rows of about n elements: of several lengths, across memory as the channels of images are, and of
-logits."""
+"""Shapes of about n elements: rows of several lengths, image channels (strided rows), and logits."""
 
 import torch
 
@@ -7,7 +6,7 @@ from .case import ROW, data
 
 SIDE = 56  # pixels of an image's edge
 
-# rows -> (shape, dim) of about n elements
+# suffix of a case's name -> (n -> (shape, dim)); the shape has about n elements
 SHAPES = {
     "": lambda n: ((max(1, n // ROW), min(ROW, n)), -1),
     "_64": lambda n: ((max(1, n // 64), 64), -1),
@@ -24,7 +23,7 @@ def model(rows, classes):
     return lambda n: (rows, classes) if n >= ROW * ROW else (1, classes)
 
 
-# rows -> shape of about n logits, or of a language model's, however large n is
+# suffix of a case's name -> (n -> shape). Shapes have about n logits; the last ones are fixed, from language models.
 LOGITS = {
     "": lambda n: (max(1, n // 32000), min(32000, n)),
     "_131072": lambda n: (max(1, n // 131072), min(131072, n)),

@@ -1,4 +1,4 @@
-"""Forward and backward of one case, each beside its rivals."""
+"""Times forward and backward of one case, each beside the patterns and the copy."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from .timing import copy_of, interleave
 
 
 def calls(function, inputs, backward: bool) -> dict:
-    """{direction: a call that runs it}"""
+    """Returns {"forward": a call, "backward": a call, if there is a backward}."""
     directions = {"forward": lambda: function(*inputs)}
     if backward:
         output = function(*inputs)
-        # a gradient that is its own memory, as the step after this one would hand over
+        # a dense upstream gradient, as in training: that of .sum() would be an expanded scalar
         grad = torch.ones_like(output)
         directions["backward"] = lambda: torch.autograd.grad(output, inputs, grad, retain_graph=True)
     return directions
 
 
 def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool) -> list[dict]:
-    """A record for each direction."""
+    """Returns a record for each direction."""
     functions = {"ours": case.ours, **{f"eager: {text}": f for text, f in case.eager.items()}}
     if with_compile and case.compiled is not None:
         torch._dynamo.reset()
-        torch._functorch.config.donated_buffer = False  # the backward is timed over and over on one graph
+        torch._functorch.config.donated_buffer = False  # the same graph's backward runs many times
         functions["compile"] = torch.compile(case.compiled, dynamic=False)
     inputs = dict.fromkeys(functions, case.inputs)
     if case.arithmetic:

@@ -1,9 +1,10 @@
-/* A libcuda whose calls succeed and do nothing: what is left of a launch is its host time. */
+/* A libcuda whose calls succeed and do nothing, so that a launch takes only its host time. */
 
 #define SUCCEEDS(name) int name(void) { return 0; }
 #define GIVES(name, type, value) int name(type *out) { *out = (type)value; return 0; }
 
-/* The last launch: grid, block, shared memory, function, and the arguments, whose sizes the reader sets. */
+/* The last launch, for a test to read: grid, block, shared memory, function and arguments. The test sets `sizes`, the
+   arguments' sizes in bytes, before the launch. */
 unsigned last_shape[7];
 unsigned long long last_function, last_arguments[256];
 int sizes[256];
@@ -19,7 +20,7 @@ int cuLaunchKernelEx(const unsigned *config, void *function, void **arguments) {
 }
 
 GIVES(cuCtxGetDevice, int, 0)
-int capturing;  /* the reader sets it */
+int capturing;  /* set by a test */
 int cuStreamIsCapturing(void *stream, int *status) { *status = capturing; return 0; }
 int aoti_torch_get_current_cuda_stream(int device, void **stream) { *stream = 0; return 0; }
 GIVES(cuCtxGetCurrent, void *, 1) GIVES(cuModuleLoadData, void *, 1) GIVES(cuModuleGetFunction, void *, 1)

@@ -1,6 +1,6 @@
-"""A stand-in for a GPU's driver: CPU tensors take the launchers of the Triton kernels, which are compiled and, by
-Triton's own launcher, launched into a libcuda that does nothing. What a call costs its caller, but for the driver's and
-the CUDA allocator's own time, can be measured so without a GPU. For a process of its own."""
+"""A stand-in for a GPU's driver, to measure the host time of a call without a GPU. Calls on CPU tensors run the
+launchers of the Triton kernels; the kernels are compiled, and Triton's own launcher launches them into a libcuda that
+does nothing. The driver's and the CUDA allocator's own time are missing. To be installed in a process of its own."""
 
 import ctypes
 import importlib.util
@@ -17,7 +17,7 @@ ARCH = 90
 
 
 def unusable() -> str | None:
-    """Why there can be no stand-in here, or None."""
+    """Returns why no stand-in can be made here, or None if one can."""
     try:
         import triton.backends.nvidia.driver  # noqa: F401
     except ImportError:
@@ -28,7 +28,8 @@ def unusable() -> str | None:
 
 
 def install(folder: Path):
-    """Compile the libcuda into this folder, and have torch and Triton take it for the driver of a GPU."""
+    """Compile the libcuda into this folder, and make torch and Triton use it as the driver of a GPU. Returns (the
+    torch Library, which the caller must keep alive, the launchers)."""
     libcuda = folder / "libcuda.so.1"
     command = ["gcc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{libcuda.name}", "-o", libcuda, SOURCE]
     subprocess.run(command, check=True)
@@ -40,7 +41,7 @@ def install(folder: Path):
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime import driver
 
-    # as quick as what they stand for: functions in C that look a number up
+    # C functions that look up a number: as fast as the functions of torch that they replace
     torch.cuda.current_device, torch.cuda.is_current_stream_capturing = itertools.repeat(0).__next__, bool
     torch._C._cuda_getCurrentRawStream = {0: 0}.__getitem__
     torch.cuda.get_device_capability = lambda device=None: divmod(ARCH, 10)
@@ -57,20 +58,20 @@ def install(folder: Path):
     lazy = list(library.launchers.values())
     kernels = torch.library.Library("safeops", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the C++ kernels are overridden
+        warnings.simplefilter("ignore")  # torch warns that the C++ kernels are overridden
         for launcher in lazy:
             library.cache_launches(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, kernels, "CPU")
-    for record in registry.values():  # those whose kernels are Triton's alone run on the CPU now
+    for record in registry.values():  # ops that have only Triton kernels run on the CPU now
         for op in (record, *record.parts):
             op.cpu = op.cpu or bool(op.raw) and all(library.has_kernel(name, "CPU") for name in op.raw)
-    return kernels, lazy  # to be kept: the kernels go with the library
+    return kernels, lazy  # the kernels are unregistered when the library is freed
 
 
-# ---- the same of the C++ ops: our objects, linked with a CUDA runtime that does nothing
+# ---- the stand-in for C++ ops: this build's objects, linked with a CUDA runtime that does nothing
 
 
 def objects() -> list[Path]:
-    """The latest object of each file of csrc/cuda; none where this build is without."""
+    """The latest object file of each source in csrc/cuda; empty if this build has none."""
     results = {}
     for path in sorted(ROOT.glob("build/ninja/*/csrc/cuda/**/*.o"), key=lambda path: path.stat().st_mtime):
         results[path.relative_to(ROOT / "build/ninja").parts[1:]] = path
@@ -78,7 +79,7 @@ def objects() -> list[Path]:
 
 
 def install_cuda(folder: Path):
-    """Have the C++ kernels for CUDA in the place of those for CPUs."""
+    """Make calls on CPU tensors run the host code of the C++ kernels for CUDA."""
     import torch
 
     library, torch_libraries = folder / "standin_cuda.so", Path(torch.__file__).with_name("lib")
@@ -86,6 +87,6 @@ def install_cuda(folder: Path):
     link = ["g++", "-shared", folder / "runtime.o", *objects(), "-Wl,-Bsymbolic", f"-L{torch_libraries}"]
     subprocess.run(runtime, check=True)
     subprocess.run([*link, "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-o", library], check=True)
-    import safeops  # noqa: F401  (whose CPU kernels are overridden)
+    import safeops  # noqa: F401  (registers the CPU kernels, which the library below overrides)
 
     torch.ops.load_library(library)

@@ -1,5 +1,6 @@
-/* A CUDA runtime whose calls succeed and do nothing, for our own objects as nvcc has compiled them. They take CPU tensors
-   for CUDA's: they ask libtorch for CUDA's number, and are registered under CUDA's key. */
+/* A CUDA runtime whose calls succeed and do nothing, to be linked with our objects from nvcc. Two functions of libtorch
+   are replaced as well, so that the objects take CPU tensors for CUDA tensors: aoti_torch_device_type_cuda returns the
+   CPU's number, and aoti_torch_library_init_impl registers kernels under the key CPU. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
@@ -18,7 +19,7 @@ GIVES(cudaGetDevice, 0) GIVES(cudaGetDeviceCount, 1) GIVES(cudaDriverGetVersion,
 GIVES(cudaDeviceGetAttribute, 100) GIVES(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 1)
 const char *cudaGetErrorString(int error) { return "unknown"; }
 
-SUCCEEDS(aoti_torch_device_type_cuda) /* that of a CPU */
+SUCCEEDS(aoti_torch_device_type_cuda) /* 0 is the CPU's number */
 int aoti_torch_get_current_cuda_stream(int device, void **stream) { *stream = 0; return 0; }
 int aoti_torch_create_device_guard(int device, void **guard) { *guard = 0; return 0; }
 SUCCEEDS(aoti_torch_delete_device_guard)

@@ -1,7 +1,7 @@
-"""Interleaved timing on a machine that may be shared. Contenders take turns; a sample during which a thread of ours
-stood ready and got no core is disturbed, and taken again. (Comparing disturbed samples would flatter the slower of two
-short calls: both then last one time slice of the scheduler.) What is compared are medians of undisturbed samples. On
-CUDA a sample is disturbed if the GPU waited for the host (cuda_timing)."""
+"""Interleaved timing on a machine that may be shared. Contenders take turns. A sample is disturbed if a thread of this
+process was ready to run but had no core, or on CUDA if the GPU waited for the host (cuda_timing). Medians of
+undisturbed samples are compared. (Disturbed samples would make two short calls look alike: both last one time slice of
+the scheduler.)"""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import torch
 
 from .cuda_timing import CudaSampler, Sample
 
-SHORTEST = 2e-3  # seconds a warm CPU sample lasts at least: shorter calls are repeated within it
+SHORTEST = 2e-3  # seconds that a warm CPU sample lasts at least: shorter calls are repeated in one sample
 DISTURBED = 0.03  # share of a sample's time that our threads may wait for a core
-PATIENCE = 6.0  # seconds for one comparison, if the machine is too busy for undisturbed samples
-# Written before each cold sample, so that everybody starts from memory, as in a training step: a copy whose buffers
-# half fit into the cache would be a floor of twice the memory's speed.
+PATIENCE = 6.0  # seconds after which a comparison ends without enough undisturbed samples
+# A buffer of this size is written before each cold sample, so that all contenders start from memory, as in a training
+# step: a copy whose buffers half fit into the cache would be a floor of twice the memory's speed.
 FLUSH_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 
 
 def steady_memory():
-    """Have malloc keep freed memory, as CUDA's caching allocator does. Else a fresh 32 MiB output costs its page
-    faults at every call, three times the copy itself, in ours, in eager and in torch.compile alike."""
+    """Make malloc keep freed memory, as CUDA's caching allocator does. Otherwise each call would pay for page faults in
+    its output, three times the time of the copy for 32 MiB, in ours, eager and torch.compile alike."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return
@@ -36,14 +36,14 @@ def steady_memory():
 
 
 def copy_of(total_bytes: int, device: str):
-    """The floor: a copy that moves as many bytes, half read and half written."""
+    """The floor: a copy that moves `total_bytes`, half of them read and half written."""
     n = max(total_bytes // 2 // 4, 1)
     source, destination = torch.zeros(n, device=device), torch.zeros(n, device=device)
     return lambda: destination.copy_(source)
 
 
 class Samples:
-    """The samples of one contender: seconds per call, the host's too where they are others, and which to trust."""
+    """The samples of one contender: seconds per call, the host's seconds (None on a CPU), and which are undisturbed."""
 
     def __init__(self):
         self.seconds, self.hosts, self.clean, self.calm = [], [], [], 0
@@ -63,7 +63,7 @@ class Samples:
         return min(self.seconds)
 
     def host(self) -> float | None:
-        """Seconds to enqueue a call, the best of many: the host is either left alone or interrupted."""
+        """Seconds to enqueue a call: the best sample, since the host is either left alone or interrupted."""
         return None if None in self.hosts else min(self.hosts)
 
     def share_clean(self) -> float:
@@ -71,7 +71,8 @@ class Samples:
 
 
 def interleave(contenders: dict, rounds: int, device: str, *, cold: bool = True) -> dict[str, Samples]:
-    """`rounds` undisturbed samples of each contender, or as many as PATIENCE seconds give. Cold: with empty caches."""
+    """Takes `rounds` undisturbed samples of each contender, or as many as it gets in PATIENCE seconds. cold: empty the
+    caches before each sample."""
     samplers = {name: sampler(call, device, cold=cold) for name, call in contenders.items()}
     gc.collect()
     gc.disable()
@@ -82,8 +83,8 @@ def interleave(contenders: dict, rounds: int, device: str, *, cold: bool = True)
 
 
 def sampler(call, device: str, *, cold: bool = True):
-    """A function that takes one Sample of `call`."""
-    call()  # compiles, allocates, warms
+    """Returns a function that takes one Sample of `call`."""
+    call()  # compiles, allocates, warms the caches
     if not cold:
         repeats = max(1, int(SHORTEST / max(_cpu_sample(call, 1).seconds, 1e-7)))
         return lambda: _cpu_sample(call, repeats)
@@ -104,7 +105,7 @@ def _flush_buffer(device: str) -> torch.Tensor:
 
 
 def alternate(samplers: dict, rounds: int) -> dict[str, Samples]:
-    """The samplers take turns, until each has `rounds` undisturbed samples or PATIENCE is at its end."""
+    """Takes samples in turns, until each sampler has `rounds` undisturbed samples or PATIENCE seconds have passed."""
     samples = {name: Samples() for name in samplers}
     order = list(samplers)
     passes, deadline = 0, time.perf_counter() + PATIENCE
@@ -112,13 +113,13 @@ def alternate(samplers: dict, rounds: int) -> dict[str, Samples]:
         for name in order:
             samples[name].add(*samplers[name]())
         passes += 1
-        # (a call that finds the GPU's queue dry will do so again)
+        # `calm` ignores the GPU's queue: a call that empties it once will do so again.
         order = [name for name in order[1:] + order[:1] if samples[name].calm < rounds]
     return samples
 
 
 def _waited() -> float:
-    """Seconds that this process's threads have stood ready to run without a core; 0 where the system does not tell."""
+    """Seconds that this process's threads were ready to run but had no core; 0 if the system does not count them."""
     total = 0
     for task in Path("/proc/self/task").glob("*/schedstat"):
         try:

@@ -1,5 +1,4 @@
-"""One of the two processes of `--compare`: it has imported the safeops of its own checkout, and takes the samples that
-it is asked for."""
+"""Runs in each of the two processes of `--compare`: it takes samples of its own checkout's safeops on request."""
 
 import gc
 from functools import partial
@@ -15,7 +14,7 @@ from .case import DTYPES, build, names
 
 class Worker:
     def __init__(self):
-        names()  # the families register their cases
+        names()  # registers all cases
         self.samplers = {}
 
     def start(self, device, threads, fresh_memory):
@@ -27,7 +26,7 @@ class Worker:
         return {"checkout": str(folder.parent), "built": any(folder.glob("_C.*so"))}
 
     def case(self, name, n, dtype, device):
-        """The directions that there are."""
+        """Builds a case's samplers. Returns its directions."""
         self.samplers = {}
         gc.collect()
         benchmark = build(name, n, DTYPES[dtype], device)
@@ -36,7 +35,7 @@ class Worker:
         return list(self.samplers)
 
     def small(self, name, device):
-        """The kinds of small call that there are: a name may have none."""
+        """Builds the samplers of a case's small calls. Returns their kinds; a case may have none."""
         self.samplers = {}
         for key, grad in (("no grad", False), ("with grad", True)):
             if result := overhead.small(name, device, grad):

@@ -1,9 +1,9 @@
-"""A loss scale that doubles until gradients overflow in fp16: what `safeops trace --html` shows before it happens.
+"""Trains with a loss scale that doubles until gradients overflow in fp16. `safeops trace --html` shows it coming.
 
     safeops trace --html trace.html examples/loss_scale.py [STEPS]
 
-The demo's network and loss. GradScaler begins at 256 and doubles every eight steps (by default 2,000), so that 60 steps
-are enough to see the gradients come up to 65504; then it skips a step, and halves.
+It has the demo's network and loss. GradScaler's scale begins at 256 and doubles every eight steps (by default every
+2,000), so that within 60 steps the gradients reach 65504. The scaler then skips a step, and halves the scale.
 """
 
 import sys
@@ -14,7 +14,7 @@ from safeops.demo import data, losses, network
 
 
 def train(steps=60):
-    """The loss of each step."""
+    """Returns the loss of each step."""
     torch.manual_seed(0)
     pair, model = data.load(), network.StereoNet()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)

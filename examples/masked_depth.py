@@ -1,10 +1,10 @@
-"""Depth from a stereo pair of which 7 % of the pixels were not measured: masked losses under autocast.
+"""Predicts depth from a stereo pair, where 7 % of the pixels were not measured, with masked losses under autocast.
 
     python examples/masked_depth.py [STEPS]
 
-The pair is scikit-image's Motorcycle. The unmeasured disparities are 0, their depths inf, and both stay in the
-targets: `mask=` is all that the losses need. The two losses are added by `combine_losses`, which leaves out one that
-is not finite.
+The pair is scikit-image's Motorcycle. The targets keep the unmeasured disparities, which are 0, and their depths, which
+are inf: `mask=` is all that the losses need. `combine_losses` adds the two losses, and leaves out one that is not
+finite.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def network():
 
 
 def train(steps=100):
-    """The loss of each step."""
+    """Returns the loss of each step."""
     torch.manual_seed(0)
     pair, model = load(), network()
     images = torch.cat([pair.left, pair.right], 1)

@@ -1,8 +1,8 @@
-"""A noisy photograph with dead pixels restored by a small network: L1 and SSIM, dead pixels left out by `mask=`.
+"""Restores a noisy photograph with a small network and the losses L1 and SSIM; `mask=` leaves out dead pixels.
 
     python examples/restoration.py [STEPS]
 
-The photograph is scikit-image's astronaut. Its dead pixels are NaN in the target, and stay there.
+The photograph is scikit-image's astronaut. Dead pixels are NaN in the target.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import safeops
 
 
 def load():
-    """(photograph (1, 3, H, W) in [0, 1], NaN where a pixel is dead, which pixels are alive (1, 1, H, W))"""
+    """Returns (photograph (1, 3, H, W) in [0, 1], NaN at dead pixels; alive (1, 1, H, W) bool)."""
     import skimage.data
 
     image = torch.from_numpy(skimage.data.astronaut()).permute(2, 0, 1)[None, :, :192, 96:352].float() / 255
@@ -32,7 +32,7 @@ def network():
 
 
 def train(steps=100):
-    """The loss of each step."""
+    """Returns the loss of each step."""
     torch.manual_seed(0)
     (image, alive), model = load(), network()
     noisy = image.nan_to_num(0.5) + 0.1 * torch.randn(image.shape)

@@ -1,9 +1,10 @@
-"""Coins on a table, two classes, pixels of unknown class left out: focal loss of the logits, dice of their softmax.
+"""Segments coins on a table with a focal loss of the logits and a dice loss of their softmax; `mask=` leaves out pixels
+of unknown class.
 
     python examples/segmentation.py [STEPS]
 
-The photograph is scikit-image's; a pixel is of a coin where it is clearly brighter than Otsu's threshold, of the table
-where it is clearly darker, and unknown between the two.
+The photograph is scikit-image's. A pixel belongs to a coin if it is clearly brighter than Otsu's threshold, to the
+table if it is clearly darker; between the two its class is unknown.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import safeops
 
 
 def load():
-    """(image (1, 1, H, W), class of each pixel (1, H, W), whether it is known)"""
+    """Returns (image (1, 1, H, W), class of each pixel (1, H, W), known (1, H, W) bool)."""
     import skimage.data
     import skimage.filters
 
@@ -35,7 +36,7 @@ def network():
 
 
 def train(steps=60):
-    """The loss of each step."""
+    """Returns the loss of each step."""
     torch.manual_seed(0)
     (image, target, known), model = load(), network()
     noisy = image + 0.1 * torch.randn(image.shape)

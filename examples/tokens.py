@@ -1,10 +1,10 @@
-"""The next character of Python's own manual: cross entropy with ignored labels, gradients accumulated exactly.
+"""Predicts the next character of Python's manual: cross entropy with ignored labels, gradients accumulated exactly.
 
     python examples/tokens.py [STEPS]
 
-As in the tuning of a language model, the first part of a sequence is a prompt, whose labels are -100. Micro-batches so
-keep different numbers of labels; with `denominator=`, the number over all of them, their gradients add up to that of
-the whole batch, where the mean of their means would count a label of a nearly empty one more.
+As in the tuning of a language model, the first part of a sequence is a prompt, whose labels are -100. So micro-batches
+have different numbers of labels. `denominator=` is the number of labels in all of them: their gradients then add up to
+the gradient of the whole batch. The mean of their means would give more weight to labels in a nearly empty micro-batch.
 """
 
 import argparse
@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 def load():
-    """(codes of the text's characters, how many there are)"""
+    """Returns (the text as codes of its characters, the number of different characters)."""
     import pydoc_data.topics
 
     text = "".join(pydoc_data.topics.topics.values())[:100_000]
@@ -36,7 +36,7 @@ def network(letters, width=64):
 
 
 def train(steps=60, micro_batches=4, length=128):
-    """The loss of each step."""
+    """Returns the loss of each step."""
     torch.manual_seed(0)
     (text, letters), losses = load(), []
     model = network(letters)

@@ -1,11 +1,11 @@
 """Data parallel training whose loss curve does not depend on the number of processes.
 
     torchrun --nproc-per-node 4 examples/train_distributed.py [STEPS]   (NCCL where there are GPUs, else gloo)
-    python examples/train_distributed.py --plot curves.png              (on 1, 2 and 4 processes, and draw)
+    python examples/train_distributed.py --plot curves.png              (trains on 1, 2 and 4 processes, and plots)
 
-A batch that is sorted by the length of its prompts, as buckets of similar lengths are, gives one rank few labels and
-another many. A mean over a rank's own labels, averaged by DDP, so lets a label weigh more where there are few of them.
-Divided by `global_count`, each has its weight, and one process, two and four train the same model.
+If a batch is sorted by the length of its prompts, one rank has few labels and another many. With a mean over each
+rank's own labels, which DDP averages, a label has more weight where there are few. Dividing by `global_count` gives all
+labels the same weight, so that one, two and four processes train the same model.
 """
 
 import argparse
@@ -22,7 +22,7 @@ IGNORED, LENGTH, BATCH, MICRO_BATCHES = -100, 64, 16, 2
 
 
 def load():
-    """(codes of the characters of Python's manual, how many there are)"""
+    """Returns (Python's manual as codes of its characters, the number of different characters)."""
     import pydoc_data.topics
 
     text = "".join(pydoc_data.topics.topics.values())[:100_000]
@@ -40,7 +40,7 @@ def network(letters, width=48):
 
 
 def batch(text, generator):
-    """(tokens, labels) of all ranks: the prompts, whose labels are ignored, take 0 to all but 4 of a sequence."""
+    """Returns (tokens, labels) of all ranks. Prompts, whose labels are ignored, have 0 to LENGTH - 4 tokens."""
     starts = torch.randint(len(text) - LENGTH, (MICRO_BATCHES, BATCH), generator=generator)
     tokens = text[starts[..., None] + torch.arange(LENGTH + 1)]
     prompts = torch.linspace(0, LENGTH - 4, BATCH).long()
@@ -49,7 +49,8 @@ def batch(text, generator):
 
 
 def train(steps=60, exact=True):
-    """The loss of each step: the mean over all labels of all ranks. exact: False for the mean of each rank's means."""
+    """Returns the loss of each step, the mean over the labels of all ranks. exact=False: the gradients are of a mean
+    over each rank's own labels."""
     running = dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
     device = torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else "cpu"
@@ -91,7 +92,7 @@ def one_rank(rank, ranks, folder, steps, exact):
 
 
 def on(ranks, steps, exact):
-    """The losses of a training on so many processes of this machine."""
+    """Returns the losses of a training on `ranks` processes of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(one_rank, (ranks, folder, steps, exact), nprocs=ranks)
         return torch.load(f"{folder}/losses")

@@ -1,15 +1,15 @@
-"""Does a change of the engine change a kernel? The machine code of every planned Triton kernel, before and after.
+"""Compares the machine code of every planned Triton kernel before and after a change of the engine.
 
     python scripts/compare_kernels.py record BEFORE [--part N]         (in one checkout; ten minutes on two cores)
     python scripts/compare_kernels.py record AFTER [--like BEFORE]     (in the other one)
     python scripts/compare_kernels.py compare BEFORE AFTER
 
-`record` compiles for sm_90 what tests/kernels plans (every Nth kernel, or those that another file has), by the pinned
-Triton and by the oldest that is supported, and writes a file (JSON, xz). `compare` takes two kernels of one name for
-the same if they have the same registers and the same instructions in the same order; their arguments may lie elsewhere.
-It prints those that differ, and exits with 1 if there are any, or one that the other file lacks. Where arguments lie
-elsewhere, two of them may be loaded at once that were not, or not: kernels that differ in nothing else are counted
-apart. Needs no GPU.
+`record` compiles the kernels that tests/kernels plans (all, every Nth, or those in another file) for sm_90, with the
+pinned Triton and the oldest supported one, and writes them to a file (JSON, xz). For `compare`, two kernels of one name
+are equal if they have the same number of registers and the same instructions in the same order; the offsets of their
+arguments may differ. It prints the kernels that differ or are in one file alone, and then exits with 1. Other offsets
+may merge or split loads of neighboring arguments: kernels that differ only in such loads are counted separately. Needs
+no GPU.
 """
 
 import argparse
@@ -52,16 +52,16 @@ def record(file, part, names):
         json.dump(results, out)
 
 
-LOAD = re.compile(r"U?LDC\S* \w+, argument|NOP")  # two that are neighbours in one, or not; and what fills the last line
+LOAD = re.compile(r"U?LDC\S* \w+, argument|NOP")  # loads of arguments, and the padding at the end
 
 
 def work(code):
-    """How often each instruction occurs."""
+    """Returns {instruction: how often it occurs}, without operands and predicates."""
     return collections.Counter(row.removeprefix("@").split(" ", 2)[row.startswith("@")] for row in code)
 
 
 def difference(before, after):
-    """The difference between two kernels, in words; None: there is none."""
+    """Describes the difference between two kernels in words; None if there is none."""
     if before == after:
         return None
     (registers, *old), (others, *new) = before, after
@@ -74,7 +74,7 @@ def difference(before, after):
 
 
 def compare(before, after):
-    """Print what differs, and return how many kernels differ."""
+    """Print the kernels that differ, and return how many there are."""
     wrong = 0
     for version in sorted({*before, *after}):
         old, new = before.get(version, {}), after.get(version, {})

@@ -1,7 +1,7 @@
-"""The pictures of the functions' pages: what an op and torch's usual expression make of fp16 on the CPU.
+"""The pictures of the functions' pages: an op beside torch's usual expression, with fp16 operands on the CPU.
 
-A picture is two drawings, of the value and the gradient, as SVG in colours that the page's style sheet gives. Its exact
-line is the op's own, of fp64 operands: what the tests compare with definitions that are none of safeops.
+A picture is two drawings, of the value and the gradient, as SVG; the page's style sheet sets its colors. The exact line
+is the op's own result for fp64 operands, which the tests compare with definitions from outside safeops.
 """
 
 import io
@@ -27,14 +27,14 @@ STYLE = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), COLOURS["text"]),
 }  # fmt: skip
 DTYPES = {"exact": torch.float64, "torch": torch.float16, "ours": torch.float16}
-# Options that the benchmarks' cases choose.
+# The options that the benchmarks' cases use.
 OPTIONS = {
     "box_iou_loss": 'safeops.box_iou_loss(x, y, kind="giou")',
     "cosine_embedding_loss": "safeops.cosine_embedding_loss(a, b, y, margin=0.2)",
 }
 HUNDRED = torch.tensor(100, dtype=torch.float16)
 
-# ours, torch's, and the range of x
+# name: (our expression, torch's expression, the range of x)
 NUMBERS = {
     "apply_where": ("safeops.apply_where(x > 0, x, torch.sqrt, fill_value=0)", "where(x > 0, x.sqrt(), 0)", -1, 2),
     "log1mexp": ("safeops.log1mexp(x)", "(1 - x.exp()).log()", -0.01, 0.001),
@@ -52,7 +52,7 @@ NUMBERS = {
     "safe_sqrt": ("safeops.safe_sqrt(x)", "x.sqrt()", -2e-4, 1e-3),
     "xlogy": ("safeops.xlogy(x, x)", "x * x.log()", 0, 1e-3),
 }
-# The range of the first tensor, and what the others are; torch's expression is the benchmark's.
+# name: (the range of the first tensor, the value of each other tensor). torch's expression is the benchmark's.
 LOSSES = {
     "binary_cross_entropy": (0, 2e-5, 1), "binary_cross_entropy_with_logits": (-20, 20, 1),
     "charbonnier_loss": (0, 500, 0), "gaussian_kl_div": (0, 500, 0), "gaussian_nll_loss": (0, 5, 0, 1e-4),
@@ -61,7 +61,7 @@ LOSSES = {
     "mse_loss": (0, 500, 0), "poisson_nll_loss": (8, 14, 2), "quantile_loss": (-3, 3, 0),
     "sigmoid_focal_loss": (-20, 20, 1), "smooth_l1_loss": (-3, 3, 0), "soft_margin_loss": (-20, 20, 1),
 }  # fmt: skip
-# These go wrong where the operands are large or small, or many.
+# Torch's expressions for SCALED fail on large or small operands, for SIZED on many.
 SCALED = (
     "box_iou_loss cosine_embedding_loss cosine_similarity cross_entropy lpips_distance masked_norm masked_rms "
     "masked_std masked_sum_of_squares masked_var multilabel_soft_margin_loss normalize psnr safe_norm segment_sum "
@@ -73,11 +73,11 @@ PICTURES = {*NUMBERS, *LOSSES, *SCALED, *SIZED, *ROWS}
 names()  # registers the benchmarks' cases
 
 
-# ---- what is drawn: (label of x, x, {who: (values, gradients)}, torch's expression)
+# ---- the numbers of a picture: (label of x, x, {who: (values, gradients)}, torch's expression)
 
 
 def of_numbers(label, ours, text, theirs, x):
-    """A function of one number, at each x."""
+    """The numbers for an elementwise function, at each x."""
     lines = {}
     for who, dtype in DTYPES.items():
         leaf = x.half().to(dtype, copy=True).requires_grad_()
@@ -87,7 +87,8 @@ def of_numbers(label, ours, text, theirs, x):
 
 
 def of_cases(label, x, cases, pattern):
-    """A benchmark's function, for each x: the first number of its result, the largest magnitude of its gradient."""
+    """The numbers for a benchmark's function: at each x, the first element of its result and the largest magnitude of
+    its gradient."""
     lines = {who: [] for who in DTYPES}
     for case, operands in cases:
         for who, dtype in DTYPES.items():
@@ -115,7 +116,7 @@ def lines_of(name):
     if name in ROWS:
         mask, softmax = torch.arange(8) < torch.arange(9).unsqueeze(1), getattr(torch, name.removeprefix("masked_"))
 
-        def row(x):  # (x, how many are kept, is no element: it stands for the gradient of the first one)
+        def row(x):  # x, the number of kept elements, enters element 0 as x - x: x.grad is that element's gradient
             return torch.cat([x[:, None] - x.detach()[:, None], torch.linspace(-1, 1, 7).to(x).expand(9, 7)], 1)
 
         return of_numbers(
@@ -129,16 +130,16 @@ def lines_of(name):
         return of_cases("factor on the operands", scales, [(case, [x * s for x in case.inputs]) for s in scales], 0)
     sizes = [2**i for i in range(6, 21)]
     cases = (build(name, n, torch.float16, "cpu") for n in sizes)
-    # (magnitudes: a sum of numbers of both signs stays small)
+    # absolute values: a sum of numbers of both signs would stay small
     cases = ((case, [(x.detach().abs() + 0.1).requires_grad_() for x in case.inputs]) for case in cases)
     return of_cases("elements", sizes, cases, 1 if name == "masked_mean" else 0)
 
 
-# ---- how it is drawn
+# ---- the drawings
 
 
 def picture(name):
-    """(our expression, torch's, the drawings of the value and the gradient as SVG)"""
+    """Returns (our expression, torch's expression, the drawings of value and gradient as SVG)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         label, x, lines, text = lines_of(name)
@@ -163,14 +164,14 @@ def _draw(title, label, x, lines):
         axes.margins(x=0.02, y=0.08)
         axes.plot(x, lines["ours"], color=COLOURS["ours"], linewidth=1.8, **marker)
         axes.plot(x, lines["torch"], color=COLOURS["torch"], linewidth=1.4, linestyle=(0, (4, 2)), **marker)
-        axes.set_ylim(axes.get_ylim())  # (the exact gradient may be far beyond what fp16 holds)
+        axes.set_ylim(axes.get_ylim())  # not scaled to the exact gradient, which may be far outside of fp16's range
         axes.plot(x, lines["exact"], color=COLOURS["exact"], linewidth=5, zorder=1)
         _shade(axes, x, lines["torch"], torch.log if logarithmic else torch.Tensor.double)
         return svg(figure, title)
 
 
 def _shade(axes, x, line, scale):
-    """Bands where torch's line is not finite, with the value that is not shown."""
+    """Shades the ranges of x where torch's line is not finite, and writes NaN or inf into the wide ones."""
     kinds = ["NaN" if v.isnan() else "inf" if v.isinf() else "" for v in line]
     starts = [i for i in range(len(kinds)) if i == 0 or kinds[i] != kinds[i - 1]]
     ends = [x[0], *((x[i - 1] + x[i]) / 2 for i in starts[1:]), x[-1]]
@@ -190,5 +191,5 @@ def svg(figure, title):
     text = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue()[file.getvalue().index("<svg") :], flags=re.DOTALL)
     for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--plot-{name})")
-    text = re.sub(r'(id="|#)(?=\w)(?!0000)', rf"\1{title}-", text)  # (two drawings of a page must not share names)
+    text = re.sub(r'(id="|#)(?=\w)(?!0000)', rf"\1{title}-", text)  # ids must be unique on a page of two drawings
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{title}"', text, count=1)

@@ -1,29 +1,29 @@
-"""Everything that only a GPU can show, in a run with a time limit: correctness, or (--benchmarks) speed.
+"""Checks a wheel on a GPU within a time limit: its correctness, or with --benchmarks its speed.
 
     python scripts/gpu_check.py --wheel dist/safeops-*.whl [--kernels dist/gpu-kernels.tar.xz] [--minutes 6]
                                 [--out DIR] [--benchmarks]
 
-Needs a GPU, torch >= 2.11 and pytest; with pytest-xdist up to 16 processes share the GPU, and one that crashes or hangs
-is replaced. No network, no make, no compiler. The wheel is installed into a temporary folder, and the tests run against
-that copy with SAFEOPS_KERNELS=require, so that the kernels are the route. --kernels are Triton's, compiled beforehand
-(gpu_kernels.py): they go into its cache, and what is not among them is compiled here. Stages, in order, each with a
-share of the time and killed beyond it:
+Needs a GPU, torch >= 2.11 and pytest, but no network, make or compiler. With pytest-xdist up to 16 processes share the
+GPU, and one that crashes or hangs is replaced. The wheel is installed into a temporary folder, and tests run against it
+with SAFEOPS_KERNELS=require, so that a missing kernel is an error. --kernels are Triton kernels that gpu_kernels.py has
+compiled: they are put into Triton's cache; other kernels are compiled during the check. The stages, in order; each has
+a share of the time, and is killed when it has used it:
 
-    install      the wheel, and what the machine is
-    unseen       tests/gpu/test_unseen.py: the calls that no executor of kernels without a GPU has seen, or found wrong
-    timing       linear_cross_entropy, forward and backward, beside the prediction: a line
+    install      installs the wheel, and describes the machine
+    unseen       tests/gpu/test_unseen.py: calls that no executor without a GPU has run, or has found wrong
+    timing       linear_cross_entropy, forward and backward, beside the prediction: one line
     verify       `safeops verify`: every op, as on a user's GPU
-    gpu          the rest of tests/gpu: streams, graphs, synchronisation, launches, 2^31 elements, rounding,
+    gpu          the rest of tests/gpu: streams, graphs, synchronization, launches, 2^31 elements, rounding,
                  repeatability, memory
-    contract     tests/contract, but what does not depend on the device
-    sanitizer    compute-sanitizer memcheck and racecheck of every op, each in a process of its own, where the tool is
+    contract     tests/contract, without the tests that do not depend on the device
+    sanitizer    compute-sanitizer memcheck and racecheck of every op, each in a process of its own, if the tool is
                  present
-    benchmarks   python -m benchmarks --quick, after `install` alone
+    benchmarks   python -m benchmarks --quick; with --benchmarks, the only stage after `install`
 
-What is found is written as lines of JSON as it comes, to gpu-check-<date>.jsonl in the folder --out (or $OUT, or
-benchmarks/results), and at the end a verdict on each op: passed, failed, or not judged, where something did not end.
-Exit status 1 if anything failed or was not judged. On --device cpu `unseen` calls the CPU kernels, and the other GPU
-tests skip.
+Results are written as lines of JSON, as they come, to gpu-check-<date>.jsonl in the folder --out (or $OUT, or
+benchmarks/results). At the end comes a verdict on each op: passed, failed, or not judged, if a test did not end. The
+exit status is 1 if anything failed or was not judged. With --device cpu `unseen` calls the CPU kernels, and the other
+GPU tests skip.
 """
 
 import argparse
@@ -57,8 +57,8 @@ CORRECTNESS = {
 }
 SPEED = {"install": (0.06, 0.15), "benchmarks": (0.94, 1.00)}
 PROCESSES = min(16, os.cpu_count() or 1)
-TEST_SECONDS = 60  # without a kernel compiled, after which a test hangs
-# Clauses of the contract that no device changes: traces, transforms, refusals, and derivatives of derivatives.
+TEST_SECONDS = 60  # a test counts as hung after this time, measured from the last kernel that it compiled
+# Clauses of the contract that do not depend on the device: traces, transforms, errors, and second derivatives.
 SAME_EVERYWHERE = (
     "composite opcheck opcheck_traced compile inductor export errors direct threads gradcheck gradgradcheck forward_ad "
     "torch_func vmap batched_gradients masked_garbage_transforms"
@@ -67,7 +67,7 @@ ELSEWHERE = ("test_tracing.py", "test_instruction_sets.py", "test_properties.py"
 
 
 class Check:
-    """One run: where things lie, how much time is left, and the log that everything goes to."""
+    """One run: its folders, its remaining time, and its log."""
 
     def __init__(self, args, log):
         self.args, self.log, self.started = args, log, time.monotonic()
@@ -75,12 +75,12 @@ class Check:
         self.stages = SPEED if args.benchmarks else CORRECTNESS
         self.work = Path(tempfile.mkdtemp(prefix="safeops-gpu-check-"))
         self.site = self.work / "site"
-        # The tests run from a copy: beside the repository's own safeops/, they would import that instead of the wheel.
+        # The tests run from a copy: in the repository they would import its safeops/ folder instead of the wheel.
         for name in ("tests", "benchmarks", "scripts"):
             if (ROOT / name).exists():
                 ignore = shutil.ignore_patterns("__pycache__", "results")
                 shutil.copytree(ROOT / name, self.work / name, ignore=ignore)
-        # A worker of pytest-xdist may call this; the processes that it starts are no workers.
+        # This may run in a worker of pytest-xdist, but the processes that it starts are not workers.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
         self.environment = inherited | {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(self.work / "scripts"), str(self.work)]),
@@ -103,12 +103,12 @@ class Check:
         names = list(self.stages)
         reserved = sum(self.stages[later][0] for later in names[names.index(stage) + 1 :]) * total
         left = total - (time.monotonic() - self.started)
-        least = 30 if stage == "install" else 1  # torch may come from a cold disk; without it there is nothing
+        least = 30 if stage == "install" else 1  # reading torch from a cold disk takes long, and all stages need it
         return max(min(most * total, left - reserved), min(share * total, left), least)
 
     def stage(self, name, command, failed=bool):
-        """Run a stage's command: its exit status (None where it was killed), and its output. failed(status): whether
-        something has; else a status but 0 leaves the stage open."""
+        """Runs a stage's command. failed(status): whether the stage failed; if not, but the status is not 0, the stage
+        is open (not judged). Returns (exit status, None if it was killed, output)."""
         begin, limit = time.monotonic(), self.seconds_for(name)
         print(f"== {name} (at most {limit:.0f} s)", flush=True)
         self.environment["SAFEOPS_GPU_CHECK_STAGE"] = name
@@ -155,7 +155,7 @@ class Check:
         return status == 0
 
     def unseen(self):
-        # One test at a time goes to each process, in the order of the file: the first matter most.
+        # Each process gets one test at a time, in the order of the file, whose first tests are the most important.
         self.pytest("unseen", "tests/gpu/test_unseen.py", spread=("--dist", "load", "--maxschedchunk", "1"))
 
     def timing(self):
@@ -165,7 +165,7 @@ class Check:
     def verify(self):
         log = self.environment["SAFEOPS_GPU_CHECK_LOG"]
         command = [sys.executable, "-m", "safeops", "verify", "--device", self.args.device]
-        command += ["--log", log, "--seconds", "40"]  # for a check: one that hangs must not take the stage
+        command += ["--log", log, "--seconds", "40"]  # for each op's check, since one may hang
         command += ["--jobs", str(PROCESSES)]
 
         def failed(status):
@@ -183,13 +183,14 @@ class Check:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_plugin", "-p", "no:cacheprovider", "-c", str(ini)]
         command += ["--rootdir", str(self.work), "--import-mode=importlib", "--tb=short", tests, *options]
         if importlib.util.find_spec("xdist"):
-            # worksteal: neighbours, which are an op's, to one process; who has none left takes half of another's.
+            # worksteal: neighboring tests, which are of one op, go to one process; an idle process takes half of the
+            # tests that another has left.
             command += ["-n", str(PROCESSES), *spread, "--max-worker-restart", "1000"]
 
         def outcomes():
             return gpu_verdicts.outcomes(gpu_verdicts.read(self.log), name)
 
-        # (a worker that is ended for its time makes pytest's status 1, and no test has failed)
+        # not by pytest's status, which is 1 as well if a worker was ended at its time limit and no test failed
         self.stage(name, command, failed=lambda status: set(outcomes().values()).intersection(gpu_verdicts.BAD))
         counts, names = {}, {None: "not begun", "started": "not ended"}
         for test, outcome in outcomes().items():
@@ -244,7 +245,7 @@ class Check:
         path = self.work / "quick.json"
         command = [sys.executable, "-m", "benchmarks", "--device", self.args.device, "--quick", "--json", str(path)]
         _, output = self.stage("benchmarks", command + (["--size", "64K"] if self.args.device == "cpu" else []))
-        if path.exists():  # written as it goes
+        if path.exists():  # written during the run, so it is there even if the stage was killed
             self.write("benchmarks", results=json.loads(path.read_text()))
         lines = [line for line in output.splitlines() if not line.startswith("USDT")]
         return print("\n".join("   " + line for line in lines[-40:]), flush=True)

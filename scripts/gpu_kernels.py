@@ -1,17 +1,17 @@
-"""The Triton kernels that a GPU check will launch, compiled beforehand: on the GPU that takes minutes of its ten.
+"""Compiles the Triton kernels that a GPU check will launch, which would take minutes of the check's time.
 
     python scripts/gpu_kernels.py [--arch 90] [--ops ...] [--python PYTHON] [--out FILE]
 
-Needs no GPU. What `safeops verify`, tests/gpu/test_unseen.py and the benchmarks call runs on the CPU, and for each call
-is planned what a GPU would launch. All that is then compiled into a cache of Triton's, which `gpu_check.py --kernels
-FILE` puts into that of the other machine. Triton finds a kernel there by a key of
+Needs no GPU. The calls of `safeops verify`, tests/gpu/test_unseen.py and the benchmarks run on the CPU, and each is
+also planned as on a GPU. The planned kernels are then compiled into a Triton cache, which `gpu_check.py --kernels FILE`
+copies into the cache of the GPU's machine. There Triton finds a kernel by a key made from
 
-    Triton's own files, its extension module among them, which is another one for each version of Python
-    the kernel's source, that of all functions it calls, its arguments' types and its constants
-    ptxas's version and the architecture, the options, the variables that change what is compiled
+    Triton's own files, including its extension module, which differs between versions of Python
+    the kernel's source, the source of all functions it calls, its arguments' types and its constants
+    ptxas's version, the architecture, the options, and environment variables that change the result
 
-So --python is an interpreter of the other machine's version, with its Triton; it needs no torch. Where a key differs
-after all, the kernel is compiled there.
+So --python must be an interpreter with the GPU machine's versions of Python and Triton; it needs no torch. If a key
+differs nevertheless, the kernel is compiled on the GPU's machine.
 """
 
 import argparse
@@ -32,20 +32,21 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUP = "__grp__"  # Triton's list of a kernel's files, by their whole paths
-KEPT = (".cubin", ".json")  # of what it writes
-ELEMENTS = 1 << 20  # of a benchmark's call, on whose plan a larger one makes no difference
+GROUP = "__grp__"  # prefix of Triton's list of a kernel's files, which has their absolute paths
+KEPT = (".cubin", ".json")  # the files in Triton's cache that a launch needs
+ELEMENTS = 1 << 20  # in a benchmark's call; more elements would be planned with the same kernels
 
 
-# ---- what is to be compiled, in this interpreter
+# ---- planning, in this interpreter
 
 
 @contextlib.contextmanager
 def planned(arch):
-    """A dict whose keys are what calls on the CPU would compile for a GPU of this architecture, as JSON.
+    """Yields a dict whose keys are the kernels, as JSON, that calls on the CPU would compile for a GPU of this
+    architecture.
 
-    What an op gives is then taken for the truth, and judged right: a plan depends on no value, and the definitions in
-    fp64 take most of the time of a check."""
+    Inside, checks do not compare values: an op's own result stands for the truth. A plan does not depend on values, and
+    the definitions in fp64 take most of the time of a check."""
     import torch
     from safeops.kernels.engine import launch
     from triton.backends.compiler import GPUTarget
@@ -56,7 +57,7 @@ def planned(arch):
     result, planning = {}, [True]
 
     def plan(launch_plan, *_):
-        if "noted" not in vars(launch_plan):  # plans are kept, and met again at each call
+        if "noted" not in vars(launch_plan):  # plans are cached, and come back at each call
             launch_plan.noted = True
             launch_plan.compile(GPUTarget("cuda", arch, 32))
 
@@ -82,10 +83,10 @@ def planned(arch):
 
     kernels = torch.library.Library("safeops", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the C++ kernels are overridden
+        warnings.simplefilter("ignore")  # torch warns that the C++ kernels are overridden
         for op, launcher in library.launchers.items():
             if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU"):
-                continue  # compiled where it runs: the CPU takes the definition
+                continue  # no CPU kernel: the op's Triton kernels are compiled during the check
             call = with_plan(launcher, torch.library.get_kernel(op, "CPU"))
             kernels.impl(op, call, "CPU", with_keyset=True)
     changes = [(launch.triton, "compile", note), (launch.Plan, "__call__", plan), (Subject, "truth", truth),
@@ -95,12 +96,11 @@ def planned(arch):
             changed.enter_context(mock.patch.object(*change))
         yield result
     del kernels
-    launch._plans.clear()  # which would be of no architecture but this
+    launch._plans.clear()  # they are plans for this architecture alone
 
 
 def requests(ops, arch):
-    """({who calls: what is compiled for it, as JSON}) of these ops (none: all): by the stages of the GPU check whose
-    calls are known."""
+    """Returns {stage of the GPU check: {kernel that its calls compile, as JSON: None}}, for these ops; empty: all."""
     from safeops.core import library
     from safeops.core.op import registry
 
@@ -129,11 +129,11 @@ def prepare_planner():
     import torch
 
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
+    warnings.simplefilter("ignore")  # losses warn that operands are broadcast, which is intended here
 
 
 def request(who, name, arch):
-    """All that the calls of one op, or one benchmark, compile."""
+    """Returns the kernels, as JSON, that the calls of one op or one benchmark compile."""
     with planned(arch) as result:
         {"unseen": call_unseen, "verify": call_checks, "benchmarks": call_benchmark}[who](name)
     return list(result)
@@ -151,7 +151,7 @@ def call_checks(name):
 
 
 def call_unseen(name):
-    """With all rows: how many there are decides which blocks share one."""
+    """Launches the op's cases with all their rows, since the number of rows decides how blocks share the work."""
     from tests.gpu import test_unseen
 
     with mock.patch.object(test_unseen, "ELEMENTS", None):
@@ -166,7 +166,7 @@ def call_benchmark(name):
     from benchmarks import __main__ as benchmarks
     from benchmarks import case
 
-    case.names()  # which registers them
+    case.names()  # registers the cases
     for dtype in benchmarks.parse(["--quick"]).dtypes.split(","):
         benchmark = case.build(name, ELEMENTS, case.DTYPES[dtype], "cpu")
         result = benchmark.ours(*benchmark.inputs)
@@ -175,7 +175,7 @@ def call_benchmark(name):
 
 
 def encoded(source, options):
-    """A triton.compiler.ASTSource and its options, as JSON holds them."""
+    """Converts a triton.compiler.ASTSource and its options to values that JSON can hold."""
     return {
         "kernel": path(source.fn),
         "signature": source.signature,
@@ -206,11 +206,11 @@ def function(path):
     return getattr(importlib.import_module(module), name)
 
 
-# ---- compiling it, in the other one
+# ---- compiling, in the other interpreter
 
 
 def decoded(request):
-    """(triton.compiler.ASTSource, options)"""
+    """Returns (triton.compiler.ASTSource, options), the inverse of `encoded`."""
     import triton.language as tl
     from safeops.kernels.engine.kernel import hash_callees_first
     from triton.compiler import ASTSource
@@ -231,7 +231,7 @@ def decoded(request):
     kernel = hashed(request["kernel"])
     kinds = {name: tuples(kind) for name, kind in request["signature"].items()}
     for name, annotation in kernel.fn.__annotations__.items():
-        if hasattr(annotation, "_fields") and isinstance(kinds[name], tuple):  # (a tuple in JSON has no names)
+        if hasattr(annotation, "_fields") and isinstance(kinds[name], tuple):  # JSON has dropped the fields' names
             kinds[name] = annotation(*kinds[name])
     constants = {tuple(at): value(x) for at, x in request["constants"]}
     attrs = {tuple(at): what for at, what in request["attrs"]}
@@ -247,8 +247,8 @@ def compile_one(arch, request):
 
 
 def without_torch():
-    """Let the kernels' modules, which ask torch for the names of dtypes, be imported where there is none, and where
-    nothing is installed that would map `safeops.kernels` to its folder."""
+    """Lets the kernels' modules be imported without torch, which they import for its dtypes, and without an installed
+    safeops, which would map `safeops.kernels` to its folder."""
     for name, folder in {"safeops": "safeops", "safeops.kernels": "kernels"}.items():
         sys.modules[name] = package = types.ModuleType(name)
         package.__path__ = [str(ROOT / folder)]
@@ -272,7 +272,7 @@ def compile_all(arch, wanted):
 
 
 def compile_by(python, arch, wanted, cache):
-    """compile_all in another interpreter, whose Triton writes into this folder."""
+    """Runs compile_all in another interpreter, whose Triton writes into the folder `cache`."""
     command = [python, __file__, "--compile", "--arch", str(arch)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")} | {
         "TRITON_CACHE_DIR": str(cache)
@@ -284,7 +284,7 @@ def compile_by(python, arch, wanted, cache):
 
 
 def pack(cache, out):
-    """Write the kernels of a cache folder; their files' paths become names."""
+    """Writes the kernels of a cache folder to the file `out`. Absolute paths in Triton's lists become file names."""
     with tarfile.open(out, "w:xz") as file:
         for result in sorted(cache.glob("*/*")):
             if result.suffix not in KEPT:
@@ -299,7 +299,7 @@ def pack(cache, out):
 
 
 def unpack(file, cache):
-    """Put the kernels of a file into a cache folder, and their paths into their lists: how many there are."""
+    """Copies the kernels of a file into a cache folder, with absolute paths in Triton's lists. Returns their number."""
     with tarfile.open(file) as packed:
         packed.extractall(cache, filter="data")
         groups = [Path(cache, name) for name in packed.getnames() if Path(name).name.startswith(GROUP)]
@@ -310,13 +310,13 @@ def unpack(file, cache):
 
 
 def cache_folder():
-    """Triton's own on this machine."""
+    """Triton's cache folder on this machine."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")
     return Path(os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))
 
 
 def compiled():
-    """How many kernels are in it."""
+    """How many kernels Triton's cache has."""
     return sum(1 for _ in cache_folder().glob("*/*.cubin"))
 
 

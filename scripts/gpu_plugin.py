@@ -1,11 +1,11 @@
-"""A pytest plugin (-p gpu_plugin) of scripts/gpu_check.py: a line of JSON for each test, written as things happen.
+"""The pytest plugin (-p gpu_plugin) of scripts/gpu_check.py: it writes lines of JSON while the tests run.
 
-    {"stage", "collected": [test, ...]}   before the first
+    {"stage", "collected": [test, ...]}   before the first test
     {"stage", "test", "outcome": "started" | "passed" | "failed" | "error" | "skipped" | "not ended", ...}
 
-A test after which the device takes no more work, and one that compiles nothing and does not end for so many seconds,
-end their process: under xdist another takes its place. The former has failed, the latter is not judged. Tests of one op
-stand together, so that one process loads its kernels; but those of the stage `unseen`, whose file has them in order.
+The process ends in two cases, and xdist replaces it: after a test that leaves the device in an error (the test has
+failed), and if a test neither ends nor compiles a kernel for SECONDS (it is not judged). Tests are sorted by op, so
+that one process loads an op's kernels; the stage `unseen` keeps the order of its file.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ import pytest
 from gpu_verdicts import op_of
 
 LOG, STAGE, SECONDS = "SAFEOPS_GPU_CHECK_LOG", "SAFEOPS_GPU_CHECK_STAGE", "SAFEOPS_GPU_CHECK_SECONDS"
-RECOVERS_NOT = 13  # exit status
+RECOVERS_NOT = 13  # exit status of a process whose device is in an error
 
 
 def write(**line):
@@ -29,7 +29,7 @@ def write(**line):
 
 
 def stacks(worker):
-    """The file for the stacks of a process that is ended: empty unless its time ran out."""
+    """The file into which a process writes its stacks when its time runs out; empty until then."""
     return Path(f"{os.environ.get(LOG, os.devnull)}.{worker}.stacks")
 
 
@@ -44,7 +44,7 @@ def synchronise():
 
 
 def pytest_collection_finish(session):
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":  # each collects them all
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":  # each worker collects all tests; one reports them
         write(collected=[item.nodeid for item in session.items])
 
 
@@ -53,13 +53,13 @@ def pytest_collection_modifyitems(items):
         return
     registry = sys.modules.get("safeops.core.op")
     ops = registry.registry if registry else ()
-    # (those of large tensors side by side too: one process has the memory for itself)
+    # Tests of large tensors come together, too, so that one process runs them and no two need the memory at once.
     items.sort(key=lambda item: "" if "test_large" in item.nodeid else op_of(item.nodeid, ops) or "~")
 
 
 class Limit:
-    """Ends the process where a test does nothing for so long. What Triton has compiled sets it back: a test may compile
-    hundreds of kernels, each of them in seconds."""
+    """Ends the process if a test neither ends nor compiles a kernel for SECONDS. Each compiled kernel restarts the
+    time: a test may compile hundreds of kernels, which take seconds each."""
 
     def __init__(self):
         self.file = open(stacks(os.environ.get("PYTEST_XDIST_WORKER", "main")), "w")
@@ -68,7 +68,7 @@ class Limit:
 
             knobs.compilation.listener = lambda **_: self.begin()
         except (ImportError, AttributeError):
-            pass  # there is no Triton that tells
+            pass  # no Triton, or one without this listener
 
     def begin(self):
         if SECONDS in os.environ:
@@ -104,10 +104,10 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_runtest_logreport(report):
-    """Where reports come together: under xdist in the first process, which makes those of crashed workers itself."""
+    """Writes a test's outcome. Under xdist the main process does so for all workers, also for crashed ones."""
     if is_worker() or not (report.when == "call" or report.outcome != "passed"):
         return
-    if report.when == "???" and (last_stacks := _stacks_of(report.node.gateway.id)):  # of a worker that has ended
+    if report.when == "???" and (last_stacks := _stacks_of(report.node.gateway.id)):  # a worker's time ran out
         return write(test=report.nodeid, outcome="not ended", message=last_stacks[:2000])  # the last call comes first
     line = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3)}
     if report.when in ("setup", "teardown") and report.outcome == "failed":

@@ -1,4 +1,5 @@
-"""Printed by a fresh install for scripts/gpu_check.py: the machine, and the names of the ops whose kernels it runs."""
+"""Prints a description of the machine as JSON, with the names of the ops that have kernels on it. gpu_check.py runs it
+in the fresh install."""
 
 import datetime
 import importlib.util

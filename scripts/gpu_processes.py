@@ -1,4 +1,4 @@
-"""Processes with a time limit, and what compute-sanitizer says of them."""
+"""Runs processes with a time limit, and under compute-sanitizer."""
 
 import concurrent.futures
 import os
@@ -11,15 +11,15 @@ import tempfile
 import time
 from pathlib import Path
 
-SANITIZER_SECONDS = 90  # for one process
-# Calls of the driver that torch expects to fail are no errors of a kernel.
+SANITIZER_SECONDS = 90  # the time limit of one sanitized process
+# memcheck without API errors: torch makes driver calls that it expects to fail.
 TOOLS = {"racecheck": (), "memcheck": ("--report-api-errors", "no")}
 # The caching allocator would hide an access past a tensor's end inside its own larger block.
 FOR_SANITIZERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
 def run_limited(command, seconds, **options):
-    """(exit status or None if killed, output). The whole process group goes, so that no child outlives its stage."""
+    """Returns (exit status or None if killed, output). Kills the whole process group, so that no child outlives it."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options)
         status = None
@@ -39,8 +39,8 @@ def run_limited(command, seconds, **options):
 
 
 def run_all(commands, jobs, until, seconds, **options):
-    """Yield (key, status, output) of run_limited of each command, {key: command}, as they end: so many at a time, each
-    for so many seconds, and none beyond a time (time.monotonic()), after which the rest do not begin."""
+    """Runs the commands {key: command} by run_limited, `jobs` at a time and each for at most `seconds`. All end by the
+    time `until` (of time.monotonic()); later ones do not start. Yields (key, status, output) as the commands end."""
 
     def one(key):
         left = until - time.monotonic()
@@ -52,7 +52,7 @@ def run_all(commands, jobs, until, seconds, **options):
 
 
 def sanitizer():
-    """The path of compute-sanitizer; None where it is not on this machine."""
+    """The path of compute-sanitizer, or None if this machine does not have it."""
     path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     return path if Path(path).exists() else None
 
@@ -63,8 +63,8 @@ def sanitizing(tool, *program):
 
 
 def sanitized(output):
-    """(verdict, errors) by the output of one tool on one op: its summary counts what it has found in the process, and
-    the target says when it is done."""
+    """Reads (verdict, errors) from the output of one tool on one op. The verdict is "failed" if the tool's summary
+    counts errors, "passed" if it counts none and the target has printed "done", else "not judged"."""
     result = re.search(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
     kinds = r"=+ +(?:Invalid|Misaligned|Uninitialized|Error|Barrier|Illegal|\S* ?Race|.*hazard)"
     errors = [line.strip("= ") for line in output.splitlines() if re.match(kinds, line) and "SUMMARY" not in line]

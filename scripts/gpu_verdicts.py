@@ -1,16 +1,16 @@
-"""A verdict on each op, from the lines of a GPU check. It needs the standard library alone."""
+"""Gives a verdict on each op from the log of a GPU check. Needs only the standard library."""
 
 import json
 import re
 
 BAD = ("failed", "error")
-OPEN = (None, "started", "not ended")  # tests that tell nothing
-# Tests of torch itself, and of tools that work on any route.
+OPEN = (None, "started", "not ended")  # outcomes of tests that did not end
+# Tests that run no kernel: of torch itself, and of tools that work on any route.
 OF_NO_KERNEL = ("test_what_torch_does.py", "test_debug.py", "test_to_device.py")
 
 
 def read(path):
-    """The lines of a log; one that a kill has cut off is left out."""
+    """The lines of a log. A line that a kill has cut off is left out."""
     lines = []
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -32,8 +32,8 @@ def op_of(test, ops):
 
 
 def outcomes(lines, stage):
-    """{test: the worst that came of it} of all that were collected: None where it never began, "started" where nothing
-    more is known of it, "not ended" where its time ran out."""
+    """Returns {test: its worst outcome} for all tests collected in a stage. None: the test never began. "started": it
+    began, and nothing more is known. "not ended": its time ran out."""
     order = [*OPEN, "skipped", "passed", *BAD]
     results = {}
     for line in lines:
@@ -46,9 +46,11 @@ def outcomes(lines, stage):
 
 
 def verdicts(lines):
-    """{op: "passed" | "failed" | "not judged"} of the ops with kernels. Passed: by `safeops verify`, its own tests were
-    collected and ended, in both stages, so did those it has in `unseen`, and both sanitizers that there are ended and
-    found nothing. A test of no op in particular that fails, fails them all, unless it tests no kernel."""
+    """Returns {op: "passed" | "failed" | "not judged"} for the ops with kernels.
+
+    An op has passed if `safeops verify` passed it, its tests in `gpu` and `contract` ended and passed, and those in
+    `unseen` if it has any, and no sanitizer that ran found an error. A failing test that belongs to no op fails all
+    ops, unless it tests no kernel."""
     ops = machine(lines)["ops"]
     judged = {op: {"passed": [], "failed": [], "not judged": []} for op in ops}
     verdict_lines = [line for line in lines if line.get("op") in judged]
@@ -63,7 +65,7 @@ def verdicts(lines):
                     tests[op].append(outcome)
         for op, ends in tests.items():
             if stage == "unseen" and not ends:
-                continue  # it has none there
+                continue  # not every op has a test in `unseen`
             ended = "passed" in ends and not set(ends).intersection(OPEN)
             judged[op]["failed" if set(ends).intersection(BAD) else "passed" if ended else "not judged"].append(stage)
     for op, stages in judged.items():
@@ -73,6 +75,6 @@ def verdicts(lines):
 
 
 def machine(lines):
-    """The description of the machine that the fresh install gave."""
+    """The description of the machine (gpu_probe.py)."""
     empty = {"gpu": None, "ops": []}
     return next((line["machine"] for line in lines if "machine" in line), empty)

@@ -1,10 +1,11 @@
-"""Lays safeops out as a kernel of the Hugging Face Hub: dist/hub/build/torch-{cuda,cpu}, which the `kernels` package
-loads: kernels.get_local_kernel(Path("dist/hub")), and once it is uploaded kernels.get_kernel("<user>/safeops").
+"""Writes safeops as a kernel for the Hugging Face Hub, dist/hub/build/torch-{cuda,cpu}. The `kernels` package loads it:
+kernels.get_local_kernel(Path("dist/hub")), and after an upload kernels.get_kernel("<user>/safeops").
 
     python scripts/hub.py [FOLDER]
 
-It is the Python package with the Triton kernels and without the commands: a copy whose imports of itself are relative,
-for the loader gives the package a name, which the ops have too. So it stands beside another version, or an install.
+The copy has the Python package and the Triton kernels, but not the commands. It imports its own modules by relative
+imports, since the loader chooses the package's name; its ops are registered under that name too. So the copy can be
+loaded beside an installed safeops or another version.
 """
 
 import ast
@@ -24,14 +25,15 @@ MAY_IMPORT = {*sys.stdlib_module_names, "torch", "triton"}
 
 
 def relative(text: str, depth: int) -> str:
-    """Source whose imports of safeops are relative. depth: how many folders of the package it lies in."""
+    """Returns the source with relative imports in place of imports of safeops. depth: how many folders inside the
+    package the source is."""
     dots = "." * (depth + 1)
     text = re.sub(r"^( *)from safeops import ", rf"\1from {dots} import ", text, flags=re.MULTILINE)
     return re.sub(r"^( *)from safeops\.", rf"\1from {dots}", text, flags=re.MULTILINE)
 
 
 def foreign_imports(text: str) -> list[str]:
-    """The modules that a source imports beside torch, Triton, the standard library and itself."""
+    """The modules that a source imports from outside torch, Triton, the standard library and the package itself."""
     names = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

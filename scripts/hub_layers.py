@@ -1,6 +1,7 @@
-"""Layers for `kernels.kernelize`: each has the forward of the torch.nn module of its name, whose attributes it reads.
+"""Layers for `kernels.kernelize`. A layer's forward replaces the forward of the torch.nn module with the layer's name;
+`self` is then that module.
 
-A part of the package for the Hugging Face Hub, where it lies beside nn.py.
+scripts/hub.py copies this file into the package for the Hugging Face Hub, beside nn.py.
 """
 
 import torch

@@ -1,10 +1,9 @@
-"""Comments and docstrings that begin in a way that leaves the subject out: `make lint` names them.
+"""Lists comments and docstrings whose first words leave the subject out. `make lint` runs it.
 
     python scripts/lint_comments.py [FILE ...]      (without files: all that git tracks)
 
-"Of", "The same", "By", "What" and "Whether" begin half a sentence, whose subject a reader has to find elsewhere. A
-comment of several lines, and a docstring of several paragraphs, is judged by where it begins. Exit status 1 if any is
-named.
+"Of", "The same", "By", "What" and "Whether" begin half a sentence, whose subject a reader has to find elsewhere. Only
+the first words of a comment or docstring count, however long it is. The exit status is 1 if any is listed.
 """
 
 import io
@@ -21,12 +20,12 @@ C_COMMENT = re.compile(r"//(.*)|/\*(.*)")
 
 
 def python_comments(text):
-    """(line, text) of each comment and docstring."""
+    """Yields (line, text) of each comment and docstring."""
     previous, comment_line = tokenize.NEWLINE, -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         line = token.start[0]
         if token.type == tokenize.COMMENT:
-            # A comment that follows another on the line above goes on with it, unless code stands before either.
+            # A comment below another continues it, unless either of the two follows code on its line.
             if line != comment_line + 1 or token.line[: token.start[1]].strip():
                 yield line, token.string.lstrip("#:! ")
             comment_line = -1 if token.line[: token.start[1]].strip() else line
@@ -37,7 +36,7 @@ def python_comments(text):
 
 
 def c_comments(text):
-    """(line, text) of each comment, found line by line: a `//` inside a string counts as one, and does no harm."""
+    """Yields (line, text) of each comment. A `//` inside a string counts as a comment, which is harmless."""
     before = False
     for line, source in enumerate(text.splitlines(), 1):
         match = C_COMMENT.search(source)
@@ -48,7 +47,7 @@ def c_comments(text):
 
 
 def complaints(path):
-    """Lines `path:line: text` of a file's comments that begin so."""
+    """The lines `path:line: text` to print for a file."""
     text = path.read_text(encoding="utf-8")
     comments = python_comments(text) if path.suffix == ".py" else c_comments(text)
     return [f"{path}:{line}: {comment.split(chr(10))[0]}" for line, comment in comments if BEGINS.match(comment)]

@@ -1,11 +1,11 @@
-"""Which tests touch a source: what scripts/mutants.py runs for a mutant in it, stage by stage."""
+"""Lists the tests that scripts/mutants.py runs for a mutant in a source file, stage by stage."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
+INTERPRETED = {  # a folder of kernels/ -> names of its tests, tests/kernels/interpreted/test_<name>.py
     "losses": ["pointwise_losses", "reductions"],
     "reductions": ["reductions", "statistics", "statistics_range"],
     "classification": ["rows", "classification"],
@@ -13,7 +13,7 @@ INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
     "vectors": ["rows", "triplet_margin"],
     "engine": ["math", "pointwise_losses", "reductions", "statistics", "statistics_range", "rows", "execution"],
 }
-EXECUTED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_executed*.py
+EXECUTED = {  # a folder of csrc/cuda/ -> suffixes of its tests, tests/kernels/test_cuda_executed<suffix>.py
     "elementwise": ["", "_functions"],
     "selection": ["_indexed", "_selection"],
     "lists": ["_multi_tensor"],
@@ -37,22 +37,22 @@ TOOLS = {
         "tests/contract/losses/test_losses.py",
     ],
 }
-# One op of each family and kind: what is tried where the source belongs to no family.
+# The ops, one of each family and kind, that are tested if the source belongs to no family.
 SOME = "masked_fill safe_div safe_log masked_compact masked_mean masked_var masked_norm masked_softmax mse_loss".split()
-ELSEWHERE = "composite opcheck gradgradcheck torch_func vmap compile export".split()  # where no kernel of the CPU runs
+ELSEWHERE = "composite opcheck gradgradcheck torch_func vmap compile export".split()  # tests that run no CPU kernel
 
-# These are tried where the source belongs to no family: a few of each.
+# The tests, some of each family, that are run if the source belongs to no family.
 ELSE = ["elementwise/test_elementwise.py", "elementwise/test_stand_ins_division.py",
         "elementwise/test_stand_ins_unary.py", "losses/test_losses.py", "reductions/test_reductions.py"]  # fmt: skip
 
 
 def ops(family):
-    """The ops of a family, each a file of its name."""
+    """The names of a family's ops: each has a file with its name."""
     return {file.stem for file in (ROOT / "safeops/ops" / family).glob("[a-z]*.py")}
 
 
 def contract(family, path):
-    """The tests of the contract: quick ones first; not those that only compile again."""
+    """The stages of contract tests, quick ones first, without tests that only compile with inductor."""
     folder, op = "tests/contract/", Path(path).stem
     if family == "lists":
         return [["tests/amp", folder + "lists", "tests/debug/test_trace.py"]]
@@ -70,7 +70,7 @@ def contract(family, path):
 
 
 def stages(path):
-    """Pytest's arguments for a mutant in this file, likely killers first."""
+    """Returns pytest's arguments for each stage, for a mutant in this file; the tests likeliest to fail come first."""
     for pattern, tests in TOOLS.items():
         if re.match(pattern, path):
             return [tests]

@@ -1,16 +1,16 @@
 """Break the library on purpose, one small change at a time, and see which test notices.
 
     make mutants ARGS="--count 100 --seed 13"
-    make mutants ARGS="--count 100 --seed 13 --again"    those that survived once more, after tests were added
+    make mutants ARGS="--count 100 --seed 13 --again"    tries the survivors once more, after tests were added
     make mutants ARGS="--only reductions/masked_var"     in paths that contain this
 
-A mutant is a comparison, sign, constant or operator changed, a mask dropped, a guard removed: in a kernel, a
-definition or a tool. It lives in a copy of the checkout under build/mutants, never in the checkout. There what changed
-is built, and the tests of that place run until one fails; a test kills only if it passes without the mutant. CUDA
-sources are executed from their PTX, Triton's by its interpreter. What does not compile does not count.
+A mutant has one change in a kernel, a definition or a tool: another comparison, sign, constant or operator, no mask, or
+no guard. It is made in a copy of the checkout under build/mutants, never in the checkout. The copy is rebuilt, and the
+tests of the changed file run until one fails. A test kills a mutant if it fails with it and passes without it. CUDA
+sources are executed from their PTX, Triton's by its interpreter. A mutant that does not compile does not count.
 
-Each result is a line of build/mutants/log.jsonl, by which a run that was cut off goes on; the table goes to
-build/mutants/table.md. A mutant takes half a minute of a core where a test kills it, and some minutes where none does.
+Each result is a line of build/mutants/log.jsonl; a new run continues from it. The table goes to build/mutants/table.md.
+A mutant takes half a minute of a core if a test kills it, and some minutes if none does.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from mutant_tests import stages  # noqa: E402
 from mutations import mutations  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 1200  # for the tests of one stage: much more than any takes
+SECONDS = 1200  # the time limit of one stage's tests: much more than any takes
 PARTS, SOURCES = ("csrc", "kernels", "safeops", "tests"), (".py", ".h", ".cpp", ".cu", ".cuh")
 
-# How many mutants of a hundred, and where.
+# {folder: how many of a hundred mutants are made there}
 SHARES = {
     "csrc/cpu": 32,
     "csrc/common": 4,
@@ -44,16 +44,16 @@ SHARES = {
     "safeops/amp": 3,
     "safeops/debug": 5,
     "safeops_lint": 5,
-    "safeops": 2,  # what lies in no folder: the routes, the checks
+    "safeops": 2,  # the files directly in safeops/
 }
 
 
 class Tree:
-    """The copy: built once, broken and mended again and again."""
+    """The copy of the checkout. It is built once; then one mutant after another is made in it and undone."""
 
     def __init__(self, folder):
         self.folder, self.clean = folder / "tree", folder / "clean"
-        self.passing, self.failing = set(), set()  # tests, without a mutant
+        self.passing, self.failing = set(), set()  # tests, by their outcome without a mutant
         listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
         wanted = {name for name in listed.splitlines() if (ROOT / name).is_file()}
         self.built = False
@@ -64,14 +64,14 @@ class Tree:
         for path in (path for part in PARTS for path in (self.folder / part).rglob("*.*")):
             if path.suffix in SOURCES and path.relative_to(self.folder).as_posix() not in wanted:
                 path.unlink()
-        for library in (ROOT / "safeops").glob("*.so"):  # until one is built here
+        for library in (ROOT / "safeops").glob("*.so"):  # used until the copy builds its own
             shutil.copy2(library, self.folder / "safeops")
-        link = self.folder / "safeops" / "kernels"  # a development install would give the checkout's
+        link = self.folder / "safeops" / "kernels"  # else safeops.kernels would be the checkout's folder
         link.is_symlink() or link.symlink_to("../kernels")
 
     def build_first(self):
         if (self.clean / "done").exists():
-            self.copy(self.clean, self.folder)  # a run that was cut off left objects of a mutant
+            self.copy(self.clean, self.folder)  # an interrupted run may have left a mutant's objects
         if not self.build():
             raise SystemExit("mutants: the checkout does not build")
         shutil.rmtree(self.clean, ignore_errors=True)
@@ -81,7 +81,7 @@ class Tree:
         self.built = True
 
     def copy(self, source, target):
-        """Objects, ninja's log of them, and libraries, with their times, by which ninja knows what is fresh."""
+        """Copies objects, ninja's log and libraries, with their times, by which ninja knows what is up to date."""
         shutil.rmtree(target / "build", ignore_errors=True)
         shutil.copytree(source / "build", target / "build")
         for library in (source / "safeops").glob("*.so"):
@@ -93,13 +93,13 @@ class Tree:
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True).returncode == 0
 
     def spoil(self, mutant):
-        """False where it does not compile."""
+        """Makes the mutant. Returns False if it does not compile."""
         path, compiled = self.folder / mutant["path"], mutant["path"].startswith(("csrc/cpu/", "csrc/common/"))
         if compiled and not self.built:
             self.build_first()
         text = path.read_text()
         path.write_text(text[: mutant["start"]] + mutant["text"] + text[mutant["stop"] :])
-        return not compiled or self.build()  # Python always does; the executor's tests compile CUDA
+        return not compiled or self.build()  # Python needs no build; the executor's tests compile CUDA sources
 
     def mend(self, mutant):
         shutil.copy2(ROOT / mutant["path"], self.folder / mutant["path"])
@@ -107,7 +107,7 @@ class Tree:
             self.copy(self.clean, self.folder)
 
     def test(self, arguments):
-        """None where all pass, else the test that failed, or how they ended."""
+        """Runs pytest. Returns None if all tests pass, else the test that failed, or how the process ended."""
         arguments = ["-qx", "--tb=line", "-pno:cacheprovider", *arguments]
         arguments += [f"--deselect={test}" for test in self.failing]
         with tempfile.TemporaryFile("w+") as output:
@@ -124,13 +124,13 @@ class Tree:
             output.seek(0)
             said = output.read()
         code = os.waitstatus_to_exitcode(status[1])
-        if code in (0, 5):  # 5: none was selected
+        if code in (0, 5):  # 5: no test was selected
             return None
         failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", said, re.MULTILINE)
         return failed[1] if failed else f"crash ({code})"
 
     def run(self, arguments, output):
-        """In a child of its own, which ends here."""
+        """Runs pytest in the forked child process, and ends the child."""
         code = 70
         try:
             os.setsid()
@@ -138,7 +138,7 @@ class Tree:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0), os.dup2(output, 1), os.dup2(output, 2)
             os.environ["PYTHONPATH"] = str(self.folder)
             sys.path.insert(0, str(self.folder))
-            if any("/interpreted/" in argument for argument in arguments):  # Triton asks when it is imported
+            if any("/interpreted/" in argument for argument in arguments):  # Triton reads it when it is imported
                 os.environ["TRITON_INTERPRET"] = "1"
                 os.execv(sys.executable, [sys.executable, "-B", "-m", "pytest", *arguments])
             import pytest
@@ -149,7 +149,7 @@ class Tree:
             os._exit(code)
 
     def judge(self, mutant):
-        """The mutant with the test that killed it, or None; invalid where it does not compile."""
+        """Returns the mutant's dict with "killed" (the test that failed, or None), "valid" (it compiles), "seconds"."""
         begun, killer = time.time(), None
         try:
             valid = self.spoil(mutant)
@@ -170,7 +170,7 @@ class Tree:
 
 
 def drawn(seed, only):
-    """Mutants in the order of the seed: a place by its share, then any of its lines."""
+    """Yields mutants in an order given by the seed: draws a folder by its share, then any line in it."""
     random_, places, lines = random.Random(seed), {}, set()
     for place in SHARES:
         paths = (p for p in (ROOT / place).glob("*" if place == "safeops" else "**/*") if p.suffix in SOURCES)
@@ -180,7 +180,7 @@ def drawn(seed, only):
     while any(places.values()):
         (place,) = random_.choices([p for p in places if places[p]], [SHARES[p] for p in places if places[p]])
         mutant = places[place].pop()
-        if (line := (mutant["path"], mutant["line"])) not in lines:  # one a line
+        if (line := (mutant["path"], mutant["line"])) not in lines:  # at most one mutant for each line
             lines.add(line)
             yield mutant
 

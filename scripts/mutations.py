@@ -1,6 +1,7 @@
-"""The small changes that scripts/mutants.py makes: of a Python file by its syntax tree, of a C++ file by its text.
+"""Finds the small changes that scripts/mutants.py makes: in a Python file by its syntax tree, in C++ by its text.
 
-Each is a dict: path, line, what it is, start and stop of what is replaced, old (that text) and text (the new one).
+A change is a dict: path, line, what (its kind), start and stop (the replaced range of the file's text), old (the text
+in that range), text (its replacement).
 """
 
 import ast
@@ -12,7 +13,7 @@ OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "&": "|", "|": "&", "&&": "
              "%": "//"}  # fmt: skip
 SWAPPED = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin",
            "any": "all", "all": "any", "fmin": "fmax", "fmax": "fmin"}  # fmt: skip
-# Lines that decide about speed, or about a text, alone: no test could notice a change.
+# Lines that affect only speed or the text of a message: no test could notice a change.
 UNSEEN = re.compile(
     r"\b(kAhead|kSlice|kMaxTasks|kMinRows|parallel\(|alignas|max_contiguous|Config\(|POLICY|prime|prefetch|lru_cache"
     r"|cache_modifier|stacklevel|static_assert|template|printf|__slots__|pragma|include|include_bytes|__launch_bounds__)"
@@ -65,7 +66,7 @@ class _Walk(ast.NodeVisitor):
         self.add(self.at(node), self.end(node), text, what)
 
     def between(self, left, right, table, what):
-        """The operator between two operands."""
+        """Replaces the operator between two operands."""
         start, gap = self.end(left), self.source[self.end(left) : self.at(right)]
         token = re.sub(r"[()\s\\]|#.*", " ", gap).strip()
         if token in table and gap.count(token) == 1:
@@ -108,7 +109,7 @@ class _Walk(ast.NodeVisitor):
         for before, keyword in zip([*node.args, *node.keywords], [*node.args, *node.keywords][1:]):
             if name in ("load", "store") and isinstance(keyword, ast.keyword) and keyword.arg in ("mask", "other"):
                 if keyword.arg == "mask" and any(k.arg == "other" for k in node.keywords):
-                    continue  # other= needs it
+                    continue  # other= is not allowed without mask=
                 self.add(self.end(before), self.end(keyword), "", f"{keyword.arg}= dropped")
         self.generic_visit(node)
 
@@ -122,7 +123,7 @@ class _Walk(ast.NodeVisitor):
             self.replace(node.value, "None", "returns None")
         self.generic_visit(node)
 
-    def visit_FunctionDef(self, node):  # not its defaults: a schema's, or an operand's absence
+    def visit_FunctionDef(self, node):  # the body alone: defaults are the schema's, or mark an absent operand
         for statement in node.body:
             self.visit(statement)
 
@@ -131,7 +132,7 @@ class _Walk(ast.NodeVisitor):
 
 def _python(source):
     walk = _Walk(source)
-    if walk.ascii:  # columns of the tree count bytes
+    if walk.ascii:  # else the tree's columns, which count bytes, are no indices into the text
         walk.visit(ast.parse(source))
     return walk.edits
 
@@ -144,7 +145,7 @@ def _blank(match):
 
 
 def _closing(text, at):
-    """The place of the parenthesis that closes the one at `at`."""
+    """The index of the parenthesis that closes the one at `at`."""
     depth = 0
     for i in range(at, len(text)):
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(text[i], 0)
@@ -154,7 +155,7 @@ def _closing(text, at):
 
 
 def _arguments(text, opening):
-    """(start, stop) of each argument of a call."""
+    """Returns [(start, stop)] of the arguments of a call."""
     closing, parts, depth = _closing(text, opening), [opening + 1], 0
     for i in range(opening + 1, closing or opening):
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(text[i], 0)

@@ -1,9 +1,9 @@
-"""Builds what a release publishes, checks it, and lists it: the source distribution and a wheel for each architecture.
+"""Builds, checks and lists the files of a release: the source distribution, and a wheel for each architecture.
 
     python scripts/release.py --dry-run [--arch x86_64 aarch64]
-    python scripts/release.py             uploads it too (twine, which asks for a token)
+    python scripts/release.py             also uploads the files (twine asks for a token)
 
-An architecture that is not this machine's needs its cross compiler. `make release` installs what this needs.
+An architecture other than this machine's needs its cross compiler. `make release` installs the Python packages.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def run(*command) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The version as each file has it."""
+    """{file: the version that it states}"""
     places = {
         "safeops/core/__init__.py": r'^VERSION = "(.+)"$',
         "CHANGELOG.md": r"^## (\d\S*)",
@@ -35,8 +35,8 @@ def versions() -> dict[str, str]:
 
 
 def audit(wheel: Path) -> list[str]:
-    """Why a wheel is not what its platform tag promises: newer symbols, or libraries that neither the policy nor torch
-    brings."""
+    """Returns the reasons why a wheel breaks its platform tag: symbols newer than the policy's, or libraries that are
+    neither the policy's nor torch's."""
     report = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", wheel))
     tag, libraries = report["sym_tag"], set(report["external_libs"]) - {"libtorch.so", "libtorch_cpu.so"}
     policy = re.fullmatch(r"manylinux_2_(\d+)_\w+", tag)

@@ -1,7 +1,7 @@
-"""Writes the types of the public functions and modules, which type checkers and editors read:
-safeops/__init__.pyi and safeops/nn.pyi. `make types`, after a signature has changed; a test compares.
+"""Writes safeops/__init__.pyi and safeops/nn.pyi, the types of public functions and modules for type checkers and
+editors. Run `make types` after a signature has changed; a test compares the files with it.
 
-Types come from the schemas of torch.ops.safeops; the few functions that are no ops have annotations in their source.
+Types come from the schemas of torch.ops.safeops. The few functions that are not ops have annotations in their source.
 """
 
 import inspect
@@ -40,18 +40,18 @@ TYPES = {
     **{"int": "int", "SymInt": "int", "Optional[int]": "int | None", "Optional[SymInt]": "int | None", "str": "str"},
     **{"ScalarType": "torch.dtype", "Optional[ScalarType]": "torch.dtype | None"},
 }
-# Arguments that take more than the schema says, or have none.
+# Types of arguments that take more than their schema says, or have no schema.
 NAMED = {
     **{"denominator": "Tensor | float | None", "log_probs": "Tensor", "targets": "Tensor", "blank": "int"},
     **dict.fromkeys(("input_lengths", "target_lengths"), "Tensor | Sequence[int]"),
     **{"zero_infinity": "bool", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
 }
-# The strings that an argument may be: those that the checks take.
+# {argument: the strings that it may be}, from the checks
 CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}
 
 
 def literal(name: str, key: str) -> str:
-    own = {"reduction": "reductions", "empty": "empties"}.get(key, "")  # a record's own choices
+    own = {"reduction": "reductions", "empty": "empties"}.get(key, "")  # the record's attribute, if it has own choices
     choices = getattr(registry.get(name), own, CHOICES[key])
     return f"Literal[{', '.join(map(json.dumps, choices))}]"
 
@@ -62,7 +62,7 @@ def schemas(name: str) -> list:
 
 
 def types(name: str) -> dict[str, str]:
-    """The type of each argument: all that one of the op's overloads takes."""
+    """Returns {argument: type}, where the type is the union over the op's overloads."""
     results = {}
     for x in (x for schema in schemas(name) for x in schema.arguments):
         kinds = results.setdefault(x.name, [])
@@ -74,7 +74,7 @@ SHARED = {key: kind for name in registry for key, kind in types(name).items()}
 
 
 def parameters(name: str, function, **fixed) -> str:
-    """The parameters of a function as source. fixed: types that an overload has of its own."""
+    """The parameters of a function, as source. fixed: the types that are special to one overload."""
     kinds, parts = SHARED | types(name) | fixed, []
     for x in inspect.signature(function).parameters.values():
         if x.kind is x.KEYWORD_ONLY and "*" not in parts:
@@ -92,7 +92,7 @@ def parameters(name: str, function, **fixed) -> str:
 
 
 def result(function, schema) -> tuple[str, str]:
-    """The type of an op's result, and its import where it is a named tuple."""
+    """Returns (the type of an op's result, its import if it is a named tuple, else "")."""
     fields = tuple(x.name for x in schema.returns) if schema else ()
     if len(fields) < 2:
         return "Tensor", ""
@@ -103,7 +103,7 @@ def result(function, schema) -> tuple[str, str]:
 
 
 def definition(call: str, indent: str = "") -> str:
-    # lines end behind a comma, but of a Literal
+    # Lines break only after a comma, but not inside a Literal.
     text = re.sub(r'(?<!,) |(?<=",) (?=")', "\0", f"def {call}: ...")
     return textwrap.fill(text, 120, initial_indent=indent, subsequent_indent=f"{indent}    ").replace("\0", " ")
 
@@ -120,7 +120,7 @@ def functions() -> str:
             overloads = list({len(x.returns): x for x in schemas(name)}.values()) or [None]
             first, last = overloads[0], overloads[-1]
             flags = [x.name for x in last.arguments[len(first.arguments) :]] if first is not last else []
-            for schema in overloads:  # of which the last has a flag that the first has not
+            for schema in overloads:  # a second overload has a flag that the first has not: True there, False here
                 kind, source = result(function, schema)
                 imports += [source] if source else []
                 fixed = {flag: f"Literal[{schema is last}]" for flag in flags}

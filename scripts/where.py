@@ -1,8 +1,8 @@
-"""The road of an op's call, one hop a line: `python -m scripts.where masked_mean`.
+"""Lists the places in the source that an op's call passes, one a line: `python -m scripts.where masked_mean`.
 
-Public function, record, definition, call path, route, gradients; for each raw op the CPU kernel with its loops, and the
-CUDA launcher with its kernels; test record, benchmark, docs. All of it is found in the records and the sources: an
-editor opens a line by its `file:line`.
+They are the public function, record, definition, call path, route and gradients; for each raw op the CPU kernel with
+its loops, and the CUDA launcher with its kernels; then test record, benchmark and docs. All are found from the records
+and the sources. A line has the form `file:line`, by which an editor opens it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ class Hop(NamedTuple):
     what: str
     path: Path
     line: int
-    name: str  # the word that stands in that line
+    name: str  # the word in that line
 
     def __str__(self):
         return f"{self.what:22} {self.path.relative_to(ROOT)}:{self.line}  {self.name}"
@@ -37,7 +37,7 @@ class Hop(NamedTuple):
 
 
 def of_function(what, function):
-    """A function, or the one that a decorator or a closure stands for."""
+    """The place of a function; for a decorated function, of the function inside."""
     code = inspect.unwrap(getattr(function, "__func__", function)).__code__
     lines = text_of(Path(code.co_filename)).splitlines()
     at = next(i for i in range(code.co_firstlineno, len(lines) + 1) if re.search(r"\bdef |\blambda\b", lines[i - 1]))
@@ -56,27 +56,27 @@ def tree_of(path):
 
 @cache
 def calls(path):
-    """[(line, the string or name that is a call's first argument)] of a file."""
+    """Returns [(line, the string or name that is the first argument)] for the calls in a file."""
     nodes = [node.args[0] for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and node.args]
     return [(node.lineno, getattr(node, "value", getattr(node, "id", None))) for node in nodes]
 
 
 @cache
 def words(path):
-    """[(line, string, name or attribute)] of a file."""
+    """Returns [(line, text)] of the constants, names and attributes in a file."""
     nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.Constant, ast.Name, ast.Attribute))]
     return [(x.lineno, getattr(x, "attr", getattr(x, "id", getattr(x, "value", None)))) for x in nodes]
 
 
 def assigned(what, record):
-    """Where a record gets its name: a module of safeops that holds it assigns it."""
+    """The assignment that gives a record its name, in the modules of safeops that have it as an attribute."""
     for module in [m for name, m in sys.modules.items() if name.startswith("safeops.")]:
         for name in [key for key, value in vars(module).items() if value is record]:
             yield from definition_in(what, Path(module.__file__), name)
 
 
 def formula(record):
-    """The function of an op's own file that its definition is or calls, else the definition."""
+    """The op's definition, or the function in its closure that is in the op's own file."""
     own = inspect.unwrap(record.public_function).__code__.co_filename
     functions, seen = [record.definition], []
     while functions:
@@ -95,7 +95,7 @@ def class_of(record):
 
 
 def mention(what, folder, name):
-    """The call that has an op's name as its first argument, else the first line that says it."""
+    """The first call in a folder that has the op's name as its first argument, else the first line that names it."""
     files = sorted((ROOT / folder).rglob("*.py"))
     for kind in calls, words:
         for path in files:
@@ -121,8 +121,8 @@ def lines_with(pattern, paths):
 
 
 def included(path, depth=2):
-    """A source and what it includes by quotes, to a depth: the family's headers, and those of the engine that these
-    call."""
+    """Yields a source and the files that it includes by quotes, to a depth: the family's headers, and headers of the
+    engine that they include."""
     yield path
     for name in re.findall(r'#include "([^"]+)"', text_of(path)) if depth else ():
         for header in (path.parent / name, ROOT / "csrc" / name):
@@ -132,7 +132,8 @@ def included(path, depth=2):
 
 
 def of_cpp(device, raw):
-    """The registration of a raw op, the function or struct behind it, and the loops or kernels that its file has."""
+    """Yields the places of a raw op: its registration, the function or struct that is registered, and the loops or
+    kernels of that file."""
     backward, name = raw.endswith("_backward"), raw.removeprefix("_").removesuffix("_backward")
     registered = rf'm\.impl\("{raw}", TORCH_BOX\(&([\w:]+)|\bSAFEOPS_[A-Z_]+\(({name})\b(?:, (\w+))?'
     for path, line, match in lines_with(registered, sources(device)):
@@ -147,8 +148,9 @@ def of_cpp(device, raw):
 
 @cache
 def loops(path, backward):
-    """The loops that a file of csrc/cpu gives to its driver, the kernels that one of csrc/cuda launches: in itself,
-    else in the headers that it includes. Those of gradients say so in their names."""
+    """The loops that a file of csrc/cpu passes to its driver, or the kernels that a file of csrc/cuda launches; if the
+    file has none, those in the headers that it includes. backward: only those whose names are of gradients, else only
+    the others."""
     result = {}
     for depth in range(4):
         files = dict.fromkeys(included(path, depth))
@@ -169,7 +171,7 @@ def loops(path, backward):
 
 
 def of_triton(raw):
-    """The launcher of a raw op, and the compiled functions called ..._kernel: of its file, else of those imported."""
+    """Yields the launcher of a raw op, and the functions named ..._kernel in its file, else in the files it imports."""
     for launcher in [x for op, x in launchers.items() if op._schema.name == f"safeops::{raw}"]:
         file = ROOT / "kernels" / f"{launcher.module.replace('.', '/')}.py"
         yield from definition_in(f"cuda {raw}", file, launcher.name)
@@ -189,7 +191,7 @@ def kernels_of(file):
 
 
 def imported(file, used=()):
-    """The modules of kernels/ from which one imports a name that is used; without such names, all."""
+    """Yields the modules of kernels/ from which a file imports one of the names `used`; all modules without names."""
     for node in tree_of(file).body:
         if isinstance(node, ast.ImportFrom) and node.level and (not used or used & {x.name for x in node.names}):
             folder = file.parents[node.level - 1] / (node.module or "").replace(".", "/")
@@ -198,18 +200,18 @@ def imported(file, used=()):
 
 
 def definition_in(what, file, name):
-    """Where a name of a module gets its value: by def, or by an assignment, also of several names."""
+    """Yields the place where a module defines a name: its def, class or assignment."""
     for node in tree_of(file).body:
         targets = [t for x in getattr(node, "targets", ()) for t in getattr(x, "elts", [x])]
         if name in (getattr(node, "name", None), *(getattr(t, "id", None) for t in targets)):
             yield Hop(what, file, node.lineno, name)
 
 
-# ---- the road
+# ---- all places of an op
 
 
 def road(name):
-    """The hops of a public op."""
+    """Yields the places of a public op, in the order of a call."""
     record = registry[name]
     yield of_function("public function", record.public_function)
     yield from assigned("record", record)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import rivals
 
-# Seconds that a worker may take to start, one contender to be compiled, and one contest to be timed.
+# The most seconds for starting a worker, for compiling one contender, and for timing one contest.
 START, PREPARE, TIME = 180, 120, 90
 
 
@@ -31,7 +31,7 @@ def parse(argv):
 
 
 class Local:
-    """Answers in this process, as a Served would."""
+    """A Worker in this process, with the interface of Served."""
 
     def __init__(self):
         from .worker import Worker
@@ -49,7 +49,7 @@ class Local:
 
 
 class Place:
-    """A worker, and the next one if it crashes or hangs."""
+    """Holds a worker, and starts a new one after the worker has crashed or hung."""
 
     def __init__(self, options, lock):
         self.options, self.lock, self.worker = options, lock, None
@@ -75,7 +75,7 @@ class Place:
 
 
 def prepare(place, name) -> dict:
-    """All that is known of a contest before it is timed."""
+    """Compiles and checks all contenders of a contest. Returns the contest's entry in the results, without times."""
     from .agreement import BUDGET, agrees
     from .contest import build, dtype_of
 
@@ -101,8 +101,9 @@ def prepare(place, name) -> dict:
 
 
 def collect(options, names, write) -> dict:
-    """As many contests at a time as there are workers: prepared side by side, then timed one by one, each by the worker
-    that has compiled it. write(results) follows each time, so that a run that is ended keeps what it has."""
+    """Takes a batch of as many contests as there are workers: prepares them in parallel, then times them one by one,
+    each in the worker that has compiled it. Calls write(results) after each batch, so that an interrupted run keeps its
+    results."""
     import torch
 
     from .. import report
@@ -129,10 +130,10 @@ def collect(options, names, write) -> dict:
 
 
 def timed(place, entry, rounds, records) -> dict:
-    """The contest's entry; its records are added to the others."""
+    """Times a prepared contest and adds its records to `records`. Returns the contest's entry."""
     from .contest import OURS
 
-    if any("OutOfMemoryError" in why for why in entry["left_out"].values()):  # side by side they did not fit
+    if any("OutOfMemoryError" in why for why in entry["left_out"].values()):  # alone on the GPU it may fit
         entry = prepare(place, entry["contest"])
     if OURS in entry["ready"]:
         try:
@@ -143,7 +144,7 @@ def timed(place, entry, rounds, records) -> dict:
 
 
 def failures(results) -> list[str]:
-    """Contests without us."""
+    """A line for each contest in which safeops was not timed."""
     timed = {record["contest"] for record in results["records"]}
     return [
         f"{entry['contest']}: {entry['left_out'].get('safeops') or entry['left_out'].get('all')}"

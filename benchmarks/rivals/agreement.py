@@ -1,5 +1,5 @@
-"""A contender's error, which says whether it may compete: measured against the definition in fp64, on small operands.
-With torch.compile, the function that it compiles is judged: compiling it twice would take minutes."""
+"""Measures a contender's error against the definition in fp64, on small operands. A contender whose error is too large
+is not timed. For torch.compile the eager function is measured, since compiling it twice would take minutes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 from . import contest
 from .contest import Contest, Rival
 
-# Relative to the largest magnitude. Halves may take eight roundings; in fp32 a blur loses digits when it cancels.
+# The largest error, relative to the largest magnitude: eight roundings of bf16 or fp16; more of fp32, in which the
+# differences of blurred images (SSIM) lose digits by cancellation.
 BUDGET = {"bf16": 2**-5, "fp16": 2**-8, "fp32": 2**-13}
 
 
 def errors(name: str, who: str, device: str) -> dict[str, float]:
-    """{"value": relative error, "gradient": the worst of all inputs, if there is one to compare}"""
+    """Returns {"value": relative error, "gradient": the largest over the inputs, if there is a gradient to compare}."""
     entry = contest.build(name, device, small=True)
     rival = entry.contenders()[who]
     truth, upstream, slopes = exact(entry)
@@ -23,7 +24,7 @@ def errors(name: str, who: str, device: str) -> dict[str, float]:
 
 
 def exact(entry: Contest) -> tuple:
-    """(value, upstream gradient or None, gradients) of the definition in fp64."""
+    """Runs the definition in fp64. Returns (value, upstream gradient or None, gradients of the inputs)."""
     inputs = [x.detach().double().requires_grad_() for x in entry.inputs]
     rest = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in entry.rest]
     value = entry.definition(*inputs, *rest)
@@ -41,13 +42,13 @@ def against(entry: Contest, rival: Rival, truth, upstream, slopes) -> dict[str, 
     if rival.backward and entry.backward:
         theirs = torch.autograd.grad(out, inputs, upstream.to(out.dtype), allow_unused=True)
         pairs = [(a, b) for a, b in zip(theirs, slopes) if a is not None and b is not None]
-        if pairs:  # (of JS, Liger's is that of the logarithms)
+        if pairs:  # empty where gradients are of different inputs: Liger's JSD takes logarithms, ours probabilities
             results["gradient"] = max(error(a, b) for a, b in pairs)
     return results
 
 
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The error in units of the largest magnitude; infinite where it is no number."""
+    """The largest error over the largest magnitude of `b`; infinite if shapes differ or the error is not finite."""
     if a.shape != b.shape:
         return math.inf
     scale = b.abs().max().item() or 1.0

@@ -1,5 +1,5 @@
-"""Softmax of what a mask keeps, cross entropy of a language model's logits and of images, and log probabilities with
-their entropy, as losses of reinforcement learning take them: added, so that there is one result."""
+"""Masked softmax; cross entropy of a language model's logits and of images; log probabilities and entropy, as losses of
+reinforcement learning use them, added so that there is one result."""
 
 import importlib.util
 import math
@@ -23,8 +23,8 @@ def widened(x, target):
 
 
 def fla(name, call, **flags):
-    """A loss of flash-linear-attention, without its Gluon kernels: off by default, they are imported, and that fails
-    under Triton 3.6."""
+    """A loss of flash-linear-attention, with its Gluon backend disabled: its import fails under Triton 3.6, and happens
+    even though the backend is off by default."""
     rival = library("fla.modules", name, call, cuda=True, **flags)
 
     def load():
@@ -65,7 +65,7 @@ def cross_entropy(o, *shape):
     """shape: (N, C), or (N, C, H, W) of images."""
     shape, s = o.size(*shape), o.itemsize
     n, images = math.prod(shape), len(shape) == 4
-    classes = 8 * n // shape[1] if images else 0  # bytes of the target, of rows as good as none
+    classes = 8 * n // shape[1] if images else 0  # bytes of the target, which are negligible for long rows
     half = {} if o.dtype == torch.float32 else {"F.cross_entropy(x.float())": widened}
     return Contest(
         (o.normal(*shape),),

@@ -1,4 +1,4 @@
-"""A contest: operands, a definition, our function and its rivals. The families register theirs by name."""
+"""A Contest has operands, a definition, our function and its rivals. The families register their contests by name."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ FAMILIES = (
     "reductions", "elementwise", "vectors", "classification", "divergences", "linear", "losses", "images", "selection",
     "lists",
 )  # fmt: skip
-OURS, FLOOR = "safeops", "floor: "  # a name with that prefix is a yardstick, and no rival
-LEAST = {True: 4096, False: 32}  # elements of each dim of small operands: of one dim, of several
+OURS, FLOOR = "safeops", "floor: "  # a contender with the prefix FLOOR is a yardstick, not a rival
+LEAST = {True: 4096, False: 32}  # the size of each dim of small operands: of one dim (True), of several (False)
 
 
 class Absent(Exception):
-    """A rival that cannot run here, and why."""
+    """Raised for a rival that cannot run here; the message says why."""
 
 
 class Rival(NamedTuple):
-    load: Callable[[], Callable]  # imports what it needs -> the function of all operands
-    backward: bool = True  # whether it has one
-    overwrites: bool = False  # whether it writes its operands
-    cuda: bool = False  # whether it runs on CUDA alone
-    other: str = ""  # why it computes something else: it is timed, and not judged
-    compiled: bool = False  # by torch.compile
+    load: Callable[[], Callable]  # imports the library; returns the function of all operands
+    backward: bool = True  # False: the rival has no backward
+    overwrites: bool = False  # True: it writes its operands
+    cuda: bool = False  # True: it runs only on CUDA
+    other: str = ""  # how its result differs by design; such a rival is timed, but its error is not judged
+    compiled: bool = False  # True: torch.compile compiles the function
 
 
 @dataclass
 class Contest:
-    inputs: tuple  # tensors whose gradients are asked for
-    rest: tuple  # the other operands
-    ours: Callable  # (*inputs, *rest) -> Tensor, as all functions here
+    inputs: tuple  # tensors; the backward computes their gradients
+    rest: tuple  # the operands without gradients
+    ours: Callable  # (*inputs, *rest) -> Tensor, like all functions of the contest
     rivals: dict[str, Rival | Callable]
-    definition: Callable  # in fp64 it is what all are judged by
-    bytes: tuple[float, float | None] | None = None  # that must move, forward and in total; None: products cost more
-    flops: tuple[float, float] | None = None
-    overwrites: bool = False  # whether ours writes its operands
+    definition: Callable  # run in fp64, it is the reference for all errors
+    bytes: tuple[float, float | None] | None = None  # to be moved: (forward, total); None: `flops` set the time
+    flops: tuple[float, float] | None = None  # (forward, total)
+    overwrites: bool = False  # True: ours writes its operands
     backward: bool = True
-    outcome: Callable = field(default=lambda out, *operands: out)  # what is compared, where it is not what is returned
+    outcome: Callable = field(default=lambda out, *operands: out)  # (returned value, *operands) -> the compared value
 
     def contenders(self) -> dict[str, Rival]:
         ours = pattern(self.ours, backward=self.backward, overwrites=self.overwrites)
@@ -63,7 +63,7 @@ def _same(function):
 
 
 def pattern(function, **flags) -> Rival:
-    """A rival that users write by hand."""
+    """Makes a Rival of a function that users write by hand."""
     return Rival(partial(_same, function), **flags)
 
 
@@ -72,7 +72,8 @@ def compiled(function) -> Rival:
 
 
 def library(module: str, name: str, call: Callable, *, options: dict | None = None, **flags) -> Rival:
-    """call(f, *operands), where f is `name` of `module`, an optional library's; options: f(**options), a module."""
+    """Makes a Rival of an optional library: call(f, *operands), where f is `name` of `module`, or with `options` the
+    object f(**options)."""
 
     def load():
         try:
@@ -92,7 +93,7 @@ class Operands:
         self.itemsize = self.dtype.itemsize
 
     def size(self, *full: int):
-        """The size, or as much of it as small operands have."""
+        """Returns the sizes, cut to LEAST for small operands: a tuple, or a number if there is one."""
         result = tuple(min(n, LEAST[len(full) == 1]) for n in full) if self.small else full
         return result if len(result) > 1 else result[0]
 
@@ -110,7 +111,7 @@ _contests: dict[str, tuple[Callable, str, tuple]] = {}
 
 
 def contests(builder: Callable, table: dict[str, tuple[Any, ...]]):
-    """Register {name: (dtype, *arguments)}: contests that `builder(operands, *arguments)` makes."""
+    """Register contests {name: (dtype, *arguments)}. builder(operands, *arguments) makes the Contest."""
     for name, (dtype, *arguments) in table.items():
         _contests[name] = builder, dtype, tuple(arguments)
 
@@ -131,5 +132,5 @@ def build(name: str, device: str, small: bool) -> Contest:
 
 
 def wide(x):
-    """Half to fp32."""
+    """Converts half precision to fp32, and leaves wider dtypes as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Divergences of two rows of logits, a student's and a teacher's; of logits, and together with both last layers."""
+"""Divergences of a student's logits and a teacher's: from logits, and fused with the last layers of both."""
 
 import math
 
@@ -33,7 +33,8 @@ def tv(x, y):
 
 
 def liger(name, call, **options):
-    """Liger's take log-probabilities, or probabilities: `call` makes them in fp32, as it rounds to their dtype."""
+    """A divergence of Liger, which takes (log-)probabilities. `call` computes them in fp32, since Liger's result has
+    their dtype."""
     return library("liger_kernel.transformers", name, call, options=options, cuda=True)
 
 
@@ -58,12 +59,12 @@ def of_logits(o, name):
         ours=lambda x, y: ours(x, y),
         rivals={"both softmax in fp32": plain, "compile": compiled(plain), "liger": theirs},
         definition=plain,
-        bytes=(2 * s * n, 5 * s * n),  # read x, y; the same, write dx
+        bytes=(2 * s * n, 5 * s * n),  # read x, y; read x, y, write dx
     )
 
 
 def liger_layers(beta):
-    """0 is the divergence from the teacher, 1 that from the student."""
+    """beta: 0 for kl (from the teacher), 1 for reverse kl (from the student), 0.5 for js."""
     return library(
         "liger_kernel.transformers",
         "LigerFusedLinearJSD",
@@ -99,8 +100,8 @@ LAYERS = {
 def of_layers(o, name):
     rows, width, classes = o.size(4096, 4096, 32000)
     ours, (plain, libraries), flops = getattr(safeops, name), LAYERS[name], 2 * rows * width * classes
-    # Logits of a standard deviation of 4, of small operands too: of distributions that are closer to each other the
-    # roundings of the logits decide which is larger, and that is the slope of the total variation.
+    # The logits have a standard deviation of 4 for any width. If the two distributions were closer, the rounding of the
+    # logits would decide which probability is larger, and so the sign of total variation's gradient.
     spread = 4 / width**0.5
 
     def layers(x, w, y, v):

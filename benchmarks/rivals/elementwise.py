@@ -38,13 +38,13 @@ def fill(o):
 def div(o):
     n, s = o.size(N), o.itemsize
     divisor = o.normal(n, seed=1)
-    divisor[divisor == 0] = 1  # where the plain pattern's gradient is NaN; torch 2.11's normal bf16 numbers have some
+    divisor[divisor == 0] = 1  # at 0 the plain pattern's gradient is NaN; torch 2.11's normal bf16 numbers contain 0
 
     def plain(a, b):
         return torch.where(b.abs() < 1e-4, 0, a / b)
 
     def guarded(a, b):
-        """Right in the gradient too, where b is 0."""
+        """The quotient with a correct gradient where b is 0."""
         small = b.abs() < 1e-4
         return torch.where(small, 0, a / torch.where(small, 1, b))
 

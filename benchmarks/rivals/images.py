@@ -1,4 +1,4 @@
-"""The losses of images."""
+"""Losses of images."""
 
 import math
 
@@ -9,7 +9,7 @@ import safeops
 from ..images import _ssim
 from .contest import Contest, compiled, contests, library
 
-SSIM_SIDE = 11  # of the window
+SSIM_SIDE = 11  # the window's edge, in pixels
 
 
 def dice_loss(o):
@@ -55,7 +55,7 @@ def ssim(o):
     )
     return Contest(
         (x,),
-        (0.7 * x + 0.3 * o.normal(*shape, seed=1).sigmoid(),),  # of noise the mean would cancel
+        (0.7 * x + 0.3 * o.normal(*shape, seed=1).sigmoid(),),  # similar to x: with unrelated noise the mean cancels
         ours=lambda x, y: safeops.ssim(x, y),
         rivals={
             "five convolutions": _ssim,
@@ -76,7 +76,7 @@ def ssim(o):
             ),
         },
         definition=_ssim,
-        bytes=(2 * s * n, 5 * s * n),  # read x, y; the same, write dx
+        bytes=(2 * s * n, 5 * s * n),  # read x, y; read x, y, write dx
     )
 
 

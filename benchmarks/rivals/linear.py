@@ -1,4 +1,4 @@
-"""A last layer together with its loss: cross entropy, and log probabilities with their entropy."""
+"""A last linear layer fused with its loss: cross entropy, and log probabilities plus entropy."""
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ def liger(**options):
 
 
 def cut(**options):
-    # Its gradient leaves out the classes of small probability: 3e-2 of the largest in bf16.
+    # cce's gradient skips classes of small probability: in bf16 an error of 3e-2 of the largest gradient.
     return library(
         "cut_cross_entropy",
         "linear_cross_entropy",
@@ -39,7 +39,7 @@ def cut(**options):
 
 
 def chunked():
-    """torch's own by chunks, which keeps no logits."""
+    """torch's own function, in chunks that keep no logits."""
 
     def load():
         if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
@@ -59,7 +59,7 @@ LAYERS = {
     "liger fp32 sums": liger(accum_dtype=torch.float32),
     "fla": fla("FusedLinearCrossEntropyLoss", lambda f, x, w, target: f(x, target, w), options={}),
 }
-# In a contest of its own: its backward takes spin locks, which hang at times under Triton 3.6 on Hopper.
+# cce has a contest of its own: its backward uses spin locks, which sometimes hang under Triton 3.6 on Hopper.
 CUT = {"cce": cut(), "cce exact": cut(filter_eps=None)}
 
 
@@ -80,7 +80,7 @@ def layer(x, w, target):
     return log_prob_and_entropy(F.linear(x, w), target)
 
 
-TRL_CLASSES = 32768  # that TRL takes at a time
+TRL_CLASSES = 32768  # classes in a chunk of TRL
 
 
 def linear_token_log_probs(o):

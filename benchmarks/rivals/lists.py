@@ -1,4 +1,4 @@
-"""clip_grad_norm_ of the gradients of a transformer of 354M parameters."""
+"""clip_grad_norm_ on the gradients of a transformer that has 354M parameters."""
 
 import torch
 
@@ -6,24 +6,24 @@ import safeops
 
 from .contest import Contest, contests, pattern
 
-UNCLIPPED = 1e30  # a norm that no gradients exceed
+UNCLIPPED = 1e30  # a max_norm above any gradient's norm
 
 
 def transformer(width, layers, vocabulary):
-    """The shapes of its parameters."""
+    """The shapes of a transformer's parameters."""
     block = [(width,)] * 2 + [(3 * width, width), (3 * width,), (width, width)] + [(width,)] * 3
     block += [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
     return [(vocabulary, width), (width, width), *block * layers, (width,), (width,)]
 
 
 def clip(o, needed):
-    """needed: each call has to scale, for the bound falls from call to call; else there is nothing to write."""
+    """needed: max_norm falls from call to call, so that each call has to scale; otherwise no call writes."""
     parameters = []
     for seed, shape in enumerate(transformer(*o.size(1024, 24, 50304))):
         parameters.append(torch.nn.Parameter(torch.empty(shape, dtype=o.dtype, device=o.device)))
         parameters[-1].grad = o.normal(*shape, seed=seed)
     n = sum(p.numel() for p in parameters)
-    state = {"bound": n**0.5 / 4 if needed else UNCLIPPED}  # the norm is near the root of n
+    state = {"bound": n**0.5 / 4 if needed else UNCLIPPED}  # the norm is about the square root of n
 
     def in_turn(function):
         def run(parameters, state):
@@ -53,7 +53,7 @@ def clip(o, needed):
         ours=in_turn(safeops.clip_grad_norm_),
         rivals={"torch foreach": torch_s(True), "torch, loop": torch_s(False)},
         definition=definition,
-        bytes=((3 if needed else 1) * o.itemsize * n, None),  # read; read and write
+        bytes=((3 if needed else 1) * o.itemsize * n, None),  # read for the norm; if needed, read and write
         overwrites=True,
         backward=False,
         outcome=seen,

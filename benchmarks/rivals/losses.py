@@ -1,4 +1,4 @@
-"""Pointwise losses under a mask, the focal loss, and distances of distributions."""
+"""Pointwise losses with a mask, the focal loss, and divergences of probability distributions."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,8 @@ N = 1 << 26
 
 
 def masked(o, name, domain=None):
-    """name: of safeops' function and torch's."""
+    """name: of the functions in safeops and in torch.nn.functional. domain: maps the target to where the loss is
+    defined."""
     n, s = o.size(N), o.itemsize
     ours, theirs = getattr(safeops, name), getattr(F, name)
     target = o.normal(n, seed=1)
@@ -30,7 +31,7 @@ def masked(o, name, domain=None):
             "compile": compiled(plain),
         },
         definition=plain,
-        bytes=((2 * s + 1) * n, (5 * s + 2) * n),  # read x, y, m; the same, write dx
+        bytes=((2 * s + 1) * n, (5 * s + 2) * n),  # read x, y, m; read x, y, m, write dx
     )
 
 
@@ -53,13 +54,13 @@ def sigmoid_focal_loss(o):
             "kornia": library("kornia.losses", "binary_focal_loss_with_logits", lambda f, x, y: f(x, y, **options)),
         },
         definition=plain,
-        bytes=(2 * s * n, 5 * s * n),  # read x, y; the same, write dx
+        bytes=(2 * s * n, 5 * s * n),  # read x, y; read x, y, write dx
     )
 
 
 def of_distributions(plain, name, ours, liger, backward, inputs=lambda p: (p,)):
-    """liger: its module, options, and how it is called. backward: reads and writes of a distribution. inputs: what the
-    functions take of one; ours comes first."""
+    """Returns a builder. liger: (name, options, call) for `library`. backward: how many tensors the backward reads and
+    writes. inputs: maps the probabilities p to the operands of all functions, ours first."""
 
     def build(o):
         shape, s = o.size(4096, 32000), o.itemsize
@@ -111,7 +112,7 @@ contests(
     ),
     {"kl_div/bf16": ("bf16",)},
 )
-contests(  # Liger takes logarithms where we take probabilities: each its own
+contests(  # the functions get p and log p, since Liger takes logarithms and ours probabilities
     of_distributions(
         js,
         "p log(p/m)..",

@@ -1,5 +1,5 @@
-"""Masked reductions; and sums, means and maxima of packed sequences: segments of a thousand rows, whose bounds and ids
-are both at hand."""
+"""Masked reductions; and sums, means and maxima of packed sequences of 1000 rows. Contenders get both the sequences'
+bounds and each row's sequence id."""
 
 import torch
 
@@ -65,7 +65,7 @@ def var(o):
         ours=lambda x, m: safeops.masked_var(x, m),
         rivals={"x[m].var()": lambda x, m: x[m].var(), "by where": plain, "compile": compiled(plain)},
         definition=lambda x, m: x[m].var(),
-        bytes=((s + 1) * n, (3 * s + 2) * n),  # read x, m; the same, write dx
+        bytes=((s + 1) * n, (3 * s + 2) * n),  # read x, m; read x, m, write dx
     )
 
 
@@ -74,7 +74,7 @@ contests(sum_over, {"masked_sum/bf16/rows": ("bf16", -1), "masked_sum/bf16/colum
 contests(var, {"masked_var/bf16": ("bf16",)})
 
 
-LENGTH = 1000  # of a sequence; of small operands less
+LENGTH = 1000  # rows of a sequence; fewer with small operands
 
 
 def segments(o, reduce, *shape):
@@ -122,7 +122,7 @@ def segments(o, reduce, *shape):
             ),
         },
         definition=by_slices,
-        # read x; write dx, of the largest read x again to find it
+        # read x; write dx, for max read x again to find the maximum
         bytes=(s * n, (3 if reduce == "max" else 2) * s * n),
     )
 

@@ -1,4 +1,4 @@
-"""The table of the rivals, and what it comes to."""
+"""Writes the table of the contests, and how often safeops is ahead, level or behind."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ..report import HOW, table
 from ..report import _routes as routes
 from .contest import FLOOR, OURS
 
-LEVEL = 0.03  # by which a time may differ and count as level
-FAR = 0.1  # by which a result at full size has to differ to be named
+LEVEL = 0.03  # relative difference of times up to which two contenders count as level
+FAR = 0.1  # relative difference of full-size results above which the report names it
 OTHERS = ("copy", OURS)
 
 
 def standing(record: dict, entry: dict) -> dict:
-    """The outcome of one comparison: our share of a copy or TFLOP/s, the fastest rival, and its time over ours."""
+    """Returns our share of the copy's speed (or TFLOP/s), the fastest rival, and the ratio of its time to ours."""
     times = record["milliseconds"]
     ours = times[OURS]
     rivals = {who: ms for who, ms in times.items() if who not in OTHERS and not who.startswith(FLOOR)}

@@ -1,4 +1,4 @@
-"""Contests of selection: by mask and by index."""
+"""Selection by mask and by index."""
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ def compact(o):
             "flag_gems": library("flag_gems", "masked_select", lambda f, x, m: f(x, m), backward=False, cuda=True),
         },
         definition=torch.masked_select,
-        # read x and m whole, as each sector holds something that is kept; write what is kept
+        # read all of x and m, since each memory sector holds a kept element; write the kept elements
         bytes=((1 + s) * n + s * kept, 2 * (1 + s) * n + 2 * s * kept),
     )
 
@@ -75,8 +75,8 @@ def index_select(o):
         },
         definition=guarded,
         bytes=(
-            8 * taken + 2 * s * taken * width,  # read index, rows; write them
-            16 * taken + 3 * s * taken * width + s * rows * width,  # and read index, dy; write dx
+            8 * taken + 2 * s * taken * width,  # read index and rows; write the rows
+            16 * taken + 3 * s * taken * width + s * rows * width,  # that, and read index, dy; write dx
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Functions of vectors of 1,024, and the products of info_nce_loss."""
+"""Functions of vectors of 1,024 elements, and info_nce_loss, whose time goes into matrix products."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,8 @@ SHAPE = 65536, 1024
 
 
 def of_rows(operands, ours, plain, name, forward, backward):
-    """A function of several tensors of one shape. forward, backward: how many of them each direction moves."""
+    """Returns a builder for a function of several tensors of one shape. forward, backward: how many such tensors each
+    direction reads and writes."""
 
     def build(o):
         shape = o.size(*SHAPE)

@@ -1,5 +1,5 @@
-"""Prepares contenders and times contests. Several workers prepare side by side, since that is mostly compiling; one at
-a time is asked to time."""
+"""Prepares contenders and times contests. Several workers prepare in parallel, since that is mostly compiling; only one
+times at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..served import serve
 from . import agreement, contest
 from .contest import OURS, Absent
 
-LONG = 1e12  # operations of a product from which fewer rounds do
-# These choose between configurations by timing them: one process at a time, or they would disturb each other.
+LONG = 1e12  # operations of a matrix product above which three rounds are enough
+# These methods time configurations to choose one. Only one process may do so at a time, or they disturb each other.
 CHOOSERS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
     ("triton.runtime.autotuner", "Autotuner", "_bench"),
@@ -25,20 +25,21 @@ CHOOSERS = (
 
 
 class Worker:
-    """Contenders of contests on one device."""
+    """Holds the loaded and compiled functions of contenders on one device."""
 
     def start(self, device: str, small: bool, compiling: bool, lock: str | None = None):
-        """small: small operands are timed too. compiling: whether torch.compile takes part. lock: a file."""
+        """small: time small operands. compiling: torch.compile takes part. lock: path of the workers' lock file."""
         contest.names()
         self.device, self.small, self.compiling = device, small, compiling
         self.functions = {}
         if compiling:
-            torch._dynamo.config.recompile_limit = 256  # of one function of a family, in many contests
+            torch._dynamo.config.recompile_limit = 256  # many contests compile the same function of their family
         for chooser in CHOOSERS if lock else ():
             one_at_a_time(*chooser, lock)
 
     def prepare(self, name, who):
-        """Judge a contender and compile it. -> {"absent": why}, or its errors and one number of its result."""
+        """Measure a contender's errors and compile it. Returns {"absent": why}, or {"other", "errors" unless `other` is
+        set, "value": the mean magnitude of its result}."""
         rival = contest.build(name, "cpu", small=True).contenders()[who]
         if rival.cuda and self.device != "cuda":
             return {"absent": "runs on CUDA alone"}
@@ -60,7 +61,7 @@ class Worker:
         return result
 
     def time(self, name, whos, rounds):
-        """A record for each direction, of the contenders that are named."""
+        """Times the contenders named in `whos`. Returns a record for each direction."""
         entry = contest.build(name, self.device, self.small)
         calls = {
             who: self.calls(name, who, contest.build(name, self.device, self.small) if it.overwrites else entry)
@@ -92,7 +93,7 @@ class Worker:
         return results
 
     def calls(self, name, who, entry):
-        """(forward without gradients, forward and backward or None)"""
+        """Returns (a call of forward without gradients, a call of forward and backward or None)."""
         rival = entry.contenders()[who]
         if (name, who) not in self.functions:
             function = rival.load()
@@ -123,7 +124,8 @@ class Worker:
 
 
 def one_at_a_time(module, owner, method, lock):
-    """Have a method wait for a lock that all workers share. (Of a version without it, processes disturb each other.)"""
+    """Make a method wait for a lock that all workers share. If this version of the library has no such method, say so
+    and go on: the workers may then disturb each other."""
     try:
         owner = getattr(importlib.import_module(module), owner)
         original = getattr(owner, method)

@@ -1,6 +1,6 @@
-"""The next token, by causal attention over a padded batch that has an empty sequence: all of its keys are hidden.
+"""Predicts the next token by causal attention over a padded batch. One sequence is empty: all of its keys are hidden.
 
-python examples/legacy/attention.py [STEPS]        # the loss stands still: the gradients are nan, each step skipped
+python examples/legacy/attention.py [STEPS]        # the loss does not change: gradients are NaN, each step is skipped
 safeops run examples/legacy/attention.py [STEPS]   # trains
 """
 
@@ -15,7 +15,7 @@ LENGTHS = torch.tensor([24, 15, 9, 0, 20, 3])
 
 
 def data():
-    """(tokens (N, T), the next ones (N, T), -100 at the padding)"""
+    """Returns (tokens (N, T), next tokens (N, T), -100 at the padding)."""
     start = torch.randint(1, TOKENS, (len(LENGTHS), 1))
     tokens = (start + 3 * torch.arange(LENGTH + 1)) % (TOKENS - 1) + 1
     real = torch.arange(LENGTH) < LENGTHS[:, None]

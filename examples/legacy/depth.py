@@ -1,6 +1,6 @@
-"""Depth from a picture, where some pixels were not measured: their mask is multiplied, as it is usually written.
+"""Predicts depth from a picture, where some pixels were not measured. The loss multiplies by a mask, as is usual.
 
-python examples/legacy/depth.py [STEPS]        # nan: inf times 0, and more pixels than fp16 can count
+python examples/legacy/depth.py [STEPS]        # NaN: inf times 0, and more pixels than fp16 can count
 safeops run examples/legacy/depth.py [STEPS]   # trains
 """
 
@@ -13,7 +13,7 @@ SIZE = 320
 
 
 def data():
-    """(picture (1, 3, H, W), depth (1, 1, H, W), which is inf where the sensor saw nothing)"""
+    """Returns (picture (1, 3, H, W), depth (1, 1, H, W), inf where the sensor saw nothing)."""
     y, x = torch.meshgrid(torch.linspace(-1, 1, SIZE), torch.linspace(-1, 1, SIZE), indexing="ij")
     disparity = (0.6 - x.square() - y.square()).clamp(min=0)
     picture = torch.stack([x, y, disparity])[None] + 0.05 * torch.randn(1, 3, SIZE, SIZE)

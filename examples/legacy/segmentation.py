@@ -1,6 +1,6 @@
-"""Disks in noise, by cross entropy and a dice loss whose sums run over all pixels of the batch in fp16.
+"""Segments disks in noise by cross entropy and a dice loss, which sums over all pixels of the batch in fp16.
 
-python examples/legacy/segmentation.py [STEPS]        # nan: each sum is beyond 65504, and inf / inf
+python examples/legacy/segmentation.py [STEPS]        # NaN: each sum exceeds 65504, and inf / inf is NaN
 safeops run examples/legacy/segmentation.py [STEPS]   # trains
 """
 
@@ -14,7 +14,7 @@ SIZE, BATCH = 192, 6
 
 
 def data():
-    """(pictures (N, 1, H, W), masks (N, 1, H, W))"""
+    """Returns (pictures (N, 1, H, W), masks (N, 1, H, W) bool)."""
     y, x = torch.meshgrid(torch.linspace(-1, 1, SIZE), torch.linspace(-1, 1, SIZE), indexing="ij")
     centers = torch.rand(BATCH, 2, 1, 1) - 0.5
     masks = ((x - centers[:, 0]).square() + (y - centers[:, 1]).square() < 0.8)[:, None]

@@ -1,4 +1,4 @@
-"""The table of what calls cost: that its parts are those of the call, and that a missed goal is named."""
+"""In the table of call costs the parts add up to the call, and a missed goal is reported."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_the_parts_make_the_call():
     parts, total = record["parts"], record["parts"]["total"]
     assert sum(parts[part] for part in calls.PARTS) == pytest.approx(total)
     assert all(0 < parts[part] < total for part in calls.PARTS), parts
-    # Python launches where a number is new, makes a plan of the first size, and traces the second
+    # Python launches a call with a new number, makes a plan for the first size, and traces the second size.
     assert min(record["traced"], record["first_size"]) > parts["python"] > record["new_size"] > record["aten"] > 0
     (line,) = [line for line in report._calls([record]) if "masked_sum" in line]
     assert f"{total:.1f}" in line

@@ -1,4 +1,4 @@
-"""`--compare`: two checkouts in one run."""
+"""`--compare` times two checkouts in one run, and reports slower and missing functions."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.benchmarks.test_runner import run_briefly
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]
 
-# a checkout whose safeops is this one's, but without safe_log, and with a masked_mean that sleeps
+# a stand-in for an old checkout: this safeops without safe_log, and with a masked_mean that sleeps
 STAND_IN = """
 import importlib.util, sys, time
 spec = importlib.util.spec_from_file_location("safeops", {root!r} + "/safeops/__init__.py", submodule_search_locations=[
@@ -30,12 +30,12 @@ del real.safe_log
 
 
 def test_compare(tmp_path, capsys):
-    """This checkout beside a stand-in that has fewer functions, and a slow one."""
+    """Compared with an old build that lacks safe_log and has a slow masked_mean, both must show in the results."""
     if not list((ROOT / "safeops").glob("_C.*so")):
         pytest.skip("no extension is built")
     package = tmp_path / "safeops"
     package.mkdir()
-    (package / "_C.abi3.so").touch()  # it is imported from the checkout
+    (package / "_C.abi3.so").touch()  # only its existence is checked; the extension is imported from this checkout
     (package / "__init__.py").write_text(STAND_IN.format(root=str(ROOT)))
     arguments = ["--compare", str(tmp_path), "--json", str(tmp_path / "found.json"), "--ops", "masked_mean,safe_log"]
     assert run_briefly(*arguments) in (0, 1)

@@ -1,4 +1,4 @@
-"""The contests of benchmarks.rivals: all that were measured are there, and all contenders agree with the definition."""
+"""benchmarks.rivals has all contests that were measured, and all contenders agree with the definition."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ def test_all_comparisons_of_the_results_are_there():
 
 
 def of_loss_head(name):
-    """True for divergences, log-probabilities of tokens and packed sequences: they are not among the results yet."""
+    """True for divergences, log probabilities of tokens and packed sequences, which have no published results yet."""
     return re.match(r"segment_|(linear_)?token_log_probs|\w+_div_with_logits|tv_with|linear_(\w+_div|tv)\b", name)
 
 
@@ -38,7 +38,7 @@ def test_each_op_of_a_loss_head_has_a_contest():
 
 
 def test_full_sizes_are_those_of_the_results():
-    """Shapes of the contests that are small enough to be made here, and the bytes of a few, counted by hand."""
+    """Full shapes, of contests that fit into memory here, and their bytes (MB), counted by hand, are those measured."""
     assert contest.Operands("bf16", "cpu", small=False).size(8192, 128256) == (8192, 128256)
     images = contest.build("cross_entropy/bf16/images", "cpu", small=False)
     assert images.inputs[0].shape == (8, 21, 512, 512)
@@ -67,7 +67,7 @@ def test_we_and_the_rivals_that_are_here_agree_with_the_definition(name):
 
 
 def wrong(value, gradient=1.0):
-    """masked_mean's contest with a rival that is off by these factors."""
+    """The errors, in masked_mean's contest, of a rival whose value and gradient are off by these factors."""
     entry = contest.build("masked_mean/fp32", "cpu", small=True)
 
     class Off(torch.autograd.Function):
@@ -94,12 +94,12 @@ def test_a_rival_that_is_off_does_not_agree():
 def test_a_library_that_is_not_there_is_absent():
     with pytest.raises(Absent, match="no_such_library cannot be imported"):
         library("no_such_library.losses", "f", lambda f, x: f(x)).load()
-    with pytest.raises(AttributeError):  # but a name that a library has lost is a fault
+    with pytest.raises(AttributeError):  # a name that an installed library lacks is an error, not an absence
         library("math", "no_such_function", lambda f, x: f(x)).load()
 
 
 def test_fla_is_taken_without_its_gluon_kernels(monkeypatch):
-    """They are imported where Triton has Gluon, of any version."""
+    """fla imports its Gluon kernels with any Triton that has Gluon, and fails with some; so they must be disabled."""
     package, backends, modules = (types.ModuleType(name) for name in ("fla", "fla.backends", "fla.modules"))
     backends.GluonBackend = type("GluonBackend", (), {"is_available": classmethod(lambda backend: True)})
     package.__path__, package.__spec__ = [], types.SimpleNamespace(name="fla")

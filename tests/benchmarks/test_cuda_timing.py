@@ -1,4 +1,4 @@
-"""The two times of a call on CUDA, on a simulated GPU: a queue that the host fills and the GPU empties."""
+"""CudaSampler measures both times of a call on a simulated GPU, which has a queue that the host fills."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ from benchmarks import compare, cuda_timing, report, speed, timing
 from benchmarks.cuda_timing import CudaSampler
 
 MICRO = 1e-6
-GHZ = 1.5  # slower than the clock that the length of the spin is reckoned by
+GHZ = 1.5  # slower than cuda_timing.CYCLES assumes, so that a spin lasts longer
 
 
 class Gpu:
-    """A host at time `now`, and a GPU that has something to do until `busy`. torch.cuda's functions are methods."""
+    """A host at time `now`, and a GPU with work until time `busy`. Its methods replace functions of torch.cuda."""
 
     def __init__(self):
         self.now = self.busy = 0.0
@@ -22,7 +22,7 @@ class Gpu:
         self.busy = max(self.busy, self.now) + gpu
 
     def kernels(self, count, host, gpu):
-        """A call of so many launches, each of which takes the host and the GPU so long."""
+        """A call of `count` launches. Each takes the host `host` seconds and the GPU `gpu` seconds."""
         return lambda: [self.launch(host, gpu) for _ in range(count)]
 
     def flush(self):
@@ -49,7 +49,7 @@ class Event:
 
     def record(self):
         self.gpu.now += MICRO
-        self.at = max(self.gpu.busy, self.gpu.now)  # when the GPU comes to it
+        self.at = max(self.gpu.busy, self.gpu.now)  # the time when the GPU reaches the event
 
     def query(self):
         return self.gpu.now >= self.at
@@ -71,7 +71,7 @@ def gpu(monkeypatch):
 
 
 def test_behind_a_spin_it_is_the_gpu_that_is_timed(gpu):
-    """Twenty short kernels, each of which the host enqueues in ten times its time."""
+    """Behind a spin the time must be the GPU's, although the host takes ten times as long to enqueue each kernel."""
     sampler = CudaSampler(gpu.kernels(20, 10 * MICRO, MICRO), gpu.flush)
     taken = sampler()
     assert taken.full and taken.seconds == pytest.approx(20 * MICRO) and taken.host == pytest.approx(200 * MICRO)
@@ -86,7 +86,7 @@ def test_a_kernel_that_is_longer_than_its_launch_takes_the_same_either_way(gpu):
 
 
 def test_a_spin_that_was_too_short_is_noticed_and_made_longer(gpu):
-    """As of a list of two thousand tensors."""
+    """A call of 2000 launches takes the host longer than the shortest spin; a longer spin must follow."""
     call = gpu.kernels(2000, 10 * MICRO, MICRO)
     sampler = CudaSampler(call, gpu.flush)
     short = sampler.behind(cuda_timing.SHORTEST)
@@ -158,7 +158,7 @@ def test_our_own_wait_is_not_judged(gpu):
 def test_two_checkouts_are_compared_by_both(gpu):
     def side(host, seconds):
         sampler = CudaSampler(gpu.kernels(1, host, seconds), gpu.flush)
-        return type("Side", (), {"ask": lambda self, what, key: list(sampler())})()  # as JSON brings it
+        return type("Side", (), {"ask": lambda self, what, key: list(sampler())})()  # a list, as from JSON
 
     sides = {"old": side(30 * MICRO, 100 * MICRO), "new": side(10 * MICRO, 125 * MICRO)}
     record = compare.timed(sides, "forward", 3, small=False)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.rivals`, without a GPU: preparing and timing contests, in workers that may crash; the table."""
+"""`python -m benchmarks.rivals` prepares and times contests in workers that may crash, and writes the table."""
 
 import fcntl
 import importlib
@@ -20,7 +20,7 @@ from benchmarks.served import Served
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    """Whatever the load of this machine, its samples will do."""
+    """Lets comparisons end without undisturbed samples, so that tests do not wait on a busy machine."""
     monkeypatch.setattr(timing, "PATIENCE", 0.0)
 
 
@@ -67,7 +67,7 @@ def test_no_contest_of_that_name(tmp_path):
 
 @pytest.mark.slow
 def test_a_rival_that_crashes_costs_itself_alone(tmp_path, monkeypatch):
-    """A library that ends the process of its worker."""
+    """A rival that ends its worker's process must only be left out itself; all other contenders must be timed."""
     package = tmp_path / "monai"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -119,7 +119,7 @@ def entry(**other):
 
 
 class Crowded:
-    """A worker whose GPU is full, but for whoever comes alone."""
+    """A worker that runs out of GPU memory at the first request, and has enough when it is asked again, alone."""
 
     def __init__(self, options, lock):
         self.asked = 0
@@ -141,7 +141,7 @@ def test_what_did_not_fit_beside_others_is_prepared_again(monkeypatch):
     names, written = ["masked_sum/bf16/rows", "masked_var/bf16"], []
     write = lambda results: written.append([entry["contest"] for entry in results["contests"]])  # noqa: E731
     results = runner.collect(runner.parse(["--no-compile"]), names, write)
-    assert written == [names[:1], names]  # a run that is ended keeps what it has
+    assert written == [names[:1], names]  # results are written after each batch, for a run that is interrupted
     for entry in results["contests"]:
         assert entry["ready"][0] == OURS and not entry["left_out"]
 

@@ -1,4 +1,4 @@
-"""The runner: that it states the right bytes, and computes its fractions from them."""
+"""The benchmark runner states the bytes that kernels move, computes its shares from them, and judges the goals."""
 
 import json
 import os
@@ -25,7 +25,7 @@ RUN = "safe_div", "masked_compact_50", "masked_mean", "masked_mean_rows", "mse_l
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "small.json"
-    # fresh memory: the test process keeps its malloc as it is
+    # --fresh-memory, so that the test process's malloc is not changed
     arguments = "--quick --fresh-memory --size 4K --rounds 2 --threads 1 --dtypes bf16,fp64 --ops".split()
     arguments.append(",".join(RUN))
     threads = torch.get_num_threads()
@@ -36,7 +36,7 @@ def results(tmp_path_factory):
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes of the tensors that our kernels are given and return."""
+    """Counts the bytes of the operands and results of our kernels, each tensor once."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,8 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", case.names())
 def test_bytes_are_those_that_the_kernel_gets(name):
-    """Numbers that a row has once (a norm, a sum) are not counted: half a byte for each element of a row of 64."""
+    """The stated bytes must be those of the kernels' operands and results. Numbers of a row (a norm, a sum) are not
+    stated: half a byte for each element of a row of 64."""
     benchmark = case.build(name, 2**16, torch.bfloat16, "cpu")
     assert {x.dtype for x in benchmark.inputs} <= {torch.bfloat16}
     stated = (benchmark.forward_bytes, benchmark.backward_bytes)
@@ -66,7 +67,7 @@ def test_bytes_are_those_that_the_kernel_gets(name):
 
 def test_every_op_has_a_case():
     measured = " ".join(case.names())
-    inner = {"health"}  # of safeops.debug: measured with it, as `debugging`
+    inner = {"health"}  # an op of safeops.debug, measured with it as `debugging`
     assert not [name for name in registry if name not in inner and not re.search(rf"\b{name}", measured)]
 
 
@@ -100,7 +101,7 @@ def test_disturbed_samples_do_not_count():
 
 
 def test_a_wait_for_a_core_is_seen():
-    """Two threads of ours on one core: one of them waits about half of the time."""
+    """With two threads on one core a thread waits about half of the time; such a sample must count as disturbed."""
     if not hasattr(os, "sched_setaffinity") or not Path("/proc/self/schedstat").exists():
         pytest.skip("the system does not tell")
     probe = (
@@ -123,7 +124,7 @@ def run_briefly(*arguments):
 
 
 def test_a_partial_run_leaves_the_results_alone(monkeypatch, tmp_path):
-    """A quick run, or one of a single op, writes the scratch files only."""
+    """A quick run, or a run of a single op, must write only the scratch files, not the kept results."""
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(report, "SCRATCH", tmp_path / "scratch", raising=False)
     assert run_briefly("--ops", "masked_sum") == 0
@@ -167,9 +168,9 @@ def record(**changes):
         (record(x_eager=4.9), "cpu", False),
         (record(x_eager=4.9, variant=True), "cpu", True),
         (record(x_compile=0.99), "cpu", False),
-        (record(of_floor=0.2, x_eager=2.0, of_bare=0.8), "cpu", True),  # arithmetic, not bytes
+        (record(of_floor=0.2, x_eager=2.0, of_bare=0.8), "cpu", True),  # limited by arithmetic, not by bytes
         (record(of_floor=0.2, of_bare=0.69), "cpu", False),
-        (record(), "cuda", True),  # 0.9 of the floor is asked from 64M elements
+        (record(), "cuda", True),  # on CUDA the goal of 0.9 of the floor begins at 64M elements
         (record(elements=2**26), "cuda", False),
         (record(elements=2**26, of_floor=0.92), "cuda", True),
         (record(x_fastest_eager=0.9), "cuda", False),

@@ -1,4 +1,4 @@
-"""Helpers of the tests of trace's page: its data, and a browser to look at it."""
+"""Helpers for the tests of trace's page: they read its data, and open it in a browser."""
 
 import base64
 import json
@@ -12,13 +12,13 @@ import torch
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
-# (as root, without a GPU, without looking for updates)
+# The browser may run as root, without a GPU, and must not look for updates.
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 FLAGS += " --disable-component-update --disable-sync --hide-scrollbars --enable-logging=stderr"
 
 
 def data(file):
-    """The page's data, with its planes unpacked: {quantity: (2, rows, columns)}."""
+    """Returns the page's data. data["planes"] is unpacked: {quantity: tensor (2, rows, columns)}."""
     page = file.read_text(encoding="utf-8")
     result = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
     shape = (2, len(result["rows"]), result["columns"])
@@ -34,7 +34,8 @@ def unpack(text):
 
 
 def look(file, folder, script="", size="1280,900"):
-    """(the DOM, what the console said) of the page once it is ready and `script` has run in it, which may await."""
+    """Opens the page, waits until it is ready, and runs `script` (which may await) in it. Returns (DOM, messages of the
+    console)."""
     probe = f"""<script>
     (async () => {{
       while (!document.body.dataset.ready) await new Promise(resolve => setTimeout(resolve, 20));

@@ -135,7 +135,7 @@ def class_of_torch():
 
 
 def class_left_out():
-    """As on CUDA, where nobody waits to raise."""
+    """The definition alone, as on CUDA, where no kernel waits for the host to raise an error."""
     registry["cross_entropy"].composite(torch.zeros(3, 4), torch.tensor([0, -100, 4]))  # HERE
 
 
@@ -207,7 +207,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_classes_that_a_kernel_on_a_gpu_would_leave_out(name, monkeypatch):
-    """There the definition runs in its place, which tells; and nobody waits to raise."""
+    """Under audit a GPU runs the definition, which reports wrong classes but raises no error, since that would wait."""
     module = sys.modules[f"safeops.ops.classification.{name}"]
     monkeypatch.setattr(module, "is_watched", lambda input: bool(check.watchers))
     monkeypatch.setattr(_classification, "has_missing_class", lambda *_: False)
@@ -279,7 +279,7 @@ def test_the_advice_is_for_the_function(pattern):
 
 
 def test_sums_in_half_that_keep_what_was_added():
-    """Rounded, and with terms that cancel."""
+    """Rounding, and terms that cancel, must not be taken for a sum that has stopped growing."""
     g = torch.Generator().manual_seed(0)
     index, terms = torch.randint(0, 4, (400,), generator=g), torch.randn(400, generator=g).to(torch.bfloat16)
     assert not audited(lambda: torch.zeros(4, dtype=torch.bfloat16).scatter_add_(0, index, terms))
@@ -296,13 +296,13 @@ def test_a_line_is_one_entry_for_each_pattern():
 
 
 def test_every_code_has_a_case():
-    several = {"rank-means"}  # of several processes: tests/distributed/watching.py
+    several = {"rank-means"}  # it needs several processes: tests/distributed/watching.py
     assert {code for code, _ in CASES.values()} == set(audit.CODES) - several
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_classes_are_watched_by_the_definition_alone(name):
-    """A kernel that nobody waits for leaves them out in silence. (meta: as on CUDA, no CPU.)"""
+    """On a GPU a kernel would leave out wrong classes without a report. (The meta device stands for a GPU.)"""
     takes = registry[name].prepare
     operands = [(torch.zeros(3, 4, device=d), torch.zeros(3, dtype=torch.int64, device=d)) for d in ("cpu", "meta")]
     rest = (None, None, -100, 0.0, 0.0, 1.0, None)[: 7 if name == "cross_entropy" else 3]
@@ -334,7 +334,7 @@ def test_ordinary_code_gives_no_finding():
 def test_in_place_on_what_nobody_saved_is_no_finding():
     def step():
         x = torch.ones(2, requires_grad=True)
-        y = x * 2  # saves nothing of y
+        y = x * 2  # its backward does not need y
         y += 1
         y.sum().backward()
 
@@ -422,7 +422,7 @@ def test_transforms_pass_unseen_and_code_still_compiles_whole():
     f = torch.compile(lambda x: torch.log(x) * 2, backend="eager", fullgraph=True)
 
     assert audited(lambda: torch.func.vmap(torch.log)(torch.zeros(2, 2))) == []
-    # this backend runs the ops one by one, from code of its own: those are seen, the tracing of them is not
+    # This backend runs the ops one by one in generated code: audit sees these calls, but not torch.compile's tracing.
     assert [finding.line.function for finding in audited(lambda: f(torch.zeros(2)))] == ["forward"]
 
 
@@ -436,7 +436,7 @@ def test_a_warning_of_torch_is_at_the_users_line(monkeypatch):
     shown = []
     monkeypatch.setattr("warnings.showwarning", lambda *args: shown.append(args))
     before, x = warnings.showwarning, torch.ones(2)
-    warnings.simplefilter("always")  # (pytest puts its own filters back)
+    warnings.simplefilter("always")  # pytest restores its own filters afterwards
     with audit():
         torch.nn.functional.mse_loss(x[:, None], x)  # HERE
         warnings.warn("the user's own", stacklevel=1)
@@ -444,7 +444,7 @@ def test_a_warning_of_torch_is_at_the_users_line(monkeypatch):
     assert [args[2] for args in shown] == [__file__] * 2
     assert linecache.getline(__file__, shown[0][3]).rstrip().endswith("# HERE")
     with audit():
-        warnings.showwarning = print  # set meanwhile, and kept
+        warnings.showwarning = print  # a handler that is set inside the context must stay
     assert warnings.showwarning is print
 
 

@@ -50,7 +50,7 @@ def test_a_parameter_stepped_between_two_backwards():
     with pytest.raises(LocatedError, match="a line that ran outside this context|modified a tensor") as caught:
         loss = model(torch.ones(1, 2)).sum()
         with torch.no_grad():
-            model[1].weight.add_(1)  # before the context: nobody saw it
+            model[1].weight.add_(1)  # before the context, so that its line is unknown
         with locate_errors(model):
             loss.backward()
     assert "modified by an inplace operation" in str(caught.value.__cause__)
@@ -112,7 +112,7 @@ def test_other_errors_pass():
         torch.ones(3)[5]
     with pytest.raises(KeyError), locate_errors():
         {}["x"]
-    with locate_errors():  # what the code catches is its own business
+    with locate_errors():  # an exception that the code catches itself is not reported
         with pytest.raises(RuntimeError):
             torch.ones(2, 3) @ torch.ones(2, 3)
         torch.ones(3).sum()
@@ -126,7 +126,7 @@ def test_bad_arguments(tmp_path):
         locate_errors(bisect=True, state=tmp_path / "state")
 
 
-# ---- a device that reports errors late: the CPU stands for it; `broken` breaks it at one op
+# ---- a device that reports errors late, simulated on the CPU: setting `broken` breaks it at one op
 
 
 INDEX = torch.tensor([0, 1, 2])
@@ -154,7 +154,7 @@ def late(monkeypatch):
 
 
 class Breaks(torch.autograd.Function):
-    """The identity; its kernel is the one that goes wrong."""
+    """Returns x unchanged, and breaks the simulated device."""
 
     @staticmethod
     def forward(ctx, x, device):
@@ -199,7 +199,7 @@ def test_bisection_narrows_from_run_to_run(late, tmp_path):
 
 
 def test_bisection_narrows_from_step_to_step(late, tmp_path):
-    """An error that does not end the process."""
+    """If an error does not end the process, each further step must halve the list of candidates."""
     results = []
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1)

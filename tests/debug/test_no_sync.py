@@ -1,4 +1,4 @@
-"""no_sync raises, with the line, wherever the host would wait for the device; CPU tensors stand for a device's."""
+"""no_sync raises, with the line, where the host would wait for the device. CPU tensors stand for a device's tensors."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_what_waits_raises_with_its_line(wait):
 @pytest.mark.parametrize(
     "works",
     [
-        lambda: X.clone().__setitem__(X > 0, 0.0),  # one value: a masked_fill
+        lambda: X.clone().__setitem__(X > 0, 0.0),  # a single value: torch runs masked_fill
         lambda: X[torch.tensor([0, 1])],
         lambda: X.repeat_interleave(2),
         lambda: X.repeat_interleave(torch.tensor([1, 2, 3]), output_size=6),

@@ -309,7 +309,7 @@ def test_the_command_itself(tmp_path):
 
 
 def test_a_run_in_which_no_weight_moved_is_a_finding(run):
-    """Each overflow alone is the scaler's business; ten of ten are not."""
+    """GradScaler handles a single overflow, so it is no finding; a run whose every step overflows is one."""
     step = """
         import torch
 

@@ -186,7 +186,7 @@ def test_what_reaches_nothing_is_no_finding():
     x = leaf(0.0, 2.0)
 
     def step():
-        print_me = torch.log(x.detach())  # a metric: -inf, and nobody trains on it
+        print_me = torch.log(x.detach())  # a metric that is -inf and has no gradient
         scores = x[None].masked_fill(torch.tensor([True, False]), float("-inf")).softmax(-1)
         (scores * x).sum().backward()
         return print_me
@@ -201,10 +201,10 @@ def test_what_is_logged_around_a_step_is_no_finding():
     def steps():
         for _ in range(2):
             loss = w.square().sum()
-            perplexity = (loss * 1000).exp()  # inf, attached to the graph, and nothing is trained on it
+            perplexity = (loss * 1000).exp()  # inf and attached to the graph, but no backward starts from it
             loss.backward()
             optimizer.step()
-            accuracy = torch.zeros(()) / torch.zeros(())  # of no element; behind the last step no backward follows
+            accuracy = torch.zeros(()) / torch.zeros(())  # NaN, after which the last step has no backward
         return perplexity, accuracy
 
     assert traced(steps).reports == []

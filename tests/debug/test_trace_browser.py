@@ -1,4 +1,4 @@
-"""The page of trace(html=...) in headless Chromium: no errors, values as text, keys, a thousand modules and steps."""
+"""The page of trace(html=...) works in headless Chromium: no errors, values as text, keys, 1000 modules and steps."""
 
 import html
 import re
@@ -35,7 +35,8 @@ class Times1000(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Eight steps that double; the last overflows in fp16. A module's name is markup, another never runs."""
+    """The page of eight steps whose values double; the last overflows in fp16. One module's name is markup, another
+    module never runs."""
     file = tmp_path_factory.mktemp("page") / "page.html"
     model = torch.nn.Sequential()
     model.add_module("<img src=x>", Times1000())
@@ -77,7 +78,7 @@ def test_an_overflow_comes_by_colours(page, tmp_path):
     colours = [tuple(map(int, colour.split(","))) for colour in colours]
     greens = [green for _, green, _ in colours[:7]]
     assert said == [] and bad == "0,0,0" and colours[7] == (0, 0, 0)
-    assert greens == sorted(greens, reverse=True) and greens[0] - greens[6] > 60  # from grey to orange
+    assert greens == sorted(greens, reverse=True) and greens[0] - greens[6] > 60  # the colors go from gray to orange
     assert backward == ",".join(map(str, colours[0]))  # a gradient of 1000
 
 
@@ -118,7 +119,7 @@ def test_the_table_fits(page, tmp_path, width):
 
 
 def test_it_fits_a_phone(page, tmp_path, monkeypatch):
-    """390 pixels wide nothing hangs over the edge, and both panels are drawn."""
+    """With a width of 390 pixels nothing may reach beyond the edge, and both panels must be drawn."""
     (wrapper := tmp_path / "wrapper.html").write_text('<html><body data-ready="yes"></body></html>')
     monkeypatch.setattr("tests.debug.pages.FLAGS", f"{FLAGS} --allow-file-access-from-files")
     script = f"""
@@ -135,7 +136,7 @@ def test_it_fits_a_phone(page, tmp_path, monkeypatch):
 
 
 def test_a_marker_lies_below_the_number_of_its_step(page, tmp_path):
-    """In eight columns both are in the middle of the same one."""
+    """In a page of eight columns, marker and number are in the middle of one column, and must not overlap."""
     script = """
     const drawn = {}, prototype = CanvasRenderingContext2D.prototype, fill = prototype.fillText;
     prototype.fillText = function (text, x, y) { drawn[text] = y; fill.call(this, text, x, y); };
@@ -169,10 +170,10 @@ def test_a_thousand_modules_and_steps(tmp_path):
         history._place(f"layers.{i} (Linear)")
         history.dtypes[i].add(torch.float32)
     for _ in range(n):
-        column = torch.rand(n, 2, 6)  # what compresses worst
+        column = torch.rand(n, 2, 6)  # random values, which compress worst
         column[..., 5] = 1e6
         history._append(column)
-    history.columns[500][700, 0, 4] = 1e6  # not one was finite
+    history.columns[500][700, 0, 4] = 1e6  # in this cell no value was finite
     _page.write(file, tracer)
     assert file.stat().st_size < 32e6
     script = """
@@ -190,4 +191,4 @@ def test_a_thousand_modules_and_steps(tmp_path):
     assert said == [] and result[:2] == ["1000", "1000"]
     assert result[2].startswith("layers.999 (Linear), backward, step 1000: largest magnitude ")
     assert result[3:5] == ["true", "1000"]
-    assert result[5] == "700"  # fewer pixels than steps: the one bad cell is still drawn
+    assert result[5] == "700"  # the single bad cell is drawn although there are fewer pixels than steps

@@ -90,7 +90,7 @@ def test_what_a_compiled_region_makes_came_in():
     f = torch.compile(lambda x: torch.log(x) * 2, backend="aot_eager")
     f(torch.ones(4))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Dynamo's, of trying to compile the recorder too
+        warnings.simplefilter("error")  # Dynamo would warn if it tried to compile the recorder too
         report = traced(lambda: f(torch.zeros(4)) + 1).report
     assert report is not None and report.kind in ("came in", "undefined")
 

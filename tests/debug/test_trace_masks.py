@@ -1,4 +1,4 @@
-"""NaN that came in with the data: trace names the line that was to mask it and let it through."""
+"""For a NaN in the data, trace names the line whose mask should have removed the NaN but did not."""
 
 import pytest
 import torch
@@ -59,7 +59,8 @@ def test_a_product_that_keeps_it_is_not_blamed(name):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_where_counts_cannot_be_read_before_the_step_ends(name, monkeypatch):
-    """As on a GPU: every product is looked at, and those of finite operands are none."""
+    """On a GPU trace cannot read counts within a step, so it looks at every product; products of finite operands must
+    not be blamed."""
     monkeypatch.setattr(Block, "finite", lambda self, row: False)
     assert "does not mask" in report_of(PRODUCTS[name]).why
     assert "does not mask" not in report_of(PRODUCTS[name], mask=(False, True, True)).why

@@ -1,4 +1,4 @@
-"""Where a value came from: what lay in memory, what was written behind torch's back, what another rank brought."""
+"""trace finds the origin of values in reused memory, written behind torch's back, or received from another rank."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_memory_written_behind_torchs_back_is_read_again():
 @pytest.mark.parametrize("copy", [torch.clone, lambda x: torch.empty(4).copy_(x), lambda x: torch.ones(4).add_(x)])
 def test_what_a_collective_brings_is_not_blamed_on_who_copies_it(copy):
     bucket, received = torch.ones(4), leaf(1.0, 1.0, 1.0, 1.0)
-    shared = bucket.numpy()  # stands for another rank, whose gradient arrives between two ops
+    shared = bucket.numpy()  # a write through it stands for another rank's gradient, which arrives between two ops
 
     def step():
         bucket.mul_(2)
@@ -82,7 +82,7 @@ def test_what_a_collective_brings_is_not_blamed_on_who_copies_it(copy):
 
 
 def test_a_second_thread_of_memory_reuse():
-    """Freed memory that another tensor takes over is not mistaken for the old one."""
+    """A new tensor in freed memory must not be mistaken for the tensor that was there before."""
 
     def step():
         for i in range(50):

@@ -1,4 +1,4 @@
-"""trace(html=...) and trace(log=...): the counts by module and step, as a page, as scalars and as verdicts."""
+"""trace(html=...) and trace(log=...) give the counts by module and step as a page, as scalars and as verdicts."""
 
 import re
 
@@ -26,7 +26,7 @@ class Times(torch.nn.Module):
 
 
 def paged(folder, model, *steps, action="record", **others):
-    """(tracer, the page's data) of a run in which each step is a call."""
+    """Runs `steps`, a function for each step. Returns (tracer, the page's data)."""
     with trace(model, action=action, html=folder / "page.html", **others) as tracer:
         for step in steps:
             step()
@@ -53,7 +53,7 @@ def test_the_values_are_those_counted_by_hand(tmp_path):
         ("largest", first): [(3e4, 1e-5), (5e4, 1e-5)],  # wrote 1e4, -3e4, 0, 10; the gradient is 1e4 * 1e-9
         ("largest", second): [(3e-5, 1e-9), (5e-5, 1e-9)],  # 1e-5, -3e-5, 0, 1e-8
         ("subnormal", first): [(0, 1), (0, 1)],
-        ("subnormal", second): [(0.75, 1), (1, 1)],  # below 6.1e-5, but not the 0
+        ("subnormal", second): [(0.75, 1), (1, 1)],  # magnitudes below 6.1e-5, but not 0
         ("lost", first): [(0, 0), (0, 0)],
         ("lost", second): [(0.25, 1), (0, 1)],  # 1e-8, and 1e-9
         ("nonfinite", second): [(0, 0), (0, 0)],
@@ -61,7 +61,7 @@ def test_the_values_are_those_counted_by_hand(tmp_path):
     for (quantity, row), steps in expected.items():
         seen = page["planes"][quantity][:, row].T
         torch.testing.assert_close(seen, torch.tensor(steps, dtype=torch.float32), rtol=2**-11, atol=0)
-    # exact in Python: over both steps, 4 of 8 and 8 of 8 values
+    # over both steps: 7 of 8 values are subnormal, 1 of 8 is lost
     module = next(module for module in tracer.modules if module.name == "1 (Times)")
     assert module.subnormal == (7 / 8, 1) and module.lost == (1 / 8, 1) and module.dtypes == ("float32",)
     assert module.read[0] == 5e4
@@ -77,7 +77,7 @@ def test_nan_and_inf_cells(tmp_path):
         6,
     ]
     assert page["marks"] == [1] and page["findings"][0]["module"] == "0 (Times)"
-    assert verdicts(tracer)["0 (Times)"][0] == "could run in half"  # it came in
+    assert verdicts(tracer)["0 (Times)"][0] == "could run in half"  # the module's input was not finite already
 
 
 def test_an_overflow_is_seen_before_it_happens(tmp_path):
@@ -88,7 +88,7 @@ def test_an_overflow_is_seen_before_it_happens(tmp_path):
     assert page["planes"]["largest"][0, row].tolist() == [1000.0 * 2**i for i in range(7)] + [0]
     assert page["planes"]["nonfinite"][0, row].tolist() == [0] * 7 + [1]
     assert verdicts(tracer)["0 (Times)"] == ("overflows", "forward: an inf of finite operands, first in step 8")
-    # in time: without the last step, it is the largest of all and close to the limit
+    # before the overflow, the verdict already says how close the largest number is to the limit
     tracer, page = paged(tmp_path, model, *steps[:6])
     assert tracer.report is None and page["marks"] == []
     assert verdicts(tracer)["0 (Times)"] == ("runs in half", "fp16's limit is 2.05 times its largest number")
@@ -124,8 +124,8 @@ def test_what_has_no_finite_value_is_no_overflow(tmp_path):
 
 
 @pytest.mark.parametrize("kind, lr, slope", [
-    (torch.optim.Adam, 1e-3, 0.0),  # eps=1e-8 is 0 in half: 0 / 0
-    (torch.optim.SGD, 6e4, 2.0),  # inf
+    (torch.optim.Adam, 1e-3, 0.0),  # eps=1e-8 is 0 in half, so the update is 0 / 0
+    (torch.optim.SGD, 6e4, 2.0),  # the update overflows to inf
 ])  # fmt: skip
 def test_an_optimizer_is_no_module_also_in_half(tmp_path, kind, lr, slope):
     model = Times(1.0)
@@ -155,7 +155,7 @@ def test_a_module_used_twice_in_a_step_and_one_never_used(tmp_path):
     tracer, page = paged(tmp_path, model, backward_of(model, 1.0, 70.0))
     row = page["rows"].index("times (Times)")
     assert page["planes"]["largest"][0, row].item() == pytest.approx(0.07, rel=2**-11)
-    assert page["planes"]["subnormal"][:, row].flatten().tolist() == [0.25, 0.5]  # 1e-6; twice the gradient of 1e-6
+    assert page["planes"]["subnormal"][:, row].flatten().tolist() == [0.25, 0.5]  # 1e-6; twice the gradient 1e-6
     assert tracer.modules[-1].name == "idle.0 (Linear)" and tracer.modules[-1].verdict == "never ran"
     assert "idle.0 (Linear)" not in page["rows"] and len(page["modules"]) == len(tracer.modules)
 
@@ -304,7 +304,7 @@ def test_a_long_run_shares_columns(tmp_path, monkeypatch):
     expected = [4e-3, 8e-3, 12e-3, 16e-3, 20e-3, 21e-3]
     assert page["planes"]["largest"][0, 0].tolist() == pytest.approx(expected, rel=2**-11)
     assert page["planes"]["subnormal"][0, 0].tolist() == [0.5] * 6
-    for steps in range(1, 70):  # whatever the number of steps
+    for steps in range(1, 70):  # the columns must be right for any number of steps
         history = _history.History()
         for i in range(steps):
             history._append(torch.full((1, 2, 6), float(i)))
@@ -327,7 +327,7 @@ def test_the_page_is_one_file_and_names_are_text(tmp_path):
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<b>" not in text and text.count("</script>") == 2
     assert not re.search(r"https?:|\bsrc=|@import|url\(|fetch\(|@data@|@page", text)
-    assert "default-src 'none'" in text  # nor may the browser load anything
+    assert "default-src 'none'" in text  # the policy forbids the browser to load anything
 
 
 def test_whatever_the_defaults_are(tmp_path):
@@ -388,11 +388,11 @@ def test_the_same_counts_for_tensorboard():
     scalars = writer.scalars
     assert scalars["trace_forward_largest/0_Times"] == [(1, 8), (2, 8), (3, 4), (4, 8)]
     assert scalars["trace_backward_largest/0_Times"] == [(i, 4) for i in (1, 2, 3, 4)]
-    assert scalars["trace_forward_underflow/0_Times"] == [(2, 0.5), (3, 0), (4, 0)]  # not before there was one
+    assert scalars["trace_forward_underflow/0_Times"] == [(2, 0.5), (3, 0), (4, 0)]  # from the first underflow on
     assert scalars["trace_forward_nonfinite/0_Times"] == [(3, 0.5), (4, 0)]
     assert "trace_forward_becomes_0/0_Times" not in scalars
     assert writer.histograms["trace_backward/log2_largest"] == [(i, [2.0]) for i in (1, 2, 3, 4)]
-    assert all(re.fullmatch(r"[-/\w.]+", tag) for tag in scalars)  # TensorBoard would rename others
+    assert all(re.fullmatch(r"[-/\w.]+", tag) for tag in scalars)  # TensorBoard renames tags with other characters
     assert verdicts(tracer)["0 (Times)"][0] == "underflows"
 
 

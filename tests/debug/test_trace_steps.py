@@ -1,4 +1,4 @@
-"""Findings of trace at the end of a step, and the steps, gradients and optimizers that are to blame."""
+"""trace's findings at the end of a step name the step, the gradient or the optimizer that is at fault."""
 
 import warnings
 
@@ -145,7 +145,7 @@ def amp(loss, init_scale=65536.0, steps=1, optimizer=torch.optim.SGD, **options)
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_an_overflow_of_the_scaled_gradient_is_the_scalers(fused):
-    """A fused optimizer is called all the same, with the scaled gradients and the word that they overflowed."""
+    """GradScaler calls a fused optimizer even so, with the scaled gradients and a flag that they overflowed."""
     tracer, scaler = amp(lambda y: (y.float() * 100).square().sum(), steps=2, optimizer=torch.optim.AdamW, fused=fused)
     assert scaler.get_scale() < 65536 and tracer.report is None
     overflow = tracer.overflows[0]
@@ -161,7 +161,7 @@ def test_a_loss_that_was_nan_before_the_gradient_overflowed():
 
 
 def test_an_overflow_beyond_what_the_scale_explains():
-    x = torch.tensor([1e-7], dtype=torch.float16, requires_grad=True)  # the gradient is 1e7, whatever the scale
+    x = torch.tensor([1e-7], dtype=torch.float16, requires_grad=True)  # the gradient, 1e7, overflows at any scale
 
     def step():
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -196,7 +196,7 @@ def test_an_overflow_of_half_in_the_forward_pass():
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("size", [3, 70000])  # of the larger, a product or a sum could overflow
+@pytest.mark.parametrize("size", [3, 70000])  # with 70000 elements a sum in half over them could overflow
 def test_the_optimizer_is_watched(size, foreach):
     parameter = torch.nn.Parameter(torch.ones(size, dtype=torch.float16))
     optimizer = torch.optim.Adam([parameter], lr=1e-3, foreach=foreach)  # eps=1e-8 is 0 in half
@@ -211,7 +211,7 @@ def test_the_optimizer_is_watched(size, foreach):
 
 
 def test_an_update_belongs_to_its_step():
-    """NaN that the loss had and the optimizer then wrote: one finding, of one step."""
+    """A NaN in the loss, which the optimizer then writes into the weights, is one finding, of one step."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with trace(model, action="record") as tracer:
@@ -220,7 +220,7 @@ def test_an_update_belongs_to_its_step():
             model(torch.tensor([[number]])).sum().backward()
             optimizer.step()
     assert tracer.steps == 3 and [report.step for report in tracer.reports] == [2, 3]
-    # of an update alone: found behind it, in the step that it ends
+    # If only the update is wrong, it is found in the step that it ends.
     with trace(model, action="record") as tracer:
         torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
         optimizer.param_groups[0]["lr"] = float("inf")

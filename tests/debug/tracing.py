@@ -1,4 +1,4 @@
-"""Helpers of the tests of trace."""
+"""Helpers for the tests of trace."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""docs/contract.md: its table names each check of the harness, and nothing that does not exist."""
+"""The table of docs/contract.md names every check of the harness, and no test that does not exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The README and the pages of docs/: their Python examples run, and their links lead somewhere."""
+"""In the README and the pages of docs/ all Python examples run, and all links have a target."""
 
 import ast
 import builtins
@@ -14,7 +14,7 @@ import safeops.integrations.transformers
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# How many examples of a page run here, one after the other and after the README's, which is where a reader begins.
+# {page: how many of its examples run here}. They run in order, after the README's, where a reader begins.
 RUN_HERE = {
     **{"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1, "safe-mode.md": 1, "index.md": 1},
 }
@@ -37,12 +37,12 @@ def test_the_examples_run(name):
             assert scope["loss"].isfinite()
             assert all(p.isfinite().all() for p in scope["model"].parameters())
     if name == "functions.md":
-        assert scope["p"].grad.isfinite().all()  # masked before the division
+        assert scope["p"].grad.isfinite().all()  # the example masks before it divides
         assert scope["norm"].isfinite() and scope["norm"] > 0
 
 
 def undefined(code):
-    """The names that a program reads and never defines."""
+    """The names that a program reads but never defines."""
     known, read = set(dir(builtins)), set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Name):
@@ -60,7 +60,7 @@ def undefined(code):
 def test_a_block_stands_alone_or_says_what_it_continues(page):
     blocks = re.findall(r"((?:[^\n]+\n)*)\n?```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     for before, code in blocks:
-        if page.name == "what-really-happens.md":  # whose first paragraph says so
+        if page.name == "what-really-happens.md":  # its first paragraph says that these are imported
             code = f"import torch, safeops\nimport torch.nn.functional as F\n{code}"
         missing = undefined(code)
         assert "README.md#" in before or all(f"`{name}`" in before or f"`{name} =" in before for name in missing), code
@@ -78,7 +78,8 @@ def test_the_readme_is_short():
 
 
 def test_the_first_install_is_one_that_works():
-    """Nothing is published: a line for the package index stands where it says so, behind those for a checkout."""
+    """No version is published, so a command that installs from the package index must say so, and must come after the
+    commands that install from a checkout."""
     text = (ROOT / "docs" / "install.md").read_text()
     assert "No version is published yet" in text.partition("```")[0]
     commands = re.findall(r"^(?:pip|make) .*?(?=  +#)", text, re.MULTILINE)
@@ -108,7 +109,7 @@ def test_what_pages_name_exists(page):
 
 
 def anchors(page):
-    """The anchors of a page's headings, as GitHub names them."""
+    """The anchors that GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""The programs of docs/recipes.md run to their last line, which asserts something."""
+"""The programs of docs/recipes.md run to the end; the last line of each is an assertion."""
 
 import pathlib
 import re
@@ -30,11 +30,12 @@ def test_every_recipe_is_found():
 
 
 def test_its_lines_fit_a_screen():
-    """1280 pixels wide, beside the page's table of contents: 909 of code, of letters that take at most 0.62 of 13."""
+    """On a screen of 1280 pixels, beside the page's table of contents, code has 909 pixels, and a letter takes at most
+    0.62 of the font's 13. Longer lines would have to be scrolled."""
     longest = max((line for code in RECIPES.values() for line in code.splitlines()), key=len)
     assert len(longest) <= 110 < 909 / (0.62 * 13), longest
     css = (pathlib.Path(__file__).parents[2] / "docs" / "style.css").read_text()
-    assert ".md-typeset pre > code { font-size: 0.65rem; }" in css  # of 20 pixels
+    assert ".md-typeset pre > code { font-size: 0.65rem; }" in css  # 0.65 of 20 pixels is 13
     script = (pathlib.Path(__file__).parents[2] / "scripts" / "docs_site.py").read_text()
     assert '"recipes.md": ["navigation"]' in script
 

@@ -1,4 +1,4 @@
-"""The site that `make docs` has built: each function has its page, no link is dead, a phone shows it."""
+"""On the site that `make docs` has built each function has a page, no link is dead, and pages fit on a phone."""
 
 import html
 import inspect
@@ -24,15 +24,15 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
 STYLE = ROOT / "docs" / "style.css"
 NAMES = [name for name in safeops.__all__ if not inspect.ismodule(getattr(safeops, name))]
-# These move, choose or switch: there is nothing to compute.
+# Functions without a formula, since they only move or select elements, or switch something.
 NO_FORMULA = {
     *("fp32_region", "masked_compact", "masked_scatter", "masked_select", "safe_gather", "safe_index_select"),
     *("safe_mode", "to_device", "warmup"),
 }
-# A function of single numbers has a curve; others may have one.
+# Elementwise functions must have a picture; others may have one.
 CURVES = {op.name for op in registry.values() if isinstance(op, (Unary, Binary, PointwiseLoss))}
 
-# Questions to the search, each with a page that is to be among its first three.
+# {query of the search: a page that must be among the first three answers}
 QUESTIONS = {
     **{"focal_loss": "functions/sigmoid_focal_loss", "CrossEntropyLoss": "functions/cross_entropy"},
     **{"BCEWithLogitsLoss": "functions/binary_cross_entropy_with_logits", "BCELoss": "functions/binary_cross_entropy"},
@@ -53,7 +53,8 @@ def test_every_function_has_its_formula():
 
 
 def test_the_lettering_of_the_demo_can_be_read_on_a_phone():
-    """It is no smaller than 9 pixels there, of the 13.9 that 10 points are in the picture; the page scrolls it."""
+    """The picture's letters have 10 points, 13.9 pixels. Scaled to the width in the style sheet they must have at least
+    9 pixels; the page scrolls the picture."""
     (rem,) = re.findall(r'p > img\[src\$="\.png"\] \{ max-width: none; width: (\d+)rem; \}', STYLE.read_text())
     width = int.from_bytes((ROOT / "docs" / "demo.png").read_bytes()[16:20], "big")
     assert 13.9 * 20 * int(rem) / width > 9
@@ -61,7 +62,7 @@ def test_the_lettering_of_the_demo_can_be_read_on_a_phone():
 
 
 class Page(HTMLParser):
-    """The ids of a page, what it links to, and what it loads."""
+    """The ids of a page, the targets of its links, and the files that it loads."""
 
     def __init__(self, file):
         super().__init__()
@@ -85,7 +86,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def pages():
     assert (SITE / "index.html").exists(), "`make docs` builds the site"
-    files = [file for file in SITE.rglob("*.html") if file.name != "404.html"]  # (whose links are a server's)
+    files = [file for file in SITE.rglob("*.html") if file.name != "404.html"]  # its links need a server
     return {file: Page(file) for file in files}
 
 
@@ -107,7 +108,7 @@ def test_every_function_has_its_page(pages):
 
 @pytest.mark.slow
 def test_a_page_holds_every_line_of_the_docstring(pages):
-    """Nothing is taken for markup: `<x, y>` is no tag, and `*` and `_` stay."""
+    """No part of a docstring may be taken for markup: `<x, y>` is no tag, and `*` and `_` must stay."""
 
     def letters(text):
         return re.sub(r"[\s`]", "", text)
@@ -115,7 +116,7 @@ def test_a_page_holds_every_line_of_the_docstring(pages):
     for name in NAMES:
         text = letters(pages[SITE / "functions" / f"{name}.html"].text)
         for line in inspect.getdoc(getattr(safeops, name)).splitlines():
-            if line not in ("Args:", "Example:"):  # which are called Parameters and Examples
+            if line not in ("Args:", "Example:"):  # the page calls them Parameters and Examples
                 line = re.sub(r"^    \w+: ", "", line)
                 assert letters(line) in text, f"{name}: {line}"
 
@@ -149,7 +150,8 @@ def test_the_search_answers():
 @pytest.mark.slow
 @needs_browser
 def test_it_fits_a_phone_and_the_search_finds(tmp_path, monkeypatch):
-    """390 pixels wide, opened as files: nothing is said to the console, nothing hangs over the edge."""
+    """Opened as files with a width of 390 pixels, pages must not print to the console or reach beyond the edge, and the
+    search must find a function."""
     names = ("index", "overview", "symptoms", "functions", "functions/cross_entropy", "functions/normalize", "speed",
              "what-really-happens", "gpu-model", "distributed")  # fmt: skip
     script = f"""

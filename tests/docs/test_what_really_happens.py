@@ -1,9 +1,8 @@
-"""docs/what-really-happens.md says what its code prints, and it does.
+"""The code in docs/what-really-happens.md prints exactly the output that the page shows.
 
-The convention: a ```python block runs in a namespace of its own, with torch, F and safeops, and what follows `#> ` in
-its lines is all that it prints, in order. Where the last of that is `SomeError: message`, the block ends by raising it.
-`...` stands for any text. Each section holds its claim, the block that tries it, `**Verdict: word.**`, and the safeops
-block.
+Each ```python block runs in a namespace of its own, with torch, F and safeops. The texts after `#> ` are its whole
+output, in order. If the last one is `SomeError: message`, the block ends by raising this error. `...` stands for any
+text. A section has a claim, a block that tries the claim, `**Verdict: word.**`, and a block with safeops.
 """
 
 import contextlib
@@ -23,9 +22,9 @@ DOCUMENT = ROOT / "docs" / "what-really-happens.md"
 VERDICTS = {"crash", "wrong value", "NaN", "slow", "nothing", "depends"}
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 CLAIM = re.compile(r"#> (.*\n)")
-# what a claim of an outcome can hinge on; each is changed in turn by the planted edits
+# the tokens of an output that are changed, one at a time, to see that a wrong output is noticed
 TOKEN = re.compile(r"(?<![\w.])(nan|inf|True|False|\w+Error|-?[\d.]+\d|\d+)(?![\w.])")
-# of what is claimed for the pinned torch, the trials that end otherwise in a later one: since when, and why
+# {section whose outcome differs in a later torch than the pinned one: (the version, the reason)}
 LATER = {"12. In-place clamp before log": ("2.14", "clamp's gradient compares with 1e-8, not with 1e-8 in fp16")}
 
 
@@ -39,7 +38,7 @@ class Block(NamedTuple):
 
 
 def sections(text):
-    """{title: body} of the numbered sections."""
+    """Returns {title: body} of the numbered sections."""
     parts = re.split(r"^## (\d+\. .*)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2]))
 
@@ -49,7 +48,7 @@ def blocks(text):
 
 
 def outcome(block):
-    """The text that the code prints, and how it ends."""
+    """Runs a block. Returns the text that it prints, with the error that ends it, if any."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -80,7 +79,7 @@ def test_the_claimed_outcome_is_the_outcome(number):
     )
     tokens = list(TOKEN.finditer(block.claimed))
     assert tokens, f"{block.section}: the block claims nothing that could be wrong"
-    for token in tokens:  # a planted edit: any other number, exception or truth value is noticed
+    for token in tokens:  # another number, exception or truth value in its place must be noticed
         start, end = token.span()
         other = "7.5" if token[0] in ("nan", "inf") else "nan"
         assert not agrees(block.claimed[:start] + other + block.claimed[end:], happened), token
@@ -134,7 +133,7 @@ def test_the_torch_it_names_is_the_pinned_one():
 
 
 def test_what_it_says_of_autocast_on_cuda():
-    """Sections 4 to 7, 12 and 14: the ops that it takes to fp32, in the header that comes with torch."""
+    """Sections 4 to 7, 12 and 14 name ops that CUDA autocast runs in fp32; the header in torch's wheel lists these."""
     text = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
     fp32 = text[text.index("#define AT_FORALL_FP32(") : text.index("#define AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE")]
     for op in ("sum", "pow, Tensor_Scalar", "reciprocal", "cdist", "pdist", "log"):

@@ -1,4 +1,4 @@
-"""`ForCausalLMLoss` and `compute_loss_func`: values and gradients against fp64, beside transformers' own function."""
+"""`ForCausalLMLoss` and `compute_loss_func` agree in value and gradient with transformers' own function in fp64."""
 
 import inspect
 import subprocess
@@ -14,11 +14,11 @@ from safeops.testing.memory import _peak_bytes
 VOCABULARY = 50
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COUNTS = {"none": None, "int": 19, "float": 19.0, "tensor": torch.tensor(19), "float tensor": torch.tensor(19.0)}
-REPLICAS = {"of one": torch.tensor([19]), "of two": torch.tensor([[19], [19]])}  # nn.DataParallel's
+REPLICAS = {"of one": torch.tensor([19]), "of two": torch.tensor([[19], [19]])}  # shapes from nn.DataParallel
 
 
 def truth(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs):
-    """transformers' function in fp64: its own makes fp32 of everything."""
+    """transformers' function in fp64; the original converts everything to fp32."""
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     logits, target = logits.double().reshape(-1, vocab_size), shift_labels.reshape(-1)
@@ -29,18 +29,18 @@ def truth(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100
 
 def batch(dtype=torch.float32, shape=(3, 9)):
     labels = torch.randint(VOCABULARY, shape)
-    labels[0, :4] = labels[1, -3:] = -100  # a prompt, and padding
+    labels[0, :4] = labels[1, -3:] = -100  # a prompt in row 0, padding in row 1
     return (4 * torch.randn(*shape, VOCABULARY)).to(dtype).requires_grad_(), labels
 
 
 def outcome(function, logits, *args, **kwargs):
-    """The loss, and the gradient of it times three."""
+    """Returns (loss, gradient of 3 * loss)."""
     loss = function(logits, *args, **kwargs)
     return loss.detach(), *torch.autograd.grad(3 * loss.sum(), logits)
 
 
 def error(results, expected):
-    """The largest of the relative errors of the loss and the gradient."""
+    """The larger of the relative errors of the loss and the gradient."""
     return max(((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(results, expected))
 
 
@@ -63,7 +63,7 @@ def test_what_models_give_to_the_trainer(form):
     outputs = {"dict": {"logits": logits, "other": None}, "tuple": (logits, None), "list": [logits], "tensor": logits}
     loss = compute_loss_func(outputs[form], labels, num_items_in_batch=torch.tensor(19))
     assert torch.equal(loss, ForCausalLMLoss(logits, labels, VOCABULARY, 19))
-    loss *= 2  # as the Trainer does for ranks
+    loss *= 2  # the Trainer multiplies the loss by the number of ranks, in place
     (gradient,) = torch.autograd.grad(loss, logits)
     expected = truth(logits, labels, VOCABULARY, 19) * 2
     assert error((loss.detach(), gradient), (expected.detach(), *torch.autograd.grad(expected, logits))) < 3e-7
@@ -77,7 +77,7 @@ def test_any_strides_index_dtype_and_option():
     loss, gradient = outcome(truth, logits, labels, VOCABULARY)
     assert error(narrow, (loss, F.pad(gradient, (0, 14)))) < 3e-7
     labels = labels.where(labels != -100, 7)
-    for options in ({"ignore_index": 7}, {}):  # -100 is no uint8, and yet ignored at the end of each row
+    for options in ({"ignore_index": 7}, {}):  # uint8 cannot hold -100, the label at the end of each row
         expected = outcome(truth, logits, labels, VOCABULARY, **options)
         for dtype in (torch.int64, torch.int32, torch.uint8):
             assert error(outcome(ForCausalLMLoss, logits, labels.to(dtype), VOCABULARY, **options), expected) < 3e-7
@@ -157,11 +157,11 @@ def test_outputs_without_logits(outputs):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nothing_as_large_as_the_logits_is_made(dtype, transposed):
-    """But the gradient, in their dtype."""
+    """Only the gradient, in the logits' dtype, may be as large as the logits; all else must be small."""
     logits = torch.randn(64, 4, 4096).transpose(0, 1) if transposed else torch.randn(4, 64, 4096)
     logits = logits.to(dtype).requires_grad_()
     labels = torch.randint(4096, (4, 64))
-    rows = 64 * labels.numel() + 4096  # the losses, two numbers a row, labels, and what reduces them
+    rows = 64 * labels.numel() + 4096  # bytes for losses, two numbers a row, labels, and the reduction's workspace
 
     def forward():
         return ForCausalLMLoss(logits, labels, 4096, 200)
@@ -170,7 +170,7 @@ def test_nothing_as_large_as_the_logits_is_made(dtype, transposed):
     assert _peak_bytes("cpu", forward) < rows
     backward = _peak_bytes("cpu", lambda: torch.autograd.grad(loss, logits, retain_graph=True))
     assert logits.nbytes <= backward < logits.nbytes + rows
-    # what it replaces is seen by this very measure
+    # This measurement does notice the large tensors of the function that is replaced.
     assert _peak_bytes("cpu", lambda: truth(logits, labels, 4096, 200)) > 8 * logits.numel()
 
 
@@ -220,7 +220,7 @@ def llama(dtype=torch.float32):
 
 
 def trained(model, function, **inputs):
-    """The loss, and the gradients of all weights."""
+    """Returns (loss, gradients of all weights in one vector)."""
     model.loss_function = function
     loss = model(input_ids=torch.arange(27).reshape(3, 9), **inputs).loss
     return loss.detach(), torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
@@ -252,7 +252,7 @@ def test_a_sixth_of_the_memory():
 def test_a_model_takes_it(dtype, items, packed):
     labels = batch()[1]
     inputs = {"labels": labels}
-    if packed:  # one sequence ends within each row
+    if packed:  # in each row a sequence ends in the middle
         inputs["shift_labels"] = F.pad(labels, (0, 1), value=-100)[:, 1:].index_fill(1, torch.tensor([4]), -100)
     if items is not None:
         inputs["num_items_in_batch"] = items
@@ -286,7 +286,7 @@ def test_the_trainer_takes_both_and_the_model_sees_logits_in_half(tmp_path):
     model.loss_function = watch(ForCausalLMLoss)
     Trainer(model, arguments, train_dataset=data).train()
     Trainer(llama(), arguments, train_dataset=data, compute_loss_func=watch(compute_loss_func)).train()
-    count = int((labels[:, 1:] != -100).sum())  # of both halves of the step
+    count = int((labels[:, 1:] != -100).sum())  # in both halves of the step
     assert seen == [(dtype, torch.float32, count) for dtype in (torch.bfloat16,) * 2 + (torch.float32,) * 2]
 
 

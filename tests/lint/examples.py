@@ -2,7 +2,7 @@
 
 EXAMPLES = {}
 
-# the size depends on the data: a synchronisation, and NaN where nothing is kept
+# the size of x[mask] depends on the data: a synchronization, and NaN where nothing is kept
 EXAMPLES["SO101"] = (
     """
 def masked_loss(prediction, target):
@@ -15,7 +15,7 @@ def masked_loss(prediction, target):
 """,
 )
 
-# the write counts the mask: a synchronisation
+# the write counts the True elements of the mask: a synchronization
 EXAMPLES["SO102"] = (
     """
 def fill_loss(prediction, target, teacher):
@@ -47,7 +47,7 @@ def relu_loss(score, target):
 """,
 )
 
-# the size depends on the data: a synchronisation
+# the size of the result depends on the data: a synchronization
 EXAMPLES["SO104"] = (
     """
 def positive_loss(logits, labels):
@@ -134,7 +134,7 @@ def entropy_loss(p):
 """,
 )
 
-# a row that is hidden whole is NaN
+# a row whose elements are all masked is NaN
 EXAMPLES["SO207"] = (
     """
 def attention(scores: torch.Tensor, hidden: torch.Tensor):
@@ -146,7 +146,7 @@ def attention(scores: torch.Tensor, hidden: torch.Tensor):
 """,
 )
 
-# the loss is finite and its gradient NaN
+# the loss is finite, but its gradient is NaN
 EXAMPLES["SO208"] = (
     """
 def ratio_loss(a, b):
@@ -195,7 +195,7 @@ def spread_loss(x):
 """,
 )
 
-# reads the value on the host: a synchronisation
+# the host reads the value: a synchronization
 EXAMPLES["SO301"] = (
     """
 def count_loss(error, valid):
@@ -209,7 +209,7 @@ def count_loss(error, valid):
 """,
 )
 
-# reads the values on the host: a synchronisation
+# the host reads the values: a synchronization
 EXAMPLES["SO302"] = (
     """
 def noisy_loss(prediction, target):
@@ -224,7 +224,7 @@ def quiet_loss(prediction, target):
 """,
 )
 
-# reads the value on the host: a synchronisation
+# the host reads the value: a synchronization
 EXAMPLES["SO303"] = (
     """
 def masked_loss(error, valid):

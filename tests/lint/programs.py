@@ -1,4 +1,4 @@
-"""A test's line of code as a file: imports, and a function called loss."""
+"""Makes a file of a test's line of code: imports, and a function called loss."""
 
 import textwrap
 
@@ -14,7 +14,7 @@ from torch import nn
 
 
 """
-EVERY = list(RULES.values())  # given by name: what is possible, too, and not likely alone
+EVERY = list(RULES.values())  # rules that are asked for also report possible findings, not only likely ones
 
 
 def program(arguments, body):

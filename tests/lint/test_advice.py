@@ -1,4 +1,4 @@
-"""Advice is put in: on halves it gives the value and the gradient that the code has in fp64 on the same."""
+"""Code that follows the advice has, on half operands, the value and gradient that the written code has in fp64."""
 
 import math
 
@@ -16,7 +16,7 @@ LARGE = torch.tensor([[20.0, -20.0, 3.0], [12.0, 100.0, 1.0]])
 LOGITS = torch.tensor([[-20.0, -12.0, 3.0], [17.0, 9.0, -0.5]])
 NEGATIVE = torch.tensor([[-20.0, -1e-4, -0.7], [-3.0, -9.0, -0.01]])
 PROBABILITIES = torch.tensor([[1.0, 0.25, 0.5], [0.75, 0.125, 0.875]])
-# arguments, what is written, a part of the advice, what it comes to, the first argument
+# (arguments, the written code, a part of the advice, the code that follows it, the first argument)
 LOGARITHMS = [
     ("x", "-torch.log(torch.sigmoid(x))", "F.logsigmoid", "-F.logsigmoid(x)", LOGITS),
     ("x", "torch.log(1 - torch.sigmoid(x))", "F.logsigmoid(-x)", "F.logsigmoid(-x)", LOGITS),
@@ -121,7 +121,7 @@ def test_the_advice_is_right(case):
     x = x.half()
     want, got = value_and_gradient(written, x.double()), value_and_gradient(advised, x)
     assert all(part.isfinite().all() for part in got)
-    for a, b in zip(got, want):  # (fp64 has no value, or no slope, at the edge itself)
+    for a, b in zip(got, want):  # at an edge the fp64 value or gradient is not finite, and is not compared
         torch.testing.assert_close(
             torch.where(b.isfinite(), a, 0), torch.where(b.isfinite(), b, 0), rtol=4e-3, atol=1e-6
         )

@@ -1,4 +1,4 @@
-"""`safeops lint` as it is called: exit codes, formats, configuration, noqa, bad input, and how files are written."""
+"""The command `safeops lint`: its exit codes, formats, configuration, noqa, bad input, and how it writes files."""
 
 import json
 import os
@@ -22,7 +22,7 @@ CLEAN = "import torch\n\n\ndef loss(x):\n    return x.mean()\n"
 
 @pytest.fixture
 def lint(tmp_path, capsys, monkeypatch):
-    """Write files, run the command in their folder: (exit code, stdout, stderr)."""
+    """A function that writes files and runs the command in their folder. It returns (exit code, stdout, stderr)."""
     from safeops_lint import config
 
     monkeypatch.chdir(tmp_path)
@@ -222,7 +222,7 @@ def test_python_3_10_without_tomli(lint, monkeypatch):
     assert code == 2 and "pip install tomli" in err
 
 
-# ---- bad input: named, and the rest is still linted
+# ---- bad input is named, and the other files are still linted
 
 
 @pytest.mark.parametrize("name, content, said", [
@@ -307,7 +307,7 @@ def test_notebooks_of_other_languages_are_left_alone(lint):
     assert lint("n.ipynb", n__ipynb=json.dumps({**NOTEBOOK, "metadata": {"kernelspec": {"language": "R"}}}))[0] == 0
 
 
-# ---- writing
+# ---- writing files
 
 
 def test_fix_writes_and_leaves_nothing_else_behind(lint, tmp_path):
@@ -370,7 +370,7 @@ def test_folders_are_searched_but_not_those_of_tools(lint, tmp_path):
     assert lint(".venv")[0] == 1, "who names one wants it linted"
 
 
-# ---- what it needs
+# ---- what the command imports
 
 
 def test_without_libcst_it_says_what_to_install():
@@ -383,7 +383,7 @@ LOADED = "import sys, safeops_lint.{0}; sys.exit(any(name in sys.modules for nam
 
 
 @pytest.mark.parametrize("module, others", [
-    ("command", ["torch", "safeops", "libcst"]),  # which starts in a tenth of a second
+    ("command", ["torch", "safeops", "libcst"]),  # so that the command starts in a tenth of a second
     ("run, safeops_lint.output, safeops_lint.flake8", ["torch", "safeops"]),
 ])  # fmt: skip
 def test_it_loads_neither_torch_nor_safeops(module, others):
@@ -392,7 +392,7 @@ def test_it_loads_neither_torch_nor_safeops(module, others):
 
 
 def test_safeops_lint_loads_no_torch(tmp_path):
-    """The entry point is the one that the package installs."""
+    """The installed entry point must lint without importing torch or safeops, which would take seconds."""
     (tmp_path / "a.py").write_text(BAD)
     module, function = re.search(
         r'^safeops = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE

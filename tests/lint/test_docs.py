@@ -1,4 +1,4 @@
-"""docs/lint.md says what the rules say, and the README what the command does."""
+"""docs/lint.md agrees with the rules, and the README with the command."""
 
 import doctest
 import pathlib
@@ -20,4 +20,4 @@ def test_codes_in_the_text_exist():
 
 
 def test_the_example_of_lint_source_runs():
-    assert doctest.testmod(check) == (0, 2)  # failed, tried
+    assert doctest.testmod(check) == (0, 2)  # (failures, examples)

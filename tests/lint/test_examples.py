@@ -1,4 +1,4 @@
-"""Every rule's examples: the linter tells them apart; torch shows that one goes wrong and the other does not."""
+"""For every rule the linter reports the bad example and not the good one, and in torch only the bad one fails."""
 
 import contextlib
 import io
@@ -20,13 +20,13 @@ def script(text):
 
 
 def function(text):
-    """The function that an example defines."""
+    """The last function that an example defines."""
     scope = {}
     exec(compile(script(text), "<example>", "exec"), scope)
     return [x for x in scope.values() if hasattr(x, "__code__")][-1]
 
 
-HOST = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}  # what waits for the device, on a device
+HOST = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}  # on a GPU these wait
 
 
 def synchronises(fn, *args):
@@ -37,7 +37,7 @@ def synchronises(fn, *args):
 
 
 def gradient(fn, *args):
-    """The value and the gradient of the first argument."""
+    """The gradient of the first argument. Asserts that the value is finite."""
     x = args[0].clone().requires_grad_()
     value = fn(x, *args[1:])
     value.sum().backward()
@@ -55,7 +55,7 @@ MASK = torch.tensor([True, False, True])
 
 def so101(bad, good):
     assert synchronises(bad, X, Y) and not synchronises(good, X, Y)
-    assert bad(X, -Y.abs()).isnan() and good(X, -Y.abs()) == 0  # nothing is kept
+    assert bad(X, -Y.abs()).isnan() and good(X, -Y.abs()) == 0  # the mask keeps nothing
     assert bad(X, Y) == good(X, Y) == 2
 
 
@@ -122,7 +122,7 @@ def so210(bad, good):
     p = torch.ones(1, 1, 300, 300, dtype=torch.float16)
     assert not bad(p, p) < 0.5 and good(p, p) < 1e-3
     x = p[..., :100, :100]
-    assert bad(x, x) == pytest.approx(0.5, abs=1e-3)  # (of sums that fit)
+    assert bad(x, x) == pytest.approx(0.5, abs=1e-3)  # with fewer pixels the sums do not overflow
 
 
 def so211(bad, good):
@@ -157,7 +157,7 @@ def so401(bad, good):
 
 
 class _CudaAutocast(contextlib.ContextDecorator):
-    """torch.autocast("cuda") as it is where there is a GPU: without one torch switches it off."""
+    """Switches on torch.autocast("cuda"), which torch itself switches off on a machine without a GPU."""
 
     def __init__(self, device):
         assert device == "cuda"

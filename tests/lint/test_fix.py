@@ -1,4 +1,4 @@
-"""--fix: the same values and gradients before and after, on ordinary input; the import; and nothing else changes."""
+"""--fix keeps values and gradients on ordinary input, adds the import, and changes nothing else."""
 
 import itertools
 import textwrap
@@ -13,7 +13,7 @@ from safeops_lint.rules import RULES
 from tests.lint.programs import EVERY
 
 HEADER = "import torch\nimport torch.nn.functional as F\n"
-# code -> (arguments, expression before, after): what the rewrite makes of it, inside a function named loss
+# (rule, arguments, expression before, expression after), inside a function called loss
 EXPRESSIONS = [
     ("SO101", "x", "x[x > 0.5].mean()", "safeops.masked_mean(x, x > 0.5, dtype=x.dtype)"),
     ("SO105", "x, y", "(x / y * (y > 0.5)).sum()", "safeops.masked_fill(x / y, ~(y > 0.5), 0).sum()"),
@@ -98,7 +98,7 @@ def with_import(source):
 def test_rewrite(code, arguments, before, after):
     assert rewritten(before, code) == with_import(after)
     assert rewritten(with_import(after), code) == with_import(after), "not idempotent"
-    once, _ = fix_source(before, rules=EVERY)  # by all the rules together
+    once, _ = fix_source(before, rules=EVERY)  # with all rules at once
     assert fix_source(once, rules=EVERY) == (once, 0)
 
 
@@ -112,7 +112,7 @@ def run(source, arguments, dtype):
     return value, [x.grad for x in inputs if x.grad is not None]
 
 
-# where torch itself computes in half, or saves what is changed in place, there is no "before" to compare with
+# rules whose rewrite returns fp32 where torch's code returns half
 HALF_RETURNS_FP32 = {"SO201", "SO205"}
 
 
@@ -133,7 +133,7 @@ def test_same_value_and_gradient(code, arguments, before, after, dtype):
 
 
 KEEP = [
-    # a comment in what would be dropped; a mask of another shape; another's memory; a name for the same memory; ...
+    # comments that a rewrite would drop, masks of another shape, writes to memory that another name shares, ...
     "def loss(x):\n    return torch.log(  # natural\n        x\n    ).mean() + torch.log(x  # kept\n    ).sum()\n",
     "def loss(x, m):\n    return x[m > 0].mean()\n",
     "def loss(x):\n    x[x > 1] = 0\n    return x\n",
@@ -143,15 +143,15 @@ KEEP = [
     "def loss(x):\n    y = x + 1\n    for i in range(3):\n        y[y > i] = 0\n    return y\n",
     "def loss(x):\n    return torch.log(x, out=x)\n",
     "def loss(x):\n    return x.mul_(x > 0)\n",
-    # mse_loss takes no integers
+    # integers, which mse_loss does not take
     "def loss(x, y):\n    return ((x - F.one_hot(y, 3)) ** 2).mean()\n",
     "def loss(x, y):\n    return ((x - y.long()) ** 2).mean() + ((x - (x > 0)) ** 2).mean()\n",
     "def loss(x, y):\n    return (x + 1e-8) / (y + 1e-8)\n",  # 1 where both are 0
-    "def loss(x, y):\n    return x / y.clamp(min=1e-8)\n",  # a negative divisor becomes 1e-8
-    "def loss(x, y):\n    return x / (x - y + 1e-12).sqrt()\n",  # of safe_sqrt's 0 it would be inf
+    "def loss(x, y):\n    return x / y.clamp(min=1e-8)\n",  # clamp makes negative divisors 1e-8
+    "def loss(x, y):\n    return x / (x - y + 1e-12).sqrt()\n",  # dividing by safe_sqrt's 0 gives inf
     "def loss(x, y):\n    z = x + 1e-8\n    return z / (y + 1e-8)\n",
     "@torch.jit.script\ndef loss(x):\n    return torch.log(x)\n",
-    # what is written in place, elsewhere, or rounded
+    # results that are written in place, to another tensor, or rounded
     "def loss(x, y):\n    x /= y\n    return x.mean()\n",
     "def loss(x, y):\n    x = x / 1\n    x /= y.sum()\n    x /= y + 1e-8\n    return x.mean()\n",
     "def loss(x, y):\n    return x.div_(y).mean() + x.log_().mean() + x.sqrt_().mean()\n",
@@ -165,7 +165,7 @@ KEEP = [
 def test_what_a_rewrite_could_change_is_left_alone(body):
     source = f"{HEADER}\n\n{body}"
     new, count = fix_source(source)
-    if "natural" in body:  # the comments are where the call's own text is dropped
+    if "natural" in body:  # the comments stand where the rewrite drops the call's text, and must stay
         assert "# natural" in new and "# kept" in new
     else:
         assert (new, count) == (source, 0)
@@ -250,7 +250,7 @@ def F_with(source):
 
 
 def test_a_product_with_a_mask_is_not_hidden_by_the_division():
-    """safe_div heeds the count alone: NaN times the mask is NaN as before, and so it is not written."""
+    """With safe_div NaN times the mask would still be NaN, while SO202 would be silent; so --fix must not write it."""
     quotient = "(err.abs() * m).sum() / m.sum()"
     for head in ("", "m = (y > 0).float()\n", "m = y > 0\n"):
         source = in_loss("err, m, y", f"{head}return {quotient}")
@@ -269,7 +269,7 @@ def test_a_product_with_a_mask_is_not_hidden_by_the_division():
 @pytest.mark.parametrize("p", ["torch.sigmoid(x)", "x.softmax(-1)", "x * y", "x.clamp(1e-6, 1 - 1e-6)"])
 @pytest.mark.parametrize("log", ["torch.log(1 - {})", "torch.log1p(-{})"])
 def test_what_half_rounds_to_0_gets_no_floor(p, log):
-    """Where 1 - p is 0 in half alone, the logarithm of the program in fp32 is finite, and none that a floor gives."""
+    """1 - p may be 0 in half but not in fp32. A floor would then change the fp32 value, which is finite."""
     source = in_loss("x, y", f"return {log.format(p)}.mean()")
     assert fix_source(source, rules=EVERY) == (source, 0)
 
@@ -306,7 +306,7 @@ ADDED = [
 
 @pytest.mark.parametrize("expression", ADDED)
 def test_an_eps_that_is_added_is_left_alone(expression):
-    """A floor is another number where x is about eps, in fp32 and fp64 too."""
+    """A floor in place of an added eps would change values where x is about eps, in fp32 and fp64 too."""
     source = in_loss("x, y", f"return {expression}")
     assert fix_source(source, rules=EVERY) == (source, 0)
     assert "SO206" in {finding.code for finding in lint_source(source, rules=EVERY)}
@@ -315,8 +315,8 @@ def test_an_eps_that_is_added_is_left_alone(expression):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("code, arguments, before, after", CASES, ids=lambda x: x.split("return")[-1].strip()[:40])
 def test_no_finite_value_is_changed_at_an_edge(code, arguments, before, after, dtype):
-    """0, an eps and its like, 1 and what is beyond, each alone in its reduction. What is changed by a rounding of the
-    dtype's own (1 - 1e-6, 1 - exp(x)) comes nearer to what fp64 has."""
+    """At 0, about eps, at 1 and beyond, each value alone in its reduction: a rewrite must not be further from fp64's
+    result than the code before. It may be nearer where the dtype rounds (1 - 1e-6, 1 - exp(x))."""
     edges = [0.0, 1e-30, 1e-12, 1e-9, 1e-8, 1e-6, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 2.0, -0.5, -2.0, 70.0]
     new_text = rewritten(before, code)
     for values in itertools.product(edges, repeat=len(arguments.split(", "))):

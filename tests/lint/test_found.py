@@ -1,11 +1,11 @@
-"""Cases that are found: ways to write the same thing, one line a case."""
+"""Code in which a rule must find something, in the ways that people write it. Each line is a case."""
 
 import pytest
 
 from safeops_lint.check import lint_source
 from tests.lint.programs import EVERY, HEADER, program
 
-# (code, arguments of a function called loss, its body)
+# (rule, arguments of a function called loss, its body)
 FOUND = [
     ("SO101", "x, y", "return F.mse_loss(x[y > 0], y[y > 0])"),
     ("SO101", "x, y", "valid = ~torch.isnan(y)\nx = x[valid]\nreturn x.mean()"),
@@ -79,7 +79,7 @@ FOUND = [
     ("SO303", "x, y", "assert (y >= 0).all()\nreturn x"),
     ("SO303", "x", "return x.mean() if x.sum() > 0 else x.sum() * 0"),
     ("SO303", "x", "while not bool((x > 0).all()) and x.mean() > 1:\n    x = x / 2\nreturn x"),
-    # what is a tensor
+    # values that the linter must take for tensors
     ("SO202", "x, batch", "return x.sum() / batch['mask'].sum()"),
     ("SO204", "counts, lam", "return torch.log(counts / lam).mean()"),
     ("SO204", "lam, k", "return ((lam - k) * 2).sqrt().mean()"),
@@ -95,7 +95,7 @@ FOUND = [
     ("SO206", "x, y", "z = (x.float() * 2).to(y)\nreturn y / (z + 1e-8)"),
     ("SO206", "x, eps=1e-6", "return torch.sqrt(x * x + eps**2).mean()"),
     ("SO206", "x, eps=1e-6", "floor = eps * eps\nreturn torch.log(x + floor).mean()"),
-    # no guards, for they ask about no value
+    # conditions that are no guards, since they do not depend on values
     ("SO202", "x, mask", "if mask is not None:\n    x = x.sum() / mask.sum()\nreturn x"),
     ("SO202", "x, mask", "if isinstance(mask, torch.Tensor):\n    x = x.sum() / mask.sum()\nreturn x"),
     ("SO202", "x, mask", "if mask.dim() == 3 and mask.shape[0] > 1:\n    x = x.sum() / mask.sum()\nreturn x"),
@@ -113,12 +113,12 @@ FOUND = [
     ("SO206", "x, y", "return x / torch.clamp(y.sum() + 1e-9, min=1e-9)"),
     ("SO206", "x, weights", "return (x * weights).sum(1) / (weights.sum(1) + 1e-8)"),
     ("SO206", "x, std", "return (x / (std.amin() - std + 1e-8)).mean() + (x / (x * std + 1e-8)).mean()"),
-    # formulas that half cannot hold
+    # formulas that overflow in half
     ("SO202", "x, y", "return 1 - x.var() / y.var()"),
     ("SO202", "x, y", "scale = x.sum() / 4\nreturn (y / (scale * 2)).mean()"),
     ("SO202", "x", "return x / x[x > 0].mean()"),
     ("SO201", "x", "return (x**4).mean()"),
-    ("SO201", "x, y, flow", "z = flow.inverse(x)\nreturn (x - y).square().sum() + z.mean()"),  # no matrix's
+    ("SO201", "x, y, flow", "z = flow.inverse(x)\nreturn (x - y).square().sum() + z.mean()"),  # not a matrix inverse
     ("SO201", "x, y, cov", "d = (x - y).square().sum(-1)\nreturn (d + cov.float().det()).mean()"),
     ("SO205", "x, m", "x = torch.where(m, x, 0.0)\nreturn x.square().sum(-1).sqrt().mean()"),
     ("SO301", "x, y", "n = (y > 0).sum().item()\nreturn x.sum() / n, n"),
@@ -136,7 +136,7 @@ FOUND = [
     ("SO206", "x, y", "return (x / torch.where(y == 0, 1e-8, y)).mean()"),
     ("SO206", "x, n, beta=0.9999", "return x / (1 - torch.pow(beta, n))"),
     ("SO201", "x, valid", "d = x - 1\nd[~valid] = 0\nreturn (d * d).sum()"),
-    # an eps that half holds, and one over it not
+    # an eps that half can hold, but whose reciprocal overflows
     ("SO206", "x", "return torch.log(x + 1e-6).mean()"),
     ("SO206", "x, y", "return (x / (y.abs() + 1e-6)).mean()"),
     ("SO206", "x", "return x.clamp(min=1e-6).reciprocal().mean()"),
@@ -151,11 +151,11 @@ FOUND = [
     ),
     ("SO204", "k1, k2", "return torch.sqrt(torch.trace(k1 @ k2))"),
     ("SO204", "h", "return torch.log(1 - h).mean()"),
-    # other edges
+    # other functions with an edge
     ("SO204", "x, y", "return torch.xlogy(y, x).sum()"),
     ("SO204", "x", "return torch.logit(x).mean()"),
     ("SO202", "x, y", "return torch.addcdiv(x, y, y.std()).mean()"),
-    # .float() passes a gradient on, unlike float(); what is detached may be used beside it
+    # .float() passes the gradient on, unlike float(x)
     ("SO208", "x, y", "return torch.where(y != 0, x / y, 0).float().mean()"),
     ("SO204", "x, y", "return torch.sqrt((x - y).abs()).float().mean()"),
     ("SO205", "x, y", "ret = x - y\nreturn torch.sqrt(torch.sum(ret**2, dim=-1)).mean()"),

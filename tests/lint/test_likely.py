@@ -1,4 +1,4 @@
-"""Findings of a default run, which the code shows to be likely. A rule that is asked for reports the rest."""
+"""A default run reports only findings that the code shows to be likely; a rule that is asked for reports all."""
 
 import pytest
 
@@ -6,27 +6,27 @@ from safeops_lint.check import lint_source
 from safeops_lint.rules import RULES
 from tests.lint.programs import EVERY, HEADER, program
 
-# code, arguments, what may well be kept away, the same where the code shows that it is not
+# (rule, arguments, code that may never meet the problem, like code that is likely to meet it)
 PAIRS = [
-    # autocast computes pow in fp32, and a caller keeps what is squared small
+    # autocast computes pow in fp32, and the caller may keep the squared values small
     ("SO201", "x, y", "return ((x - y) ** 2).mean()", "return ((x - y.half()) ** 2).mean()"),
-    # what has no gradient
+    # a sum of weights, or 1 - a norm, is hardly ever 0; a mask may be empty, and a row's norm 0
     ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = (w > 0).to(x.dtype)\nreturn (x * w).sum() / w.sum()"),
     ("SO202", "x, y", "return (x / (1 - x.norm(dim=1))).mean()", "return (x / (x.norm(dim=1) * y.norm())).mean()"),
-    # which of two is larger, and the largest of all
+    # differences of two tensors, and sizes over a batch, against sizes of a row or of one tensor
     ("SO202", "x, y", "return (x / (torch.max(x, y) - torch.min(x, y))).mean()",
      "return (x / (x.max(1)[0] - x.min(1)[0])).mean()"),
     ("SO202", "x, y", "return (x / x.max()).mean()", "return (x / (x.amax(1) - x.amin(1))[:, None]).mean()"),
     ("SO202", "x, y", "return ((x - y).abs() / y.abs().mean()).mean()", "return (x / x.norm(dim=1)).mean()"),
     ("SO202", "x, y", "n = (x - y).square().sum()\nreturn x.sum() / n", "n = y.square().sum()\nreturn x.sum() / n"),
-    # only the caller knows what an argument holds, unless its name says a probability
+    # only the caller knows an argument's values, unless its name says that it is a probability
     ("SO204", "depth", "return torch.log(depth).mean()", "return torch.log(1 - depth).mean()"),
     ("SO204", "input_labels, p", "return torch.log(input_labels).mean()", "return torch.log(p).mean()"),
     ("SO204", "pi, prob", "return torch.log(pi).mean()", "return torch.log(prob[pi > 0]).mean()"),
     ("SO204", "rate, p", "return torch.log(rate / 2).mean()", "return torch.log(p / rate).mean()"),
     ("SO204", "x, y", "return torch.sqrt(F.mse_loss(x, y))", "return torch.sqrt(x.var(1)).mean()"),
     ("SO204", "x, conf", "return (x - torch.log(conf)).mean()", "return (x - torch.log(1 - conf)).mean()"),
-    # a noise schedule ends at 1 and has no gradient
+    # a noise level may end at 1, but needs no gradient
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (level * (1 - x).sqrt()).mean()"),
     ("SO204", "x, level", "level = level.view(-1, 1)\nreturn (x * (1 - level).sqrt()).mean()",
      "level = level * x\nreturn (x * (1 - level).sqrt()).mean()"),
@@ -34,21 +34,21 @@ PAIRS = [
      "return (level * (1 - x[:, 0].view(-1)).sqrt()).mean()"),
     ("SO204", "x, level", "return (x * torch.rsqrt(1 - level)).mean()", "return (x - (1 - level).log()).mean()"),
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (1 - (x * level)).sqrt().mean()"),
-    # fp32 holds exp up to 88
+    # exp does not overflow below 88 in fp32, which autocast may give
     ("SO211", "x, y", "m = (y > 0).float()\nreturn torch.log(1 + torch.exp(x * m)).mean()",
      "m = (y > 0).type_as(x)\nreturn torch.log(1 + torch.exp(x * m)).mean()"),
-    # no batch is met in all its elements
+    # a sum over a whole batch of differences is hardly ever 0
     ("SO205", "x, y", "return torch.sqrt(((x - y) ** 2).sum())", "return torch.sqrt(((x - y) ** 2).sum(1)).mean()"),
     ("SO205", "x, y", "d = x - y\nreturn (d * d).sum().sqrt()", "d = x - x.mean()\nreturn (d * d).sum().sqrt()"),
     # v / (|v| + 1e-6) is 1 at most
     ("SO206", "v", "return (v / (v.norm() + 1e-6)).mean()", "return (1 / (v.std() + 1e-6)).mean()"),
-    # what is not valid is a number most of the time
+    # a masked-out element is a finite number most of the time
     ("SO105", "x, valid", "return (x * valid).mean()", "return (x * x.isfinite()).mean()"),
     ("SO105", "x, mask", "return ((x - 1).abs().sqrt() * mask).mean()", "return (torch.log(x) * mask).mean()"),
-    # what numpy computes cannot stay a tensor
+    # a value for numpy must leave the device
     ("SO301", "x, y", "w = solve(y.detach().cpu().numpy())\nreturn (x * w).mean()",
      "return (x * y.tolist()).mean()"),
-    # squared norms are small, and anchors make most boxes fp32
+    # squared norms are small; most boxes are fp32, since their anchors are
     ("SO210", "x, y", "return torch.sqrt((x**2).sum(1) * (y * y).sum(1)).mean()",
      "return torch.sqrt((x * y).sum(1) * (x + y).sum(1)).mean()"),
     ("SO210", "x, y", "return ((x**2).sum(1) * (y * y).sum(1)).mean()",
@@ -56,8 +56,8 @@ PAIRS = [
     # data are fp32
     ("SO206", "x, target", "return torch.log(target[:, 2:] / target[:, :2] + 1e-16).mean()",
      "return torch.log(x[:, 2:] / target[:, :2] + 1e-16).mean()"),
-    # what of an argument may be 0 its name says, or what was written into it; sums and products are 0 in half
-    # whether a divisor is ever 0 only the data tell; one over it is inf there, and a tensor over its own spread NaN
+    # an argument may be 0 if its name says so, or if 0 is written into it; sums and products may be 0 in half. Only the
+    # data decide if a divisor is 0; then its reciprocal is inf, and a tensor over its own spread is NaN
     ("SO206", "x, y", "return (x / (x.norm() + 1e-8)).mean()", "return (x / (x.std(1) + 1e-8)).mean()"),
     ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()",
      "return torch.log(2 * (x - y + 1e-8) / (y + 1)).mean()"),
@@ -133,7 +133,7 @@ def test_a_private_function_is_given_what_its_callers_made_for_it():
     assert [f.code for f in lint_source(HEADER + helper.format("log_of", ""))] == ["SO206"]
     assert lint_source(HEADER + helper.format("_log_of", "")) == []
     assert [f.likely for f in lint_source(HEADER + helper.format("_log_of", ""), rules=EVERY)] == [False]
-    formula = HEADER + helper.replace("x + 1e-8", "1 + torch.exp(x)")  # which is the same whoever calls it
+    formula = HEADER + helper.replace("x + 1e-8", "1 + torch.exp(x)")  # likely for any caller
     assert [f.code for f in lint_source(formula.format("_log_of", ""))] == ["SO211"]
 
 
@@ -171,7 +171,8 @@ BCE = [
 
 @pytest.mark.parametrize("body", BCE)
 def test_whether_a_loss_runs_under_autocast_its_caller_may_decide(body):
-    """Where nothing shows that it does, it need not raise, and is not rewritten: torch clamps the logarithm at -100."""
+    """If nothing shows CUDA autocast, the loss need not raise: the finding is only possible, and must not be rewritten,
+    since torch's loss clamps the logarithm at -100."""
     indented = body.replace("\n", "\n    ")
     source = program("x, y", f"with torch.autocast(DEVICE):\n    {indented}")
     (finding,) = lint_source(source.replace("DEVICE", "'cuda'"), rules=[RULES["SO402"]])

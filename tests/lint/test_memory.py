@@ -1,4 +1,4 @@
-"""A write through a mask becomes a new tensor only where no other name can show the difference."""
+"""--fix turns a write through a mask into a new tensor only if no other name shares the written memory."""
 
 import inspect
 import itertools
@@ -15,7 +15,7 @@ from safeops_lint.rules import RULES
 from safeops_lint.syntax import PREFIXES, SYNONYMS
 from tests.lint.programs import EVERY, program
 
-# Each knows z by another name before the write; the function returns what that name sees.
+# Programs that give z another name before the write, and return what that name sees.
 KNOWN = [
     "z = x / y\nout = {'z': z}\nz[z > 1] = 0\nreturn out['z']",
     "z = x / y\nrows = [z]\nz[z > 1] = 0\nreturn rows[0]",
@@ -53,7 +53,7 @@ KNOWN = [
     "z = x / y\nheld = locals()\nz[z > 1] = 0\nreturn held['z']",
     "z = x / y\na = max([z, x], key=torch.sum)\nz[z > 1] = 0\nreturn a",
     "z = x / y\nz.retain_grad()\nz[z > 1] = 0\nz.sum().backward()\nreturn z.grad",
-    # what z was made as is known by another name
+    # z itself shares memory with an argument
     "z = +x\nz[z > 1] = 0\nreturn x",
     "z = torch.atleast_2d(x)\nz[z > 1] = 0\nreturn x",
     "z = x.double()\nz[z > 1] = 0\nreturn x",
@@ -61,7 +61,7 @@ KNOWN = [
     "z = F.relu(x, inplace=True)\nz[z > 1] = 0\nreturn x",
     "z = x[torch.tensor(0)]\nz[z > 1] = 0\nreturn x",
     "z = torch.add(y, 1, out=x)\nz[z > 1] = 0\nreturn x",
-    # on one of two ways, or in the round before
+    # another name shares z's memory in one branch, or since the previous iteration
     "z = x\nif y.dim() > 5:\n    z = x / y\nz[z > 1] = 0\nreturn x",
     "if y.dim() > 5:\n    z = x / y\nelse:\n    z = x\nif y.dim() > 5:\n    z = x / y\nz[z > 1] = 0\nreturn x",
     "z, rows = x / y, []\nfor i in range(2):\n    z[z > 1.5 - i] = 0\n    rows.append(z)\nreturn rows[0]",
@@ -90,7 +90,7 @@ def test_what_another_name_sees_is_told_and_left_alone(body):
     assert old is not None and (new is None or not torch.equal(old, new)), "this case shows no difference"
 
 
-# None of these mentions can be told from one of a new tensor.
+# Programs in which no other name shares z's memory, so that a new tensor makes no difference.
 HARMLESS = [
     "z = x / y\nz[z > 1] = 0\nreturn z",
     "z: torch.Tensor = x / y\nz[z > 1] = 0\nreturn z",
@@ -121,7 +121,7 @@ def test_what_nothing_else_holds_is_rewritten(body):
     assert torch.equal(evaluated(source), evaluated(new))
 
 
-# what x is made as, the condition, the number
+# (how z is made from x, the condition, the number that is written)
 UNSIGNED = [("x + 0", "== 127", "-100"), ("x.clone().abs()", "> 2", "-1"), ("-x", "> 2", "-1")]
 FLOATING = [
     ("x / y", "== 1", "-1"),
@@ -156,7 +156,7 @@ def tensors(value):
 
 
 def results_of(op, dtype):
-    """(operands, results) of an op's samples in torch's own tests."""
+    """Yields (operands, results) of an op, for the samples of torch's own tests."""
     samples = op.sample_inputs("cpu", dtype, set_seed=False) if dtype in op.dtypes else ()
     for sample in itertools.islice(samples, 30):
         operands = tensors([sample.input, *sample.args, *sample.kwargs.values()])

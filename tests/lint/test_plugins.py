@@ -1,4 +1,4 @@
-"""flake8 and pre-commit: the entry points, and flake8 itself running the plugin."""
+"""flake8 and pre-commit find the linter by its entry points, and flake8 runs it."""
 
 import pathlib
 import subprocess
@@ -27,7 +27,7 @@ def test_entry_point():
 def test_flake8_runs_it(tmp_path):
     (tmp_path / "a.py").write_text(BAD)
     (tmp_path / "clean.py").write_text("import numpy\n\n\ndef loss(x):\n    return numpy.log(x)\n")
-    (tmp_path / ".flake8").write_text("[flake8]\nselect = SO\n")  # the entry point is all it takes
+    (tmp_path / ".flake8").write_text("[flake8]\nselect = SO\n")  # no other configuration is needed
     done = subprocess.run(
         [sys.executable, "-m", "flake8", "-j1", "."], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

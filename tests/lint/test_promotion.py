@@ -1,4 +1,4 @@
-"""No rewrite returns fp32 where torch takes one dtype, nor 0 where something is divided by it."""
+"""No rewrite returns fp32 where torch requires equal dtypes, or 0 where the result is a divisor."""
 
 import re
 import textwrap
@@ -9,8 +9,8 @@ import torch
 from safeops_lint.check import fix_source, lint_source
 from tests.lint.programs import EVERY, HEADER, program
 
-# Expressions of n, which a rewrite would make fp32, and of h, i (indices), m (a mask), which stay as they are. All are
-# 4 x 4, or begin so.
+# Expressions that raise if n is fp32, as a rewrite would make it, while h is half. i are indices, m is a mask. Tensors
+# are 4 x 4, or their first dims are.
 RAISES = """
 torch.matmul(n, h)
 h @ n
@@ -99,7 +99,7 @@ def evaluate(expression, dtype):
 
 
 def made_wide(source):
-    """Cases where --fix may, or may not, write a call that returns fp32."""
+    """True if --fix writes a safeops call, which returns fp32, for the source's SO201."""
     assert "SO201" in {f.code for f in lint_source(source, rules=EVERY)}
     return "safeops." in fix_source(source, rules=EVERY)[0]
 
@@ -120,7 +120,7 @@ def test_what_takes_both_keeps_no_rewrite_back(expression):
     assert made_wide(program("x, h, i, m", f"n = (x * x).sum(-1)\nreturn {expression}"))
 
 
-# Files whose loss(x, h) runs in half; what is written S(x) is (x * x).sum(-1).
+# Files whose loss(x, h) runs in half. S(x) stands for (x * x).sum(-1).
 MEETS = {
     "a helper": "def _sq(x):\n    return S(x)\n\n\ndef loss(x, h):\n    return _sq(x) @ h\n",
     "two helpers": """
@@ -230,10 +230,10 @@ def test_what_stays_fp32_on_its_way_is_rewritten():
     )
     assert made_wide(square + step.format("loss(model(x), h)"))
     assert not made_wide(square + step.format("loss(model(x), h) @ h"))
-    assert not made_wide(square + step.format("apply(loss, x)"))  # handed on
+    assert not made_wide(square + step.format("apply(loss, x)"))  # its callers are unknown
 
 
-# The dtypes of e and x are those that autocast gives: e is what an fp16 layer made.
+# Expressions under autocast: e is the fp16 output of a layer.
 SEEN = """
 torch.dot(e, torch.sqrt(e - x))
 torch.dot(e, e / e.norm())

@@ -1,4 +1,4 @@
-"""The code that a loss reaches in its file: methods, what it or its class made, bases, what measures elsewhere."""
+"""The linter follows the calls of a loss within its file: to methods, objects that it or its class made, and bases."""
 
 import textwrap
 
@@ -42,7 +42,7 @@ def test_what_a_loss_makes_is_part_of_it(base, method, call):
 
     assert found(call) == ["SO204"]
     assert found("p") == []
-    assert found(call, "self.n = nn.Linear(n, n)") == []  # a model
+    assert found(call, "self.n = nn.Linear(n, n)") == []  # a model, not a loss
 
 
 def test_by_way_of_a_name():

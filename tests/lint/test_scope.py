@@ -1,4 +1,4 @@
-"""Which code is looked at: losses, what they call, metrics, training steps; and the demo's losses."""
+"""The linter checks losses, the functions that they call, metrics and training steps, and no other code."""
 
 import pathlib
 import textwrap
@@ -18,7 +18,7 @@ for step, (x, y, mask) in enumerate(loader):
 
 @pytest.mark.parametrize("place", ["def train(model, loader):", "if True:"])
 def test_a_loop_over_a_loader_gives_tensors(place):
-    """In a training step, which may be a script's own code."""
+    """In a training step, also at a script's top level, a loop over a loader must be taken to give tensors."""
     code = f"import numpy as np\nimport torch\n\n{place}{textwrap.indent(LOOP, '    ')}"
     assert [f.code for f in lint_source(code)] == ["SO202"]
     assert not lint_source(code.replace("loss.backward()", "print(loss)"))
@@ -29,7 +29,7 @@ def test_a_loop_over_a_loader_gives_tensors(place):
 OUTSIDE = [
     "class TestLoss(TestCase):\n    def test_it(self):\n        loss = net(torch.rand(3))\n        assert loss < 1\n",
     "class ExpLoss(torch.autograd.Function):\n    def forward(ctx, x):\n        return x.exp().clamp_(max=1).log()\n",
-    # only a loss is looked at by the rules about its arithmetic and its waiting
+    # functions that are no losses: the rules about arithmetic and synchronization do not apply
     "def report(x):\n    return x.mean().item(), torch.log(x), (x ** 2).sum(), x / x.sum()\n",
     "def survival(time, y):\n    return time[time > y], torch.nonzero(time > y)\n",
     "def evaluate(model, x):\n    print(model(x).mean())\n    if (x > 0).all():\n        return float(x.sum())\n",
@@ -60,7 +60,7 @@ def test_a_loss_is_told_by_what_it_is():
 
 @pytest.mark.parametrize("verb", ["load", "init", "test", "update", "parse", "convert", "reset", "register"])
 def test_a_loss_may_be_called_by_a_word_that_begins_with_a_verb(verb):
-    """load_balancing_loss, initial_condition_loss; what is only about a loss stays none."""
+    """load_balancing_loss and initial_condition_loss are losses; a method that only handles a loss is none."""
     body = "    return (torch.log(p) * mask).sum() / mask.sum()\n"
     for name in (f"{verb}_balancing_loss", f"{verb}ial_condition_loss_func", f"{verb}_loss"):
         assert {f.code for f in lint_source(f"{HEADER}def {name}(p, mask):\n{body}")} >= {"SO202"}, name
@@ -105,7 +105,7 @@ def test_what_a_loss_class_tells_of_itself_is_no_part_of_the_loss():
 
 
 def test_a_helper_may_wait_and_may_not_lose_values():
-    """Functions that a loss calls also cut, decode and report."""
+    """A helper of a loss may cut, decode or report, so a synchronization in it is no finding, but a lost value is."""
     loss = "def chunked_loss(x, lengths):\n    return part(x, lengths).mean()\n\n\n"
     helper = "def part(x, lengths):\n    end = lengths.max().item()\n    return x.log() / end\n"
     assert [f.code for f in lint_source(HEADER + loss + helper)] == ["SO204"]
@@ -137,7 +137,8 @@ def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
     ("class Helper:\n    def batch_psnr(self, logits, other):\n", ["SO202"]),
 ])  # fmt: skip
 def test_what_compares_a_prediction_with_a_target_is_looked_at(head, codes):
-    """A method that does it, `forward` for its gradient too; of what it fetches nothing is said."""
+    """A method that compares a prediction with a target is checked: `forward` for its gradient too, and none for
+    synchronizations."""
     body = "        n = float(logits.max())\n        return torch.log(1 - logits).mean() * n / logits.std()\n"
     assert [f.code for f in lint_source(HEADER + head + body)] == codes
 
@@ -183,7 +184,7 @@ def test_a_guard_in_a_loss_is_named_once():
 
 
 def test_a_logarithm_of_exponentials_is_asked_about_in_losses():
-    """Elsewhere the maximum may have been taken away out of sight."""
+    """Outside of losses log(sum(exp(x))) is no finding, since the caller may have subtracted the maximum."""
     body = "def {}(x):\n    return x.abs().exp().sum(1).log().mean()\n"
     assert [f.code for f in lint_source(HEADER + body.format("some_loss"))] == ["SO211"]
     assert lint_source(HEADER + body.format("evaluate_norm")) == []

@@ -1,4 +1,4 @@
-"""A rewrite takes what it replaces takes: operands of other shapes, in silence."""
+"""A rewrite must accept operands of all the shapes that the replaced code accepts, without a warning."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from tests.lint.programs import EVERY, program
 
 @pytest.mark.parametrize("hidden", ["hidden", "hidden == 1", "hidden[0]", "~hidden", "(scores > 0) | hidden"])
 def test_a_softmax_whose_mask_may_be_larger_is_left_alone(hidden):
-    """torch's fill makes the scores larger, and masked_softmax takes no mask that is larger than its scores."""
+    """torch's masked_fill broadcasts the scores to a larger mask, which masked_softmax refuses."""
     fills = ["scores.masked_fill({}, -math.inf).softmax(-1)", "F.log_softmax(scores.masked_fill({}, -math.inf), -1)"]
     for fill in fills:
         source = program("scores, hidden", f"return {fill.format(hidden)}")
@@ -25,7 +25,7 @@ def test_a_softmax_whose_mask_may_be_larger_is_left_alone(hidden):
         safeops.masked_softmax(scores, ~larger)
 
 
-# mse_loss warns where its operands broadcast, and torch's arithmetic does not
+# differences whose operands broadcast: mse_loss would warn, torch's arithmetic does not
 BROADCAST = [
     "a[:, :1] - b",
     "a[:, None] - b",

@@ -1,4 +1,4 @@
-"""The linter on code it was not written for: installed libraries, Python's own syntax tests, and made-up programs."""
+"""The linter handles code it was not written for: installed libraries, Python's syntax tests and random programs."""
 
 import pathlib
 import re
@@ -23,7 +23,8 @@ EVERY = list(RULES.values())
 @pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_installed_library(library):
-    """No crash; what is rewritten still parses, is done in one go, and every other line is as it was."""
+    """On a whole library the linter must not crash; rewritten files must parse, need no second run, and keep all other
+    lines."""
     folder = SITE / library
     assert folder.is_dir(), f"{library} is not installed (requirements-sources.txt)"
     outcome = lint_paths([str(folder)], Options(select=("ALL",), mode="diff", jobs=1))
@@ -37,7 +38,7 @@ def test_installed_library(library):
 def check_rewrite(old, new, path="<string>", rules=None):
     compile(new, path, "exec", dont_inherit=True)
     assert fix_source(new, path, rules) == (new, 0), "a second run finds more to rewrite"
-    with mock.patch("safeops_lint.check.PASSES", 1):  # one by one: a rewrite may lead to others on other lines
+    with mock.patch("safeops_lint.check.PASSES", 1):  # pass by pass, since a rewrite may enable others on other lines
         while (step := fix_source(old, path, rules)[0]) != old:
             check_lines(old, step, lint_source(old, path, rules))
             old = step
@@ -45,7 +46,7 @@ def check_rewrite(old, new, path="<string>", rules=None):
 
 
 def check_lines(old, new, findings):
-    """Only lines that an edit touches may differ, and one import is new; comments stay."""
+    """Asserts that only lines that an edit touches differ (besides a new import), and that all comments stay."""
     touched = set()
     for edit in (edit for finding in findings for edit in finding.edits):
         lines = (old.encode()[:at].count(b"\n") for at in (edit.start, edit.end))
@@ -57,7 +58,7 @@ def check_lines(old, new, findings):
 
 
 def comments(text):
-    """In order; a rewrite keeps them all."""
+    """The comments of a file, in order."""
     return re.findall(r"#[^\n\r]*", text)
 
 
@@ -82,7 +83,7 @@ def test_every_syntax_is_read(name):
         position = source.index("from __future__")
         position = source.index("\n", position) + 1
     source = source[:position] + head + source[position:]
-    # names of things become names of torch's, so that rules have something to look at
+    # Some calls become torch's, and tests become losses, so that the rules apply.
     source = re.sub(r"(?<!def )\b(assertEqual|assertTrue)\(", "torch.log(", source)
     source = re.sub(r"\bdef test_", "def loss_", source)
     findings = lint_source(source, str(path), EVERY)
@@ -91,7 +92,7 @@ def test_every_syntax_is_read(name):
     check_rewrite(source, new, str(path), EVERY)
 
 
-# ---- programs made up
+# ---- random programs
 
 NAMES = st.sampled_from(["x", "y", "mask", "target", "pred", "n", "self.w", "eps", "loss"])
 NUMBERS = st.sampled_from(["0", "1", "2", "0.5", "-1", "1e-8", "1e-12", "-1e9", 'float("-inf")', "1e5"])
@@ -157,7 +158,7 @@ def test_made_up_programs(statements, newline, indent):
     try:
         lint_source(source, rules=EVERY)
     except CannotLint:
-        return  # `1 := x` and the like
+        return  # invalid syntax, such as `1 := x`
     new, _ = fix_source(source, rules=EVERY)
     assert newline == "\n" or "\n" not in new.replace("\r\n", "")
     check_rewrite(source, new, rules=EVERY)

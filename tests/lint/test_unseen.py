@@ -1,6 +1,7 @@
-"""31 losses by someone who had not read the rules, each of which breaks in half: how many of them the rules name.
+"""The rules name the broken line in most of 31 losses that break in half and were written without knowing the rules.
 
-Nothing was tuned for them: they are the measure. Each file runs in half, beside it in fp32 or fp64, and prints BROKEN.
+The rules were not tuned for these files, which measure them. Each file runs its loss in half and in fp32 or fp64, and
+prints BROKEN.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from safeops_lint.check import fix_source, lint_source
 from tests.lint.programs import EVERY
 
 FILES = {path.stem: path for path in (pathlib.Path(__file__).parent / "corpus/unseen").glob("*.py")}
-# Where a reviewer would mend each: one of these lines.
+# {file: the lines, one of which a reviewer would mend}
 NAMED = {
     "arcface_margin": {11, 14, 16},
     "batch_hard_triplet": {11, 12},
@@ -41,14 +42,14 @@ UNNAMED = {
     "ciou_loss": {23},  # 1 + eps is 1
     "gram_feature_distill": {9},  # products of matrices before they are divided
     "grpo_kl": {12},  # exp of a difference of log-probabilities
-    "swapped_assignment": {16},  # exp over a temperature
+    "swapped_assignment": {16},  # exp of a value divided by a temperature
     "giou_pixels": {7},  # areas of boxes whose sides are indexed
     "masked_policy": {13, 17},  # p * log p behind a where
     "odds_ratio_pref": {16},  # log1p(-exp(x)) for x that rounds to 0
-    "oks_pose": {14},  # an area by prod; the line that divides by it is named, for another reason
-    "pitch_loss": {4, 5, 14},  # log of a frequency: named where SO206 is asked for
+    "oks_pose": {14},  # an area by prod; the line that divides by the area is named for another reason
+    "pitch_loss": {4, 5, 14},  # log of a frequency: named if SO206 is asked for
     "reprojection": {13, 18, 20},  # a depth of 0 behind a where
-    "two_tower_logq": {15, 16},  # a count of 0: named where SO204 is asked for
+    "two_tower_logq": {15, 16},  # a count of 0: named if SO204 is asked for
     "soft_dice": {14, 22, 23},  # sums over pixels in a helper
     "v_objective": {20, 21, 25},  # 1 - the product of all alphas
 }
@@ -81,7 +82,7 @@ WIDE = (".half()", ".bfloat16()", ".float()", "torch.float16", "torch.bfloat16",
 
 
 def in_fp64(source, name):
-    """The program's output where every cast in it is to fp64, and what is made without a dtype is, too."""
+    """The program's output if all its casts are to fp64, and fp64 is the default dtype."""
     for cast in WIDE:
         source = source.replace(cast, "torch.float64" if cast.startswith("torch") else ".double()")
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""Values that are fp32 for certain, and those that only look so: an eps of 1e-8 is reported of the second alone."""
+"""An eps of 1e-8 is reported unless the value it is added to is certainly fp32."""
 
 import pytest
 import torch
@@ -9,19 +9,18 @@ from safeops_lint.check import lint_source
 from safeops_lint.tables import HALVED, NO_HALF, RAISED
 from tests.lint.programs import EVERY, HEADER, program
 
-# body, with {} where it takes what is fp32 or what is not; the first; the second
+# (body with a {}, text for {} that makes the value certainly fp32, text that does not)
 PAIRS = [
-    # what is refused otherwise
-    # torch's default dtype, which half times it becomes; not a number, whose dtype counts for nothing
+    # a tensor of the default dtype makes a product with half fp32; a number has no say in the dtype
     ("s = x * {}\nreturn torch.log(s + 1e-8).mean()", "torch.rand(4, device=x.device)", "torch.rand(4, dtype=x.dtype)"),
     ("s = torch.zeros(4){}\nfor i in range(4):\n    s = s + x[i]\nreturn torch.log(s + 1e-8).mean()", "", ".to(x)"),
-    # the parts of complex numbers, of which there is hardly any half
+    # parts of complex numbers, which are hardly ever half
     ("return torch.log(x.{} + 1e-8).mean()", "real.abs()", "abs()"),
     ("return torch.log({}(x) + 1e-8).mean()", "to_one_hot", "model"),
-    # a cast of what nothing is known of
+    # a cast of an unknown value
     ("y = flat(y){}\nreturn torch.log(x * y + 1e-8).mean()", ".float()", ""),
     ("y = flat(y).to({})\nreturn torch.log(x * y + 1e-8).mean()", "torch.float32", "x.dtype"),
-    # autocast makes half of what goes into a product of matrices, fp32 or not
+    # autocast converts the operands of matrix products to half, even fp32 ones
     ("s = {}\nreturn torch.log(s + 1e-8).mean()", "x.float() * y.float()", "x.float() @ y.float()"),
     ("s = {}\nreturn torch.log(s + 1e-8).mean()", "(x @ y).float()", "F.conv2d(x.float(), y.float())"),
     ("s = F.scaled_dot_product_attention(x.float(), y.float(), y.float()){}\nreturn torch.log(s * x + 1e-8).mean()",
@@ -29,12 +28,11 @@ PAIRS = [
     ("fc = nn.Linear(3, 3)\np = torch.sigmoid(fc(x.float()){})\nreturn torch.log(p + 1e-8).mean()", ".float()", ""),
     ("with torch.autocast('cuda', enabled=False):\n    with torch.autocast('cuda', enabled={}):\n"
      "        return torch.log(x * y + 1e-8).mean()", "False", "True"),
-    # a number's dtype counts for nothing beside what has dimensions
+    # autocast that is switched off
     ("with torch.autocast('cuda', enabled={}):\n    s = x.float() @ y.float()\nreturn torch.log(s + 1e-8).mean()",
      "False", "True"),
-    # what is joined
+    # joined tensors
     ("return torch.log(torch.stack([x{}, y]) + 1e-8).mean()", ".float()", ""),
-    # a gradient is as wide as what it is of
 ]  # fmt: skip
 
 
@@ -46,7 +44,7 @@ def test_an_eps_in_fp32_holds(body, wide, half):
     assert "SO206" not in codes(wide) and "SO206" in codes(half)
 
 
-# body, with {} where it takes what keeps the root's or the logarithm's argument from 0, or what does not
+# (body with a {}, text for {} that keeps the argument of the root or logarithm from 0, text that does not)
 GUARDS = [
     ("return torch.log((x - y).clamp(min={})).mean()", "self.lowest", "0"),
     ("return torch.log((x - y).clamp(min={})).mean()", "lowest", "0.0"),

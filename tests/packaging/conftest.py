@@ -1,4 +1,4 @@
-"""Wheels built from this tree, once a run, and environments with the wheel, torch, and what torch needs: no more."""
+"""Builds wheels from this tree, once a run, and environments that have only the wheel, torch and torch's needs."""
 
 import os
 import re
@@ -17,7 +17,7 @@ PLATFORM = f"manylinux_2_28_{os.uname().machine}"
 
 
 def clean(**variables) -> dict:
-    """The environment without what would lead a Python process to this tree."""
+    """The environment without the variables by which a Python process would find this tree."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SAFEOPS_", "PYTEST_", "COV_"))}
     return {**kept, **variables}
 
@@ -30,7 +30,7 @@ def run(command, *, cwd, check=True, **variables):
 
 
 def build_wheel(folder: Path, **variables) -> Path:
-    """`make wheel` of some architectures; ninja reuses the objects of the tree's build folder."""
+    """Builds the wheel of `make wheel` and returns its path; ninja reuses the objects in the tree's build folder."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-qq", "--no-deps"]
     run([*pip, "--no-build-isolation", "--wheel-dir", folder, ROOT], cwd=folder, SAFEOPS_PLATFORM=PLATFORM, **variables)
     (wheel,) = folder.glob("*.whl")
@@ -38,7 +38,7 @@ def build_wheel(folder: Path, **variables) -> Path:
 
 
 def closure(name: str, extras=(), seen=None) -> dict:
-    """The distributions that `name[extras]` needs, itself included."""
+    """Returns {(name, *extras): distribution} of `name[extras]` and of all distributions that it needs."""
     seen = {} if seen is None else seen
     key = (re.sub(r"[-_.]+", "-", name).lower(), *sorted(extras))
     if key not in seen:
@@ -50,16 +50,16 @@ def closure(name: str, extras=(), seen=None) -> dict:
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
-    """A new environment with torch linked in (it is too large to copy) and the wheel installed; its interpreter."""
+    """Makes an environment with links to torch (too large to copy) and the wheel installed. Returns its interpreter."""
     run([sys.executable, "-m", "venv", "--without-pip", folder], cwd=folder.parent)
     (site,) = folder.glob("lib/python3*/site-packages")
     files = ((distribution, file) for distribution in closure("torch").values() for file in distribution.files)
     tops = {owner.locate_file(file.parts[0]) for owner, file in files if file.parts[0] not in ("..", "__pycache__")}
-    for top in tops:  # (the parts of CUDA share one)
+    for top in tops:  # CUDA's distributions share one folder
         (site / top.name).symlink_to(top)
     python = folder / "bin" / "python"
-    # No index and no --no-deps: pip itself finds that torch alone satisfies what the wheel requires.
-    # (Without what the machine's settings add: a torch found there would be written over the linked one.)
+    # No index, but no --no-deps either: pip itself checks that torch satisfies the wheel's requirements.
+    # --isolated and PIP_CONFIG_FILE: if pip found a torch by the machine's settings, it would overwrite the linked one.
     pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--python", python]
     run([*pip, "install", "-qq", "--no-index", wheel], cwd=folder, PIP_CONFIG_FILE=os.devnull)
     return python
@@ -67,7 +67,8 @@ def make_environment(folder: Path, wheel: Path) -> Path:
 
 @pytest.fixture(scope="session", params=["native", pytest.param("9.0", marks=pytest.mark.slow), EVERY])
 def architectures(request):
-    """This machine's GPUs (no CUDA kernels, where there is none), one kind, and all, as the wheel is published."""
+    """The architectures of the wheel's CUDA kernels: this machine's GPUs (none without a GPU), one, or all, as
+    published."""
     return request.param
 
 
@@ -78,7 +79,7 @@ def wheel(architectures, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def contents(wheel, tmp_path_factory):
-    """The wheel's files, unpacked."""
+    """The folder with the unpacked wheel."""
     folder = tmp_path_factory.mktemp("contents")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder

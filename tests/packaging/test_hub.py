@@ -1,4 +1,4 @@
-"""`make hub`: the kernel for the Hugging Face Hub, loaded from its folder by the `kernels` package, offline."""
+"""The `kernels` package loads the Hugging Face kernel that `make hub` writes, from its folder and offline."""
 
 import importlib.util
 import os

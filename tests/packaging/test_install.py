@@ -1,4 +1,4 @@
-"""The wheel installed: into an environment with torch alone, imported from another folder, whole and broken."""
+"""The installed wheel works in an environment with torch alone, from any folder, and a damaged one raises an error."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ from tests.packaging.test_wheel import needs_compiler
 
 pytestmark = pytest.mark.xdist_group("packaging")
 VALUES = Path(__file__).with_name("values.py")
-# not again with the CUDA kernels of all architectures, which no CPU sees
+# for tests that run on the CPU, where the CUDA kernels of other architectures make no difference
 native = pytest.mark.parametrize("architectures", ["native"], indirect=True)
 
 
@@ -44,9 +44,9 @@ def test_pure_python_install_gives_the_same_values(pure_python, tmp_path):
 
 @native
 def test_the_environment_holds_torch_alone(python, tmp_path):
-    """Else the two tests above would not show that safeops needs nothing more."""
+    """Otherwise the two tests above would not show that safeops needs nothing beside torch."""
     probe = "import importlib.util as u; print([n for n in ('numpy', 'rich', 'triton', 'pytest') if u.find_spec(n)])"
-    brought = ["triton"] if ("triton",) in closure("torch") else []  # by a CUDA torch
+    brought = ["triton"] if ("triton",) in closure("torch") else []  # torch for CUDA requires triton
     assert run([python, "-c", probe], cwd=tmp_path).stdout.strip() == str(brought)
 
 
@@ -88,7 +88,7 @@ def scribble(path):
 
 
 def other_module(path):
-    """A library that loads, and is not ours."""
+    """Replaces the extension by another extension module, which loads but is not safeops'."""
     source = next(Path(sys.base_prefix).glob("lib/python3*/lib-dynload/_heapq*.so"))
     shutil.copyfile(source, path)
 
@@ -110,14 +110,15 @@ for folder in map(pathlib.Path, sys.argv[1:]):
 
 @needs_compiler
 def test_a_broken_extension_is_an_error(python, tmp_path):
-    """In copies of the package, of which the last is whole. torch is imported once: it takes seconds."""
+    """A damaged extension must raise an error, not fall back to pure Python. Several damaged copies and a whole one are
+    imported in one process, since importing torch takes seconds."""
     damaged = {}
     for name in ("_C", "_cuda"):
         for damage in (cut, scribble, other_module):
             folder = tmp_path / f"{damage.__name__}{name}"
             shutil.copytree(package(python), folder / "safeops")
             module = folder / "safeops" / f"{name}.abi3.so"
-            if module.exists():  # else: built without nvcc
+            if module.exists():  # _cuda is missing if there is no nvcc
                 damage(module)
                 damaged[folder] = name
     shutil.copytree(package(python), tmp_path / "whole" / "safeops")
@@ -131,7 +132,7 @@ def test_a_broken_extension_is_an_error(python, tmp_path):
 
 
 def test_editable_install_maps_kernels(tmp_path):
-    """From the repository's root ./safeops shadows the install, from elsewhere it does not: both find kernels/."""
+    """kernels/ must be found both in the repository's root, where ./safeops shadows the install, and elsewhere."""
     probe = "import safeops.kernels as k, safeops; print(k.__file__); print(safeops.__file__)"
     for cwd in (ROOT, tmp_path):
         lines = run([sys.executable, "-c", probe], cwd=cwd).stdout.split()
@@ -170,7 +171,7 @@ def test_a_failing_compiler_fails_the_build(tmp_path):
     [
         (["--inplace"], "9.0\n9.0\n", "", {"90"}),
         (["--inplace"], "12.0\n8.6\n", "", {"86", "120"}),
-        (["--inplace"], "7.5\n", "", set()),  # no kernel runs there
+        (["--inplace"], "7.5\n", "", set()),  # this GPU is too old for the kernels
         (["--inplace"], "", "", set()),
         (["--inplace"], "9.0\n", "all", {"80", "90", "100", "120"}),
         (["--inplace"], "9.0\n", "8.0, sm_90", {"80", "90"}),
@@ -179,7 +180,7 @@ def test_a_failing_compiler_fails_the_build(tmp_path):
     ],
 )
 def test_architectures(build, gpus, asked, expected, tmp_path):
-    """A development build is for the GPUs that are there, a wheel for all; read off what ninja was told to run."""
+    """A development build must compile for this machine's GPUs and a wheel for all, by the commands in build.ninja."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\nprintf '{gpus}'\n")
     smi.chmod(0o755)

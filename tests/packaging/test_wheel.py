@@ -1,4 +1,4 @@
-"""The wheel itself: its tag, its contents, and that its binaries need nothing but LibTorch's stable C interface."""
+"""The wheel has the right tag and contents, and its binaries need only LibTorch's stable C interface."""
 
 import os
 import re
@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def test_these_tests_share_one_worker(request):
-    """Two that build in the same folder would undo each other; xdist knows a group by the end of the test's name."""
+    """Two builds in the same folder would overwrite each other. xdist adds the group to the end of a test's name."""
     assert "PYTEST_XDIST_WORKER" not in os.environ or request.node.nodeid.endswith("@packaging")
 
 
@@ -50,7 +50,7 @@ def test_extensions_are_there(contents, architectures):
 
 @needs_compiler
 def test_no_path_of_the_build_machine(contents):
-    """In the errors that name a source file."""
+    """Error messages name source files; their paths must not contain folders of the build machine."""
     folders = [str(ROOT), str(Path(torch.__file__).parent)]
     for module in modules(contents):
         text = module.read_bytes()
@@ -68,7 +68,8 @@ def test_only_the_limited_python_api(wheel):
 
 @needs_compiler
 def test_the_platform_is_true(wheel, contents):
-    """auditwheel looks at versions; a symbol that the platform does not know at all has none."""
+    """The binaries must need only symbols of Python and of torch's C interface. auditwheel checks versioned symbols
+    alone."""
     assert release.audit(wheel) == []
     for module in modules(contents):
         names = subprocess.check_output(["nm", "-D", "--undefined-only", "--format=posix", module], text=True)
@@ -78,7 +79,7 @@ def test_the_platform_is_true(wheel, contents):
 
 @needs_compiler
 def test_a_newer_library_is_noticed(tmp_path):
-    """This machine's libstdc++, which needs this machine's glibc."""
+    """A wheel with this machine's libstdc++, which needs a newer glibc, must be reported."""
     library = subprocess.check_output(["g++", "-print-file-name=libstdc++.so.6"], text=True).strip()
     wheel = tmp_path / f"safeops-0-cp310-abi3-{PLATFORM}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -90,7 +91,7 @@ def test_a_newer_library_is_noticed(tmp_path):
 
 @pytest.mark.skipif(CUOBJDUMP is None, reason="no cuobjdump")
 def test_cuda_code_for_all_architectures(contents, architectures):
-    """Machine code for each, and PTX for those to come."""
+    """Without machine code for each architecture, and PTX for later ones, the kernels would not run on some GPUs."""
     if architectures == "native" or not (contents / "safeops/_cuda.abi3.so").exists():
         pytest.skip("built for this machine")
     library = contents / "safeops/_cuda.abi3.so"
@@ -131,7 +132,7 @@ def test_contents(contents):
     files = {str(path.relative_to(contents)) for path in contents.rglob("*") if path.is_file()}
     tops = {name.split("/")[0] for name in files}
     assert tops == {"safeops", "safeops_lint", next(top for top in tops if top.endswith(".dist-info"))}
-    # every Python file of the packages and of kernels/, and no stale one from an earlier build
+    # all Python files of the packages and of kernels/, and no old ones from an earlier build
     packages = ROOT / "safeops", ROOT / "safeops_lint"
     expected = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
     expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}

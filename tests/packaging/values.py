@@ -1,6 +1,7 @@
-"""Run by the interpreter of a clean environment, away from the tree: values and gradients of each op, and its route.
+"""Checks the values, gradients and route of each op. A clean environment's interpreter runs it, outside of the tree.
 
-Arguments: the environment's folder, `kernel` or `composite`, and the tree, whose records say what is right.
+Arguments: the environment's folder, `kernel` or `composite` (the expected route), and the tree, which has the records
+of the ops' tests.
 """
 
 import sys
@@ -21,7 +22,7 @@ for name in sorted({raw for op in registry.values() for raw in op.raw}):
     attached = torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CPU")
     assert attached == (route == "kernel"), f"{name}: C++ kernel attached: {attached}, expected {route}"
 
-sys.path.insert(0, tree)  # safeops is there already: the installed one
+sys.path.insert(0, tree)  # only for tests.ops: the installed safeops is imported already
 from tests.ops import RECORDS  # noqa: E402
 
 for record in RECORDS.values():

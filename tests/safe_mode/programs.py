@@ -1,11 +1,12 @@
-"""Random programs of torch, as source: of 10 to 30 statements, with all that a script does between its losses.
+"""Random torch programs, as source, with 10 to 30 statements of the kinds that scripts have between their losses.
 
 A program is a list of lines. It names tensors of (4, 3) a, b, v2, v3, ..., masks m, m1, ..., and numbers s0, s1, ...
 """
 
 import random
 
-# Each statement: {a}, {b} are tensors of (4, 3), {m} is a mask, {n} a mask as numbers, {v}, {s}, {k} are new names.
+# In each statement {a}, {b} are tensors (4, 3), {m} is a mask, {n} a mask as numbers. New names: {v} for a tensor, {k}
+# for a mask, {s} for a number.
 VALUES = (
     "{v} = {a}.tanh() + {b}",
     "{v} = {a} * {b}.sigmoid()",
@@ -41,7 +42,7 @@ NUMBERS = (
     "{s} = ({a} * {n}).sum() / ({n}.sum() + 1)",
     "{s} = {a}[{m}].sum() + {a}.masked_select({m}).sum()",
     "{s} = {a}.norm() + torch.linalg.vector_norm({b})",
-    # Losses have operands of their own: a twin may keep one that torch does not, and then nobody may write to it.
+    # Losses get copies (* 1): a twin may save an operand that torch's loss does not, and a write to it would raise.
     "{s} = F.mse_loss({a} * 1, {b} * 1)",
     "{s} = F.smooth_l1_loss({a} * 1, {b}.detach() * 1, reduction='sum') * 0.1",
     "{s} = F.cross_entropy({a} * 1, torch.tensor([0, 2, 1, 0]))",
@@ -70,7 +71,7 @@ GUARDS = ("torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()", "t
 PURE = (VALUES,) * 3 + (PRODUCTS,) * 3 + (MASKS,) + (NUMBERS,) * 3
 COMPILED = tuple(tuple(x for x in kind if ".norm()" not in x) for kind in PURE)
 ALL = PURE * 2 + (WRITES,) * 3 + (HOOKS,) * 2
-# Losses or gradients that torch makes NaN or inf, and the mode does not: h has NaN behind m, z has zeros.
+# Losses or gradients that are NaN or inf in torch and finite in safe mode: h has NaN where m is False, z has zeros.
 PRELUDE = ("h = torch.where(m, a, torch.nan)", "z = (b.abs() + 0.5) * (a.detach() > 0)", "m0 = torch.zeros_like(m)")
 CURES = (
     "{s} = (h * m).sum() + {a}.mean()",
@@ -88,7 +89,7 @@ CURES = (
 
 
 class Program:
-    """Its lines, and the names that they bind."""
+    """A program's lines, and the names that they bind."""
 
     def __init__(self, seed, kinds=ALL, guards=True, prelude=()):
         self.random = random.Random(seed)
@@ -100,7 +101,7 @@ class Program:
         self._add("{s} = ({a} * {m}).sum()")
 
     def _add(self, statement):
-        recent = self.tensors[-4:] + self.tensors[:2]  # what is made is used soon
+        recent = self.tensors[-4:] + self.tensors[:2]  # so that most new tensors are used soon
         m = self.random.choice(self.masks)
         cast = self.random.choice(("{}.float()", "{}.to(a.dtype)", "{}.double()", "{}.float()[None][0]"))
         new = {"v": self.tensors, "k": self.masks, "s": self.numbers}
@@ -115,6 +116,6 @@ class Program:
         return "\n".join(self.lines)
 
     def source(self):
-        """`program(a, b, m, seen)` -> (the loss, all that was made)"""
+        """The source of `program(a, b, m, seen)`, which returns (the loss, [all tensors that it made])."""
         body = [*self.lines, f"return {' + '.join(f'{s}.float()' for s in self.numbers)}, [{', '.join(self.tensors)}]"]
         return "\n    ".join(["def program(a, b, m, seen):", *body])

@@ -1,4 +1,4 @@
-"""Around a compiled function the mode is traced with it: one graph, the twins' values, no graph for each entry."""
+"""torch.compile in safe mode gives one graph with the twins' values, and does not compile again at each entry."""
 
 import inspect
 

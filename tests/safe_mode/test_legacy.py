@@ -1,4 +1,4 @@
-"""Training scripts that nobody edited: they break in fp16, and train in safe mode; in fp32 the mode changes nothing."""
+"""Unedited training scripts that break in fp16 train in safe mode; in fp32 the mode changes nothing."""
 
 import importlib.util
 import math
@@ -14,7 +14,7 @@ LEGACY = Path(__file__).resolve().parents[2] / "examples" / "legacy"
 
 
 def losses(name, steps, capsys):
-    """(first, last) as the script prints them."""
+    """Runs a script. Returns the first and the last loss, as the script prints them."""
     spec = importlib.util.spec_from_file_location(name, LEGACY / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -35,7 +35,7 @@ def test_a_script_breaks_and_trains(name, capsys):
 
 
 def trained(steps=12):
-    """The losses and weights of a training in fp32 that calls most of what is replaced."""
+    """The losses and weights of a training in fp32 that calls most of the functions that safe mode replaces."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.Linear(16, 5))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

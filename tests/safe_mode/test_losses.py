@@ -1,4 +1,4 @@
-"""Each loss of torch in safe mode: the twin's value, which is torch's where that is finite, and its gradients."""
+"""In safe mode each loss of torch has its twin's value and gradients, which equal torch's where those are finite."""
 
 import warnings
 
@@ -27,7 +27,7 @@ def classes(*shape, count=3):
 
 
 def samples():
-    """(name, operands, options): torch's positions and defaults, weights, every option."""
+    """[(name, operands, options)] with torch's positional arguments and defaults, with weights and all options."""
     x, y, p, q, w = reals(4, 3) * 3, reals(4, 3), probabilities(4, 3), probabilities(4, 3), probabilities(4, 3)
     hits = (p > 0.5).double()
     return [
@@ -100,7 +100,8 @@ def test_value_and_gradient_are_torchs(reduction):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_function_of_the_callers_is_in_the_mode(compiled):
-    """And gets the operands as they are, which weights in half are multiplied with."""
+    """The distance function's own torch calls must be replaced, and its operands must stay bf16, since it multiplies
+    them by bf16 weights."""
     project = torch.nn.Linear(4, 4).bfloat16()
     a, p, n = (x.bfloat16() for x in (torch.zeros(3, 4), torch.randn(3, 4), torch.randn(3, 4)))
     hidden = torch.full((3, 4), -torch.inf).bfloat16()
@@ -136,7 +137,7 @@ def test_a_half_loss_is_the_twins():
 def test_a_module_calls_its_function():
     x = torch.randn(4, 3)
     with safeops.safe_mode() as report:
-        loss = torch.nn.CrossEntropyLoss()(x, torch.full((4,), -100))  # every target ignored
+        loss = torch.nn.CrossEntropyLoss()(x, torch.full((4,), -100))  # all targets are ignored
     assert loss == 0 and report.replacements[0].twin == "cross_entropy"
 
 
@@ -189,7 +190,7 @@ def test_torchs_errors_stay(call, error):
 
 
 def _what_is_said(call):
-    """(the result or the error, what was warned)"""
+    """Returns (the result or the error's text, the warnings' texts)."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

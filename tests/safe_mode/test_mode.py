@@ -1,4 +1,4 @@
-"""The mode: what it leaves alone, how it is entered and left, what it reports."""
+"""safe_mode as a mode: the calls it does not replace, how it is entered and left, and its report."""
 
 import inspect
 import threading
@@ -98,13 +98,13 @@ def test_what_is_checkpointed_is_computed_alike_again(reentrant, in_a_thread):
 
     def function(x, m):
         y = linear(x).masked_fill(~mask, -torch.inf)
-        y = torch.cat([y, torch.full((1, 4), -torch.inf)]).softmax(1)  # with a row that is hidden whole
+        y = torch.cat([y, torch.full((1, 4), -torch.inf)]).softmax(1)  # the last row is all -inf
         return (y * m).sum() + y.half().sum() + torch.where(mask, y / (y + 1), 0.0).sum() + y[:, mask].sum()
 
     def run(wrap):
         x = torch.arange(8.0).reshape(2, 4).requires_grad_()
         loss = wrap(x, mask.float()) * 2
-        if in_a_thread:  # as on a GPU, whose backward has a thread of its own
+        if in_a_thread:  # as on a GPU, where backward runs in another thread
             thread = threading.Thread(target=loss.backward)
             thread.start()
             thread.join()
@@ -121,7 +121,7 @@ def test_what_is_checkpointed_is_computed_alike_again(reentrant, in_a_thread):
     for a, b in zip(result, expected):
         torch.testing.assert_close(a, b)
     counts = [[x.count for x in r.replacements if x.function == "softmax"] for r in (plain, report)]
-    assert counts == [[1], [1, 1]] and not is_safe()  # (one is that of is_safe)
+    assert counts == [[1], [1, 1]] and not is_safe()  # the second softmax is is_safe's
 
 
 def test_clipping_is_of_its_thread():
@@ -178,7 +178,7 @@ def test_the_report_names_the_line():
         for _ in range(3):
             F.mse_loss(x, y)
         torch.nn.L1Loss()(x, y)
-        first = str(report)  # on request, before the end
+        first = str(report)  # a report can be read before the mode ends
     assert [tuple(x) for x in report.replacements] == [
         ("mse_loss", "mse_loss", __file__, here + 2, 3),
         ("l1_loss", "l1_loss", __file__, here + 3, 1),
@@ -196,7 +196,7 @@ def test_an_empty_report():
 
 
 def test_what_safeops_computes_with_is_its_own():
-    """Its functions, called by the user, call torch's softmax, sums and divisions."""
+    """safeops functions call torch's softmax, sums and divisions themselves; these calls must not be replaced."""
     x = torch.randn(3, 4, dtype=torch.float16)
     calls = [
         lambda: torch.func.vmap(safeops.masked_softmax)(x),
@@ -234,7 +234,8 @@ class Failing(torch.optim.SGD):
 
 
 def test_an_optimizer_runs_out_of_the_mode():
-    """Its thousands of calls have nothing to replace; a closure, which computes the loss, has."""
+    """The mode is off in an optimizer's step, whose thousands of calls need no replacement, but on in its closure,
+    which computes the loss."""
     weight = torch.nn.Parameter(torch.zeros(2))
     seen = []
 
@@ -253,7 +254,7 @@ def test_an_optimizer_runs_out_of_the_mode():
         weight.grad = torch.ones(2)
         optimizer.zero_grad()
         assert weight.grad is None and is_safe()
-        with safeops.debug.audit():  # a mode above it
+        with safeops.debug.audit():  # another mode, entered later
             optimizer.step()
         assert is_safe()
     optimizer.step()
@@ -281,13 +282,13 @@ def test_a_step_that_raises_leaves_the_mode_as_it_was():
 
 
 def test_hooks_of_a_step_are_in_the_mode():
-    """And may keep what they get."""
+    """Hooks of optimizer.step run in the mode, and may keep their arguments."""
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer, kept = torch.optim.SGD([weight]), []
     optimizer.register_step_pre_hook(lambda *args: kept.append((args, is_safe())))
     optimizer.register_step_post_hook(lambda *args: kept.append((args, is_safe())))
     step = torch.optim.SGD.step.__closure__[0].cell_contents
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)  # wraps the step of the instance
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)  # a scheduler wraps the instance's step
     with safeops.safe_mode():
         for _ in range(2):
             optimizer.step()

@@ -1,4 +1,4 @@
-"""A whole process in safe mode: `safeops run`, and SAFEOPS_SAFE=1 where the script imports safeops."""
+"""A whole process runs in safe mode: with `safeops run`, or with SAFEOPS_SAFE=1 if the script imports safeops."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""Random programs with the mode and without: equal where torch is right, finite where the mode says that it cures."""
+"""Random programs, with the mode and without it, have equal results where torch's are finite; the mode's are finite for
+the losses that it promises to cure."""
 
 import functools
 
@@ -18,9 +19,9 @@ def function(program):
 
 
 def run(call, dtype, wide=None):
-    """All that can be seen of a run: its exception, which tensors need a gradient, values. These are the loss, the
-    gradients of the leaves, what was made and its gradients, what hooks saw.
-    wide: the dtype to compute in, on leaves of `dtype`."""
+    """Runs a program. Returns (exception or None, which tensors require gradients, values). The values are the loss,
+    the leaves' gradients, the tensors that the program made and their gradients, and the gradients that hooks saw.
+    wide: the dtype to compute in, with leaves rounded to `dtype`."""
     torch.manual_seed(0)
     leaves = [torch.randn(4, 3, dtype=torch.float64).to(dtype).to(wide or dtype).requires_grad_() for _ in "ab"]
     m, seen = torch.rand(4, 3) > 0.4, []
@@ -36,7 +37,8 @@ def run(call, dtype, wide=None):
 
 
 def difference(program, dtype, wrap=lambda call: call):
-    """In words, or "" where the mode changes nothing. Where torch raises or is not finite, nothing is asked."""
+    """Describes in words how the mode changes a program's results; "" if it does not. Programs for which torch raises,
+    and values that are not finite, are not compared."""
     call = function(program)
     error, needs, values = run(wrap(call), dtype)
     if error is not None:
@@ -67,7 +69,7 @@ def close(x, y, tolerance):
 
 
 def truth(call, dtype):
-    """In fp64: what the mode may give instead where torch's own halves are wrong."""
+    """The results in fp64, which the mode may return where torch's own results in half are wrong."""
     return run(call, dtype, torch.float64)[2]
 
 
@@ -92,7 +94,7 @@ def cured(seeds):
         with safeops.safe_mode() as report:
             ours, _, values = run(call, dtype)
         assert str(error) == str(ours), f"{error} {ours}\n{program}"
-        if error is not None:  # a view that torch refuses
+        if error is not None:  # the program has a view that torch refuses
             continue
         right, finite = (all(x is None or x.isfinite().all() for x in y[:3]) for y in (torchs, values))
         assert finite and (right or report.replacements), f"seed {seed}\n{program}"
@@ -108,7 +110,7 @@ def checkpointed(call):
 
 
 def compiled(call):
-    """Compiled by a Dynamo that loses Tensor.norm in the lookups of any function mode (torch 2.13, docs/limits.md)."""
+    """Compiles a program without Tensor.norm, for which Dynamo may raise in safe mode (torch 2.13, docs/limits.md)."""
     torch.compiler.reset()
     return torch.compile(call, backend="aot_eager")
 

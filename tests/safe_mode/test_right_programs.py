@@ -1,4 +1,4 @@
-"""A program that is right in torch is the same in safe mode: dtypes, graph, hooks, exceptions, and what it writes."""
+"""A program that is right in torch keeps its dtypes, graph, hooks, exceptions and in-place writes in safe mode."""
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ MASK = torch.tensor([True, False, True])
 
 @pytest.fixture(autouse=True, params=["cpu", "device that would be waited for"])
 def look(request, monkeypatch):
-    """On a GPU nobody asks whether a product has NaN: its sum is the twin's."""
+    """Runs a test as on the CPU, where the mode looks for NaN in a product, and as on a GPU, where it does not look and
+    sums the product with the twin."""
     if request.param != "cpu":
         for module in (gradients, values):
             monkeypatch.setattr(module, "is_readable", lambda x: False)
@@ -43,7 +44,7 @@ MADE = pytest.mark.parametrize("make", [product, read, quotient])
 
 
 def same(call):
-    """Without the mode and in it: equal values, dtypes and need of a gradient."""
+    """Asserts that a call's results have equal values, dtypes and requires_grad without the mode and in it."""
     expected = tree_leaves(call())
     with safeops.safe_mode():
         result = tree_leaves(call())
@@ -186,7 +187,7 @@ def test_numbers_in_a_division():
 
 
 def test_bfloat16_is_torchs():
-    """Its range is that of fp32, and torch rounds its sums and norms once: there is nothing to mend."""
+    """bf16 sums and norms stay torch's: they have fp32's range, and torch rounds them only once."""
     x, w = torch.randn(3, 4).bfloat16(), torch.ones(2, 2).bfloat16()
 
     def call():

@@ -1,6 +1,6 @@
-"""torch's own samples of its modules and functions, with the mode and without: the list of what differs is exact.
+"""On torch's own samples of its modules and functions, the mode changes exactly the results that are listed here.
 
-torch's file of such tests, test_nn.py, is in no wheel; the samples that it and its like are made of are.
+The samples are those of torch's tests; torch's wheel has them, but not the tests (test_nn.py).
 """
 
 import collections
@@ -19,7 +19,7 @@ methods = importlib.import_module("torch.testing._internal.common_methods_invoca
 DTYPES = torch.float64, torch.float32, torch.float16
 WIDE = "fp32 in place of fp16"
 
-# These differ: losses, and sums, means and norms that are one number, of half are fp32.
+# Results that differ: with half operands, losses, and sums, means and norms of all elements, are fp32.
 LOSSES_OF_HALF = """binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy
     gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss
     multilabel_soft_margin_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
@@ -27,7 +27,7 @@ LOSSES_OF_HALF = """binary_cross_entropy binary_cross_entropy_with_logits cosine
 DIFFERENCES = {(f"nn.functional.{name}", torch.float16): WIDE for name in LOSSES_OF_HALF}
 DIFFERENCES |= {(name, torch.float16): WIDE for name in ("linalg.norm", "linalg.vector_norm", "mean", "norm", "sum")}
 DIFFERENCES["nn.CrossEntropyLoss", torch.float16] = WIDE
-# A target that wants a gradient gets 0, where torch has none.
+# A target that requires a gradient gets zeros, where torch gives None.
 DIFFERENCES |= {("nn.functional.hinge_embedding_loss", dtype): "zeros in place of None" for dtype in DTYPES}
 
 
@@ -36,7 +36,7 @@ def tensors(tree):
 
 
 def outcome(call, inputs):
-    """(its exception, results, gradients of the inputs)"""
+    """Returns (exception or None, results, gradients of the inputs)."""
     torch.manual_seed(0)
     try:
         results = tensors(call())
@@ -77,10 +77,10 @@ def difference(call, inputs, dtype):
 
 
 def of_modules(dtypes):
-    """(name, dtype, call, inputs) of each sample of a loss, a norm, a softmax, a transformer."""
+    """Yields (name, dtype, call, inputs) for each sample of torch's losses, norms, softmaxes and attention modules."""
     kinds = "Loss", "Softm", "softm", "Norm", "Transformer", "Attention", "Cosine", "Distance"
     for info in internal.module_db:
-        if not any(kind in info.name for kind in kinds) or "LinearCross" in info.name:  # (thousands, not replaced)
+        if not any(kind in info.name for kind in kinds) or "LinearCross" in info.name:  # thousands of samples
             continue
         for dtype in dtypes:
             for training in (True, False):
@@ -97,7 +97,8 @@ def of_modules(dtypes):
 
 
 def of_functions(dtypes):
-    """Each function that has a rule, or whose method has, is compared in the same way."""
+    """Yields (name, dtype, call, inputs) for each sample of a loss, or of a function that the mode has a rule for (as
+    a function or as a method)."""
     for info in methods.op_db:
         loss = info.name.startswith("nn.functional.") and info.name.endswith("loss")
         if not loss and info.op not in RULES and getattr(torch.Tensor, info.name, None) not in RULES:

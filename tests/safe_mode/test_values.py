@@ -1,4 +1,4 @@
-"""The calls that safe mode replaces beside the losses: twins' values where torch's break, torch's everywhere else."""
+"""In safe mode, calls other than losses have the twin's value where torch's breaks, and torch's value elsewhere."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SCORES = torch.tensor([[1.0, 2.0, -inf], [-inf, -inf, -inf], [nan, 1.0, 0.0], [0
 
 
 def in_mode(function, *args):
-    """(its result, what was replaced)"""
+    """Returns (the function's result in safe mode, [(replaced function, twin)])."""
     with safeops.safe_mode() as report:
         result = function(*args)
     return result, [(x.function, x.twin) for x in report.replacements]
@@ -44,7 +44,7 @@ def test_rows_hidden_whole(name, dtype):
         assert [twin for _, twin in replaced] == [f"masked_{name}"] and result.dtype == dtype
         assert torch.equal(result[1], torch.full((3,), 0.0 if name == "softmax" else -inf, dtype=dtype))
         assert result[2].isnan().all(), "a kept NaN shows"
-        tolerance = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float16 else {}  # torch rounds twice there
+        tolerance = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float16 else {}  # in fp16 torch rounds twice
         torch.testing.assert_close(result[::3], expected[::3], **tolerance)
 
 
@@ -134,7 +134,7 @@ BIG = torch.full((4, 300), 300.0, dtype=torch.float16)
     ],
 )
 def test_half_reductions_are_fp32(call, value):
-    if value < 1000:  # 90000 is inf in half: what came before is no reduction's
+    if value < 1000:  # 300 * 300 is inf in half before the reduction, which cannot mend it
         assert in_mode(call, BIG)[0].isinf()
         return
     assert call(BIG).isinf()
@@ -144,7 +144,7 @@ def test_half_reductions_are_fp32(call, value):
 
 
 def test_rows_of_half_meet_half_weights():
-    """With `dim` a half network's pooling stays half, which half weights wait for."""
+    """Reductions with `dim` stay half, since the next layer of a half network has half weights."""
     x, weight = torch.randn(4, 8, 5, dtype=torch.float16), torch.randn(2, 8, dtype=torch.float16)
     for autocast in (False, True):
         with torch.autocast("cpu", torch.float16, enabled=autocast):
@@ -207,7 +207,7 @@ def test_no_work_is_added_where_nothing_is_replaced():
         calls()
     with safeops.safe_mode(), Count() as safe:
         calls()
-    assert len(safe.ops) == len(plain.ops) + 1  # the mask's own view
+    assert len(safe.ops) == len(plain.ops) + 1  # one more op: a view of the mask
 
 
 def test_a_division_that_was_written_to_is_not_redone():
@@ -319,7 +319,7 @@ def test_clipping_raises_as_torchs():
 
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16,) * 2, (torch.float16, torch.float32), (torch.float32,) * 2])
 def test_a_cosine_has_torchs_dtype(dtypes):
-    """It is at most 1, and weights in half may wait for it."""
+    """A cosine is at most 1, so it needs no fp32; its dtype must stay torch's, since half weights may multiply it."""
     a, b = (torch.randn(4, 8).to(dtype) for dtype in dtypes)
     for autocast in (False, True):
         with torch.autocast("cpu", enabled=autocast):
@@ -330,7 +330,7 @@ def test_a_cosine_has_torchs_dtype(dtypes):
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
-# ---- what is not mended is said
+# ---- the report remarks on values that the mode does not mend
 
 
 def exponential(x, mask):
@@ -355,7 +355,7 @@ def test_a_finite_sum_over_gradients_that_are_nan():
 
 
 def test_nan_in_the_data_is_no_remark():
-    """Behind the mask, of what has no gradient there."""
+    """A NaN in the data that the mask hides, and that gets no gradient, must not cause a remark."""
     x, mask = torch.tensor([1.0, nan, 2.0], requires_grad=True), torch.tensor([True, False, True])
     with safeops.safe_mode() as report:
         (gradient,) = torch.autograd.grad((x * mask).sum() + ((x - 1).relu() * mask.float()).mean(), x)

@@ -1,4 +1,4 @@
-"""A worker without torch: what it does with an op is the op's name. scripted_worker.py LOG"""
+"""A worker without torch, `scripted_worker.py LOG`. It does with an op what the op's name says."""
 
 import json
 import os
@@ -29,7 +29,7 @@ for line in sys.stdin:
         sys.exit(3)
     elif op == "leave quietly":
         os._exit(0)
-    elif op == "out of memory":  # of the host: its kernel kills somebody
+    elif op == "out of memory":  # the host's memory: its kernel kills a process
         os.kill(os.getpid(), signal.SIGKILL)
     elif op == "what":
         print("  what():  CUDA error: misaligned address", "Compile with DSA", "frame #0", sep="\n", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Ops whose kernels are wrong, raise, wait, ...: x -> 3 x, by a kernel in Python for the CPU."""
+"""Ops that compute 3 x by a Python kernel on the CPU. The kernels are wrong, raise, wait and so on."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ def wrong(x):
 
 
 def wrong_at_the_end(x):
-    """Wrong where a second wave of blocks would run."""
+    """Wrong only in tensors so large that a GPU would run a second wave of blocks."""
     out = x * 3
     if out.numel() > 60_000:
         out.view(-1)[-1] += 1
@@ -29,7 +29,7 @@ def hides_nan(x):
 
 
 def flat(x):
-    """Reads its operand as if it were contiguous."""
+    """Wrong for strided operands: it reads them as if they were contiguous."""
     return torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) * 3
 
 
@@ -86,13 +86,13 @@ _RAW = {
 
 @contextlib.contextmanager
 def stand_in(name):
-    """The op, for a while."""
+    """A context in which the op of this name is registered."""
     op = StandIn(f"stand_in_{name}", *_RAW[name], lambda x: x * 3)
 
     def function(input):
         return op.call(input)
 
-    function.__module__ = StandIn.__module__  # its family
+    function.__module__ = StandIn.__module__  # it gives the op its family
     op.public_function = function
     try:
         yield op

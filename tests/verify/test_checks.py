@@ -1,4 +1,4 @@
-"""`safeops verify` finds wrong kernels, in the process itself; and the CPU kernels pass."""
+"""The checks of `safeops verify`, run in this process, find wrong kernels and pass the CPU kernels."""
 
 import os
 
@@ -23,12 +23,12 @@ DEFECTS = {
 
 @pytest.fixture
 def small(monkeypatch):
-    """Beyond what stands for a wave of blocks, and no more."""
+    """Sizes up to 70,000 elements, just more than the 60,000 that stand for one wave of blocks."""
     monkeypatch.setattr(variations, "SIZES", (1, 1000, 70_000))
 
 
 def lines(op, full=False):
-    """The lines that a worker writes of an op."""
+    """The lines that a worker writes about an op."""
     said = []
     worker.check_op(op, "cpu", full, lambda **line: said.append(line))
     return said
@@ -95,7 +95,8 @@ def test_every_sample_runs_the_kernels(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_samples_are_where_the_op_is_defined(name):
-    """No NaN, nor where a graph is replayed, on half of each operand: that would equal nothing."""
+    """No result may be NaN, which equals nothing: neither for a sample nor for half of its operands, with which a graph
+    is replayed."""
     subject = checks.subject(registry[name], "cpu", full=True)
     for sample in subject.samples:
         cast = sample.cast(torch.float32)

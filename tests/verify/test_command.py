@@ -1,4 +1,4 @@
-"""`safeops verify`: which ops, which devices, what it turns off and prints, and with what it exits."""
+"""`safeops verify` chooses the right ops and devices, turns off failed ones, prints results, and sets its exit code."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ WORKER = Path(__file__).with_name("scripted_worker.py")
 
 @pytest.fixture
 def gpu(machine, monkeypatch, tmp_path):  # noqa: F811
-    """The machine of tests/test_availability.py, whose workers find what `results` say."""
+    """The machine of tests/test_availability.py, with workers that give the results in `machine.results`."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
     machine.results, machine.ran = {}, []
@@ -136,7 +136,7 @@ def test_kernels_that_are_off_are_not_verified(gpu, capsys, monkeypatch):
 
 
 def test_a_device_without_a_number_is_the_first(gpu):
-    """Workers set their device, for which torch wants a number."""
+    """Workers call torch.cuda.set_device, which needs a device with a number."""
     assert verify("--device", "cuda", "--ops", "mse_loss") == 0
     assert gpu.ran[0][1][-1] == "cuda:0"
 
@@ -163,7 +163,7 @@ def test_a_real_worker_checks_an_op(capsys, monkeypatch, tmp_path):
 
 
 def test_the_worker_is_this_package_with_its_kernels(monkeypatch, tmp_path):
-    """Also where a checkout lies in the current folder: the record is of what is installed."""
+    """Even if a checkout is in the current folder, the worker must import the installed package, which is verified."""
     (tmp_path / "safeops").mkdir()
     (tmp_path / "safeops/__init__.py").write_text("raise SystemExit('another safeops')")
     environment = pool.environment(2) | {"PYTHONPATH": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""`safeops verify` compiles few kernels, and among them each value of each constant that the contract reaches."""
+"""`safeops verify` compiles few kernels, but with every value of every constant that occurs in the contract's tests."""
 
 import importlib.util
 import json
@@ -21,13 +21,13 @@ spec.loader.exec_module(gpu_kernels)
 
 ARCH = 90
 MOST = 1075
-SIZES = {"BM", "BN", "BS", "LM", "LN"}  # of a tile: numbers of the same code
+SIZES = {"BM", "BN", "BS", "LM", "LN"}  # a tile's sizes: only numbers in the same code
 OPS = [name for name, op in registry.items() if op.raw and op.owner == "Triton"]
 needs_extension = pytest.mark.skipif(library.cpu_extension is None, reason="the extension is not built")
 
 
 def variants(texts):
-    """{kernel: {(argument, or its field; its pointer's type, or its value as a constant)}} of what is compiled."""
+    """Returns {kernel: {(argument or its field, the pointer's type or the constant's value)}} of compiled kernels."""
     result = defaultdict(set)
     for request in map(json.loads, texts):
         kernel = result[request["kernel"]]
@@ -56,14 +56,15 @@ def by_contract(names):
         for name in names:
             subject = next(iter(RECORDS[name].subjects()))
             for check in NUMERICS:
-                if check not in subject.skip and check != "gradient_overflow":  # which looks for an overflow
+                if check not in subject.skip and check != "gradient_overflow":  # it needs real values
                     run_check(subject, check)
     return set(result)
 
 
 @needs_extension
 def test_a_calls_variations_are_one_layout_and_one_size():
-    """Each dtype and each variation compiles a forward and a backward; all other checks compile next to nothing."""
+    """If variations had more layouts or sizes, each would compile kernels. As it is, each dtype and each variation
+    compiles a forward and a backward, and all other checks hardly any kernel."""
     assert 10 <= len(by_verify(["mse_loss"])) <= 20
 
 
@@ -87,6 +88,6 @@ def test_verify_reaches_what_the_contract_reaches():
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_is_verified_in_both_precisions_of_the_arithmetic(name):
     result = variants(by_verify([name]))
-    if name != "masked_count":  # which counts
+    if name != "masked_count":  # it counts, without floating-point arithmetic
         kinds = {value for arguments in result.values() for argument, value in arguments if argument == "C"}
         assert kinds == {'{"dtype": "fp32"}', '{"dtype": "fp64"}'}

@@ -1,4 +1,4 @@
-"""Workers that die, hang and fail: each is attributed to its op, and nothing is lost."""
+"""If a worker dies, hangs or fails, its op is blamed, and no other op's result is lost."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ ENDS = {
 
 
 def run(ops, tmp_path, jobs):
-    """({op: result}, how many workers there were)"""
+    """Returns ({op: result}, the number of workers)."""
     log = tmp_path / "workers"
     results = list(Pool(ops, [sys.executable, str(WORKER), str(log)], jobs, seconds=1))
     assert sorted(result.op for result in results) == sorted(ops)
@@ -48,7 +48,7 @@ def test_each_end_costs_its_own_op(jobs, tmp_path):
 
 
 def test_a_worker_that_cannot_start_says_nothing_of_an_op():
-    """A GPU that another process has for itself, say: no kernel has failed."""
+    """No op may be reported as failed if no worker can start, for example if another process has the GPU to itself."""
     results = list(Pool(["a", "b"], [sys.executable, "-c", "raise SystemExit('no torch')"], 1, seconds=20))
     assert [(r.op, r.verdict, r.why) for r in results] == [
         (op, UNKNOWN, "its start: exit status 1: no torch") for op in "ab"
@@ -78,7 +78,7 @@ list(Pool(["hang"], [{sys.executable!r}, {str(WORKER)!r}, {str(log)!r}], 1, seco
 
 
 def gone(pid):
-    """True if a process ends within five seconds; one that nobody waits for is a zombie here, at most."""
+    """True if a process ends within five seconds. A zombie, for which no parent has waited, counts as ended."""
     status = Path(f"/proc/{pid}/status")
     for _ in range(50):
         if not status.exists() or "State:\tZ" in status.read_text():
