@@ -15,10 +15,12 @@ AVOIDED = -1  # in `passes`, the value of a loop that the path avoids if it can
 
 
 class Work:
-    """counts: instructions of one warp by pipe. load, store: bytes of one thread. A loop whose number of passes is
-    known counts with the instructions of all passes and the bytes of one. waits: passes that wait for memory. marks:
-    how many wanted instructions and loops the path has, less those to be avoided. around: True for the part of a loop
-    that is outside of the loops in it."""
+    """The work of a piece of machine code.
+
+    counts: one warp's instructions, by pipe. load, store: bytes of one thread. waits: passes of loops that wait for
+    memory. marks: the number of wanted instructions and loops on the path, minus that of the avoided ones. A loop whose
+    number of passes is given adds the instructions of all its passes, but the bytes of one pass. around: True for a
+    loop that contains loops; the work is then what lies outside of these."""
 
     around = False
 

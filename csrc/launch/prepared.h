@@ -34,7 +34,8 @@ enum class Owner { kNobody, kArgument, kResult, kPartial, kCounter, kWorkspace }
 
 struct Prepared {
   Launch launch;
-  std::vector<std::pair<Owner, size_t>> owners;  // of the addresses: the kind of owner, and which of them
+  // For each address of the launch: the kind of its owner, and for an argument or a result its index, else 0.
+  std::vector<std::pair<Owner, size_t>> owners;
   std::vector<Output> outputs;
 
   bool has(Owner owner, size_t which) const {

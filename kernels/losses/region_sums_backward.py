@@ -156,7 +156,7 @@ def region_sums_backward(
     dx = torch.empty_like(input) if need_input else input.new_empty(0)
     dy = torch.empty_like(target) if need_target else target.new_empty(0, dtype=dtype)
     if input.numel() and (need_input or need_target):
-        # without squares the gradient of the prediction needs no prediction, nor that of the target a target
+        # without squares, the gradient of input reads only target, and that of target only input
         x = input if squared or need_target else None
         y = target if squared or need_input else None
         tensors = (dx if need_input else None, dy if need_target else None, x, y, mask)

@@ -1,7 +1,8 @@
 """The backward of every statistic: dx = keep ? (grad * scale) * w * slope(x, origin) : 0, in one elementwise launch.
 
-Each output has one fp64 origin and one fp64 scale: grad * scale may be out of the range of fp32 where the gradient is
-not. A functor returns c * slope. It takes x, the origin as the sum of two numbers (in fp64 the second is 0), and c.
+Each output has one fp64 origin and one fp64 scale: grad * scale may be out of the range of fp32 where dx is not. A
+functor takes x, the origin as the sum of two numbers (in fp64 the second is 0), and c, which is grad * scale or a
+factor of it. It returns c * slope(x, origin).
 Functors that compare select c, and do not multiply it by 0: a NaN or inf from upstream stays with the extreme.
 """
 

@@ -155,7 +155,7 @@ def by_name(value, parameters):
     names = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY}
     if not names:
         return ""
-    if isinstance(value, bool) and "nonfinite" in names:  # torch's next argument
+    if isinstance(value, bool) and "nonfinite" in names:  # meant for torch's next positional argument
         return f": {_advice(expression('error_if_nonfinite', value, names))}"
     if name := _name_of(value, names):
         return f": say {name}=" if is_bool(value) else f": say {name}={value!r}"

@@ -19,7 +19,7 @@ HELPERS = """
     const press = (...keys) => keys.forEach(key => map.dispatchEvent(new KeyboardEvent("keydown", { key })));
     const pointAt = (x, y) => map.dispatchEvent(new PointerEvent("pointermove",
       { clientX: box().left + x, clientY: box().top + y }));
-    const pixel = (x, y) => {  // its colour (of a copy: to read a canvas often is worth a warning)
+    const pixel = (x, y) => {  // its colour, read from a copy: a browser warns if one canvas is read often
       const copy = new OffscreenCanvas(1, 1).getContext("2d"), scale = map.width / map.clientWidth;
       copy.drawImage(map, -x * scale, -y * scale);
       return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3).join();

@@ -163,7 +163,7 @@ def test_by_number(ops, name, dtype):
         dx, none = getattr(ops, f"_{name}_backward")(grad, values, None, None, True, True, None, None, number)
         ulps = 2000 if name == "safe_pow" and dtype == torch.float64 else 0.55 if dtype in HALVES else 8
         close(got, value, ulps, [values])
-        if name != "safe_div":  # the kernel computes g / b times a / b, where both are normal numbers
+        if name != "safe_div":  # (test_every_half checks its slopes, which are one function for numbers and tensors)
             close(dx, slope, ulps, [values, grad])
         assert none.shape == (0,)
 
@@ -219,7 +219,8 @@ def test_functions_saturate_where_rounding_overflows(ops, name, dtype, compute):
 
 A, B = 2.0**-140, 2.0**-12  # A^B / A and B / A overflow fp32; B A^(B-1) does not
 TINY, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-BOUNDARIES = {  # op: {eps or None: (operands..., result, gradients of ones...)} in fp32
+# op: {eps or None: [(operands..., result, the operands' gradients for an upstream gradient of 1...), ...]}, in fp32
+BOUNDARIES = {
     "safe_reciprocal": {
         None: [(0.0, 0.0, 0.0), (-0.0, 0.0, 0.0), (TINY, 1 / TINY, -INF), (TINY / 2, 0.0, 0.0), (INF, 0.0, 0.0)],
         0.0: [(2.0**-130, LARGEST, 0.0), (-(2.0**-130), -LARGEST, 0.0), (0.0, 0.0, 0.0), (NAN, NAN, NAN)],

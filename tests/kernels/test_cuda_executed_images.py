@@ -201,7 +201,7 @@ def check_bits(ops, x, y, mask, chosen):
     torch.manual_seed(7)
     upstream = torch.randn(got.shape, dtype=got.dtype)
     if mask is not None and chosen[-2]:
-        upstream[~mask.expand(x.shape)] = NAN  # a window that does not count has no gradient
+        upstream[~mask.expand(x.shape)] = NAN  # planted: of a window that does not count it must not be used
     return got, *backward(ops, upstream, x, y, mask, chosen, True, True)
 
 

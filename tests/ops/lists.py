@@ -1,5 +1,6 @@
-"""The scans over lists of tensors. A sample's operand cannot be a list, so tests/contract/lists/test_lists.py,
-tests/gpu/test_lists.py and tests/amp (for the public functions) check the contract's clauses by hand."""
+"""The functions that scan lists of tensors: health, grad_norm, clip_grad_norm_. A sample's operand cannot be a list, so
+hand-written tests check the contract's clauses: tests/contract/lists/test_lists.py and tests/gpu/test_lists.py for all
+three, tests/amp for the public two."""
 
 from tests.contract.lists.tensor_lists import scans
 from tests.ops.record import Record
@@ -12,10 +13,10 @@ def _scan(name, definition):
     Record(
         name,
         definition,
-        IN.format("contract/test_lists.py"),
+        IN.format("contract/lists/test_lists.py"),
         bad_calls=IN.format(where),
         call=IN.format(where),
-        no_route=IN.format("contract/test_lists.py"),
+        no_route=IN.format("contract/lists/test_lists.py"),
         gpu=IN.format("gpu/test_lists.py"),
     )
 

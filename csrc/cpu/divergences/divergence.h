@@ -49,7 +49,7 @@ struct Js {
   }
 };
 
-// sum |p - q| / 2.  f = sign(p - q) / 2,  h = -f
+// sum |p - q| / 2.  f = sign(p - q) / 2,  h = -f;  terms() returns p f and q h.
 struct Tv {
   static constexpr bool one_pass = false;
 

@@ -133,8 +133,8 @@ struct Elementwise {
     wanted[outputs++] = wanted_;
   }
 
-  // `stored` computes the same outputs from contiguous inputs in their stored dtypes; null if no such loop exists. Its
-  // run leaves out input 0, which is a single number that `op` holds too.
+  // stored, or null: a loop that computes the same outputs from contiguous inputs in their stored dtypes. Its `Stored`
+  // starts at input 1: pass it only if input 0 is a single number, which `op` holds too.
   void run(Loop<C> loop, const void* op, StoredLoop<C> stored = nullptr) const;
 
  private:

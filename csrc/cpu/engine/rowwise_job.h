@@ -19,7 +19,8 @@ constexpr int64_t kRows = std::max(kWidth, kChunk / kShortestRun);
 constexpr int64_t kTransposed = 32;     // contiguous rows shorter than this are transposed
 constexpr int64_t kFewGroups = 16;      // if groups are fewer than this and rows are long, rows are cut for the threads
 
-// The boundaries that cut [begin, end) into parts of `step`. Only a single part may be shorter than kShortestRun.
+// The boundaries that cut [begin, end) into parts of `step`. The last part takes values from the part before it if it
+// would be shorter than kShortestRun.
 struct Cut {
   int64_t begin, end, step;
 
@@ -117,8 +118,8 @@ struct Rowwise<C>::Job {
     }
   }
 
-  // True if a group stays in the cache, so that a memo is kept. This depends on the rows' length alone: a memo changes
-  // how rows are rounded, and the number of rows must not change a row's bits.
+  // True if a group's values stay in the cache, so that a memo (Piece::memo) is kept for map(). This depends on the
+  // rows' length and layout, not on their number: a memo changes how rows are rounded.
   bool fits_tile() const { return r.length_ <= (r.interleaved_ && !r.transposed_ ? kTile / kNarrow : kTile); }
 
   int64_t groups() const { return r.interleaved_ && !r.transposed_ ? r.outer_ * tiles : tiles; }

@@ -17,7 +17,7 @@ struct SafeDiv : Plain {
     const float lift = fabs(b) < std::numeric_limits<float>::min() ? 0x1p24f : 1, q = (a * lift) * (1 / (b * lift));
     return divides(range, b) ? range.saturated(q, range.overflows(q) && finite(a)) : range.stand_in;
   }
-  template <class C>  // da = g / b, db = -g a / b^2; exactly 0 at both kinds of stand-in
+  template <class C>  // da = g / b, db = -g a / b^2; exactly 0 where value() gives the stand-in or saturates
   static __device__ void slopes(const Range<C>& range, C g, C a, C b, C& da, C& db) {
     const C q = a / b, slope = g / b;
     const bool live = divides(range, b) && !(range.overflows(q) && finite(a));

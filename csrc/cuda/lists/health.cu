@@ -59,7 +59,8 @@ struct Health {
   __device__ bool read_pairs(State<Codec>& s, const uint4 (&packet)[U]) const {
     using L = Limits<Codec>;
     constexpr unsigned kLimit[] = {1, L::kTiny + 1, L::kNormal};
-    unsigned below_limit[3] = {}, high = 0, low = 0;  // 128 for each; the largest of the upper and the lower halves
+    // below_limit: 128 for each element below limit k. high, low: the largest upper half of a word, and lower half.
+    unsigned below_limit[3] = {}, high = 0, low = 0;
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const uint32_t word[] = {packet[u].x, packet[u].y, packet[u].z, packet[u].w};

@@ -13,7 +13,7 @@ struct Merge {
   bool packed;               // out is contiguous and aligned
 };
 
-// Operands: order, mask, input, out.
+// Operands of plan: 0 only defines the order of the walk (plan_in_order); then mask, input, out.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 3)
     merge_kernel(const __grid_constant__ Plan<4> plan, const __grid_constant__ Merge merge,

@@ -162,7 +162,7 @@ def test_what_is_kept_for_backward(rows):
 
 @pytest.fixture
 def wide_sums(monkeypatch):
-    """Pretends that half products sum into fp32, as on CUDA, where the logits are overwritten."""
+    """Imitates CUDA's products on the CPU: half products are summed in fp32 by one addmm with an out_dtype."""
     addmm = torch.addmm
 
     def summed(to, a, b, *, beta=1, out, out_dtype=None):

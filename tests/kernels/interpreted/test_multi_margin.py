@@ -151,8 +151,8 @@ def test_at_the_hinge_the_slope_is_0(length):
 @pytest.mark.parametrize("length", [20, 600])
 @pytest.mark.parametrize("p", [1, 2])
 def test_what_exists_shows(length, p):
-    """NaN and inf of the own class or another show in their own row alone, with autograd's gradients. (The own class's
-    slope is minus the sum of the others: autograd would compute inf - inf there.)"""
+    """NaN or inf at the target's class or at another shows in its own row alone. The gradients are autograd's, but for
+    the target's class: there the definition computes x - x (inf - inf), and the kernel minus the sum of the others."""
     x, last = fill((6, length), F32, 1), length - 1
     x[0, last], x[1, last], x[2, 3], x[3, 3], x[4, 3], x[4, last] = NAN, INF, -INF, INF, NAN, INF
     place = torch.full((6,), 3)
