@@ -37,7 +37,7 @@ def part(pair):
 
 @pytest.fixture(scope="module")
 def runs(part):
-    """A run with each loss of the demo, of at most STEPS steps; it stops after two steps in a row that move no weight."""
+    """A run with each loss of the demo, of at most STEPS steps; it stops after two in a row that move no weight."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "PATIENCE", 2)
         return {f.__name__: training.train(f, part, steps=STEPS) for f in losses.VERDICTS}
