@@ -5,7 +5,7 @@ namespace safeops::cuda {
 namespace {
 
 struct Magnitude : Plain {
-  // Of a and b, u has the larger magnitude, v the smaller; t = v / u. The result is |u| sqrt(1 + t^2), in which no
+  // u is a or b, the larger in magnitude, and v the other; t = v / u. The result is |u| sqrt(1 + t^2), in which no
   // square over- or underflows. ratio() returns t: 0 at the origin, 1 or -1 if u and v are infinite.
   template <class C>
   static __device__ C ratio(C u, C v) {

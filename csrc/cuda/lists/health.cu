@@ -1,7 +1,7 @@
-// health: counts NaN, infinite, zero and small values of a list of tensors, and gives their largest magnitude and the
-// index of the first value that is not finite: a row of integers for each tensor. Integer atomics add them up, whose
-// order changes no bit of the result. A second op, _pick_, reads operands at the index that such a row holds.
-// Values are compared as bits: without the sign, their order is that of the magnitudes.
+// health: writes a row of integers for each tensor of a list: its counts of NaN, infinite, zero and small values, its
+// largest magnitude, and where its first value is that is not finite. Integer atomics add up the counts: their order
+// changes no bit of the result. A second op, _pick_, reads operands at the index that such a row holds.
+// Magnitudes are compared as integers: the bits of a float without its sign are ordered as its magnitude.
 // I/O: read each tensor once.
 #include "common/health.h"
 #include "common/real.h"
@@ -29,7 +29,7 @@ struct Health {
 
   template <class Codec>
   struct State {
-    unsigned nan, inf, minus_inf, zero, normal, tiny;  // normal: below 2^-14; tiny: at most 2^-25; with zeros
+    unsigned nan, inf, minus_inf, zero, normal, tiny;  // counts; normal: below 2^-14, tiny: at most 2^-25, with zeros
     Word<Codec> largest;
     int64_t first;
   };
@@ -53,13 +53,13 @@ struct Health {
     return !finite;
   }
 
-  // Reads two elements in each word. Adding 0x8000 - limit to a magnitude sets the highest bit unless the magnitude is
-  // below the limit; for two words these bits lie in four bytes, which __dp4a adds up.
+  // Reads the two 16-bit elements of a word at once. Adding 0x8000 - limit to a magnitude sets its highest bit unless
+  // the magnitude is below the limit. Two words have four such bits, in four bytes, which __dp4a adds up.
   template <class Codec, int U>
   __device__ bool read_pairs(State<Codec>& s, const uint4 (&packet)[U]) const {
     using L = Limits<Codec>;
     constexpr unsigned kLimit[] = {1, L::kTiny + 1, L::kNormal};
-    unsigned below_limit[3] = {}, high = 0, low = 0;  // 128 for each; the largest of the upper and the lower halves
+    unsigned below_limit[3] = {}, high = 0, low = 0;  // 128 times the counts; the largest upper and lower elements
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const uint32_t word[] = {packet[u].x, packet[u].y, packet[u].z, packet[u].w};
@@ -101,7 +101,7 @@ struct Health {
   template <class Codec>
   __device__ void finish(const State<Codec>& s, int member) const {
     uint64* row = rows + int64_t(member) * kHealthColumns;
-    const auto add = [row](HealthColumn column, unsigned lane) {  // most are 0
+    const auto add = [row](HealthColumn column, unsigned lane) {  // most sums are 0: no atomic
       const unsigned sum = warp_reduce(lane, [](unsigned a, unsigned b) { return a + b; });
       if (sum && threadIdx.x % 32 == 0) atomicAdd(row + column, uint64(sum));
     };
@@ -120,18 +120,18 @@ struct Health {
   }
 };
 
-// ---- the values at the index that a row holds
+// ---- _pick_: the values of operands at the index that a row of health holds
 
 constexpr int kPicked = 4;
 
 struct Picked {
   Type floating;
-  int bytes;  // of an integer; 0: floating
+  int bytes;  // size of an integer; 0: a floating type
   bool is_signed;
 };
 
 struct Pick {
-  Plan<kPicked + 1> plan;  // order, inputs
+  Plan<kPicked + 1> plan;  // operands: order (plan_in_order), inputs
   const char* first;
   char* out;
   int count;
@@ -158,7 +158,7 @@ __global__ void pick_kernel(const __grid_constant__ Pick pick) {
 
 // ---- host
 
-// A pointer to row `row` of a contiguous matrix, which must have `count` rows from there on.
+// Returns a pointer to row `row` of a contiguous matrix. It must have `count` rows from that row on.
 char* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int64_t count, const char* op) {
   const safeops::View view(matrix);
   STD_TORCH_CHECK(view.dtype == dtype && view.ndim == 2 && view.sizes[1] == columns && view.contiguous(), op,

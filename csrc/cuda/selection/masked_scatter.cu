@@ -9,11 +9,11 @@ namespace {
 
 struct Merge {
   Plan<2> source;
-  Layout mask, input, from;  // from: the source
+  Layout mask, input, from;  // from: layout of the source
   bool packed;               // out is contiguous and aligned
 };
 
-// Operands: order, mask, input, out.
+// The plan's operands: order, mask, input, out.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 3)
     merge_kernel(const __grid_constant__ Plan<4> plan, const __grid_constant__ Merge merge,
@@ -44,7 +44,7 @@ struct Gradients {
   Layout mask, grad;
 };
 
-// Operands: order, mask, grad. Both gradients are contiguous.
+// The plan's operands: order, mask, grad. d_input and d_source are contiguous.
 template <class T>
 __global__ void __launch_bounds__(kBlock, sizeof(T) > 2 ? 3 : 2)
     part_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Gradients gradients,
