@@ -83,8 +83,7 @@ __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::
 //
 // A warp owns a tile of 32 * kUnroll packets. Each lane reads every 32nd packet, so that an access of the warp covers
 // 512 consecutive bytes. The 16 mask bytes that a lane reads belong to the data of other lanes: it sends them as bits,
-// by one shuffle per packet. An input that begins at no multiple of 16 bytes (x[1:]) is read in aligned packets, then
-// shifted.
+// by one shuffle per packet. An unaligned input (x[1:]) is read in aligned packets, then shifted.
 
 template <class Op, class Codec>
 struct Tile {
@@ -206,8 +205,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op> > 10 ? 10 : kMinBlock
     if (Op::kMask && repeated[N - 1]) mask[u] *= 0x0101010101010101ull;
     Value out[kOut][K];
     const auto masked = [&](int k) { return Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0; };
-    // If the last input is one repeated element (a divisor), every k reads its element 0, so that the compiler computes
-    // its inverse only once.
+    // If the last input (a divisor) is repeated, every k reads its element 0, so that its inverse is computed only once.
     const auto get = [&](int i, int k) { return in[u][i].get(k, plan.type[kOut + i]); };
     if (!Op::kMask && !std::is_same_v<Hold, Mixed> && repeated[N - 1])
       apply<Op, K>(op, [&](int i, int k) { return get(i, i == kIn - 1 ? 0 : k); }, masked, out);

@@ -16,8 +16,7 @@ constexpr int kRunOf = sizeof(C) == 8 ? 4 : 7;
 template <int kSize>
 constexpr int kMinBlocks = kSize ? 3 : 2;  // blocks per SM: 3 leave a thread 80 registers, 2 leave it 128
 
-// kSize: the window's size if known at compile time, else 0. kIncomplete: windows may have pixels that are not kept
-// (masked, or outside of the image).
+// kSize: the window's size if known at compile time, else 0. kIncomplete: windows may have masked or outside pixels.
 template <class C, int kSize, bool kIncomplete>
 struct Tile {
   static constexpr int kTileWindows = kWindows<C>, kArrays = 4 + kIncomplete, kPitch = kWindows<C> | 1;

@@ -1,8 +1,7 @@
-// I/O: forward: reads index and the elements that it names, writes out. Backward, for operands that line_sums.cu does
-// not
-// take: writes zeros to dx. Then, if each line has one index (place): reads index and grad, writes grad's elements to
-// dx. Else (add_sorted): writes a key of 8 bytes for each index, sorts the keys, reads keys and grad, writes dx at each
-// destination.
+// I/O: forward: reads index and the elements that it names, writes out. Backward, where line_sums.cu does not take the
+// operands: writes zeros to dx. Then, if each line has one index (place): reads index and grad, writes grad's elements
+// to dx. Else (add_sorted): writes a key of 8 bytes for each index, sorts the keys, reads keys and grad, writes dx at
+// each destination.
 #include "indexed.cuh"
 #include "line_sums.cuh"
 #include "run_sums.cuh"

@@ -5,8 +5,7 @@
 // destinations to a 64-bit integer in shared memory. Integer sums do not depend on their order, so that atomics give
 // the same bits every time. The integers are fixed point, scaled in one of two ways:
 //
-// (1) by the largest exponent of all entries of the block, if the smallest nonzero entry still fits. Every sum is
-// exact.
+// (1) by the largest exponent of all entries of the block, if its smallest nonzero entry still fits: sums are exact.
 // (2) else by the largest exponent of each destination's entries, found by another pass. An entry then loses only bits
 //     below 2^-44 of the destination's largest entry (2^-61 if it has few), less than a sum in fp32 loses.
 //

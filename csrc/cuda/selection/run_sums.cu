@@ -3,10 +3,8 @@
 // Keys are sorted, so that the entries of one destination are consecutive: a run. A thread takes a tile of kEntries
 // entries, for one column or a packet of columns, and sums each run in its tile.
 // (1) If the run begins and ends in the tile, its sum is written to dx.
-// (2) If it begins before the tile or continues after it, its sum becomes an entry of the next launch. Each thread
-// stores
-//     two such entries: its first and its last run. If it has fewer, they get the destination `total`, which is
-//     dropped.
+// (2) If it begins before the tile or continues after it, its sum becomes an entry of the next launch. Each thread has
+//     two such entries, for its first and its last run; an unused one gets the destination `total`, which is dropped.
 // The next launch sums these entries in the same way, until one thread has them all. So a destination that all entries
 // name (padding) takes no longer than others; each destination is written once; and the order of a sum is fixed.
 #include "run_sums.cuh"
