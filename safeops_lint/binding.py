@@ -1,4 +1,4 @@
-"""The names that an assignment binds, and their values."""
+"""Binds names: gives each name that an assignment, a loop or an unpacking sets its Value (values.py)."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ class Binding:
             if masked and number(expression) is not None:
                 self.scope.filled.add(target.value.value)
             zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
-            if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
+            if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 keeps b away from 0
                 name, old = target.value.value, self.scope.get(target.value.value)
                 if old.tensor:
                     new = dataclasses.replace(old, positive=True)

@@ -1,4 +1,4 @@
-"""The value of a call: an operation on tensors, a layer, a helper of a loss, or something else."""
+"""Infers the Value of a call: of an operation on tensors, a layer, a helper of a loss, or something else."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from safeops_lint.syntax import Op, dotted, operation
 from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS
 from safeops_lint.values import NOTHING, Value, of_op
 
-# Methods that only tensors have, in losses and in any other code.
+# Methods that show a tensor in any function. Those of SURE_METHODS do so only in a loss or a training step.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods

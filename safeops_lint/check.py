@@ -23,7 +23,7 @@ PASSES = 10  # most times that a text is rewritten
 
 
 class CannotLint(Exception):
-    """The text cannot be parsed. `.problem` is the Problem."""
+    """Raised if a text cannot be parsed. `.problem` is the Problem."""
 
     def __init__(self, problem):
         super().__init__(problem.message)
@@ -31,7 +31,7 @@ class CannotLint(Exception):
 
 
 def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None, scripted=frozenset()):
-    """Findings of a text, in order of position.
+    """Lints a text. Returns its findings, in order of position.
 
     Args:
         source: the text of a Python file.

@@ -71,7 +71,7 @@ def run(arguments):
     """Lint what the parsed arguments say, print the report, and return the exit code."""
     try:
         missing = importlib.util.find_spec("libcst") is None
-    except ValueError:  # None in sys.modules
+    except ValueError:  # sys.modules["libcst"] is None
         missing = True
     if missing:
         print("safeops lint needs libcst: pip install libcst", file=sys.stderr)

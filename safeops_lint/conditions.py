@@ -1,4 +1,4 @@
-"""Conditions (if, while, assert): the names that they ask about, and branches that rarely run."""
+"""Handles conditions (if, while, assert): finds the names that they ask about, and branches that rarely run."""
 
 import re
 
@@ -50,7 +50,7 @@ class Conditions:
 
 
 def asked_about(test):
-    """The names whose values a condition depends on: none in `x is not None`, `isinstance(x, T)`, `x.dim() == 3`."""
+    """Returns the names on whose values a condition depends: none for `x is not None` or `x.dim() == 3`."""
     names, todo = set(), [test]
     while todo:
         node = todo.pop()

@@ -17,7 +17,7 @@ SKIPPED = set(
 
 
 class BadConfig(Exception):
-    """The message names the file, the key and the value."""
+    """Raised for a wrong configuration. The message names the file, the key and the value."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,7 @@ def edit(data, old, start, end, text):
     if text.startswith("safeops.") and text.endswith(")"):
         for _ in getattr(old, "lpar", ()):
             before, after = data[:start].rstrip(), re.match(rb"\s*\)", data[end:])
-            if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # `return(x)`
+            if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # of a call, or `return(x)`
                 break
             start, end = len(before) - 1, end + after.end()
     return Edit(start, end, text)

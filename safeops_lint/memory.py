@@ -54,7 +54,7 @@ class Memory:
             return False
         home, mentions = self._function(target), self.mentions[target.value]
         holders = (n for name in HOLD_ALL for n in self.mentions[name] if self._is_called(n))
-        if any(isinstance(self._parent(n), cst.NameItem) for n in mentions):  # global, nonlocal
+        if any(isinstance(self._parent(n), cst.NameItem) for n in mentions):  # declared global or nonlocal
             return False
         if any(self._within(n, home) for n in holders):
             return False

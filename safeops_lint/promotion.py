@@ -2,7 +2,7 @@
 
 torch promotes half beside fp32 in arithmetic, reductions and most losses. But `dot`, `lerp`, `index_add_`, a layer and
 a write through a mask raise if dtypes differ. So the value of the rewritten expression is followed through names,
-results and calls of the file. Every use must be known to promote it, to cast it, or to use no dtype of it.
+results and calls of the file. Every use must be known to promote it, to cast it, or not to depend on its dtype.
 """
 
 import collections
@@ -95,7 +95,7 @@ class Promotion:
                 return []
             return [call] if name in PROMOTES | {"to"} and not (zero and name in DIVISORS) else None
         if parent.attr.value in NO_TENSOR_ATTRIBUTES:
-            return None if parent.attr.value == "dtype" else []  # h.to(n.dtype)
+            return None if parent.attr.value == "dtype" else []  # its dtype may be used: h.to(n.dtype)
         return [parent]
 
     def _argument(self, argument, call, zero):

@@ -90,7 +90,7 @@ def _clues(body, imports):
             _call_clues(node, imports, clues, counted)
         elif isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name):
             parts = [getattr(e.slice, "value", None) for e in node.slice]
-            if any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts):  # no list has this
+            if any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts):  # no index of a list
                 clues.arrays.add(node.value.value)
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:

@@ -49,7 +49,7 @@ def named_tensor(name):
     """True if a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
     name = name.lower()
     parts = set(name.split("_"))
-    if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # z_loss is a factor
+    if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # not z_loss: a factor
         return True
     return not parts & PLAIN_PARTS and any(len(p) > 1 and p in TENSORISH for p in parts)
 
@@ -144,7 +144,7 @@ def _positive(op, operands):
         at = next((i for i, n in enumerate((*op.args, *op.kwargs.values())) if n is bound), None)
         if bound is None or at is None:
             return False
-        return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # a floor that somebody chose
+        return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # an unknown bound counts as a floor
     if op.name in ("maximum", "max") and rest:
         return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)
     if op.name == "add":

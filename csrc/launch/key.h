@@ -25,7 +25,8 @@ struct Hash {
   }
 };
 
-// Each argument has a letter for its type: t tensor, n number, l list of integers; T, N and L may also be None.
+// Reads a call's arguments. `kinds` has a letter for each argument's type: t tensor, n number, l list of integers; T, N
+// and L may also be None.
 struct Arguments {
   Words kind;   // counts of arguments, dimensions and list items, dtypes, devices, alignment, numbers
   Words sizes;  // sizes and strides of tensors, integers in lists

@@ -256,7 +256,7 @@ LaunchCache& cache_launches(const std::string& op, const std::string& kinds, con
   if (launch_caches.size() == kFronts) throw std::length_error("safeops: more Triton ops than entrances (csrc/launch)");
   launch_caches.emplace_back(op, kinds);
   auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "safeops", dispatch_key, __FILE__, __LINE__);
-  library->impl(op.substr(op.find("::") + 2).c_str(), table[launch_caches.size() - 1]);  // is never freed
+  library->impl(op.substr(op.find("::") + 2).c_str(), table[launch_caches.size() - 1]);  // `library` is never freed
   return launch_caches.back();
 }
 

@@ -21,7 +21,7 @@
 
 namespace safeops::launch {
 
-// Metadata of a result, from which replay allocates it.
+// Metadata of a result, from which LaunchCache::replay allocates it.
 struct Output {
   Words sizes, strides;
   int32_t dtype, device_type, device;

@@ -16,8 +16,8 @@ inline double floor_of(const std::optional<double>& eps, bool wide) {
   return wide ? floor : double(float(floor));
 }
 
-// wide: the compute type is fp64, else fp32. eps: the floor, from floor_of. out: the dtype of the forward's result, in
-// which values saturate.
+// wide: the compute type is fp64, else fp32. eps: the floor in the compute type. out: the dtype of the forward's
+// result, in which values saturate.
 struct UnaryLaunch {
   void (*forward)(Plan<2>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
   void (*backward)(Plan<3>& plan, bool wide, double eps, Type out, cudaStream_t stream);

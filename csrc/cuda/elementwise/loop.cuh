@@ -2,14 +2,14 @@
 //
 //   struct Op {
 //     using Value = float;                          // the compute type
-//     static constexpr int kOut = 1, kIn = 2;       // operands
+//     static constexpr int kOut = 1, kIn = 2;       // number of outputs and of inputs
 //     static constexpr bool kMask = false;          // one more operand: a byte mask, nonzero is true
 //     static constexpr bool kRolled = false;        // true: the loop over a packet's elements is not unrolled
 //     __device__ void prepare();                    // once per thread, after its loads are issued
 //     __device__ void operator()(const Value* in, bool mask, Value* out) const;
 //   };
 //
-// and gets three kernels, tried in this order:
+// and gets three kernels. The first that takes the operands runs:
 //   flat     all operands are dense in one order and have one dtype: 16-byte accesses, no index arithmetic
 //   rows     operands are broadcast (a padding mask, a per-row divisor, the stride-0 gradient of .sum()), or dtypes up
 //            to fp32 are mixed: 16-byte accesses, one index computation per packet
@@ -87,7 +87,7 @@ __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::
 
 template <class Op, class Codec>
 struct Tile {
-  static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements
+  static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements of a packet
   static constexpr int kUnroll = Op::kMask ? 16 / kPacket : Op::kIn > 2 || Op::kRolled ? 1 : 2;
   static constexpr int kElements = 32 * kUnroll * kPacket;
   // True if inputs need not be aligned to 16 bytes. (With a mask and 8-byte elements a lane holds 8 packets: no
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op> > 10 ? 10 : kMinBlock
     if (Op::kMask && repeated[N - 1]) mask[u] *= 0x0101010101010101ull;
     Value out[kOut][K];
     const auto masked = [&](int k) { return Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0; };
-    // If the last input (a divisor) is repeated, every k reads its element 0, so that its inverse is computed only once.
+    // If the last input (a divisor) is repeated, every k reads its element 0, so that its inverse is computed once.
     const auto get = [&](int i, int k) { return in[u][i].get(k, plan.type[kOut + i]); };
     if (!Op::kMask && !std::is_same_v<Hold, Mixed> && repeated[N - 1])
       apply<Op, K>(op, [&](int i, int k) { return get(i, i == kIn - 1 ? 0 : k); }, masked, out);

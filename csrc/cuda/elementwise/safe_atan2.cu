@@ -1,4 +1,4 @@
-// safe_atan2: the angle of the point (b, a), 0 with slope 0 at the origin.
+// safe_atan2(y, x): the angle of the point (x, y); at the origin it is 0, with slope 0.
 #include "binary.cuh"
 
 namespace safeops::cuda {
@@ -32,8 +32,7 @@ struct SafeAtan2 : Plain {
     const bool plain = fabs(t) >= std::numeric_limits<C>::min() || t != t;
     const C factor = plain ? t : v, product = finite(slope) ? slope * factor : (part * factor) / u;
     const C other = plain ? product : product / u;
-    // Both gradients are 0 at the origin, and where x or y is infinite (neither NaN), since the angle is constant
-    // there.
+    // Both gradients are 0 at the origin, and where x or y is infinite (neither NaN): there the angle is constant.
     const bool far = !finite(u) && u == u && v == v;
     const bool flat = (u == C(0) && v == C(0)) || far;
     dy = flat ? C(0) : steep ? other : slope;

@@ -14,7 +14,7 @@ struct SafeDiv : Plain {
     const C q = a / b;  // may be inf or NaN if b is 0; then it is not selected below
     return divides(range, b) ? range.saturated(q, range.overflows(q) && finite(a)) : range.stand_in;
   }
-  static __device__ float value(const Half& range, float a, float b) {  // lift: 1 / b of a subnormal b may be infinite
+  static __device__ float value(const Half& range, float a, float b) {  // lift: else 1 / b may be inf for a subnormal b
     const float lift = fabs(b) < std::numeric_limits<float>::min() ? 0x1p24f : 1, q = (a * lift) * (1 / (b * lift));
     return divides(range, b) ? range.saturated(q, range.overflows(q) && finite(a)) : range.stand_in;
   }

@@ -1,4 +1,4 @@
-// safe_rsqrt: 1 / sqrt(max(x, eps)).
+// safe_rsqrt: 1 / sqrt(max(x, eps)); the slope is 0 for x < eps.
 #include "unary.cuh"
 
 namespace safeops::cuda {

@@ -13,7 +13,7 @@
 
 namespace safeops::cuda {
 
-enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };  // of elements, host and device
+enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };  // types of elements
 
 __host__ __device__ constexpr int size_of(Type type) {
   return type == kBool ? 1 : type <= kBF16 ? 2 : type == kF32 ? 4 : 8;
@@ -48,7 +48,7 @@ struct Plan {
   Type type[N];
   char* base[N];
   int64_t size[kLoopDims];
-  int64_t stride[N][kLoopDims];  // bytes
+  int64_t stride[N][kLoopDims];  // in bytes
   Divider by[kLoopDims];         // by[d] divides by size[d]; if packets lie along dim 0, by[0] by the packets of a row
 };
 
@@ -88,7 +88,7 @@ Plan<N> make_plan(const Shape& shape, const std::array<Operand, N>& operands) {
     for (int i = 0; i < N; ++i) plan.stride[i][plan.ndim] = stride[i][dim];
     ++plan.ndim;
   }
-  if (plan.ndim == 0) {  // one element
+  if (plan.ndim == 0) {  // the shape has one element
     plan.ndim = 1;
     plan.size[0] = 1;
     for (int i = 0; i < N; ++i) plan.stride[i][0] = operands[i].data ? size_of(operands[i].type) : 0;
@@ -133,7 +133,7 @@ void set_dividers(Plan<N>& plan, int elements) {
 
 // Calls launch(plan) for parts of fewer than 2^31 elements. A larger plan is halved along its outermost dimension,
 // recursively.
-#ifndef SAFEOPS_INDEX_LIMIT  // tests have a small one
+#ifndef SAFEOPS_INDEX_LIMIT  // tests define a small one
 #define SAFEOPS_INDEX_LIMIT (int64_t(1) << 31)
 #endif
 template <int N, class Launch>

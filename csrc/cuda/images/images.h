@@ -25,7 +25,7 @@ struct Field {
 template <class C>
 struct Images {
   Field x, y, mask;
-  int depth, height, width, window_slices, window_rows, window_columns;  // sizes in pixels, and of the map of windows
+  int depth, height, width, window_slices, window_rows, window_columns;  // sizes of image and map; an image has one slice
   uint32_t channels, down, across;  // down x across tiles in each plane (n, c)
   int size, before;                 // side of a window; window p of the map begins at pixel p - before
   C scale, c1, c2;
@@ -63,7 +63,7 @@ struct ImageInfo {
     check_device(target, input, op, "target");
     STD_TORCH_CHECK((shape.ndim == 4 || shape.ndim == 5) && View(target).shape().is(shape.ndim, shape.size), op,
                     ": needs two images (N, C, H, W), or volumes (N, C, D, H, W), of one shape");
-    constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // indices outside of a tile are 32 bits, too
+    constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // so that 32 bits hold the indices of pixels outside, too
     for (int d = 2; d < shape.ndim; ++d)
       STD_TORCH_CHECK(shape.size[d] < kMost, op, ": images of more than 2^31 rows or columns");
     const int largest = shape.ndim == 5 ? kLargestOfVolumes : kLargest;
@@ -93,7 +93,8 @@ struct Gradients {
   Field half_dx = {}, half_dy = {};  // the half-size images' gradients (ms_ssim), in the compute dtype
 };
 
-// Tiles begin every `step` windows (forward) or pixels (backward) along each dim, and cover `sizes` (rows, columns).
+// Makes the arguments of a launch. Tiles begin every `step` windows (forward) or pixels (backward) along each dim, and
+// cover `sizes` (rows, columns).
 template <class C>
 Images<C> make_images(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
                       const ImageInfo& info, const int64_t* sizes, int64_t step) {

@@ -103,8 +103,8 @@ struct Tile {
     __syncthreads();
   }
 
-  // Step (3): adds to sum[q][k] the weighted sum of sums[q][at + k, at + k + size)[column], for the kRun windows of one
-  // column that begin at row `at`.
+  // Step (3): adds to sum[q][k] the weighted sum of sums[q][i][column] over i in [at + k, at + k + size), for the run
+  // of windows at rows at, at + 1, ... of one column.
   template <int kCount>
   __device__ void down(int at, int column, C (&sum)[kCount][kRun]) const {
     weigh(sum, [&](int j, C(&value)[kCount]) {

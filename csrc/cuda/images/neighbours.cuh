@@ -14,7 +14,7 @@ namespace safeops::cuda {
 namespace {
 
 constexpr int kBlock = 256, kRows = 4;  // threads of a block; rows of a patch
-constexpr int64_t kMostBlocks = 2048;   // blocks of a launch, about: each stores a sum, and these must be merged
+constexpr int64_t kMostBlocks = 2048;   // blocks of a launch, approximately: few, since each stores a sum to merge
 
 // ---- the registers for one row of a patch: Packed is a packet of one type, Single is one element of any type
 

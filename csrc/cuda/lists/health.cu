@@ -1,6 +1,6 @@
 // health: writes a row of integers for each tensor of a list: its counts of NaN, infinite, zero and small values, its
-// largest magnitude, and where its first value is that is not finite. Integer atomics add up the counts: their order
-// changes no bit of the result. A second op, _pick_, reads operands at the index that such a row holds.
+// largest magnitude, and the position of its first value that is not finite. Counts are added by integer atomics, whose
+// order changes no bit of the result. A second op, _pick_, reads operands at the position that such a row holds.
 // Magnitudes are compared as integers: the bits of a float without its sign are ordered as its magnitude.
 // I/O: read each tensor once.
 #include "common/health.h"
@@ -188,7 +188,7 @@ void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t healt
   pick.out = rows_of(out, DType::kDouble, kPicked, row, 1, kOp);
   pick.first = rows_of(health, DType::kLong, kHealthColumns, health_row, 1, kOp) + kFirst * 8;
   std::array<Operand, kPicked> operands{};
-  int64_t strides[kPicked][safeops::kMaxDims];  // bytes
+  int64_t strides[kPicked][safeops::kMaxDims];  // in bytes
   for (; pick.count < kPicked && pick.count < int(inputs.size()); ++pick.count) {
     const int i = pick.count;
     check_device(inputs[i], out, kOp, "an input");

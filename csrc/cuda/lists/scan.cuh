@@ -13,7 +13,7 @@
 //     template <class Codec>                        // at the end, called by all 32 lanes
 //     __device__ void finish(const State<Codec>&, int member) const;
 //     static constexpr int kShared = 0;             // bytes of shared memory; if > 0, each block calls fold
-//     __device__ void fold(int64_t block, int warps) const;  // block: its number over all launches; warps: its warps
+//     __device__ void fold(int64_t block, int warps) const;  // block: its number over all launches; warps: with work
 //   };
 //
 // With kWrites, `Raw write<Codec>(Raw raw) const` replaces read, special and finish.

@@ -13,7 +13,7 @@ constexpr int kFew = 96, kMany = CUDART_VERSION >= 12010 ? 1024 : kFew;
 struct Member {
   char* base;
   int64_t numel;
-  uint32_t first;  // its first warp in the launch
+  uint32_t first;  // the launch's first warp that works on this tensor
   Type type;
 };
 
@@ -22,7 +22,7 @@ struct Head {
   uint32_t warps = 0;
   int64_t tile;        // bytes that a warp processes
   int first = 0;       // index of the launch's first member in the list
-  int64_t before = 0;  // blocks of earlier launches
+  int64_t before = 0;  // number of blocks of earlier launches
 };
 
 template <int kMost>

@@ -48,7 +48,7 @@ __device__ inline uint32_t quotient(uint32_t n, const Divider& by) {
   return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// The exponent field of a magnitude's bits: 0 for zero, 255 for inf and NaN. For subnormal numbers 1.
+// The exponent of a magnitude, given as bits: 0 for zero, 1 for subnormal numbers, 255 for inf and NaN.
 __device__ inline unsigned exponent_of(uint32_t magnitude) {
   return magnitude >> 23 ? magnitude >> 23 : magnitude != 0;
 }
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
   const char *grad = lines.outer.base[1] + first * int64_t(sizeof(Raw)), *indices = lines.outer.base[2] + first * kFlat;
 
   Raw raw[kHeld];
-  int target[kHeld];  // -1: none
+  int target[kHeld];  // destination of each entry in `raw`; -1: none
   const auto read = [&](uint32_t begin) {
     int64_t index[kHeld];
 #pragma unroll
@@ -229,7 +229,7 @@ bool divide(Lines& lines, int64_t width) {
          blocks < (int64_t(1) << 31) && each < (int64_t(1) << 31);
 }
 
-// True if the entries of whole slabs are contiguous in this operand.
+// True if the entries of all slabs are contiguous in operand number `operand`, whose elements have `width` bytes.
 bool lie_together(const Lines& lines, int operand, int64_t width) {
   const Plan<3>&outer = lines.outer, &inner = lines.inner;
   const int64_t line = lines.columns * width;

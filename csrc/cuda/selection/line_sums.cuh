@@ -1,4 +1,4 @@
-// Sums of gradients in shared memory, for the backward of safe_gather and safe_index_select.
+// Sums gradients in shared memory, for the backward of safe_gather and safe_index_select.
 #pragma once
 
 #include "indexed.cuh"

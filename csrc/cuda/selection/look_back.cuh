@@ -1,4 +1,4 @@
-// The number of elements kept before a tile, computed from the counts that earlier tiles publish while they run
+// Computes the number of elements kept before a tile, from the counts that earlier tiles publish while they run
 // (decoupled look-back: Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016).
 #pragma once
 
@@ -9,7 +9,7 @@ namespace safeops::cuda {
 
 struct Ranks {
   unsigned* ticket;  // number of tiles handed out
-  uint64* status;    // of each tile: a count, and in the two lowest bits its meaning
+  uint64* status;    // for each tile: a count, shifted left by 2, and in the two lowest bits its meaning (the enum)
   char* count;       // where the total number of kept elements is written, an int64
   int64_t tiles, spare;  // spare: blocks without a tile, which fill the slots after the kept elements
 };

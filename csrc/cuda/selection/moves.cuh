@@ -8,9 +8,9 @@
 
 namespace safeops::cuda {
 
-constexpr int kBlock = 256;  // threads
+constexpr int kBlock = 256;  // threads of a block
 template <class T>
-constexpr int kPacket = 16 / sizeof(T);  // elements
+constexpr int kPacket = 16 / sizeof(T);  // elements of a packet
 
 // A request is an asynchronous copy of 16 bytes to shared memory. await_requests() waits for the thread's own requests.
 // Requests share no scoreboard with loads to registers: waiting for a load does not wait for earlier requests.
@@ -48,8 +48,8 @@ __device__ inline void write_run(const T* room, char* base, int64_t first, int n
   }
 }
 
-// Memory order of an operand's elements, relative to the order of the plan: arbitrary, contiguous, or contiguous and
-// aligned to packets of 16 bytes.
+// How an operand's elements lie in memory, in the order of the plan: with arbitrary strides, contiguous, or contiguous
+// and aligned to 16 bytes.
 enum Layout { kStrided, kDense, kPacked };
 
 // Copies elements [first, first + n) of an operand to `room`, one by one. A thread has U elements in flight.

@@ -1,4 +1,4 @@
-// Sums of entries that name the same destination, for the backward of safe_gather and safe_index_select.
+// Sums the entries of each destination, for the backward of safe_gather and safe_index_select.
 #pragma once
 
 #include "cuda/engine/bits.cuh"

@@ -27,12 +27,12 @@ struct Tile {
 
   static __device__ int64_t* slot() { return reinterpret_cast<int64_t*>(shared_memory()); }
   static __device__ unsigned* sums() { return reinterpret_cast<unsigned*>(shared_memory() + 32); }
-  static __device__ int64_t* scratch() { return reinterpret_cast<int64_t*>(shared_memory() + 64); }  // one a warp
+  static __device__ int64_t* scratch() { return reinterpret_cast<int64_t*>(shared_memory() + 64); }  // one per warp
   static __device__ uint2* words() { return reinterpret_cast<uint2*>(shared_memory() + 128); }
   static __device__ T* room() { return reinterpret_cast<T*>(shared_memory() + 128 + kWords * sizeof(uint2)); }
 
-  // Takes the next tile; false if none is left. Tiles are handed out in order, so that all earlier tiles are running,
-  // in whatever order blocks start: a block that waits for them waits for running blocks.
+  // Takes the next tile; returns false if none is left. Blocks take tiles in order, in whatever order they start. So
+  // the blocks of all earlier tiles are running or done, and waiting for them cannot deadlock.
   __device__ bool take(const Ranks& ranks) {
     if (threadIdx.x == 0) slot()[0] = ranks.tiles + ranks.spare > 1 ? atomicAdd(ranks.ticket, 1u) : 0;
     __syncthreads();
@@ -159,7 +159,7 @@ struct TileElements {
       });
   }
 
-  // Each element becomes f(element, kept, rank in the tile).
+  // Replaces each element by f(element, kept, rank in the tile).
   template <class F>
   __device__ void replace(const Tile<T>& tile, const F& f) {
 #pragma unroll
@@ -200,7 +200,7 @@ struct TileElements {
   }
 };
 
-// How many of this tile's kept elements fit into the output slots [first, slots).
+// Returns how many of a tile's kept elements fit into the output slots [first, slots).
 __device__ inline int slots_for(int64_t slots, int64_t first, unsigned kept_count) {
   return first >= slots ? 0 : int(slots - first < kept_count ? slots - first : kept_count);
 }
