@@ -13,7 +13,7 @@ from safeops_lint.values import NOTHING, Value, of_op
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
-MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}  # names of callables
+MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}  # called with tensors
 
 
 class Calls:

@@ -118,8 +118,7 @@ constexpr auto entrances(std::index_sequence<I...>) {
 
 }  // namespace
 
-// Looks up the launch for these sizes. If there is none, returns null, and sets *trace if the launcher should be
-// traced.
+// Looks up the launch for these sizes. If there is none, returns null and sets *trace: whether to trace the launcher.
 std::shared_ptr<const Prepared> LaunchCache::find(const Arguments& call, bool* trace) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto entry = calls_.find(call.kind);

@@ -23,7 +23,7 @@ struct MaskedFill {
 
   __device__ void prepare() {
     if (value == nullptr) return;
-    if (value_type == type) {  // copies the bits, as of the input
+    if (value_type == type) {  // copies the bits unchanged
       fill = Bits(load_raw<uint64>(value, type));
       return;
     }

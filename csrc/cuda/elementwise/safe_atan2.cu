@@ -27,8 +27,8 @@ struct SafeAtan2 : Plain {
     const bool steep = fabs(y) > fabs(x);
     const C u = steep ? y : x, v = steep ? x : y;
     const C t = v / u, part = g / (C(1) + t * t), slope = part / u;
-    // other = slope t. If t underflows: slope v / u. If slope overflows: part is multiplied by t (or v) first, then
-    // divided by u.
+    // Computes other = slope t. If t underflows, it is slope v / u. If slope overflows, part is multiplied by t (or v)
+    // before the division by u.
     const bool plain = fabs(t) >= std::numeric_limits<C>::min() || t != t;
     const C factor = plain ? t : v, product = finite(slope) ? slope * factor : (part * factor) / u;
     const C other = plain ? product : product / u;

@@ -36,7 +36,7 @@ Tensor unary_backward(const UnaryLaunch& launch, const char* op, const Tensor& g
   const Tensor out = output_like(input, shape, x);
   auto plan = make_plan<3>(shape, {operand(out, x), operand(grad, g), operand(input, x)});
   if (plan.numel == 0) return out;
-  // g is the output's dtype (grad has it): an element that saturated in that dtype has gradient 0.
+  // g, the dtype of grad, is that of the forward's output: an element that saturated in it has gradient 0.
   launch.backward(plan, wide, floor_of_unary(eps, wide), g, current_stream(input));
   check_launch(op);
   return out;

@@ -25,7 +25,7 @@ struct Field {
 template <class C>
 struct Images {
   Field x, y, mask;
-  int depth, height, width, window_slices, window_rows, window_columns;  // sizes of image and map; an image has one slice
+  int depth, height, width, window_slices, window_rows, window_columns;  // sizes of image and map; images: 1 slice
   uint32_t channels, down, across;  // down x across tiles in each plane (n, c)
   int size, before;                 // side of a window; window p of the map begins at pixel p - before
   C scale, c1, c2;

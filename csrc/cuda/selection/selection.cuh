@@ -1,7 +1,6 @@
 // The host's side of the masked selection ops. The rank of each kept element is computed in the launch that needs it,
-// with one read of the mask. The host does not wait and launches do not depend on data, so a CUDA graph can capture
-// them
-// (except masked_select). Ranks are integers: two runs give the same bits.
+// with one read of the mask. The host does not wait (except in masked_select) and launches do not depend on data, so a
+// CUDA graph can capture them. Ranks are integers: two runs give the same bits.
 #pragma once
 
 #include "tile.cuh"

@@ -14,8 +14,8 @@ constexpr int kTile = tile_of(sizeof(T));
 template <class T>
 constexpr int kTilePackets = kTile<T> / kPacket<T> / kBlock;  // packets of a thread: u * kBlock + threadIdx.x
 
-// Shared memory has words() and room(). A word has 32 bits, 1 for each kept element (x), and the number of the tile's
-// elements kept before it (y). room() holds the tile's elements, first as they are read and then packed.
+// Shared memory has words() and room(). A word stands for 32 elements: x has a bit for each kept one, y is the number
+// of the tile's elements kept before the word. room() holds the elements, first as they are read and then packed.
 template <class T>
 struct Tile {
   static constexpr int kWords = kTile<T> / 32, kMasks = (kTile<T> / 16 + kBlock - 1) / kBlock;
