@@ -97,7 +97,7 @@ struct Put {
 
 // A block puts a tile of dx together in shared memory: zeros, and over them the elements of grad that belong to the
 // tile. Row numbers ascend from slot to slot (unused slots, -1, come last), so that these elements are consecutive in
-// grad. All threads together search for their beginning and end: among 2^25 elements in four steps.
+// grad. All threads together search for their beginning and end: in 2^25 elements by 4 steps. Operands: order, grad.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 4)
     put_kernel(const __grid_constant__ Plan<2> grad, const __grid_constant__ Put put) {
