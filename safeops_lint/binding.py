@@ -1,4 +1,4 @@
-"""The names that an assignment binds, and their values."""
+"""Binds names: gives each name that an assignment, a loop or an unpacking sets its Value (values.py)."""
 
 import dataclasses
 
@@ -8,15 +8,15 @@ from safeops_lint.syntax import Op, dotted, number, operation
 from safeops_lint.tables import BATCHES, PAIRS, SOFT
 from safeops_lint.values import FOREIGN, NOTHING, Value, named_eps, named_mask, named_tensor
 
-GRADIENTS = "torch.autograd.grad"  # a tuple of tensors
+GRADIENTS = "torch.autograd.grad"  # returns a tuple of tensors
 
 
 class Binding:
-    """Mixed into Walk."""
+    """The part of Walk (walk.py) that binds names."""
 
     def _bind(self, target, value, expression, statement):
         if isinstance(target, cst.Name):
-            soft = value.op is not None and value.op.name in SOFT  # a weight, whatever it is called
+            soft = value.op is not None and value.op.name in SOFT  # a weight, even if its name says mask
             named = not isinstance(expression, cst.Name) and named_mask(target.value)
             if value.tensor and value.mask is None and named and not soft:
                 value = dataclasses.replace(value, mask="likely")
@@ -34,7 +34,7 @@ class Binding:
                     value = dataclasses.replace(value, positive=True)  # self.eps = kwargs.get("eps", 1e-5)
                 self.scope.bind(dotted(target), value)
                 if self.scope.outer is not None and dotted(target).startswith("self."):
-                    self.scope.outer.bind(dotted(target), value)  # the other methods see it too
+                    self.scope.outer.bind(dotted(target), value)  # so that other methods of the class see it, too
         elif isinstance(target, cst.Subscript):
             self._subscript_parts(target)
             self._values[id(target)] = self._subscript_value(target)
@@ -44,11 +44,11 @@ class Binding:
             if masked and number(expression) is not None:
                 self.scope.filled.add(target.value.value)
             zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
-            if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
+            if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 keeps b away from 0
                 name, old = target.value.value, self.scope.get(target.value.value)
                 if old.tensor:
                     new = dataclasses.replace(old, positive=True)
-                    if number(expression) == float("-inf"):  # as masked_fill
+                    if number(expression) == float("-inf"):  # the name now holds what masked_fill would return
                         new.op = Op("masked_fill", target, target.value, [_index(target), expression], {}, "operator")
                     self.scope.names[name] = new
 
@@ -58,7 +58,8 @@ class Binding:
         self._loop(node)
 
     def _bind_element(self, target, iterated, statement):
-        """Bind a loop's names. With `zip` and `enumerate`, each name gets an element of its own operand."""
+        """Bind the names of a loop, `for target in iterated`. With `zip` and `enumerate`, each name gets elements of
+        the operand at its position."""
         call = iterated if isinstance(iterated, cst.Call) else None
         name = dotted(call.func) if call is not None else None
         parts = [a.value for a in call.args if not a.keyword] if call is not None else []
@@ -75,7 +76,8 @@ class Binding:
             self._bind_used(target, tensor, name != "range", statement)
 
     def _bind_used(self, target, tensor, may_be, statement):
-        """Bind a name of a loop or a batch. It is a tensor if a loss or a step uses it as one."""
+        """Bind a name of a loop or a batch. It is a tensor if `tensor`, or if `may_be` and this function, a loss or a
+        training step, uses the name as a tensor."""
         for part in getattr(target, "elements", ()):
             self._bind_used(part.value, tensor, may_be, statement)
         if isinstance(target, cst.Name):

@@ -1,4 +1,4 @@
-"""The value of a call: an operation on tensors, a layer, a helper of a loss, or something else."""
+"""Infers the Value of a call: of an operation on tensors, a layer, a helper of a loss, or something else."""
 
 import dataclasses
 
@@ -9,15 +9,15 @@ from safeops_lint.syntax import Op, dotted, operation
 from safeops_lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS
 from safeops_lint.values import NOTHING, Value, of_op
 
-# Methods that only tensors have, in any code.
+# Methods that show a tensor in any function. Those of SURE_METHODS do so only in a loss or a training step.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
-MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
+MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}  # called with tensors
 
 
 class Calls:
-    """Mixed into Walk."""
+    """The part of Walk (walk.py) that infers the Value of a call."""
 
     def _Call(self, node):
         op = operation(node, self.imports)
@@ -39,8 +39,8 @@ class Calls:
         return value
 
     def _recognize(self, op):
-        """Mark the operand as a tensor if only tensors have this method, or if a function of torch takes it:
-        `net(x).log()`, `torch.log(a / b)`."""
+        """Mark the operation's input as a tensor, if it is unknown so far and only tensors have this method
+        (`net(x).log()`), or a function of torch takes it (`torch.log(a / b)`)."""
         value, name = self.value(op.input), op.name
         certain = op.origin == "method" and (name in CERTAIN or op.kwargs.keys() & DIMS)
         if op.origin == "method" and name in CASTS and isinstance(op.input, cst.Comparison):  # (distance < 4).float()
@@ -48,7 +48,7 @@ class Calls:
         wanted = op.input is not None and (self.scope.loss or self.scope.step or certain)
         if not wanted or value.tensor or value.foreign or value.op is not None:
             return
-        if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
+        if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # logger.log(...), not a tensor's log
             return
         if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS):
             return
@@ -71,10 +71,10 @@ class Calls:
         if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
             return Value(foreign=True, positive=True, node=node)
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
-            return Value(node=node)  # a module: its node shows which, when it is called
+            return Value(node=node)  # a module, such as nn.BCELoss(): rules see by this node what is called later
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:
             made = None
-            if full == "safeops.masked_fill" and node.args:  # as torch's
+            if full == "safeops.masked_fill" and node.args:  # its Op is that of torch's masked_fill
                 given = [a.value for a in node.args if not a.keyword]
                 made = Op("masked_fill", node, node.args[0].value, given[1:], {}, "safeops")
             return Value(tensor=True, positive=True, op=made, node=node)
@@ -88,11 +88,11 @@ class Calls:
             layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
             model = name.rsplit(".", 1)[-1] in MODELS
             if model and (self.scope.step or self.scope.loss):
-                tensors = True  # its arguments came from a data loader
+                tensors = True  # in a loss or a step, a model is called with tensors
             result = self._result(name, node)
             if result.tensor:
                 return result
-            helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
+            helper = name.removeprefix("self.") in self.helpers  # a function of this file that a loss calls
             known = tensors and (layer or model or helper)
             cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports).wide
             return Value(tensor=bool(known), node=node, wide=bool(self.scope.wide or cast))
@@ -115,9 +115,10 @@ class Calls:
         return value
 
     def _result(self, name, node):
-        """The Value of the only expression that a function of this file, or a method of this class, returns."""
+        """The Value that a call of a function of this file, or of a method of this class, returns: the Value of its
+        only return expression; NOTHING if it has several, or the expression is not known to be a tensor."""
         scope = self.scope
-        while scope.outer is not None and scope.outer.name:  # a function within a method
+        while scope.outer is not None and scope.outer.name:  # from a nested function out to its method
             scope = scope.outer
         owner = scope.class_name if name == "self" or name.startswith("self.") else ""
         value = self.value(self.results.get((owner, "forward" if name == "self" else name.removeprefix("self."))))

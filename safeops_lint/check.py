@@ -1,4 +1,4 @@
-"""Linting one text: parse, walk, noqa; and rewriting it until nothing more can be rewritten."""
+"""Lints one text: parses it, walks over it, applies noqa. Rewrites it until no finding can be rewritten any more."""
 
 import ast
 import bisect
@@ -18,12 +18,12 @@ from safeops_lint.walk import Walk
 
 NOQA = re.compile(r"#\s*noqa(?P<codes>:\s?(?P<list>[A-Z]+[0-9]*(?:[\s,]+[A-Z]+[0-9]+)*))?", re.IGNORECASE)
 SCRIPTS = re.compile(r"\bjit\b.*\bscript")  # torch.jit.script, from torch.jit import script
-DEPTH = 6000  # nested expressions; CPython's own parser stops at 200 parentheses, but `a + b + ...` may go on
-PASSES = 10
+DEPTH = 6000  # recursion limit: CPython's parser stops at 200 parentheses, but `a + b + ...` nests without a limit
+PASSES = 10  # most times that a text is rewritten
 
 
 class CannotLint(Exception):
-    """The text cannot be parsed. `.problem` is the Problem."""
+    """Raised if a text cannot be parsed. `.problem` is the Problem."""
 
     def __init__(self, problem):
         super().__init__(problem.message)
@@ -31,14 +31,15 @@ class CannotLint(Exception):
 
 
 def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None, scripted=frozenset()):
-    """Findings of a text, in order of position.
+    """Lints a text. Returns its findings, in order of position.
 
     Args:
         source: the text of a Python file.
-        path: what the findings call it.
+        path: the path that findings carry.
         rules: Rule objects; None: all rules, and only their likely findings.
         noqa: True: `# noqa` comments silence findings.
-        possible: True: also report what a caller or the data may well prevent; None: True if `rules` are given.
+        possible: True: also report possible findings, which a caller or the data may well prevent; None: True if
+            `rules` are given.
         scripted: names of functions and classes that are not rewritten, since torch.jit.script may compile them.
 
     Returns:
@@ -71,7 +72,7 @@ def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
         return source, 0, []
     total = 0
     module, findings = _lint(source, path, rules, True, possible, scripted)
-    for _ in range(PASSES):  # a rewrite inside another waits for the next pass
+    for _ in range(PASSES):  # a rewrite inside another one waits for the next pass
         sets = [f for f in findings if f.fixable]
         if not sets or module.code != source:
             break
@@ -80,15 +81,15 @@ def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
             break
         try:
             module, findings = _lint(new, path, rules, True, possible, scripted)
-        except CannotLint:  # a rewrite that breaks a file is never kept
+        except CannotLint:  # the rewritten text does not parse: keep the one before
             break
         source, total = new, total + count
     return source, total, findings
 
 
 def scripted_by(text):
-    """All names in a text that mentions torch.jit.script, else none. It may compile any function or class of such a
-    name, wherever that is defined, and it knows no functions but torch's own."""
+    """Returns all names in a text that mentions torch.jit.script, else none. torch.jit.script may compile any function
+    or class of such a name, also one that another file defines, and it cannot compile calls of safeops."""
     return frozenset(re.findall(r"\w+", text)) if SCRIPTS.search(text) else frozenset()
 
 
@@ -110,7 +111,7 @@ def _rewrite(source, module, findings):
 
 
 def _taken(module, name):
-    """True if the file binds the name itself: as a parameter or a variable."""
+    """True if a parameter or a variable of the file has this name, so that it cannot stand for the package."""
     params = {n.name.value for n in descendants(module) if isinstance(n, cst.Param)}
     targets = (n.target for n in descendants(module) if isinstance(n, cst.AssignTarget))
     return name in params or any(isinstance(t, cst.Name) and t.value == name for t in targets)
@@ -180,7 +181,7 @@ def _findings(source, path, module, reports, noqa):
         if noqa and any(_silenced(lines[i - 1], r.rule.code) for i in {line, end_line, place(last)[0]}):
             continue
         edits = tuple(fixing.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
-        if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one is inside another: they cannot be applied
+        if len(fixing.compatible([[e] for e in edits])) < len(edits):  # the finding's own edits overlap
             edits = ()
         where = (path, line, column, end_line, end_column)
         imports = r.imports_safeops and bool(edits)
@@ -197,7 +198,8 @@ def _silenced(line, code):
 
 
 def in_cell(finding, cell, line):
-    """The finding at its place in a notebook's cell; without its edits, since notebooks are not rewritten."""
+    """Returns the finding at its place in a notebook: cell number `cell`, line number `line` in that cell. It has no
+    edits, since notebooks are not rewritten."""
     shift = finding.line - line
     return dataclasses.replace(
         finding, cell=cell, line=line, end_line=finding.end_line - shift, edits=(), imports_safeops=False

@@ -1,4 +1,4 @@
-"""`safeops lint`: its arguments and exit codes. Loads libcst only when it runs."""
+"""The command `safeops lint`: its arguments and exit codes. libcst is imported only when the command runs."""
 
 import argparse
 import importlib.util
@@ -18,24 +18,24 @@ EPILOG = (
 
 
 def main(argv=None, prog="safeops-lint"):
-    """`safeops lint`, `safeops-lint` and `python -m safeops_lint`: none of them loads torch."""
+    """Run `safeops lint`, `safeops-lint` or `python -m safeops_lint`, without torch. Returns the exit code."""
     parser = argparse.ArgumentParser(prog=prog, description=HELP, epilog=EPILOG)
     return piped(run, _options(parser).parse_args(argv))
 
 
 def piped(run, arguments):
-    """Run a command, even if the reader of its output closes the pipe. Returns the exit code."""
+    """Returns the exit code of run(arguments). Prints no traceback if the reader of its output closes the pipe."""
     try:
         code = run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head` closed it; discard what Python would still write at exit
+    except BrokenPipeError:  # as by `| head`; what Python still writes at exit goes to devnull
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
 
 def add_parser(commands):
-    """The subcommand of `safeops`; `arguments.run` is what it calls."""
+    """Add the subcommand `lint` to the parser of `safeops`. Its parsed arguments have `.run`, the function to call."""
     _options(commands.add_parser("lint", help=HELP, epilog=EPILOG))
 
 
@@ -68,10 +68,10 @@ def _codes(text):
 
 
 def run(arguments):
-    """Lint; return the exit code."""
+    """Lint what the parsed arguments say, print the report, and return the exit code."""
     try:
         missing = importlib.util.find_spec("libcst") is None
-    except ValueError:  # None in sys.modules
+    except ValueError:  # sys.modules["libcst"] is None
         missing = True
     if missing:
         print("safeops lint needs libcst: pip install libcst", file=sys.stderr)

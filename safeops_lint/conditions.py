@@ -1,4 +1,4 @@
-"""Conditions (if, while, assert): the names that they ask about, and branches that rarely run."""
+"""Handles conditions (if, while, assert): finds the names that they ask about, and branches that rarely run."""
 
 import re
 
@@ -6,18 +6,18 @@ import libcst as cst
 
 from safeops_lint.syntax import children, descendants
 
-# Names in conditions of code that runs once, or on demand: `if self.verbose`, `if not self._checked`.
+# Names in conditions whose branch runs once, or only on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
     r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|(^|_)stats|warned|initiali[sz]ed", re.IGNORECASE
 )
-# Attributes and calls that say nothing of a tensor's values.
+# Attributes and calls that do not depend on a tensor's values.
 SHAPES = set("shape dtype device ndim requires_grad is_cuda is_leaf layout training".split())
 ASK_NO_VALUE = set("isinstance issubclass hasattr callable len type id is_tensor is_available".split())
 ASK_NO_VALUE |= set("size dim numel nelement ndimension is_floating_point is_complex is_contiguous".split())
 
 
 class Conditions:
-    """Mixed into Walk."""
+    """The part of Walk (walk.py) that handles conditions."""
 
     def _If(self, node):
         names = {n.value for n in descendants(node.test) if isinstance(n, cst.Name)}
@@ -50,7 +50,7 @@ class Conditions:
 
 
 def asked_about(test):
-    """The names whose values a condition depends on: none in `x is not None`, `isinstance(x, T)`, `x.dim() == 3`."""
+    """Returns the names on whose values a condition depends: none for `x is not None` or `x.dim() == 3`."""
     names, todo = set(), [test]
     while todo:
         node = todo.pop()

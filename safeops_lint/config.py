@@ -1,4 +1,4 @@
-"""`[tool.safeops.lint]` of the nearest pyproject.toml that has that table."""
+"""Reads the configuration: the table `[tool.safeops.lint]` of the nearest pyproject.toml that has it."""
 
 import dataclasses
 import fnmatch
@@ -9,7 +9,7 @@ import pathlib
 from safeops_lint.rules import unknown
 
 KEYS = {"select": list, "ignore": list, "exclude": list, "per-file-ignores": dict}
-# Folders that hold no source of the project. They are skipped below a given path, but linted if they are that path.
+# Folders without source code of the project. A folder of such a name is skipped, unless it was given as a path itself.
 SKIPPED = set(
     """.git .hg .svn .venv venv .tox .nox .eggs build dist node_modules __pycache__ site-packages .ipynb_checkpoints
     .mypy_cache .ruff_cache .pytest_cache""".split()
@@ -17,7 +17,7 @@ SKIPPED = set(
 
 
 class BadConfig(Exception):
-    """The message names the file, the key and the value."""
+    """Raised for a wrong configuration. The message names the file, the key and the value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Config:
     select: tuple = ()
     ignore: tuple = ()
     exclude: tuple = ()
-    per_file: tuple = ()  # of (pattern, codes)
+    per_file: tuple = ()  # (pattern, codes) pairs
 
     def excludes(self, path):
         return any(_matches(path, self.root, pattern) for pattern in self.exclude)
@@ -45,7 +45,7 @@ def _matches(path, root, pattern):
 
 
 def find(path):
-    """The Config for a file or folder."""
+    """Returns the Config that applies to a file or folder."""
     path = os.path.abspath(path)
     return _of_folder(path if os.path.isdir(path) else os.path.dirname(path))
 
@@ -59,7 +59,7 @@ def _of_folder(folder):
 
 
 def load(path):
-    """The Config in a pyproject.toml, None without a `[tool.safeops.lint]`."""
+    """Returns the Config in a pyproject.toml; None if it has no table `[tool.safeops.lint]`."""
     text = pathlib.Path(path).read_bytes()
     if b"safeops" not in text:
         return None  # so that Python 3.10, which has no TOML parser, can still lint

@@ -1,4 +1,4 @@
-"""The part of the walk that rules use: values and sources of expressions, the kind of code, and `report`."""
+"""The part of the walk that rules use: an expression's Value and source text, the kind of code it is in, `report`."""
 
 import dataclasses
 import functools
@@ -15,9 +15,10 @@ from safeops_lint.values import NOTHING
 
 TO_HALF = re.compile(r"\.half\(|torch\.(half|float16)\b")
 AUTOCAST = re.compile(r"autocast\([^()]*\)")
-# Rules about values that the callers of a private function may well have prepared.
+# Rules about the values of arguments: in a private function, their findings are only possible, as its callers in the
+# file may have made the values safe.
 PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210"}
-PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # also as an argument
+PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # keep their parentheses as an argument
 ARITHMETIC = {cst.Add: "add", cst.Subtract: "sub", cst.Multiply: "mul", cst.Divide: "truediv", cst.Power: "pow"}
 
 
@@ -33,17 +34,17 @@ class Report:
 
 
 class Context:
-    """Mixed into Walk."""
+    """The part of Walk (walk.py) that rules use."""
 
     def value(self, node):
         return self._values.get(id(node), NOTHING)
 
     def op(self, node):
-        """The tensor operation that made an expression, through names; None where it is not known."""
+        """Returns the Op that made the value of an expression, which may be a name; None if that is not known."""
         return self.value(node).op if node is not None else None
 
     def number(self, node, depth=0):
-        """The number that an expression is, through names and defaults (`self.eps**2`); None where it is not known."""
+        """The number that an expression has as its value, also through names and defaults (`self.eps**2`), or None."""
         if node is None or depth > 5:
             return None
         value = number(node)
@@ -63,14 +64,15 @@ class Context:
         return self.module.code_for_node(node)
 
     def argument(self, node):
-        """The source of an expression as the argument of a call: without parentheses around the whole of it."""
+        """The source of an expression as an argument of a call: without outer parentheses, which it does not need."""
         needless = getattr(node, "lpar", ()) and not isinstance(node, PARENTHESIZED) and not comments(node)
         return self.text(node.with_changes(lpar=(), rpar=()) if needless else node)
 
     def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
-        """Keep a report on `node`. fix: [(node, new text)], dropped if a comment would be lost. covers: [(code, node)]
-        of reports that this one replaces. likely: False for what a caller or the data may well prevent; such a report
-        is shown only if the rule was selected."""
+        """Keep a report on `node`. fix: [(node, new text)], dropped if a comment would be lost. likely: False if a
+        caller or the data may well prevent the problem; such a report is shown only if the rule was selected. imports:
+        the fix calls safeops. covers: [(code, node)] of reports that this one replaces. last: a comment that silences
+        the report may also be on the last line of this node."""
         prepared = self.private and rule.code in PREPARED
         likely = likely and not (prepared or self.imports.tests)
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
@@ -101,34 +103,36 @@ class Context:
 
     @property
     def training(self):
-        """True if this code computes a loss or a training step, with a graph."""
+        """True if this code computes a loss or a training step, with an autograd graph."""
         return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
 
     @property
     def entered(self):
-        """True if a training step calls this itself. False for a helper, whose caller prepares its arguments."""
+        """True if a training step calls this function. False for a helper, whose caller may make its arguments safe."""
         named = self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
         return named or not (self.scope.class_name or self.scope.helper)
 
     @property
     def private(self):
-        """True if only this file calls the function."""
+        """True if the function's name begins with one underscore, so that only this file should call it."""
         return self.scope.name.startswith("_") and not self.scope.name.startswith("__")
 
     @property
     def stepping(self):
-        """True if this is part of every training step: a loss, what it calls, a module; not a metric."""
+        """True if this code is part of every training step: a loss, a function that a loss calls, or a module; not a
+        metric."""
         scope = self.scope
         part = scope.loss and scope.helper != "formula" or scope.step or scope.is_module
         return part and not (scope.metric or scope.for_host)
 
     @property
     def computing(self):
-        """True if `training`, or if this computes a metric, in which values count and gradients may not."""
+        """True if `training`, or if this code computes a metric, whose values matter even if it has no gradients."""
         return self.training or self.scope.metric
 
     def checked(self, node):
-        """True if a condition asked about a name in this expression, or in the operand of a reduction that made it."""
+        """True if an earlier condition asked about a name in this expression, such as `if n > 0`, or about the tensor
+        whose reduction the expression is."""
         op = self.op(node)
         of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else None
         return any(self.scope.knows(name) for name in self.names_in(node) | self.names_in(of))
@@ -138,5 +142,5 @@ class Context:
 
 
 def _count_comments(text):
-    """Comments in the text of an expression (parsed in parentheses: it may span lines)."""
+    """The number of comments in the text of an expression, which is parsed in parentheses as it may span lines."""
     return comments(cst.parse_expression(f"({text}\n)")) if "#" in text else 0

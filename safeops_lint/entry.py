@@ -1,4 +1,5 @@
-"""The `safeops` command. It is not in safeops, which imports torch: `safeops lint` needs neither."""
+"""The command `safeops`. It is in this package since importing safeops imports torch, which `safeops lint` does not
+need."""
 
 import sys
 

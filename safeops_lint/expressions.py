@@ -9,11 +9,12 @@ from safeops_lint.syntax import Op, children, dotted, number, operation
 from safeops_lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
 
-PLAIN = ("None", "True", "False")  # a comparison with these is no comparison of tensors
+PLAIN = ("None", "True", "False")  # a comparison with one of these gives no mask
 
 
 class Expressions:
-    """Mixed into Walk. `evaluate` goes bottom up, keeps each Value, and calls the rules for what it has just seen."""
+    """The part of Walk (walk.py) for expressions. `evaluate` goes through an expression from its operands to the whole,
+    keeps the Value of each node, and calls the rules for that node."""
 
     def evaluate(self, node):
         handler = getattr(self, "_" + type(node).__name__, None)
@@ -44,7 +45,7 @@ class Expressions:
             return FOREIGN
         inverted = isinstance(node.operator, cst.BitInvert)
         if not value.tensor:
-            if inverted and self.scope.loss and not value.foreign:  # a loss inverts masks only
+            if inverted and self.scope.loss and not value.foreign:  # in a loss, ~ is applied to masks only
                 return Value(tensor=True, mask="likely", node=node)
             return dataclasses.replace(value, node=node) if value.foreign else value
         if inverted:
@@ -68,7 +69,7 @@ class Expressions:
         return NOTHING
 
     def _of_numpy(self, *values):
-        """True if one of the values is an array of numpy, and the others are tensors only by their names."""
+        """True if one of the values is an array of numpy, and the others count as tensors by their names alone."""
         calls = [v.node.func for v in values if v.foreign and isinstance(v.node, cst.Call)]
         arrays = any((self.imports.resolve(f) or "").startswith("numpy.") for f in calls)
         return arrays and all(v.op is None for v in values if v.tensor)
@@ -103,7 +104,7 @@ class Expressions:
         if attribute in NO_TENSOR_ATTRIBUTES:
             return Value(foreign=True, positive=True, wide=base.wide, node=node)  # `y.to(x.dtype)` is as wide as x
         if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
-            wide = base.wide or attribute in ("real", "imag")  # of complex numbers, of which there is hardly any half
+            wide = base.wide or attribute in ("real", "imag")  # complex tensors are hardly ever half
             return dataclasses.replace(base, wide=wide, detached=base.detached or attribute == "data", node=node)
         if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
             return self._of_pair(base, attribute == "indices", node)
@@ -114,11 +115,11 @@ class Expressions:
         return NOTHING
 
     def _named(self, key):
-        """True if a batch's entry of this name is a tensor."""
+        """True if `batch[key]` is a tensor, by the name `key`, in a loss or a training step."""
         return (self.scope.loss or self.scope.step) and len(key) > 1 and named_tensor(key)
 
     def _of_pair(self, base, second, node):
-        """The values or the indices of `x.max(dim)`."""
+        """The Value of one part of `x.max(dim)`: its indices if `second`, else its values."""
         if second:
             return Value(tensor=True, integer=True, node=node)
         of = self.value(base.op.input)
@@ -158,7 +159,7 @@ class Expressions:
 
     @staticmethod
     def _asks(mask, base):
-        """True if the mask is a comparison of the tensor that it selects from: `x[x > 0]`, also through a name."""
+        """True if the mask is a comparison of `base`, the tensor that it selects from, as in `x[x > 0]`."""
         if not isinstance(mask, cst.Comparison):
             return False
         sides = (mask.left, *(part.comparator for part in mask.comparisons))

@@ -1,4 +1,4 @@
-"""The linter's findings, as plain data that can be passed between processes and needs no libcst."""
+"""The linter's findings. They are plain data without libcst's nodes, so that processes can exchange them."""
 
 import dataclasses
 
@@ -14,7 +14,8 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One place in one file. Lines and columns count from 1, in characters, as every output format wants them."""
+    """A finding: what a rule reports at one place in a file. Lines and columns count from 1, columns in characters, as
+    every output format needs them."""
 
     path: str
     line: int
@@ -23,10 +24,10 @@ class Finding:
     end_column: int
     code: str
     message: str
-    edits: tuple = ()  # of Edit: applied together or not at all
-    imports_safeops: bool = False  # the edits use `safeops.`
-    likely: bool = True  # False: a caller or the data may well prevent it
-    cell: int | None = None  # of a notebook, from 1; line is then the line in the cell
+    edits: tuple = ()  # Edits, which are applied together or not at all
+    imports_safeops: bool = False  # the edits call safeops, so the file must import it
+    likely: bool = True  # False: possible only, as a caller or the data may well prevent it
+    cell: int | None = None  # in a notebook: number of the cell, from 1; `line` is then the line in that cell
 
     @property
     def fixable(self):
@@ -35,7 +36,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A file that could not be linted (exit code 2), and why."""
+    """Says which file could not be linted, and why. The exit code is then 2."""
 
     path: str
     message: str

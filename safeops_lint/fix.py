@@ -9,16 +9,17 @@ from safeops_lint.syntax import dotted
 
 
 def spans(module, nodes):
-    """(start, end) of nodes in the UTF-8 bytes of the module's code."""
+    """Returns {id(node): (start, end)}: where each node begins and ends in the UTF-8 bytes of the module's code."""
     from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
-    # the tree was parsed just now, so no node occurs twice, and no copy is needed
+    # The tree comes directly from the parser, so no node occurs in it twice, and libcst need not copy it.
     result = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
     return {id(n): (result[n].start, result[n].start + result[n].length) for n in nodes}
 
 
 def compatible(edit_sets):
-    """Indices of the sets of edits that can be applied together. A set that overlaps an earlier one is left out."""
+    """Returns the indices of the sets of edits that can be applied together. A set that overlaps a set before it in the
+    file is left out."""
     taken, chosen = [], []
     order = sorted(range(len(edit_sets)), key=lambda i: min(e.start for e in edit_sets[i]))
     for i in order:
@@ -30,19 +31,19 @@ def compatible(edit_sets):
 
 
 def edit(data, old, start, end, text):
-    """The Edit that replaces the expression `old`, at [start, end) of a file's bytes, by `text`. If that is a call of
-    safeops, it also replaces the parentheses around `old`, which a call does not need."""
+    """Returns the Edit that replaces the expression `old`, at [start, end) of a file's bytes, by `text`. If `text` is a
+    call of safeops, the Edit also replaces the parentheses around `old`, which a call does not need."""
     if text.startswith("safeops.") and text.endswith(")"):
         for _ in getattr(old, "lpar", ()):
             before, after = data[:start].rstrip(), re.match(rb"\s*\)", data[end:])
-            if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # `return(x)`
+            if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # of a call, or `return(x)`
                 break
             start, end = len(before) - 1, end + after.end()
     return Edit(start, end, text)
 
 
 def apply(code, edits):
-    """The text after the edits, which must not overlap."""
+    """Returns the text `code` with the edits applied. They must not overlap."""
     data = code.encode()
     for edit in sorted(edits, key=lambda e: (e.start, e.end), reverse=True):
         data = data[: edit.start] + edit.text.encode() + data[edit.end :]
@@ -50,7 +51,8 @@ def apply(code, edits):
 
 
 def import_edit(module, code, newline):
-    """Returns (the Edit that adds `import safeops`, "safeops"), or (None, the name) if the file imports safeops."""
+    """Returns (Edit, "safeops") with the Edit that adds `import safeops`; or (None, name) if the file already imports
+    safeops under that name."""
     body = module.body
     for statement in body:
         for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
@@ -67,7 +69,7 @@ def import_edit(module, code, newline):
             break
         after = statement
     line = f"import safeops{newline}"
-    if after is None:  # before the first statement, after the comments at the top
+    if after is None:  # insert it before the first statement, after the comments at the top
         start = spans(module, [body[0]])[id(body[0])][0] if body else len(code.encode())
         return Edit(start, start, line), "safeops"
     end = spans(module, [after])[id(after)][1]

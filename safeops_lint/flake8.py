@@ -5,7 +5,8 @@ from safeops_lint.check import CannotLint, lint_source
 
 
 class Plugin:
-    """An ast-tree plugin. flake8 chooses codes, files and noqa; the rules outside the default set do not run here."""
+    """A plugin that flake8 calls with a file's tree. Files, codes and noqa are flake8's. Only likely findings are
+    reported."""
 
     name = "safeops"
     version = version()
@@ -17,6 +18,6 @@ class Plugin:
         try:
             findings = lint_source("".join(self.lines), self.filename, noqa=False)
         except CannotLint:
-            return  # flake8 reports files that do not parse itself
+            return  # the file does not parse, which flake8 reports itself
         for f in findings:
             yield f.line, f.column - 1, f"{f.code} {f.message}", type(self)

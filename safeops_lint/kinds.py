@@ -1,4 +1,4 @@
-"""Kinds of functions, by name, class and form: a loss, a helper of losses, a metric."""
+"""The kind of a function (a loss, a helper of losses, a metric), by its name, its class and its code."""
 
 import re
 
@@ -14,7 +14,7 @@ LOSS = re.compile(
 LOSS_CLASS = re.compile(
     r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity|Entropy|NCE|MMD)(\d|[A-Z]|$)"
 )
-# Names of loss formulas without a word for loss. Rules about waits for the GPU skip these.
+# Names of loss functions that no word for a loss marks: `focal`, `log_prob`. Rules about waits for the GPU skip these.
 FORMULA = re.compile(
     r"(^|_)(focal|tversky|jaccard|contrast(ive)?|triplets?|hinge|charbonnier|huber|wasserstein|sinkhorn|chamfer|kld"
     r"|hausdorff|likelihood|log_?probs?|cosine|hellinger|pearson|correlation|perceptual|distill\w*|distances?|similarity)(_|$|\d)"
@@ -29,14 +29,15 @@ PLUMBING = re.compile(
     r"|^__(?!call__)|config|lossless|^extra_repr$",
     re.I,
 )
-# These verbs may be a part of a loss's name: load_balancing_loss, initial_condition_loss.
+# Verbs of PLUMBING that may also begin the name of a loss: load_balancing_loss, initial_condition_loss.
 VERB = re.compile(r"^_*(load|init|test|update|parse|convert|reset|register)", re.I)
 NOT_A_LOSS = re.compile(r"^((set|make|build|create)_|(log|get)_(?!(\w+_)?loss$))", re.I)
 
 
 def kind(function, class_name, clue):
-    """Returns Clues' (loss, helper, metric) for a function, as far as it shows itself. helper: "formula" if only words
-    in its name or its result show that it is a loss; rules about waits for the GPU skip these."""
+    """Returns (loss, helper, metric), the fields of Clues, from the function alone, without its callers. helper:
+    "formula" if only a word in its name, or its result, shows that it is a loss; rules about waits for the GPU skip
+    such a function."""
     name = function.name.value
     if class_name is None or clue.backward or plumbing(name, clue):
         return False, False, False
@@ -56,19 +57,20 @@ def kind(function, class_name, clue):
 
 
 def plumbing(name, clue):
-    """True if, by its name, a function sets up, checks or shows something, and computes no loss that its name has."""
+    """True if, by its name, a function sets up, checks or shows something, instead of computing a loss."""
     computes = VERB.search(name) and LOSS.search(name) and (clue.reduces or clue.computes)
     return bool(PLUMBING.search(name)) and not computes
 
 
 def _compares(function):
-    """True if the first two parameters are a prediction and a target, as those of a loss or a metric."""
+    """True if the first two parameters are a prediction and a target, by their names."""
     names = [p.name.value for p in function.params.params if p.name.value not in ("self", "cls")]
     return len(names) > 1 and bool(PREDICTED.search(names[0]) and GIVEN.search(names[1]))
 
 
 def total(node, names):
-    """True if an expression is a mean or a sum of everything, or made of one: `1 - 2 * tp / x.sum()`."""
+    """True if an expression is a mean or a sum over all elements, or is computed from one: `1 - x.mean()`. names: the
+    variables that hold such a value."""
     if isinstance(node, cst.BinaryOperation):
         sides = [total(n, names) for n in (node.left, node.right)]
         return sides[0] if isinstance(node.operator, cst.Divide) else any(sides)
@@ -79,6 +81,6 @@ def total(node, names):
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return False
     positional = sum(a.keyword is None for a in node.args)
-    some = any(a.keyword and a.keyword.value in ("dim", "axis") for a in node.args)  # not of all
+    some = any(a.keyword and a.keyword.value in ("dim", "axis") for a in node.args)
     of_torch = (dotted(node.func.value) or "").startswith("torch")
     return node.func.attr.value in ("mean", "sum", "norm", "std", "trace") and positional == of_torch and not some

@@ -1,8 +1,8 @@
-"""A name that is the only one for its tensor's memory, so that nobody can tell a write from a new tensor.
+"""Finds out whether a name is the only reference to its tensor's memory, so that `x[x < c] = v` can be rewritten.
 
-`x[x < c] = v` changes what every other name of x sees; `x = masked_fill(x, ...)` does not. So the write has to follow
-an assignment of what torch has just made, and every mention of the name in between has to be of a kind that is known
-to keep no hold of the tensor. What is not known counts as another name.
+The write changes x for every other name of the same memory; `x = masked_fill(x, ...)` does not. The rewrite is safe if
+(1) the write follows an assignment of a tensor that torch has just made, and (2) every mention of the name in between
+is of a kind that is known to keep no reference to the tensor. Any other mention counts as one that keeps a reference.
 """
 
 import itertools
@@ -12,7 +12,8 @@ import libcst as cst
 from safeops_lint.syntax import descendants, dotted, operation
 from safeops_lint.tables import COMPARISONS, NO_TENSOR_ATTRIBUTES, RAISED, REDUCTIONS, words
 
-# These return new memory, whatever they are given. einsum, dropout and atleast_2d may return a view or their input.
+# Operations that always return new memory. (einsum, dropout and atleast_2d are not among them: they may return a view
+# or their input.)
 NEW = (
     REDUCTIONS
     | RAISED
@@ -24,12 +25,12 @@ NEW = (
     new_zeros one_hot ones_like rand_like randn_like relu remainder round scatter scatter_add sigmoid sign sin sort
     sqrt square stack sub tanh topk trunc where zero zeros_like""")
 )
-# These may return their input's own memory.
+# Operations whose result may share the memory of their input.
 VIEWS = words("""bfloat16 bool broadcast_to chunk contiguous cpu cuda detach diagonal double expand expand_as flatten
     float half imag int long movedim narrow permute real reshape select split squeeze swapaxes t to transpose type
     type_as unbind unflatten unsqueeze view view_as""")
 VIEW_ATTRIBUTES = {"T", "mT", "H", "mH", "data", "real", "imag"}
-LIKE = {"type_as", "to", "view_as", "expand_as", "reshape_as"}  # these ask what another tensor is like
+LIKE = {"type_as", "to", "view_as", "expand_as", "reshape_as"}  # their argument only gives a dtype or a shape
 READS = words("size dim ndimension numel nelement item tolist stride is_contiguous is_floating_point is_complex")
 FUNCTIONS_READ = words("len float int bool print str repr isinstance torch.is_tensor torch.numel")
 HOLD_ALL = ("locals", "vars", "globals", "eval", "exec")
@@ -40,20 +41,20 @@ ENDS += (cst.While, cst.Assert)
 
 
 class Memory:
-    """Who else may know a tensor of this file."""
+    """Says which tensors of a file may have other references than one name."""
 
     def __init__(self, walk):
         self.walk = walk
         self.parents, self.mentions = walk.promotion.parents, walk.promotion.mentions
 
     def alone(self, target, statement):
-        """True if nothing but the Name `target` refers to its tensor where `statement` writes to it."""
+        """True if the Name `target` is the only reference to its tensor where `statement` writes to it."""
         start = self._assignment(target.value, statement)
         if start is None or not self._new(start.value):
             return False
         home, mentions = self._function(target), self.mentions[target.value]
         holders = (n for name in HOLD_ALL for n in self.mentions[name] if self._is_called(n))
-        if any(isinstance(self._parent(n), cst.NameItem) for n in mentions):  # global, nonlocal
+        if any(isinstance(self._parent(n), cst.NameItem) for n in mentions):  # declared global or nonlocal
             return False
         if any(self._within(n, home) for n in holders):
             return False
@@ -66,7 +67,7 @@ class Memory:
         return isinstance(self._parent(node), cst.Call) and self._parent(node).func is node
 
     def _function(self, node):
-        """The function in whose body a node is; None for what is in no function."""
+        """The innermost function whose body contains a node; None if there is none."""
         while (parent := self._parent(node)) is not None:
             if isinstance(parent, FUNCTIONS) and node is parent.body:
                 return parent
@@ -79,11 +80,12 @@ class Memory:
         return node is function
 
     def _assignment(self, name, statement):
-        """The assignment that every way to a statement passes: earlier in its block, or in one around it."""
+        """The last assignment to `name` that always runs before a statement: earlier in its block, or in a block around
+        it; else None."""
         node, parent = statement, self._parent(statement)
         while not isinstance(node, (*FUNCTIONS, cst.ClassDef, cst.Module)):
             if isinstance(parent, (cst.For, cst.While)) and node is parent.body:
-                return None  # what follows the write comes before it, in the next round
+                return None  # in a loop, what follows the write also comes before the next write
             for earlier in _before(node, parent):
                 if getattr(_target(earlier), "value", None) == name:
                     return earlier
@@ -91,8 +93,9 @@ class Memory:
         return None
 
     def _between(self, start, target, home):
-        """The mentions of a name from its assignment to the write, and those in functions, which may run there."""
-        mentions = self.mentions[target.value]  # the last first
+        """Yield the mentions of a name from its assignment `start` to the write, and those in nested functions, which
+        may run in between."""
+        mentions = self.mentions[target.value]  # from the last in the file to the first
         last, first = (next(i for i, n in enumerate(mentions) if n is x) for x in (target, _target(start)))
         before = {id(n) for n in descendants(start)}
         between = {id(n) for n in mentions[last:first]} - before
@@ -104,7 +107,7 @@ class Memory:
                 yield n
 
     def _binds(self, node):
-        """The function that a mention makes a name of its own: an argument, or assigned to."""
+        """The function in which a mention makes the name local: a parameter or an assigned variable; else None."""
         parent = self._parent(node)
         if isinstance(parent, cst.Param) and node is parent.name:
             return next(p for p in self._up(parent) if isinstance(p, FUNCTIONS))
@@ -115,7 +118,7 @@ class Memory:
             yield node
 
     def _new(self, node):
-        """True if an expression is a tensor that was just made, so that nothing else can refer to it."""
+        """True if an expression makes a new tensor, so that nothing else can refer to its memory."""
         if isinstance(node, cst.UnaryOperation):
             return not isinstance(node.operator, cst.Plus)  # +x is x
         if isinstance(node, cst.Subscript):
@@ -129,7 +132,7 @@ class Memory:
         return len(node.slice) == 1 and isinstance(index, cst.Index) and self.walk.value(index.value).mask == "bool"
 
     def _result(self, call):
-        """The memory that a call returns: "new", it may be the "same" as that of its input, or None: not known."""
+        """The memory of a call's result: "new"; "same" if it may share the input's memory; None if not known."""
         full = self.walk.imports.resolve(call.func) or ""
         if full.startswith("safeops."):
             return "new" if full.startswith(("safeops.safe_", "safeops.masked_")) or full.endswith("_loss") else None
@@ -142,7 +145,7 @@ class Memory:
         return "same" if in_place or op.name in VIEWS else "new"
 
     def _harmless(self, node):
-        """True if nothing keeps hold of a tensor, or of a view of it, by this mention."""
+        """True if this mention of a tensor leaves no reference to it, or to a view of it."""
         parent = self._parent(node)
         if isinstance(parent, ENDS):
             return True
@@ -168,7 +171,7 @@ class Memory:
             argument = self._parent(self._parent(parent))
             return isinstance(argument, cst.Arg) and self._argument(argument, self._parent(argument))
         if isinstance(parent, cst.AugAssign):
-            value = self.walk.value(parent.target)  # a list would take views of the rows
+            value = self.walk.value(parent.target)  # (`a_list += x` keeps views of x's rows)
             return node is parent.target or value.tensor or self.walk.number(parent.target) is not None
         return False
 
@@ -186,7 +189,7 @@ class Memory:
         return result == "new" or result == "same" and self._harmless(call)
 
     def _index(self, node):
-        """`w[z]` holds nothing of z, but as the key of a dictionary."""
+        """True if `w[z]` keeps no reference to z: it would as a key that is stored in a dictionary."""
         subscript = next(p for p in self._up(node) if isinstance(p, cst.Subscript))
         return not isinstance(self._parent(subscript), cst.AssignTarget) or self.walk.value(subscript.value).tensor
 
@@ -196,14 +199,14 @@ class Memory:
         if (self.walk.imports.resolve(call.func) or dotted(call.func)) in FUNCTIONS_READ:
             return True
         result, op = self._result(call), operation(call, self.walk.imports)
-        if result is not None and op is not None and op.origin == "method":  # another tensor's: w.add_(z)
-            dropped = result == "new" and isinstance(self._parent(call), cst.Expr)  # seen.add(z), which is no tensor
+        if result is not None and op is not None and op.origin == "method":  # a method of another tensor: w.add_(z)
+            dropped = result == "new" and isinstance(self._parent(call), cst.Expr)  # seen.add(z): a set that keeps z
             return not dropped and (result == "new" or op.inplace or op.name in LIKE)
         return result == "new" or result == "same" and self._harmless(call)
 
 
 def _before(node, block):
-    """The simple statements before one in its block, the last first."""
+    """The statements before `node` in its block, from the last to the first; those of a line one by one."""
     body = block.body if isinstance(block, BLOCKS) else ()
     earlier = list(itertools.takewhile(lambda n: n is not node, body))
     lines = [n.body if isinstance(n, cst.SimpleStatementLine) else [n] for n in earlier]
@@ -211,7 +214,7 @@ def _before(node, block):
 
 
 def _target(statement):
-    """The one Name that a statement assigns a value to; None where there are others."""
+    """The Name that a statement assigns a value to; None if it has another target, or several."""
     targets = statement.targets if isinstance(statement, cst.Assign) else ()
     targets = [statement] if isinstance(statement, cst.AnnAssign) and statement.value is not None else targets
     target = targets[0].target if len(targets) == 1 else None

@@ -1,4 +1,4 @@
-"""The four formats: text for people, JSON, GitHub's workflow commands, SARIF 2.1.0."""
+"""Prints an Outcome in four formats (text for people, JSON, GitHub's workflow commands, SARIF 2.1.0), or as a diff."""
 
 import difflib
 import json
@@ -27,12 +27,12 @@ def _place(problem):
 
 
 def summary(outcome, mode):
-    """The closing line, for stderr."""
+    """Returns the last line of a text report, which goes to stderr."""
     parts = []
     left = len(outcome.findings)
     if mode != "check":
         verb = "would be rewritten" if mode == "diff" else "rewritten"
-        kept = left - outcome.fixed if mode == "diff" else left  # (diff: the findings are those of the file as it is)
+        kept = left - outcome.fixed if mode == "diff" else left  # with --diff, findings are those before the rewrites
         parts.append(f"{outcome.fixed} {verb} in {_files(len(outcome.changed))}, {max(kept, 0)} left as they are")
     fixable = sum(f.fixable for f in outcome.findings)
     result = f"{left} finding{'s' * (left != 1)} in {_files(outcome.files)}"
@@ -63,9 +63,9 @@ def github(outcome):
     lines = []
     for f in outcome.findings:
         properties = {"file": f.path, "line": f.line, "endLine": f.end_line}
-        if f.line == f.end_line:  # GitHub has no columns across lines
+        if f.line == f.end_line:  # GitHub takes columns only for a single line
             properties |= {"col": f.column, "endColumn": f.end_column}
-        if f.cell:  # lines in a cell are no lines of the file
+        if f.cell:  # a line of a cell is not a line of the file
             properties = {"file": f.path}
         message = f"cell {f.cell}, line {f.line}: {f.message}" if f.cell else f.message
         properties["title"] = f"{f.code} {RULES[f.code].name}"

@@ -1,8 +1,8 @@
-"""Which rewrites may return fp32 for half: those whose value reaches nothing that requires operands of one dtype.
+"""Says which rewrites may return fp32 where the old expression was half: those that cannot lead to a dtype error.
 
-torch promotes half beside fp32 in arithmetic, reductions and most losses; `dot`, `lerp`, `index_add_`, a layer, a write
-through a mask raise. So the value of the rewritten expression is followed through names, results and calls of the file,
-and every step must be one that is known to promote, to cast, or to end there.
+torch promotes half beside fp32 in arithmetic, reductions and most losses. But `dot`, `lerp`, `index_add_`, a layer and
+a write through a mask raise if dtypes differ. So the value of the rewritten expression is followed through names,
+results and calls of the file. Every use must be known to promote it, to cast it, or not to depend on its dtype.
 """
 
 import collections
@@ -19,7 +19,7 @@ PROMOTES = SHAPING | words("""add sub mul div pow neg abs exp log log1p log2 log
     median sort topk reciprocal fill zero""") - {"to"}
 ENDS = COMPARISONS - {"isclose", "isin"} | words("""half bfloat16 type_as long int item tolist numpy argmax argmin
     argsort any all size dim numel backward manual_backward scale log_dict print len isinstance format""")
-ONE_DTYPE = {"weight", "pos_weight", "out"}  # keyword arguments
+ONE_DTYPE = {"weight", "pos_weight", "out"}  # keyword arguments that must have the dtype of the input
 BUILTINS = {"sum", "max", "min", "abs"}
 DIVISORS = {"reciprocal", "rsqrt", "log", "log2", "log10"}
 MAY_BE_ZERO = tuple(f"safeops.safe_{name}(" for name in ("div", "reciprocal", "sqrt", "norm", "pow"))
@@ -27,11 +27,11 @@ HOLDERS = (cst.Tuple, cst.List, cst.Dict)
 
 
 class Promotion:
-    """Follows the values of a file."""
+    """Follows values through a file."""
 
     def __init__(self, walk):
         self.walk, self.parents = walk, {}
-        self.mentions = collections.defaultdict(list)  # name -> its Names, the last first
+        self.mentions = collections.defaultdict(list)  # name -> its Name nodes, from the last in the file to the first
         for node in descendants(walk.module):
             if isinstance(node, cst.Name):
                 self.mentions[node.value].append(node)
@@ -39,8 +39,8 @@ class Promotion:
                 self.parents[id(child)] = node
 
     def allows(self, node, text):
-        """True if `text`, which may return fp32, can replace the expression `node`. If `text` may be 0, nothing may be
-        divided by it either: the rule on divisions would no longer see, say, the root in the divisor."""
+        """True if `text`, which may return fp32, can replace the expression `node`. If the value of `text` may be 0, it
+        must not become a divisor either: the rule on divisions (SO202) would not see what made the divisor."""
         zero = text.startswith(MAY_BE_ZERO)
         todo, seen = [node], set()
         while todo:
@@ -55,7 +55,7 @@ class Promotion:
         return True
 
     def _reached(self, node, parent, zero):
-        """The expressions that the value of `node` reaches next; None if one of them may not take fp32."""
+        """Returns the expressions that use the value of `node` and pass it on; None if a use may not take fp32."""
         if isinstance(parent, (cst.UnaryOperation, *HOLDERS, cst.Element, cst.DictElement)):
             return [parent]
         if isinstance(parent, cst.BinaryOperation):
@@ -71,7 +71,7 @@ class Promotion:
             return [] if node is parent.keyword else self._argument(parent, self.parents[id(parent)], zero)
         if isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr)):
             return self._assigned(node, parent)
-        if isinstance(parent, cst.AssignTarget):  # n[m] = h takes one dtype
+        if isinstance(parent, cst.AssignTarget):  # x[mask] = value raises if dtypes differ
             written = isinstance(node, cst.Subscript) and number(self.parents[id(parent)].value) is None
             return None if written else []
         if isinstance(parent, cst.AugAssign):
@@ -95,7 +95,7 @@ class Promotion:
                 return []
             return [call] if name in PROMOTES | {"to"} and not (zero and name in DIVISORS) else None
         if parent.attr.value in NO_TENSOR_ATTRIBUTES:
-            return None if parent.attr.value == "dtype" else []  # h.to(n.dtype)
+            return None if parent.attr.value == "dtype" else []  # its dtype may be used: h.to(n.dtype)
         return [parent]
 
     def _argument(self, argument, call, zero):
@@ -124,7 +124,7 @@ class Promotion:
         return [use for t in targets for use in self._uses(t)]
 
     def _uses(self, name):
-        """Where a variable is read, in its outermost function."""
+        """Returns the other mentions of a variable within its outermost function."""
         function = self._enclosing(name, cst.FunctionDef, outermost=True)
         uses = (n for n in self.mentions[name.value] if n is not name)
         return [n for n in uses if self._enclosing(n, cst.FunctionDef, outermost=True) is function]
@@ -137,20 +137,20 @@ class Promotion:
         return result
 
     def _results(self, node):
-        """The calls in this file of the function that returns here. None if it computes no loss: only the result of a
-        loss is known to be used as a loss in other files."""
+        """Returns the calls, in this file, of the function that the return statement `node` belongs to. None if that
+        function computes no loss: other files may then use its result in any way."""
         function = self._enclosing(node, (cst.FunctionDef, cst.Lambda))
         clue = self.walk.clues.get(id(function))
         if clue is None or not (clue.loss or clue.backward or clue.computes):
             return None
         owner, name = self._enclosing(function, cst.ClassDef), function.name.value
         if owner is not None and name in ("forward", "__call__"):
-            return [] if len(self.mentions[owner.name.value]) == 1 else None  # only other files make objects
+            return [] if len(self.mentions[owner.name.value]) == 1 else None  # only other files use it
         calls = [self._called(n) for n in self.mentions[name] if self.parents[id(n)] is not function]
         return None if None in calls else calls
 
     def _called(self, name):
-        """The call of the function that `name` refers to; None if the function is passed on instead."""
+        """The call whose function is `name`; None if the function is not called there but used as a value."""
         parent = self.parents[id(name)]
         node = parent if isinstance(parent, cst.Attribute) and parent.attr is name else name
         call = self.parents[id(node)]

@@ -1,16 +1,16 @@
-"""The calls among a file's functions: by name, as methods, through objects that they or their class made, and through
-base classes."""
+"""Finds the functions of a file that a function calls: by name, as methods of its own or a base class, or through
+objects that it or its class made."""
 
 import libcst as cst
 
 from safeops_lint.syntax import children, descendants, dotted
 
-CALLED = ("forward", "__call__")
+CALLED = ("forward", "__call__")  # the methods that calling an object runs
 LEARNED = ("Linear", "Conv", "Embedding", "Parameter", "LSTM", "GRU", "Attention", "Transformer", "from_pretrained")
 
 
 class Reach:
-    """The functions by class and name, and the functions whose result each may use."""
+    """The functions of a file by class and name; `called` returns the functions that one of them calls."""
 
     def __init__(self, module):
         self.functions = list(_functions(module, ""))
@@ -24,7 +24,8 @@ class Reach:
         self._models = {name for name, node in self.classes.items() if _learns(node)}
 
     def called(self, function, class_name):
-        """[(class, FunctionDef)] of the calls whose result a function uses, without models: they are no part of it."""
+        """Returns [(class, FunctionDef)]: the functions of this file whose result a function uses. Models (classes that
+        make layers with weights) are left out, since they are no part of a loss."""
         made = {**self._made.get(class_name, {}), **_made(function, "", self.classes)}
         nodes = list(descendants(function.body))
         statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
@@ -52,7 +53,8 @@ class Reach:
         return self._methods(class_name, names) if class_name in self.classes and class_name not in self._models else ()
 
     def _methods(self, class_name, names):
-        """Yield the methods of these names: a class's own or inherited ones, and those of its derived classes."""
+        """Yield (class, FunctionDef) for methods of these names: the class's own or inherited one, and those of derived
+        classes."""
         for name in names:
             owner = next((c for c in self._ancestors(class_name) if (c, name) in self.named), None)
             below = [c for c in self.classes if c != class_name and class_name in self._ancestors(c)]
@@ -60,7 +62,7 @@ class Reach:
                 yield from self.named.get((c, name), ())
 
     def _ancestors(self, class_name):
-        """A class and its bases in this file."""
+        """Returns the names of a class and of its direct and indirect bases in this file."""
         results = [class_name]
         for name in results:
             results += [b for b in self._bases.get(name, ()) if b in self.classes and b not in results]
@@ -68,7 +70,8 @@ class Reach:
 
 
 def _made(node, prefix, known):
-    """{name: class or function of this file} of `name = Class(...)` and `self.name = function` below a node."""
+    """Returns {name: class or function of this file} for each `name = Class(...)` or `self.name = function` below a
+    node, if the name begins with `prefix`. known: the classes and functions that count."""
     made = {}
     for n in descendants(node):
         if isinstance(n, cst.Assign) and isinstance(n.value, (cst.Call, cst.Name)):
@@ -85,8 +88,8 @@ def _learns(node):
 
 
 def _functions(node, class_name):
-    """Yield (class name, FunctionDef) for all functions, in order. The class name is "" outside of classes, None in a
-    class that holds no losses."""
+    """Yield (class name, FunctionDef) for all functions below a node, in order. The class name is "" outside of
+    classes, and None in a class that holds no losses (a transform, a dataset, an optimizer)."""
     for child in children(node):
         if isinstance(child, cst.FunctionDef):
             yield class_name, child

@@ -1,4 +1,4 @@
-"""The table of rules in docs/lint.md, from the rules themselves: `python -m safeops_lint.reference docs/lint.md`."""
+"""Writes the list of rules in docs/lint.md from the rules' texts: `python -m safeops_lint.reference docs/lint.md`."""
 
 import pathlib
 import sys
@@ -10,7 +10,7 @@ END = "<!-- rules: end -->"
 
 
 def markdown():
-    """A section for each family: what happens, why, what to write instead, what `--fix` does."""
+    """Returns a section for each family of rules: what happens, why, what to write instead, what `--fix` does."""
     lines = []
     for family, title in FAMILIES.items():
         lines += ["", f"### {family}: {title.lower()}"]
@@ -21,7 +21,7 @@ def markdown():
 
 
 def insert(document):
-    """The document with the part between BEGIN and END generated anew."""
+    """Returns the document with a new list of rules between BEGIN and END."""
     head, _, rest = document.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not end:

@@ -1,4 +1,4 @@
-"""Linting paths: which files, in how many processes, with which rules."""
+"""Lints paths: finds their files, spreads them over processes, and chooses the rules for each file."""
 
 import concurrent.futures
 import dataclasses
@@ -40,7 +40,7 @@ class Options:
 
 
 def lint_paths(paths, options):
-    """The Outcome over files and folders; BadConfig where a pyproject.toml is wrong."""
+    """Returns the Outcome for files and folders. Raises BadConfig if a pyproject.toml is wrong."""
     total = Outcome()
     files = list(dict.fromkeys(_files(paths, total.problems)))
     options = dataclasses.replace(options, scripted=frozenset().union(*map(_scripted, files)))
@@ -49,7 +49,7 @@ def lint_paths(paths, options):
         for path in files:
             total.add(lint_file(path, options))
         return total
-    # fork on Linux: a worker then has all modules already
+    # With fork, on Linux, a worker need not import the modules again.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
         futures = [pool.submit(lint_file, path, options) for path in files]
@@ -104,17 +104,17 @@ def _python_script(path):
         with open(path, "rb") as file:
             first = file.readline(200)
     except OSError:
-        return True  # reading it will say why
+        return True  # reading it later reports the error
     return first.startswith(b"#!") and b"python" in first
 
 
 def lint_file(path, options):
-    """The Outcome of one file."""
+    """Lint one file; with mode "fix", rewrite it. Returns its Outcome."""
     settings = config.find(path)
     select = options.select or settings.select
     ignore = (*options.ignore, *settings.ignore, *settings.ignored_in(path))
     rules = chosen(select, ignore)
-    possible = bool(select)  # a selected rule reports all that it finds
+    possible = bool(select)  # selected rules also report possible findings
     result = Outcome(files=1)
     try:
         if path.endswith(".ipynb"):

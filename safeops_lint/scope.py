@@ -1,4 +1,4 @@
-"""Facts about a function: does it compute a loss, run under autocast, keep a graph, and which names are tensors."""
+"""Facts about a function: whether it computes a loss, runs under autocast, keeps a graph; the Values of its names."""
 
 import re
 
@@ -7,30 +7,31 @@ import libcst as cst
 from safeops_lint.syntax import dotted, number
 from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor
 
-WIDE = re.compile(r"(^|_)(fp|f|float)(32|64)(_|$)")  # `force_fp32`, `fp32_region`, `f64_math`
-NUMBERS = re.compile(r"\b(float|int|bool|str|ndarray)\b")
+WIDE = re.compile(r"(^|_)(fp|f|float)(32|64)(_|$)")  # decorators: `force_fp32`, `fp32_region`, `f64_math`
+NUMBERS = re.compile(r"\b(float|int|bool|str|ndarray)\b")  # in a return annotation
 
 
 class Scope:
-    """One function (or the module). Names are looked up here first, then where it was defined."""
+    """The scope of one function, class or module. Names are looked up in it first, then in `outer`, the scope around
+    it."""
 
     def __init__(self, name="", outer=None, class_name="", is_module=False):
         self.name, self.outer, self.class_name, self.is_module = name, outer, class_name, is_module
         self.names = {}
         self.checked = set()  # names that a condition asked about
-        self.loss = self.step = self.metric = False  # metric: its values count, it may have no graph
-        self.arguments = set()  # names of its arguments
-        self.helper = False  # it is part of a loss, not one itself
-        self.parameters = set()  # arguments that are still the caller's tensors
+        self.loss = self.step = self.metric = False  # a loss; a training step; a metric, which may have no graph
+        self.arguments = set()  # names of the function's arguments
+        self.helper = False  # the function is part of a loss, not a loss itself
+        self.parameters = set()  # arguments that have not been reassigned: the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
-        self.filled = set()  # names that were filled by a number through a mask: name[mask] = 0
-        self.returned = []  # the expressions that it returns
-        self.used = set()  # names that its body uses as tensors, or as arrays
-        self.no_grad = self.autocast = self.wide = self.loops = 0
-        self.on_cpu = False  # autocast there casts what it refuses on CUDA
-        self.rare = 0  # in a branch that is taken once, or on demand
-        self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
-        self.scripted = outer is not None and outer.scripted  # not rewritten: torch.jit.script knows torch only
+        self.filled = set()  # names that were filled with a number through a mask: name[mask] = 0
+        self.returned = []  # the expressions that the function returns
+        self.used = set()  # names that the body uses as tensors, or as arrays
+        self.no_grad = self.autocast = self.wide = self.loops = 0  # > 0 inside such a context, or a loop
+        self.on_cpu = False  # autocast is on the CPU, where it casts what it refuses on CUDA
+        self.rare = 0  # > 0 inside a branch that runs once, or on demand
+        self.for_host = False  # annotated to return numbers: the caller wants them on the host
+        self.scripted = outer is not None and outer.scripted  # torch.jit.script may compile it: no calls of safeops
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
             self.on_cpu = outer.on_cpu
@@ -53,7 +54,7 @@ class Scope:
         self.saved.pop(name, None)
 
     def knows(self, name):
-        """True if a condition asked about the name before this point."""
+        """True if a condition asked about the value of this name before this point."""
         scope = self
         while scope is not None:
             if name in scope.checked:
@@ -63,7 +64,7 @@ class Scope:
 
 
 def function_scope(node, outer, class_name, is_module, imports, clues):
-    """The Scope of a FunctionDef, from its decorators and parameters, and from what its body shows about them."""
+    """Returns the Scope of a FunctionDef, from its decorators, its parameters, and its Clues (survey.py)."""
     scope = Scope(node.name.value, outer, class_name, is_module)
     for decorator in node.decorators:
         _decorate(scope, decorator.decorator, imports)
@@ -108,13 +109,14 @@ def _decorate(scope, decorator, imports):
 
 
 def _casts_to(call, imports):
-    """The dtype, as `dtype_of` says it, to which `custom_fwd(cast_inputs=torch.float32)` casts arguments, or None."""
+    """The dtype to which `custom_fwd(cast_inputs=torch.float32)` casts arguments, in the words of `dtype_of`; or
+    None."""
     given = call.args if call else ()
     return next((dtype_of(a.value, imports) for a in given if a.keyword and a.keyword.value == "cast_inputs"), None)
 
 
 def enter_autocast(scope, call, step):
-    """Enter an autocast context. Inside autocast(enabled=False), arithmetic is wide on purpose."""
+    """Enter an autocast context. autocast(enabled=False) counts as wide: the code means to compute in fp32."""
     given = call.args if call else ()
     if any(a.keyword and a.keyword.value == "enabled" and dotted(a.value) == "False" for a in given):
         scope.wide += step

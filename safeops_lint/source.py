@@ -1,4 +1,4 @@
-"""Files as texts: encodings, notebooks, and writing back what changed."""
+"""Reads files and notebooks as texts, and writes rewritten texts back."""
 
 import codecs
 import io
@@ -20,7 +20,8 @@ class Unreadable(Exception):
 
 
 def read(path):
-    """(text, encoding, BOM) of a Python file, by its BOM or its PEP 263 cookie; line ends are kept."""
+    """Returns (text, encoding, BOM) of a Python file. The encoding is that of its BOM or its PEP 263 comment, else
+    UTF-8. Line ends are kept."""
     data = read_bytes(path)
     bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
     try:
@@ -47,7 +48,7 @@ def read_bytes(path):
 
 
 def write(path, text, encoding, bom):
-    """Replace a file atomically: a reader, or a crash, sees the old text or the new one."""
+    """Replace a file atomically: a reader sees the old text or the new one, also after a crash."""
     real = os.path.realpath(path)
     try:
         data = bom + text.encode(encoding)
@@ -65,7 +66,8 @@ def write(path, text, encoding, bom):
 
 
 def notebook(path):
-    """[(cell number from 1, source), ...] of a notebook's code cells; magics are blanked out, %%-cells left out."""
+    """Returns [(cell number, source), ...] of a notebook's code cells. Numbers count all cells from 1. Lines with a
+    magic become `pass`; cells that begin with %% are left out."""
     try:
         data = json.loads(read_bytes(path).decode("utf-8-sig"))
         cells = data["cells"]

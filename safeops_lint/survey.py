@@ -1,4 +1,5 @@
-"""The kinds of a file's functions (losses, parts of losses, training steps), and what their bodies show about names."""
+"""Finds the kind of each function of a file (a loss, part of a loss, a training step), and what its body shows about
+names."""
 
 import dataclasses
 import re
@@ -9,36 +10,36 @@ from safeops_lint.kinds import kind, plumbing, total
 from safeops_lint.syntax import NESTED, children, descendants, dotted, names_of, operation
 from safeops_lint.tables import ARRAY_METHODS, CONSTRUCTORS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
-DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
+DIMS = {"dim", "keepdim"}  # keywords of torch alone: numpy has axis and keepdims
 
 
 @dataclasses.dataclass(slots=True)
 class Clues:
-    """Facts that a function's body shows, and those that the file adds."""
+    """Facts about a function. `loss`, `helper` and `metric` also depend on its callers in the file."""
 
-    tensors: set = dataclasses.field(default_factory=set)  # names used as only tensors are
-    arrays: set = dataclasses.field(default_factory=set)  # names used as tensors or arrays are
+    tensors: set = dataclasses.field(default_factory=set)  # names used in ways that only tensors allow
+    arrays: set = dataclasses.field(default_factory=set)  # names used in ways that tensors and arrays allow
     masks: set = dataclasses.field(default_factory=set)  # names that are a factor, and summed: (x * m).sum() / m.sum()
-    backward: bool = False  # it calls .backward(), or an optimizer
+    backward: bool = False  # the function calls .backward(), or an optimizer's step
     computes: bool = False  # it calls a loss of torch or safeops
-    returns: bool = False  # it returns something
-    returns_loss: bool = False  # what it returns contains a call of a loss, or a name with "loss"
-    reduces: bool = False  # it returns the mean or the sum of all elements
+    returns: bool = False  # it returns a value
+    returns_loss: bool = False  # a returned expression contains a call of a loss, or a name with "loss"
+    reduces: bool = False  # it returns a mean or a sum over all elements
     loss: bool = False  # it is a loss, or part of one
-    helper: bool = False  # it is part of a loss, not one itself; "formula": see kinds.kind
+    helper: bool = False  # it is part of a loss, not a loss itself; or "formula": see kinds.kind
     metric: bool = False
 
 
 def survey(module, imports, reach):
-    """Returns ({id of each FunctionDef and of the module: Clues}, names of the functions that losses call). A function
-    that a loss calls is part of the loss."""
+    """Returns (clues, helpers). clues: {id(node): Clues} for each FunctionDef and the module. helpers: the names of the
+    functions that losses call; such a function is part of the loss."""
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
     todo, helpers = [], set()
     for class_name, node in reach.functions:
         clue = clues[id(node)]
-        if class_name in metrics:  # a metric that calls a loss is no training step
+        if class_name in metrics:  # a metric class may call a loss, but is no training step
             clue.computes = False
             continue
         clue.loss, clue.helper, clue.metric = kind(node, class_name, clue)
@@ -49,7 +50,8 @@ def survey(module, imports, reach):
 
 
 def _spread(todo, reach, clues, helpers, metrics):
-    """Mark the callees of losses as parts of losses. A function of a metric becomes a loss if a loss calls it."""
+    """Mark the functions that losses call as parts of losses. A metric that a loss calls becomes part of the loss, too.
+    todo: [(class, FunctionDef)] of the losses."""
     while todo:
         class_name, node = todo.pop()
         caller = clues[id(node)]
@@ -68,7 +70,7 @@ def _spread(todo, reach, clues, helpers, metrics):
 
 
 def _metrics(module):
-    """Names of classes that are metrics by their base, or by what they can do, whatever they are called."""
+    """Yield the names of the classes that are metrics: by a base class, or since they have `update` and `compute`."""
     for node in descendants(module, stop=cst.FunctionDef):
         if isinstance(node, cst.ClassDef):
             methods = {n.name.value for n in node.body.body if isinstance(n, cst.FunctionDef)}
@@ -88,7 +90,7 @@ def _clues(body, imports):
             _call_clues(node, imports, clues, counted)
         elif isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name):
             parts = [getattr(e.slice, "value", None) for e in node.slice]
-            if any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts):  # no list has this
+            if any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts):  # no index of a list
                 clues.arrays.add(node.value.value)
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
@@ -134,7 +136,7 @@ def _call_clues(node, imports, clues, counted):
 
 
 def _calls_loss(node, imports):
-    """F.mse_loss(...), F.cross_entropy(...), safeops.l1_loss(...)"""
+    """True for a call of a loss of torch or safeops: `F.mse_loss(...)`, `safeops.l1_loss(...)`."""
     if not isinstance(node, cst.Call):
         return False
     full = imports.resolve(node.func) or ""

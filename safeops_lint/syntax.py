@@ -1,4 +1,5 @@
-"""Reading libcst's tree: children without white space, names through imports, one shape for all ways to call an op."""
+"""Reads libcst's tree: a node's children without white space, full names through imports, and each tensor operation as
+an Op, however it was written."""
 
 import dataclasses
 import functools
@@ -6,14 +7,14 @@ import re
 
 import libcst as cst
 
-# Fields that hold no code. Skipping them is what makes the walk several times as fast as a CSTVisitor.
+# Fields of nodes that hold no code. The walk skips them, which makes it several times as fast as a CSTVisitor.
 _LAYOUT = ("whitespace", "lpar", "rpar", "lbracket", "rbracket", "comma", "semicolon", "leading_lines", "lines_after")
 _LAYOUT += ("header", "footer", "trailing", "colon", "indent", "first_line", "star", "equal", "newline", "asynchronous")
 _fields = {}
 
 
 def children(node):
-    """The code below a node, in source order."""
+    """Yield the child nodes that hold code, in source order."""
     kind = type(node)
     names = _fields.get(kind)
     if names is None:
@@ -36,7 +37,7 @@ def _is_node(kind):  # isinstance of an abstract class is slow
 
 
 def descendants(node, stop=()):
-    """A node and all below it; does not enter (but yields) nodes of the classes `stop`."""
+    """Yield a node and all nodes below it. Nodes of the classes `stop` are yielded, but not those below them."""
     todo = [node]
     while todo:
         item = todo.pop()
@@ -46,7 +47,7 @@ def descendants(node, stop=()):
 
 
 def comments(node):
-    """How many comments a node contains: an edit must not lose one."""
+    """Returns the number of comments in a node. (A rewrite must keep them.)"""
     count = 0
     todo = [node]
     while todo:
@@ -57,7 +58,7 @@ def comments(node):
 
 
 def dotted(node):
-    """`a.b.c` of nested attributes, else None."""
+    """Returns "a.b.c" for a name or nested attributes of a name, else None."""
     parts = []
     while isinstance(node, cst.Attribute):
         parts.append(node.attr.value)
@@ -72,7 +73,7 @@ NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
 def names_of(expression):
-    """The names in an expression, without those of called functions, attributes and keywords."""
+    """Returns the names in an expression, without called functions, attributes and keywords."""
     nodes = list(descendants(expression, stop=NESTED))
     called = {id(n.func) for n in nodes if isinstance(n, cst.Call)}
     called |= {id(n.attr) for n in nodes if isinstance(n, cst.Attribute)}
@@ -81,7 +82,7 @@ def names_of(expression):
 
 
 def number(node):
-    """The value of a number written out (`-1e9`, `float("-inf")`, `math.inf`), else None."""
+    """Returns the value of a literal number (`-1e9`, `float("-inf")`, `math.inf`), else None."""
     if isinstance(node, (cst.Integer, cst.Float)):
         return node.evaluated_value
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, (cst.Minus, cst.Plus)):
@@ -109,7 +110,7 @@ def moves(op):
 
 
 class Imports:
-    """The file's import statements: what a name stands for, wherever in the file it was imported."""
+    """The imported names of a file, and the full names that they stand for."""
 
     def __init__(self, module, path=""):
         self.names = {}
@@ -134,7 +135,8 @@ class Imports:
         self.arrays = self.arrays or imported.split(".")[0] in ARRAYS
 
     def resolve(self, node):
-        """The full dotted name of an expression that starts at an import, else None."""
+        """Returns the full name, such as "torch.nn.functional.relu", of an expression that begins with an imported
+        name; else None."""
         name = dotted(node)
         if name is None:
             return None
@@ -147,7 +149,7 @@ class Imports:
 class Op:
     """One tensor operation, however it was written: `torch.log(x)`, `x.log()`, `x.log_()`, `a / b`."""
 
-    name: str  # of the method, without the trailing underscore
+    name: str  # without a trailing underscore, and without synonyms: `multiply_` is "mul"
     node: cst.CSTNode
     input: cst.BaseExpression | None
     args: list  # positional arguments after input
@@ -156,7 +158,7 @@ class Op:
     inplace: bool = False
 
     def arg(self, position, *names):
-        """The argument at `position` after input, or by one of its names."""
+        """Returns the argument that has one of these keywords, or is at `position` after input; else None."""
         for name in names:
             if name in self.kwargs:
                 return self.kwargs[name]
@@ -177,7 +179,7 @@ PREFIXES["torch.nn.functional"] = "functional"
 
 
 def operation(node, imports):
-    """The Op of a call or a binary operation (whether its operands are tensors is the caller's question), else None."""
+    """Returns the Op of a call or a binary operation, else None. The operands need not be tensors."""
     if isinstance(node, cst.BinaryOperation):
         name = OPERATORS.get(type(node.operator))
         return name and Op(name, node, node.left, [node.right], {}, "operator")

@@ -14,21 +14,21 @@ NO_TENSOR = words("""is_tensor is_storage is_complex is_floating_point is_nonzer
     layout Event Tag Tensor split chunk unbind topk sort max_pool2d_with_indices svd eigh eig qr lu slogdet meshgrid
     unique broadcast_tensors aminmax frexp kthvalue mode histogram lobpcg tensor_split vsplit hsplit dsplit where_ Event
     jit""")
-# Methods of a tensor that give none.
+# Methods of a tensor that do not return a tensor.
 NO_TENSOR_METHODS = words("""item tolist numpy size dim ndimension numel nelement stride storage data_ptr element_size
     get_device is_contiguous is_floating_point is_complex is_shared backward register_hook equal allclose type split
     chunk unbind topk sort keys values items is_set_to is_pinned storage_offset names copy shape svd eigh qr slogdet
     unique requires_grad retain_grad is_signed is_inference __len__ aminmax kthvalue mode frexp""")
-# (split, topk, ... return tuples of tensors; for max and min with a dim, see PAIRS)
+# (split, topk, ... return tuples of tensors. For max and min with a dim, see PAIRS.) Attributes that are no tensors:
 NO_TENSOR_ATTRIBUTES = words("""shape dtype device ndim requires_grad is_cuda is_leaf layout names grad_fn nbytes
     itemsize is_sparse is_nested is_quantized is_meta""")
-# A call of one of these on a name shows that it is a tensor (numpy, str and dict have none of them).
+# Methods that show that a name is a tensor if they are called on it (numpy, str and dict have none of them).
 TENSOR_METHODS = words("""detach unsqueeze view size float double half cuda cpu requires_grad_ new_zeros new_ones
     new_tensor new_full masked_fill masked_fill_ masked_select masked_scatter type_as contiguous permute expand
     expand_as numel dim softmax log_softmax sigmoid logsumexp gather scatter scatter_ scatter_add_ index_select isnan
     isinf isfinite bmm mm clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward
     unfold bool long addcdiv_ addcmul_""")
-# Methods of tensors and arrays. On an argument of a loss, they show a tensor.
+# Methods of tensors and of arrays. If one is called on an argument of a loss, that argument is a tensor.
 ARRAY_METHODS = words("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all")
 TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 
@@ -41,17 +41,17 @@ CONSTRUCTORS = words("""zeros ones full empty arange linspace logspace eye tenso
     ones_like full_like empty_like rand randn randint randperm rand_like randn_like new_zeros new_ones new_full
     new_tensor new_empty tril_indices triu_indices hann_window hamming_window kaiser_window scalar_tensor normal
     bernoulli multinomial one_hot empty_strided Tensor asarray""")
-# Results have torch's default dtype, fp32, where none is given.
+# Results have torch's default dtype, fp32, if no dtype is given.
 SINGLE = words("zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window")
-# Never 0 for the inputs they are given in practice.
+# Results are not 0 for inputs that occur in practice.
 POSITIVE = words("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo")
-# Results are kept away from 0 if the operand is.
+# Results are kept away from 0 if the operands are.
 KEEPS_POSITIVE = SHAPING | words("""sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack
     norm log1p rsqrt reciprocal logsumexp type type_as nansum pow masked_select""")
 NO_HALF = words("""svd svdvals svd_lowrank pca_lowrank eig eigh eigvals eigvalsh qr slogdet lstsq matrix_rank
     matrix_power lu_factor solve solve_triangular cholesky cholesky_solve cholesky_inverse inv inverse pinv pinverse det
     logdet cond quantile nanquantile histc igamma igammac gammainc gammaincc ndtri log_ndtr zeta""")
-# (complex numbers have hardly any half either)
+# Results are fp32 or wider: NO_HALF has no kernels for half, and complex tensors are hardly ever half.
 WIDENING = NO_HALF | words("""float double stft istft fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn
     irfftn complex polar view_as_complex""")
 # Autocast computes these in half, whatever the operands' dtypes.
@@ -67,21 +67,21 @@ RAISED = words("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciproca
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
 INTEGER = words("argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize one_hot")
-# These return a pair, of values and indices, where a dim is given.
+# These return a pair (values, indices) if a dim is given; sort, topk and a few more always do.
 PAIRS = {"max", "min", "median", "mode", "cummax", "cummin", "sort", "topk", "kthvalue"}
-# Names of a batch, or of outputs, that a step or a loss unpacks.
+# Names of batches, or of a model's outputs, which a training step or a loss unpacks or indexes.
 BATCHES = words("batch data sample samples example examples inputs outputs output out item preds predictions")
-# Methods of tensors alone, not of arrays or other things with values.
+# Methods that only tensors have, not arrays or other objects.
 SURE_METHODS = words("""unsqueeze masked_fill masked_fill_ masked_select type_as log_softmax logsumexp softmax sigmoid
     isnan isfinite isinf clamp clamp_ clamp_min clamp_max index_select bmm new_zeros requires_grad_ sqrt rsqrt exp pow
     square log abs log1p tanh detach gather permute expand expand_as contiguous unbind""")
-# Their result is a weight and no mask, even if it is named like one.
+# Operations whose result is a weight, not a mask, even if its name says mask.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 DETACHES = {"detach", "data"}
-# These return floating numbers, whatever they are given.
+# Operations whose result is floating for any input.
 FLOATING = RAISED - words("cumprod cumsum pow prod renorm sum") | words("div mean sigmoid sqrt std tanh var")
 KEEPS_INTEGER = SHAPING | words("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where")
-# Operations whose backward needs the result: changing it in place breaks backward.
+# Operations whose backward needs their result: changing the result in place breaks backward.
 SAVES_RESULT = words("""exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu
     elu_ tan std cumprod celu hardsigmoid_ softplus_""")
 REDUCTIONS = words("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero")

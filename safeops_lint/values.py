@@ -1,6 +1,6 @@
-"""Facts about an expression, inferred without types: is it a tensor, a mask, certainly fp32, kept away from 0.
+"""Infers facts about an expression without types: is it a tensor, a mask, certainly fp32, kept away from 0?
 
-The inference prefers silence: an expression that is not known to be a tensor counts as none, and no rule fires on it.
+In doubt no rule reports: an expression that is not known to be a tensor counts as none.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "
 
 @dataclasses.dataclass(slots=True)
 class Value:
-    """Facts of the walk about an expression, or about the last thing bound to a name."""
+    """Facts that the walk knows about an expression, or about the value last assigned to a name."""
 
     tensor: bool = False
     foreign: bool = False  # certainly no tensor of torch: numpy, a str, a shape
-    mask: str | None = None  # bool: certain; likely: by its name; number: a mask that was cast to a number
-    wide: bool = False  # fp32 or fp64 whatever the model's dtype
-    half: bool = False  # cast to half by name
+    mask: str | None = None  # "bool": certain; "likely": by its name; "number": a mask that was cast to a number
+    wide: bool = False  # fp32 or fp64 for any dtype of the model
+    half: bool = False  # cast to half in the code: .half(), dtype=torch.float16
     positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
-    constant: bool = False  # made here from numbers alone
+    constant: bool = False  # made in this code from numbers alone
     integer: bool = False  # certainly no floating tensor: no NaN, no gradient
-    host: bool = False  # on the CPU for certain
+    host: bool = False  # certainly on the CPU
     detached: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
-    op: object = None  # the Op that made it
-    node: object = None  # the expression that made it (through names)
+    op: object = None  # the Op that made the value
+    node: object = None  # the expression that made the value; for a name, the one assigned to it
 
 
 NOTHING = Value()
@@ -49,7 +49,7 @@ def named_tensor(name):
     """True if a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
     name = name.lower()
     parts = set(name.split("_"))
-    if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # z_loss is a factor
+    if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # not z_loss: a factor
         return True
     return not parts & PLAIN_PARTS and any(len(p) > 1 and p in TENSORISH for p in parts)
 
@@ -67,7 +67,7 @@ def named_eps(name):
 
 
 def dtype_of(node, imports):
-    """'wide', 'half', 'bool' or None for a dtype written out."""
+    """Returns "wide", "half", "bool" or "other" for an expression that names a dtype, else None."""
     full = imports.resolve(node) if node is not None else None
     if full in tables.WIDE_DTYPES:
         return "wide"
@@ -79,8 +79,8 @@ def dtype_of(node, imports):
 
 
 def of_op(op, operands, imports, autocast=True):
-    """The Value of a tensor operation; `operands` are the Values of input and arguments (numbers included).
-    autocast: True if it may be on, which casts fp32 to half for matrix products."""
+    """Returns the Value of a tensor operation's result. operands: the Values of its input and arguments, also of
+    numbers. autocast: True if autocast may be on, which computes matrix products in half."""
     tensors = [v for v in operands if v.tensor]
     dtype = op.kwargs.get("dtype")
     if dtype is None and op.name in ("to", "type", "astype") and op.args:
@@ -112,7 +112,7 @@ def of_op(op, operands, imports, autocast=True):
 
 
 def _like_another(given):
-    """True for the arguments of `y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`, `y.to(wide)`."""
+    """True if the arguments of a cast name the dtype of another tensor: `y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`."""
     return any(v.tensor or v.wide or isinstance(v.node, cst.Attribute) and v.node.attr.value == "dtype" for v in given)
 
 
@@ -144,7 +144,7 @@ def _positive(op, operands):
         at = next((i for i, n in enumerate((*op.args, *op.kwargs.values())) if n is bound), None)
         if bound is None or at is None:
             return False
-        return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # a floor that somebody chose
+        return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # an unknown bound counts as a floor
     if op.name in ("maximum", "max") and rest:
         return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)
     if op.name == "add":

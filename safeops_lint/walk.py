@@ -1,4 +1,4 @@
-"""One walk over a file in the order in which it runs: values are inferred on the way, and the rules are called."""
+"""Walks once over a file, in the order in which its code runs. On the way it infers Values and calls the rules."""
 
 import libcst as cst
 
@@ -14,19 +14,19 @@ from safeops_lint.syntax import OPERATORS, Op, children, dotted
 from safeops_lint.tables import words
 from safeops_lint.values import NOTHING, of_op
 
-# Operations whose backward needs the operands.
+# Operations whose backward needs their operands: changing an operand in place breaks backward.
 SAVES_INPUT = words("""pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin
     norm mse_loss softplus logsigmoid gelu silu lgamma erf cosine_similarity cdist""")
 
 
 class Walk(Binding, Calls, Conditions, Context, Expressions):
-    """The rules see this object: values, the scope they are in, and `report`."""
+    """The walk over one file. Rules get this object: it has the Values, the current Scope, and `report`."""
 
     def __init__(self, module, imports, rules, code, possible=False, scripted=frozenset()):
         self.module, self.imports, self.code = module, imports, code
         self.possible, self.scripted = possible, scripted
-        self.results = {}  # (class, function) -> the one expression that it returns
-        self.raising = 0  # inside a raise statement: it runs once
+        self.results = {}  # (class, function) -> its return expression; None if it has several
+        self.raising = 0  # > 0 inside a raise statement, or an assert's message
         self._values = {}
         self._by_op, self._by_event = {}, {}
         for rule in rules:
@@ -39,8 +39,8 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
         """Walk over the file; return the Reports."""
         self.clues, self.helpers = survey(self.module, self.imports, Reach(self.module))
         self.scope, self.classes = Scope(), []
-        self.reports = {}  # a later report about the same node replaces the earlier
-        own = self.clues[id(self.module)]  # a script whose training loop is in no function
+        self.reports = {}  # (code, id(node)) -> Report: a later report replaces an earlier one
+        own = self.clues[id(self.module)]  # (a script may train outside of any function)
         self.scope.step = own.backward
         self.scope.used = own.tensors | own.arrays
         self._event("module", self.module)
@@ -63,7 +63,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
             handler(node)
         elif isinstance(node, (cst.SimpleStatementLine, cst.SimpleStatementSuite, cst.IndentedBlock)):
             self._block(node)
-        else:  # Expr, Raise, Del, ...: their expressions; try, match, ...: the blocks in them
+        else:  # Expr, Del, ...: their expressions; try, match, ...: their blocks
             for child in children(node):
                 self._child(child)
             self._event(type(node).__name__, node)
@@ -177,7 +177,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions):
             rule.operation(op, self)
         if op.name in SAVES_INPUT and not op.inplace and not self.scope.no_grad:
             operands = [n for n in (op.input, *op.args) if n is not None and self.value(n).tensor]
-            if len(operands) > 1 or op.name not in ("mul", "div"):  # a product with a number saves nothing
+            if len(operands) > 1 or op.name not in ("mul", "div"):  # x * number saves no operand
                 for n in operands:
                     if isinstance(n, cst.Name) and not self.value(n).constant:
                         self.scope.saved[n.value] = op.name

@@ -1,6 +1,6 @@
-// safeops._cuda: importing it registers the CUDA kernels (static initialisers). It has `archs`, the architectures of
-// its code as in "80 90" (setup.py defines them), `runtime`, the version of CUDA that built it, and `driver()`, the
-// newest version of CUDA that the machine's driver supports. Versions are numbers as CUDA writes them, 13000 for 13.0.
+// safeops._cuda: importing it registers the CUDA kernels, by static initialisers. It has three attributes:
+// archs, the GPU architectures of its code, such as "80 90" (setup.py defines SAFEOPS_ARCHS); runtime, the version of
+// CUDA that built it; driver(), the newest version that the machine's driver supports. 13000 is version 13.0.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cuda_runtime_api.h>

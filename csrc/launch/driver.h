@@ -20,9 +20,9 @@ struct Driver {
   int (*launch)(const Config*, void* function, void** parameters, void** extra);  // cuLaunchKernelEx
   int (*capturing)(void* stream, int* status);                                      // cuStreamIsCapturing
   int (*device)(int* index);                                                        // cuCtxGetDevice
-  AOTITorchError (*stream)(int32_t device, void** stream);                          // torch's current one
+  AOTITorchError (*stream)(int32_t device, void** stream);                          // torch's current stream
 
-  // Gives torch's current stream if `index` is the current device, else false.
+  // Sets *out to torch's current stream. Returns false if device `index` is not the current one.
   bool current(int index, void** out) const {
     int current;
     return device(&current) == 0 && current == index && stream(index, out) == AOTI_TORCH_SUCCESS;
@@ -34,9 +34,10 @@ struct Driver {
   }
 };
 
-// One launch. words: the kernel's parameters, addresses first, then numbers; 32-bit ones are the lower half of a word.
+// One launch. words: the kernel's parameters, addresses first, then numbers; a 32-bit number is the lower half of a
+// word.
 struct Launch {
-  static constexpr int most = 256;  // of parameters
+  static constexpr int most = 256;  // most parameters
 
   void* function;
   unsigned grid[3], threads, shared;
@@ -44,8 +45,8 @@ struct Launch {
   std::vector<uint64_t> words;
   std::vector<uint8_t> places;  // for each parameter, in the kernel's order, its index in words
   int addresses;
-  bool split;         // the kernel uses the stream's buffers for blocks that share a result
-  int64_t workspace;  // fp64 numbers that these blocks store, if they are more than the buffer holds; else 0
+  bool split;         // blocks share a result, and exchange partial results in the stream's buffers
+  int64_t workspace;  // its size in fp64 numbers: partial results, if the stream's buffer is too small; else 0
 
   int start(const Driver& driver, uint64_t* values, void* stream) const {
     void* parameters[most];

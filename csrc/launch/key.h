@@ -17,7 +17,7 @@ using Words = std::vector<int64_t>;
 struct Hash {
   size_t operator()(const Words& words) const {
     uint64_t hash = words.size();
-    for (int64_t word : words) {  // multiplied up and folded down: every bit reaches the lower ones
+    for (int64_t word : words) {  // the product mixes bits upwards, the shift brings them down again
       hash = (hash ^ static_cast<uint64_t>(word)) * 0x9e3779b97f4a7c15u;
       hash ^= hash >> 32;
     }
@@ -25,7 +25,8 @@ struct Hash {
   }
 };
 
-// Each argument has a letter for its type: t tensor, n number, l list of integers; T, N and L may also be None.
+// Reads a call's arguments. `kinds` has a letter for each argument's type: t tensor, n number, l list of integers; T, N
+// and L may also be None.
 struct Arguments {
   Words kind;   // counts of arguments, dimensions and list items, dtypes, devices, alignment, numbers
   Words sizes;  // sizes and strides of tensors, integers in lists

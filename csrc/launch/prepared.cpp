@@ -32,7 +32,7 @@ std::optional<Buffers> buffers_of(int device, void* stream) {
   return entry == buffers.end() ? std::nullopt : std::make_optional(entry->second);
 }
 
-// The launcher in Python reports to the LaunchCache that called it in the same thread.
+// A report of the launcher in Python to the LaunchCache that called it, in the same thread.
 struct Report {
   bool wants_trace = false;
   std::vector<Launch> launches;
@@ -64,8 +64,8 @@ Output output_of(AtenTensorHandle t, uint64_t* address) {
   return output;
 }
 
-// The launch for any call of this key. Returns null if an address in it has no owner, or could have two, or if it does
-// not write a result, which something else must then have computed.
+// Makes the launch for all calls of this key. Returns null if an address in the launch has no owner or could have two,
+// or if a result is none of its addresses: then something else has computed that result.
 std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_t>& arguments,
                                         const StableIValue* stack, size_t results) {
   auto prepared = std::make_shared<Prepared>();
@@ -102,7 +102,7 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
   return prepared;
 }
 
-// The dispatcher passes only the arguments, so each LaunchCache has a function of its own.
+// The dispatcher passes nothing but the arguments, so each LaunchCache needs a function of its own: enter<I>.
 constexpr size_t kFronts = 256;
 std::deque<LaunchCache> launch_caches;
 
@@ -118,7 +118,7 @@ constexpr auto entrances(std::index_sequence<I...>) {
 
 }  // namespace
 
-// Looks up the launch for these sizes. Where there is none, *trace says whether Python should be traced.
+// Looks up the launch for these sizes. If there is none, returns null and sets *trace: whether to trace the launcher.
 std::shared_ptr<const Prepared> LaunchCache::find(const Arguments& call, bool* trace) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto entry = calls_.find(call.kind);
@@ -157,7 +157,7 @@ void LaunchCache::forget() {
 }
 
 void LaunchCache::call(StableIValue* stack, size_t results) {
-  thread_local Arguments last;  // static, so that its memory serves the next call
+  thread_local Arguments last;  // kept, so that the next call reuses its memory
   last.read(kinds_, stack);
   Report python_report;
   const auto prepared = find(last, &python_report.wants_trace);
@@ -175,7 +175,8 @@ void LaunchCache::call(StableIValue* stack, size_t results) {
   if (fresh || python_report.tape) keep(std::move(arguments), std::move(fresh), std::move(python_report.tape));
 }
 
-// Returns false, before anything has changed, if Python must decide: another device, a capture, new buffers, a failure.
+// Launches a prepared call. Returns false, with `stack` unchanged, if the launcher in Python must take the call: a hook
+// watches, another device is current, a capture or a stream without buffers needs buffers, or something fails.
 bool LaunchCache::replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const {
   const Launch& launch = prepared.launch;
   void* stream;
@@ -201,7 +202,7 @@ bool LaunchCache::replay(const Prepared& prepared, const std::vector<uint64_t>& 
     return true;
   };
   if (!std::all_of(prepared.outputs.begin(), prepared.outputs.end(), allocate)) return false;
-  if (launch.workspace != 0) {  // freed on return: only later work on the stream can get this memory
+  if (launch.workspace != 0) {  // freed on return, before the kernel ends: only later work on the stream can get it
     const Output& like = prepared.outputs[0];
     if (!allocate({{launch.workspace}, {1}, aoti_torch_dtype_float64(), like.device_type, like.device})) return false;
   }
@@ -254,7 +255,7 @@ LaunchCache& cache_launches(const std::string& op, const std::string& kinds, con
   if (launch_caches.size() == kFronts) throw std::length_error("safeops: more Triton ops than entrances (csrc/launch)");
   launch_caches.emplace_back(op, kinds);
   auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "safeops", dispatch_key, __FILE__, __LINE__);
-  library->impl(op.substr(op.find("::") + 2).c_str(), table[launch_caches.size() - 1]);  // is never freed
+  library->impl(op.substr(op.find("::") + 2).c_str(), table[launch_caches.size() - 1]);  // `library` is never freed
   return launch_caches.back();
 }
 

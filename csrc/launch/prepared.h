@@ -1,9 +1,9 @@
 // Prepared calls of the Triton ops: a call like an earlier one is launched without Python.
 //
-// `safeops::_<op>` is a LaunchCache. A key that it has not seen goes on to `safeops::_<op>_launch`, the launcher in
-// Python, which reports its launch. The LaunchCache keeps that launch, and for each address in it which argument or
-// result owns it. After a call of a second size it also keeps how the launch follows from the sizes, so that further
-// sizes need no Python.
+// `safeops::_<op>` is a LaunchCache. A call whose key (key.h) it has not seen goes on to `safeops::_<op>_launch`, the
+// launcher in Python, which reports its launch. The LaunchCache keeps that launch, and for each address in it which
+// argument or result owns the address. After a call of a second size it also keeps a tape, which computes the launch
+// from the sizes, so that further sizes need no Python.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace safeops::launch {
 
-// Metadata of a result, from which replay allocates it.
+// Metadata of a result, from which LaunchCache::replay allocates it.
 struct Output {
   Words sizes, strides;
   int32_t dtype, device_type, device;
@@ -29,7 +29,8 @@ struct Output {
   bool empty() const { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 };
 
-// kNobody: an absent operand, address 0; kWorkspace: memory for this launch alone
+// Who owns an address in a launch. kNobody: an absent operand, address 0. kPartial, kCounter: the stream's buffers for
+// blocks that share a result. kWorkspace: memory for this launch alone.
 enum class Owner { kNobody, kArgument, kResult, kPartial, kCounter, kWorkspace };
 
 struct Prepared {
@@ -71,8 +72,8 @@ class LaunchCache {
   void keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::optional<Tape> tape);
   bool replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const;
 
-  static constexpr size_t kMost = 4096;  // prepared calls; beyond it all are forgotten
-  static constexpr int kTraces = 32;     // at most, for calls that differ in sizes alone
+  static constexpr size_t kMost = 4096;  // most prepared calls; one more forgets all of them
+  static constexpr int kTraces = 32;     // most traces of calls that differ in sizes and strides alone
 
   const std::string op_, kinds_;
   std::mutex mutex_;
@@ -81,10 +82,10 @@ class LaunchCache {
 };
 
 void use_driver(const Driver& driver);
-bool watched();                          // a hook, such as a profiler's, sees launches
+bool watched();                          // a hook, such as a profiler's, must see each launch
 void keep_buffers(int device, void* stream, uint64_t partial, uint64_t counter);
-int start(Launch launch);                // on the current stream; the waiting LaunchCache keeps it
-bool wants_trace();                      // for the waiting LaunchCache
+int start(Launch launch);                // on the current stream; reported to the LaunchCache that called the launcher
+bool wants_trace();                      // that LaunchCache wants a tape of the launch
 void trace(Tape tape);
 void fail(const std::string& message);   // the launcher in Python has failed
 LaunchCache& cache_launches(const std::string& op, const std::string& kinds, const char* dispatch_key);

@@ -1,4 +1,4 @@
-// Launches for sizes that no call had before, computed by a tape.
+// Computes, by a tape, the launch for sizes that no earlier call had.
 #include <algorithm>
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 namespace safeops::launch {
 
 std::shared_ptr<const Prepared> Program::at(const Words& sizes) const {
-  thread_local Words values;  // static, so that its memory serves the next call
+  thread_local Words values;  // kept, so that the next call reuses its memory
   if (!tape.run(sizes, values)) return nullptr;
   auto prepared = std::make_shared<Prepared>(*first);
   auto next = tape.results.begin();

@@ -114,7 +114,7 @@ PyObject* py_forget(PyObject*, PyObject*) {
 
 }  // namespace
 
-bool watched() { return PyList_Size(hooks[0]) + PyList_Size(hooks[1]) > 0; }  // (it reads a word: needs no GIL)
+bool watched() { return PyList_Size(hooks[0]) + PyList_Size(hooks[1]) > 0; }  // reads two words: needs no GIL
 
 }  // namespace safeops::launch
 

@@ -1,4 +1,4 @@
-// Python's entrances to prepared launches are rows of the module's method table.
+// The functions of csrc/launch that Python calls, as rows for the module's method table.
 #pragma once
 
 #include <Python.h>

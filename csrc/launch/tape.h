@@ -1,5 +1,5 @@
-// A tape lists what a launcher computed from the sizes of a call, step by step (kernels/engine/trace.py). It computes
-// the same from other sizes, as long as all comparisons come out as they did.
+// A tape lists what a launcher computed from the sizes of a call, step by step (kernels/engine/trace.py). Running it on
+// other sizes gives what the launcher would compute, as long as all comparisons have the same outcome.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace safeops::launch {
 
-// Operands are indices of values: first the call's sizes, then the results of the steps. A constant is its own operand.
+// a and b are indices of values: first the call's sizes, then the results of the steps. For kConstant, a is the value.
 struct Step {
   enum Code : int64_t { kConstant, kAdd, kSubtract, kMultiply, kDivide, kRemainder, kEqual, kUnequal, kLess, kAtMost };
   int64_t code, a, b;
@@ -33,7 +33,7 @@ struct Tape {
     return std::all_of(results.begin(), results.end(), [&](int64_t at) { return within(at, sizes + steps.size()); });
   }
 
-  // Computes the values for these sizes. Returns false if a comparison comes out otherwise, or a number overflows.
+  // Computes the values for these sizes. Returns false if a comparison has another outcome, or a number overflows.
   bool run(const Words& call_sizes, Words& values) const {
     if (call_sizes.size() != sizes) return false;
     values.resize(sizes + steps.size());

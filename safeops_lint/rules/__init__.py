@@ -1,4 +1,5 @@
-"""All rules by family: 1xx masks and indices, 2xx arithmetic and gradients, 3xx synchronization, 4xx AMP, training."""
+"""All rules. The families: SO1xx masks and indices; SO2xx arithmetic and gradients; SO3xx waits for the GPU; SO4xx
+mixed precision and training."""
 
 import importlib
 
@@ -17,7 +18,8 @@ FAMILIES = {
 
 
 def chosen(select=(), ignore=()):
-    """The rules of a run. select, ignore: prefixes of codes, or `ALL`; an empty `select` means `ALL`."""
+    """Returns the rules that `select` has and `ignore` has not. Both hold prefixes of codes, or `ALL`. An empty
+    `select` means `ALL`."""
     return [r for r in RULES.values() if matches(r.code, select or ("ALL",)) and not matches(r.code, ignore)]
 
 
@@ -26,5 +28,5 @@ def matches(code, prefixes):
 
 
 def unknown(prefixes):
-    """The prefixes that match no rule."""
+    """Returns the prefixes that match no rule's code."""
     return [p for p in prefixes if p != "ALL" and not any(p[:2] == "SO" and code.startswith(p) for code in RULES)]

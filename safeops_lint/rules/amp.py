@@ -1,4 +1,4 @@
-"""SO4xx: autocast, GradScaler, gradient accumulation."""
+"""SO401, SO402: losses under autocast."""
 
 import re
 
@@ -32,7 +32,7 @@ class HalfLoss(Rule):
         name = dotted(target) or ""
         op = walk.op(node.value)
         while op is not None and op.name in ("div", "mul") and not walk.value(op.args[0]).tensor:
-            op = walk.op(op.input)  # loss / accumulation_steps
+            op = walk.op(op.input)  # skips a factor or divisor, such as `/ accumulation_steps`
         if not re.search(r"loss|criterion|nll|objective", name.lower()) or op is None or op.name not in ("mean", "sum"):
             return
         value = walk.value(op.input)
@@ -41,7 +41,8 @@ class HalfLoss(Rule):
         walk.report(self, op.node, "this loss is reduced in half under autocast; use a safeops loss, or .float() first")
 
     def _arithmetic(self, op, walk):
-        """True for elementwise arithmetic on tensors that do not come from an operation of autocast's fp32 list."""
+        """True for elementwise arithmetic that is done in half under autocast: a difference or an absolute value, or
+        other arithmetic on one of these."""
         if op is None or op.name not in ("sub", "add", "mul", "abs", "neg", "sqrt", "maximum", "relu"):
             return False
         return op.name in ("sub", "abs") or any(self._arithmetic(walk.op(n), walk) for n in (op.input, *op.args))
@@ -66,7 +67,7 @@ class BinaryCrossEntropy(Rule):
         sigmoid = walk.op(op.input) if op.input is not None else None
         func = op.node.func
         inline = sigmoid is not None and sigmoid.name == "sigmoid" and sigmoid.node is op.input
-        if raises and inline and isinstance(func, cst.Attribute):  # else torch's clamp at -100 counts
+        if raises and inline and isinstance(func, cst.Attribute):  # if it does not raise, its clamp at -100 matters
             fix = [(func.attr, "binary_cross_entropy_with_logits"), (op.input, walk.text(sigmoid.input))]
         walk.report(self, op.node, self.message, fix, imports=False, likely=raises)
 
@@ -74,13 +75,13 @@ class BinaryCrossEntropy(Rule):
         return bool(walk.scope.autocast) and not walk.scope.on_cpu
 
     def _may_raise(self, p, walk):
-        """True under autocast, and in a loss or a step that its caller may run there."""
+        """True under autocast, and in a loss or a training step, which its caller may run under autocast."""
         if walk.scope.wide:
             return False
         return walk.scope.autocast or walk.training and not walk.value(p).wide
 
     def visit(self, event, node, walk):
-        """criterion = nn.BCELoss(), called under autocast."""
+        """Report a call of `criterion`, made by `criterion = nn.BCELoss()`, that may be under autocast."""
         if not node.args or not self._may_raise(node.args[0].value, walk):
             return
         made = walk.value(node.func).node

@@ -1,4 +1,4 @@
-"""The range of a value: can it be NaN or inf by itself, as far as the code shows."""
+"""The range of a value: whether it can be NaN or inf, as far as the code shows."""
 
 import math
 import re
@@ -6,9 +6,9 @@ import re
 from safeops_lint.syntax import dotted
 from safeops_lint.tables import REDUCTIONS, SHAPING
 
-SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # NaN was replaced already
+SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # operations that can replace or drop NaN
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
-LABELS = re.compile(r"(^|_)(cdf|labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)  # integers or <= 1
+LABELS = re.compile(r"(^|_)(cdf|labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)  # integers, or <= 1
 BOUNDED = set("sigmoid softmax tanh one_hot rand rand_like sign cosine_similarity normalize nll_loss".split())
 
 
@@ -18,8 +18,8 @@ def fills_inf(op, walk):
 
 
 def finite(node, walk, depth=0, *, cleaned=False):
-    """True if a value is not NaN or inf by itself: a probability, a label, or a value made of these and numbers alone.
-    cleaned: also if NaN and inf were replaced, which may leave large numbers."""
+    """True if a value counts as finite: a probability, a label, or computed from these and numbers alone. cleaned: also
+    True if NaN and inf were replaced in it, which may leave large numbers."""
     value = walk.value(node)
     if value.foreign or value.mask or value.constant:
         return True

@@ -9,7 +9,7 @@ from safeops_lint.rules.squares import dims, extreme, in_half, squared, through
 from safeops_lint.syntax import number
 from safeops_lint.tables import REDUCTIONS, SHAPING
 
-# what made the divisor -> what to use
+# reduction that made the divisor -> the function of safeops to use
 USE = dict.fromkeys("sum mean nansum nanmean count_nonzero".split(), "safeops.masked_mean or safeops.safe_div")
 USE["norm"] = "safeops.normalize or safeops.safe_div"
 COUNTS = "counts the elements of x, mask.sum() those of mask"
@@ -18,8 +18,8 @@ KEEPS_ZERO = SHAPING | set("sqrt pow square neg abs index".split())
 
 
 def reduction(node, walk, depth=0):
-    """The name of the reduction that an expression is, or of the first of those that it is made of alone (max - min, a
-    norm times a norm); else None."""
+    """Returns the name of the reduction that made an expression. If the expression combines only reductions (max - min,
+    a norm times a norm), the name of the first; else None."""
     op = walk.op(node)
     if op is None or depth > 8:
         return None
@@ -35,14 +35,15 @@ def reduction(node, walk, depth=0):
 
 
 def divisor(op):
-    """The divisor of an operation, or None."""
+    """Returns the divisor of a div, reciprocal or addcdiv; None if the operation lacks one."""
     if op.name == "reciprocal":
         return op.input
     return op.args[-1] if len(op.args) == 1 + (op.name == "addcdiv") else None
 
 
 def often_zero(node, walk):
-    """True if a divisor is a norm or a spread, which is 0 for a zero vector or a constant row, or a mask's count."""
+    """True if a divisor is often 0: a norm (0 for a zero vector), a spread (0 for a constant row), or the count of a
+    mask."""
     op = through(node, walk, KEEPS_ZERO)
     if op is None:
         return False
@@ -50,15 +51,15 @@ def often_zero(node, walk):
         operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
         return walk.value(op.input).tensor and all(often_zero(n, walk) or extreme(n, walk) for n in operands)
     if op.name in ("sum", "nansum", "mean", "count_nonzero"):
-        base = squared(op.input, walk)  # of errors it is 0 only where the fit is perfect
+        base = squared(op.input, walk)  # a sum of squared errors is 0 only if the fit is perfect: not often
         norm = base is not None and op.name == "sum" and getattr(through(base, walk), "name", "") != "sub"
         return norm or walk.value(op.input).mask is not None
     return op.name in ("norm", "std", "var")
 
 
 def masked_factor(node, walk, depth=0):
-    """Returns (the Op `x * mask`, x, mask) of a product that is summed and whose x may hold NaN, which the sum keeps,
-    whatever it is divided by; else None."""
+    """Finds a product x * mask, inside of sums, where x may have NaN, which the sum keeps for any divisor. Returns (its
+    Op, x, mask), else None."""
     op = walk.op(node)
     if op is None or depth > 8:
         return None
@@ -105,11 +106,11 @@ class DivisionByReduction(Rule):
             message = f"nothing keeps this divisor away from 0, and NaN times a mask is NaN; {MASKED}"
         if made == "sum" and in_half(count and count.input, walk):
             message = f"this count is inf in half beyond 65504, and 0 for an empty mask; {MASKED}"
-            fix = None  # another division leaves the count what it is
+            fix = None  # safe_div would not change the count
         walk.report(self, op.node, message, fix, likely=often_zero(node, walk))
 
     def visit(self, event, node, walk):
-        """safeops.safe_div of a masked sum: it handles a count of 0, not the NaN of the masked-out elements."""
+        """Report safeops.safe_div of a sum of x * mask: it handles a count of 0, but not NaN in masked-out elements."""
         if walk.imports.resolve(node.func) != "safeops.safe_div" or not node.args or not walk.computing:
             return
         factor = masked_factor(node.args[0].value, walk)
@@ -129,7 +130,8 @@ class DivisionByReduction(Rule):
         return [(op.node, f"safeops.safe_div({walk.argument(op.input)}, {by})")]
 
     def _mean(self, op, product, x, mask, walk):
-        """The quotient as a masked mean, if the mask is a condition on x: a mask that broadcasts has another count."""
+        """Returns the fix that makes the quotient a masked_mean, if the mask is a condition on x and so has its shape;
+        else None. (The count of a mask that broadcasts is another one.)"""
         total, count = walk.op(op.input), walk.op(op.args[0])
         inline = total.node is op.input and total.input is product.node and count.node is op.args[0]
         if not inline or not total.name == count.name == "sum" or not of_itself(mask, x, walk):

@@ -10,7 +10,7 @@ from safeops_lint.syntax import dotted, number
 from safeops_lint.tables import SHAPING
 
 SAFE = {name: f"safe_{name}" for name in ("log", "sqrt", "rsqrt", "acos", "acosh", "asin", "pow")}
-ANGLES = {"acos", "acosh", "asin", "atanh", "logit", "erfinv"}  # functions whose domain ends at 1
+ANGLES = {"acos", "acosh", "asin", "atanh", "logit", "erfinv"}  # functions with a domain that begins or ends at 1
 OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "xlogy", *sorted(ANGLES))
 ELSE = {
     "xlogy": "safeops.xlogy",
@@ -23,17 +23,17 @@ PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I
 )
 NO_PROBABILITY = re.compile(r"_(labels?|boxes|var\w*|std|sigma|scale|dist\w*|mag\w*|spec\w*|power)(_|$|\d)", re.I)
-EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # often exactly 0
+EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # results are often 0
 NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|y?_?true|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
 
 def argument(op):
-    """The operand with the limited domain: p of xlogy(t, p)."""
+    """Returns the operand that has the limited domain: the input; for xlogy(t, p), p."""
     return op.args[0] if op.name == "xlogy" and op.args else op.input
 
 
 def leaves_domain(op, walk):
-    """True if an operation needs a guard, and none is in sight."""
+    """True if the operand of an operation may leave the domain: it needs a guard, and the code shows none."""
     if op.name not in OPS:
         return False
     node = argument(op)
@@ -41,17 +41,17 @@ def leaves_domain(op, walk):
     if not x.tensor or x.constant or x.mask == "bool" or walk.checked(node):
         return False
     inner = x.op.name if x.op is not None else ""
-    if op.name == "logit" and (op.args or op.kwargs):  # eps=
+    if op.name == "logit" and (op.args or op.kwargs):  # its eps clamps the operand
         return False
     if op.name in ANGLES:
         beyond = _above_one if op.name == "acosh" else _below_one
         return inner not in BOUNDED or beyond(node, walk) is False and not x.detached
     power = walk.number(op.arg(0, "exponent")) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
     if (power or 0) > 0 and (inner == "relu" or without_graph(node, walk)):
-        return False  # 0 is no trouble without a gradient, nor if relu's backward writes 0 over it
+        return False  # at 0 only the gradient is infinite, and there is none, or relu's backward writes 0 over it
     if op.name == "pow":
         return power is not None and power < 1 and power != 0 and not x.positive
-    if op.name == "log1p":  # log1p(-p) is log(1 - p)
+    if op.name == "log1p":  # reported only as log1p(-p), which is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)
         return bool(probability) and (probability.name in ("sigmoid", "exp") or _below_one(x.op.input, walk) is False)
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
@@ -62,8 +62,8 @@ def leaves_domain(op, walk):
 
 
 def _meets_edge(node, op, walk, depth=0):
-    """True if the code shows why a value meets the edge: a cosine, a softmax, a difference, a variance, a probability
-    by its name. Only the caller knows the values of other arguments."""
+    """True if the code shows that a value is likely to meet the edge of the domain: it is a cosine, a softmax, a
+    difference, a variance, or a probability by its name. (Only the caller knows the values of other arguments.)"""
     if op.name in ANGLES:
         return True
     inner = through(node, walk, SHAPING | {"abs", "neg", "mul", "pow", "square", "sqrt", "index"})
@@ -74,13 +74,13 @@ def _meets_edge(node, op, walk, depth=0):
     if inner.name == "add" and depth < 4:
         return any(_meets_edge(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
     if inner.name == "sub" and number(inner.input) == 1 and inner.args:
-        given = through(inner.args[0], walk, SHAPING | {"index"}) is None  # 1 - alpha of a noise schedule
+        given = through(inner.args[0], walk, SHAPING | {"index"}) is None  # an argument: 1 - alpha of a noise schedule
         return not given or op.name.startswith("log") or any(map(PROBABILITY.search, sources(inner.args[0], walk)))
     return inner.name in EDGES
 
 
 def sources(node, walk, depth=0):
-    """The names of the tensors that a value was made from."""
+    """Returns the names of the tensors that a value was computed from."""
     op = walk.op(node)
     if op is None and isinstance(node, cst.Subscript):
         return sources(node.value, walk, depth + 1)
@@ -92,13 +92,14 @@ def sources(node, walk, depth=0):
 
 
 def without_graph(node, walk):
-    """True if no gradient goes through a tensor: it is detached, or made from names such as targets alone."""
+    """True if a tensor needs no gradient: it is detached, or computed from names such as `target` alone."""
     names = sources(node, walk)
     return walk.value(node).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
 
 
 def unsafe(op, walk):
-    """True if an operation or its slope can be inf or NaN: it leaves its domain, or its divisor has no guard."""
+    """True if an operation's result or derivative can be inf or NaN: its operand may leave the domain, or its divisor
+    may be 0."""
     by = op.args[0] if op.name == "div" and op.args else op.input
     if op.name not in ("div", "reciprocal"):
         return leaves_domain(op, walk)
@@ -151,8 +152,8 @@ class UnguardedDomain(Rule):
         return ELSE.get(op.name, ".float() and then a clamp that keeps it below 1"), None
 
     def _of_complement(self, op, p, walk):
-        """As `_instead`, for log(1 - p): if half has rounded p to 1, the true logarithm is finite, and no floor is its
-        value."""
+        """Returns what `_instead` does, for log(1 - p). If half has rounded p to 1, log(1 - p) should still be finite,
+        and a floor does not give its value."""
         made, inline = walk.op(p), walk.op(p) is not None and walk.op(p).node is p
         clamp = made is not None and _upper(p, walk) is not None
         source = walk.op(made.input) if clamp else made
@@ -168,7 +169,7 @@ class UnguardedDomain(Rule):
             bound, alone = _upper(p, walk), len(made.args) + len(made.kwargs) == 1
             one = isinstance(bound, cst.BinaryOperation) and isinstance(bound.operator, cst.Subtract)
             eps = walk.text(bound.right) if one and number(bound.left) == 1 else f"1 - {walk.text(bound)}"
-            if op.name == "log1p":  # it keeps the digits of a small p, which 1 - p loses
+            if op.name == "log1p":  # log1p(-p) keeps the digits of a small p, which 1 - p would lose
                 return "p.float() before the clamp", None
             x = walk.text(made.input) if made.origin == "method" else f"({walk.argument(made.input)})"
             text = f"safeops.safe_log(1 - {x}, eps={eps})" if alone and inline else None
@@ -178,30 +179,32 @@ class UnguardedDomain(Rule):
 
 
 def _complement(op, made):
-    """p of log(1 - p), log1p(-p); else None."""
+    """Returns p if an operation is log(1 - p) or log1p(-p), else None. made: the Op of its operand."""
     if op.name == "log1p":
         return made.input if made.name == "neg" else None
     return made.args[0] if made.name == "sub" and number(made.input) == 1 and len(made.args) == 1 else None
 
 
 def _upper(node, walk):
-    """The upper bound of a clamp; None where there is none."""
+    """Returns the upper bound of a clamp; None if the expression is no clamp or has no upper bound."""
     op = walk.op(node)
     return op.arg(op.name == "clamp", "max") if op is not None and op.name in ("clamp", "clamp_max") else None
 
 
 def _above_one(node, walk):
-    """True if a clamp keeps the value above 1, False if it does so in fp32 only, None if that is not known."""
+    """True if a clamp keeps the value above 1; False if its bound is not above 1, or rounds to 1 in fp16; None if no
+    bound is known."""
     op = walk.op(node)
     value = walk.number(op.arg(0, "min")) if op is not None and op.name in ("clamp", "clamp_min") else None
     return None if value is None else value > (1 if walk.value(node).wide else 1 + 2 * HALF_STEP)
 
 
 def _below_one(node, walk):
-    """True if a clamp keeps the value below 1, False if it does so in fp32 only, None if that is not known."""
+    """True if a clamp keeps the value below 1; False if its bound is not below 1, or rounds to 1 in fp16; None if no
+    bound is known."""
     bound = _upper(node, walk)
     if bound is not None and "finfo" in walk.text(bound):
-        return True  # the bound is made from the dtype
+        return True  # the bound depends on the dtype, such as 1 - torch.finfo(x.dtype).eps
     value = walk.number(bound)
     return None if value is None else value < (1 if walk.value(node).wide else 1 - HALF_STEP)
 

@@ -1,4 +1,4 @@
-"""SO206: an eps that half does not hold."""
+"""SO206: an eps that is 0 in half."""
 
 import re
 
@@ -10,24 +10,24 @@ from safeops_lint.rules.squares import in_half, through, wide
 from safeops_lint.syntax import number
 from safeops_lint.tables import HALVED, RAISED, SHAPING
 
-HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
-STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
+HALF_TINY = 6e-8  # above fp16's smallest number, 2^-24 = 5.96e-8; numbers up to 2^-25 round to 0
+STEEP = 1 / 65504  # for a smaller x, 1 / x, which is also the slope of log(x), is inf in fp16
 STEEP_OPS = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "div", "addcdiv"}
 GUARDS = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "where", "masked_fill", "full_like", "pow")
 GUARDS += ("normalize", "cosine_similarity")
 COUNT = ", where a count beyond 65504 is inf; use safeops.masked_mean"
 
-DATA = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # fp32, as data are
+DATA = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # data, which are fp32
 
 
 def tiny(node, walk):
-    """A literal that fp16 cannot hold, written here or bound to the name used here; else None."""
+    """Returns the number that an expression has as its value, if it is too small for fp16; else None."""
     value = walk.number(node)
     return value if isinstance(value, (int, float)) and 0 < abs(value) < HALF_TINY else None
 
 
 def guards(node, walk, depth=0):
-    """The operations that made an expression: both sums of `(p + eps) / (q + eps)`."""
+    """Yield the Ops that may guard an expression: for `(p + eps) / (q + eps)`, both sums."""
     op = through(node, walk)
     if op is None or depth > 3:
         return
@@ -39,8 +39,9 @@ def guards(node, walk, depth=0):
 
 
 def _small(op, walk):
-    """True if the code shows why the guarded value is small: a probability by its name, a difference, a product. Only
-    the caller knows the values of other arguments, and autocast computes sums, norms and powers in fp32."""
+    """True if the code shows that the guarded value may be small and in half: it is a probability by its name, a
+    difference, a product. (Only the caller knows the values of other arguments. Sums, norms and powers are fp32 under
+    autocast.)"""
     for node in (n for n in (op.input, *op.args) if walk.value(n).tensor):
         if _raised(node, walk):
             return False
@@ -55,8 +56,8 @@ def _small(op, walk):
 
 
 def _raised(node, walk, depth=0):
-    """True if autocast computes the value in fp32: `x**2`, a sum. Then it is in half only in a model that is cast to
-    half, and this file casts nothing to half."""
+    """True if autocast computes the value in fp32 (`x**2`, a sum), and this file casts nothing to half. The value is
+    then half only if another file casts the whole model to half."""
     op = walk.op(node)
     if op is None or depth > 12 or op.name in HALVED or walk.casts_to_half:
         return False
@@ -64,8 +65,8 @@ def _raised(node, walk, depth=0):
 
 
 def _counts(op, walk):
-    """True if a mask that was cast to half is counted in it: where nothing makes that sum fp32, it is inf beyond 65504,
-    and an empty mask leaves the eps alone, which is 0."""
+    """True if the operands of a guard contain the sum of a mask in the dtype of another tensor: in half, the sum is inf
+    beyond 65504, and for an empty mask only the eps is left, which is 0."""
     made = [walk.op(n) for n in (op.input, *op.args)]
     return any(m is not None and m.name == "sum" and in_half(m.input, walk) for m in made)
 
@@ -95,8 +96,8 @@ class TinyEps(Rule):
             self._guard(op, walk)
 
     def _guard(self, op, walk):
-        """Report an eps that keeps something away from 0. The report is only possible until `_meets` sees the use that
-        needs it."""
+        """Report an eps that keeps a value away from 0. The report is not likely, until `_meets` finds the operation
+        that needs the eps."""
         if op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
             literal = next((n for n in (*op.args, *op.kwargs.values()) if tiny(n, walk)), None)
         else:
@@ -112,13 +113,14 @@ class TinyEps(Rule):
         eps = tiny(op.input, walk) if eps is None and op.name == "add" else eps
         if eps is None or not tensors:
             return
-        if any(walk.value(n).integer for n in (op.input, *op.args)):  # an integer's sum with a number is fp32
+        if any(walk.value(n).integer for n in (op.input, *op.args)):  # integer tensor + number is fp32
             return
         message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
         walk.report(self, op.node, message, likely=False)
 
     def _meets(self, op, walk):
-        """Make the report on a guard likely: it divides, or a logarithm, a root or a power of it is taken."""
+        """Make the report on a guard likely if `op` needs the guard: a division by it, or its logarithm, root or
+        power."""
         whole = op.name == "pow" and (walk.number(op.arg(0, "exponent")) or 0.5) % 1 == 0
         divides = op.name in ("div", "addcdiv")
         for guard in () if whole else guards(op.args[-1] if divides and op.args else op.input, walk):
@@ -130,7 +132,8 @@ class TinyEps(Rule):
                 walk.report(self, guard.node, message, report.fix)
 
     def _steep(self, op, walk):
-        """log(p + 1e-6), 1 / (p + 1e-6): half holds the eps, but neither the slope nor the quotient."""
+        """Report log(p + 1e-6) and 1 / (p + 1e-6): half holds the eps, but in fp16 the slope or the quotient is inf.
+        Returns True if it reports."""
         inner = op.args[0] if op.name == "div" and op.args else op.input
         guard = walk.op(inner)
         clamps = ("clamp", "clamp_min") if op.name in ("div", "reciprocal") else ()
@@ -150,8 +153,8 @@ class TinyEps(Rule):
         return True
 
     def _outer(self, op, walk):
-        """log(p.clamp(min=eps)), a / (b + eps): move the report on the guard to the whole expression. A clamp is the
-        floor of safe_log, and is rewritten; an added eps also changes the values near it, and is left alone."""
+        """For log(p.clamp(min=eps)) or a / (b + eps), move the report on the guard to the whole expression. A clamp in
+        a log is rewritten, since safe_log's floor is the same. An added eps is not: it also changes larger values."""
         inner = (op.args[0] if op.args else None) if op.name == "div" else op.input
         guard, report = walk.op(inner), walk.reports.get((self.code, id(inner)))
         if report is None or guard is None or guard.node is not inner or op.inplace or op.kwargs:

@@ -1,4 +1,4 @@
-"""SO211: exponentials, which half holds up to 11.1 only, in a logarithm or over their sum."""
+"""SO211: exponentials in a logarithm, or divided by their sum. In fp16, exp(x) is inf for x > 11.1."""
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.squares import tensors, through, wide
@@ -9,7 +9,7 @@ BOUNDED = set("max amax maximum logsumexp detach sigmoid softmax tanh clamp clam
 
 
 def bounded(exp, walk):
-    """True if an exponential cannot overflow: its argument is at most 0, clamped, or less its maximum."""
+    """True if an exponential cannot overflow: its argument is at most 0, or clamped, or has its maximum subtracted."""
     if walk.value(exp.input).constant or any("max" in name for name in walk.names_in(exp.input)):
         return True
     if walk.text(exp.input).lstrip("(").startswith("-"):
@@ -22,7 +22,7 @@ def bounded(exp, walk):
 
 
 def exponentials(node, walk, depth=0):
-    """Yield the exponentials in an expression, through names."""
+    """Yield the Ops of the exponentials in an expression, also through names."""
     op = through(node, walk)
     if op is None or depth > 5:
         return
@@ -32,9 +32,9 @@ def exponentials(node, walk, depth=0):
         yield from exponentials(n, walk, depth + 1)
 
 
-# A row that keeps nothing gives -inf, the logarithm of its sum, with a gradient of 0.
+# For a row in which nothing is kept, it returns -inf, the logarithm of 0, with gradient 0.
 MASKED = "safeops.masked_logsumexp(x.masked_fill(~mask, -math.inf), dim=dim)"
-SHIFTED = "exp of x less the largest that is summed (x - x.amax())"  # the same quotient, whatever is summed
+SHIFTED = "exp of x less the largest that is summed (x - x.amax())"  # the quotient does not change
 
 
 class LogExp(Rule):
@@ -88,20 +88,20 @@ class LogExp(Rule):
         return "F.log_softmax" if self._plain(inner, walk) else f"a difference of logarithms, {MASKED} each"
 
     def _plain(self, op, walk):
-        """True if it is the softmax itself: every exponential over the sum of these same, along a dim, once."""
+        """True if a quotient is a softmax: exp(x) divided by the sum of the same exp(x) along a dim, and in no loop."""
         above, by = through(op.input, walk), through(op.args[0], walk)
         once = by.name == "sum" and bool(by.args or by.kwargs) and not walk.scope.loops
         summed = once and through(by.input, walk)
         return bool(summed) and above.name == summed.name == "exp" and walk.text(above.node) == walk.text(summed.node)
 
     def _normalized(self, op, walk):
-        """True for exp(x) / exp(x).sum(), or a part of a sum of exponentials over that sum."""
+        """True for exp(x) / exp(x).sum(), or another expression that may overflow over a sum of exponentials."""
         by = through(op.args[0], walk, SHAPING | {"add"}) if op.args else None
         summed = by is not None and by.name in ("sum", "cumsum") and any(exponentials(by.input, walk))
         return summed and self._grows(through(op.input, walk), walk)
 
     def _grows(self, op, walk, depth=0):
-        """True for an exponential that may overflow, or a sum that contains one."""
+        """True for an exponential that may overflow, or a sum, difference or product that contains one."""
         if op is None or depth > 4:
             return False
         if op.name == "exp":

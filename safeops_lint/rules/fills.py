@@ -1,4 +1,4 @@
-"""SO207: fills that half cannot hold, and rows of nothing before a softmax."""
+"""SO207: fill values that half cannot hold, and softmax of rows that are masked out whole."""
 
 import math
 
@@ -33,7 +33,7 @@ class LargeFill(Rule):
             (self._fill if op.name == "masked_fill" else self._softmax)(op, walk)
 
     def _times(self, op, walk):
-        """Find scores + (1 - mask.to(scores.dtype)) * -1e9: the product is -inf in fp16."""
+        """Report (1 - mask.to(scores.dtype)) * -1e9, which is added to scores: the product is -inf in fp16."""
         for factor, other in zip((op.input, *op.args), (*op.args, op.input)):
             value, made = walk.number(factor), walk.op(other)
             inverted = made is not None and made.name == "sub" and walk.number(made.input) == 1 and made.args
@@ -52,7 +52,8 @@ class LargeFill(Rule):
         walk.report(self, op.node, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates", fix)
 
     def _entropy(self, op, walk):
-        """Find p * log(p) with log(p) a log_softmax of -inf: 0 * -inf, also in the gradient of a value put over it."""
+        """Report p * log(p) if log(p) is a log_softmax of scores filled with -inf: 0 * -inf is NaN, also in backward if
+        the NaN is replaced afterwards."""
         for n in (op.input, *op.args):
             made = through(n, walk)
             fill = self._filled(made.input, walk) if made is not None and made.name == "log_softmax" else None
@@ -67,11 +68,11 @@ class LargeFill(Rule):
             return
         mask = fill.input if fill.name == "where" else fill.arg(0, "mask")
         if any("causal" in name or "tri" in name for name in walk.names_in(mask)):
-            return  # every row keeps its own element
+            return  # a causal mask keeps an element of every row
         fix = None
         inline = fill.name == "masked_fill" and fill.node is op.input and not fill.inplace and not op.inplace
         dim = op.arg(0, "dim")
-        # torch's fill takes a mask that is larger than the scores, masked_softmax does not
+        # torch's masked_fill takes a mask that is larger than the scores; masked_softmax does not.
         fits = inline and of_itself(mask, fill.input, walk)
         if fits and dim is not None and len(op.args) + len(op.kwargs) == 1:
             text = walk.argument(mask) if isinstance(mask, cst.Call) else f"({walk.argument(mask)})"
@@ -81,12 +82,13 @@ class LargeFill(Rule):
         walk.report(self, op.node, message, fix)
 
     def _infinite(self, fill, walk):
-        """True if a fill is by -inf."""
+        """True if the fill value is -inf."""
         values = fill.args[-2:] if fill.name == "where" else [fill.arg(1, "value")]
         return any(walk.number(value) == -math.inf for value in values)
 
     def _filled(self, node, walk, depth=0):
-        """The fill in an expression such as `(scores + bias) / t`, in which scores or bias is filled."""
+        """Returns the Op, a masked_fill or a where, that filled an operand of an expression such as
+        `(scores + bias) / t`; else None."""
         op = walk.op(node)
         if op is None or depth > 4:
             return None

@@ -1,4 +1,4 @@
-"""SO208: where() after the fact, which is wrong in backward only."""
+"""SO208: where() applied after an unsafe operation, whose gradient is then NaN."""
 
 import libcst as cst
 
@@ -39,13 +39,13 @@ class WhereAfter(Rule):
             return
 
     def _unsafe(self, branch, condition, walk):
-        """The unsafe operation that made a branch, if the condition asks about its operand; else None."""
+        """Returns the unsafe Op that made a branch, if the condition depends on a name in its operand; else None."""
         op = walk.op(branch)
         if op is None or op.inplace or walk.value(branch).constant:
             return None
         by = op.args[0] if op.name == "div" and op.args else op.input
         made = walk.value(condition).node
-        asked = walk.names_in(condition) | walk.names_in(made)  # also that of `ok = den != 0`
+        asked = walk.names_in(condition) | walk.names_in(made)  # `ok`, and `den` from `ok = den != 0`
         return op if walk.names_in(by) & asked - set(walk.imports.names) and unsafe(op, walk) else None
 
     def _fix(self, op, branch, quotient, walk):

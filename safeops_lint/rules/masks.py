@@ -9,7 +9,7 @@ from safeops_lint.tables import FLOATING, KEEPS_INTEGER, SAVES_RESULT
 
 
 def index_masks(node, walk):
-    """The boolean masks among the indices of a Subscript."""
+    """Returns the indices of a Subscript that are boolean masks."""
     results = []
     for element in node.slice:
         if isinstance(element.slice, cst.Index):
@@ -22,7 +22,7 @@ def index_masks(node, walk):
 
 
 def of_itself(mask, base, walk):
-    """True if a mask is an elementwise condition on `base` and numbers alone: it has base's shape, whatever that is."""
+    """True if a mask is an elementwise condition on `base` and numbers alone, so that it has the shape of `base`."""
     if not isinstance(base, cst.Name) or walk.value(mask).mask != "bool":
         return False
     names = walk.names_in(mask) - set(walk.imports.names)
@@ -33,7 +33,8 @@ def of_itself(mask, base, walk):
 
 
 def floating(node, walk, depth=0):
-    """True if a number or a tensor is certainly no integer: by its dtype, or by an operation or an operand of it."""
+    """True if a number or a tensor is certainly floating: by its dtype, by the operation that made it, or since that
+    operation has a floating operand."""
     value, op = walk.value(node), walk.op(node)
     if value.wide or value.half or isinstance(walk.number(node), float):
         return True
@@ -44,7 +45,8 @@ def floating(node, walk, depth=0):
 
 
 def on_host(subscript, walk):
-    """True if no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
+    """True if the index makes no training step wait for the GPU: the tensor or a mask is certainly on the CPU, or this
+    code is not part of a step."""
     masks = index_masks(subscript, walk)
     return not walk.stepping or any(walk.value(n).host for n in (subscript.value, *masks))
 
@@ -100,8 +102,8 @@ class BooleanWriteTensor(Rule):
 
 
 def _scalar(node, walk):
-    """True for `torch.tensor(0.5)`: a number on the CPU, which torch writes without counting the mask. (Before it
-    writes a number on the GPU, it counts.)"""
+    """True for `torch.tensor(0.5)`, a 0-dim tensor on the CPU: torch writes it without counting the mask. (For one on
+    the GPU, torch counts first.)"""
     op = walk.op(node)
     return op is not None and "device" not in op.kwargs and op.name in ("tensor", "scalar_tensor")
 
@@ -146,7 +148,7 @@ class BooleanWriteScalar(Rule):
         value = number(statement.value)
         parts = (statement.value, target.value, *(n for n in descendants(mask) if isinstance(n, cst.Float)))
         if value is None or value < 0 and not any(floating(n, walk) for n in parts):
-            return None  # an unsigned x takes it modulo 256, and masked_fill the number nearest to it
+            return None  # in a uint8 x, the write takes a negative number modulo 256, but masked_fill saturates it
         if not of_itself(mask, target.value, walk) or not walk.memory.alone(target.value, statement):
             return None
         name = target.value.value

@@ -1,4 +1,4 @@
-"""SO205: a norm spelled out."""
+"""SO205: a norm written as the root of a sum of squares."""
 
 from safeops_lint.rule import Rule
 from safeops_lint.rules.domains import without_graph
@@ -43,7 +43,7 @@ class SpelledNorm(Rule):
             fix = rest and [(op.node, f"safeops.safe_norm({walk.argument(base)}{rest[0]})")]
         covers = [("SO201", total.node), ("SO204", op.node)]
         message = "the gradient of this norm is NaN at a zero vector; use safeops.safe_norm"
-        met = not (total.args or total.kwargs) and _error(base, walk)  # the error of a whole batch is hardly 0
+        met = not (total.args or total.kwargs) and _error(base, walk)  # the error of a whole batch is hardly ever 0
         walk.report(self, op.node, message, fix, covers=covers, likely=not met)
 
 

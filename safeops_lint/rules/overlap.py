@@ -7,7 +7,7 @@ from safeops_lint.tables import SHAPING
 
 
 def sums_of_products(node, walk, depth=0):
-    """The Ops that sum a product of two tensors, among the terms of an expression."""
+    """Returns the Ops, among the terms and factors of an expression, that sum a product of two tensors."""
     op = through(node, walk)
     if op is None or depth > 8 or walk.value(node).wide:
         return []
@@ -18,7 +18,7 @@ def sums_of_products(node, walk, depth=0):
         if product is None or product.name not in ("mul", "minimum"):
             return []
         factors = tensors(product, walk)
-        same = len(factors) == 2 and walk.text(factors[0]) == walk.text(factors[1])  # squares are SO201's
+        same = len(factors) == 2 and walk.text(factors[0]) == walk.text(factors[1])  # SO201 reports squares
         return [op] if len(factors) == 2 and not same else []
     if op.name in ("add", "sub", "mul", "neg", "clamp"):
         return [result for n in tensors(op, walk) for result in sums_of_products(n, walk, depth + 1)]
@@ -26,7 +26,7 @@ def sums_of_products(node, walk, depth=0):
 
 
 def is_sum(node, walk, depth=0):
-    """True for a sum of elements, or of such sums."""
+    """True for a sum over elements, or for an addition of such sums."""
     op = through(node, walk)
     if op is None or depth > 8 or walk.value(node).wide:
         return False
@@ -53,7 +53,7 @@ class Overlap(Rule):
             norms = any(squared(getattr(through(n, walk), "input", None), walk) is not None for n in tensors(op, walk))
             both = (op.input, op.args[0])
             if any(exponential for n in both for exponential in exponentials(n, walk)):
-                return  # exponentials do not fit wider dtypes either: SO211
+                return  # exponentials also overflow wider dtypes; SO211 reports them
             if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in both):
                 covers = [(self.code, n) for n in (op.input, op.args[0])]
                 message = "a product of two sums overflows half at 256 each; use .float() first"

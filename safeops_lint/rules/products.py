@@ -1,4 +1,4 @@
-"""SO105: products with a mask."""
+"""SO105: products of a mask and a tensor that may have NaN or inf."""
 
 import re
 
@@ -8,8 +8,8 @@ from safeops_lint.rule import Rule
 from safeops_lint.rules.bounds import BOUNDED, SELECTED, fills_inf, finite
 from safeops_lint.rules.domains import unsafe
 
-KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # these give -inf in forward already
-VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # masked-out elements may be NaN
+KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # give -inf in forward, not only a bad gradient
+VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # masks of elements that may be NaN
 
 
 class TimesMask(Rule):
@@ -31,7 +31,7 @@ class TimesMask(Rule):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer:
                 continue
             if mask.mask == "likely" and not mask.tensor or mask.constant:
-                continue  # made here, as 1 - eye
+                continue  # a constant, such as 1 - torch.eye(n)
             if finite(x_node, walk, cleaned=True):
                 continue
             edge = _edge(x_node, walk)
@@ -49,7 +49,7 @@ class TimesMask(Rule):
 
 
 def _edge(node, walk, depth=0):
-    """The name of the operation that can make a value or its slope NaN or inf (log, sqrt, div); else None."""
+    """Returns the name of an operation (log, sqrt, div) that can make a value or its gradient NaN or inf; else None."""
     op = walk.op(node)
     if fills_inf(op, walk):
         return op.name
@@ -63,13 +63,13 @@ def _edge(node, walk, depth=0):
 
 
 def _of_validity(node, walk):
-    """True if a mask says which elements have a value at all: `target.isfinite()`, `valid`."""
+    """True if, by its name, a mask says which elements have a valid value: `target.isfinite()`, `valid`."""
     names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
     return any(VALID.search(name) for name in names)
 
 
 def _inverted(mask, walk):
-    """The source of ~mask."""
+    """Returns the source text of `~mask`."""
     if isinstance(mask, cst.UnaryOperation) and isinstance(mask.operator, cst.BitInvert):
         return walk.argument(mask.expression)
     return f"~{walk.text(mask)}" if _tight(mask) else f"~({walk.text(mask)})"

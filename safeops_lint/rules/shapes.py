@@ -1,17 +1,19 @@
-"""The way a tensor got its shape, as far as the code shows: two ways that differ are two shapes that may broadcast."""
+"""Finds the steps (slices, reductions, views) by which a tensor got its shape, as far as the code shows. If two tensors
+differ in their steps, their shapes may differ, so that they may broadcast."""
 
 import libcst as cst
 
 from safeops_lint.syntax import dotted, number
 from safeops_lint.tables import CONSTRUCTORS, HALVED, REDUCTIONS, SHAPING, words
 
-# These keep the number of dimensions, and none of them becomes 1.
+# Operations that keep the number of dims and make no dim's size 1. `steps` ignores them.
 KEEP = words("contiguous clone cpu cuda data detach flip movedim permute requires_grad_ roll swapaxes t to transpose")
 AS_ANOTHER = {"expand_as", "reshape_as", "view_as"}
 
 
 def steps(node, walk, depth=0):
-    """The slices, reductions and views that a tensor went through: `()` where nothing in sight changed its shape."""
+    """Returns the slices, reductions and views by which a tensor got its shape, as a tuple; `()` if the code shows
+    none."""
     value = walk.value(node)
     made, op = value.node, value.op
     if depth > 12:
@@ -32,13 +34,13 @@ def steps(node, walk, depth=0):
         options = [f"{key}={walk.text(n)}" for key, n in op.kwargs.items() if key != "dtype"]
         return (*steps(op.input, walk, depth + 1), (name, *map(walk.text, op.args), *options))
     shapes = {steps(n, walk, depth + 1) for n in operands}
-    if () in shapes or not shapes:  # what is centred or scaled by a smaller one keeps its own
+    if () in shapes or not shapes:  # x - x.mean(0), x / scale: the result has the shape of x
         return ()
     return shapes.pop() if len(shapes) == 1 else tuple(sorted(map(str, shapes)))
 
 
 def _index(node, walk):
-    """The parts of an index by what they do to the shape: `x[1:]` and `x[:-1]` do the same, and `x[:, :]` nothing."""
+    """Returns what each part of an index does to the shape: equal for `x[1:]` and `x[:-1]`, `()` for `x[:, :]`."""
     parts = [_part(element.slice, walk) for element in node.slice]
     while parts and parts[-1] in (0, "..."):
         parts.pop()

@@ -1,4 +1,4 @@
-"""SO201: squares that overflow half before they are summed."""
+"""SO201: squares that overflow half before they are summed. Also functions that other rules use."""
 
 import libcst as cst
 
@@ -10,12 +10,13 @@ from safeops_lint.tables import SHAPING
 
 
 def tensors(op, walk):
-    """The operands of an operation that are tensors."""
+    """Returns the operands of an Op that are tensors."""
     return [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
 
 
 def through(node, walk, names=SHAPING):
-    """The Op that made an expression, past Ops in `names` (by default those that only shape it)."""
+    """Returns the Op that made an expression. Ops in `names` (by default those that only change the shape) are skipped:
+    the Op that made their input is returned."""
     op = walk.op(node)
     for _ in range(8):
         if op is None or op.name not in names:
@@ -25,14 +26,14 @@ def through(node, walk, names=SHAPING):
 
 
 def extreme(node, walk):
-    """True for the largest or the smallest of a tensor's elements."""
+    """True if an expression is the largest or the smallest element of a tensor."""
     op = through(node, walk)
     largest = op is not None and op.name in ("max", "amax", "min", "amin")
     return largest and not any(walk.value(n).tensor for n in op.args)
 
 
 def squared(node, walk):
-    """x of `x**2`, `x.pow(2)`, `x.square()`, `x * x`, through names; else None."""
+    """Returns x if an expression is `x**2`, `x.pow(2)`, `x.square()` or `x * x`, also through a name; else None."""
     op = walk.op(node)
     if op is None or op.inplace:
         return None
@@ -44,11 +45,12 @@ def squared(node, walk):
 
 
 def powers(node, walk, depth=0):
-    """The squares among the terms of an expression, or among factors of a term: `w * (x - y)**2 + z`."""
+    """Returns the squares and higher powers among the terms of an expression and their factors, such as (x - y)**2 in
+    `w * (x - y)**2 + z`."""
     op = walk.op(node)
     if op is None or depth > 5:
         return []
-    if op.name in SHAPING or op.name in ("float", "double", "type"):  # widened too late
+    if op.name in SHAPING or op.name in ("float", "double", "type"):  # casts come after the square: too late
         return powers(op.input, walk, depth + 1)
     if squared(node, walk) is not None or op.name == "pow" and (number(op.arg(0, "exponent")) or 0) >= 2:
         return [node]
@@ -59,7 +61,7 @@ def powers(node, walk, depth=0):
 
 
 def in_half(node, walk):
-    """True if a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
+    """True if a mask was cast to the dtype of another tensor, which may be half: `valid.to(x.dtype)`."""
     op = through(node, walk, SHAPING - {"to"})
     cast = op is not None and op.name in ("to", "type_as", "type") and not walk.value(node).wide
     return cast and walk.value(node).mask is not None
@@ -92,11 +94,11 @@ class SquareSum(Rule):
             base = walk.op(node).input
             if walk.value(node).constant or walk.value(node).wide or finite(base, walk):
                 continue
-            likely = walk.casts_to_half  # else only autocast makes half, and it computes pow in fp32
+            likely = walk.casts_to_half  # else half comes from autocast alone, which computes pow in fp32
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix, likely=likely)
-            elif getattr(through(base, walk, {"abs"}), "name", "") == "sub":  # an error
+            elif getattr(through(base, walk, {"abs"}), "name", "") == "sub":  # the square of a difference
                 walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message, likely=likely)
 
     def _fix(self, op, base, walk):
@@ -119,7 +121,8 @@ class SquareSum(Rule):
 
 
 def dims(op, walk):
-    """`(", dim=1, keepdim=True",)` from a reduction's arguments; None if it has other arguments."""
+    """Returns a reduction's arguments as a text for another call, in a tuple: `(", dim=1, keepdim=True",)`. None if it
+    has arguments besides dim and keepdim."""
     if len(op.args) > 2 or set(op.kwargs) - {"dim", "keepdim"}:
         return None
     given = {**dict(zip(("dim", "keepdim"), op.args)), **op.kwargs}

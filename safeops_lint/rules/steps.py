@@ -1,4 +1,4 @@
-"""SO406: clipping, and steps, of gradients that are still multiplied by the loss scale."""
+"""SO406: clipping of gradients, or optimizer steps, before the gradients are divided by the loss scale."""
 
 import re
 
@@ -11,7 +11,8 @@ OPTIMIZER = re.compile(r"(^|[._])opt(im\w*)?$", re.IGNORECASE)
 
 
 def calls(event, node):
-    """The calls in a function's body, or in a module's own lines, without those in the functions inside."""
+    """Returns the calls in a function's body, or at the top level of a module, without those in nested functions and
+    classes."""
     body = node.body if event == "function" else node
     return [n for n in descendants(body, stop=(cst.FunctionDef, cst.ClassDef)) if isinstance(n, cst.Call)]
 

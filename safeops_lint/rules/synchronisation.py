@@ -1,4 +1,4 @@
-"""SO3xx: where a loss makes the CPU wait for the GPU."""
+"""SO301 to SO303: code in a loss that makes the CPU wait for the GPU."""
 
 import libcst as cst
 
@@ -7,8 +7,8 @@ from safeops_lint.syntax import dotted
 
 
 def _of_interest(walk):
-    """True in a loss itself, except where it runs without a graph, once or on demand: there statistics and checks wait
-    on purpose."""
+    """True in a loss itself, not in a helper. False in a metric, without a graph, and in branches that run once or on
+    demand: statistics and checks there wait on purpose."""
     scope = walk.scope
     return scope.loss and not (scope.metric or scope.helper or scope.no_grad or scope.rare or scope.for_host)
 
@@ -33,7 +33,7 @@ class Fetch(Rule):
                 covers = [(self.code, func.value)]
                 walk.report(self, node, f".{name}() in a loss waits for the GPU; keep the tensor", covers=covers)
             elif name == "numpy" and walk.reports.pop((self.code, id(func.value)), None):
-                # the code goes on in numpy, so the value cannot stay a tensor
+                # Only possible: the code that follows computes in numpy, so the value cannot stay a tensor.
                 message = ".cpu().numpy() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, likely=False)
         elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
@@ -90,7 +90,7 @@ def _leaves(node):
 
 
 def _numbers(node, walk):
-    """True for a comparison of names of which nothing else is known: `p > 0`, `kind == label`."""
+    """True for a comparison of plain names, which may be numbers: `p > 0`, `kind == label`."""
     if not isinstance(node, cst.Comparison):
         return False
     return not any(walk.op(s) is not None for s in (node.left, *(c.comparator for c in node.comparisons)))

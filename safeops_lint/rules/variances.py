@@ -1,4 +1,4 @@
-"""SO212: variances as a difference of two nearly equal numbers."""
+"""SO212: variances computed as E[x^2] - E[x]^2, a difference of two nearly equal numbers."""
 
 import libcst as cst
 
@@ -29,7 +29,8 @@ class Variance(Rule):
         walk.report(self, op.node, message, covers=covers, likely=not wide(op, walk))
 
     def _average(self, node, walk, depth=0):
-        """True for `(x**2).mean()`, `blur(x * x)`, `F.conv2d(x.pow(2), window)`, also through names."""
+        """True if an expression averages squares: `(x**2).mean()`, `blur(x * x)`, `F.conv2d(x.pow(2), window)`, also
+        through a name."""
         if depth > 4:
             return False
         node = walk.value(node).node if isinstance(node, cst.Name) else node
@@ -40,7 +41,7 @@ class Variance(Rule):
             return self._average(op.input, walk, depth + 1)
         if op is not None and op.name in AVERAGES:
             return squared(op.input, walk) is not None
-        known = op is not None and op.origin != "method"  # another function of torch's
+        known = op is not None and op.origin != "method"  # a function of torch that does not average
         return not known and bool(node.args) and squared(node.args[0].value, walk) is not None
 
 

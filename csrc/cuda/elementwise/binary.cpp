@@ -1,4 +1,5 @@
-// The binary functions as ops: checks, outputs, the plan. The launches are in <op>.cu.
+// Registers the binary functions as ops: checks operands, allocates outputs, makes the plan, and calls the launch that
+// <op>.cu defines.
 #include <tuple>
 
 #include "cuda/engine/tensors.h"
@@ -57,7 +58,7 @@ std::tuple<Tensor, Tensor> binary_backward(const BinaryLaunch& launch, const cha
   const double floor = floor_of(eps, wide);
   const Operand first = need_input ? operand(out_a, da) : no_operand(da), upstream = operand(grad, g),
                 from = operand(input, a);
-  // g's dtype is the output's: elements that saturated there have gradient 0
+  // g, the dtype of grad, is that of the forward's output: an element that saturated in it has gradient 0.
   if (other)
     run(op, input, make_plan<5>(shape, {first, need_other ? operand(out_b, db) : no_operand(db), upstream, from,
                              operand(*other, b)}),

@@ -1,4 +1,4 @@
-// The skeleton of the binary functions. An op brings two functions of the compute type C:
+// The skeleton of the binary functions f(a, b). An op defines two functions of the compute type C:
 //
 //   struct Xlogy : Plain {
 //     template <class C> static __device__ C value(const Range<C>& range, C a, C b);

@@ -10,18 +10,19 @@
 
 namespace safeops::cuda {
 
-// The floor in the compute type.
+// The floor that `eps` stands for (common/limits.h), rounded to the compute type.
 inline double floor_of(const std::optional<double>& eps, bool wide) {
   const double floor = safeops::floor_of(eps, wide);
   return wide ? floor : double(float(floor));
 }
 
-// wide: computed in fp64. eps: the floor in the compute type. out: the dtype of the result, where values saturate.
+// wide: the compute type is fp64, else fp32. eps: the floor in the compute type. out: the dtype of the forward's
+// result, in which values saturate.
 struct UnaryLaunch {
   void (*forward)(Plan<2>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
   void (*backward)(Plan<3>& plan, bool wide, double eps, Type out, cudaStream_t stream);
 };
-// number: a second operand that is one number for all elements, a parameter of the kernel.
+// forward_number, backward_number: the second operand is `number`, a parameter of the kernel, instead of a tensor.
 struct BinaryLaunch {
   void (*forward)(Plan<3>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
   void (*backward)(Plan<5>& plan, bool wide, double eps, Type out, bool need_input, bool need_other,

@@ -1,14 +1,14 @@
-// Arithmetic for calls whose operands and results are all fp16 or bf16: in fp32, with as few instructions as these
-// results need. A function with a shorter form has an overload for Half, accurate to a twentieth of a step of the
-// result. Products and quotients that may leave the range of fp32 on the way are computed as sums of logarithms.
+// Arithmetic for calls whose operands and results all have one dtype, fp16 or bf16. It is fp32, with few instructions:
+// an op's overload for Half is accurate to a twentieth of a step of the result's dtype. Products and quotients whose
+// intermediate results may leave the range of fp32 are computed as sums of logarithms.
 #pragma once
 
 #include "floating.cuh"
 
 namespace safeops::cuda {
 
-// The GPU's approximate logarithm and power, which flush subnormal numbers. Volatile, or the compiler would move them
-// into branches.
+// The GPU's approximate log2(x) and 2^x, which flush subnormal numbers to 0. They are volatile, as the compiler would
+// otherwise move them into branches.
 __device__ inline float approx_log2(float x) {  // error 2^-22, absolute in [1/2, 2], elsewhere relative; NaN below 0
   float y;
   asm volatile("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -20,7 +20,7 @@ __device__ inline float approx_exp2(float x) {  // relative error 2^-22
   return y;
 }
 
-// Logarithm and power that also take and give subnormal numbers.
+// log2(x) and 2^x, approximately, for subnormal x and with subnormal results, too.
 __device__ inline float rough_log2(float x) {
   const bool small = fabs(x) < std::numeric_limits<float>::min();
   const float y = approx_log2(small ? x * 0x1p24f : x);
@@ -33,7 +33,7 @@ __device__ inline float rough_exp2(float x) {
 
 constexpr float kLog2 = 0.693147181f;
 
-// log2(x) with a relative error of 1.5e-6: near 1 a series, fitted for the least relative error (3e-7).
+// log2(x) with a relative error of 1.5e-6. For |x - 1| < 1/8 it is a polynomial with a relative error of 3e-7.
 __device__ inline float log2_of(float x) {
   const float f = x - 1;
   const float series =
@@ -41,7 +41,7 @@ __device__ inline float log2_of(float x) {
   return fabs(f) < 0.125f ? series : rough_log2(x);
 }
 
-// `size` with the sign of the product of the factors.
+// Returns `size` (>= 0) with the sign of the product of the factors.
 template <class... Factors>
 __device__ inline float with_signs_of(float size, Factors... factor) {
   return __uint_as_float(__float_as_uint(size) ^ ((__float_as_uint(factor) ^ ...) & 0x80000000u));

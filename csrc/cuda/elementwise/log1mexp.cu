@@ -16,7 +16,8 @@ struct Log1mexp : Plain {
   template <class C>
   static __device__ C slope(const Range<C>& range, C g, C x) {
     if (x > -range.eps) return C(0);
-    // The derivative is e^x / expm1(x). Far below 0, e^x may underflow where g e^x does not: g takes e^(x/2) twice.
+    // The derivative is e^x / expm1(x). Far below 0, e^x may underflow where g e^x does not, so g is multiplied by
+    // e^(x/2) twice.
     const C root = exp(x * C(0.5)), rest = root / expm1(x);
     return x > C(-1) ? g * (root * rest) : g * root * rest;
   }

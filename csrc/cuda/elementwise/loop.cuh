@@ -1,23 +1,23 @@
-// The elementwise loop on CUDA. An op brings a functor:
+// The elementwise loop on CUDA. An op defines a functor:
 //
 //   struct Op {
 //     using Value = float;                          // the compute type
-//     static constexpr int kOut = 1, kIn = 2;       // operands
+//     static constexpr int kOut = 1, kIn = 2;       // number of outputs and of inputs
 //     static constexpr bool kMask = false;          // one more operand: a byte mask, nonzero is true
-//     static constexpr bool kRolled = false;        // a long op: one copy, in a loop over the elements
+//     static constexpr bool kRolled = false;        // true: the loop over a packet's elements is not unrolled
 //     __device__ void prepare();                    // once per thread, after its loads are issued
 //     __device__ void operator()(const Value* in, bool mask, Value* out) const;
 //   };
 //
-// and gets three kernels, tried in this order:
-//   flat     every operand dense in one order, one dtype: 16-byte accesses, no index arithmetic
-//   rows     broadcast operands (a padding mask, a per-row divisor, the stride-0 gradient of .sum()): 16-byte
-//            accesses, one index computation per packet; one dtype known at compile time, or any mix up to fp32
-//   general  any strides, any dtypes, one element at a time; 2^31 elements and more in several launches
+// and gets three kernels. The first that takes the operands runs:
+//   flat     all operands are dense in one order and have one dtype: 16-byte accesses, no index arithmetic
+//   rows     operands are broadcast (a padding mask, a per-row divisor, the stride-0 gradient of .sum()), or dtypes up
+//            to fp32 are mixed: 16-byte accesses, one index computation per packet
+//   general  any strides, any dtypes: one element at a time; 2^31 elements and more in several launches
 //
-// Bytes in flight per thread: flat fp16/bf16 masked_fill 2 data packets + 1 mask packet = 48; safe_div 2 x 2 packets =
-// 64; its backward 3 packets = 48. An H200 needs 48 KiB in flight per SM, which takes 1024 resident threads: hence at
-// most 64 registers a thread, or more threads (kMinBlocks).
+// Bytes in flight per thread, in `flat`: fp16/bf16 masked_fill 2 data packets + 1 mask packet = 48; safe_div 2 x 2
+// packets = 64; its backward 3 packets = 48. An SM of an H200 needs 48 KiB in flight, which takes 1024 resident
+// threads: hence at most 64 registers a thread, or more threads (kMinBlocks).
 #pragma once
 
 #include "cuda/engine/launch.cuh"
@@ -26,7 +26,8 @@
 
 namespace safeops::cuda {
 
-// 8 x 128 threads an SM: 64 registers each. With one operand a thread has only 32 bytes in flight: 12 x 128 threads.
+// Blocks of 128 threads on an SM. 8 blocks leave 64 registers a thread. An op with one fp32 input has only 32 bytes in
+// flight per thread, so it needs 12.
 template <class Op>
 constexpr int kMinBlocks = Op::kIn == 1 && !Op::kMask && sizeof(typename Op::Value) == 4 ? 12 : 8;
 template <class Op>
@@ -34,14 +35,15 @@ constexpr int operands() {
   return Op::kOut + Op::kIn + Op::kMask;
 }
 
-// Applies op to the K elements of a packet: out[o][k]. `get(i, k)` is operand i's element k, `masked(k)` its mask.
+// Applies op to the K elements of a packet, and writes result o of element k to out[o][k]. get(i, k) is element k of
+// input i, masked(k) that of the mask.
 template <class Op, int K, class Get, class Masked>
 __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::Value (&out)[Op::kOut][K]) {
   using Value = typename Op::Value;
   constexpr int kOut = Op::kOut, kIn = Op::kIn;
   if constexpr (Op::kRolled) {
-    // A register cannot be indexed by a loop's counter: the op takes element 0, all others move down by one, and
-    // results fill up from the end.
+    // Registers cannot be indexed by the counter of a rolled loop. So each step applies the op to element 0, moves the
+    // others down by one, and puts the result last.
     static_assert(!Op::kMask && kIn >= kOut);
     Value packet_values[kIn][K], value[kIn], result[kOut];
 #pragma unroll
@@ -79,16 +81,17 @@ __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::
 
 // ---- flat
 //
-// A warp owns a tile of 32 * kUnroll packets and each lane reads every 32nd of them, so each access of the warp is 512
-// consecutive bytes. A lane's 16 mask bytes belong to other lanes' data: they are sent as bits, by one shuffle per
-// packet. An operand that does not begin at a multiple of 16 bytes (x[1:]) is read in aligned packets and shifted.
+// A warp owns a tile of 32 * kUnroll packets. Each lane reads every 32nd packet, so that an access of the warp covers
+// 512 consecutive bytes. The 16 mask bytes that a lane reads belong to the data of other lanes: it sends them as bits,
+// by one shuffle per packet. An unaligned input (x[1:]) is read in aligned packets, then shifted.
 
 template <class Op, class Codec>
 struct Tile {
-  static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements
+  static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements of a packet
   static constexpr int kUnroll = Op::kMask ? 16 / kPacket : Op::kIn > 2 || Op::kRolled ? 1 : 2;
   static constexpr int kElements = 32 * kUnroll * kPacket;
-  // True if operands may begin anywhere. (A mask's 16 elements of 8 bytes leave no registers for that.)
+  // True if inputs need not be aligned to 16 bytes. (With a mask and 8-byte elements a lane holds 8 packets: no
+  // registers are left for shifting.)
   static constexpr bool kUnaligned = kUnroll < 8;
 };
 
@@ -107,8 +110,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   unsigned shifted = 0;
 #pragma unroll
   for (int i = 0; i < operands<Op>() - kOut; ++i) shifted |= misalignment(i);
-  // The last tile goes element by element. With shifted packets so does a full one that ends within 16 elements of the
-  // end: its last load would reach up to 15 bytes past the tensor.
+  // A tile that is not full is processed element by element. If packets are shifted, so is a full tile that ends within
+  // 16 elements of the tensor's end: its last load would reach up to 15 bytes past the tensor.
   if (start + T::kElements + (shifted ? 16 : 0) > plan.numel) {
     op.prepare();
     const int64_t end = start + T::kElements < plan.numel ? start + T::kElements : plan.numel;
@@ -144,8 +147,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   const unsigned bits = Op::kMask ? mask_bits(mask) : 0;
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    // Packet u of this lane begins at element (32 u + lane) K: its K bits are among the 16 that lane (32 u + lane) K /
-    // 16 read.
+    // Packet u of this lane begins at element (32 u + lane) K of the tile. Lane (32 u + lane) K / 16 has its mask bits.
     const unsigned fill = Op::kMask ? __shfl_sync(kWarp, bits, 2 * K * u + lane * K / 16) >> (lane * K % 16) : 0;
     Value out[kOut][K];
     apply<Op, K>(op, [&](int i, int k) { return Codec::decode(packet_get<Raw>(in[u][i], k)); },
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op> > 10 ? 10 : kMinBlock
     if (Op::kMask && repeated[N - 1]) mask[u] *= 0x0101010101010101ull;
     Value out[kOut][K];
     const auto masked = [&](int k) { return Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0; };
-    // If all elements share a divisor, every k reads its element 0, so that its inverse is computed only once.
+    // If the last input (a divisor) is repeated, every k reads its element 0, so that its inverse is computed once.
     const auto get = [&](int i, int k) { return in[u][i].get(k, plan.type[kOut + i]); };
     if (!Op::kMask && !std::is_same_v<Hold, Mixed> && repeated[N - 1])
       apply<Op, K>(op, [&](int i, int k) { return get(i, i == kIn - 1 ? 0 : k); }, masked, out);
@@ -267,7 +269,8 @@ bool launch_rows(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) 
   return true;
 }
 
-// All operands must have Codec's type. Returns false if they are not dense in one order, or unaligned.
+// All operands must have Codec's type. Returns false, without a launch, if they are not dense in one order, or not
+// aligned.
 template <class Codec, class Op>
 bool launch_flat(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
   using T = Tile<Op, Codec>;

@@ -5,8 +5,8 @@ namespace safeops::cuda {
 namespace {
 
 struct Magnitude : Plain {
-  // With u the longer of a and b, v the shorter and t = v / u: r = |u| sqrt(1 + t^2), in which no square over- or
-  // underflows. At the origin t is 0; if both are infinite, t is 1 or -1.
+  // u is a or b, the larger in magnitude, and v the other; t = v / u. The result is |u| sqrt(1 + t^2), in which no
+  // square over- or underflows. ratio() returns t: 0 at the origin, 1 or -1 if u and v are infinite.
   template <class C>
   static __device__ C ratio(C u, C v) {
     const C t = v / u;
@@ -23,7 +23,7 @@ struct Magnitude : Plain {
     const bool steep = fabs(b) > fabs(a);
     const C u = steep ? b : a, v = steep ? a : b, t = ratio(u, v), unit = copysign(C(1), u) / sqrt(C(1) + t * t);
     const C slope = a == C(0) && b == C(0) ? C(0) : g * unit;
-    // t may underflow where g t does not: scale the factors of g t by powers of two that keep them in range.
+    // t may underflow where g t does not. Then powers of two keep the factors of g t in range.
     constexpr C kMin = std::numeric_limits<C>::min(), kStep = std::numeric_limits<C>::epsilon() / 4;
     const bool vanishes = fabs(t) < kMin && v != C(0) && finite(u);
     const C other = vanishes ? slope * kStep * (v * (1 / kMin) / (u * kStep)) * kMin : slope * t;

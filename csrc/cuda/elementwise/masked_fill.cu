@@ -1,5 +1,5 @@
 // masked_fill: out = fill_mask ? fill : input, bit for bit.  I/O: read input, read mask, write out (bf16: 5 bytes).
-// Its backward is itself with fill 0.
+// Its backward is masked_fill of grad with fill 0.
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
@@ -17,13 +17,13 @@ struct MaskedFill {
   static constexpr int kOut = 1, kIn = 1;
   static constexpr bool kMask = true, kRolled = false;
   Bits fill;
-  const char* value;  // a 0-dim tensor, read on the device: no synchronisation
+  const char* value;  // null, or the element of a tensor, read on the device: the host need not wait
   Type value_type, type;
-  double largest;  // of `type`
+  double largest;  // largest finite number of `type`
 
   __device__ void prepare() {
     if (value == nullptr) return;
-    if (value_type == type) {  // same dtype: its bits are copied, as the input's are
+    if (value_type == type) {  // copies the bits unchanged
       fill = Bits(load_raw<uint64>(value, type));
       return;
     }
@@ -48,7 +48,7 @@ uint64_t fill_bits(double number, Type type) {
   return bits;
 }
 
-// A 0-dim CPU tensor is allowed beside CUDA operands, as in torch.
+// Reads `value` where it is a CPU tensor, which is allowed beside CUDA operands, as in torch.
 double read_on_host(const Tensor& x, Type type) {
   const void* p = x.data_ptr();
   if (type == kF64) return *static_cast<const double*>(p);

@@ -1,4 +1,4 @@
-// The floor and the divisor's gradient, for safe_div and safe_reciprocal.
+// Shared by safe_div and safe_reciprocal: the test of a divisor against the floor eps, and the divisor's gradient.
 #pragma once
 
 #include "floating.cuh"
@@ -7,11 +7,11 @@ namespace safeops::cuda {
 
 template <class C>
 __device__ inline bool divides(const Range<C>& range, C b) {
-  return !(fabs(b) < range.eps || b == C(0));  // a NaN divisor is kept, and shows
+  return !(fabs(b) < range.eps || b == C(0));  // true for NaN, so that the quotient is NaN
 }
 
-// Returns -g q / b, with q = a / b and slope = g / b. If slope over- or underflows, the product may not: then it is
-// -g (q / b).
+// Returns -g q / b, the gradient of b, with q = a / b and slope = g / b. It is -slope q; or, if slope over- or
+// underflows where g q / b may not, -g (q / b).
 template <class C>
 __device__ inline C slope_of_divisor(C g, C b, C q, C slope) {
   const C other = q / b;

@@ -1,4 +1,4 @@
-// safe_acosh: the area hyperbolic cosine of x, at least 1; the slope is 0 for x <= 1.
+// safe_acosh: acosh(max(x, 1)), the inverse hyperbolic cosine; the slope is 0 for x <= 1.
 #include "unary.cuh"
 
 namespace safeops::cuda {
@@ -13,7 +13,7 @@ struct SafeAcosh : Plain {
     const C h = (x - C(1)) * C(0.5);
     return finite(x) ? 2 * log_of_1_plus(sqrt(h) + h / (C(1) + sqrt(C(1) + h))) : x;  // a NaN stays one
   }
-  template <class C>  // g / sqrt((x - 1)(x + 1)), by two roots: the product under a single root overflows
+  template <class C>  // g / sqrt((x - 1)(x + 1)), by two roots, since (x - 1)(x + 1) may overflow
   static __device__ C slope(const Range<C>&, C g, C x) {
     return x <= C(1) ? C(0) : g / (sqrt(x - C(1)) * sqrt(x + C(1)));
   }

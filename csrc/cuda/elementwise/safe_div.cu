@@ -1,4 +1,5 @@
-// safe_div: a / b, a stand-in or a floor where b vanishes, saturation where the quotient does not fit.
+// safe_div: a / b. Where |b| < eps, the result is a fill value, or b is raised to the floor (FlooredDiv). Where a / b
+// does not fit into the output dtype, it saturates.
 #include "binary.cuh"
 #include "quotient.cuh"
 
@@ -10,10 +11,10 @@ struct SafeDiv : Plain {
 
   template <class C>
   static __device__ C value(const Range<C>& range, C a, C b) {
-    const C q = a / b;  // selected below, so an inf or NaN from a vanishing b goes nowhere
+    const C q = a / b;  // may be inf or NaN if b is 0; then it is not selected below
     return divides(range, b) ? range.saturated(q, range.overflows(q) && finite(a)) : range.stand_in;
   }
-  static __device__ float value(const Half& range, float a, float b) {  // lift: 1 / b of a subnormal b may be infinite
+  static __device__ float value(const Half& range, float a, float b) {  // lift: else 1 / b may be inf for a subnormal b
     const float lift = fabs(b) < std::numeric_limits<float>::min() ? 0x1p24f : 1, q = (a * lift) * (1 / (b * lift));
     return divides(range, b) ? range.saturated(q, range.overflows(q) && finite(a)) : range.stand_in;
   }
@@ -43,7 +44,8 @@ struct FlooredDiv : SafeDiv {
   }
 };
 
-// A negative eps is minus the floor of fill_value=None. This case has kernels of its own, so the other pays nothing.
+// Chooses by eps. eps < 0 means fill_value=None with the floor -eps: FlooredDiv, which has kernels of its own, so that
+// SafeDiv's stay short.
 struct ByEps {};
 
 double least(double eps, bool wide) {

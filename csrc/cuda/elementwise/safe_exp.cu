@@ -1,4 +1,4 @@
-// safe_exp: e^x, saturated where it does not fit.
+// safe_exp: e^x, saturated where it does not fit into the output dtype.
 #include "unary.cuh"
 
 namespace safeops::cuda {

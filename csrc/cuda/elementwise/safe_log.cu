@@ -1,4 +1,4 @@
-// safe_log: log(max(x, eps)).
+// safe_log: log(max(x, eps)); the slope is 0 for x < eps.
 #include "unary.cuh"
 
 namespace safeops::cuda {

@@ -1,19 +1,19 @@
-// safe_pow: a^b, 0 where there is no real power, saturated where it does not fit.
+// safe_pow: a^b; 0 where it is not real (a < 0, b no integer); saturated where it does not fit into the output dtype.
 #include "binary.cuh"
 
 namespace safeops::cuda {
 namespace {
 
-// Terms that value and slopes of halves share. Written with & and |, since && and || would be branches.
+// Terms of a^b that value and slopes share for fp16 and bf16. Conditions use & and |, since && and || become branches.
 struct Halves {
   float log2, power;       // log2 |a|, log2 |a^b|
-  bool one, fractional;    // |a| is 1, and so is its power; b is finite and no integer
+  bool one, fractional;    // one: |a| = 1, so |a^b| = 1; fractional: b is finite and not an integer
   float sign;              // a number with the sign of a^b
   float nan_or_zero;       // 0, or NaN if a or b is not finite
 
   __device__ Halves(float a, float b) : log2(log2_of(fabs(a))), nan_or_zero(0 * a + 0 * b) {
-    one = (fabs(a) == 1) & ((a > 0) | (b == b));  // also 1 to the power of NaN
-    power = one | (b == 0) ? 0 : b * log2;        // and NaN to the power of 0
+    one = (fabs(a) == 1) & ((a > 0) | (b == b));  // 1^NaN is 1, too
+    power = one | (b == 0) ? 0 : b * log2;        // NaN^0 is 1, too
     // Near 1.5 * 2^23 fp32 numbers are 1 apart: the lowest bit of |b| + 1.5 * 2^23 is set if |b| is odd. fp16 and bf16
     // numbers of 2^22 and more are even.
     const float size = fminf(fabs(b), 0x1p22f), raised = size + 0x1.8p23f;
@@ -28,15 +28,17 @@ __device__ inline C power(C a, C b) {
   return pow(a, b);
 }
 
-// g b a^(b-1), from y = a^b and part = a^(b-1)
+// Returns g b part, the gradient of a, with y = a^b and part = a^(b-1).
 template <class C>
 __device__ inline C slope_of_base(C g, C a, C b, C y, C part) {
   const C slope = b * part;
   if (!(finite(a) && finite(b) && lost(slope, C(1)))) return g * slope;
-  // b a^(b-1) over- or underflows where its product with g may not
+  // From here on b part over- or underflows, but g b part may not.
   const bool larger = fabs(b) > fabs(part);
   const C large = larger ? b : part, small = larger ? part : b;
-  // If part itself over- or underflows, y / a replaces it. If g y / a and b / a are both infinite, g y b is not small.
+  // (1) If part itself over- or underflows, the result is g b y / a: g y / a times b; or g y times b / a if g y / a is
+  //     infinite; or (g y b) / a if b / a is infinite, too.
+  // (2) Else it is g times the larger of b and part, times the smaller one; in the reverse order if that overflows.
   const C turned = (g * y) / a, ratio = b / a;
   const bool beyond = !finite(part) || (part == C(0) && y != C(0));
   return beyond              ? finite(turned) ? turned * b : finite(ratio) ? (g * y) * ratio : (g * y * b) / a
@@ -65,20 +67,20 @@ struct SafePow : Plain {
     constexpr C kSmallest = std::numeric_limits<C>::min();
     const C y = power(a, b);
     const bool both_finite = finite(a) && finite(b);
-    // Slopes are 0 where there is no power, where it does not fit, and at a = 0 for b < 1, where f is constant or
-    // infinitely steep.
+    // Slopes are 0 where a^b is not real, where it saturates, and at a = 0 for b < 1 (a^b is constant or infinitely
+    // steep there).
     const bool flat = (both_finite && ((a < C(0) && b != trunc(b)) || range.overflows(y))) || (a == C(0) && b < C(1));
     da = db = C(0);
     if (flat) return;
     if (range.need_input && b != C(0)) {
-      // part = a^(b-1) is a^b / a, if a^b is not below the normal numbers. Else it is |a|^(b-1) with the sign of a, or
-      // positive if b is odd (b - 1 does not show that of a large or infinite b): as pow does for -inf and a fractional
-      // b.
+      // part = a^(b-1). If a and b are finite and a^b is a normal number: a^b / a. Else: |a|^(b-1), with the sign of
+      // a^b / a. For a < 0, pow's a^b is negative if b is odd, else positive (also for a = -inf and a fractional b).
+      // Parity is tested on b, since b - 1 is rounded for a large b.
       const bool odd = b == trunc(b) && b / 2 != trunc(b / 2);
       const C part = both_finite && fabs(y) >= kSmallest ? y / a : pow(fabs(a), b - C(1)) * (a < C(0) && !odd ? -1 : 1);
       da = slope_of_base(g, a, b, y, part);
     }
-    if (range.need_other && !(a <= C(0))) {  // elsewhere there is no derivative by the exponent
+    if (range.need_other && !(a <= C(0))) {  // for a <= 0, a^b has no derivative by b
       const C logarithm = log(a), product = g * y;
       db = lost(product, g) ? g * (y * logarithm) : product * logarithm;
     }
@@ -86,7 +88,7 @@ struct SafePow : Plain {
   static __device__ void slopes(const Half& range, float g, float a, float b, float& da, float& db) {
     const Halves x(a, b);
     const float size = rough_log2(fabs(g)), before = x.one | (b == 1) ? 0 : (b - 1) * x.log2;  // log2 |a^(b-1)|
-    const bool over = x.power >= range.log2_limit + (a == 0 ? 0 : x.nan_or_zero);  // 0 has no negative power
+    const bool over = x.power >= range.log2_limit + (a == 0 ? 0 : x.nan_or_zero);  // also 0^-inf
     const bool flat = over | (x.fractional & (a < 0) & (a >= kLowest)) | ((a == 0) & (b < 1));
     const float log_da = size + rough_log2(fabs(b)) + before,
                 log_db = size + x.power + approx_log2(fabs(x.log2 * kLog2));
@@ -97,9 +99,9 @@ struct SafePow : Plain {
   }
 };
 
-// ---- an exponent that is one number, neither 0 nor infinite: its properties are known before the launch
+// ---- b is one number for all elements, finite and not 0: its properties are computed before the launch
 
-// An exponent b, and b - 1 for the slope. (For a negative a, a^b is negative if b is odd, a^(b-1) if b is even.)
+// An exponent b, with less_one = b - 1 for the slope. For a < 0, a^b is negative if b is odd, a^(b-1) if b is even.
 struct Exponent {
   float b, less_one, log2_size;
   uint32_t odd, even;  // odd: the sign bit if b is odd, else 0; even: the reverse
@@ -142,11 +144,11 @@ struct PowerOfHalfBackward : Functor<SafePow, Half, 1, 2> {
   }
 };
 
-// Exponents |b| <= 4 that are integers or half-integers: products of powers of a, and a root. All factors are at least
-// 1, or all at most 1: none over- or underflows where the power does not.
+// a^b for |b| <= 4 where 2 b is an integer, as a product of a, a^2, a^4 and sqrt(a), or of their inverses. All factors
+// are at least 1, or all at most 1, so no partial product over- or underflows unless a^b does.
 struct Product {
   bool inverse, root;
-  unsigned whole;  // |b| without its half
+  unsigned whole;  // the integer part of |b|
 
   explicit Product(double b) : inverse(b < 0), root(b != std::trunc(b)), whole(unsigned(std::fabs(b))) {}
 
@@ -188,7 +190,8 @@ struct SmallPowerBackward : Functor<Plain, Range<C>, 1, 2> {
   }
 };
 
-// any(range), small(range): the functor for any exponent, and for one that is a Product.
+// Launches with the number b as exponent. small(range): the functor if a^b is a Product; any(range): else. If b is 0,
+// infinite or NaN, elements are processed one at a time.
 template <class Any, class Small, int N, class... Parameters>
 void launch_power(Plan<N>& plan, bool wide, double b, const Any& any, const Small& small, cudaStream_t stream,
                   const Parameters&... parameters) {

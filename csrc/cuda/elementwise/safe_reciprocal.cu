@@ -1,4 +1,5 @@
-// safe_reciprocal: 1 / x, a stand-in where x vanishes, saturation where the quotient does not fit.
+// safe_reciprocal: 1 / x; fill_value where |x| < eps or x is 0; saturated where 1 / x does not fit into the output
+// dtype.
 #include "quotient.cuh"
 #include "unary.cuh"
 

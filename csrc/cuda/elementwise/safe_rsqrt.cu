@@ -1,4 +1,4 @@
-// safe_rsqrt: 1 / sqrt(max(x, eps)).
+// safe_rsqrt: 1 / sqrt(max(x, eps)); the slope is 0 for x < eps.
 #include "unary.cuh"
 
 namespace safeops::cuda {
@@ -12,7 +12,7 @@ struct SafeRsqrt : Plain {
     const C y = rsqrt(x);
     return x < range.eps ? range.stand_in : range.saturated(y, range.overflows(y));
   }
-  template <class C>  // -g x^(-3/2) / 2; the cube of the root may overflow where its product with g does not
+  template <class C>  // -g x^(-3/2) / 2, as (g / 2x) y: y^3 alone may overflow where its product with g does not
   static __device__ C slope(const Range<C>& range, C g, C x) {
     const C y = rsqrt(x);
     return x < range.eps || range.overflows(y) ? C(0) : -(g / (C(2) * x)) * y;

@@ -1,11 +1,12 @@
-// The unary functions as ops: checks, outputs, the plan. The launches are in <op>.cu.
+// Registers the unary functions as ops: checks operands, allocates outputs, makes the plan, and calls the launch that
+// <op>.cu defines.
 #include "cuda/engine/tensors.h"
 #include "functions.h"
 
 namespace safeops::cuda {
 namespace {
 
-// With a floor of 0, 0 itself still counts as below it.
+// The floor that `eps` stands for, but at least the smallest positive number, so that 0 is always below the floor.
 double floor_of_unary(const std::optional<double>& eps, bool wide) {
   const double least = wide ? std::numeric_limits<double>::denorm_min() : std::numeric_limits<float>::denorm_min();
   return std::fmax(floor_of(eps, wide), least);
@@ -35,7 +36,7 @@ Tensor unary_backward(const UnaryLaunch& launch, const char* op, const Tensor& g
   const Tensor out = output_like(input, shape, x);
   auto plan = make_plan<3>(shape, {operand(out, x), operand(grad, g), operand(input, x)});
   if (plan.numel == 0) return out;
-  // g's dtype is the output's: elements that saturated there have gradient 0
+  // g, the dtype of grad, is that of the forward's output: an element that saturated in it has gradient 0.
   launch.backward(plan, wide, floor_of_unary(eps, wide), g, current_stream(input));
   check_launch(op);
   return out;

@@ -1,4 +1,4 @@
-// The skeleton of the unary functions. An op brings two functions of the compute type C:
+// The skeleton of the unary functions f(x). An op defines stand_in, and two functions of the compute type C:
 //
 //   struct SafeLog : Plain {
 //     static double stand_in(double eps, double fill_value);          // on the host: the value where f has none
@@ -17,7 +17,7 @@
 
 namespace safeops::cuda {
 
-// log(1 + x) for a finite x above -1: log(u) with u = 1 + x rounded, corrected by the rounding error over u.
+// Returns log(1 + x) for a finite x > -1. With u = 1 + x rounded, it is log(u) + e / u, where e is the rounding error.
 template <class C>
 __device__ C log_of_1_plus(C x) {
   const C u = C(1) + x;

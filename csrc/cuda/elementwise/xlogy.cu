@@ -10,11 +10,11 @@ struct Xlogy : Plain {
     return a == C(0) ? C(0) : a * log(b);
   }
   static __device__ float value(const Half&, float a, float b) { return a == 0 ? 0 : a * (log2_of(b) * kLog2); }
-  template <class C>  // da = g log(b), db = g a / b, and 0 where a is 0 and log(b) is not finite
+  template <class C>  // da = g log(b), db = g a / b; both are 0 where a is 0 and log(b) is not finite
   static __device__ void slopes(const Range<C>&, C g, C a, C b, C& da, C& db) {
-    const bool live = a != C(0) || (b > C(0) && finite(b));  // true for a NaN
+    const bool live = a != C(0) || (b > C(0) && finite(b));  // true if a is NaN
     const C slope = g / b, quotient = a / b;
-    // choose an order of the factors in which the first product is a normal number
+    // db is (g / b) a, g (a / b) or (g a) / b: the first whose intermediate result is a normal number.
     const C product = !lost(slope, g) ? slope * a : !lost(quotient, a) || b == C(0) || !finite(b)
                                                ? g * quotient
                                                : (g * a) / b;

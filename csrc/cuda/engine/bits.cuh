@@ -1,5 +1,5 @@
-// Elements of any dtype as bit patterns, and operands walked in the order of the elements, for the ops that move
-// elements.
+// For the ops that move elements: elements of any dtype as bit patterns, and plans that walk operands in row-major
+// order.
 #pragma once
 
 #include "common/elements.h"
@@ -9,12 +9,12 @@
 
 namespace safeops::cuda {
 
-// A view whose dims may differ from those of its tensor.
+// A view of a tensor, whose dims, strides and element width can be changed.
 struct Bits {
   Shape shape;
-  int64_t stride[safeops::kMaxDims];
+  int64_t stride[safeops::kMaxDims];  // in elements of `width` bytes
   char* data;
-  int64_t width;  // bytes
+  int64_t width;
 
   explicit Bits(const Tensor& t) : shape(View(t).shape()), data(View(t).data), width(element_bytes(t)) {
     for (int d = 0; d < shape.ndim; ++d) stride[d] = View(t).strides[d];
@@ -31,13 +31,13 @@ struct Bits {
     if (shape.ndim == 0) push(1, 1);
   }
 
-  // Turns strides into bytes, for elements of any width.
+  // Turns the strides from elements into bytes.
   void in_bytes() {
     for (int d = 0; d < shape.ndim; ++d) stride[d] *= width;
     width = 1;
   }
 
-  // Turns elements of 16 bytes into two of 8 along a further dim.
+  // Splits each element of 16 bytes into two of 8 bytes, along an added last dim. Narrower elements stay.
   void split() {
     if (width != 16) return;
     for (int d = 0; d < shape.ndim; ++d) stride[d] *= 2;
@@ -51,7 +51,8 @@ struct Bits {
   Operand all() const { return dims(0, shape.ndim); }
 };
 
-// Operands walked in the order of the shape's elements, whatever their layouts: operand 0 only defines that order.
+// A plan that walks the operands in row-major order of `shape`, whatever their layouts. Its operand 0 only defines that
+// order, and no memory is accessed through it.
 template <int N>
 Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& operands) {
   int64_t strides[safeops::kMaxDims];
@@ -61,12 +62,12 @@ Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& oper
   return make_plan<N + 1>(shape, all);
 }
 
-// Elements that a thread has in flight.
+// How many elements a thread loads before it uses the first.
 template <class T>
 constexpr int kInFlight = sizeof(T) == 16 ? 2 : 4;
 
-// The largest width of packets, from `width` (an element's) to 16 bytes, of which `offsets` is a multiple. offsets: all
-// addresses, offsets and sizes in bytes, or'ed.
+// Returns the largest width of a packet, a power of two from `width` (of an element) to 16 bytes, that divides
+// `offsets`: the bitwise or of all addresses, offsets and sizes in bytes.
 inline int64_t packet_width(int64_t offsets, int64_t width) {
   int64_t wide = 16;
   while (wide > width && offsets % wide) wide /= 2;
@@ -75,7 +76,7 @@ inline int64_t packet_width(int64_t offsets, int64_t width) {
 
 inline int64_t address(const void* p) { return int64_t(uintptr_t(p)); }
 
-// Calls f(T()) for a T of `width` bytes. Only by_any_width takes 16: elsewhere such elements have been split.
+// Calls f(T()) for a T of `width` bytes. by_width takes up to 8 bytes: its callers have split() wider elements.
 template <class F>
 void by_width(int64_t width, const F& f) {
   switch (width) {
@@ -91,8 +92,8 @@ void by_any_width(int64_t width, const F& f) {
   by_width(width, f);
 }
 
-// A T, which is an element of `width` bytes or a packet of elements, filled with a number's bits (the real part of a
-// complex element).
+// Returns a T, which is one element of `width` bytes or a packet of such elements. Each element has the bits `fill`; in
+// an element of 16 bytes (complex) these are the real part, and the imaginary part is 0.
 template <class T>
 T filled(uint64_t fill, int64_t width) {
   T packet{};

@@ -1,4 +1,4 @@
-// The last block of a launch to finish merges the sums that the other blocks have stored, within the same launch.
+// Each block of a launch stores its sum. The last block to finish merges them, so that no second launch is needed.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,8 +13,8 @@
 
 namespace safeops::cuda {
 
-// All threads of each of `blocks` blocks call this. Returns true in the block that comes last, which then sees, by
-// load_relaxed(), everything that thread 0 of the other blocks stored. The counter is 0 before and after.
+// All threads of all `blocks` blocks call this. Returns true in the last block to call it. That block then sees, by
+// load_relaxed(), everything that thread 0 of the other blocks stored. *counter is 0 before and after the launch.
 __device__ inline bool is_last_block(unsigned* counter, int64_t blocks) {
   unsigned* flag = reinterpret_cast<unsigned*>(shared_memory());
   __syncthreads();
@@ -22,7 +22,7 @@ __device__ inline bool is_last_block(unsigned* counter, int64_t blocks) {
     __threadfence();
     const bool last = atomicAdd(counter, 1u) + 1 == blocks;
     __threadfence();
-    if (last) *counter = 0;  // as the next launch on this stream expects it
+    if (last) *counter = 0;  // for the next launch on this stream
     *flag = last;
   }
   __syncthreads();
@@ -31,7 +31,8 @@ __device__ inline bool is_last_block(unsigned* counter, int64_t blocks) {
   return last;
 }
 
-// Thread 0 of a block stores its sum as part number `at` for the last block. Sum consists of doubles.
+// Stores a block's sum as number `at` of `parts`, from which the last block reads it. Thread 0 calls this. Sum consists
+// of doubles.
 template <class Sum>
 __device__ inline void store_part(char* parts, int64_t at, const Sum& sum) {
   constexpr int n = sizeof(Sum) / sizeof(double);
@@ -47,7 +48,7 @@ __device__ inline Sum merged(Sum a, const Sum& b) {
   return a;
 }
 
-// Merges parts first, first + step, ... below `end`, in this order. A Sum of zero words is the empty sum.
+// Merges parts first, first + step, ... below `end`, in this order. A Sum with all bits 0 must be the sum of nothing.
 template <class Sum>
 __device__ inline Sum merge_parts(const char* parts, int64_t first, int64_t end, int64_t step) {
   constexpr int n = sizeof(Sum) / sizeof(double), kInFlight = 8;
@@ -71,7 +72,7 @@ __device__ inline Sum merge_parts(const char* parts, int64_t first, int64_t end,
   return sum;
 }
 
-// Merges the first `count` parts in a fixed order: every thread of a block has the result.
+// Merges the first `count` parts in a fixed order, by all threads of a block. Each thread returns the result.
 template <int kThreads, class Sum>
 __device__ inline Sum merge_parts(const char* parts, int64_t count) {
   const Sum sum = merge_parts<Sum>(parts, threadIdx.x, count, kThreads);
@@ -80,9 +81,9 @@ __device__ inline Sum merge_parts(const char* parts, int64_t count) {
 
 // ---- host
 
-// A counter that is 0. Zeroing one in each call would be a second launch. One for each device and stream is enough,
-// since the kernels of a stream run one after another. A captured graph may be replayed on any stream, so it has its
-// own counter, which a node of the graph zeroes.
+// Returns a counter that is 0. All launches on one device and stream share it: they run one after another, and each
+// leaves it at 0. A new counter in each call would need a second launch to zero it. A captured graph may be replayed on
+// any stream, so it gets a counter of its own, which a node of the graph zeroes.
 inline Tensor zero_counter(const Tensor& like, cudaStream_t stream) {
   const auto make = [&like] {
     const int64_t one = 1;

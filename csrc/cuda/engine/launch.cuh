@@ -17,11 +17,11 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&
   kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
 }
 
-// Launches blocks of `threads` threads, each with `shared` bytes of shared_memory(); a GPU has at least 99 KiB.
+// Launches blocks of `threads` threads, each with `shared` bytes of shared_memory(). Every GPU allows 99 KiB.
 template <class Kernel, class... Arguments>
 void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaStream_t stream,
                   const Arguments&... arguments) {
-  // check_launch() finds a refusal. This call is needed only beyond 48 KiB.
+  // Needed only beyond 48 KiB. check_launch() reports an error of this call, too.
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   kernel<<<blocks, threads, shared, stream>>>(arguments...);
 }
@@ -33,8 +33,8 @@ __device__ inline char* shared_memory() {
 
 inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((numel + per_block - 1) / per_block); }
 
-// Offsets in bytes of element `index` of each operand, computed with the plan's dividers. The innermost dim is divided
-// into packets of kPacketElements, and `index` counts packets.
+// Sets offset[i] to the offset in bytes of packet `index` in operand i. A packet has kPacketElements elements along the
+// innermost dim. The plan's dividers must have been set for this number.
 template <int kPacketElements, int N>
 __device__ inline void offsets_at(const Plan<N>& plan, uint32_t index, int64_t (&offset)[N]) {
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ inline void offsets_at(const Plan<N>& plan, uint32_t index, int64_t (
   }
 }
 
-// A pointer to element i of operand o, for plans of any size, by 64-bit divisions.
+// Returns a pointer to element i of operand o. It takes 64-bit divisions, so the plan may have any size.
 template <int N>
 __device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
   const char* p = plan.base[o];
@@ -61,8 +61,8 @@ __device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
   return p + i * plan.stride[o][d];
 }
 
-// Combines the values of 32 lanes, or of fewer consecutive ones, pairwise and in a fixed order: every lane has the
-// result. T consists of 32-bit words.
+// Combines the values of each `lanes` consecutive lanes of a warp, pairwise and in a fixed order. Every lane returns
+// the result. T consists of 32-bit words.
 template <class T, class Combine>
 __device__ inline T warp_reduce(T value, const Combine& combine, int lanes = 32) {
   static_assert(sizeof(T) % sizeof(unsigned) == 0);
@@ -81,8 +81,8 @@ __device__ inline T warp_reduce(T value, const Combine& combine, int lanes = 32)
   return value;
 }
 
-// Combines the values of all threads of a block in a fixed order: every thread has the result. scratch: shared memory
-// with room for a value of each warp; it may be overwritten after the next __syncthreads().
+// Combines the values of all threads of a block in a fixed order. Every thread returns the result. scratch: shared
+// memory for one value of each warp; it may be overwritten after the next __syncthreads().
 template <int kThreads, class T, class Combine>
 __device__ inline T block_reduce(T value, T* scratch, const Combine& combine) {
   value = warp_reduce(value, combine);

@@ -1,11 +1,11 @@
-// Packets of 16 bytes: their elements, masks of 16 bytes as bits, and the registers in which a thread holds an operand.
+// Packets of 16 bytes: access to their elements, a mask's 16 bytes as bits, and the registers for an operand's packets.
 #pragma once
 
 #include "types.cuh"
 
 namespace safeops::cuda {
 
-// Element k of a 16-byte packet. With k a constant of an unrolled loop this is a register (or half of one).
+// Returns element k of a 16-byte packet. In an unrolled loop k is a constant, so this reads a register or part of one.
 template <class Raw>
 __device__ inline Raw packet_get(const uint4& packet, int k) {
   const uint32_t word[4] = {packet.x, packet.y, packet.z, packet.w};
@@ -38,8 +38,8 @@ __device__ inline uint4 packet_splat(uint4 packet) {  // repeats the first eleme
   return packet_of(raw);
 }
 
-// The 16 bytes that start `by` bytes after p. p is aligned, `first` was read there, and the following packet has the
-// rest. From memory the second read costs nothing: it is the next lane's first.
+// Returns the 16 bytes at p + by, for by < 16. p is aligned to 16 bytes, and `first` is the packet at p. The packet at
+// p + 16 is read here; it costs no memory traffic, since the next lane reads it as its `first`.
 __device__ inline uint4 shifted_packet(const char* p, unsigned by, uint4 first) {
   const uint4 next = load<uint4>(p + 16);
   uint32_t word[8] = {first.x, first.y, first.z, first.w, next.x, next.y, next.z, next.w};
@@ -52,7 +52,7 @@ __device__ inline uint4 shifted_packet(const char* p, unsigned by, uint4 first) 
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// 16 mask bytes to 16 bits: each byte's truth goes to its lowest bit, and a multiplication gathers four of them.
+// Turns 16 mask bytes into 16 bits. Each byte becomes 0 or 1; then a multiplication gathers the bits of four bytes.
 __device__ inline unsigned mask_bits(uint4 bytes) {
   const uint32_t word[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
   unsigned bits = 0;
@@ -61,8 +61,8 @@ __device__ inline unsigned mask_bits(uint4 bytes) {
   return bits;
 }
 
-// Registers for one operand's elements: Fixed<Codec> is one packet of a known type, Mixed 8 elements of fp16, bf16 or
-// fp32 (then two packets).
+// Registers for one operand's elements: Fixed<Codec> is one packet of a type known at compile time. Mixed is 8 elements
+// of fp16, bf16 or (in two packets) fp32. repeated: read() loads one element, which spread() then copies to all.
 template <class Codec>
 struct Fixed {
   using Value = typename Codec::Value;
@@ -70,7 +70,7 @@ struct Fixed {
   static constexpr int kElements = 16 / sizeof(Raw);
   uint4 packet;
   __device__ void read(const char* p, Type, bool repeated) {
-    if (repeated) packet.x = load<Raw>(p);  // 8-byte types never get here
+    if (repeated) packet.x = load<Raw>(p);  // `repeated` is never true for 8-byte types
     else packet = load<uint4>(p);
   }
   __device__ void spread(Type) { packet = packet_splat<Raw>(packet); }

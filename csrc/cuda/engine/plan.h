@@ -1,7 +1,7 @@
 // A launch reads its operands through base pointers and byte strides over one broadcast shape. Host only.
 //
-// Dimensions are ordered by the output's strides, innermost first, and merged wherever every operand allows it. So a
-// dense operation has one dimension whatever its memory format, and a broadcast one only those that cannot be merged.
+// Dimensions are ordered by the output's strides, innermost first, and two are merged wherever every operand allows it.
+// So if all operands are dense in one memory format, one dimension is left.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,15 +13,15 @@
 
 namespace safeops::cuda {
 
-enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };  // of elements, host and device
+enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };  // types of elements
 
 __host__ __device__ constexpr int size_of(Type type) {
   return type == kBool ? 1 : type <= kBF16 ? 2 : type == kF32 ? 4 : 8;
 }
 
-constexpr int kLoopDims = 25;  // after merging; as many as torch's own CUDA loops take
+constexpr int kLoopDims = 25;  // most dims after merging, as many as torch's own CUDA loops take
 
-struct Operand {  // broadcasts to the shape; data == nullptr: an output that is not wanted
+struct Operand {  // broadcasts to the launch's shape; data == nullptr: an output that is not wanted
   void* data;
   Type type;
   int64_t ndim;
@@ -48,8 +48,8 @@ struct Plan {
   Type type[N];
   char* base[N];
   int64_t size[kLoopDims];
-  int64_t stride[N][kLoopDims];  // bytes
-  Divider by[kLoopDims];         // by size; in the row variant by[0] divides by packets in a row
+  int64_t stride[N][kLoopDims];  // in bytes
+  Divider by[kLoopDims];         // by[d] divides by size[d]; if packets lie along dim 0, by[0] by the packets of a row
 };
 
 template <int N>
@@ -88,7 +88,7 @@ Plan<N> make_plan(const Shape& shape, const std::array<Operand, N>& operands) {
     for (int i = 0; i < N; ++i) plan.stride[i][plan.ndim] = stride[i][dim];
     ++plan.ndim;
   }
-  if (plan.ndim == 0) {  // one element
+  if (plan.ndim == 0) {  // the shape has one element
     plan.ndim = 1;
     plan.size[0] = 1;
     for (int i = 0; i < N; ++i) plan.stride[i][0] = operands[i].data ? size_of(operands[i].type) : 0;
@@ -96,8 +96,8 @@ Plan<N> make_plan(const Shape& shape, const std::array<Operand, N>& operands) {
   return plan;
 }
 
-// True if every operand is dense, in one order, and the outputs 16-byte aligned: the loop then needs no index
-// arithmetic.
+// True if all operands are dense in one order of their dims, and the outputs (the first `outputs` operands) are aligned
+// to 16 bytes. The loop then needs no index arithmetic.
 template <int N>
 bool is_flat(const Plan<N>& plan, int outputs) {
   if (plan.ndim != 1) return false;
@@ -108,8 +108,8 @@ bool is_flat(const Plan<N>& plan, int outputs) {
   return true;
 }
 
-// True if rows consist of whole packets: along the innermost dimension each operand is dense or one repeated element,
-// every packet of `elements` is aligned, and there are few enough packets to index in 31 bits.
+// True if rows, along the innermost dimension, consist of whole packets of `elements` elements: each operand is dense
+// there or (inputs only) repeats one element, every packet is aligned, and 31 bits are enough to index the packets.
 template <int N>
 bool has_rows(const Plan<N>& plan, int elements, int outputs) {
   if (plan.size[0] % elements || plan.numel / elements >= (int64_t(1) << 31)) return false;
@@ -131,8 +131,9 @@ void set_dividers(Plan<N>& plan, int elements) {
   for (int dim = 0; dim < plan.ndim; ++dim) plan.by[dim] = Divider(uint32_t(plan.size[dim] / (dim ? 1 : elements)));
 }
 
-// Launches parts of fewer than 2^31 elements: halves of the outermost dimension, recursively.
-#ifndef SAFEOPS_INDEX_LIMIT  // tests have a small one
+// Calls launch(plan) for parts of fewer than 2^31 elements. A larger plan is halved along its outermost dimension,
+// recursively.
+#ifndef SAFEOPS_INDEX_LIMIT  // tests define a small one
 #define SAFEOPS_INDEX_LIMIT (int64_t(1) << 31)
 #endif
 template <int N, class Launch>

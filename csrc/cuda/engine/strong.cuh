@@ -5,8 +5,8 @@
 
 namespace safeops::cuda {
 
-// Strong accesses are seen by every SM. Relaxed ordering suffices, since one word is the whole message: no other write
-// must become visible with it, and a later value at an address is never followed by an earlier one.
+// A strong store is seen by strong loads on every SM. Relaxed ordering is enough, since the word is the whole message:
+// the reader needs no other write of the same thread, and never sees an older value at an address after a newer one.
 __device__ inline uint64 load_relaxed(const uint64* p) {
   uint64 value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(p)) : "memory");

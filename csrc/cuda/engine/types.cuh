@@ -1,7 +1,7 @@
-// Element types on the device: one conversion up at the load, one down at the store.
+// Element types on the device: an element is converted to the compute type at the load, and back at the store.
 //
-// A codec names the raw bits of an element (Raw), the type an op computes in (Value), and the two conversions. The
-// conversions are PTX, so that no CUDA half header is parsed once per architecture.
+// A codec has the type of an element's bits (Raw), the compute type (Value), and both conversions. These are PTX, as
+// nvcc would parse CUDA's headers for half types once for each architecture.
 #pragma once
 
 #include "plan.h"
@@ -27,7 +27,7 @@ __device__ inline uint16_t float_to_bf16(float value) {
 }
 __device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 
-// For ops that only move data (masked_fill): the bits are the value, NaN payloads included.
+// For ops that only move data (masked_fill): bits are not converted, so NaN payloads are kept.
 template <class Bits>
 struct Copy {
   using Raw = Bits;
@@ -64,8 +64,8 @@ struct F64 {
   static __device__ Raw encode(Value value) { return uint64(__double_as_longlong(value)); }
 };
 
-// A codec for a type known only at run time. Loading and decoding are separate: every load of a thread is issued before
-// the first decode waits for one. Word is 32 bits where no operand is wider, which saves registers.
+// A codec for a type known only at run time. Loading and decoding are separate calls, so that a thread issues all its
+// loads before its first decode waits for one. Word is 32 bits where no operand is wider, which saves registers.
 template <class Value>
 struct Dynamic;
 
@@ -81,7 +81,7 @@ struct Dynamic<float> {  // fp16, bf16, fp32
   }
 };
 template <>
-struct Dynamic<double> {  // all four; halves are rounded through fp32, as torch's own casts are
+struct Dynamic<double> {  // all four types; to fp16 and bf16 it rounds through fp32, as torch's own casts do
   using Word = uint64;
   static __device__ double decode(Word raw, Type type) {
     return type == kF64 ? F64::decode(raw) : double(Dynamic<float>::decode(uint32_t(raw), type));

@@ -1,5 +1,5 @@
-// Images of half the size, for ms_ssim. A half-size pixel is the mean of the kept ones among its 2 x 2 source pixels;
-// in backward each of these gets its part of the half-size pixel's gradient.
+// Images of half the size, for ms_ssim. A half-size pixel is the mean of its kept source pixels, at most 2 x 2. In
+// backward, each of its n kept source pixels gets 1 / n of the half-size pixel's gradient.
 #pragma once
 
 #include "pixels.cuh"
@@ -11,7 +11,7 @@ __device__ inline int64_t offset(const Field& f, int n, int c, int y, int x) {
   return n * f.n + c * f.c + y * f.row + x * f.column;
 }
 
-// Calls body(y, x) for each kept source pixel of the half-size pixel (y, x). kMasked: there may be a mask.
+// Calls body(row, column) for each kept source pixel of the half-size pixel (y, x). kMasked: there may be a mask.
 template <bool kMasked, class C, class Body>
 __device__ inline void each_of_half(const Images<C>& images, int n, int c, int y, int x, const Body& body) {
 #pragma unroll
@@ -41,7 +41,8 @@ __device__ inline void halve(const Images<C>& images, const Halves& to, int n, i
   if (to.mask.base) store(to.mask.base + offset(to.mask, n, c, y, x), uint8_t(count > 0));
 }
 
-// Computes the half-size pixels of a tile of windows. The last tile also takes the pixels beyond the last windows.
+// Computes the half-size pixels that belong to a tile: kHalf x kHalf of them. The last tile of a row or column also
+// takes those after its windows, up to the edge of the half-size image.
 template <class T>
 __device__ inline void halve_tile(const T& tile, const Halves& to) {
   constexpr int kHalf = T::kTileWindows / 2;
@@ -55,7 +56,7 @@ __device__ inline void halve_tile(const T& tile, const Halves& to) {
 
 inline bool has_halves(const Gradients& to) { return to.half_dx.base || to.half_dy.base; }
 
-// Adds to dx and dy a kept pixel's part of the half-size images' gradients.
+// Adds to the gradients dx and dy of a kept pixel (y, x) its part of the half-size images' gradients.
 template <bool kMasked, class C>
 __device__ inline void add_of_half(const Images<C>& images, const Gradients& to, int n, int c, int y, int x, C& dx,
                                    C& dy) {

@@ -1,5 +1,5 @@
-// Two images and a mask as the kernels read them, tile by tile, for any dtypes and strides. Everything but the structs
-// is host code.
+// Arguments of SSIM's kernels: two images and a mask of any dtypes and strides, cut into tiles of windows. All
+// functions run on the host.
 #pragma once
 
 #include <cmath>
@@ -8,16 +8,16 @@
 
 namespace safeops::cuda {
 
-// Windows of a tile along each dim. Their sums and pixels fit into the shared memory of any GPU; in fp32 three blocks
-// fit (csrc/cuda/images/README.md).
+// A tile has kWindows x kWindows windows. Its pixels and sums fit into the shared memory that any GPU gives a block; in
+// fp32 with windows of 11 x 11, three blocks fit on an SM of an H200 (csrc/cuda/images/README.md).
 template <class C>
 constexpr int kWindows = sizeof(C) == 8 ? 28 : 42;
-// Largest side of a window, in pixels; safeops/ops/images/_ssim.py sends larger ones to the composite.
+// Largest side of a window, in pixels. safeops/ops/images/_ssim.py computes larger windows in plain torch.
 constexpr int kLargest = 21, kLargestOfVolumes = 11;
 
-// A tensor of the images' shape: its address, and its strides in bytes.
+// The address and dtype of a tensor (N, C, H, W) or (N, C, D, H, W), and its strides in bytes along each dim.
 struct Field {
-  char* base = nullptr;  // null: there is none
+  char* base = nullptr;  // null: the tensor does not exist
   Type type = kF32;
   int64_t n = 0, c = 0, row = 0, column = 0, slice = 0;
 };
@@ -25,9 +25,9 @@ struct Field {
 template <class C>
 struct Images {
   Field x, y, mask;
-  int depth, height, width, window_slices, window_rows, window_columns;  // (an image has one slice)
+  int depth, height, width, window_slices, window_rows, window_columns;  // sizes of image and map; images: 1 slice
   uint32_t channels, down, across;  // down x across tiles in each plane (n, c)
-  int size, before;                 // side of a window, and pixels from its start to its position
+  int size, before;                 // side of a window; window p of the map begins at pixel p - before
   C scale, c1, c2;
   C weights[kLargest];
 };
@@ -39,7 +39,7 @@ struct Options {
   bool same;
 };
 
-// t has `shape`, or broadcasts to it.
+// Returns the Field of t, which broadcasts to `shape`.
 inline Field field(const Tensor& t, Type type, const Shape& shape) {
   const safeops::View view(t);
   int64_t stride[safeops::kMaxDims];
@@ -50,11 +50,11 @@ inline Field field(const Tensor& t, Type type, const Shape& shape) {
           row > 2 ? stride[2] * bytes : 0};
 }
 
-// Checks the operands, and holds their shapes and dtypes.
+// Checks ssim's operands, and holds their shapes and dtypes.
 struct ImageInfo {
-  Shape shape, map;  // of the images; of the windows
+  Shape shape, map;  // shape of the images; of the map, which has one number for each window
   Type x, y;
-  bool wide, incomplete;  // incomplete: windows may lack pixels
+  bool wide, incomplete;  // wide: computed in fp64; incomplete: windows may have pixels that are masked or outside
 
   ImageInfo(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
           const char* op)
@@ -63,7 +63,7 @@ struct ImageInfo {
     check_device(target, input, op, "target");
     STD_TORCH_CHECK((shape.ndim == 4 || shape.ndim == 5) && View(target).shape().is(shape.ndim, shape.size), op,
                     ": needs two images (N, C, H, W), or volumes (N, C, D, H, W), of one shape");
-    constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // indices outside of a tile are 32 bits, too
+    constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // so that 32 bits hold the indices of pixels outside, too
     for (int d = 2; d < shape.ndim; ++d)
       STD_TORCH_CHECK(shape.size[d] < kMost, op, ": images of more than 2^31 rows or columns");
     const int largest = shape.ndim == 5 ? kLargestOfVolumes : kLargest;
@@ -77,21 +77,24 @@ struct ImageInfo {
   }
 };
 
-// Two images (of dtype C) and a mask (bool) of half the size; null if there are none.
+// The half-size images (in the compute dtype) and their mask (bool) that ssim's kernel also writes for ms_ssim.
 struct Halves {
   Field x, y, mask;
   int height = 0, width = 0;
 };
 
+// grad is the upstream gradient of the map if by_window; else of the mean or sum over all windows if result_slope is
+// not null; else of the sums of each plane (3, N, C), with the stride of the first dim in grad.row.
 struct Gradients {
-  Field grad;  // upstream gradient of the map; of the sums (3, N, C), first dim in `row`; or of the mean or sum of all
+  Field grad;
   bool by_window, similarity;  // similarity: the map is of SSIM, not of 1 - SSIM
-  const char* result_slope;  // d(mean or sum)/d(window), or null
-  Field dx, dy;              // null where not wanted
-  Field half_dx = {}, half_dy = {};  // of dtype C: gradients of the half-size images made from these images
+  const char* result_slope;  // d(mean or sum)/d(one window), or null
+  Field dx, dy;              // base null: not wanted
+  Field half_dx = {}, half_dy = {};  // the half-size images' gradients (ms_ssim), in the compute dtype
 };
 
-// `sizes` (rows, columns) are cut into tiles, `step` apart along each dim.
+// Makes the arguments of a launch. Tiles begin every `step` windows (forward) or pixels (backward) along each dim, and
+// cover `sizes` (rows, columns).
 template <class C>
 Images<C> make_images(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
                       const ImageInfo& info, const int64_t* sizes, int64_t step) {
@@ -116,7 +119,7 @@ Images<C> make_images(const Tensor& input, const Tensor& target, const std::opti
   return images;
 }
 
-// The number of tiles; each has a block.
+// The number of tiles in all planes. A block computes one tile.
 template <class C>
 unsigned blocks_of(const Images<C>& images, const ImageInfo& info) {
   const int64_t blocks = info.shape.size[0] * info.shape.size[1] * images.down * images.across;

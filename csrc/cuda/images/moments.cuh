@@ -1,8 +1,9 @@
-// The moments of a tile of windows:
-//   pixels -> s, d relative to the tile's level
-//     -> (across) w s, w d, w s^2, w d^2, w -> (down) E s, E d, E s^2, E d^2, sum w
-// Pixels and sums are in shared memory. A thread computes a run of windows at once: each value that it reads there
-// serves all windows of the run that see it.
+// The moments of a tile of windows, with s = x + y, d = x - y and the window's weights w:
+//   (1) read: the pixels' s and d, with the tile's level (the mean of its pixels) subtracted
+//   (2) across: for each row, the sums of w s, w d, w s^2, w d^2 and w over each window's columns
+//   (3) down: the weighted sums of these over each window's rows: E s, E d, E s^2, E d^2 and the sum of the weights
+// Pixels and sums (2) are in shared memory. A thread computes a run of neighbouring windows at once: each value that it
+// reads serves all windows of the run that contain it.
 #pragma once
 
 #include "common/similarity.h"
@@ -13,20 +14,20 @@ namespace safeops::cuda {
 template <class C>
 constexpr int kRunOf = sizeof(C) == 8 ? 4 : 7;
 template <int kSize>
-constexpr int kMinBlocks = kSize ? 3 : 2;  // per SM: at most 80 registers a thread, or 128
+constexpr int kMinBlocks = kSize ? 3 : 2;  // blocks per SM: 3 leave a thread 80 registers, 2 leave it 128
 
-// kSize: the window's size if known at compile time, else 0. kIncomplete: windows may lack pixels.
+// kSize: the window's size if known at compile time, else 0. kIncomplete: windows may have masked or outside pixels.
 template <class C, int kSize, bool kIncomplete>
 struct Tile {
   static constexpr int kTileWindows = kWindows<C>, kArrays = 4 + kIncomplete, kPitch = kWindows<C> | 1;
-  static constexpr int kRun = kRunOf<C>, kRuns = kWindows<C> / kRun;  // of windows, along a dim
+  static constexpr int kRun = kRunOf<C>, kRuns = kWindows<C> / kRun;  // windows of a run; runs of a tile along a dim
   static_assert(kRuns * kRun == kWindows<C> && kRuns * kWindows<C> <= kTileThreads, "a thread has one run");
 
   const Images<C>& images;
-  const int size, reach, pitch;  // reach: pixels that the windows see; odd pitches put a column into different banks
-  int n, c, row, column;         // its plane, and its position among the plane's tiles
-  int first_row, first_column;   // its first pixel, which may lie outside of the image
-  C *sums, *s, *d;               // (kArrays, reach, kPitch), (reach, pitch) each
+  const int size, reach, pitch;  // reach x reach pixels; pitch is odd, so that a column's pixels are in different banks
+  int n, c, row, column;         // the tile's plane (n, c), and its position among the plane's tiles
+  int first_row, first_column;   // position of the tile's first pixel, which may lie outside of the image
+  C *sums, *s, *d;               // shapes: sums (kArrays, reach, kPitch); s and d (reach, pitch)
   uint8_t* kept;
   SimilarityTerms<C> terms;
 
@@ -45,8 +46,9 @@ struct Tile {
     return kArrays * reach * kPitch * int(sizeof(C)) + pixels * (2 * int(sizeof(C)) + kIncomplete);
   }
 
-  // Adds to sum[q][k] the weighted sum over the elements that window k of a run sees. values(j, value) sets value[q] to
-  // element j of array q. Elements outside of a window are skipped by a branch: a weight of 0 would let a NaN in.
+  // Adds to sum[q][k] the weighted sum of array q over elements [k, k + size), the window k of a run. values(j, value)
+  // sets value[q] to element j of array q. Elements outside of a window are skipped by a branch, not by a weight of 0,
+  // since 0 * NaN is NaN.
   template <int kCount, class Values>
   __device__ void weigh(C (&sum)[kCount][kRun], const Values& values) const {
     constexpr int kUnroll = kSize ? kSize + kRun - 1 : 1;
@@ -63,13 +65,13 @@ struct Tile {
     }
   }
 
-  // Reads s and d of the pixels from (first_row, first_column) on, 0 where they are not kept.
+  // Step (1): stores s and d of the reach x reach pixels from (first_row, first_column) on, or 0 for pixels not kept.
   __device__ void read(int first_row_, int first_column_) {
     first_row = first_row_, first_column = first_column_;
     using Read = Pixels<C, kSize, kIncomplete>;
     const Read pixels(images, n, c, first_row, first_column, reach);
     const Levels<C> level = pixels.levels(reinterpret_cast<Levels<C>*>(sums));
-    // scaled by the range before they are added, as twice the level may overflow
+    // The levels are divided by data_range before they are added, since the sum of two large levels may overflow.
     const C x = level.x * images.scale, y = level.y * images.scale;
     terms = {x + y, x - y, images.c1, images.c2};
 #pragma unroll
@@ -77,7 +79,7 @@ struct Tile {
       const int i = pixels.row + u * Read::kStep, at = i * pitch + pixels.column;
       if (i >= reach || pixels.column >= reach) continue;
       const C a = (pixels.x[u] - level.x) * images.scale, b = (pixels.y[u] - level.y) * images.scale;
-      // (where no window lacks a pixel, no window of the map sees one outside of the image)
+      // (Without kIncomplete, pixels outside of the image are in no window of the map, so any value does.)
       const bool is_kept = !kIncomplete || (pixels.keep >> u & 1);
       s[at] = is_kept ? a + b : C(0), d[at] = is_kept ? a - b : C(0);
       if constexpr (kIncomplete) kept[at] = is_kept;
@@ -85,7 +87,7 @@ struct Tile {
     __syncthreads();
   }
 
-  // Sums over each window's columns, for all rows of pixels, into `sums`.
+  // Step (2): sums[q][i][j] is the weighted sum of array q in row i of pixels over the columns of window j.
   __device__ void across() {
 #pragma unroll 1
     for (int i = threadIdx.x; i < reach * kRuns; i += kTileThreads) {
@@ -101,7 +103,8 @@ struct Tile {
     __syncthreads();
   }
 
-  // Sums over rows, for a run that begins at (at, column) of `sums`.
+  // Step (3): adds to sum[q][k] the weighted sum of sums[q][i][column] over i in [at + k, at + k + size), for the run
+  // of windows at rows at, at + 1, ... of one column.
   template <int kCount>
   __device__ void down(int at, int column, C (&sum)[kCount][kRun]) const {
     weigh(sum, [&](int j, C(&value)[kCount]) {
@@ -118,15 +121,15 @@ struct Tile {
       for (int k = 0; k < kRun; ++k) sums[(q * reach + at) * kPitch + column + k * step] = sum[q][k];
   }
 
-  // Position in the map of a window of this tile. in_map: true if the map has that position.
+  // Row (column) in the map of the windows in row (column) `at` of this tile. in_map: true if the map has (y, x).
   __device__ int map_row(int at) const { return first_row + images.before + at; }
   __device__ int map_column(int at) const { return first_column + images.before + at; }
   __device__ bool in_map(int y, int x) const {
     return y >= 0 && y < images.window_rows && x >= 0 && x < images.window_columns;
   }
 
-  // Calls body(k, counted, similarity, 1 / the sum of its weights) for each window k that the map has, of the run at
-  // (at, column). sum: the run's sums.
+  // Calls body(k, counted, similarity, inverse) for each window k of the run at (at, column), if the map has it. sum:
+  // the run's sums from down(). counted: the window's central pixel is kept. inverse: 1 / the sum of its weights.
   template <class Body>
   __device__ void each_window(const C (&sum)[kArrays][kRun], int at, int column, const Body& body) const {
 #pragma unroll
@@ -141,8 +144,8 @@ struct Tile {
   }
 };
 
-// Calls run(a value of C, the window's size or 0, true if windows may lack pixels), both constants, for a combination
-// that is compiled.
+// Calls run(C(), kSize, kIncomplete) for the kernel that is compiled for this call: double; float with windows of size
+// 11; or float with any size. The last two arguments are std::integral_constant.
 template <class Run>
 void by_kind(bool wide, bool incomplete, int64_t size, const Run& run) {
   const auto with = [&](auto compute, auto static_size) {

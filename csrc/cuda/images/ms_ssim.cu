@@ -1,8 +1,8 @@
 // ms_ssim: the sums of each plane at several scales, (scales, 3, N, C), and their gradient. The launch of a scale also
-// writes the images of the next scale, of half the size, in the compute dtype. One tensor holds these images of all
-// scales, and backward reads it. Backward begins at the smallest scale: a launch adds the gradient that the launch
-// before it wrote for the half-size images, so that the images' gradient is rounded once.
-// I/O: for each scale as ssim, and a quarter of its pixels is written, or read in backward, in addition.
+// writes the images of the next scale, of half the size, in the compute dtype. One tensor holds the half-size images of
+// all scales, and backward reads it. Backward begins at the smallest scale. The launch of a larger scale adds to its
+// own gradient the one that the launch before it wrote for the half-size images. So dx is rounded to its dtype once.
+// I/O: each scale as ssim; in addition it writes (in backward reads) half-size images, a quarter of its pixels.
 #include <algorithm>
 #include <tuple>
 #include <vector>
@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kForward = "safeops::_ms_ssim";
 constexpr const char* kBackward = "safeops::_ms_ssim_backward";
 
-// A contiguous view of a part of a tensor, from element `offset` of its storage.
+// A contiguous view of `shape` of a tensor's storage, from element `offset` on.
 Tensor part(const Tensor& of, const Shape& shape, int64_t offset) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
@@ -26,7 +26,8 @@ Tensor part(const Tensor& of, const Shape& shape, int64_t offset) {
   return Tensor(handle);
 }
 
-// The shapes of the scales, and the offset of each but the first in a tensor that holds them all.
+// shapes[k] is the shape of an image at scale k. Scales 1, 2, ... of an image lie one after another in one tensor:
+// scale k begins at element starts[k].
 struct Scales {
   std::vector<Shape> shapes;
   std::vector<int64_t> starts{0, 0};
@@ -46,7 +47,7 @@ struct Scales {
     const int64_t n = images * pixels();
     return safeops::empty(Shape(1, &n), dtype, like);
   }
-  // A scale of an image in `all`, which holds for each image all of its scales one after another.
+  // A view of one scale in `all`, which holds scales 1, 2, ... of image 0 (x), then those of image 1 (y).
   Tensor at(int scale, const Tensor& all, int image = 0) const {
     return part(all, shapes[scale], image * pixels() + starts[scale]);
   }

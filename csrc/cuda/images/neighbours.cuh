@@ -1,6 +1,6 @@
-// Pixels with their neighbours along the spatial dims, for any dtype, strides and mask. A thread has a patch: a packet
-// (16 bytes, or one element) of each of several consecutive rows, so that a row that it reads serves the rows on both
-// sides.
+// Reads pixels with their neighbours along the spatial dims, for any dtype, strides and mask. A thread has a patch: one
+// packet (16 bytes, or one element) in each of kRows consecutive rows. So each row that it reads also serves as the
+// neighbour of the rows before and after it.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 namespace safeops::cuda {
 namespace {
 
-constexpr int kBlock = 256, kRows = 4;  // threads; rows of a thread
-constexpr int64_t kMostBlocks = 2048;   // for all images, approximately, so that few sums are merged
+constexpr int kBlock = 256, kRows = 4;  // threads of a block; rows of a patch
+constexpr int64_t kMostBlocks = 2048;   // blocks of a launch, approximately: few, since each stores a sum to merge
 
-// ---- a thread's registers for a row: a packet of one type (Packed), or an element of any type (Single)
+// ---- the registers for one row of a patch: Packed is a packet of one type, Single is one element of any type
 
 template <class Codec>
 struct Packed {
@@ -56,22 +56,23 @@ struct Single {
 // ---- the walk
 
 struct Dim {
-  int64_t size = 1, step = 0;  // step: distance of a pixel's neighbour along the dim; 0: not a spatial dim
+  int64_t size = 1, step = 0;  // step: from a pixel to its neighbour, in elements of this dim; 0: not a spatial dim
   int64_t x = 0, mask = 0, dx = 0;  // strides in bytes
 };
 
-// An image's dims, nearest in memory first: packets lie along the first, rows along the second.
+// The operands of a launch, and the dims of one image, smallest stride first: packets lie along dim[0], and the rows of
+// a patch follow each other along dim[1].
 struct Walk {
   Type type;
   const char *x, *mask = nullptr;
   char* dx = nullptr;
   int64_t x_image, mask_image = 0, dx_image = 0;  // strides in bytes
   Dim dim[4];
-  Divider packets, groups, planes;          // packets of a row; groups of kRows rows; planes along dim[2]
-  uint32_t patches, blocks, block_patches;  // of an image: patches, blocks; patches of a block
+  Divider packets, groups, planes;          // by the packets of a row; the groups of kRows rows; the size of dim[2]
+  uint32_t patches, blocks, block_patches;  // patches and blocks of an image; patches of a block
 };
 
-// kBefore: the patch includes the row before its first, as a neighbour.
+// A patch with the row after it and, with kBefore, the row before it, which are only neighbours.
 template <class T, bool kMask, bool kBefore>
 struct Patch {
   using Value = typename T::Value;
@@ -79,10 +80,10 @@ struct Patch {
   static constexpr unsigned kAll = (1u << V) - 1;
 
   const Walk& walk;
-  int64_t at[4];         // of its first pixel
-  const char *x, *mask;  // of its first pixel
+  int64_t at[4];         // index of the first pixel along each dim
+  const char *x, *mask;  // addresses of the first pixel
   T row[kPatchRows];
-  unsigned keep[kPatchRows];  // a bit for each element that is kept; 0 for a row that does not exist
+  unsigned keep[kPatchRows];  // bit k: element k of the row is kept; 0 for a row that does not exist
 
   __device__ Patch(const Walk& walk_, uint32_t image, uint32_t patch) : walk(walk_) {
     const auto divide = [&](const Divider& by) {
@@ -98,14 +99,14 @@ struct Patch {
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
       const int r = i - kBefore;
-      const bool in_patch = r >= 0 && r < kRows;  // the others only as neighbours
+      const bool in_patch = r >= 0 && r < kRows;  // else the row is only a neighbour
       fetch(r, 0, 0, at[1] + r >= 0 && has(r) && (in_patch || walk_.dim[1].step), row[i], keep[i]);
     }
   }
 
   __device__ bool has(int i) const { return at[1] + i < walk.dim[1].size; }
 
-  // Reads the packet of row i, `pixels` further on along dim d.
+  // Reads into `to` the packet that lies `pixels` after row i's packet along dim d. kept: a bit for each kept element.
   __device__ void fetch(int i, int d, int64_t pixels, bool exists, T& to, unsigned& kept) const {
     to = T(), kept = 0;
     if (!exists) return;
@@ -114,7 +115,7 @@ struct Patch {
     if constexpr (kMask) kept = bits(mask + i * walk.dim[1].mask + pixels * walk.dim[d].mask);
   }
 
-  // An element of row i, adjacent to its packet.
+  // The element `pixels` after the first one of row i's packet, beside the packet. kept: 1 if it exists and is kept.
   struct Adjacent {
     typename T::Word word;
     unsigned kept;
@@ -127,7 +128,8 @@ struct Patch {
     return {T::read_one(x + i * walk.dim[1].x + pixels * dim.x, walk.type), kept};
   }
 
-  // Calls f(i, packet, kept) for each row i, with the packet `pixels` further on along dim d, 2 or 3.
+  // Calls f(i, packet, kept) for each row i, where `packet` lies `pixels` after row i's packet along dim d (2 or 3).
+  // Does nothing if d is not a spatial dim or has no such neighbour.
   template <class F>
   __device__ void each_along(int d, int pixels, const F& f) const {
     const int64_t neighbour = (d == 2 ? at[2] : at[3]) + pixels;
@@ -140,7 +142,7 @@ struct Patch {
     for (int i = 0; i < kRows; ++i) f(i, other[i], kept[i]);
   }
 
-  // Calls f(k, a - b) for each element k, f(k, 0) if not both are kept. kept: a bit for each pair.
+  // Calls f(k, a[k] - b[k]) for each element k of two packets, or f(k, 0) if bit k of `kept` is 0.
   template <class F>
   __device__ void pairs(const T& a, unsigned kept, const T& b, const F& f) const {
     if (kept == 0) return;
@@ -150,7 +152,7 @@ struct Patch {
       f(k, !kMask || (kept >> k & 1) ? d : Value(0));
     }
   }
-  // Calls f(k, element k - element k + 1) for neighbours within a packet.
+  // Calls f(k, a[k] - a[k + 1]) for neighbours within a packet, or f(k, 0) if bit k of `kept` is 0.
   template <class F>
   __device__ void inner_pairs(const T& a, unsigned kept, const F& f) const {
     if constexpr (V > 1) {
@@ -185,8 +187,8 @@ __device__ void each_patch(const Walk& walk, const Body& body) {
 
 // ---- host
 
-// dx has x's shape, or is null. elements: set to the elements of a 16-byte packet if all rows consist of whole packets,
-// else to 1.
+// dx: the output, or null. elements: is set to the number of elements in a 16-byte packet if rows of all operands
+// consist of whole, aligned packets, else to 1.
 Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Tensor* dx, const char* op,
                int& elements) {
   const safeops::View x(input);
@@ -222,7 +224,7 @@ Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Ten
   Dim &near = walk.dim[0], &next = walk.dim[1];
   const int64_t n = near.size;
   if (near.step == 0 && next.step && next.x == n * near.x && next.mask == n * near.mask && next.dx == n * near.dx) {
-    next.step = n, next.size *= n, next.x = near.x, next.mask = near.mask, next.dx = near.dx;  // channels come last
+    next.step = n, next.size *= n, next.x = near.x, next.mask = near.mask, next.dx = near.dx;  // channels last: step n
     std::copy(walk.dim + 1, walk.dim + 4, walk.dim), walk.dim[3] = Dim();
   }
 
@@ -249,7 +251,7 @@ Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Ten
   return walk;
 }
 
-// Calls run(T(), masked) for a combination that is compiled.
+// Calls run(T(), masked): T is Packed or Single for the walk's dtype, masked is std::true_type if there is a mask.
 template <class Run>
 void by_kind(const Walk& walk, int elements, const Run& run) {
   const auto with = [&](auto packet_type) {

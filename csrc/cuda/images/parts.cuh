@@ -1,4 +1,5 @@
-// Blocks of a launch store their sums, of images or planes, and the last block merges them.
+// Each block of a launch stores its sum. The last block to finish merges the sums of each group (an image or a plane),
+// and those of all groups.
 #pragma once
 
 #include "cuda/engine/last_block.cuh"
@@ -6,18 +7,18 @@
 namespace safeops::cuda {
 namespace {
 
-constexpr int kGroupThreads = 256;  // of a block, in all kernels of images
+constexpr int kGroupThreads = 256;  // threads of a block, in all kernels that use merge_groups
 
 struct Groups {
   char* parts;  // a sum for each block
   unsigned* counter;
-  int64_t count;
-  uint32_t blocks;  // of a group: they are consecutive
-  int lanes;        // lanes of a warp that merge a group
+  int64_t count;    // groups
+  uint32_t blocks;  // blocks of a group, which are consecutive
+  int lanes;        // lanes of a warp that merge one group together
 };
 
-// Merges the blocks' sums. sum: this block's. finish_group(number, sum) gets each group's sum, and returns the group's
-// term of the total. finish_all(sum) gets the total. Each call is in one thread.
+// Merges the blocks' sums. sum: this block's, in thread 0. finish_group(number, sum) gets each group's sum, and returns
+// the group's term of the total. finish_all(sum) gets the total. One thread makes each of these calls.
 template <class Sum, class FinishGroup, class FinishAll>
 __device__ void merge_groups(const Groups& groups, Sum sum, const FinishGroup& finish_group,
                              const FinishAll& finish_all) {
@@ -27,7 +28,7 @@ __device__ void merge_groups(const Groups& groups, Sum sum, const FinishGroup& f
     store_part(groups.parts, blockIdx.x, sum);
   }
   if (!is_last_block(groups.counter, gridDim.x)) return;
-  // one group is merged by all threads; several at once by a few lanes each
+  // One group is merged by all threads, and so are groups of one block. Else each group is merged by `lanes` lanes.
   const bool one_group = single || groups.count == 1;
   const int64_t count = one_group ? 1 : groups.count, blocks = one_group ? gridDim.x : groups.blocks;
   const int lanes = one_group ? kGroupThreads : groups.lanes, lane = int(threadIdx.x) % lanes;
@@ -47,7 +48,7 @@ __device__ void merge_groups(const Groups& groups, Sum sum, const FinishGroup& f
 
 // ---- host
 
-// Memory for the merge, which must live until the kernel is launched.
+// Workspace of merge_groups. It must live until the kernel is launched.
 template <class Sum>
 struct MergeBuffers {
   Tensor parts, counter;
@@ -64,7 +65,7 @@ struct MergeBuffers {
   static Tensor vector(int64_t n, const Tensor& like) { return safeops::empty(Shape(1, &n), DType::kDouble, like); }
 };
 
-// Writes the result if there are no blocks at all. All bits set are a NaN.
+// Writes the results of a launch that would have no blocks. value is NaN (all bits set) or 0, result_slope is 0.
 inline void fill_empty(const Tensor& value, const Tensor& result_slope, bool nan, cudaStream_t stream) {
   cudaMemsetAsync(value.data_ptr(), nan ? 0xFF : 0, value.numel() * size_of(Type(dtype_of(value))), stream);
   cudaMemsetAsync(result_slope.data_ptr(), 0, result_slope.numel() * sizeof(double), stream);

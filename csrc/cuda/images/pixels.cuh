@@ -1,4 +1,4 @@
-// The pixels of a tile as its threads read them, for any dtypes and strides, and the tile's level.
+// Reads the pixels of a tile, for any dtypes and strides, and computes the tile's level: the mean of its pixels.
 #pragma once
 
 #include "cuda/engine/launch.cuh"
@@ -9,7 +9,7 @@ namespace safeops::cuda {
 
 constexpr int kTileThreads = 256;
 
-// Calls f(codec) for a floating type that C is wide enough for.
+// Calls f(codec) with the codec of `type`, which is fp64 only if C is double.
 template <class C, class F>
 __device__ inline void by_type(Type type, const F& f) {
   if (type == kF16) f(F16());
@@ -18,29 +18,30 @@ __device__ inline void by_type(Type type, const F& f) {
   else if constexpr (sizeof(C) == 8) f(F64());
 }
 
-// The gradient of a window's 1 - SSIM, from that of the map.
+// The upstream gradient of a window's 1 - SSIM. grad: the gradient of the map at that window, which may be of SSIM.
 template <class C>
 __device__ inline C window_gradient(const Gradients& to, const char* grad) {
   const C map_grad = load<C>(grad);
   return to.similarity ? -map_grad : map_grad;
 }
 
-// The upstream gradients of 1 - SSIM and of contrast', if all windows of a plane share them: the gradient of the mean
-// or sum of all windows times its slope, or the gradients of the plane's sums.
+// Sets the upstream gradients of 1 - SSIM and of contrast' (common/similarity.h) where all windows of a plane share
+// them. For a mean or sum of all windows: grad times result_slope, and 0. Else: the gradients of the plane's two sums.
 template <class C>
 __device__ inline void plane_gradients(const Gradients& to, const char* grad, C& loss_grad, C& contrast_grad) {
   loss_grad = to.result_slope ? C(load<C>(grad) * load<double>(to.result_slope)) : C(load<double>(grad));
   contrast_grad = to.result_slope ? C(0) : C(load<double>(grad + to.grad.row));
 }
 
-// The mean of each image's finite kept pixels. The counts are only used while pixels are summed.
+// The levels of x and y: the mean of the finite kept pixels. The counts are only used while pixels are summed.
 template <class C>
 struct Levels {
   C x, y;
   int count_x, count_y;
 };
 
-// A thread reads every fourth pixel of a column and holds them all: one round trip to memory.
+// A thread's pixels of x and y: every fourth pixel of one column of the tile. All are read before the first is used, so
+// that they cost one round trip to memory.
 template <class C, int kSize, bool kIncomplete>
 struct Pixels {
   static constexpr int kReach = kWindows<C> + (kSize ? kSize : kLargest) - 1, kColumns = 64;
@@ -48,18 +49,18 @@ struct Pixels {
   static_assert(kReach <= kColumns && kReads <= 32, "a column for each thread, a bit for each pixel");
   using Word = typename Dynamic<C>::Word;
 
-  int row, column;         // in the tile, of the first pixel
-  unsigned keep;           // a bit for each pixel that lies inside of the image and is kept
-  C x[kReads], y[kReads];  // 0 for any other
+  int row, column;         // position of the thread's first pixel in the tile
+  unsigned keep;           // bit u: pixel u lies inside of the image and is kept
+  C x[kReads], y[kReads];  // 0 for pixels that are not kept
 
-  // The pixels of plane (n, c) from (first_row, first_column), which may lie outside of the image; reach: rows,
-  // columns.
+  // Reads from plane (n, c) the reach x reach pixels that begin at (first_row, first_column), which may lie outside of
+  // the image.
   __device__ Pixels(const Images<C>& images, int n, int c, int first_row, int first_column, int reach)
       : row(threadIdx.x / kColumns), column(threadIdx.x % kColumns) {
     const auto before = [this](int end) { return end <= row ? 0 : (end - row + kStep - 1) / kStep; };
     const bool across = column < reach && first_column + column >= 0 && first_column + column < images.width;
     const int left = images.height - first_row;
-    const int from = before(-first_row), to = across ? before(left < reach ? left : reach) : 0;  // inside of the image
+    const int from = before(-first_row), to = across ? before(left < reach ? left : reach) : 0;  // inside: [from, to)
     keep = to > from ? (1u << to) - (1u << from) : 0;
     const auto fetch = [&](const Field& field, auto element, auto& raw) {
       const char* p = field.base + n * field.n + c * field.c;
@@ -84,7 +85,7 @@ struct Pixels {
     decode(images.x.type, raw_x, x), decode(images.y.type, raw_y, y);
   }
 
-  // The levels of the tile. scratch: room for one value of each warp.
+  // Returns the levels of the tile. scratch: shared memory for one value of each warp.
   __device__ Levels<C> levels(Levels<C>* scratch) const {
     constexpr C kDown = C(0x1p-12);  // no sum of a tile's finite values overflows
     static_assert(kReach * kReach <= 1 << 12);

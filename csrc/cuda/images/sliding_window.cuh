@@ -1,7 +1,8 @@
-// Weighted sums over windows of three dims. A block has a tile of windows, and moves from slice to slice:
-//   inputs -> (across) sums over a window's columns -> (down) over its rows -> (along) over its slices
-// Inputs and sums across are in shared memory. Sums along the slices are in registers, for all windows that see a slice
-// at once, so that no slice is kept: sum[k] is the partial sum of the window that ends k slices later.
+// Weighted sums over windows of three dims. A block has 8 x 32 windows, a thread one. From slice to slice it
+//   (1) reads the slice's inputs into shared memory;
+//   (2) across: sums them over each window's columns, into shared memory;
+//   (3) down: sums (2) over the window's rows, in registers;
+//   (4) adds (3) to each window that contains this slice: sum[k] is the partial sum of the one ending k slices later.
 #pragma once
 
 #include "common/similarity.h"
@@ -12,13 +13,13 @@ namespace safeops::cuda {
 constexpr int kTileRows = kTileThreads / 32, kTileColumns = 32;  // a window for each thread, a warp for each row
 constexpr int kTilePitch = kTileColumns + 1, kColumnRun = 4;
 
-// An output sums `size` inputs along each dim, starting `shift` before its own position.
+// Output p is the weighted sum of the inputs [p - shift, p - shift + size), along each dim.
 template <class C>
 struct SlidingWindow {
   int size, shift;
-  int in[3], out[3];                // slices, rows, columns
-  int chunk;                        // outputs along the slices, per block
-  uint32_t chunks, down, across;    // blocks of a plane
+  int in[3], out[3];                // sizes of inputs and outputs: slices, rows, columns
+  int chunk;                        // output slices of a block
+  uint32_t chunks, down, across;    // blocks of a plane along slices, rows and columns
   C weights[kLargestOfVolumes];
 
   int64_t blocks() const { return int64_t(chunks) * down * across; }
@@ -35,22 +36,22 @@ SlidingWindow<C> make_sliding_window(int size, int shift, const int (&in)[3], co
   return window;
 }
 
-// Slides the window. A Source has fetch(slice, raw), which issues a thread's reads, put(raw), which writes them to
-// shared memory, and get(at, value), which gives the kArrays values of an input. kSize: the window's size if known at
-// compile time, else 0.
+// Computes a block's outputs from a Source of inputs. source.fetch(slice, raw) issues this thread's reads;
+// source.put(raw) writes what was read to shared memory; source.get(at, value) sets value to the kArrays numbers of the
+// input at index `at` of shared memory. kSize: the window's size if known at compile time, else 0.
 template <class C, int kSize, int kArrays>
 struct WindowSlider {
   static constexpr int kMost = kSize ? kSize : kLargestOfVolumes;
   static constexpr int kInputs = (kTileRows + kMost - 1) * (kTileColumns + kMost - 1);
-  static constexpr int kReads = (kInputs + kTileThreads - 1) / kTileThreads;  // of a thread
+  static constexpr int kReads = (kInputs + kTileThreads - 1) / kTileThreads;  // inputs of a slice that a thread reads
 
   const SlidingWindow<C>& window;
-  const int size, rows, columns, pitch;  // of the inputs that a tile sees
+  const int size, rows, columns, pitch;  // rows x columns inputs of a slice, pitch apart in shared memory
   uint32_t plane;
-  int first, last;  // slices of the outputs
-  int row, column;  // of this thread's output
-  int first_row, first_column;  // of the tile's inputs, which may lie outside
-  C* sums;                      // (kArrays, rows, kTilePitch)
+  int first, last;  // this block's output slices: [first, last)
+  int row, column;  // position of this thread's outputs in each slice
+  int first_row, first_column;  // position of the block's first input, which may lie outside of the plane
+  C* sums;                      // shape (kArrays, rows, kTilePitch)
 
   __device__ explicit WindowSlider(const SlidingWindow<C>& window_)
       : window(window_), size(kSize ? kSize : window_.size), rows(kTileRows + size - 1),
@@ -69,15 +70,15 @@ struct WindowSlider {
     first_row = down - window_.shift, first_column = across - window_.shift;
   }
 
-  __device__ C* inputs() const { return sums + kArrays * rows * kTilePitch; }  // after the sums
+  __device__ C* inputs() const { return sums + kArrays * rows * kTilePitch; }  // in shared memory, after the sums
   static int bytes(int size, int bytes_of_input) {
     const int rows = kTileRows + size - 1, pitch = (kTileColumns + size - 1) | 1;
     return kArrays * rows * kTilePitch * int(sizeof(C)) + rows * pitch * bytes_of_input;
   }
   __device__ bool inside() const { return row < window.out[1] && column < window.out[2]; }
 
-  // Calls body(u, index in shared memory, row, column) for each input of a slice that this thread reads, and
-  // none(u, index) for an input outside of the image.
+  // For each input u < kReads of this thread in a slice: calls body(u, index in shared memory, row, column), or
+  // none(u, index) if the input lies outside of the plane.
   template <class Body, class None>
   __device__ void each_input(const Body& body, const None& none) const {
 #pragma unroll
@@ -90,7 +91,7 @@ struct WindowSlider {
     }
   }
 
-  // Calls done(slice, sums) for each output of this thread.
+  // Calls done(slice, sums) for each output slice at this thread's row and column, with its kArrays sums.
   template <class Source, class Done>
   __device__ void run(const Source& source, const Done& done) const {
     C sum[kArrays][kMost] = {};
@@ -140,7 +141,7 @@ struct WindowSlider {
         source.get(at * pitch + run + j, value);
 #pragma unroll
         for (int k = 0; k < kColumnRun; ++k) {
-          if (j < k || j - k >= size) continue;  // by a branch: a weight of 0 would let a NaN in
+          if (j < k || j - k >= size) continue;  // a branch, since 0 * NaN is NaN
 #pragma unroll
           for (int q = 0; q < kArrays; ++q) sum[q][k] += window.weights[j - k] * value[q];
         }

@@ -1,5 +1,6 @@
-// ssim, ssim_loss, ms_ssim: 1 - SSIM of each window (common/similarity.h), as a map, as its sum or mean, or as three
-// sums of each plane: of 1 - SSIM, of contrast', and the number of windows that count. A block has a tile of windows.
+// ssim, ssim_loss, ms_ssim: computes 1 - SSIM of each window (common/similarity.h). The result is a map; or the sum or
+// mean over all windows; or three sums of each plane (n, c): of 1 - SSIM, of contrast', and the number of counted
+// windows, those whose central pixel is kept. A block computes a tile of windows.
 // I/O: reads x, y, mask (more than once where tiles overlap); writes the map, or a few numbers.
 #include <tuple>
 
@@ -22,7 +23,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   tile.read(tile.row * kWindows<C> - images.before, tile.column * kWindows<C> - images.before);
   tile.across();
   const int column = threadIdx.x % kWindows<C>, at = threadIdx.x / kWindows<C> * kRun;
-  C loss = 0, contrast = 0, count = 0;  // of one run: fp32 holds its sums
+  C loss = 0, contrast = 0, count = 0;  // sums over this thread's run: few numbers, so fp32 is enough
   if (at < kWindows<C>) {
     C sum[T::kArrays][kRun] = {};
     tile.down(at, column, sum);

@@ -1,4 +1,4 @@
-// The kernels of SSIM, which ms_ssim launches scale by scale. Host only.
+// Launches of SSIM's kernels, which ms_ssim also calls, once for each scale. Host only.
 #pragma once
 
 #include <optional>
@@ -7,9 +7,9 @@
 
 namespace safeops::cuda {
 
-struct Outputs;  // sums.cuh
+struct Outputs;  // defined in sums.cuh
 
-// halves: half-size images to write as well, if any; not for volumes.
+// The forward launch. halves: half-size images that it also writes, if halves.x exists; not for volumes.
 void sum_similarities(const Outputs& outputs, const Tensor& input, const Tensor& target,
                       const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info,
                       const Halves& halves);

@@ -1,8 +1,9 @@
-// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. (1) Each window has a slope by each of its four moments. (2) A
-// pixel's gradient is the weighted sum of the slopes of the windows that see it (the weights w are symmetric):
-//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  and likewise dd;  dx = ds + dd,  dy = ds - dd
-// A block has a tile of windows, recomputes their moments, and then the gradients of those pixels that no other window
-// sees: 32 x 32 of 42 x 42 windows of 11 x 11, in fp32.
+// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM.
+// (1) Each window has four slopes: the derivatives of the result by its moments E s, E d, E s^2 and E d^2.
+// (2) A pixel's gradient is a weighted sum over the windows that contain it (the weights w are symmetric):
+//     ds = sum w slope(E s) + 2 s sum w slope(E s^2),  and likewise dd;  dx = ds + dd,  dy = ds - dd
+// A block recomputes the moments of a tile of windows, and then the gradients of the pixels that are in no window
+// outside of the tile: in fp32 with windows of 11 x 11, 32 x 32 pixels for 42 x 42 windows.
 // I/O: reads x, y, mask, the map's gradient (more than once where tiles overlap); writes dx, dy.
 #include <tuple>
 
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   using T = Tile<C, kSize, kIncomplete>;
   constexpr int kRun = T::kRun;
   T tile(images);
-  const int reach = tile.size - 1, pixels = kWindows<C> - reach;  // from a pixel to the first window that sees it
+  const int reach = tile.size - 1, pixels = kWindows<C> - reach;  // pixels: side of the square of pixels it computes
   const char* grad = to.grad.base + tile.n * to.grad.n + tile.c * to.grad.c;
   C plane_loss_grad = 0, contrast_grad = 0;
   if (!to.by_window) plane_gradients(to, grad, plane_loss_grad, contrast_grad);
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   C slopes[4][kRun] = {};
   const int window_column = threadIdx.x % kWindows<C>, window = threadIdx.x / kWindows<C> * kRun;
   if (window < kWindows<C>) {
-    C loss_grad[kRun];  // these loads are in flight during the sums
+    C loss_grad[kRun];  // loaded before down(), so that the loads are in flight while it sums
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       const int y = tile.map_row(window + k), x = tile.map_column(window_column);
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     const auto differentiate = [&](int k, bool counted, const Similarity<C>& it, C inverse) {
       if (!counted) return;
       const MomentSlopes<C> by = it.slopes(loss_grad[k], contrast_grad);
-      slopes[0][k] = by.s * inverse, slopes[1][k] = by.d * inverse;  // the mean is the sum times the inverse
+      slopes[0][k] = by.s * inverse, slopes[1][k] = by.d * inverse;  // since E s is the sum times inverse
       slopes[2][k] = by.ss * inverse, slopes[3][k] = by.dd * inverse;
     };
     tile.each_window(sum, window, window_column, differentiate);
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   if (window < kWindows<C>) tile.put(slopes, window, window_column, T::kPitch);
   __syncthreads();
 
-  // The slopes are blurred across, in place; a last run may go beyond the pixels, where its results are not read.
+  // The slopes are summed across with the weights, in place. The last run of a row may go beyond the block's pixels;
+  // these results are not read.
   C across[4][kRun] = {};
   const int at = threadIdx.x % kWindows<C>, first = threadIdx.x / kWindows<C> * kRun;
   if (first < pixels)
@@ -66,20 +68,20 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   if (first < pixels) tile.put(across, at, first, 1);
   __syncthreads();
 
-  // The slopes are blurred down, each run to pixels.
+  // The sums across are summed down with the weights. A thread has a run of kRun pixels in one column.
   const int pixel_column = threadIdx.x % pixels, pixel = threadIdx.x / pixels * kRun;
   const int x = tile.first_column + reach + pixel_column, row = tile.first_row + reach + pixel;
   if (pixel >= pixels || x >= images.width) return;
   C sum[4][kRun] = {};
   tile.down(pixel, pixel_column, sum);
-  const int rest = pixels - pixel, left = images.height - row, count = rest < left ? rest : left;  // of this run
+  const int rest = pixels - pixel, left = images.height - row, count = rest < left ? rest : left;
   C dx[kRun], dy[kRun];
 #pragma unroll
   for (int k = 0; k < kRun; ++k) {
     const int index = (pixel + k + reach) * tile.pitch + pixel_column + reach;
     const C ds = (sum[0][k] + 2 * tile.s[index] * sum[2][k]) * images.scale;
     const C dd = (sum[1][k] + 2 * tile.d[index] * sum[3][k]) * images.scale;
-    // A pixel that no window sees has gradient 0, even where it is NaN: all its sums are 0.
+    // All sums of a pixel that is in no counted window are 0. Its gradient is 0, even if the pixel is NaN.
     const bool unseen = sum[0][k] == 0 && sum[1][k] == 0 && sum[2][k] == 0 && sum[3][k] == 0;
     const bool alive = !kIncomplete || (tile.kept[index] && !unseen);
     dx[k] = alive ? ds + dd : C(0), dy[k] = alive ? ds - dd : C(0);

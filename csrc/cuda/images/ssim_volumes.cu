@@ -1,5 +1,6 @@
 // ssim, ssim_loss, ms_ssim: 1 - SSIM of each window of volumes, as a map, its sum or mean, or three sums of each plane.
-// A first launch computes the planes' levels, a second slides over the windows (sliding_window.cuh).
+// A first launch computes the level of each plane, which is the mean that is subtracted from its pixels. A second
+// launch slides over the windows (sliding_window.cuh).
 // I/O: reads x, y, mask for the level and again for the windows (more than once where tiles overlap); writes the map,
 // or a few numbers.
 #include "sums.cuh"
@@ -17,7 +18,7 @@ __global__ void __launch_bounds__(kTileThreads, kVolumeBlocks<C>)
   const int n = int(tile.plane / images.channels), c = int(tile.plane % images.channels);
   const Field& map = result.map;
   char* const first = map.base + n * map.n + c * map.c + tile.row * map.row + tile.column * map.column;
-  C loss = 0, contrast = 0, count = 0;  // of the thread's windows: fp32 holds its sums
+  C loss = 0, contrast = 0, count = 0;  // sums over this thread's windows: at most 32, so fp32 is enough
   each_window<C, kSize, kIncomplete>(tile, images, planes, n, c, [&](int z, bool counted, const Similarity<C>& it, C) {
     if (map.base) store(first + z * map.slice, counted ? result.map_value(it.loss()) : C(0));
     else if (counted) loss += it.loss(), contrast += it.contrast, count += 1;

@@ -1,4 +1,4 @@
-// The SSIM of volumes (N, C, D, H, W). Host only.
+// Launches of SSIM's kernels for volumes (N, C, D, H, W): forward and backward. Host only.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace safeops::cuda {
 
-struct Outputs;  // sums.cuh
+struct Outputs;  // defined in sums.cuh
 
 void ssim_of_volumes(const Outputs& outputs, const Tensor& input, const Tensor& target,
                      const std::optional<Tensor>& mask, const Options& options, const ImageInfo& info);

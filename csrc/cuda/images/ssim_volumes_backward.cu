@@ -1,18 +1,21 @@
-// ssim, ssim_loss, ms_ssim: the gradients for volumes. A first launch computes the planes' levels, a second recomputes
-// the windows' moments and writes the slopes of each to memory, a third blurs them to the pixels in the same way:
-//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  and likewise dd;  dx = ds + dd,  dy = ds - dd
+// ssim, ssim_loss, ms_ssim: the gradients for volumes, in three launches.
+// (1) level_kernel computes the level of each plane, the mean that is subtracted from its pixels.
+// (2) slope_kernel recomputes the windows' moments, and stores the four slopes of each window: the derivatives of the
+//     result by E s, E d, E s^2 and E d^2.
+// (3) blur_kernel sums the slopes of the windows that contain a pixel, with the windows' weights w:
+//     ds = sum w slope(E s) + 2 s sum w slope(E s^2),  and likewise dd;  dx = ds + dd,  dy = ds - dd
 // I/O: reads x, y, mask and the map's gradient; writes and reads four slopes of each window; writes dx, dy.
 #include "volumes.cuh"
 
 namespace safeops::cuda {
 namespace {
 
-// Offset of an element of (planes, slices, rows, columns).
+// Offset, in elements, of element (plane, z, y, x) of an array (planes, slices, rows, columns). sizes: the last three.
 __device__ inline int64_t slope_offset(const int (&sizes)[3], int64_t plane, int z, int y, int x) {
   return ((plane * sizes[0] + z) * sizes[1] + y) * sizes[2] + x;
 }
 
-// The Source of the third launch: four arrays of slopes, (4, planes, slices, rows, columns).
+// The Source (sliding_window.cuh) of blur_kernel. It reads the slopes, an array (4, planes, slices, rows, columns).
 template <class C, class M>
 struct Slopes {
   struct Raw {
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(kTileThreads, kVolumeBlocks<C>)
     };
     const C x = value(images.x, level.x), y = value(images.y, level.y);
     const C ds = (sum[0] + 2 * (x + y) * sum[2]) * images.scale, dd = (sum[1] + 2 * (x - y) * sum[3]) * images.scale;
-    // A pixel that no window sees has gradient 0, even where it is NaN: all its sums are 0.
+    // All sums of a pixel that is in no counted window are 0. Its gradient is 0, even if the pixel is NaN.
     const bool unseen = sum[0] == 0 && sum[1] == 0 && sum[2] == 0 && sum[3] == 0;
     const bool kept = images.mask.base == nullptr || load<uint8_t>(at(images.mask, z));
     const bool alive = kept && !(incomplete && unseen);

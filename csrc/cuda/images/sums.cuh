@@ -1,4 +1,4 @@
-// The sums of 1 - SSIM over windows: of each plane, or of all.
+// Sums 1 - SSIM over the windows of each plane, or over all windows.
 #pragma once
 
 #include "common/reducer.h"
@@ -7,12 +7,13 @@
 
 namespace safeops::cuda {
 
-// Outputs: a map; or sums of each plane (3, planes); or the sum or mean of all windows, and its slope by each window.
+// Where a kernel writes its result: the map, if map.base is not null; else value, which is the sums of each plane
+// (3, planes), or the sum or mean of all windows, with result_slope = d(sum or mean)/d(one window).
 struct Result {
   Field map;
   char *value, *result_slope;
   int64_t planes;
-  bool similarity;  // of SSIM instead of 1 - SSIM
+  bool similarity;  // the result is of SSIM instead of 1 - SSIM
   Reducer reducer;
 
   template <class C>
@@ -21,14 +22,15 @@ struct Result {
   }
 };
 
-// The results of _ssim: the map or the sums, and the slope of a mean or sum by each window.
+// Allocates the results of _ssim: value (a map or sums) and result_slope (see Result), which is empty unless value is a
+// mean or sum of all windows.
 struct Outputs {
   Tensor value, result_slope;
   int64_t planes;
   Reducer reducer;
   bool similarity;
 
-  // The sums of each plane, into a tensor that exists.
+  // The result is the sums of each plane. It is written to `sums`.
   Outputs(const Tensor& sums, const ImageInfo& info)
       : value(sums), result_slope(empty_vector(DType::kDouble, sums)),
         planes(info.shape.size[0] * info.shape.size[1]), reducer{Reducer::kPlanes, false}, similarity(false) {}
@@ -55,10 +57,10 @@ struct Sums {
   __device__ void merge(const Sums& other) { loss += other.loss, contrast += other.contrast, count += other.count; }
 };
 
-// Reduces the sums of all threads to the result. sums: this thread's.
+// Reduces the sums of all threads of all blocks to the result. sums: this thread's.
 template <class C>
 __device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums) {
-  __syncthreads();  // shared memory is free
+  __syncthreads();  // shared memory may now be overwritten
   sums = block_reduce<kGroupThreads>(sums, reinterpret_cast<Sums*>(shared_memory()), merged<Sums>);
   const Reducer& by = to.reducer;
   const auto finish_plane = [&](int64_t plane, const Sums& sum) {
@@ -79,7 +81,7 @@ __device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums
 
 // ---- host
 
-// Calls launch(result, groups). blocks: how many each plane has.
+// Calls launch(result, groups), which starts the kernel; without blocks, writes an empty sum. blocks: of each plane.
 template <class Launch>
 void sum_windows(const Outputs& out, const Tensor& like, const ImageInfo& info, int64_t blocks, cudaStream_t stream,
                  const Launch& launch) {

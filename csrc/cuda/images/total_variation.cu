@@ -1,6 +1,6 @@
 // total_variation: for each image the sum of |x - neighbour| over the pairs of kept neighbours along the spatial dims;
 // then the sum over the images, or the mean over those that have a kept pixel.
-// I/O: reads x and the mask, from the cache once more where threads overlap.
+// I/O: reads x and the mask; a pixel that two threads need comes from the cache the second time.
 #include <tuple>
 
 #include "common/reducer.h"
@@ -11,7 +11,7 @@ namespace safeops::cuda {
 namespace {
 
 struct Total {
-  double sum, count;  // count: of an image, its kept pixels; of all images, those with a kept pixel
+  double sum, count;  // count: the kept pixels of an image; or, in a total of images, the images with a kept pixel
   __device__ void merge(const Total& other) { sum += other.sum, count += other.count; }
 };
 

@@ -1,13 +1,13 @@
 // total_variation: the gradient, dx = g times the sum of sign(x - neighbour) over the kept neighbours.
-// I/O: reads x and the mask, from the cache once more where threads overlap; writes dx.
+// I/O: reads x and the mask; a pixel that two threads need comes from the cache the second time; writes dx.
 #include "neighbours.cuh"
 
 namespace safeops::cuda {
 namespace {
 
 struct Upstream {
-  const char* grad;          // of each image, or of their sum or mean
-  int64_t image;             // stride in bytes
+  const char* grad;          // upstream gradient of each image, or of the sum or mean over images
+  int64_t image;             // grad's stride from image to image, in bytes
   const char* result_slope;  // d(sum or mean)/d(image); null: 1
 };
 
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kBlock, 2)
       if (with_right) to[V - 1] += sign(row.get(V - 1, walk.type) - T::decode(right[i].word, walk.type));
     }
 #pragma unroll 1
-    for (int j = 4; j < 8; ++j)  // before and after, along the other dims
+    for (int j = 4; j < 8; ++j)  // the neighbours before and after along dims 2 and 3
       p.each_along(j / 2, j % 2 ? 1 : -1, [&](int i, const T& other, unsigned kept) {
         const unsigned both = kept & p.keep[i + 1];
         paired[i + 1] |= both;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kBlock, 2)
       if (!p.has(i)) continue;
       C value[V];
 #pragma unroll
-      for (int k = 0; k < V; ++k) value[k] = paired[i + 1] >> k & 1 ? g * sum[i + 1][k] : C(0);  // 0 even if g is NaN
+      for (int k = 0; k < V; ++k) value[k] = paired[i + 1] >> k & 1 ? g * sum[i + 1][k] : C(0);  // even if g is NaN
       T::write(dx, value, walk.type);
     }
   });

@@ -1,5 +1,5 @@
-// The windows of volumes: the level of each plane (n, c), which is subtracted from its pixels, the pixels of a slice,
-// and the launches that forward and backward share.
+// SSIM of volumes: level_kernel computes the level of each plane (n, c), the mean that is subtracted from its pixels;
+// Voxels reads the pixels of a slice; Launches has the launches that forward and backward share.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 namespace safeops::cuda {
 namespace {
 
-constexpr double kShrink = 0x1p-40;  // no sum of finite pixels overflows
+constexpr double kShrink = 0x1p-40;  // a factor of each pixel, so that no sum of finite pixels overflows
 template <class C>
-constexpr int kVolumeBlocks = sizeof(C) == 8 ? 1 : 2;  // per SM
+constexpr int kVolumeBlocks = sizeof(C) == 8 ? 1 : 2;  // blocks per SM
 
-// ---- levels: for each plane the sums of x and y, times kShrink, and their counts
+// ---- levels: for each plane, kShrink times the sums of the finite kept pixels of x and of y, and their counts
 
 struct Level {
   double x, y, count_x, count_y;
@@ -139,12 +139,13 @@ struct Voxels {
   }
 };
 
-// Calls body(slice, counted, similarity, 1 / the sum of its weights) for each window of this thread.
+// Calls body(slice, counted, similarity, inverse) for each window of this thread. counted: the window's central pixel
+// is kept. inverse: 1 / the sum of the window's weights.
 template <class C, int kSize, bool kIncomplete, class Body>
 __device__ void each_window(const WindowSlider<C, kSize, 4 + kIncomplete>& tile, const Images<C>& images,
                             const Planes& planes, int n, int c, const Body& body) {
   const Levels<C> level = level_of<C>(planes, tile.plane);
-  // scaled by the range before they are added, as twice the level may overflow
+  // The levels are divided by data_range before they are added, since the sum of two large levels may overflow.
   const C level_x = level.x * images.scale, level_y = level.y * images.scale;
   const SimilarityTerms<C> terms{level_x + level_y, level_x - level_y, images.c1, images.c2};
   const Voxels<C, kIncomplete, WindowSlider<C, kSize, 4 + kIncomplete>> voxels(images, tile, n, c, level);
@@ -165,12 +166,12 @@ __device__ void each_window(const WindowSlider<C, kSize, 4 + kIncomplete>& tile,
 
 // ---- host
 
-// Arguments and launches that forward and backward share; the constructor computes the levels.
+// Arguments and launches that forward and backward share. The constructor launches level_kernel.
 template <class C>
 struct Launches {
   Images<C> images;
   int64_t planes;
-  SlidingWindow<C> windows, pixels;  // from pixels to windows, from windows to pixels
+  SlidingWindow<C> windows, pixels;  // windows: sums pixels to windows; pixels: sums windows to pixels (backward)
   cudaStream_t stream;
   Tensor levels;
 
@@ -187,7 +188,7 @@ struct Launches {
     const int64_t rows = int64_t(images.depth) * images.height;
     const bool few = rows < kLimit && planes * std::max(windows.blocks(), pixels.blocks()) < kLimit;
     STD_TORCH_CHECK(few, "safeops: volumes of more than 2^31 tiles or rows");
-    const int64_t blocks = std::clamp<int64_t>(rows / 32, 1, 1024);  // of a plane, for its level
+    const int64_t blocks = std::clamp<int64_t>(rows / 32, 1, 1024);  // blocks of level_kernel for each plane
     STD_TORCH_CHECK(planes * blocks < kLimit, "safeops: more than 2^31 planes");
     if (planes == 0) return;
     const MergeBuffers<Level> buffers(planes, blocks, input, stream);
@@ -207,8 +208,8 @@ struct Launches {
   }
 };
 
-// Calls run(a value of C, the window's size or 0, true if windows may lack pixels), both constants, for a combination
-// that is compiled.
+// Calls run(C(), kSize, kIncomplete) for the kernel that is compiled for this call: double; float with windows of size
+// 11; or float with any size. The last two arguments are std::integral_constant.
 template <class Run>
 void by_volume_kind(const ImageInfo& info, int64_t size, const Run& run) {
   const auto with = [&](auto compute, auto static_size) {

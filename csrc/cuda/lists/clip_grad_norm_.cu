@@ -1,6 +1,6 @@
 // clip_grad_norm_: multiplies every tensor of a list by one factor, in place, in fp32 (fp64 tensors in fp64), rounded
-// once. The factor is read on the device. A factor below the normal numbers of fp32 would lose digits, so it is first
-// multiplied by 2^100. A factor of exactly 1 writes nothing.
+// once. The factor is read on the device. A factor below the normal numbers of fp32 would lose digits, so it is
+// multiplied by 2^100, and each product by 2^-100. If the factor is exactly 1, nothing is written.
 // I/O: read and write each tensor once.
 #include "scan.cuh"
 

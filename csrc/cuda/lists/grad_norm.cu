@@ -1,5 +1,5 @@
-// grad_norm: the norm of all elements of a list of tensors together, in double: 1: sum |x|, 2: sqrt(sum x^2), inf: max
-// |x|. Each block stores the sum over its part, and the last to finish merges them, in a fixed order.
+// grad_norm: the norm of all elements of a list of tensors, in fp64. Order 1: sum |x|; 2: sqrt(sum x^2); inf: max |x|.
+// Each block stores the sum over its part. The last block to finish merges the sums, in a fixed order.
 // I/O: read each tensor once.
 #include "common/squares.h"
 #include "cuda/engine/last_block.cuh"
@@ -41,7 +41,7 @@ struct Norm {
   static constexpr bool kPairs = false;
   char *parts, *out;
   unsigned* counter;
-  int64_t blocks;  // of all launches
+  int64_t blocks;  // number of blocks of all launches together
 
   template <class Codec>
   using State = Sum;

@@ -1,7 +1,7 @@
-// health: counts NaN, infinite, zero and small values of a list of tensors, and gives their largest magnitude and the
-// index of the first value that is not finite: a row of integers for each tensor. Integer atomics add them up, whose
-// order changes no bit of the result. A second op, _pick_, reads operands at the index that such a row holds.
-// Values are compared as bits: without the sign, their order is that of the magnitudes.
+// health: writes a row of integers for each tensor of a list: its counts of NaN, infinite, zero and small values, its
+// largest magnitude, and the position of its first value that is not finite. Counts are added by integer atomics, whose
+// order changes no bit of the result. A second op, _pick_, reads operands at the position that such a row holds.
+// Magnitudes are compared as integers: the bits of a float without its sign are ordered as its magnitude.
 // I/O: read each tensor once.
 #include "common/health.h"
 #include "common/real.h"
@@ -29,7 +29,7 @@ struct Health {
 
   template <class Codec>
   struct State {
-    unsigned nan, inf, minus_inf, zero, normal, tiny;  // normal: below 2^-14; tiny: at most 2^-25; with zeros
+    unsigned nan, inf, minus_inf, zero, normal, tiny;  // counts; normal: below 2^-14, tiny: at most 2^-25, with zeros
     Word<Codec> largest;
     int64_t first;
   };
@@ -53,8 +53,8 @@ struct Health {
     return !finite;
   }
 
-  // Reads two elements in each word. Adding 0x8000 - limit to a magnitude sets the highest bit unless the magnitude is
-  // below the limit; for two words these bits lie in four bytes, which __dp4a adds up.
+  // Reads the two 16-bit elements of a word at once. Adding 0x8000 - limit to a magnitude sets its highest bit unless
+  // the magnitude is below the limit. Two words have four such bits, in four bytes, which __dp4a adds up.
   template <class Codec, int U>
   __device__ bool read_pairs(State<Codec>& s, const uint4 (&packet)[U]) const {
     using L = Limits<Codec>;
@@ -102,7 +102,7 @@ struct Health {
   template <class Codec>
   __device__ void finish(const State<Codec>& s, int member) const {
     uint64* row = rows + int64_t(member) * kHealthColumns;
-    const auto add = [row](HealthColumn column, unsigned lane) {  // most are 0
+    const auto add = [row](HealthColumn column, unsigned lane) {  // most sums are 0: no atomic
       const unsigned sum = warp_reduce(lane, [](unsigned a, unsigned b) { return a + b; });
       if (sum && threadIdx.x % 32 == 0) atomicAdd(row + column, uint64(sum));
     };
@@ -121,18 +121,18 @@ struct Health {
   }
 };
 
-// ---- the values at the index that a row holds
+// ---- _pick_: the values of operands at the index that a row of health holds
 
 constexpr int kPicked = 4;
 
 struct Picked {
   Type floating;
-  int bytes;  // of an integer; 0: floating
+  int bytes;  // size of an integer; 0: a floating type
   bool is_signed;
 };
 
 struct Pick {
-  Plan<kPicked + 1> plan;  // order, inputs
+  Plan<kPicked + 1> plan;  // operands: order (plan_in_order), inputs
   const char* first;
   char* out;
   int count;
@@ -159,7 +159,7 @@ __global__ void pick_kernel(const __grid_constant__ Pick pick) {
 
 // ---- host
 
-// A pointer to row `row` of a contiguous matrix, which must have `count` rows from there on.
+// Returns a pointer to row `row` of a contiguous matrix. It must have `count` rows from that row on.
 char* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int64_t count, const char* op) {
   const safeops::View view(matrix);
   STD_TORCH_CHECK(view.dtype == dtype && view.ndim == 2 && view.sizes[1] == columns && view.contiguous(), op,
@@ -189,7 +189,7 @@ void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t healt
   pick.out = rows_of(out, DType::kDouble, kPicked, row, 1, kOp);
   pick.first = rows_of(health, DType::kLong, kHealthColumns, health_row, 1, kOp) + kFirst * 8;
   std::array<Operand, kPicked> operands{};
-  int64_t strides[kPicked][safeops::kMaxDims];  // bytes
+  int64_t strides[kPicked][safeops::kMaxDims];  // in bytes
   for (; pick.count < kPicked && pick.count < int(inputs.size()); ++pick.count) {
     const int i = pick.count;
     check_device(inputs[i], out, kOp, "an input");

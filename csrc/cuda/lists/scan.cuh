@@ -1,25 +1,25 @@
-// The loop over a list of floating tensors on CUDA: one launch for up to kMany tensors of any sizes and dtypes. A table
-// passed by value says which warp has which part of which tensor. An op brings a functor:
+// The loop over a list of floating tensors on CUDA: one launch for up to kMany tensors (members) of any sizes and
+// dtypes. A table passed by value says which warp has which part of which member. An op defines a functor:
 //
 //   struct Op {
 //     static constexpr bool kWrites = false;
 //     template <class Codec> static constexpr bool kPairs = false;  // true: read_pairs(state, packets) replaces read
-//     template <class Codec> struct State { ... };  // of a lane, value-initialised
+//     template <class Codec> struct State { ... };  // a lane's state; it begins value-initialised
 //     __device__ bool begin();                      // false: nothing to do
 //     template <class Codec>                        // one element; returns true if special() must see it
 //     __device__ bool read(State<Codec>&, Raw raw) const;
-//     template <class Codec>                        // that element or a neighbour; left: elements from it to the end,
-//     __device__ void special(State<Codec>&, Raw raw, int64_t left) const;                      // in row-major order
-//     template <class Codec>                        // called by all 32 lanes
+//     template <class Codec>                        // that element, or another of the same read; left: numel minus
+//     __device__ void special(State<Codec>&, Raw raw, int64_t left) const;                // its row-major index
+//     template <class Codec>                        // at the end, called by all 32 lanes
 //     __device__ void finish(const State<Codec>&, int member) const;
 //     static constexpr int kShared = 0;             // bytes of shared memory; if > 0, each block calls fold
-//     __device__ void fold(int64_t block, int warps) const;  // block: index over all launches; warps: that finished
+//     __device__ void fold(int64_t block, int warps) const;  // block: its number over all launches; warps: with work
 //   };
 //
 // With kWrites, `Raw write<Codec>(Raw raw) const` replaces read, special and finish.
 //
 // Tensors that are dense in some order of their dims are read in 16-byte packets, whatever the alignment of their first
-// element; others (strided views, expanded ones) element by element, in a launch of their own.
+// element. Other tensors (strided or expanded views) are read element by element, each in a launch of its own.
 //
 // Bytes in flight: four packets a thread, 2 KiB a warp. The 48 KiB that an SM of an H200 needs take 24 warps, so at
 // most 80 registers a thread.
@@ -33,7 +33,7 @@
 
 namespace safeops::cuda {
 
-constexpr int kPackets = 4;   // of a lane, in flight
+constexpr int kPackets = 4;   // packets that a lane has in flight
 constexpr int64_t kStep = kPackets * 32 * 16;  // bytes that a warp has in flight
 // Warps of a launch; an H200 holds about as many at once. A constant: the order of a sum must not depend on the GPU.
 constexpr int64_t kWarps = 4096;
@@ -41,7 +41,8 @@ constexpr uint32_t kBlockWarps = kThreads / 32;
 
 // ---- device
 
-// The last member whose first warp is at most `warp`: empty members have no warps.
+// Returns the index of the member that `warp` works on: the last one whose first warp is at most `warp`. (Empty members
+// have no warps.)
 template <int kMost>
 __device__ inline int member_of(const Batch<kMost>& batch, uint32_t warp) {
   int low = 0, high = batch.members - 1;
@@ -67,7 +68,7 @@ __device__ inline void one(const Op& op, State& state, char* p, const Left& left
   else if (op.template read<Codec>(state, raw)) op.template special<Codec>(state, raw, left());
 }
 
-// Processes U packets a lane, from element `at` on.
+// Processes 32 U packets, U per lane, from element `at` on.
 template <int U, class Codec, class Op, class State, class Left>
 __device__ inline void packets(const Op& op, State& state, char* base, int64_t at, const Left& left) {
   using Raw = typename Codec::Raw;
@@ -125,7 +126,8 @@ template <bool kDense, class Op, int kMost>
 __device__ inline void scan_part(const Batch<kMost>& batch, const Walk& walk, const Op& op, uint32_t warp) {
   const int index = member_of(batch, warp);
   const Member& m = batch.member[index];
-  // Tiles begin at whole packets; elements before the first of them belong to the first tile.
+  // A tile is the part of a warp. Tiles begin at aligned packets; the elements before the first aligned packet belong
+  // to the first tile.
   const int64_t tile = batch.tile / size_of(m.type), head = kDense ? -uintptr_t(m.base) % 16 / size_of(m.type) : 0;
   const int64_t last = head + (warp - m.first + 1) * tile, begin = warp == m.first ? 0 : last - tile;
   const int64_t end = last < m.numel ? last : m.numel;
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 6)
 
 // ---- host
 
-// Launches over a list; `ordered` if an op needs the indices of elements.
+// The launches for a list of tensors. ordered: the op needs the row-major index of an element.
 class Launches {
  public:
   Launches(const std::vector<Tensor>& tensors, const char* op, bool ordered) {
@@ -168,7 +170,7 @@ class Launches {
       check_device(t, tensors[0], op, "a tensor");
     }
     const int most = most_members();
-    bool open = false;  // the last launch takes further tensors
+    bool open = false;  // true: the last launch may take further tensors
     for (const Tensor& t : tensors) {
       const safeops::View view(t);
       Walk walk;
@@ -218,7 +220,7 @@ class Launches {
     start_blocks(scan_kernel<Op, kDense, kMost>, blocks, kThreads, Op::kShared, stream, batch, launch.walk, op);
   }
 
-  // Tiles follow from the launch's bytes, so that a launch of small tensors uses all SMs, too.
+  // Sets the size of a tile from the bytes of the launch, so that a launch of small tensors uses all SMs, too.
   void divide(Head& head) {
     const auto first_member = members_.begin() + head.first;
     int64_t bytes = 0;

@@ -1,26 +1,28 @@
-// The parameter of a launch over a list of tensors: a table of them, passed by value, and the order of their elements.
+// Parameters of a launch over a list of tensors: Batch is a table of its tensors (members), passed by value; Walk is
+// the order of a tensor's elements.
 #pragma once
 
 #include "cuda/engine/bits.cuh"
 
 namespace safeops::cuda {
 
-// Members of a launch: its parameters fit into 4 KiB, or into the 32,764 bytes that CUDA 12.1 and its driver allow.
+// Most members of a launch: with kFew its parameters fit into 4 KiB; with kMany into the 32,764 bytes that CUDA 12.1
+// and its driver allow.
 constexpr int kFew = 96, kMany = CUDART_VERSION >= 12010 ? 1024 : kFew;
 
 struct Member {
   char* base;
   int64_t numel;
-  uint32_t first;  // its first warp in the launch
+  uint32_t first;  // the launch's first warp that works on this tensor
   Type type;
 };
 
 struct Head {
   int members = 0;
   uint32_t warps = 0;
-  int64_t tile;        // bytes of a warp
-  int first = 0;       // index of its first member in the list
-  int64_t before = 0;  // blocks of earlier launches
+  int64_t tile;        // bytes that a warp processes
+  int first = 0;       // index of the launch's first member in the list
+  int64_t before = 0;  // number of blocks of earlier launches
 };
 
 template <int kMost>
@@ -33,11 +35,11 @@ inline int most_members() {
   return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12010 ? kMany : kFew;
 }
 
-// A tensor walked in the order of its memory. Operand 0 has its elements, operand 1 their indices in row-major order
-// (as addresses, whose distance from the base counts). ndim 0: both orders are the same, and there are no gaps.
+// Walks a tensor in the order of its memory. Operand 0 is the tensor. Operand 1 is never accessed: its address minus
+// its base is an element's row-major index. ndim is 0 if both orders are the same and there are no gaps.
 using Walk = Plan<2>;
 
-// Returns true if there are no gaps between the elements.
+// Sets `walk`. Returns true if there are no gaps between the tensor's elements.
 inline bool make_walk(const safeops::View& view, Walk& walk) {
   const Shape shape = view.shape();
   int64_t index_strides[safeops::kMaxDims];

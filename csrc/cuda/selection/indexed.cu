@@ -1,6 +1,7 @@
-// I/O: forward: read index and the elements that it names, write out. Backward, for operands that line_sums.cu does not
-// take: write zeros; then, if an index is alone in its line, read it and its gradient, write the gradient; else write a
-// key of 8 bytes for each index, sort the keys, read keys and grad, write dx at each destination.
+// I/O: forward: reads index and the elements that it names, writes out. Backward, where line_sums.cu does not take the
+// operands: writes zeros to dx. Then, if each line has one index (place): reads index and grad, writes grad's elements
+// to dx. Else (add_sorted): writes a key of 8 bytes for each index, sorts the keys, reads keys and grad, writes dx at
+// each destination.
 #include "indexed.cuh"
 #include "line_sums.cuh"
 #include "run_sums.cuh"
@@ -11,7 +12,7 @@
 namespace safeops::cuda {
 namespace {
 
-// Pointers to element i of the operands.
+// Sets p[o] to the address of element i of operand o.
 template <int N>
 __device__ inline void locate(const Plan<N>& plan, uint32_t i, char* (&p)[N]) {
   int64_t offset[N];
@@ -24,12 +25,12 @@ __device__ inline void locate(const Plan<N>& plan, uint32_t i, char* (&p)[N]) {
 
 template <class T>
 struct LookUp {
-  int64_t length, step;  // of the indexed dim, the step in bytes
+  int64_t length, step;  // size of the indexed dim, and its stride in bytes
   bool narrow;
   T fill;
 };
 
-// Operands: out, index, input at index 0 of the indexed dim.
+// The plan's operands: out, index, and input at index 0 of the indexed dim.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     look_up_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ LookUp<T> look) {
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
     if (first + u * kThreads < numel) store(p[u][0], value[u]);
 }
 
-// Groups contiguous elements that one index names into packets. Returns the packets' width.
+// Turns elements into packets, if one index names contiguous elements. Returns the width of a packet in bytes.
 int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
   if (plan.stride[0][0] != width || plan.stride[1][0] != 0 || plan.stride[2][0] != width) return width;
   int64_t offsets = step | address(plan.base[0]) | address(plan.base[2]) | plan.size[0] * width;
@@ -67,12 +68,12 @@ int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
 // ---- backward
 
 struct Place {
-  int64_t length, step;  // of the indexed dim, the step in bytes
+  int64_t length, step;  // size of the indexed dim, and its stride in bytes
   Type type, dx_type;
   bool narrow;
 };
 
-// Operands: dx at index 0 of the indexed dim, index, grad. No destination is named twice.
+// The plan's operands: dx at index 0 of the indexed dim, index, and grad. No destination is named twice.
 __global__ void __launch_bounds__(kThreads)
     place_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Place place) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
@@ -87,15 +88,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct Keys {
-  char *keys, *origin;  // base addresses of both operands, for the whole launch
+  char *keys, *origin;  // base addresses of the operands 0 and 2, before the plan is split into parts
   int64_t length, step, total;
   int position_bits;
   bool narrow;
 };
 
-// key = destination << position_bits | position; an index out of range gets destination `total`, after all others.
-// Operands: keys, index, destination at index 0 of the indexed dim (as an address, whose distance from `origin`
-// counts).
+// Writes key = destination << position_bits | position for each index. An index out of range gets the destination
+// `total`, which sorts after all others. The plan's operands: keys, index, and the destination at index 0 of the
+// indexed dim. The last is never accessed: its address minus `origin` is the destination.
 __global__ void __launch_bounds__(kThreads)
     key_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Keys keys) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
@@ -144,12 +145,12 @@ void place(const Bits& grad, Type type, int dim, const Bits& index, const Shape&
   });
 }
 
-// Entries of a destination are added up in the order of the index.
+// Adds up the entries of each destination in the order of the index.
 void add_sorted(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type,
                 const Tensor& dx, cudaStream_t stream) {
   const int64_t entries = index.shape.numel();
-  // A vector of indices names whole lines: an entry is a line, its elements are columns. Otherwise an entry is one
-  // index, with one column.
+  // If the index is a vector, it names whole lines: an entry is a line of grad, whose elements are columns. Else an
+  // entry is one element of grad, with one column.
   const bool lines = index.shape.ndim == 1;
   int64_t strides[safeops::kMaxDims];
   contiguous_strides(size, strides);

@@ -1,7 +1,7 @@
 // Gathering by an index and adding up gradients, for safe_gather and safe_index_select.
 //
-// An index is a vector along one dim, or has every dim. The host never reads it: an index out of range reads the fill
-// value, and is left out of a sum.
+// An index is a vector along one dim, or has as many dims as the input. The host never reads it, so no range is
+// checked: for an index out of range, the forward writes the fill value, and the backward leaves its gradient out.
 #pragma once
 
 #include "common/index.h"
@@ -25,7 +25,7 @@ inline Bits index_of(const Tensor& index, const Tensor& input, const char* op) {
   return bits;
 }
 
-// The index of entries of `shape`: a vector is the same for all lines along `dim`.
+// Returns the index expanded to `shape`: a vector along `dim` is repeated over all other dims.
 inline Bits along_lines(const Bits& index, const Shape& shape, int dim) {
   Bits all = index;
   all.shape = shape;
@@ -34,13 +34,14 @@ inline Bits along_lines(const Bits& index, const Shape& shape, int dim) {
   return all;
 }
 
-// out[i] = x[i with index[i] at `dim`], `fill` where that is out of range. `out` is contiguous, of `shape`; x has as
-// many dims (a 0-dim tensor as a vector), and may be smaller only in `dim`.
+// out[i] = x[j], where j is i with index[i] in place of its component `dim`; `fill` if index[i] is out of range. `out`
+// is contiguous, of `shape`; x has as many dims (a 0-dim tensor as a vector), and may be smaller only in `dim`.
 void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint64_t fill, char* out,
              cudaStream_t stream);
 
-// dx of shape `size`, contiguous: for each destination the sum of grad over the index entries that name it, at least as
-// accurate as in fp32, or in fp64 if grad or dx is fp64. Its bits do not depend on timing. A zero's sign may be lost.
+// Writes dx, of shape `size` and contiguous: each element is the sum of grad over the index entries that name it. Sums
+// are at least as accurate as in fp32, or in fp64 if grad or dx is fp64. Their bits do not depend on timing. The sign
+// of a zero may be lost.
 void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, const Tensor& dx,
             cudaStream_t stream);
 

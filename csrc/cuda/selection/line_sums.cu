@@ -1,14 +1,15 @@
 // I/O: read index and grad (again, from cache, if a block has more entries than its threads hold), write dx.
 //
-// A block owns destinations: whole lines, or a segment of the lines of neighbouring columns. It adds every entry that
-// names one of them to an integer of 64 bits in shared memory. Sums of integers do not depend on their order, so that
-// atomics give the same bits every time. The integers are fixed point, scaled by the largest exponent:
+// dx has the shape (slabs, length, columns), where length is the indexed dim; a line is dx along that dim. A block owns
+// whole lines, or a segment of the lines of neighbouring columns. It adds every entry of grad that names one of its
+// destinations to a 64-bit integer in shared memory. Integer sums do not depend on their order, so that atomics give
+// the same bits every time. The integers are fixed point, scaled in one of two ways:
 //
-// - of all entries of the block, if the smallest nonzero entry is in reach of it. Then every sum is exact.
-// - else of the entries of each destination, found by another pass. An entry then loses only bits below 2^-44 of the
-//   destination's largest entry (2^-61 if it has few), and a sum in fp32 loses larger ones.
+// (1) by the largest exponent of all entries of the block, if its smallest nonzero entry still fits: sums are exact.
+// (2) else by the largest exponent of each destination's entries, found by another pass. An entry then loses only bits
+//     below 2^-44 of the destination's largest entry (2^-61 if it has few), less than a sum in fp32 loses.
 //
-// A destination that gets an inf or NaN counts those instead.
+// A destination that gets an inf or NaN counts infs and NaNs instead.
 #include "line_sums.cuh"
 
 #include "moves.cuh"
@@ -16,30 +17,30 @@
 namespace safeops::cuda {
 namespace {
 
-constexpr int kMostHeld = 8;                            // entries in flight of a thread; half as many if strided
-constexpr int kRoom = 2048, kMostRoom = 8192;           // destinations of a block, if several blocks fit an SM, or two
-constexpr int kBytes = 12;                              // of a destination in shared memory
+constexpr int kMostHeld = 8;                            // entries in a thread's registers; half as many if strided
+constexpr int kRoom = 2048, kMostRoom = 8192;           // destinations of a block; most of a block for long lines
+constexpr int kBytes = 12;                              // bytes of shared memory for a destination
 constexpr int64_t kFew = 256, kAlone = 1 << 15;         // fewer than kFew blocks may have at most kAlone entries each
-constexpr int64_t kReads = 16, kMostEntries = 1 << 18;  // most reads of an index; most entries of a line
+constexpr int64_t kReads = 16, kMostEntries = 1 << 18;  // most blocks that read one index; most entries of a line
 
 template <class Codec>
 constexpr int kDigits = sizeof(typename Codec::Raw) == 4 ? 24 : Codec::kType == kF16 ? 11 : 8;
 
 struct Lines {
-  Plan<3> outer, inner;  // order, grad, index: dims before the indexed one; after it
-  int64_t along[3];      // and its strides in bytes
+  Plan<3> outer, inner;  // operands order, grad, index: over the dims before the indexed one; over those after it
+  int64_t along[3];      // strides of these operands along the indexed dim, in bytes
   char* dx;
-  int64_t slabs, length, columns;  // of dx
-  uint32_t entries;                // of a line
-  uint32_t slab, rows, width;      // a block's: slabs, destinations of each along the line, columns
-  uint32_t segments, strips;
+  int64_t slabs, length, columns;  // shape of dx
+  uint32_t entries;                // entries of a line
+  uint32_t slab, rows, width;      // part of a block: slabs, rows (destinations along a line), columns
+  uint32_t segments, strips;       // blocks along a line; blocks along the columns
   Divider by_width, by_entries;
-  int shift;  // to the left, of an entry with the largest exponent
+  int shift;  // left shift of an entry with the largest exponent
   Type dx_type;
   bool narrow;
 };
 
-struct Range {  // of the nonzero magnitudes, as bits
+struct Range {  // the largest and the smallest nonzero magnitude, as bits
   unsigned largest = 0, smallest = ~0u;
 };
 
@@ -47,20 +48,20 @@ __device__ inline uint32_t quotient(uint32_t n, const Divider& by) {
   return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// The exponent field of a magnitude's bits: 0 for zero, 255 for inf and NaN. For subnormal numbers 1.
+// The exponent of a magnitude, given as bits: 0 for zero, 1 for subnormal numbers, 255 for inf and NaN.
 __device__ inline unsigned exponent_of(uint32_t magnitude) {
   return magnitude >> 23 ? magnitude >> 23 : magnitude != 0;
 }
 
-// Adds to a 64-bit integer by two atomics on words, as shared memory has no 64-bit one. In whatever order threads add,
-// each carry is seen by the thread that causes it.
+// Adds `number` to the 64-bit integer (high, low) by two atomics on 32-bit words. In whatever order threads add to
+// `low`, the thread whose addition overflows sees it, and adds the carry to `high`.
 __device__ inline void add(uint32_t* low, uint32_t* high, int64_t number) {
   const uint32_t word = uint32_t(number), carry = atomicAdd(low, word) > ~word;
   const uint32_t rest = uint32_t(uint64(number) >> 32) + carry;
   if (rest) atomicAdd(high, rest);
 }
 
-// Counts +inf in `high`, -inf in `low`, NaN in both.
+// Counts a +inf in `high`, a -inf in `low`, and a NaN in both.
 __device__ inline void count(uint32_t* low, uint32_t* high, uint32_t bits) {
   if (bits << 1 < 0xff000000u) return;
   const bool nan = bits << 1 > 0xff000000u;
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
   const char *grad = lines.outer.base[1] + first * int64_t(sizeof(Raw)), *indices = lines.outer.base[2] + first * kFlat;
 
   Raw raw[kHeld];
-  int target[kHeld];  // -1: none
+  int target[kHeld];  // destination of each entry in `raw`; -1: none
   const auto read = [&](uint32_t begin) {
     int64_t index[kHeld];
 #pragma unroll
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
     }
   };
   for (uint32_t i = threadIdx.x; i < room / 2; i += kBlock) reinterpret_cast<uint4*>(low)[i] = {};
-  const bool held = entries <= kHeld * kBlock;  // all entries, from the first pass on
+  const bool held = entries <= kHeld * kBlock;  // registers hold all entries, so only the first pass reads them
   Range range;
   bool exact = false;
   unsigned top = 0;
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
     }
   }
 
-  // several slabs are whole ones, contiguous in dx
+  // A block with several slabs has all of their rows and columns, which are contiguous in dx.
   const uint32_t numel = (lines.slab == 1 ? rows : slabs * lines.rows) * lines.width;
   const int64_t begin = (first_slab * lines.length + first_row) * lines.columns + first_column;
   char* dx = lines.dx + begin * size_of(lines.dx_type);
@@ -204,10 +205,10 @@ __global__ void __launch_bounds__(kBlock, kFlat ? 3 : 4) line_kernel(const __gri
 
 int64_t parts(int64_t n, int64_t most) { return (n + most - 1) / most; }
 
-// Sets a block's part. Returns false if sorting is faster.
+// Sets the part of each block. Returns false if sorting (run_sums.cu) is faster.
 bool divide(Lines& lines, int64_t width) {
   const int64_t slabs = lines.slabs, length = lines.length, columns = lines.columns, entries = lines.entries;
-  const int64_t sector = 32 / width;  // columns whose elements are read together
+  const int64_t sector = 32 / width;  // columns in 32 bytes, which are read together
   int64_t slab = 1, strip = columns, rows = length;
   if (length * columns <= kRoom) {
     slab = std::max<int64_t>(1, std::min({kRoom / (length * columns), kMostHeld * kBlock / (entries * columns),
@@ -228,7 +229,7 @@ bool divide(Lines& lines, int64_t width) {
          blocks < (int64_t(1) << 31) && each < (int64_t(1) << 31);
 }
 
-// True if the entries of whole slabs are contiguous in this operand.
+// True if the entries of all slabs are contiguous in operand number `operand`, whose elements have `width` bytes.
 bool lie_together(const Lines& lines, int operand, int64_t width) {
   const Plan<3>&outer = lines.outer, &inner = lines.inner;
   const int64_t line = lines.columns * width;
@@ -269,7 +270,7 @@ bool add_lines(const Bits& grad, Type type, int dim, const Bits& index, const Sh
   const auto launch = [&](auto codec) {
     using Codec = decltype(codec);
     lines.shift = 62 - kDigits<Codec>;
-    for (int64_t n = entries - 1; n > 0; n /= 2) --lines.shift;  // room for the sum of all entries
+    for (int64_t n = entries - 1; n > 0; n /= 2) --lines.shift;  // leaves bits for the sum of a line's entries
     const auto kernel = !flat ? line_kernel<Codec, 0> : lines.narrow ? line_kernel<Codec, 4> : line_kernel<Codec, 8>;
     start_blocks(kernel, unsigned(blocks), kBlock, shared, stream, lines);
   };

@@ -1,13 +1,13 @@
-// Sums of gradients in shared memory, for the backward of safe_gather and safe_index_select.
+// Sums gradients in shared memory, for the backward of safe_gather and safe_index_select.
 #pragma once
 
 #include "indexed.cuh"
 
 namespace safeops::cuda {
 
-// Like add_up, but writes all of dx, in one launch and without workspace. Returns false if it does not take these
-// operands: a line is so long that too many blocks would read its index, the blocks are too few for their entries, a
-// dim beside `dim` is smaller than in dx, or the sums are kept in fp64.
+// Does what add_up (indexed.cuh) does, in one launch and without workspace; it writes all of dx. Returns false, and
+// does nothing, in these cases: a line is so long that too many blocks would read its index; there are too few blocks
+// for their entries; grad is smaller than dx in a dim other than `dim`; grad or dx is fp64.
 bool add_lines(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, char* dx,
                cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// The number of elements kept before a tile, computed from the counts that earlier tiles publish while they run
+// Computes the number of elements kept before a tile, from the counts that earlier tiles publish while they run
 // (decoupled look-back: Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016).
 #pragma once
 
@@ -9,18 +9,18 @@ namespace safeops::cuda {
 
 struct Ranks {
   unsigned* ticket;  // number of tiles handed out
-  uint64* status;    // of each tile: a count, and in the two lowest bits its meaning
-  char* count;       // kept in total, an int64
+  uint64* status;    // for each tile: a count, shifted left by 2, and in the two lowest bits its meaning (the enum)
+  char* count;       // where the total number of kept elements is written, an int64
   int64_t tiles, spare;  // spare: blocks without a tile, which fill the slots after the kept elements
 };
 
-enum : uint64 { kAbsent, kOfTile, kUpToTile };  // no count yet, of the tile alone, or of all tiles up to it
+enum : uint64 { kAbsent, kOfTile, kUpToTile };  // no count yet; the tile's own; of all tiles up to and with it
 
-constexpr int kAhead = 8;  // statuses that a lane asks for at once: a round trip sees 256 tiles
+constexpr int kAhead = 8;  // statuses that a lane loads at once: a round trip to memory sees 256 tiles
 
-// For a whole warp: returns how many elements are kept before the tile; `kept` are kept in it. It first publishes
-// `kept`, so that later tiles need not wait while it looks back, then the count of all tiles up to it, so that they
-// need not look further. All resident tiles start together; at first they have published only their own counts.
+// Returns how many elements are kept before the tile; all lanes of one warp call it. kept: how many are kept in the
+// tile. It first publishes `kept`, so that later tiles need not wait while it looks back. Then it publishes the count
+// of all tiles up to this one, so that later tiles need not look further back.
 __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned kept) {
   constexpr unsigned kNone = 2 * 32 * kAhead;
   const int lane = threadIdx.x % 32;
@@ -32,12 +32,12 @@ __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned kep
   unsigned stop = kNone;
   for (int64_t last = tile - 1 - lane; stop == kNone; last -= 32 * kAhead) {
     uint64 word[kAhead] = {};  // word[k]: the status of tile last - 32 k, d = 32 k + lane tiles back
-    do {                       // until all have published, back to the nearest with the count of all up to it
+    do {                       // until every tile back to the nearest with kUpToTile has published
 #pragma unroll
       for (int k = 0; k < kAhead; ++k)
         if ((word[k] & 3) == kAbsent)
           word[k] = last >= 32 * k ? load_relaxed(status + last - 32 * k) : uint64(kUpToTile);
-      stop = kNone;  // 2 d of the nearest with the count of all up to it, 2 d + 1 of one nearer without any
+      stop = kNone;  // becomes 2 d for the nearest tile with kUpToTile, or 2 d + 1 for a nearer one with kAbsent
 #pragma unroll
       for (int k = kAhead - 1; k >= 0; --k)
         if ((word[k] & 3) != kOfTile) stop = 2 * (32 * k + lane) + ((word[k] & 3) == kAbsent);

@@ -12,9 +12,9 @@ struct Compaction {
   Layout mask, input;
   T fill;
 };
-using Row = uint16_t;  // stands for such a row; sets the size of a tile
+using Row = uint16_t;  // stands for a row that is numbered but not moved; its size sets that of a tile
 
-// Operands: order, mask, input.
+// Numbers the kept rows, and moves rows of one element. The plan's operands: order, mask, input.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 3)
     number_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Compaction<T> compaction,
@@ -48,13 +48,14 @@ __global__ void __launch_bounds__(kBlock, 3)
 
 template <class T>
 struct Take {
-  Plan<2> lead;  // order, input: the dims that number the rows
+  Plan<2> lead;  // operands order, input: over the dims that number the rows
   char *count, *index, *values;
-  int64_t numel, columns;  // a slot without columns still has its index
+  int64_t numel, columns;  // columns: elements of a row; 1 if it has none, since its slot still has an index
   T fill;
 };
 
-// Operands: order, input; the dims after those of the mask. Unused slots get index -1 here.
+// Moves rows of several elements, and writes index -1 to unused slots. inner's operands: order, input, over the dims
+// after those of the mask.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     take_kernel(const __grid_constant__ Plan<2> inner, const __grid_constant__ Take<T> take) {
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = int64_t(blockIdx.x) * (kThreads * U) + threadIdx.x, used = int64_t(load<uint64>(take.count));
   int64_t row[U], column[U];
   T value[U];
-  // An unused slot reads any index, so that this need not wait for `used`. Another warp may write that index
-  // meanwhile: both accesses are strong, and do not go through the read-only cache.
+  // The index is loaded before `used` is known; an unused slot ignores what it gets. Another warp may write that index
+  // meanwhile, so both accesses are strong, and do not go through the read-only cache.
   uint64* index = reinterpret_cast<uint64*>(take.index);
 #pragma unroll
   for (int u = 0; u < U; ++u) {
@@ -94,9 +95,9 @@ struct Put {
   int64_t step, columns, numel;  // step: bytes between the row numbers of two slots; numel: of dx
 };
 
-// Operands: order, grad. A block puts a tile of dx together in shared memory: zeros, and over them its elements of
-// grad. Rows ascend from slot to slot (unused ones, -1, come last), so that these elements are consecutive. All threads
-// together search for their beginning and end: from 2^25 in four steps.
+// A block puts a tile of dx together in shared memory: zeros, and over them the elements of grad that belong to the
+// tile. Row numbers ascend from slot to slot (unused slots, -1, come last), so that these elements are consecutive in
+// grad. All threads together search for their beginning and end: in 2^25 elements by 4 steps. Operands: order, grad.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 4)
     put_kernel(const __grid_constant__ Plan<2> grad, const __grid_constant__ Put put) {
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kBlock, 4)
     const int64_t k = put.columns == 1 ? i : i / put.columns;
     return load<uint64>(put.index + k * put.step) * put.columns + (i - k * put.columns);
   };
-  int64_t from = 0, to = 0;  // grad's elements before the tile, and before its end: at most `more` above
+  int64_t from = 0, to = 0;  // number of grad's elements before the tile, and before its end, or up to `more` less
   for (int64_t more = grad.numel; more > 0;) {
     const int64_t pitch = more / (kBlock + 1) + 1, ahead = (threadIdx.x + 1) * pitch - 1;
     const unsigned counts = (from + ahead < grad.numel && dx_index(from + ahead) < begin) +
@@ -145,8 +146,8 @@ __global__ void __launch_bounds__(kBlock, 4)
   write_run(room, put.dx, begin, int(size), 0);
 }
 
-// Groups the innermost dim of operand 1 into packets, if its elements are contiguous. offsets: further offsets that
-// must be multiples of a packet, or'ed. Returns the packets' width.
+// Turns the elements of operand 1 into packets along the innermost dim, if they are contiguous there. offsets: the
+// bitwise or of further offsets that must be multiples of a packet. Returns the width of a packet in bytes.
 int64_t widen(Plan<2>& plan, int64_t offsets, int64_t width) {
   if (plan.stride[1][0] != width) return width;
   offsets |= address(plan.base[1]) | plan.size[0] * width;

@@ -9,7 +9,7 @@ namespace {
 
 struct Merge {
   Plan<2> source;
-  Layout mask, input, from;  // from: the source
+  Layout mask, input, from;  // from: layout of the source
   bool packed;               // out is contiguous and aligned
 };
 
@@ -44,7 +44,7 @@ struct Gradients {
   Layout mask, grad;
 };
 
-// Operands: order, mask, grad. Both gradients are contiguous.
+// The plan's operands: order, mask, grad. d_input and d_source are contiguous.
 template <class T>
 __global__ void __launch_bounds__(kBlock, sizeof(T) > 2 ? 3 : 2)
     part_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Gradients gradients,

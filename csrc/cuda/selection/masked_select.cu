@@ -1,13 +1,14 @@
-// masked_select: the kept elements of input, in their order. This op's output has a size that the host must know, so it
-// waits for the count. Its backward is masked_scatter.
+// masked_select: the kept elements of input, in their order. The host must know the size of out, so it waits for the
+// count of kept elements. The backward of masked_select is masked_scatter.
 // I/O: read mask, write it as bits, read them, read input, write out.
 #include "selection.cuh"
 
 namespace safeops::cuda {
 namespace {
 
-// The first launch stores for the second: the mask as bits; for each tile the elements kept before it in its part (one
-// block counts a part, of several tiles); for each part its total. Parts are few, so each reader adds them up itself.
+// count_kernel stores three arrays for pack_kernel. bits: the mask. before: for each tile, the number of elements kept
+// before it in its part. parts: for each part, the number kept in it. A part is the tiles that one block counts. Parts
+// are few, so each block of pack_kernel adds up the earlier ones itself.
 #ifndef SAFEOPS_PARTS  // tests have fewer
 #define SAFEOPS_PARTS 1024
 #endif
@@ -18,7 +19,7 @@ struct Counts {
   int64_t tiles, tiles_per_part;
 };
 
-// Operands: order, mask.
+// Operands of `mask`: order, mask.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 4)
     count_kernel(const __grid_constant__ Plan<2> mask, const __grid_constant__ Counts counts) {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kBlock, 4)
   if (threadIdx.x == 0) store(counts.parts + blockIdx.x * sizeof(uint64), sum);
 }
 
-// Operands: order, input.
+// The plan's operands: order, input.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 4)
     pack_kernel(const __grid_constant__ Plan<2> plan, const __grid_constant__ Counts counts, char* out, Layout layout) {

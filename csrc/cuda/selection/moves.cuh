@@ -1,4 +1,4 @@
-// Moves of 16 bytes by a block, for elements that begin anywhere: unaligned ones go through shared memory.
+// A block moves elements 16 bytes at a time, wherever they begin: unaligned elements go through shared memory.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +8,12 @@
 
 namespace safeops::cuda {
 
-constexpr int kBlock = 256;  // threads
+constexpr int kBlock = 256;  // threads of a block
 template <class T>
-constexpr int kPacket = 16 / sizeof(T);  // elements
+constexpr int kPacket = 16 / sizeof(T);  // elements of a packet
 
-// A request copies 16 bytes to shared memory; a thread waits for its own requests. They share no scoreboard with loads
-// to registers: waiting for a load does not wait for requests before it.
+// A request is an asynchronous copy of 16 bytes to shared memory. await_requests() waits for the thread's own requests.
+// Requests share no scoreboard with loads to registers: waiting for a load does not wait for earlier requests.
 __device__ inline void request(uint4* to, const uint4* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
                "l"(__cvta_generic_to_global(from))
@@ -21,8 +21,8 @@ __device__ inline void request(uint4* to, const uint4* from) {
 }
 __device__ inline void await_requests() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// A run of n elements is in shared memory (`room`) from element `skip` on, and in an array from element `first` on. The
-// skip makes packets in `room` coincide with aligned packets of the array.
+// A run is n elements, in shared memory (`room`) from element `skip` on, and in an array at `base` from element `first`
+// on. skip_of chooses `skip` so that aligned packets of the array are aligned in `room`, too.
 template <class T>
 __device__ inline int skip_of(const char* base, int64_t first) {
   return int(uintptr_t(base) / sizeof(T) + uint64(first)) & (kPacket<T> - 1);
@@ -48,11 +48,11 @@ __device__ inline void write_run(const T* room, char* base, int64_t first, int n
   }
 }
 
-// Memory order of an operand's elements, relative to the order of the plan: arbitrary, contiguous, or contiguous and
-// aligned to packets of 16 bytes.
+// How an operand's elements lie in memory, in the order of the plan: with arbitrary strides, contiguous, or contiguous
+// and aligned to 16 bytes.
 enum Layout { kStrided, kDense, kPacked };
 
-// n elements of an operand from `first`, one by one, with U in flight.
+// Copies elements [first, first + n) of an operand to `room`, one by one. A thread has U elements in flight.
 template <int U, class T, int N>
 __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t first, int n) {
 #pragma unroll 1
@@ -66,8 +66,8 @@ __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t
   }
 }
 
-// request_packets requests `kCount` elements of an operand from `first`. receive_packets waits for them, and takes
-// packets u * kBlock + threadIdx.x out of `room`, with zeros after the last element.
+// request_packets requests kCount elements of an operand, from element `first` on. receive_packets waits for them, and
+// loads packet u * kBlock + threadIdx.x of `room` into packet[u], with zeros after the last element.
 template <class T, int kCount, int N>
 __device__ inline void request_packets(T* room, const Plan<N>& plan, int operand, Layout layout, int64_t first) {
   const int n = int(std::min<int64_t>(kCount, plan.numel - first));
@@ -99,7 +99,8 @@ __device__ inline void receive_packets(uint4 (&packet)[K], const T* room, const 
   __syncthreads();
 }
 
-// Aligned packets of a whole tile go directly to registers, others through `room`.
+// Reads kCount elements from `first` on into packets. Aligned packets of a full tile go directly to registers, others
+// through `room`.
 template <class T, int kCount, int K, int N>
 __device__ inline void read_packets(uint4 (&packet)[K], T* room, const Plan<N>& plan, int operand, Layout layout,
                                     int64_t first) {

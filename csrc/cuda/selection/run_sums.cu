@@ -1,11 +1,12 @@
 // I/O: read keys and grad, write dx at each destination.
 //
-// Entries of one destination are consecutive: a run. A thread takes kEntries entries, of one column or a packet of
-// columns, and sums each run among them. A run that begins and ends there is written to dx. An incomplete sum, of a run
-// that began before or continues after, becomes an entry of the next launch. Each thread stores two such entries; they
-// are summed as the entries of grad were, until one thread has them all. So a destination that all entries name
-// (padding) takes no longer than others, each destination is written once, and its sum is a tree of a fixed shape. A
-// thread with fewer than two incomplete sums stores destination `total`, which is not written.
+// Keys are sorted, so that the entries of one destination are consecutive: a run. A thread takes a tile of kEntries
+// entries, for one column or a packet of columns, and sums each run in its tile.
+// (1) If the run begins and ends in the tile, its sum is written to dx.
+// (2) If it begins before the tile or continues after it, its sum becomes an entry of the next launch. Each thread has
+//     two such entries, for its first and its last run; an unused one gets the destination `total`, which is dropped.
+// The next launch sums these entries in the same way, until one thread has them all. So a destination that all entries
+// name (padding) takes no longer than others; each destination is written once; and the order of a sum is fixed.
 #include "run_sums.cuh"
 
 #include "cuda/engine/packets.cuh"
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int kEntries = 32;
 
-// A thread's columns: one of any type, or (Fixed) a packet.
+// The columns of a thread: OneColumn is one column of any type; Fixed (packets.cuh) is a packet of columns of one type.
 template <class V>
 struct OneColumn {
   using Value = V;
@@ -28,7 +29,7 @@ struct OneColumn {
   }
 };
 
-// Operands: order, grad, for the entries.
+// Operands of `entries`: order, grad.
 template <class Hold>
 __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes in flight
     sum_kernel(const __grid_constant__ Plan<2> entries, const __grid_constant__ Sums sums) {
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
   constexpr Type kPartialType = sizeof(V) == 8 ? kF64 : kF32;
   constexpr int K = Hold::kElements, U = 4;
   const int64_t id = int64_t(blockIdx.x) * kThreads + threadIdx.x, across = sums.width / K;
-  // neighbouring threads take contiguous columns; if columns are not contiguous, the tiles of one column, from cache
+  // Neighbouring threads take neighbouring columns of a tile if columns are contiguous, else neighbouring tiles.
   const bool along = sums.columns.stride[1][0] > size_of(sums.type);
   const int64_t tiles = (sums.entries + kEntries - 1) / kEntries;
   const int64_t begin = (along ? id % tiles : id / across) * kEntries, column = (along ? id / tiles : id % across) * K;
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
   const auto destination = [&](int i) { return key(i) >> sums.position_bits; };
 
   uint64 run = destination(0);
-  bool began_before = begin > 0 && destination(-1) == run;  // by an earlier thread
+  bool began_before = begin > 0 && destination(-1) == run;  // the run begins before this thread's tile
   V sum[K];
   const auto clear = [&] {
 #pragma unroll
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
 #pragma unroll
     for (int k = 0; k < K; k += Partial::kElements) Partial::write(to + k * sizeof(V), sum + k, kPartialType);
   };
-  const auto finish = [&] {  // the run has ended
+  const auto finish = [&] {  // called at the end of a run
     if (began_before) store_partial(0);
     else if (run != no_destination) Hold::write(dx + int64_t(run) * sums.inner * size, sum, sums.dx_type);
   };
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
     for (int u = 0; u < U; ++u) target[u] = key(start + u < n ? start + u : n - 1);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      // an entry from an earlier launch is stored at its own index
+      // With position_bits 0, entries are sums of an earlier launch, and entry i is at position i.
       const int64_t position = sums.position_bits ? int64_t(target[u] & positions) : begin + start + u;
       target[u] >>= sums.position_bits;
       value[u] = Hold();
@@ -93,8 +94,9 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
       const char* from = K > 1 ? entries.base[1] + position * entries.stride[1][0] : at(entries, 1, position);
       value[u].read(from + grad, sums.type, false);
     }
+    // Not unrolled, since the body is long. Each step takes element 0 of target and value, and moves the others down.
 #pragma unroll 1
-    for (int i = start; i < n && i < start + U; ++i) {  // not unrolled, as the body is long: elements move down by one
+    for (int i = start; i < n && i < start + U; ++i) {
       if (target[0] != run) {
         finish();
         run = target[0];
@@ -117,13 +119,14 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes i
   } else {
     if (began_before) {
       store_partial(0);
-      clear();  // the second sum is empty, and does not break the run
+      clear();  // slot 1 gets an empty sum of the same destination, so that the run stays consecutive
     }
     store_partial(1);
   }
 }
 
-// True if columns can be read in packets: grad and dx have one type, and packets of both are contiguous and aligned.
+// True if columns can be read in packets: grad and dx have one type, and all packets of columns are contiguous and
+// aligned in both.
 bool in_packets(const Plan<2>& entries, const Sums& sums) {
   const Plan<2>& columns = sums.columns;
   const int64_t size = size_of(sums.type);

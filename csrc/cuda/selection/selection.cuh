@@ -1,6 +1,6 @@
 // The host's side of the masked selection ops. The rank of each kept element is computed in the launch that needs it,
-// with one read of the mask. The host does not wait (except in masked_select) and no launch depends on data, so a CUDA
-// graph can hold it. Ranks are integers: two runs give the same bits.
+// with one read of the mask. The host does not wait (except in masked_select) and launches do not depend on data, so a
+// CUDA graph can capture them. Ranks are integers: two runs give the same bits.
 #pragma once
 
 #include "tile.cuh"
@@ -15,7 +15,8 @@ Layout layout_of(const Plan<N>& plan, int operand, int64_t width) {
   return uintptr_t(plan.base[operand]) % 16 ? kDense : kPacked;
 }
 
-// The mask, with one more dim if the elements, of 16 bytes, are split in two.
+// Returns a view of the mask. If input's elements have 16 bytes, which are split in two (Bits::split), the mask gets a
+// last dim of size 2, too.
 inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {
   STD_TORCH_CHECK(dtype_of(mask) == DType::kBool, op, ": mask must be bool");
   check_device(mask, input, op, "mask");
@@ -24,8 +25,9 @@ inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {
   return bits;
 }
 
-// Memory for a launch that ranks `numel` elements of `width` bytes, with spare blocks to fill an array of `filled`
-// elements after the kept ones. `workspace` must live until the launch is queued, and serves one launch only.
+// Allocates memory for a launch that ranks `numel` elements of `width` bytes. Spare blocks fill the slots after the
+// kept elements in an array of `filled` elements. `workspace` must live until the launch is queued, and serves only
+// that one.
 inline Ranks make_ranks(int64_t numel, int64_t width, int64_t filled, const Tensor& like, Tensor& workspace,
                         Tensor& count, cudaStream_t stream) {
   const int64_t tiles = (numel + tile_of(width) - 1) / tile_of(width), words = tiles + 1;
@@ -38,7 +40,7 @@ inline Ranks make_ranks(int64_t numel, int64_t width, int64_t filled, const Tens
   return {reinterpret_cast<unsigned*>(first), first + 1, static_cast<char*>(count.data_ptr()), tiles, spare};
 }
 
-// Starts a block for each tile of T, and the spare ones, with `more` bytes of shared memory after the tile's.
+// Starts a block for each tile of T, and the spare blocks, with `more` bytes of shared memory after those of the tile.
 template <class T, class Kernel, class... Arguments>
 void start_tiles(Kernel kernel, const Ranks& ranks, int more, cudaStream_t stream, const Arguments&... arguments) {
   const unsigned blocks = unsigned(ranks.tiles + ranks.spare);

@@ -1,5 +1,5 @@
-// The tile of a block: flags of its kept elements, the rank of each among them, and its elements, moved 16 bytes at a
-// time both in place and packed.
+// The tile of a block: bits that say which of its elements are kept, the rank of each kept element, and the elements,
+// which are moved 16 bytes at a time.
 #pragma once
 
 #include "look_back.cuh"
@@ -7,32 +7,32 @@
 
 namespace safeops::cuda {
 
-// A tile has 32 KiB of elements, which are on their way to shared memory while the block looks back.
+// A tile has 32 KiB of elements, which are copied to shared memory while the block looks back (look_back.cuh).
 constexpr int tile_of(int64_t width) { return 32768 / int(width < 2 ? 2 : width); }  // elements of `width` bytes
 template <class T>
 constexpr int kTile = tile_of(sizeof(T));
 template <class T>
 constexpr int kTilePackets = kTile<T> / kPacket<T> / kBlock;  // packets of a thread: u * kBlock + threadIdx.x
 
-// Shared memory has the bits of the tile's kept elements, 32 in a word, with the number kept before each word, and room
-// for its elements, first as they come and then packed.
+// Shared memory has words() and room(). A word stands for 32 elements: x has a bit for each kept one, y is the number
+// of the tile's elements kept before the word. room() holds the elements, first as they are read and then packed.
 template <class T>
 struct Tile {
   static constexpr int kWords = kTile<T> / 32, kMasks = (kTile<T> / 16 + kBlock - 1) / kBlock;
   static constexpr int kRoom = kTile<T> * sizeof(T) + 16, kShared = 128 + kWords * sizeof(uint2) + kRoom;
 
-  int64_t number, start, first;  // first: number of elements kept before it
-  unsigned kept_count;           // number of elements kept in it
+  int64_t number, start, first;  // the tile's number, its first element, and how many are kept before that
+  unsigned kept_count;           // number of elements kept in the tile
   uint4 mask[kMasks];
 
   static __device__ int64_t* slot() { return reinterpret_cast<int64_t*>(shared_memory()); }
   static __device__ unsigned* sums() { return reinterpret_cast<unsigned*>(shared_memory() + 32); }
-  static __device__ int64_t* scratch() { return reinterpret_cast<int64_t*>(shared_memory() + 64); }  // one a warp
+  static __device__ int64_t* scratch() { return reinterpret_cast<int64_t*>(shared_memory() + 64); }  // one per warp
   static __device__ uint2* words() { return reinterpret_cast<uint2*>(shared_memory() + 128); }
   static __device__ T* room() { return reinterpret_cast<T*>(shared_memory() + 128 + kWords * sizeof(uint2)); }
 
-  // Takes the next tile; false if none is left. Tiles are handed out in order, so that all earlier tiles are running,
-  // in whatever order blocks start: a block that waits for them waits for running blocks.
+  // Takes the next tile; returns false if none is left. Blocks take tiles in order, in whatever order they start. So
+  // the blocks of all earlier tiles are running or done, and waiting for them cannot deadlock.
   __device__ bool take(const Ranks& ranks) {
     if (threadIdx.x == 0) slot()[0] = ranks.tiles + ranks.spare > 1 ? atomicAdd(ranks.ticket, 1u) : 0;
     __syncthreads();
@@ -49,7 +49,7 @@ struct Tile {
   __device__ void read_mask(const Plan<N>& plan, Layout layout) {
     read_packets<uint8_t, kTile<T>>(mask, reinterpret_cast<uint8_t*>(room()), plan, 1, layout, start);
   }
-  // Waits for the mask, and counts.
+  // Waits for the mask, stores it as bits, and counts them.
   __device__ void count_mask() {
 #pragma unroll
     for (int u = 0; u < kMasks; ++u) {
@@ -60,7 +60,7 @@ struct Tile {
     count();
   }
 
-  // Counts, and finds how many elements are kept before the tile. The last tile stores the total.
+  // Sets kept_count, and `first` by looking back. The last tile stores the total.
   __device__ void rank(const Ranks& ranks) {
     count_mask();
     if (threadIdx.x < 32) {
@@ -74,7 +74,8 @@ struct Tile {
     first = slot()[1];
   }
 
-  // In a spare block: calls `put` for its part of the elements from the total on, once the last tile has published it.
+  // For a spare block: waits until the last tile has published the total of kept elements. Then it calls put(i) for its
+  // part of the slots [total, numel).
   template <class Put>
   __device__ void fill(const Ranks& ranks, int64_t numel, const Put& put) const {
     if (threadIdx.x == 0) {
@@ -88,7 +89,7 @@ struct Tile {
     for (int64_t i = begin; i < numel; i += ranks.spare * kBlock) put(i);
   }
 
-  // Counts the elements kept before each word, and in the tile. Another __syncthreads() must follow.
+  // Counts the elements kept before each word, and in the tile. The caller must call __syncthreads() afterwards.
   __device__ void count() {
     constexpr int K = kWords < kBlock ? 1 : kWords / kBlock;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -127,7 +128,7 @@ struct Tile {
       if (kWords % kBlock == 0 || w < kWords) f(w);
   }
 
-  // For the elements of the thread's packet u: f(e, kept, rank in the tile).
+  // Calls f(e, kept, rank in the tile) for each element e of the thread's packet u.
   template <class F>
   __device__ void each(int u, const F& f) const {
     const int i = (u * kBlock + threadIdx.x) * kPacket<T>, shift = i % 32;
@@ -158,7 +159,7 @@ struct TileElements {
       });
   }
 
-  // Each element becomes f(element, kept, rank in the tile).
+  // Replaces each element by f(element, kept, rank in the tile).
   template <class F>
   __device__ void replace(const Tile<T>& tile, const F& f) {
 #pragma unroll
@@ -169,7 +170,7 @@ struct TileElements {
     }
   }
 
-  // request() asks for the elements, receive() waits for them.
+  // request() issues the reads of the elements, receive() waits for them.
   template <int N>
   __device__ void request(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
     request_packets<T, kTile<T>>(tile.room(), plan, operand, layout, tile.start);
@@ -178,7 +179,7 @@ struct TileElements {
   __device__ void receive(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
     receive_packets(packet, tile.room(), plan, operand, layout, tile.start);
   }
-  // packed: packets go to consecutive addresses from `base`; else element i goes to pointer_to(i).
+  // Writes the elements. packed: `base` is contiguous and aligned; else element i goes to pointer_to(i).
   template <class PointerTo>
   __device__ void write(char* base, bool packed, const Tile<T>& tile, int64_t numel,
                         const PointerTo& pointer_to) const {
@@ -199,7 +200,7 @@ struct TileElements {
   }
 };
 
-// How many of this tile's kept elements fit into the output slots [first, slots).
+// Returns how many of a tile's kept elements fit into the output slots [first, slots).
 __device__ inline int slots_for(int64_t slots, int64_t first, unsigned kept_count) {
   return first >= slots ? 0 : int(slots - first < kept_count ? slots - first : kept_count);
 }
