@@ -137,7 +137,7 @@ def test_contents(contents):
     expected = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
     expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == expected
-    data = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops/debug").glob("page*.[hj]*")}  # trace's page
+    data = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops/debug/page").glob("page*.[hj]*")}  # trace's page
     assert len(data) == 4 and {"safeops/py.typed", "safeops/__init__.pyi", "safeops/nn.pyi"} | data <= files
     assert not [name for name in files if name.endswith((".o", ".d", ".cpp", ".cu", ".cuh", ".h"))]
 
