@@ -65,7 +65,7 @@ def test_monais(route, gamma, reduction):
 @each_reduction
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_gamma_0_is_weighted_cross_entropy(route, reduction, dtype):
-    """Without class weights the losses are equal to the bit; with them, each op multiplies and rounds elsewhere."""
+    """Losses are equal, without class weights to the bit, with them to rounding: each op applies them at another step."""
     x, target = operands(9, 6, dtype=dtype)
     target[1] = -100
     weight = torch.rand(6, device=DEVICE)

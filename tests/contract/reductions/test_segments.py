@@ -28,7 +28,7 @@ def random(*shape, seed=0, dtype=torch.float32):
 @each_route
 @pytest.mark.parametrize("shape", [(1000,), (700, 3), (300, 40), (90, 1500), (40, 5000), (200, 2, 3)])
 def test_any_width(name, route, shape):
-    """Sequences that are empty, shorter than a chunk, or of several slices; columns from below a register upwards."""
+    """Results are right for empty, short and long sequences and for any number of columns."""
     x, rows = random(*shape), shape[0]
     bounds = cu(0, 1, 1, rows // 3, rows, rows)
     mask = random(*shape, seed=1) > -1
@@ -96,7 +96,7 @@ def test_layouts_of_bounds_and_ids(name):
 
 @each_route
 def test_long_sequences_are_added_up_exactly(route):
-    """Sums in order would be off by 1e-3 in fp32, and counts in fp32 would stop at 2^24."""
+    """Long sequences must not be summed one by one in fp32 (off by 1e-3), nor counted in fp32 (stuck at 2^24)."""
     x = torch.full((1 << 21, 1), 0.1, device=DEVICE)
     value = on(route, "segment_sum")(x, cu_seqlens=cu(0, 7, 1 << 21))
     want = x.double()[7:].sum(0)

@@ -1,4 +1,4 @@
-"""box_iou_loss: its four formulas at any scale; boxes that are equal, empty, upside down or not finite."""
+"""box_iou_loss: its four kinds at any scale; boxes that are equal, empty, upside down or not finite."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_equal_boxes_have_loss_0_and_gradient_0(route, kind, dtype):
     x = boxes(300, 1, dtype, 4000.0)
     loss, *slopes = outcome(route, x, x.clone(), kind)
     assert not loss.any()
-    for slope in slopes:  # (autograd's gradient of giou has rounding errors)
+    for slope in slopes:  # exactly 0, but for the rounding of autograd's giou
         assert not slope.any() if route == "kernel" else (slope.abs() * 4000 < 1).all()
 
 
@@ -75,7 +75,7 @@ def test_empty_boxes_have_finite_values(route, kind):
     assert loss[0] == loss[2] == 1 and not any(slope[0].any() for slope in slopes)
     torch.testing.assert_close(loss[:3], box_iou(x, y, kind)[:3])
     points, y = boxes(300, 1)[:, [0, 1, 0, 1]], boxes(300, 2)
-    for a, b in ((points, y), (y, points)):  # (points: their shape is exact)
+    for a, b in ((points, y), (y, points)):  # a point has no aspect ratio to round
         torch.testing.assert_close(outcome(route, a, b, kind)[0], box_iou(a.double(), b.double(), kind).float())
 
 
@@ -124,7 +124,8 @@ def test_what_is_not_a_number_shows_in_its_row_alone(route, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_boxes_upside_down_do_not_exist(route, kind, monkeypatch):
-    """On a CPU a kept one is an error and a masked one is ignored; where nobody may check, both are ignored."""
+    """On a CPU an upside-down box is an error if kept and left out if masked. Where a check would wait for a GPU, it is
+    always left out."""
     x, y = boxes(5, 1), boxes(5, 2)
     x[1], y[3] = x[1].flip(0), y[3].flip(0)
     x[4, 0] = NAN

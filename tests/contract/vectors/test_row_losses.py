@@ -18,9 +18,9 @@ NAN, INF = math.nan, math.inf
 NAMES = [n for n, record in RECORDS.items() if record.of_rows and not n.endswith(("_with_logits", "si_sdr_loss"))]
 KERNELS = all(registry[name].runs_on(DEVICE) for name in NAMES)
 each_loss = pytest.mark.parametrize("name", NAMES)
-OF_PAIRS = ("info_nce_loss", "supervised_contrastive_loss")  # (a row's loss depends on other rows)
+OF_PAIRS = ("info_nce_loss", "supervised_contrastive_loss")  # a row's loss depends on other rows
 each_of_single_rows = pytest.mark.parametrize("name", [name for name in NAMES if name not in OF_PAIRS])
-OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # (`weight` is per class)
+OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # `weight` is per class
 each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
@@ -175,7 +175,7 @@ def test_equal_and_zero_vectors_have_gradient_0(route):
     x = t(1.0, 2.0, 2.0).reshape(1, 3)
     anchor, positive, far = (y.clone().requires_grad_() for y in (x, x, x + 0.1))
     plain = torch.autograd.grad(F.triplet_margin_loss(anchor, positive, far), positive)[0]
-    assert (plain != 0).all()  # torch pushes equal vectors apart, along eps
+    assert (plain != 0).all()  # torch adds eps to the difference, so equal vectors have a slope
     loss = on(route, "triplet_margin_loss")(anchor, positive, far, eps=0.0)
     da, dp, _ = torch.autograd.grad(loss, (anchor, positive, far))
     assert (dp == 0).all() and da.isfinite().all()
@@ -237,7 +237,7 @@ def test_a_kept_nan_shows(route, name):
             tensors[i][1, 2] = NAN
         none = on(route, name)(*tensors, reduction="none")
         assert none.isnan().tolist() == [False, True, False] and on(route, name)(*tensors).isnan()
-        if name not in OF_CLASSES:  # their slopes are 0, 1 or the logit, even at NaN
+        if name not in OF_CLASSES:  # OF_CLASSES may have finite slopes at NaN
             assert torch.autograd.grad(none.sum(), tensors[i])[0][1].isnan().any()
 
 
@@ -270,7 +270,7 @@ def test_the_kernels_of_the_parts_run(name):
     _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(tensors)))
     part, *_ = registry[name].parts or [registry[name]]
     assert forward.count(f"safeops::_{part.name}") == (2 if name == "info_nce_loss" else 1)
-    one = name == "multilabel_soft_margin_loss"  # its mean over the classes is part of the row mean
+    one = name == "multilabel_soft_margin_loss"  # one op, which also means over the classes
     assert ("safeops::_masked_mean" in forward) != one and any(op.startswith("safeops") for op in backward)
     kernels = [op for op in forward + backward if op.startswith("safeops")]
     assert not one or kernels == [f"safeops::_{part.name}", f"safeops::_{part.name}_backward"]
@@ -367,7 +367,7 @@ def test_cosine_embedding_is_fp32_whatever_the_default_dtype(route, default):
 @pytest.mark.parametrize("masked", [False, True])
 def test_multi_margin_of_no_classes_has_none_for_a_row(masked):
     x, target = torch.zeros(3, 0, device=DEVICE), torch.ones(3, dtype=torch.int64, device=DEVICE)
-    if masked or DEVICE != "cpu":  # (a dropped row's class is not looked up)
+    if masked or DEVICE != "cpu":  # the class of a masked row is not checked
         mask = torch.zeros(3, dtype=torch.bool, device=DEVICE)
         assert safeops.multi_margin_loss(x, target, mask=mask) == 0
     else:
