@@ -57,7 +57,7 @@ def test_unknown_name_is_refused():
     assert result.returncode and message in result.stderr
     result = under("avx3", "-m", "safeops", "doctor")
     assert result.returncode == 0 and message in result.stdout and "masked_sum" in result.stdout
-    assert under("", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))").returncode == 0  # "": as if unset
+    assert under("", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))").returncode == 0  # as if unset
 
 
 def under(isa, *command):

@@ -65,7 +65,7 @@ def test_monais(route, gamma, reduction):
 @each_reduction
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_gamma_0_is_weighted_cross_entropy(route, reduction, dtype):
-    """Losses are equal, without class weights to the bit, with them to rounding: each op applies them at another step."""
+    """Losses are equal to the bit without class weights; with them to rounding, as each op applies them elsewhere."""
     x, target = operands(9, 6, dtype=dtype)
     target[1] = -100
     weight = torch.rand(6, device=DEVICE)

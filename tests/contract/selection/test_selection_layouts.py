@@ -56,9 +56,7 @@ def test_many_short_lines(dtype, columns):
                 zeros = torch.zeros(x.shape, dtype=torch.float64, device=DEVICE)
                 place, added = torch.where(ok, i, 0).long(), torch.where(ok, g, 0).double()
                 summed, sizes = (zeros.scatter_add(1, place, x) for x in (added, added.abs()))
-                assert (
-                    (dx - summed).abs() <= 4 * 2**-24 * sizes
-                ).all()  # fp32 sums of up to nine terms on a GPU
+                assert ((dx - summed).abs() <= 4 * 2**-24 * sizes).all()  # fp32 sums of up to nine terms on a GPU
 
 
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)

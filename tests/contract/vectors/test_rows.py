@@ -280,7 +280,7 @@ def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
 @pytest.mark.parametrize("length", [31, 33, 1000, 1024, 1025, 2049, 4097])
 @pytest.mark.parametrize("name", ALONG_A_DIM)
 def test_several_rows_of_any_length(name, length):
-    """Results are right where kernels cut rows into pieces or take several at a time, also for an operand of stride 0."""
+    """Results are right where kernels cut rows into pieces or take several at a time, and for operands of stride 0."""
     generator = torch.Generator().manual_seed(length)
     x, y = torch.randn(2, 9, length, generator=generator, dtype=torch.float64)
     mask = torch.rand(9, length, generator=generator) < 0.7
