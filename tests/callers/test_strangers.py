@@ -58,7 +58,7 @@ def test_the_argument_that_an_error_says_is_taken(name, arguments, key):
     assert function(**{**arguments, key: eval(expression, dict(arguments))}).isfinite().all()
 
 
-SCORES = torch.rand(2, 7, 5).log_softmax(-1)  # (..., C)
+SCORES = torch.rand(2, 7, 5).log_softmax(-1)  # log probabilities (..., C)
 LAYER = torch.eye(5)
 ONE_HOT = [  # (function, its operands without the target, the dim of the classes); the target should be indices
     ("cross_entropy", {"input": SCORES.movedim(-1, 1)}, 1),

@@ -19,7 +19,7 @@ TRACED = [n for n in DIFFERENTIABLE if not RECORDS[n].no_route and n != "apply_w
 @pytest.mark.parametrize("name", map(unless_first, TRACED))
 def test_derivatives_inside_a_compiled_function(name):
     function, x = RECORDS[name].of_one(DEVICE)
-    direction = x.square()  # not constant (no slope of a variance), nor x (none of a norm's direction)
+    direction = x.square()  # along a constant a variance has slope 0, along x a direction x / |x| has
 
     def f(x):
         return function(x / 2).sigmoid().sum()  # sigmoid: finite even for -inf

@@ -50,7 +50,7 @@ def test_the_values_are_those_counted_by_hand(tmp_path):
     assert (page["steps"], page["span"], page["columns"]) == (2, 1, 2)
     first, second = (page["rows"].index(name) for name in ("0 (Times)", "1 (Times)"))
     expected = {  # quantity: (forward, backward) of each step
-        ("largest", first): [(3e4, 1e-5), (5e4, 1e-5)],  # wrote 1e4, -3e4, 0, 10; the gradient is 1e4 * 1e-9
+        ("largest", first): [(3e4, 1e-5), (5e4, 1e-5)],  # step 1 wrote 1e4, -3e4, 0, 10; its gradient is 1e4 * 1e-9
         ("largest", second): [(3e-5, 1e-9), (5e-5, 1e-9)],  # 1e-5, -3e-5, 0, 1e-8
         ("subnormal", first): [(0, 1), (0, 1)],
         ("subnormal", second): [(0.75, 1), (1, 1)],  # subnormal in fp16: below 6.1e-5, not 0

@@ -52,8 +52,8 @@ def compare(name, plain, shared, **options):
 
 
 def every(kinds):
-    """Compares the ops whose parts combine in these ways, with a mask if they take one, and with a second operand in
-    another layout."""
+    """Compares the ops with one of `kinds` as the way to combine the ranks' parts, with a mask if they take one, and
+    with a second operand in another layout."""
     for name in [name for name, how in COVERED.items() if how in kinds]:
         options = {k: x for k, x in CALLS[name].items() if not isinstance(x, (torch.Tensor, type(None)))}
         options |= {"value": 0.25} if name == "masked_fill" else {}

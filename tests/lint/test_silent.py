@@ -14,7 +14,7 @@ SILENT = [
         "x, y, z",
         "x_max = x.amax(1)\ns = (x.sub(x_max) if z is None else x - x_max).exp()\nreturn (s / s.sum(1)).mean()",
     ),
-    # no tensors, or those of another library
+    # values that are not tensors, or are arrays of another library
     ("", "a = np.ones(3)\nreturn np.log(a[a > 0]) / a.sum()"),
     ("n: int, rate: float", "return math.log(rate) / n + math.sqrt(n) + n ** -0.5"),
     ("names", "return [n for n in names if n]"),

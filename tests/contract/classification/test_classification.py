@@ -309,7 +309,8 @@ def test_nothing_as_large_as_the_logits(dtype):
 
 
 def test_no_copy_of_a_transposed_layout():
-    """(N, L, V).transpose(1, 2), as language models call it: the gradient has the logits' own strides."""
+    """For logits (N, L, V).transpose(1, 2), as language models pass them, the gradient must have the logits'
+    strides."""
     x = torch.randn(2, 7, 50, device=DEVICE).transpose(1, 2).requires_grad_()
     target = torch.randint(0, 50, (2, 7), device=DEVICE)
     grad = grad_of(safeops.cross_entropy(x, target), x)

@@ -22,7 +22,7 @@ def operands(*shape, dtype=torch.float32, size=3.0):
 
 
 def written_out(x, target, weight=None, gamma=2.0):
-    """The paper's formula for each row."""
+    """Computes the loss of each row by the paper's formula."""
     p = x.softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
     loss = -((1 - p) ** gamma) * p.log()
     return loss if weight is None else loss * weight[target]

@@ -56,7 +56,8 @@ def test_any_vocabulary(route, classes):
 
 @each_route
 def test_strided_logits(route):
-    """Logits that drop the last position, with the batch as first or as second dim in memory."""
+    """Results are right for logits without the last position, a strided view, with the batch first or second in
+    memory."""
     whole, target = logits(4, 9, 40), targets(4, 8, classes=40)
     for x in (whole[:, :-1], whole.transpose(0, 1).contiguous().transpose(0, 1)[:, :-1]):
         want = on(route, "token_log_probs")(x.contiguous(), target)

@@ -211,7 +211,7 @@ def test_same_takes_images_smaller_than_a_window():
 
 
 def plain_ssim(x, y, data_range=1.0):
-    """The usual formula, as pytorch-msssim's five convolutions."""
+    """Computes SSIM by the usual formula, with five convolutions, as pytorch-msssim does."""
     g = torch.exp(-((torch.arange(11.0) - 5) ** 2) / 4.5).to(x)
     g = g / g.sum()
     w = (g[:, None] * g).expand(x.shape[1], 1, 11, 11)

@@ -279,7 +279,7 @@ def test_shapes(route, shape):
 
 
 def test_layouts(chunk):
-    """Transposed, expanded and sliced operands give the same numbers as contiguous ones."""
+    """Transposed, expanded and sliced operands must give the results of contiguous ones."""
     x, w, target, b = operands(6, 8)
     want = outcome(safeops.linear_cross_entropy, x, w, target, b, reduction="none")
     for change in (lambda t: t.mT.contiguous().mT, lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]]):

@@ -27,7 +27,7 @@ def rows(request, monkeypatch):
 
 @pytest.fixture
 def by_classes(monkeypatch):
-    """A function that switches to chunks of classes, where the backward makes the gradients."""
+    """Returns a function that switches to chunks of classes, where the backward makes the gradients."""
     return lambda: monkeypatch.setattr(_rows, "rows_at_once", lambda *_, **__: 0)
 
 
@@ -78,7 +78,7 @@ def test_a_gpu_takes_8192_rows_at_a_time(rows, dtype):
     x, w = shaped(rows, 4096, 128_256, dtype)
     size = _rows.rows_at_once(x, w, True, low=False)
     assert size == rows if rows <= (8192 if dtype == torch.float32 else 12_288) else 4096 < size <= 8192
-    assert -(-rows // size) * size - rows < -(-rows // size)  # the last chunk lacks less than a row per chunk
+    assert -(-rows // size) * size - rows < -(-rows // size)  # the last chunk is short by less than a row per chunk
     assert _rows.rows_at_once(x, w, low=False) <= 4096
 
 

@@ -16,11 +16,11 @@ from tests.contract.lists.tensor_lists import FLOATS, expanded, finite, layouts,
 
 INF, NAN = math.inf, math.nan
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
-LONG = 300_001  # several pieces, on several threads
+LONG = 300_001  # elements: a tensor that several threads share
 
 
 def here(tensors):
-    """Copies on the device with the same strides, also of expanded tensors."""
+    """Returns copies on the device with the same strides, also of expanded tensors."""
     moved = []
     for x in tensors:
         memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).to(DEVICE, copy=True)

@@ -92,7 +92,7 @@ def test_a_probability_of_exactly_0_or_1_keeps_value_and_gradient_finite(route):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_pytorch_61098_probabilities_under_autocast(dtype):
-    """Under autocast the loss stays fp32; torch's own is refused there, on CUDA alone."""
+    """Under autocast the loss must stay fp32. (torch's own loss raises under CUDA's autocast, not under the CPU's.)"""
     p, y = leaf([0.25, 0.5]), t(1.0, 0.0)
     outside = safeops.binary_cross_entropy(p, y)
     with torch.autocast(torch.device(DEVICE).type, dtype=dtype):

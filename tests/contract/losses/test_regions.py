@@ -150,7 +150,8 @@ def test_nothing_there(route, name, shape):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("squared_pred", [False, True])
 def test_sums_of_2048_x_2048_in_half_are_exact_to_fp32(route, dtype, squared_pred):
-    """A sum in fp16 is inf beyond 65504, and products rounded to half are off by 1e-3."""
+    """Sums over half inputs must be exact to fp32: in fp16 they are inf beyond 65504, and products rounded to half are
+    off by 1e-3."""
     x = torch.rand(1, 1, 2048, 2048, generator=torch.Generator().manual_seed(0)).to(dtype).to(DEVICE)
     y = (torch.rand(1, 1, 2048, 2048, generator=torch.Generator().manual_seed(1)).to(DEVICE) + x).div(2).to(dtype)
     power = 2 if squared_pred else 1

@@ -128,7 +128,8 @@ def test_pytorch_37154_distance_of_equal_rows():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_perceptual_similarity_69_monai_8412_zero_feature_vector(dtype):
-    """Channels are divided by their norm, which is 0 for a pixel without features: the gradient must not be NaN."""
+    """The gradient must not be NaN where channels are divided by their norm, which is 0 for a pixel without
+    features."""
     features = leaf([[0.0, 3.0], [0.0, 4.0]], dtype)  # (C, pixels)
     plain = features / (features.square().sum(0, keepdim=True).sqrt() + 1e-10)
     assert grad_of(plain.sum(), features)[:, 0].isnan().all()

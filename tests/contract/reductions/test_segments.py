@@ -115,7 +115,7 @@ def test_half_is_summed_in_fp32(route):
 @each_op
 @each_route
 def test_a_nan_stays_in_its_sequence(name, route):
-    """A difference of two cumulative sums would spread a NaN over all later sequences."""
+    """A NaN must stay in its sequence: as differences of cumulative sums, all later sequences would be NaN."""
     x = t(1.0, NAN, 3.0, INF, 5.0, 6.0)
     value = on(route, name)(x, cu_seqlens=cu(0, 1, 3, 4, 6))
     assert value[0] == 1 and value[1].isnan() and value[2] == INF and value[3].isfinite()
@@ -221,7 +221,8 @@ def test_what_no_host_refuses_is_reported():
 
 @each_op
 def test_what_is_saved(name):
-    """Saved are a few numbers per sequence, and bounds or ids, but not the ids' order. segment_max saves its input."""
+    """Backward's saved tensors are a few numbers per sequence, and bounds or ids, but not the ids' sorted order;
+    segment_max also saves its input."""
     kept = []
     x = random(1000, 4).requires_grad_()
     ids = torch.arange(1000, device=DEVICE) // 100
@@ -243,7 +244,7 @@ def test_compiled_with_ids(name):
 
 
 def test_every_derivative():
-    """First and second derivatives, to input and weight, for both ways to name sequences."""
+    """First and second derivatives, to input and weight, are right for sequences given by bounds and by ids."""
     x, w = random(7, 2, dtype=torch.float64).requires_grad_(), (random(7, 1, seed=1, dtype=torch.float64).abs() + 0.5)
     ways = {"cu_seqlens": cu(0, 3, 3, 7)}, {"segment_ids": cu(0, 2, 0, 2, 2, 0, 2), "num_segments": 3}
     for name, rows in itertools.product(NAMES, ways):

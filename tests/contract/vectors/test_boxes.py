@@ -44,7 +44,7 @@ def truth(x, y, kind):
      (torch.bfloat16, 1e20)],
 )  # fmt: skip
 def test_the_formula_at_any_size(route, kind, dtype, size):
-    """Areas overflow (4,000 x 4,000 pixels in fp16, 1e20 x 1e20 in fp32); loss and gradient must not."""
+    """Loss and gradient must be right where areas overflow: 4,000 x 4,000 pixels in fp16, 1e20 x 1e20 in fp32."""
     x, y = boxes(300, 1, dtype, size), boxes(300, 2, dtype, size)
     results, wanted = outcome(route, x, y, kind), truth(x, y, kind)
     assert results[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -67,7 +67,8 @@ def test_equal_boxes_have_loss_0_and_gradient_0(route, kind, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty_boxes_have_finite_values(route, kind):
-    """A point and itself; a point in a box; a line and itself; a line across a box; two lines that cross."""
+    """Loss and slopes are finite for a point and itself, a point in a box, a line and itself, a line across a box, and
+    two lines that cross."""
     x = t([2, 2, 2, 2], [1, 1, 1, 1], [0, 1, 4, 1], [2, -1, 2, 3], [0, 1, 2, 1])
     y = t([2, 2, 2, 2], [0, 0, 2, 2], [0, 1, 4, 1], [0, 0, 4, 4], [1, 0, 1, 2])
     loss, *slopes = outcome(route, x, y, kind)
@@ -80,7 +81,7 @@ def test_empty_boxes_have_finite_values(route, kind):
 
 
 def test_the_papers_numbers(route):
-    """Boxes that overlap by half, that touch, that are apart, with the values of the papers' formulas by hand."""
+    """The losses equal the papers' formulas, computed by hand, for boxes that overlap by half, touch, or lie apart."""
     x, y = t([0, 0, 2, 2], [0, 0, 1, 1], [0, 0, 1, 1]), t([1, 0, 2, 2], [1, 0, 2, 1], [3, 0, 4, 1])
     f = on(route, "box_iou_loss")
     torch.testing.assert_close(f(x, y, reduction="none"), torch.tensor([0.5, 1, 1], device=DEVICE))

@@ -59,7 +59,7 @@ def test_a_class_of_weight_0_does_not_exist_but_counts(route):
 
 
 def eager(query, key, negatives=None, temperature=0.1, reduction="mean"):
-    """The loss in plain torch, as users write it."""
+    """Computes the loss in plain torch, as users write it."""
     q, k = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
     if negatives is None:
         logits, target = q @ k.T, torch.arange(len(q), device=q.device)

@@ -91,8 +91,8 @@ def test_triplet_margin_loss_is_torchs(route, reduction, options):
 @pytest.mark.parametrize("shape", [(7, 1), (40, 20), (3, 300), (2, 9000), (1, 70_000), (3, 4, 33)], ids=str)
 @pytest.mark.parametrize("swap", [False, True])
 def test_triplet_margin_loss_of_sizes(route, shape, swap):
-    """Rows read whole, in pieces and in slices, along memory and across it. In the last row anchor and positive are
-    equal, or differ in one number, which shows that eps is added to all numbers."""
+    """Results are right for rows read whole, in pieces and in slices, contiguous and strided. In the last row anchor
+    and positive are equal, or differ in one number, which shows that eps is added to all numbers."""
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)):
         tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
         upstream = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)).to(DEVICE)
@@ -134,7 +134,8 @@ def test_multi_margin_loss_is_torchs(route, reduction, p, margin):
 @each_route
 @pytest.mark.parametrize("shape", [(7, 1), (600, 3), (3, 1024), (3, 1025), (2, 3000)], ids=str)
 def test_multi_margin_loss_of_sizes(route, shape):
-    """Lengths around those of one read; the class first, last, and in each piece; both layouts."""
+    """Results are right at lengths around that of one read, with the class first, last and in each piece, in both
+    layouts."""
     for dtype in (torch.float32, torch.bfloat16):
         x, target = operands("multi_margin_loss", *shape, dtype=dtype)
         target[0], target[-1] = 0, shape[1] - 1

@@ -14,7 +14,8 @@ from tests.ops import RECORDS
 
 @each_route
 def test_perceptual_similarity_69_monai_8412_zero_feature_vector(route):
-    """LPIPS divides the channels of a pixel by their norm, which is 0 for a pixel without features."""
+    """The gradient must not be NaN where LPIPS divides the channels of a pixel by their norm, which is 0 for a pixel
+    without features."""
     normalize, cosine = on(route, "normalize"), on(route, "cosine_similarity")
     features = torch.zeros(1, 3, 1, 2, device=DEVICE)
     features[0, :, 0, 1] = torch.tensor([2.0, 3.0, 6.0])

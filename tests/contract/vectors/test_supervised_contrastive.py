@@ -83,7 +83,7 @@ def test_a_masked_row_is_neither_anchor_nor_positive_nor_negative(route):
 @each_route
 def test_the_weights_of_rows(route):
     x, labels = operands()
-    labels[4] = 100  # no positive: neither loss nor weight counts
+    labels[4] = 100  # row 4 has no positive: neither its loss nor its weight counts
     weight = (torch.arange(9, device=DEVICE) / 4.0 + 0.25).double().requires_grad_()
     losses, counted = supcon(x, labels)
     want = (losses * weight)[counted].sum() / weight[counted].sum()

@@ -129,7 +129,7 @@ def _margins(x, target):
     listed = (target >= 0).cumprod(-1) != 0
     place = torch.where(listed, target, 0)
     own = ((place.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)) & listed.unsqueeze(-1)).any(-2)
-    hinges = 1 - x.gather(-1, place).unsqueeze(-1) + x.unsqueeze(-2)  # (..., j, i)
+    hinges = 1 - x.gather(-1, place).unsqueeze(-1) + x.unsqueeze(-2)  # dims (..., j, i)
     counts = listed.unsqueeze(-1) & ~own.unsqueeze(-2)
     loss = torch.where(counts & (hinges > 0), hinges, 0).sum((-1, -2)) / max(x.shape[-1], 1)
     lost = (counts & hinges.isnan()).any(-1).any(-1)  # a NaN hinge makes its row's loss and slopes NaN

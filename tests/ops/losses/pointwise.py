@@ -132,7 +132,7 @@ DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 
 
 def _maker(op, domain, parameters):
-    """Returns make(shapes, options, seed) -> Sample. The last shape is repeated for all further operands."""
+    """Returns a function make(shapes, options, seed) -> Sample. The last shape is repeated for all further operands."""
 
     def make(shapes, options, seed, differentiable=True, **rest):
         shapes = [*shapes, *[shapes[-1]] * (op.count - len(shapes))]
