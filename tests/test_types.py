@@ -71,7 +71,7 @@ def run(command, **options):
 
 
 def mypy(folder, *files):
-    """Returns [(line, error)], [revealed type]."""
+    """Runs mypy. Returns ([(line, error)], [revealed type])."""
     out = run(["mypy", "--check-untyped-defs", "--cache-dir", folder / "cache", *files]).stdout
     return re.findall(r":(\d+): error: (.*)", out), re.findall(r'note: Revealed type is "(.*)"', out)
 

@@ -7,7 +7,7 @@ from tests.contract.common import REPEATS
 from tests.ops import RECORDS
 from tests.ops.record import firsts
 
-# Clauses that composites and variants run in a default test run, too. Their other clauses are marked exhaustive.
+# Clauses that are run on composites and variants, too. All other clauses of theirs are marked exhaustive.
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     not registry["masked_softmax"].runs_on(DEVICE), reason="of the kernels: torch's own sums are cut by size"
 )
 BATCHES = (2, 3, 40)
-ENOUGH = 1500  # rows of a batch on CUDA: so many that a block computes whole rows
+ENOUGH = 1500  # rows of a batch on CUDA: so many that one block has a whole row
 # Lengths for which CUDA has a row in one tile or in pieces of several blocks. Rows of odd length begin unaligned.
 LENGTHS = (5, 16, 33, 257, 1001, 4097, 20000, 32768, 140001)
 

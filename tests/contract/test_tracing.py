@@ -99,7 +99,8 @@ CHANGING = {  # one op for each way in which a backward gets the operands' sizes
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", CHANGING)
 def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
-    """dynamic=None: Dynamo compiles for the first size, and again with a symbol for it when the second size differs."""
+    """A call with a gradient must compile for sizes that change. dynamic=None: Dynamo compiles for the first size, and
+    again with a symbol for the size when the second differs."""
     torch._dynamo.reset()
     function = CHANGING[name]
     compiled = torch.compile(function, dynamic=dynamic, fullgraph=True, backend="aot_eager")

@@ -130,7 +130,7 @@ def test_which_functions_of_torch_have_a_twin():
 
 
 def names_of(function):
-    """The argument names of a function of torch, from its signature or, for a builtin, from its schemas."""
+    """Returns the argument names of a function of torch, from its signature or, for a builtin, from its schemas."""
     try:
         return set(inspect.signature(function).parameters)
     except ValueError:

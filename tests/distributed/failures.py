@@ -63,7 +63,7 @@ def absent():
 
 
 def absent_in_backward():
-    safeops.masked_softmax(sharded(group_and_mesh(60)[1]), dim=0)  # a first call imports for seconds
+    safeops.masked_softmax(sharded(group_and_mesh(60)[1]), dim=0)  # a first call imports modules, which takes seconds
     _, mesh = group_and_mesh(3 * SECONDS)
     # A shape of its own: torch caches layouts by mesh and shape, and would return one with the previous case's group.
     x = sharded(mesh, (5, 7)).requires_grad_()

@@ -100,7 +100,7 @@ def test_an_impossible_class_costs_inf_and_nan_shows(route, gamma):
 
 @each_route
 def test_rows_that_do_not_exist(route):
-    """Rows dropped by mask, row weight, class weight or ignore_index, with NaN logits and NaN upstream gradients."""
+    """Rows dropped by mask, row weight, class weight or ignore_index bring no NaN from logits or upstream gradients."""
     x, target = operands(6, 4, dtype=torch.float64)
     target[:] = torch.tensor([0, 1, 2, 3, -100, 1])
     weight, row_weight = t(1.0, 2.0, 0.5, 0.0).double(), t(1.0, 1.0, 0.0, 1.0, 1.0, 3.0).double()

@@ -162,7 +162,8 @@ def test_weights(route):
 
 @each_op
 def test_wrong_bounds_are_refused_before_any_work(name):
-    """The raw op refuses them, too. (Where nobody may wait for a device, bounds are clamped: see below.)"""
+    """Wrong bounds must be an error, also of the raw op. (Where a check would wait for a GPU, bounds are clamped
+    instead.)"""
     function, x = getattr(safeops, name), random(4, 2)
     wrong = {
         (1, 4): "must start at 0, got 1",

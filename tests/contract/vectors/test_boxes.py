@@ -95,7 +95,8 @@ def test_the_papers_numbers(route):
 
 
 def test_the_shape_of_a_box_beside_one_that_is_much_larger(route):
-    """The difference of the two aspect ratios does not cancel, for either box as input."""
+    """Beside a much larger box, the difference of the two aspect ratios must keep its digits, with either box as
+    input."""
     corners, sizes = torch.rand(2, 500, 2) * 100, torch.rand(2, 500, 2) * 500 + 50
     f = on(route, "box_iou_loss")
     for ratio in (1.0, 1e-2, 1e-4):

@@ -43,8 +43,8 @@ def safe_pow(input, exponent, *, out_dtype=torch.float64):
     live = ~none & ~over & ~((a == 0) & (b < 1))
     a = torch.where(live, a, 1.0)
     slope = (b * a.abs().pow(b - 1)).detach()
-    # steep: the slope overflows float64, but times a small upstream gradient it may fit. There `rough` is a^b as
-    # a^b e^(y log x - its own value), whose backward multiplies by b, a^b and 1 / a one after the other.
+    # steep: the slope overflows float64, but times a small upstream gradient it may fit. There `rough` is
+    # a^b e^(L - constant), with L = b log a and its value as constant: backward multiplies by a^b, b and 1 / a in turn.
     steep = live & slope.isinf() & a.isfinite() & b.isfinite()
     for below_zero in (True, False):  # a < 0: |a|^b with the sign of an odd power, without slope to b
         at = live & (a < 0) if below_zero else live & ~(a < 0)

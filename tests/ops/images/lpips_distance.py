@@ -10,7 +10,8 @@ from tests.ops.operands import data, mask
 
 
 def _of_layers(op):
-    """op(*operands): the features (N, C, H, W) of two layers per image, then the weights of each layer."""
+    """Returns `op` for operands in a row: the features (N, C, H, W) of two layers per image, then each layer's
+    weights."""
 
     @functools.wraps(op)
     def call(*operands, mask=None, **options):
