@@ -6,17 +6,17 @@ import tempfile
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers fill the cores: in processes that tests start, a waiting thread must not spin.
+    # Workers fill the cores: a waiting OpenMP thread must not spin, also in processes that tests start.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
-    # A cache of its own: with another vector length, Inductor's cached code does not compile.
+    # A cache per capability: code that Inductor cached for another vector length does not compile.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{capability}")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # (tests of threads set their own number)
+    torch.set_num_threads(1)  # tests of threads set their own number
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ FACTORIES = """tensor as_tensor empty zeros ones full arange linspace eye rand r
 # Ops that may take both devices. (Torch also takes a 0-dim CPU tensor beside a GPU's, but NO_NUMBERS do not.)
 TWO_DEVICES = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
 NO_NUMBERS = {"clamp", "clamp_min", "clamp_max", "cat", "stack", "index_select", "gather"}
-UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # (CUDA cannot index these)
+UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # dtypes that CUDA cannot index
 
 device_of = torch._C.TensorBase.device.__get__
 storages = {}  # address of a storage on the GPU -> weak reference
@@ -104,7 +104,7 @@ def moved(to):
 
 
 def pretend(patch):
-    """Makes torch pretend, until `patch`, a pytest.MonkeyPatch, is undone."""
+    """Makes torch pretend to have a GPU until `patch`, a pytest.MonkeyPatch, is undone."""
     from safeops.core.op import registry
 
     for name in FACTORIES:
@@ -146,7 +146,7 @@ WHOLE_RUN = os.environ.get("SAFEOPS_TEST_DEVICE") == "cuda" and not torch.cuda.i
 
 
 def pytest_configure(config):
-    if WHOLE_RUN:  # (before collection: modules make tensors)
+    if WHOLE_RUN:  # before collection, for test modules make tensors when imported
         patch = pytest.MonkeyPatch()
         pretend(patch)
         for owner, name in ((torch, "compile"), (torch.export, "export")):
@@ -155,7 +155,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """Failures that are not about devices are expected here: other runs find them."""
+    """Reports failures that are not about devices as expected (xfail): runs without `-p tests.pretended` find them."""
     if not WHOLE_RUN:
         yield
         return

@@ -1,4 +1,4 @@
-"""Which kernels a GPU runs: minimum capability, built architectures, known faults, and what a call asks for."""
+"""Which kernels a GPU runs: it depends on capability, built architectures, driver, known faults, and the call."""
 
 import subprocess
 import sys
@@ -15,12 +15,12 @@ from safeops.core.availability import KnownFault
 from safeops.core.op import registry
 
 H200, A100, T4 = ("NVIDIA H200", (9, 0)), ("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5))
-MSE, DIV = registry["mse_loss"], registry["safe_div"]  # (one op by Triton, one in C++)
+MSE, DIV = registry["mse_loss"], registry["safe_div"]  # MSE: a Triton kernel; DIV: a C++ kernel
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine with kernels and these GPUs, which a test can change."""
+    """Returns a pretended machine with kernels and GPUs, which a test can change."""
     result = SimpleNamespace(gpus=[H200, A100], triton="3.7.1", fails=None, driver=13000)
     result.extension = SimpleNamespace(archs="80 90 100 120", runtime=13000, driver=lambda: result.driver)
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
@@ -48,7 +48,7 @@ def fail(*ops, gpu=H200[0], why="value: wrong"):
     availability.forget()
 
 
-# ---- the reasons
+# ---- the reasons why a GPU runs no kernel
 
 
 def test_kernels_are_on(machine):
@@ -62,7 +62,7 @@ def test_kernels_are_on(machine):
     "archs, has, lacks",
     [
         ("80 90 100 120", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (13, 0)], []),
-        ("90", [(9, 0), (10, 0)], [(8, 0), (8, 9)]),  # (a development build; the driver compiles PTX for newer GPUs)
+        ("90", [(9, 0), (10, 0)], [(8, 0), (8, 9)]),  # a build for one GPU; drivers compile its PTX for newer ones
         ("86", [(8, 6), (8, 9), (9, 0)], [(8, 0)]),
     ],
 )
@@ -81,8 +81,8 @@ def test_code_for_an_architecture(machine, archs, has, lacks):
     "runtime, driver, gpu, reason",
     [
         (13000, 12080, H200, "the driver knows CUDA 12.8, this build needs 13.0"),
-        (13020, 13000, H200, None),  # (machine code of the same major version runs)
-        (13020, 13000, ("NVIDIA X", (14, 0)), "the driver knows CUDA 13.0, this build needs 13.2"),  # (PTX does not)
+        (13020, 13000, H200, None),  # runs: machine code needs the major version
+        (13020, 13000, ("NVIDIA X", (14, 0)), "the driver knows CUDA 13.0, this build needs 13.2"),  # PTX needs more
         (13020, 13020, ("NVIDIA X", (14, 0)), None),
         (13000, 14000, H200, None),
     ],
@@ -189,7 +189,7 @@ def test_what_has_failed_on_this_machine_is_off_until_it_passes(machine):
 def test_off_is_off_on_every_device(machine, monkeypatch):
     monkeypatch.setenv("SAFEOPS_KERNELS", "off")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # (no warning: it is asked for)
+        warnings.simplefilter("error")  # no warning: the user asked for it
         assert availability_of(MSE, 0) == (False, "SAFEOPS_KERNELS=off") and not MSE.runs_on("cuda:0")
     code = (
         "import safeops; from safeops.core.op import registry; print(*(op.name for op in registry.values() if op.cpu))"
@@ -248,7 +248,7 @@ def test_auto_says_once_why_plain_torch_runs(machine):
 
 
 class OnGpu:
-    """The attributes of a CUDA tensor that the route looks at."""
+    """Has the attributes of a CUDA tensor that decide the route."""
 
     is_cpu, is_cuda, requires_grad = False, True, False
 

@@ -70,7 +70,7 @@ def test_doctor_json_agrees_with_the_routes(capsys):
     assert OPS <= {op["name"] for op in report["ops"]}
     users = {"debug.trace": "health"}
     for op in report["ops"]:
-        operator.attrgetter(op["name"])(safeops)  # (a user can call it)
+        operator.attrgetter(op["name"])(safeops)  # the listed name exists, so a user can call it
         op_record = registry[users.get(op["name"], op["name"])]
         assert op["cpu"] == ("kernel" if op_record.cpu else "composite")
     built = report["extensions"]["_C"] == "loaded"
@@ -129,6 +129,6 @@ def test_demo_refuses_a_device_that_is_not_there(tmp_path, capsys):
 
 def test_a_reader_that_stops_early_is_no_error():
     command = f"{sys.executable} -c 'import sys; from safeops.cli import main; sys.exit(main())' doctor"
-    # the reader closes the pipe before the first line is written
+    # The reader closes the pipe before the first line is written.
     run = subprocess.run(["bash", "-c", f"(sleep 0.1; {command}) | true"], capture_output=True, text=True)
     assert run.stderr == ""

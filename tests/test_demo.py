@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("demo")
 
 
 def crop(pair, height, width):
-    """The upper left of a region with near and far pixels, as a pair of this size."""
+    """Returns the upper left part, of this size, of a region of the pair with near and far pixels."""
     parts = {name: image[..., 120 : 120 + height, 300 : 300 + width] for name, image in vars(pair).items()}
     return dataclasses.replace(pair, **parts)
 
@@ -29,7 +29,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def part(pair):
-    """A fifth of the pair, with more measured pixels than half can count."""
+    """Returns a fifth of the pair, with more measured pixels than half can count (65504)."""
     part = crop(pair, 232, 320)
     assert part.known.sum() > 65520 > 65504
     return part
@@ -37,7 +37,8 @@ def part(pair):
 
 @pytest.fixture(scope="module")
 def runs(part):
-    """A run with each loss of the demo, of at most STEPS steps; it stops after two in a row that move no weight."""
+    """Returns a run with each loss of the demo, of at most STEPS steps; it stops after two in a row that move no
+    weight."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "PATIENCE", 2)
         return {f.__name__: training.train(f, part, steps=STEPS) for f in losses.VERDICTS}
@@ -49,7 +50,7 @@ def test_the_data_is_the_calibrated_pair(pair):
     unknown = 1 - pair.known.float().mean().item()
     assert unknown == pytest.approx(0.074, abs=0.002)
     depth = data.FOCAL_BASELINE / pair.truth[pair.known]
-    assert 2.0 < depth.min() < depth.max() < 5.1  # meters: a motorcycle in a garage
+    assert 2.0 < depth.min() < depth.max() < 5.1  # meters: the scene is a motorcycle in a garage
     # The right image has the left's pixel (y, x) at x - d: with the wrong sign, the two would differ far more.
     d = (pair.truth - data.DOFFS)[0, 0]
     y, x = pair.known[0, 0].nonzero(as_tuple=True)
@@ -74,7 +75,7 @@ def test_each_run_ends_as_it_must(runs):
 
 
 def test_which_steps_the_scaler_skips(runs):
-    """GradScaler skips a NaN at any scale, and never skips a loss of 0."""
+    """GradScaler must skip each step whose gradients are NaN, and no step whose loss is 0."""
     for f in (losses.multiply_by_mask, losses.half_eps, losses.where_after_log):
         assert all(s.skipped and not s.finite_gradients for s in runs[f.__name__].steps), f
     assert all(math.isfinite(s.loss) for s in runs["where_after_log"].steps)
@@ -82,7 +83,7 @@ def test_which_steps_the_scaler_skips(runs):
 
 
 class Ulps(network.StereoNet):
-    """Predictions that are one fp16 step off at two thirds of the pixels."""
+    """Predicts disparities that are one fp16 step off at two thirds of the pixels."""
 
     def change(self, bits):
         return bits + torch.randint(-1, 2, bits.shape, generator=self.generator).to(bits)
@@ -90,21 +91,21 @@ class Ulps(network.StereoNet):
     def forward(self, left, right):
         disparity = super().forward(left, right)
         self.generator = torch.Generator().manual_seed(7)
-        bits = self.change(disparity.detach().view(torch.int16)).clamp(min=0)  # (no prediction is negative)
+        bits = self.change(disparity.detach().view(torch.int16)).clamp(min=0)  # no prediction is negative
         changed = bits.view(torch.float16)
         assert (changed != disparity).any()
         return torch.relu(disparity + (changed - disparity.detach()))
 
 
 class MoreZeros(Ulps):
-    """Predictions with an exact 0 at one pixel in 200 as well, measured or not."""
+    """Predicts the disparities of Ulps, but an exact 0 at one pixel in 200, measured or not."""
 
     def change(self, bits):
         return super().change(bits) * (torch.rand(bits.shape, generator=self.generator) > 1 / 200).to(bits)
 
 
 class NoZeros(Ulps):
-    """Predictions with the smallest positive number in place of 0."""
+    """Predicts the smallest positive number in place of 0."""
 
     def change(self, bits):
         return super().change(bits).clamp(min=1)
@@ -135,7 +136,7 @@ def test_any_prediction_fails(part, value):
             assert loss == 0 and (x.grad == 0).all()
         else:
             assert loss.isfinite() == (f is losses.where_after_log)
-            # (1 is the bound of their clamp, which has no gradient at its bound from torch 2.14 on)
+            # value 1 is the bound of these losses' clamp: from torch 2.14 on, clamp has no gradient at its bound
             assert x.grad[~part.known].isnan().all() or value == 1 and torch.__version__ >= "2.14", f
 
 
@@ -215,7 +216,7 @@ def test_the_command_prints_a_table_and_draws_a_picture(replayed, tmp_path, caps
     printed = capsys.readouterr().out
     assert code == 0 and "learned" in printed
     for title, _ in screen.TITLES.values():
-        assert printed.count(title) >= 2, title  # (announced, and a row of the table)
+        assert printed.count(title) >= 2, title  # once as it runs, once in the table
     assert "modified by an inplace operation" in " ".join(printed.split())
     with picture.Image.open(out) as image:
         assert image.width > 1000 and image.height > 600

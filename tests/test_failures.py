@@ -1,4 +1,4 @@
-"""The file of failures that `safeops verify` has seen on this machine: its place, who writes it, when it is silent."""
+"""The file of kernels that failed `safeops verify` on this machine: where it lies, who writes it, when it is unused."""
 
 import json
 import os

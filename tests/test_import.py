@@ -12,14 +12,14 @@ LATER = "debug", "nn", "safe", "integrations", "testing", "verify", "demo", "cli
 
 
 def fresh(code):
-    """Runs the code in a new process, and returns the words that it prints."""
+    """Runs the code in a new Python process, and returns the words that it prints."""
     run = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 
 
 def test_it_loads_the_ops_alone():
-    """Modules are compared, not times, which depend on the machine: excluded ones took a third of the import."""
+    """The import must not load modules that only some calls need: they took a third of the import's time."""
     loaded = fresh("import torch; before = {*sys.modules}; import safeops; print(*sorted({*sys.modules} - before))")
     others = [name for name in loaded if name.split(".")[0] not in (*sys.stdlib_module_names, "safeops")]
     assert [name for name in others if "_sysconfigdata" not in name] == []
@@ -58,7 +58,7 @@ def test_a_module_is_loaded_from_a_file_that_names_it():
 
 @pytest.mark.slow
 def test_a_trace_asks_first():
-    """torch.compile reaches a module that has not been loaded yet."""
+    """torch.compile must trace a call that reaches a module which is not loaded yet."""
     code = """if True:
         import torch, safeops
         @torch.compile(fullgraph=True, backend="eager")

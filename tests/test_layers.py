@@ -68,7 +68,7 @@ def imported(path):
 
 
 def file_of(name):
-    """The file of a dotted name, or of the module that defines it; None outside this repository."""
+    """Returns the file of a dotted name, or of the module that defines the name; None outside this repository."""
     if name[0] != "safeops":
         return None
     name = name[1:] if name[1:2] == ["kernels"] else name

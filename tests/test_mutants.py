@@ -1,4 +1,4 @@
-"""scripts/mutants.py: what it changes can run, and the tests that it names exist."""
+"""scripts/mutants.py: the changed code can run, and the tests that it names exist."""
 
 import ast
 import importlib.util

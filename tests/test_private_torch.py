@@ -56,7 +56,7 @@ def test_depth_of_forward_mode(traced):
     def deep(x):
         return x + 1 if private_torch.forward_ad._current_level >= 0 else x - 1
 
-    if traced:  # (a guard of the graph has the level)
+    if traced:  # the graph must be guarded by the level
         torch.compiler.reset()
         deep = torch.compile(deep, backend="eager", fullgraph=True)
     x = torch.zeros(())
@@ -374,7 +374,7 @@ def test_identity_of_memory():
     address, weak = private_torch.identity(x.untyped_storage()), private_torch.weak_reference(x.untyped_storage())
     assert private_torch.identity(x[1:].untyped_storage()) == address
     del x
-    others = [torch.zeros(4) for _ in range(64)]  # one of these would get its address again
+    others = [torch.zeros(4) for _ in range(64)]  # if the memory were free, one of these would get its address
     assert address not in [private_torch.identity(y.untyped_storage()) for y in others]
     private_torch.free_weak_reference(weak)
 
@@ -394,7 +394,7 @@ def test_what_a_node_has_saved():
 
 @pytest.fixture
 def alone():
-    """A process group with this process alone."""
+    """Makes a process group with this process alone."""
     dist = pytest.importorskip("torch.distributed")
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("needs gloo")

@@ -21,7 +21,8 @@ each_op = pytest.mark.parametrize("name", sorted(registry))
 
 @each_op
 def test_every_op_has_a_whole_record(name):
-    """Samples, bad calls, a plain call and a GPU case, or a sentence that says why there is none."""
+    """Every record must have samples, bad calls, a plain call and a GPU case, or a sentence that says why it has
+    none."""
     assert name in RECORDS, f"{name}: no record in tests/ops"
     record = RECORDS[name]
     for what in ("samples", "bad_calls", "call", "gpu"):
@@ -30,7 +31,8 @@ def test_every_op_has_a_whole_record(name):
 
 @each_op
 def test_the_plain_call_has_every_argument(name):
-    """tests/callers vary the plain call's arguments; reduction, empty and keepdim have tests of their own."""
+    """The plain call must have every argument, as tests/callers vary only those; reduction, empty and keepdim have
+    tests of their own."""
     call = RECORDS[name].call
     if not isinstance(call, str):
         arguments = inspect.signature(getattr(safeops, name)).parameters.keys()
@@ -61,7 +63,8 @@ def test_every_declaration_names_a_function_of_the_kernels():
 
 
 def test_every_cuda_kernel_meets_its_bad_calls():
-    """They run on the executed CUDA kernels. (Triton's launchers get theirs in the interpreter.)"""
+    """Every C++/CUDA kernel must be tried with its op's bad calls, in the tests that execute CUDA kernels. (Triton's
+    launchers are tried in the interpreter.)"""
     files = Path(__file__).parent.glob("kernels/test_cuda_executed*.py")
     tried = [getattr(importlib.import_module(f"tests.kernels.{file.stem}"), "REFUSED", ()) for file in files]
     owned = {name for name, op in registry.items() if op.owner == "C++/CUDA"}

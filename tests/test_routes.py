@@ -9,10 +9,10 @@ from safeops.core.op import registry
 from tests.ops import RECORDS
 
 CALLS = {name: record.of_one() for name, record in RECORDS.items() if name in registry and not record.no_route}
-FORWARD = {"masked_log_softmax": "_masked_softmax"}  # (ops whose forward has another op's name)
-# torch detaches these results, which are saved for backward
+FORWARD = {"masked_log_softmax": "_masked_softmax"}  # {op: raw forward op}, where the names differ
+# Ops that save their result for backward: torch detaches it.
 SAVE_THEIR_RESULT = ("cosine_similarity", "masked_softmax", "segment_max")
-# number of results that one kernel returns together
+# {op: number of results that its kernel returns in one tensor}
 TAKEN_APART = {"token_log_probs": 3}
 each_op = pytest.mark.parametrize("name", sorted(CALLS))
 
@@ -42,7 +42,7 @@ def test_eager_cpu_tensors_take_the_kernel_both_ways(name):
     raw = FORWARD.get(name, f"_{name}")
     kept = ["aten::detach"] if name in SAVE_THEIR_RESULT else []
     views = ["aten::select.int"] * TAKEN_APART.get(name, 0)
-    assert forward == [f"safeops::{raw}", *kept, *views]  # one op, and nothing beside it
+    assert forward == [f"safeops::{raw}", *kept, *views]  # one kernel and no other computation
     grad = torch.ones_like(loss)
     _, backward = dispatched(lambda: torch.autograd.grad(loss, x, grad))
     owner = {"masked_fill": "_masked_fill", "masked_softmax": "_masked_softmax_slope"}.get(name, registry[name].raw[-1])

@@ -21,7 +21,7 @@ spec.loader.exec_module(type_stubs)
 FUNCTIONS = [f"safeops.{name}" for name in safeops.__all__ if inspect.isfunction(getattr(safeops, name))]
 FUNCTIONS += [f"safeops.nn.{name}" for name, x in vars(safeops.nn).items() if inspect.isclass(x) and name[0] != "_"]
 FUNCTIONS += ["safeops.distributed.global_count", "safeops.debug.trace", "safeops.debug.audit", "safeops.debug.no_sync"]
-# (they take any function, options of any op, or a process group)
+# Functions with an argument of any type: any function, options of any op, or a process group.
 TAKE_ANYTHING = {"safeops.fp32_region", "safeops.safe_mode", "safeops.warmup", "safeops.distributed.global_count"}
 TAKE_ANYTHING |= {name for name in FUNCTIONS if ".debug." in name}
 CALLS = """
@@ -71,14 +71,14 @@ def run(command, **options):
 
 
 def mypy(folder, *files):
-    """Returns [(line, error)], [revealed type]."""
+    """Runs mypy. Returns ([(line, error)], [revealed type])."""
     out = run(["mypy", "--check-untyped-defs", "--cache-dir", folder / "cache", *files]).stdout
     return re.findall(r":(\d+): error: (.*)", out), re.findall(r'note: Revealed type is "(.*)"', out)
 
 
 def pyright(folder, *files):
     config = {"include": [str(file) for file in files], "strict": [], "reportOptionalMemberAccess": False}
-    config |= {"reportPossiblyUnbound": False, "reportPrivateImportUsage": False}  # (of torch, and of __doc__)
+    config |= {"reportPossiblyUnbound": False, "reportPrivateImportUsage": False}  # from torch and __doc__
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     results = run(["pyright", "--project", folder, "--pythonpath", sys.executable, "--outputjson"])
     rows = json.loads(results.stdout)["generalDiagnostics"]
@@ -115,7 +115,7 @@ class TestCheckers:
         assert checker(tmp_path, *(ROOT / "examples").glob("*.py"))[0] == []
 
     def test_calls(self, checker, tmp_path):
-        """Right calls pass, and each wrong call is reported."""
+        """The type checker must accept all right calls, and report each wrong one."""
         (tmp_path / "calls.py").write_text(CALLS + WRONG)
         errors, _ = checker(tmp_path, tmp_path / "calls.py")
         begin, count = CALLS.count("\n") + 2, WRONG.count("\n") - 1

@@ -17,7 +17,7 @@ def test_each_line_has_what_it_is_named_for(name):
         assert hop.name in hop.path.read_text().splitlines()[hop.line - 1], hop
     kinds = {hop.what for hop in hops}
     assert ALWAYS | (OF_OPS if isinstance(registry[name], Op) else set()) <= kinds
-    for raw in registry[name].raw:  # (some are composed of other ops on every device)
+    for raw in registry[name].raw:  # none for ops composed of other ops
         assert (
             (f"cpu {raw}" in kinds)
             == (f"cuda {raw}" in kinds)

@@ -11,7 +11,7 @@ each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
 def parameters(gradients):
-    """Parameters with exactly these tensors as gradients, with any strides."""
+    """Returns parameters with exactly these tensors as gradients, whatever their strides."""
     result = []
     for g in gradients:
         p = torch.nn.Parameter(torch.zeros(g.shape, dtype=g.dtype))
@@ -31,12 +31,12 @@ def true_norm(gradients, ord=2.0):
 
 
 def sets(dtype):
-    """Lists of gradients, with norms that torch can compute in their dtype."""
+    """Returns lists of gradients with norms that torch can compute in their dtype."""
     divisor = 64 if dtype == torch.float16 else 1
     for gradients in (layouts(dtype, odd=0), many(dtype, odd=0), [values(100_000, dtype=dtype, odd=0)]):
         yield [g / divisor for g in gradients if g.numel()]
 
 
 def mixed():
-    """Gradients of every dtype and layout."""
+    """Returns gradients of every dtype and layout."""
     return [g for dtype in FLOATS for g in layouts(dtype, odd=0)]

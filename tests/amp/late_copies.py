@@ -15,7 +15,7 @@ GPU = torch.device("cuda", 0)
 
 
 class Arrival(torch.Tensor):
-    """A tensor on the GPU: its device is the GPU's."""
+    """A tensor that says it is on the GPU, where a copy arrives late."""
 
     recorded = None
 

@@ -49,14 +49,15 @@ def test_clip_is_not_worse_than_torchs(dtype, max_norm):
         for p, r, w, g in zip(mine, rival, want, gradients):
             assert p.grad.stride() == g.stride()
             error, theirs = (p.grad.double() - w).abs(), (r.grad.double() - w).abs()
-            # half is rounded once; fp32 has the factor's rounding, too; for fp64 the truth itself is fp64
+            # Half is rounded once. fp32 also has the factor's rounding. fp64's truth is fp64, and rounded itself.
             roundings = {2: 1, 4: 3, 8: 8}[dtype.itemsize]
             room = torch.finfo(dtype).eps / 2 * w.abs() * roundings + smallest
             assert (error <= torch.minimum(theirs + room, room * 1.01)).all()
 
 
 def test_clip_of_half_gradients_beyond_65504():
-    """torch's norm is inf and its factor 0: a training step that silently does nothing."""
+    """Half gradients with a norm beyond 65504 must be clipped: torch's norm is inf, its factor 0, and the step does
+    nothing."""
     gradient = torch.full((1000,), 60000.0, dtype=torch.float16)
     mine, rival = parameters([gradient.clone()]), parameters([gradient.clone()])
     assert torch.nn.utils.clip_grad_norm_(rival, 1.0) == INF and not rival[0].grad.any()
@@ -66,8 +67,8 @@ def test_clip_of_half_gradients_beyond_65504():
 
 def test_clip_of_fp32_gradients_whose_norm_is_beyond_fp32():
     mine = parameters([torch.full((10_000,), 3e38)])
-    assert safeops.clip_grad_norm_(mine, 1.0, nonfinite="raise") == INF  # (an fp32 norm; the gradients are finite)
-    assert torch.allclose(mine[0].grad, torch.full((10_000,), 0.01), rtol=1e-3)  # (the factor is subnormal)
+    assert safeops.clip_grad_norm_(mine, 1.0, nonfinite="raise") == INF  # norm beyond fp32; no error
+    assert torch.allclose(mine[0].grad, torch.full((10_000,), 0.01), rtol=1e-3)  # a subnormal factor
 
 
 def test_a_factor_below_fp32s_numbers_keeps_its_digits():
@@ -118,7 +119,7 @@ def test_skip_leaves_all_gradients_as_they_are(dtype, bad):
         assert torch.equal(p.grad.view(torch.int16), g.view(torch.int16))
     mine = parameters([torch.full((4,), 9.0, dtype=dtype)])
     assert safeops.clip_grad_norm_(mine, 1.0, nonfinite="skip") == 18
-    assert torch.allclose(mine[0].grad.float(), torch.tensor(0.5))  # (finite: clipped)
+    assert torch.allclose(mine[0].grad.float(), torch.tensor(0.5))  # the finite gradients are clipped
 
 
 def test_grad_scaler_finds_what_skip_left():
@@ -149,7 +150,7 @@ def test_raise_names_the_gradient_before_anything_is_written():
 
 
 def test_without_kernels_all_is_the_same(monkeypatch):
-    """The definitions, which run without kernels, clip as the kernels do."""
+    """Where no kernels are built, the definitions must clip as the kernels do."""
     fine = [g for dtype in FLOATS for g in many(dtype, odd=0)]
     bad = [*fine, torch.tensor([INF])]
     results = []
@@ -166,7 +167,7 @@ def test_without_kernels_all_is_the_same(monkeypatch):
     for a, b in zip(results[0][0], results[1][0]):
         assert torch.allclose(a, b, rtol=1e-7)
     for a, b in zip(results[0][1], results[1][1]):
-        # the norms may differ in the last bit of fp32
+        # The norms may differ in fp32's last bit.
         assert torch.allclose(a, b, rtol=max(torch.finfo(a.dtype).eps, 1e-7), atol=0)
 
 
@@ -222,11 +223,11 @@ def test_an_exhausted_generator_is_told_as_by_torch():
         with pytest.warns(UserWarning, match="is an empty generator, no gradient clipping will occur") as warned:
             clip(exhausted, 1.0)
         assert warned[0].filename == __file__
-        clip([], 1.0)  # an empty list is no mistake: no warning
+        clip([], 1.0)  # an empty list is allowed: no warning
 
 
 def test_no_synchronisation():
-    """With or without kernels, the host reads nothing, unless nonfinite="raise"."""
+    """The host must read no value from the device, with or without kernels, unless nonfinite="raise"."""
     p = parameters(clones(mixed()))
     with no_synchronisation():
         safeops.grad_norm(p)

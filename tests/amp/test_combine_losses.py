@@ -41,10 +41,10 @@ def test_the_order_is_that_of_the_dict():
 
 def test_half_losses_are_read_wide_before_the_weight():
     a, b = leaf(700.0, torch.float16), leaf(1.0009765625, torch.float16)
-    assert (a * 100).isinf()  # the plain pattern
+    assert (a * 100).isinf()  # in plain torch the term overflows
     total, terms, finite, _ = safeops.combine_losses({"a": (a, 100), "b": (b, 1 / 3)}, nonfinite="raise")
     assert total.dtype == terms.dtype == torch.float32 and finite.all()
-    assert terms[0] == 70000 and abs(terms[1].item() - 1.0009765625 / 3) < 1e-7  # (in half, off by 1e-4)
+    assert terms[0] == 70000 and abs(terms[1].item() - 1.0009765625 / 3) < 1e-7  # half is off by 1e-4
     da, db = torch.autograd.grad(total, (a, b))
     assert da.dtype == torch.float16 and da == 100 and db == torch.tensor(1 / 3).half()
 
@@ -62,7 +62,7 @@ def test_an_fp64_weight_is_read_as_it_is():
     weight = torch.tensor(1e60, dtype=torch.float64, device=DEVICE)
     total, terms, finite, _ = safeops.combine_losses({"a": (a, weight), "b": (a, 1 / weight)})
     assert total.dtype == torch.float32 and finite.all() and total.item() == pytest.approx(1e30)
-    # non-finite: a term that its dtype does not hold
+    # A term that fp32 cannot hold counts as non-finite.
     total, terms, finite, _ = safeops.combine_losses({"a": (a, weight * 1e20), "b": a}, nonfinite="skip")
     assert terms[0].isinf() and finite.tolist() == [False, True] and total == 1e-30
 
@@ -84,7 +84,7 @@ def test_skip_leaves_it_out_with_gradient_0(bad, weight):
     total, terms, finite, _ = safeops.combine_losses({"a": (a, 3.0), "b": (b, w)}, nonfinite="skip")
     assert total == 3 and finite.tolist() == [True, False] and not terms[1].isfinite()
     assert grads(total, *leaves) == [3, 0, 0][: len(leaves)]
-    for upstream in (NAN, INF):  # (non-finite upstream gradients as well)
+    for upstream in (NAN, INF):  # also under a non-finite upstream gradient
         _, db = torch.autograd.grad(
             safeops.combine_losses({"a": a, "b": (b, w)}, nonfinite="skip").total,
             (a, b),
@@ -95,7 +95,7 @@ def test_skip_leaves_it_out_with_gradient_0(bad, weight):
 
 def test_a_loss_that_is_not_finite_spoils_no_parameter():
     x = leaf(2.0)
-    losses = {"a": x.square(), "b": (x * 1e30).square()}  # (b and its slope overflow)
+    losses = {"a": x.square(), "b": (x * 1e30).square()}  # b and its slope overflow
     assert torch.autograd.grad(sum(losses.values()), x, retain_graph=True)[0].isinf()
     total = safeops.combine_losses(losses, nonfinite="skip").total
     assert total == 4 and torch.autograd.grad(total, x)[0] == 4

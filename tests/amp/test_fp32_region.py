@@ -63,7 +63,7 @@ def test_a_loss_that_overflows_in_half(dtype):
     got.backward()
     assert x.grad.dtype == dtype and (x.grad == 400).all()
     if dtype == torch.float16:
-        assert (x.detach() - y).pow(2).sum() == torch.inf  # the plain pattern
+        assert (x.detach() - y).pow(2).sum() == torch.inf  # in plain torch it overflows
 
 
 def test_autocast_ops_run_in_fp32_inside():
@@ -82,7 +82,7 @@ def test_autocast_is_off_for_every_device_type():
     assert {"cpu", "cuda"} <= set(DEVICE_TYPES)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         was = torch.is_autocast_enabled("cuda")
-        torch.set_autocast_enabled("cuda", True)  # (torch.autocast("cuda") does nothing without a GPU)
+        torch.set_autocast_enabled("cuda", True)  # as torch.autocast("cuda"), which does nothing without a GPU
         try:
             with safeops.fp32_region():
                 assert not any(map(torch.is_autocast_enabled, DEVICE_TYPES))
@@ -92,19 +92,20 @@ def test_autocast_is_off_for_every_device_type():
 
 
 def test_backward_computes_in_fp32():
-    """The backward runs in fp32: d/dx of x w^2 4 is 4 * 200^2 = 160000, which fp16 does not hold."""
+    """The backward must run in fp32: d/dx (4 w^2 x) = 4 * 200^2 = 160000 does not fit fp16, but divided by 1000 it
+    does."""
     x = torch.full((3,), 1e-3, dtype=torch.float16, requires_grad=True)
     w = torch.full((3,), 200.0, dtype=torch.float16, requires_grad=True)
     with autocast(torch.float16):
         loss = safeops.fp32_region(lambda x, w: (x * w * w * 4).sum())(x, w)
     loss.backward()
     assert torch.allclose(w.grad.float(), 8 * x.detach().float() * 200, rtol=1e-3)
-    assert (x.grad == torch.inf).all()  # inf in fp16, as GradScaler needs, not the largest number
+    assert (x.grad == torch.inf).all()  # beyond fp16 it must be inf, not saturated: GradScaler looks for inf
     x.grad = None
     with autocast(torch.float16):
         loss = safeops.fp32_region(lambda x, w: (x * w * w * 4 / 1000).sum())(x, w)
     loss.backward()
-    assert torch.allclose(x.grad, torch.full((3,), 160.0, dtype=torch.float16))  # (160000 in between)
+    assert torch.allclose(x.grad, torch.full((3,), 160.0, dtype=torch.float16))  # 160000 in the region
 
 
 def test_gradients_come_back_in_each_dtype():
@@ -145,9 +146,9 @@ def test_every_nesting_is_upcast_and_the_rest_left_alone():
     assert type(args[14]) is Numbers and single(args[14][0])
     assert args[15].data.dtype == torch.float32 and args[15].batch_sizes is packed.batch_sizes
     assert args[16].x is half  # other objects are left alone
-    assert type(args[17]) is types.MappingProxyType and single(args[17]["a"])  # (read-only)
+    assert type(args[17]) is types.MappingProxyType and single(args[17]["a"])  # a read-only mapping stays one
     assert single(kwargs["key"]) and kwargs["torch_size"] == half.shape
-    # the caller's objects are unchanged
+    # The caller's objects are unchanged.
     assert default["a"] is half and attributed["a"] is half and packed.data.dtype == torch.float16
 
 
@@ -159,7 +160,7 @@ def test_what_holds_no_half_is_passed_as_it_is():
 
 
 def test_map_tensors_of_results_of_torch_functions():
-    result = torch.ones(2, 3).max(dim=1)  # a tuple of a torch type, which is made from one sequence
+    result = torch.ones(2, 3).max(dim=1)  # a torch type of tuple, built from one sequence
     moved = map_tensors(lambda x: x.double(), result)
     assert type(moved) is type(result) and moved.values.dtype == moved.indices.dtype == torch.float64
 
@@ -172,7 +173,7 @@ def test_autocast_is_restored_after_an_exception_and_after_nesting():
     def fails(depth):
         assert not torch.is_autocast_enabled("cpu")
         if depth:
-            with autocast(torch.float16):  # (autocast is turned on again inside, and off again)
+            with autocast(torch.float16):  # autocast is switched on inside, and off again
                 assert torch.is_autocast_enabled("cpu")
                 fails(depth - 1)
         raise KeyError("planted")
@@ -187,7 +188,8 @@ def test_autocast_is_restored_after_an_exception_and_after_nesting():
 
 
 def test_the_autocast_cache_is_not_poisoned():
-    """A weight used before, in and after the region: its cast is unchanged, and all three uses give gradients."""
+    """A weight that is used before, in and after the region must keep its cached cast, and get gradients from all three
+    uses."""
     w, x = torch.randn(4, 4, requires_grad=True), torch.randn(2, 4)
 
     def step(region):
@@ -364,7 +366,8 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("context", [False, True])
 def test_a_compiled_product_has_its_backward_in_fp32(name, context):
-    """The compiler traces the backward under the autocast that is entered outside of the compiled function."""
+    """A product in a compiled region must have its backward in fp32, although the compiler traces the backward under
+    the autocast around the compiled function."""
     product = PRODUCTS[name]
 
     def inside(x):
@@ -405,4 +408,4 @@ def test_distributions_are_upcast(wrap):
     got, want = divergence(half, other), torch.distributions.kl_divergence(wide, other)
     assert got.dtype == torch.float32 and torch.equal(got, want)
     assert torch.equal(*(torch.autograd.grad(d.sum(), x)[0] for d in (got, want)))
-    assert safeops.fp32_region(lambda d: d)(wide) is wide  # (nothing in it is half)
+    assert safeops.fp32_region(lambda d: d)(wide) is wide  # returned itself: nothing in it is half

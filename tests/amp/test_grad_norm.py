@@ -19,7 +19,7 @@ def test_norm_is_not_worse_than_torchs(dtype, ord):
         got = safeops.grad_norm(parameters(gradients), ord)
         rival = torch.nn.utils.get_total_norm(gradients, float(ord))
         assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) and got.shape == ()
-        room = want * torch.finfo(got.dtype).eps * (64 if dtype == torch.float64 else 1)  # (for fp64 the truth is fp64)
+        room = want * torch.finfo(got.dtype).eps * (64 if dtype == torch.float64 else 1)  # the truth is fp64
         assert (got.double() - want).abs() <= (rival.double() - want).abs() + room
 
 
@@ -43,7 +43,7 @@ def test_norm_of_fp32_gradients_whose_squares_do_not_fit(size):
 def test_norm_of_mixed_dtypes():
     gradients = mixed()
     got = safeops.grad_norm(parameters(gradients))
-    assert got.dtype == torch.float64 and abs(got / true_norm(gradients) - 1) < 1e-7  # (halves are summed in fp32)
+    assert got.dtype == torch.float64 and abs(got / true_norm(gradients) - 1) < 1e-7  # halves: fp32 sums
 
 
 def test_norm_shows_what_is_not_finite():

@@ -38,7 +38,7 @@ def test_on_the_device_already_means_the_same_objects():
     batch = {"x": torch.from_numpy(array), "names": ["a", "b"], "pair": Pair(torch.ones(2), 3)}
     for device in ("cpu", torch.device("cpu")):
         assert safeops.to_device(batch, device) is batch
-    safeops.to_device(batch, "cpu")["x"][0] = 5  # (the batch shares memory)
+    safeops.to_device(batch, "cpu")["x"][0] = 5  # the result shares the batch's memory
     assert array[0] == 5
 
 
@@ -81,7 +81,7 @@ def test_bad_arguments_are_named():
 def test_the_plain_pattern_has_the_race(gpu):
     x = gpu.pin(torch.arange(4.0))
     moved = x.to(GPU, non_blocking=True)
-    x.fill_(7)  # the next batch
+    x.fill_(7)  # the host writes the next batch
     assert result_on(gpu, moved).tolist() == [7.0] * 4
 
 
@@ -113,7 +113,7 @@ def test_a_side_stream_is_waited_for_and_told_of_the_reader(gpu):
     side, current = Stream("side"), gpu.current
     moved = safeops.to_device({"x": torch.ones(3)}, "cuda:0", stream=side)["x"]
     assert [stream for _, _, stream in gpu.queue] == [side]
-    assert moved.recorded is current  # the memory is not reused before the copy is done
+    assert moved.recorded is current  # record_stream: memory is not reused before the copy is done
     assert current.waits_for == [side] and gpu.current is current
     gpu.queue.clear()
     plain = safeops.to_device(torch.ones(3), "cuda")

@@ -13,7 +13,7 @@ def test_the_parts_make_the_call():
     parts, total = record["parts"], record["parts"]["total"]
     assert sum(parts[part] for part in calls.PARTS) == pytest.approx(total)
     assert all(0 < parts[part] < total for part in calls.PARTS), parts
-    # Python launches a call with a new number, makes a plan for the first size, and traces the second size.
+    # A new number costs Python's part of a launch, the first size also a plan, and the second size also a trace.
     assert min(record["traced"], record["first_size"]) > parts["python"] > record["new_size"] > record["aten"] > 0
     (line,) = [line for line in report._calls([record]) if "masked_sum" in line]
     assert f"{total:.1f}" in line

@@ -11,7 +11,7 @@ from tests.benchmarks.test_runner import run_briefly
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]
 
-# a stand-in for an old checkout: this safeops without safe_log, and with a masked_mean that sleeps
+# A stand-in for an old checkout: this safeops without safe_log, and with a masked_mean that sleeps.
 STAND_IN = """
 import importlib.util, sys, time
 spec = importlib.util.spec_from_file_location("safeops", {root!r} + "/safeops/__init__.py", submodule_search_locations=[

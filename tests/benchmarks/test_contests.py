@@ -26,7 +26,8 @@ def test_all_comparisons_of_the_results_are_there():
 
 
 def of_loss_head(name):
-    """True for divergences, log probabilities of tokens and packed sequences, which have no published results yet."""
+    """Returns True for divergences, token log probabilities and packed sequences, which have no published results
+    yet."""
     return re.match(r"segment_|(linear_)?token_log_probs|\w+_div_with_logits|tv_with|linear_(\w+_div|tv)\b", name)
 
 
@@ -38,7 +39,8 @@ def test_each_op_of_a_loss_head_has_a_contest():
 
 
 def test_full_sizes_are_those_of_the_results():
-    """Full shapes, of contests that fit into memory here, and their bytes (MB), counted by hand, are those measured."""
+    """The full shapes of contests that fit this machine's memory, and their bytes in MB, counted by hand, must be those
+    of the published results."""
     assert contest.Operands("bf16", "cpu", small=False).size(8192, 128256) == (8192, 128256)
     images = contest.build("cross_entropy/bf16/images", "cpu", small=False)
     assert images.inputs[0].shape == (8, 21, 512, 512)
@@ -67,7 +69,7 @@ def test_we_and_the_rivals_that_are_here_agree_with_the_definition(name):
 
 
 def wrong(value, gradient=1.0):
-    """The errors, in masked_mean's contest, of a rival whose value and gradient are off by these factors."""
+    """Returns the errors found in a rival of masked_mean with value and gradient off by these factors."""
     entry = contest.build("masked_mean/fp32", "cpu", small=True)
 
     class Off(torch.autograd.Function):
@@ -94,7 +96,7 @@ def test_a_rival_that_is_off_does_not_agree():
 def test_a_library_that_is_not_there_is_absent():
     with pytest.raises(Absent, match="no_such_library cannot be imported"):
         library("no_such_library.losses", "f", lambda f, x: f(x)).load()
-    with pytest.raises(AttributeError):  # a name that an installed library lacks is an error, not an absence
+    with pytest.raises(AttributeError):  # an installed library without the name: an error, not a rival that is absent
         library("math", "no_such_function", lambda f, x: f(x)).load()
 
 

@@ -11,7 +11,8 @@ GHZ = 1.5  # slower than cuda_timing.CYCLES assumes, so that a spin lasts longer
 
 
 class Gpu:
-    """A host at time `now`, and a GPU with work until time `busy`. Its methods replace functions of torch.cuda."""
+    """Simulates a host at time `now` and a GPU with work until time `busy`. Its methods replace torch.cuda's
+    functions."""
 
     def __init__(self):
         self.now = self.busy = 0.0
@@ -22,7 +23,7 @@ class Gpu:
         self.busy = max(self.busy, self.now) + gpu
 
     def kernels(self, count, host, gpu):
-        """A call of `count` launches. Each takes the host `host` seconds and the GPU `gpu` seconds."""
+        """Returns a call of `count` launches. Each takes the host `host` seconds and the GPU `gpu` seconds."""
         return lambda: [self.launch(host, gpu) for _ in range(count)]
 
     def flush(self):

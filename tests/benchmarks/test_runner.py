@@ -17,7 +17,7 @@ from benchmarks.__main__ import elements, is_full, main, parse, routes
 from benchmarks.timing import DISTURBED, Samples
 from safeops.core.op import Public, registry
 
-pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]  # one run of the runner serves all tests
+pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]  # all tests read one run of the runner
 
 RUN = "safe_div", "masked_compact_50", "masked_mean", "masked_mean_rows", "mse_loss"
 
@@ -25,7 +25,7 @@ RUN = "safe_div", "masked_compact_50", "masked_mean", "masked_mean_rows", "mse_l
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "small.json"
-    # --fresh-memory, so that the test process's malloc is not changed
+    # --fresh-memory leaves this process's malloc as it is.
     arguments = "--quick --fresh-memory --size 4K --rounds 2 --threads 1 --dtypes bf16,fp64 --ops".split()
     arguments.append(",".join(RUN))
     threads = torch.get_num_threads()
@@ -36,7 +36,7 @@ def results(tmp_path_factory):
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes of the operands and results of our kernels, each tensor once."""
+    """Counts the bytes of the operands and results of safeops' kernels, each tensor once."""
 
     def __init__(self):
         super().__init__()
@@ -52,8 +52,8 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", case.names())
 def test_bytes_are_those_that_the_kernel_gets(name):
-    """The stated bytes must be those of the kernels' operands and results. Numbers of a row (a norm, a sum) are not
-    stated: half a byte for each element of a row of 64."""
+    """The stated bytes must be those of the kernels' operands and results. Results with a number per row (a norm, a
+    sum) are not stated: in rows of 64 they are half a byte per element."""
     benchmark = case.build(name, 2**16, torch.bfloat16, "cpu")
     assert {x.dtype for x in benchmark.inputs} <= {torch.bfloat16}
     stated = (benchmark.forward_bytes, benchmark.backward_bytes)

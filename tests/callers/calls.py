@@ -6,9 +6,9 @@ import safeops
 from tests.ops import RECORDS
 
 CALLS = {name: RECORDS[name].call for name in sorted(RECORDS) if not isinstance(RECORDS[name].call, str)}
-# Public names that are not functions of tensors or of lists of tensors,
+# Public names without a call here: those that are not functions of tensors or of lists of tensors,
 OTHERS = {"combine_losses", "debug", "distributed", "fp32_region", "nn", "safe_mode", "to_device", "warmup"}
-# and functions that also take lengths or a function: tests/contract/classification has them.
+# and the functions that also take lengths or a function, which tests/contract/classification tests.
 OTHERS = {*OTHERS, "ctc_loss", "triplet_margin_with_distance_loss", *RECORDS} - set(CALLS)
 
 
@@ -24,7 +24,7 @@ TENSORS = [(name, key) for name in CALLS for key in tensors(name)]
 
 
 def _number(key, x):
-    """True for floats, and for tensors that may be numbers as well: 0-dim ones, and second operands."""
+    """Returns True for floats, and for tensors that a caller may replace by a number: 0-dim ones, second operands."""
     return type(x) is float or isinstance(x, torch.Tensor) and (x.dim() == 0 or key in ("exponent", "other"))
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from tests.callers.calls import CALLS, call, tensors
 
-PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}  # (rows: 5, so the shards are uneven)
+PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}  # 5 rows: uneven shards
 REDUCTIONS = [name for name, arguments in CALLS.items() if "keepdim" in arguments]
 LOSSES = [name for name, arguments in CALLS.items() if "denominator" in arguments]
 ALONG_A_DIM = "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity"
@@ -53,7 +53,7 @@ def outcome(name, changes, placement, mesh, keep=None):
     """Returns "right", or what is wrong or the error. keep: the argument that stays a plain tensor."""
     plain = {key: x.clone() for key, x in {**tensors(name), **changes}.items() if isinstance(x, torch.Tensor)}
     if changes.get("empty") == "raise":
-        plain["mask"][3] = False  # nothing is kept in row 3, which is rank 1's
+        plain["mask"][3] = False  # row 3, which rank 1 has, keeps nothing
 
     def distributed(x):
         fits = isinstance(placement, Shard) and x.dim() > placement.dim
@@ -68,7 +68,7 @@ def outcome(name, changes, placement, mesh, keep=None):
     try:
         got = call(name, **{**changes, **shared})
     except Exception as error:
-        same = re.sub(r" as \[[^]]*\]", "", str(error)) == str(want)  # (the DTensors' error adds their placements)
+        same = re.sub(r" as \[[^]]*\]", "", str(error)) == str(want)  # the DTensors' error adds the placements
         return "right" if same else f"{type(error).__name__}: {error}"
     if isinstance(want, ValueError):
         return f"{want} is not raised"
@@ -78,7 +78,8 @@ def outcome(name, changes, placement, mesh, keep=None):
     if want.requires_grad:
         wants += torch.autograd.grad(want.sum(), [x for x, _ in pairs])
         gots += torch.autograd.grad(got.sum(), [x for _, x in pairs])
-    # Ranks add in another order than the kernel, so terms that cancel differ. In the sum of a softmax all terms cancel.
+    # Ranks add in another order than the kernel, so sums of terms that cancel differ; in the sum of a softmax all terms
+    # cancel. least: an absolute tolerance.
     least = float(want.detach().abs().max()) if name == "masked_softmax" else 0
     for w, g in zip(wants, gots):
         atol = 1e-6 * max(least, float(w.detach().abs().max()))

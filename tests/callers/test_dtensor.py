@@ -37,7 +37,7 @@ def test_right_or_refused_by_name(outcomes, how, case):
     for rank in outcomes:
         got = rank[f"{how}: {case}"]
         if OLD and "aten.frexp.Tensor does not have a sharding strategy" in got:
-            continue  # (torch itself refuses)
+            continue  # torch itself refuses this call
         assert got == "right" or (name in REFUSED and got.startswith(f"TypeError: {name}: input must be no DTensor"))
 
 

@@ -90,13 +90,13 @@ def of_dimensions(name, ndim):
         return x.reshape(*more, *x.shape) if name == "token_log_probs" else x.reshape(*x.shape, *more)
 
     results = {key: longer(x, ndim) for key, x in operands.items() if x.dim() > 1}
-    if "ignore_index" in CALLS[name] and registry[name].family == "classification":  # (they have no dim of classes)
+    if "ignore_index" in CALLS[name] and registry[name].family == "classification":  # rows lack the dim of the classes
         rows = operands.keys() & {"target", "mask", "row_weight"}
         results |= {key: longer(operands[key], ndim - 1) for key in rows}
     return results
 
 
-# operands of any dims: not rows of logits, linear layers (two dims) or images (four or five)
+# Functions whose operands may have any number of dims: not those of rows of logits, linear layers or images.
 OF_ANY_DIMS = [
     name
     for name in CALLS
@@ -107,7 +107,8 @@ OF_ANY_DIMS = [
 
 @pytest.mark.parametrize("name", OF_ANY_DIMS)
 def test_more_than_64_dimensions(route, name):
-    """At most 64 dims, or 63 where elements are moved: kernels see 16-byte elements as a further dim of two halves."""
+    """Operands of more than 64 dims, or 63 for ops that move elements, are refused by name. (These ops see 16-byte
+    elements as two halves, a further dim.)"""
     moves = name.startswith(("masked_compact", "masked_s")) and name.endswith(("compact", "select", "scatter"))
     most = 63 if moves or name in ("safe_gather", "safe_index_select") else 64
     first = next(iter(tensors(name)))

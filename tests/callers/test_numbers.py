@@ -12,7 +12,7 @@ from tests.contract.common import unless_first
 from tests.ops.record import firsts
 
 KEYS = [*NUMBERS, "capacity"]
-# p chooses between two formulas; poisson's eps is unused with log_input, and torch makes it a constant
+# Options that a trace makes constants: p chooses between two formulas; poisson's eps is unused with log_input.
 NO_NUMBERS = [("multi_margin_loss", "p"), ("poisson_nll_loss", "eps")]
 PLACES = [
     (name, key) for name in CALLS for key in KEYS if key in CALLS[name] and name not in ("magnitude", "safe_atan2")
@@ -54,24 +54,24 @@ def test_a_changing_number_keeps_its_sign_of_zero():
     assert [compiled(x, n).signbit().tolist() for n in (0.5, -0.0)] == [[False] * 3, [True, False, True]]
 
 
-# numbers computed from a size n; below, which of them each argument may be
+# {name: a number computed from the size n}; KINDS below says which of them fit an argument.
 OF_SIZE = {"n": lambda n: n, "n/4": lambda n: 0.25 * n, "1/n": lambda n: 1 / n, "-n/2": lambda n: -0.5 * n}
 POSITIVE = ["n", "n/4", "1/n"]
-# (ord: its sign chooses the formula, and torch cannot prove the sign of 1/n. win_sigma: with a small one a window
-# has one pixel, and a variance of nothing but rounding.)
+# ord: not 1/n, whose sign, which chooses the formula, torch cannot prove. win_sigma: not small, or a window would weigh
+# one pixel alone, with noise as variance.
 KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win_sigma": ["n", "n/4"]}
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "softcap", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2", "denominator"), POSITIVE)
-SHARES = ("alpha", "label_smoothing", "quantile", "variance_focus")  # (between 0 and 1)
+SHARES = ("alpha", "label_smoothing", "quantile", "variance_focus")  # options between 0 and 1
 SHARES += ("js_div_with_logits", "beta"), ("linear_js_div", "beta")
 KINDS |= dict.fromkeys(SHARES, ["1/n"])
-# the first op of each family gets all its numbers, the others one
+# The first op of each family is tested with all numbers of an argument, its siblings with one.
 SIZES = [
     (name, key, kind)
     for name, key in PLACES
     for kind in list(KINDS.get((name, key)) or KINDS.get(key, OF_SIZE))[: None if name in firsts() else 1]
 ]
-# (ms_ssim's defaults need larger images than its call has)
+# Losses tested without options. (Not ms_ssim: its defaults need larger images than its call has.)
 PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
 
 CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)]
@@ -80,7 +80,8 @@ CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)
 @pytest.mark.slow
 @pytest.mark.parametrize("name, key, kind, plain", [unless_first(*case) for case in CASES])
 def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
-    """plain: only the required arguments are given, for which a loss has a kernel call of its own."""
+    """A program in which an option is a size must export. plain: with required arguments only, for which a loss has a
+    kernel call of its own."""
 
     class Call(torch.nn.Module):
         def forward(self, sized, operands):
@@ -100,7 +101,7 @@ def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
         assert_same(outcome(run(program.module()), name, [key], size), outcome(run(Call()), name, [key], size))
 
 
-# (without ms_ssim, which has five times the graph of ssim)
+# {op: options that change}. (Not ms_ssim: its graph is five times that of ssim.)
 CHANGING = {name: [key for other, key in PLACES if other == name] for name, _ in PLACES if name != "ms_ssim"}
 SETS = dict.fromkeys(SHARES, (0.125, 0.25, 0.5, 0.75, 0.875)) | {
     "capacity": (20, 12, 31, 17, 23),
@@ -114,8 +115,8 @@ SETS = dict.fromkeys(SHARES, (0.125, 0.25, 0.5, 0.75, 0.875)) | {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", map(unless_first, CHANGING))
 def test_numbers_that_change_are_compiled_once(name):
-    """All numbers of a call change at once: one that became a constant would compile the call anew each time. The
-    backend is aot_eager, for the layer below the tracer makes the constants."""
+    """All options of a call change at once: an option that became a constant would compile the call anew each time. The
+    backend is aot_eager because AOTAutograd, below Dynamo, is where options become constants."""
     torch._dynamo.reset()
     counter, keys = CompileCounterWithBackend("aot_eager"), CHANGING[name]
 

@@ -24,7 +24,7 @@ KINDS = {
 
 def strange(kind, x):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # (prototypes warn)
+        warnings.simplefilter("ignore")  # torch warns of prototypes
         return KINDS[kind](x)
 
 

@@ -22,7 +22,7 @@ TOKENS = {"input": torch.rand(2, 7, 5), "target": torch.randint(5, (2, 7))}
 KEEP = torch.rand(2, 4, 4) > 0.5
 CU_SEQLENS = torch.tensor([0, 1])
 
-# (function, a refused call, the argument to change)
+# (function, a refused call, the argument that the error says to change)
 RESHAPED = [
     ("mse_loss", {**IMAGES, "mask": KEEP}, "mask"),
     ("mse_loss", {**IMAGES, "weight": torch.rand(2, 4, 4)}, "weight"),
@@ -58,7 +58,7 @@ def test_the_argument_that_an_error_says_is_taken(name, arguments, key):
     assert function(**{**arguments, key: eval(expression, dict(arguments))}).isfinite().all()
 
 
-SCORES = torch.rand(2, 7, 5).log_softmax(-1)  # (..., C)
+SCORES = torch.rand(2, 7, 5).log_softmax(-1)  # log probabilities (..., C)
 LAYER = torch.eye(5)
 ONE_HOT = [  # (function, its operands without the target, the dim of the classes); the target should be indices
     ("cross_entropy", {"input": SCORES.movedim(-1, 1)}, 1),
@@ -94,7 +94,7 @@ def test_one_hot_of_one_row():
 
 @pytest.mark.parametrize("name", ["masked_softmax", "masked_log_softmax", "masked_mean", "segment_sum", "mse_loss"])
 def test_a_float_mask_of_either_kind(name):
-    """A mask of 0 and 1, or one that is added to scores, and is 0 where an element is kept: each has its expression."""
+    """The error must tell two float masks apart: 0 and 1, and the kind that is added to scores (0 where kept)."""
     x, keep, function = torch.rand(2, 5), torch.tensor([True, False, True, True, False]), getattr(safeops, name)
     operands = (x, x) if name == "mse_loss" else (x,)
     options = {"cu_seqlens": torch.tensor([0, 2])} if name == "segment_sum" else {}
@@ -110,7 +110,8 @@ def test_a_float_mask_of_either_kind(name):
 
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "huber_loss", "hinge_embedding_loss", "poisson_nll_loss"])
 def test_a_mask_in_the_place_of_another_argument(name):
-    """In torch's functions this place has a weight, a reduction, a margin or a flag: the error says `mask=`."""
+    """For a mask at the place where torch's function has a weight, reduction, margin or flag, the error must say
+    `mask=`."""
     x = torch.rand(3)
     with pytest.raises((TypeError, ValueError), match=f"^{name}: .*: say mask=$"):
         getattr(safeops, name)(x, x, x > 0.5)
@@ -133,7 +134,7 @@ def test_a_dim_in_the_place_of_the_mask_of_a_softmax(name):
 
 @pytest.mark.parametrize("name", ["masked_mean", "safe_norm", "masked_compact", "mse_loss"])
 def test_what_is_no_dim(name):
-    """No expression with `dim=` is offered if the function has no dim, or the value is none."""
+    """The error offers no expression with `dim=` if the function has no `dim`, or the value is not a dim."""
     x, function = torch.rand(2, 3), getattr(safeops, name)
     values, options = (True, [True], "-1", 1.0), {"capacity": 3} if name == "masked_compact" else {}
     for value in values if name == "masked_mean" else (*values, -1):
@@ -149,7 +150,7 @@ def test_a_mask_in_the_place_of_a_dim():
 
 
 def test_the_third_operand_of_info_nce_loss():
-    """The third operand is negative_keys: neither a mask of the rows nor the temperature."""
+    """A mask or a temperature as third operand, which is negative_keys, must be refused with the right keyword."""
     x = torch.rand(4, 3)
     with pytest.raises(TypeError, match="^info_nce_loss: negative_keys must be .*: say mask=$"):
         safeops.info_nce_loss(x, x, torch.rand(4) > 0.5)
@@ -227,7 +228,7 @@ def test_the_options_of_torchs_clip_grad_norm_():
         safeops.clip_grad_norm_([weight], 1.0, nonfinite="raise")
 
 
-SCORE_MASKS = [  # masks that keep the second element alone
+SCORE_MASKS = [  # masks that keep only the second element
     (torch.tensor([False, True]), r"mask={}, where True is kept$"),
     (torch.tensor([0, 1]), r"mask={} != 0$"),
     (torch.tensor([0.0, 1.0]), r"mask={} > 0\.5 \(an additive mask: mask={} == 0\)$"),
@@ -275,7 +276,7 @@ def test_an_input_of_integers(name):
 
 
 def test_integers_that_are_no_numbers():
-    """Class indices as logits, and pixels from 0 to 255: the error must not offer a cast, which would be no cure."""
+    """For class indices as logits and for pixels of 0 to 255 the error must not offer a cast, which would not help."""
     for name in ("cross_entropy", "token_log_probs", "ssim"):
         with pytest.raises(TypeError, match=r"got torch\.int64$"):
             getattr(safeops, name)(torch.ones(1, 3, 8, 8, dtype=torch.int64), torch.rand(1, 3, 8, 8))
@@ -302,7 +303,7 @@ def test_what_combine_losses_returns_is_no_loss():
     assert not hasattr(result, "backward")
 
 
-# Functions with other arguments than operands: one of those could be meant.
+# Functions with arguments beside the operands, any of which a call with too many operands could mean.
 CATCHING = [
     name
     for name, x in vars(safeops).items()
@@ -465,7 +466,8 @@ def test_a_module_called_as_others_are():
 
 
 def test_every_expression_is_of_arguments_that_exist():
-    """Each expression names arguments of one of our functions; no foreign name that it replaces is among them."""
+    """Each suggested expression must name arguments that one of our functions has, and no foreign name that it
+    replaces."""
     ours = [{name, *inspect.signature(function).parameters} for name, function in signed.items()]
     for key, expressions in NAMES.items():
         for needed, expression in expressions.items():

@@ -15,13 +15,13 @@ REPEATS = pytest.mark.slow, pytest.mark.exhaustive  # marks of a case that repea
 
 
 def unless_first(name, *more):
-    """A case for the op `name`. It repeats another, and is marked so, unless the op is the first of its family."""
+    """Returns a test case for the op `name`, marked as a repeat unless the op is the first of its family."""
     return pytest.param(name, *more, marks=() if name in firsts() else REPEATS)
 
 
 @contextlib.contextmanager
 def case(*what):
-    """One case of a loop over many: its error names the case. (As parametrized tests, thousands take a minute more.)"""
+    """Adds the case's name to an error raised inside. (Cases in a loop are faster than parametrized tests.)"""
     try:
         yield
     except (Exception, pytest.fail.Exception) as error:
@@ -53,7 +53,7 @@ def t(*values, dtype=torch.float32, grad=False):
 
 
 def names(*kinds):
-    """Names of the ops of the given classes."""
+    """Returns the names of the ops whose records are instances of the classes `kinds`."""
     return [name for name in RECORDS if isinstance(registry.get(name), kinds)]
 
 

@@ -52,7 +52,7 @@ def operands(draw, shapes=SHAPES, count=2):
     layouts = st.sampled_from([None, *LAYOUTS.values()])
 
     def narrowed():
-        """The shape, or one that broadcasts to it."""
+        """Returns the shape, or a shape that broadcasts to it."""
         kept = draw(st.integers(0, len(shape))) if draw(st.booleans()) else 0
         return tuple(1 if draw(st.integers(0, 4)) == 0 else s for s in shape[kept:])
 

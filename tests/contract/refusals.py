@@ -47,7 +47,7 @@ def assert_refused(op, bad, looks=DEVICE == "cpu"):
 
 @contextlib.contextmanager
 def kernels(forwards):
-    """While it is open, calls of ops go to other raw forward ops. forwards: {the op's name: the raw op's function}."""
+    """Inside the context, public ops call other raw forward ops. forwards: {public op's name: raw op to call}."""
     with pytest.MonkeyPatch.context() as patch:
         for name, forward in forwards.items():
             op = copy.copy(registry[name])

@@ -16,7 +16,7 @@ NAMES = [name for name, record in RECORDS.items() if not isinstance(record.call,
 MASK = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
 
 
-# apply_where has a single route
+# apply_where has a single route.
 ROUTES = [(route, name) for route in ("kernel", "composite") for name in BAD_CALLS]
 ROUTES.remove(("composite", "apply_where"))
 
@@ -47,7 +47,7 @@ def test_the_message_is_the_one_users_can_act_on():
     assert error.value.__suppress_context__, "the kernel's own refusal is in the traceback"
 
 
-# reductions and losses of elements: a mask of rows has fewer dims
+# Reductions and pointwise losses, whose mask broadcasts to the input. (A mask of rows has fewer dims.)
 WEIGHTED = [RECORDS[n] for n in NAMES if {"mask", "weight"} <= RECORDS[n].call.keys()]
 OF_ROWS = "classification", "divergences", "linear", "vectors", "row_loss"
 MASKED = [r.name for r in WEIGHTED if not r.kind.startswith(OF_ROWS)]

@@ -7,11 +7,11 @@ from tests.contract.common import REPEATS
 from tests.ops import RECORDS
 from tests.ops.record import firsts
 
-# The clauses for the composites of ops and variants. The others are marked exhaustive.
+# Clauses that are run on composites and variants, too. All other clauses of theirs are marked exhaustive.
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )
-# These clauses take half of the time: here one op of a kind is asked, and its siblings in `make test-slow`.
+# These clauses take half of the time: by default the first op of a kind runs them; its siblings do in `make test-slow`.
 OF_SIBLINGS_SLOW = (
     "gradgradcheck layouts upstream_layouts vmap torch_func forward_ad accumulation opcheck uninitialized".split()
 )
@@ -19,9 +19,9 @@ COMPOSITES_SLOW = "masked_garbage kept_nonfinite kept_upstream gradgradcheck".sp
 
 
 def cases():
-    """Every op and its variants through every clause. Marked slow: clauses that trace or compile, and clauses that take
-    long, of an op whose sibling is asked. Marked exhaustive, too: a variant's repeats of its op's clauses, and clauses
-    that trace an op that is not the first of its kind."""
+    """Yields every op and its variants with every clause. Marked slow: clauses that trace or compile, and clauses that
+    take long, for an op that is not the first of its kind. Marked exhaustive, too: clauses that a variant repeats, and
+    clauses that trace an op that is not the first of its kind."""
     firsts_of_kinds = firsts()
     kinds = [(RECORDS[name].kind.partition(".")[0], name) for name in RECORDS if name in firsts_of_kinds]
     of_families = dict(reversed(kinds)).values()
@@ -39,6 +39,6 @@ def cases():
 
 
 @pytest.mark.parametrize("subject, check", list(cases()))
-@pytest.mark.filterwarnings("ignore:.* is broadcast with")  # (some samples do so on purpose)
+@pytest.mark.filterwarnings("ignore:.* is broadcast with")  # some samples broadcast on purpose
 def test_contract(subject, check):
     run_check(subject, check)

@@ -28,7 +28,7 @@ def test_numbers_hold(isa):
     files = sorted(
         str(path) for name in ("properties", "stand_ins_*", "edges") for path in folder.rglob(f"test_{name}.py")
     )
-    # the parts of the contract with data for several threads
+    # Tests with data for several threads.
     files += [
         "test_contract.py",
         "vectors/test_rows.py",
@@ -57,7 +57,7 @@ def test_unknown_name_is_refused():
     assert result.returncode and message in result.stderr
     result = under("avx3", "-m", "safeops", "doctor")
     assert result.returncode == 0 and message in result.stdout and "masked_sum" in result.stdout
-    assert under("", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))").returncode == 0  # (as if unset)
+    assert under("", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))").returncode == 0  # as if unset
 
 
 def under(isa, *command):

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.skipif(
     not registry["masked_softmax"].runs_on(DEVICE), reason="of the kernels: torch's own sums are cut by size"
 )
 BATCHES = (2, 3, 40)
-ENOUGH = 1500  # rows on CUDA: enough for a block each
-# (on CUDA a row lies in one tile, or in pieces of several blocks; rows of odd length begin unaligned)
+ENOUGH = 1500  # rows of a batch on CUDA: so many that one block has a whole row
+# Lengths for which CUDA has a row in one tile or in pieces of several blocks. Rows of odd length begin unaligned.
 LENGTHS = (5, 16, 33, 257, 1001, 4097, 20000, 32768, 140001)
 
 
 def first(x, dim=-1):
-    """Class 0 for each row."""
+    """Returns the target that is class 0 for each row."""
     return torch.ones_like(x.select(dim, 0), dtype=torch.int64)
 
 
@@ -83,7 +83,7 @@ def test_a_row_does_not_see_its_neighbours(name, dtype):
 
     for length in LENGTHS:
         row, other = numbers(length), numbers(length)
-        # (calls with a mask run other loops)
+        # A mask that keeps all rows changes no result, but is computed by other loops.
         every = torch.ones(1, dtype=torch.bool, device=DEVICE)
         alone = [outcome(OPS[name], row[None], other[None], keep) for keep in (None, every)]
         batches = BATCHES if length < 140000 else (2, 20)
@@ -113,10 +113,10 @@ IMAGES = {
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nor_does_an_image(name, dtype):
-    """Rows across memory: an image has the same bits alone and in a batch."""
+    """An image, whose rows (the channels of a pixel) are strided, has the same bits alone and in a batch."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     for channels, pixels in ((3, 5), (21, 300), (100, 49), (1000, 5), (5000, 2), (5000, 49)):
-        if DEVICE != "cpu" and pixels < 16:  # (pixels of several images share a tile)
+        if DEVICE != "cpu" and pixels < 16:  # on CUDA a tile then holds pixels of several images
             continue
         image = 3 * torch.randn(1, channels, pixels, generator=generator, device=DEVICE).to(dtype)
         alone = outcome(lambda x, y, keep: IMAGES[name](x), image, None)
@@ -129,13 +129,13 @@ def test_nor_does_an_image(name, dtype):
 
 # ---- reductions of one dim
 
-# Lengths around those where the summation of a row changes: registers, short rows, chunks, slices
+# Lengths around those where a row's order of summation changes: a register, a chunk of 1024, a slice.
 FEW = (5, 33, 257)
 MANY = (*range(1, 71), 127, 255, 256, 257, 511, 512, 513, 1000, 1024, 1025, 2049, 32769, 70001)
 
 
 def reduced(name, x, mask, weight, dim):
-    """Returns [the reduction of x over dim], with the gradient to x behind it if there is one."""
+    """Returns [the reduction of x over dim, the gradient to x], without the gradient if there is none."""
     kwargs = {"mask": mask, "weight": weight}
     kwargs = {key: value for key, value in kwargs.items() if value is not None and key in RECORDS[name].call}
     x = x.detach().requires_grad_(x.is_floating_point())
@@ -179,7 +179,7 @@ def test_a_reduced_row_does_not_see_its_neighbours(name, dtype, lengths):
     rows = 70
     for length in lengths:
         x = 3 * torch.randn(rows, length, generator=generator, dtype=torch.float64)
-        # Neighbors that take a more careful sum, have squares of 0, or have no gradient in the narrower dtype.
+        # Neighbors of 0, with squares that vanish, with subnormal numbers, or so large that squares overflow.
         x[1], x[2], x[35] = 0, 1e-25, 1e-170 if dtype == torch.float64 else 1e-40
         x[3, 0], x[4] = 1e30, x[4] * 1e17
         x = x.to(dtype)
@@ -194,7 +194,7 @@ def test_a_reduced_row_does_not_see_its_neighbours(name, dtype, lengths):
                     assert_rows(name, operands, 0, index, want)
                 padded = [inside(t, margin) for t, margin in zip(operands, (1, 2, 0))]
                 assert_bits(reduced(name, *padded, -1), want)
-                # Rows across memory, 64 or more side by side, then fewer.
+                # Strided rows: first 64 or more side by side, then fewer.
                 across = [None if t is None else t.t().contiguous() for t in operands]
                 want = reduced(name, *across, 0)
                 for index in (slice(3, 70), slice(2, 66)):

@@ -8,7 +8,7 @@ from safeops.core import library
 from safeops.core.op import registry
 from tests.contract.common import DEVICE
 
-HUGE = 2**45  # elements, with storage for one
+HUGE = 2**45  # elements of an expanded tensor, whose storage has one
 
 
 def one(value, dtype=None):
@@ -22,7 +22,7 @@ def raised(call):
 
 
 def described(error):
-    """The error's class and its text without numbers. (On a GPU, one sentence: the rest lists its users.)"""
+    """Returns the error's class and its text without digits. (On a GPU its first sentence: others list processes.)"""
     words = str(error) if DEVICE == "cpu" else str(error).partition(".")[0]
     return type(error), "".join(c for c in words if not c.isdigit())
 
@@ -42,7 +42,7 @@ CALLS = {
     "backward": lambda x: safeops.safe_gather(x.requires_grad_(), 0, INDEX.expand(3)).sum().backward(),
 }
 
-if DEVICE == "cpu":  # (a GPU's kernel refuses so many images)
+if DEVICE == "cpu":  # the GPU kernel refuses so many images
     CALLS["images"] = lambda x: safeops.total_variation(x[:, None, None, None].expand(-1, 1, 2, 2), reduction="none")
 
 

@@ -17,15 +17,15 @@ from tests.ops import RECORDS, definitions
 from tests.ops.reductions.moments import exponential_terms
 
 NUMBERS = [0.0, 0.25, 1.0, 100.0]  # values of a loss's parameters, if in range
-# margin: not the difference of two of POOL, or rounding would choose the side of the kink. gamma: no 100, whose powers
-# vanish.
+# margin: 0 or no difference of two values of POOL: at the kink, rounding would choose the side. gamma: without 100,
+# whose powers underflow to 0.
 OWN_NUMBERS = {"margin": [0.0, 0.7], "gamma": [0.0, 0.25, 1.0, 2.0]}
-# losses with results that may be inf in fp32 but not in fp64
+# Losses that may be inf in fp32 where the fp64 definition is finite.
 EXPONENTIAL = ("gaussian_kl_div", "poisson_nll_loss", "sigmoid_focal_loss")
 
 
 def terms(name, kind):
-    """The sizes of terms that cancel: the record's, or for masked_logsumexp those of its exponentials."""
+    """Returns the function that sizes an op's terms, which may cancel: the record's, or masked_logsumexp's own."""
     return exponential_terms if name == "masked_logsumexp" else RECORDS[name].fields.get(kind)
 
 
@@ -48,7 +48,7 @@ def test_losses(name, data):
         kwargs["mask"] = mask()
     if data.draw(st.booleans()):
         kwargs["weight"] = numbers(full=False, pool=[0.0, 0.5, 1.0, 2.0, 7.0])
-    for key in ("mask", "weight"):  # (mask and weight must not enlarge the loss)
+    for key in ("mask", "weight"):  # a mask or weight that enlarges the loss is an error
         if key in kwargs and torch.broadcast_shapes(shape, kwargs[key].shape) != shape:
             del kwargs[key]
     for parameter in op.parameters:
@@ -80,7 +80,7 @@ def test_masked_fill(data):
     assert_same_bits("kept elements", got.values[0][kept], x.expand(kept.shape)[kept], "changed")
 
 
-# Values of one size, for exponentials and variances: beside 1e4, the digits of 1e-7 are lost.
+# Values of similar size, for exponentials and variances, where 1e4 would hide the digits of 1e-7.
 MODERATE = [0.5, -0.5, 1.0, -1.0, 0.1, 3.0, -7.5, 12.0]
 
 
@@ -108,7 +108,7 @@ def test_reductions(name, route, data):
     if name in ("masked_var", "masked_std", "masked_logsumexp"):
         pool = MODERATE
     if name in ("masked_var", "masked_std"):
-        # Weights are multiples of 1/2: their sum is exact, and so is its comparison with the correction.
+        # Weights are multiples of 1/2, so that their sum is exact: rounding cannot decide if it exceeds the correction.
         kwargs["correction"] = data.draw(st.sampled_from([0, 1, 0.75, 2]))
     if name == "masked_norm":
         kwargs["ord"] = data.draw(st.sampled_from([1, 2, math.inf, -math.inf]))
@@ -135,12 +135,12 @@ def test_count(route, data):
     assert got.dtype == torch.int64 and got.shape == want.shape and torch.equal(got, want)
 
 
-# Nothing overflows in half, and nothing is 0: test_rows has the norms that vanish.
+# Numbers of vectors: none is 0 and no norm overflows half. (test_rows has the norms that are 0.)
 LENGTHS = [1.0, -1.0, 0.1, 3.0, -7.5, 240.0, -300.0]
 
 
 def along(data, shape):
-    """A dim of the shape, counted from either end."""
+    """Draws a dim of the shape, positive or negative."""
     rank = max(len(shape), 1)
     return data.draw(st.integers(-rank, rank - 1))
 

@@ -19,10 +19,10 @@ TRACED = [n for n in DIFFERENTIABLE if not RECORDS[n].no_route and n != "apply_w
 @pytest.mark.parametrize("name", map(unless_first, TRACED))
 def test_derivatives_inside_a_compiled_function(name):
     function, x = RECORDS[name].of_one(DEVICE)
-    direction = x.square()  # (a variance has no slope along a shift, a direction none along a factor)
+    direction = x.square()  # along a constant a variance has slope 0, along x a direction x / |x| has
 
     def f(x):
-        return function(x / 2).sigmoid().sum()  # (sigmoid: a number even for -inf)
+        return function(x / 2).sigmoid().sum()  # sigmoid: finite even for -inf
 
     def dual(x):
         with fwAD.dual_level():
@@ -30,7 +30,7 @@ def test_derivatives_inside_a_compiled_function(name):
 
     inners = (torch.func.grad(f), lambda x: torch.func.jvp(f, (x,), (direction,))[1], dual)
     turn = TRACED.index(name) % len(inners)
-    for inner in inners if name in firsts() else inners[turn : turn + 1]:  # the other ops take one form each, in turn
+    for inner in inners if name in firsts() else inners[turn : turn + 1]:  # first ops: all three
         torch._dynamo.reset()
         compiled = torch.compile(inner, backend="aot_eager", fullgraph=True)(x)
         torch.testing.assert_close(compiled, inner(x))
@@ -38,7 +38,8 @@ def test_derivatives_inside_a_compiled_function(name):
 
 
 def several(name):
-    """The floating arguments of one shape, which may be one tensor; not the target, which would make a loss 0."""
+    """Returns the names of the floating arguments that one tensor can fill: those of the first's shape. Not `target`:
+    it would make a loss 0."""
     shape = RECORDS[name].call[next(iter(RECORDS[name].tensors()))].shape
     floating = [key for key, x in RECORDS[name].tensors().items() if x.is_floating_point() and x.shape == shape]
     return [key for key in floating if key != "target"]
@@ -59,7 +60,7 @@ def test_one_tensor_as_two_operands_compiles(name):
 
 
 class Cut(torch.autograd.Function):
-    """A function with gradient None: backward of the op before it gets no upstream gradient."""
+    """An identity with backward None: the op before it gets None as its upstream gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -98,7 +99,8 @@ CHANGING = {  # one op for each way in which a backward gets the operands' sizes
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", CHANGING)
 def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
-    """dynamic=None: Dynamo compiles for the first size, and again with a symbol for it when the second size differs."""
+    """A call with a gradient must compile for sizes that change. dynamic=None: Dynamo compiles for the first size, and
+    again with a symbol for the size when the second differs."""
     torch._dynamo.reset()
     function = CHANGING[name]
     compiled = torch.compile(function, dynamic=dynamic, fullgraph=True, backend="aot_eager")
@@ -165,5 +167,5 @@ def test_an_exported_program_that_returns_combined_losses_can_be_saved():
         def forward(self, x):
             return safeops.combine_losses({"a": x.sum(), "b": (x.mean(), 0.5)})
 
-    # (saved only: torch's loader refuses a string among the results)
+    # Saved, not loaded: torch's loader refuses a program with a string among its results.
     torch.export.save(torch.export.export(Program(), (torch.randn(2, 3),)), io.BytesIO())

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 PLAIN = {info.name.rpartition(".")[2]: info for info in reversed(op_db) if not info.name.startswith("masked.")}
 TWINS = {name: info for name, info in PLAIN.items() if name in safeops.__all__}
-# Half values can lie on the kink exactly, where the slope is 0 here and the steep side's in torch.
+# Losses with a kink, where half values can lie exactly: our slope is 0 there, torch's that of the steep side.
 KNEES = {"hinge_embedding_loss", "margin_ranking_loss"}
 DEPRECATED = {"size_average", "reduce"}
 
@@ -34,7 +34,7 @@ def tensors(x):
 
 
 def widened(x):
-    """A copy in fp64; its leaves require gradients as the original's do."""
+    """Returns a copy of the nested arguments in fp64; its leaves require gradients where the original's do."""
     if isinstance(x, torch.Tensor):
         return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
     if isinstance(x, dict):
@@ -82,7 +82,7 @@ def samples(name, dtype):
     for sample in info.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point):
         bias = sample.kwargs.get("linear_bias")
         rounded = bias is not None and dtype.itemsize == 2 and bias.abs().max() > 1 / TOLERANCE[dtype]
-        if not DEPRECATED & sample.kwargs.keys() and not rounded:  # in bf16 a bias of 256 makes logits multiples of 2
+        if not DEPRECATED & sample.kwargs.keys() and not rounded:  # the bias rounds off the logits' digits
             yield info.op, ((sample.input, *sample.args), sample.kwargs)
 
 
@@ -90,7 +90,7 @@ def samples(name, dtype):
 @pytest.mark.parametrize("name", sorted(TWINS))
 @pytest.mark.filterwarnings("ignore")
 def test_torchs_calls_have_torchs_values(name, dtype):
-    torch.manual_seed(0)  # (for the samples)
+    torch.manual_seed(0)  # fixes the samples
     ours, count = getattr(safeops, name), 0
     for theirs, call in samples(name, dtype):
         second = dtype == torch.float64
@@ -124,13 +124,13 @@ def test_what_torch_refuses_is_refused(name):
 
 
 def test_which_functions_of_torch_have_a_twin():
-    """Every function with a name of torch's must be compared here."""
+    """Every function of ours that has the name of a function of torch must be compared in this file."""
     theirs = {name for name in safeops.__all__ if hasattr(torch.nn.functional, name) or hasattr(torch, name)}
     assert theirs - {"nn", "distributed"} == set(TWINS)
 
 
 def names_of(function):
-    """The argument names of a function of torch, from its signature or, for a builtin, from its schemas."""
+    """Returns the argument names of a function of torch, from its signature or, for a builtin, from its schemas."""
     try:
         return set(inspect.signature(function).parameters)
     except ValueError:

@@ -135,7 +135,7 @@ def class_of_torch():
 
 
 def class_left_out():
-    """The definition alone, as on CUDA, where no kernel waits for the host to raise an error."""
+    """Runs the definition alone, as on CUDA, which leaves out a wrong class without an error."""
     registry["cross_entropy"].composite(torch.zeros(3, 4), torch.tensor([0, -100, 4]))  # HERE
 
 
@@ -296,13 +296,14 @@ def test_a_line_is_one_entry_for_each_pattern():
 
 
 def test_every_code_has_a_case():
-    several = {"rank-means"}  # it needs several processes: tests/distributed/watching.py
+    several = {"rank-means"}  # needs several processes: tests/distributed/watching.py
     assert {code for code, _ in CASES.values()} == set(audit.CODES) - several
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_classes_are_watched_by_the_definition_alone(name):
-    """On a GPU a kernel would leave out wrong classes without a report. (The meta device stands for a GPU.)"""
+    """While somebody watches, wrong classes must reach the definition, which reports them: a GPU's kernel would leave
+    them out silently. (The meta device stands for a GPU.)"""
     takes = registry[name].prepare
     operands = [(torch.zeros(3, 4, device=d), torch.zeros(3, dtype=torch.int64, device=d)) for d in ("cpu", "meta")]
     rest = (None, None, -100, 0.0, 0.0, 1.0, None)[: 7 if name == "cross_entropy" else 3]
@@ -444,7 +445,7 @@ def test_a_warning_of_torch_is_at_the_users_line(monkeypatch):
     assert [args[2] for args in shown] == [__file__] * 2
     assert linecache.getline(__file__, shown[0][3]).rstrip().endswith("# HERE")
     with audit():
-        warnings.showwarning = print  # a handler that is set inside the context must stay
+        warnings.showwarning = print  # a handler set inside the context must remain after it
     assert warnings.showwarning is print
 
 

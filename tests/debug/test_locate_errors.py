@@ -126,7 +126,7 @@ def test_bad_arguments(tmp_path):
         locate_errors(bisect=True, state=tmp_path / "state")
 
 
-# ---- a device that reports errors late, simulated on the CPU: setting `broken` breaks it at one op
+# ---- a device that reports errors late, simulated on the CPU: an op sets `broken`, and a later call raises
 
 
 INDEX = torch.tensor([0, 1, 2])
@@ -199,7 +199,7 @@ def test_bisection_narrows_from_run_to_run(late, tmp_path):
 
 
 def test_bisection_narrows_from_step_to_step(late, tmp_path):
-    """If an error does not end the process, each further step must halve the list of candidates."""
+    """If an error does not end the process, each further step must halve the list of ops that may have caused it."""
     results = []
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1)

@@ -44,7 +44,7 @@ def test_what_waits_raises_with_its_line(wait):
 @pytest.mark.parametrize(
     "works",
     [
-        lambda: X.clone().__setitem__(X > 0, 0.0),  # a single value: torch runs masked_fill
+        lambda: X.clone().__setitem__(X > 0, 0.0),  # one number for all: torch runs masked_fill, which does not wait
         lambda: X[torch.tensor([0, 1])],
         lambda: X.repeat_interleave(2),
         lambda: X.repeat_interleave(torch.tensor([1, 2, 3]), output_size=6),
@@ -62,7 +62,7 @@ def test_what_does_not_wait_passes(works):
 
 
 def imported_by_name():
-    raise RuntimeError("called a synchronizing CUDA operation")  # as torch's own mode does
+    raise RuntimeError("called a synchronizing CUDA operation")  # as torch.cuda.set_sync_debug_mode's error
 
 
 def test_what_torch_alone_sees_raises_with_its_line():

@@ -309,7 +309,7 @@ def test_the_command_itself(tmp_path):
 
 
 def test_a_run_in_which_no_weight_moved_is_a_finding(run):
-    """GradScaler handles a single overflow, so it is no finding; a run whose every step overflows is one."""
+    """A run in which every step overflows must be a finding; a single overflow, which GradScaler handles, must not."""
     step = """
         import torch
 

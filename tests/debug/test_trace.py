@@ -211,7 +211,7 @@ def test_what_is_logged_around_a_step_is_no_finding():
     with trace(action="record") as tracer:
         steps()
         w.detach().sub(w.detach()).log()
-        assert tracer.check().reached == "a result"  # asked for
+        assert tracer.check().reached == "a result"  # check() reports it, since it asks for all results
 
 
 def test_without_a_backward_pass_every_last_result_counts():
@@ -239,7 +239,7 @@ def test_modules_by_name_with_the_model_and_without():
     step = lambda: model(torch.ones(1, 2)).sum().backward()  # noqa: E731
     assert traced(step, model).report.module == "1.0 (Bad)"
     assert traced(step).report.module == "Sequential.1.0 (Bad)"
-    # a module that raises does not stay on the stack
+    # After a module raises, it must not stay on the stack of modules.
     broken = torch.nn.Sequential(torch.nn.Linear(3, 3), Bad())
 
     def after_an_error():

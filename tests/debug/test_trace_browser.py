@@ -79,7 +79,7 @@ def test_an_overflow_comes_by_colours(page, tmp_path):
     greens = [green for _, green, _ in colours[:7]]
     assert said == [] and bad == "0,0,0" and colours[7] == (0, 0, 0)
     assert greens == sorted(greens, reverse=True) and greens[0] - greens[6] > 60  # the colors go from gray to orange
-    assert backward == ",".join(map(str, colours[0]))  # a gradient of 1000
+    assert backward == ",".join(map(str, colours[0]))  # a gradient of 1000 has the color of a value of 1000
 
 
 def test_pointer_keys_filter_and_quantities(page, tmp_path):
@@ -173,7 +173,7 @@ def test_a_thousand_modules_and_steps(tmp_path):
         column = torch.rand(n, 2, 6)  # random values, which compress worst
         column[..., 5] = 1e6
         history._append(column)
-    history.columns[500][700, 0, 4] = 1e6  # in this cell no value was finite
+    history.columns[500][700, 0, 4] = 1e6  # a cell without a finite value
     _page.write(file, tracer)
     assert file.stat().st_size < 32e6
     script = """

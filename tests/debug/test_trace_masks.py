@@ -59,8 +59,8 @@ def test_a_product_that_keeps_it_is_not_blamed(name):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_where_counts_cannot_be_read_before_the_step_ends(name, monkeypatch):
-    """On a GPU trace cannot read counts within a step, so it looks at every product; products of finite operands must
-    not be blamed."""
+    """On a GPU trace cannot read its counts of NaN before the step ends, so it keeps every product as a candidate: it
+    must not blame a product of finite operands."""
     monkeypatch.setattr(Block, "finite", lambda self, row: False)
     assert "does not mask" in report_of(PRODUCTS[name]).why
     assert "does not mask" not in report_of(PRODUCTS[name], mask=(False, True, True)).why

@@ -1,4 +1,4 @@
-"""trace finds the origin of values in reused memory, written behind torch's back, or received from another rank."""
+"""trace finds the origin of a NaN in memory that is reused, written without torch, or received from another rank."""
 
 import pytest
 import torch

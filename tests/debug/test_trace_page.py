@@ -50,18 +50,18 @@ def test_the_values_are_those_counted_by_hand(tmp_path):
     assert (page["steps"], page["span"], page["columns"]) == (2, 1, 2)
     first, second = (page["rows"].index(name) for name in ("0 (Times)", "1 (Times)"))
     expected = {  # quantity: (forward, backward) of each step
-        ("largest", first): [(3e4, 1e-5), (5e4, 1e-5)],  # wrote 1e4, -3e4, 0, 10; the gradient is 1e4 * 1e-9
+        ("largest", first): [(3e4, 1e-5), (5e4, 1e-5)],  # step 1 wrote 1e4, -3e4, 0, 10; its gradient is 1e4 * 1e-9
         ("largest", second): [(3e-5, 1e-9), (5e-5, 1e-9)],  # 1e-5, -3e-5, 0, 1e-8
         ("subnormal", first): [(0, 1), (0, 1)],
-        ("subnormal", second): [(0.75, 1), (1, 1)],  # magnitudes below 6.1e-5, but not 0
+        ("subnormal", second): [(0.75, 1), (1, 1)],  # subnormal in fp16: below 6.1e-5, not 0
         ("lost", first): [(0, 0), (0, 0)],
-        ("lost", second): [(0.25, 1), (0, 1)],  # 1e-8, and 1e-9
+        ("lost", second): [(0.25, 1), (0, 1)],  # lost: 0 in fp16, as 1e-8 and 1e-9
         ("nonfinite", second): [(0, 0), (0, 0)],
     }
     for (quantity, row), steps in expected.items():
         seen = page["planes"][quantity][:, row].T
         torch.testing.assert_close(seen, torch.tensor(steps, dtype=torch.float32), rtol=2**-11, atol=0)
-    # over both steps: 7 of 8 values are subnormal, 1 of 8 is lost
+    # Over both steps 7 of 8 values are subnormal, and 1 of 8 is lost.
     module = next(module for module in tracer.modules if module.name == "1 (Times)")
     assert module.subnormal == (7 / 8, 1) and module.lost == (1 / 8, 1) and module.dtypes == ("float32",)
     assert module.read[0] == 5e4
@@ -77,7 +77,7 @@ def test_nan_and_inf_cells(tmp_path):
         6,
     ]
     assert page["marks"] == [1] and page["findings"][0]["module"] == "0 (Times)"
-    assert verdicts(tracer)["0 (Times)"][0] == "could run in half"  # the module's input was not finite already
+    assert verdicts(tracer)["0 (Times)"][0] == "could run in half"  # the module's input was already not finite
 
 
 def test_an_overflow_is_seen_before_it_happens(tmp_path):
@@ -88,7 +88,7 @@ def test_an_overflow_is_seen_before_it_happens(tmp_path):
     assert page["planes"]["largest"][0, row].tolist() == [1000.0 * 2**i for i in range(7)] + [0]
     assert page["planes"]["nonfinite"][0, row].tolist() == [0] * 7 + [1]
     assert verdicts(tracer)["0 (Times)"] == ("overflows", "forward: an inf of finite operands, first in step 8")
-    # before the overflow, the verdict already says how close the largest number is to the limit
+    # Before the overflow, the verdict says how close the largest number is to fp16's limit.
     tracer, page = paged(tmp_path, model, *steps[:6])
     assert tracer.report is None and page["marks"] == []
     assert verdicts(tracer)["0 (Times)"] == ("runs in half", "fp16's limit is 2.05 times its largest number")
@@ -97,7 +97,7 @@ def test_an_overflow_is_seen_before_it_happens(tmp_path):
 def test_beyond_the_limit_in_float32(tmp_path):
     model = torch.nn.Sequential(Times(65519.0), torch.nn.LayerNorm(2))
     tracer, _ = paged(tmp_path, model, backward_of(model, 1.0, -1.0))
-    assert verdicts(tracer)["0 (Times)"][0] == "could run in half"  # it rounds to 65504
+    assert verdicts(tracer)["0 (Times)"][0] == "could run in half"  # the largest rounds to 65504, which half holds
     model[0].factor = 65520.0
     result = verdicts(paged(tmp_path, model, backward_of(model, 1.0, -1.0))[0])
     assert result["0 (Times)"] == ("overflows", "forward: writes 6.55e+04, beyond fp16's 65504")
@@ -220,7 +220,7 @@ def test_what_only_the_loss_scale_made_large_is_no_overflow(tmp_path, optimizer)
     assert not [why for verdict, why in seen.values() if verdict == "overflows"], seen
     assert [m.verdict for m in tracer.modules if m.name in (type(optimizer).__name__, "GradScaler")] == [
         "stays in float32"] * 2 == [m.verdict for m in tracer.modules[-2:]]  # fmt: skip
-    assert run(2.0**17, 2.0)[0]["Model"][0] == "overflows"  # with the scale or without it
+    assert run(2.0**17, 2.0)[0]["Model"][0] == "overflows"  # with or without the loss scale
 
 
 def test_what_the_scaler_handles_is_listed_last(tmp_path):

@@ -145,7 +145,8 @@ def amp(loss, init_scale=65536.0, steps=1, optimizer=torch.optim.SGD, **options)
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_an_overflow_of_the_scaled_gradient_is_the_scalers(fused):
-    """GradScaler calls a fused optimizer even so, with the scaled gradients and a flag that they overflowed."""
+    """An overflow of scaled gradients must be no finding of a fused optimizer, which GradScaler calls also after an
+    overflow, with the scaled gradients and a flag found_inf."""
     tracer, scaler = amp(lambda y: (y.float() * 100).square().sum(), steps=2, optimizer=torch.optim.AdamW, fused=fused)
     assert scaler.get_scale() < 65536 and tracer.report is None
     overflow = tracer.overflows[0]
@@ -196,7 +197,7 @@ def test_an_overflow_of_half_in_the_forward_pass():
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("size", [3, 70000])  # with 70000 elements a sum in half over them could overflow
+@pytest.mark.parametrize("size", [3, 70000])  # 70000: trace's own sums over it must not be in half
 def test_the_optimizer_is_watched(size, foreach):
     parameter = torch.nn.Parameter(torch.ones(size, dtype=torch.float16))
     optimizer = torch.optim.Adam([parameter], lr=1e-3, foreach=foreach)  # eps=1e-8 is 0 in half
@@ -220,7 +221,7 @@ def test_an_update_belongs_to_its_step():
             model(torch.tensor([[number]])).sum().backward()
             optimizer.step()
     assert tracer.steps == 3 and [report.step for report in tracer.reports] == [2, 3]
-    # If only the update is wrong, it is found in the step that it ends.
+    # A wrong update alone is reported in the step that ends with it.
     with trace(model, action="record") as tracer:
         torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
         optimizer.param_groups[0]["lr"] = float("inf")

@@ -24,7 +24,7 @@ def odd():
 
 
 def part(shape=(4, 6), how=(S0,), dtype=torch.float32):
-    """A DTensor with ones of this shape on each rank, made without a collective."""
+    """Returns a DTensor whose local part on each rank is ones of this shape, made without a collective."""
     return DTensor.from_local(torch.ones(shape, dtype=dtype), mesh(len(how)), how, run_check=False)
 
 
@@ -33,7 +33,7 @@ def replicated(x):
 
 
 def limited(case, level=dist.DebugLevel.INFO):
-    """The case as a function that sets the debug level, and must take less than LONGEST."""
+    """Returns the case as a function that sets the debug level, and asserts that the case takes less than LONGEST."""
 
     def run():
         began, before = time.monotonic(), dist.get_debug_level()
@@ -48,7 +48,8 @@ def limited(case, level=dist.DebugLevel.INFO):
 
 
 def disagree(name, call, *words, level=dist.DebugLevel.INFO):
-    """Asserts that call(True on the rank that differs) raises on all ranks, with the words and both ranks' calls."""
+    """Asserts that call(differs), with differs True on the last rank alone, raises on all ranks, with `words` and both
+    ranks' calls in the error."""
     said = "rank 0", f"rank {dist.get_world_size() - 1}", "do not make the same call"
     with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gathering:
         raises(RuntimeError, f"{name} (rank {dist.get_rank()}): ", *said, *words, call=lambda: call(odd()))
@@ -56,7 +57,7 @@ def disagree(name, call, *words, level=dist.DebugLevel.INFO):
 
 
 def shapes():
-    """Different sizes of messages, and a message of 16 bytes on every rank with different contents."""
+    """A shape that differs on one rank must be an error, where messages differ in size and where all have 16 bytes."""
 
     def x(differs):
         return part((4, 5 if differs else 6))
@@ -93,7 +94,7 @@ def shapes():
 
 
 def dtypes():
-    """All messages are fp64: without the comparison, different dtypes would raise no error."""
+    """A dtype that differs on one rank must be an error: all messages are fp64, so nothing else would show it."""
 
     def x(differs):
         return part(dtype=torch.float64 if differs else torch.float32)
@@ -123,7 +124,8 @@ def smoothed(differs):
 
 
 def functions():
-    """One rank calls another function: with as many bytes, with another collective, or with no DTensor."""
+    """Another function on one rank must be an error: one that sends as many bytes, has another collective, or gets no
+    DTensor."""
     x, keep = part(), torch.ones(3, dtype=torch.bool)
     for one, other in (("masked_mean", "masked_sum"), ("masked_mean", "masked_var"), ("masked_amax", "masked_amin")):
         name = other if odd() else one
@@ -135,7 +137,7 @@ def functions():
 
 
 def in_backward():
-    """One rank calls another function while the others run backward: no gradient is set."""
+    """Another function on one rank while the others run backward must be an error, and no gradient is set."""
     x = part().requires_grad_()
     y = safeops.masked_softmax(x, dim=0)
     name = "masked_var" if odd() else "masked_softmax in backward"
@@ -148,12 +150,13 @@ def in_backward():
         "masked_softmax in backward", lambda _: y.backward(gradient), "gradient is", "[Replicate()]", "[Shard(dim=0)]"
     )
     assert x.grad is None
-    y.sum().backward()  # (a backward works afterwards)
+    y.sum().backward()  # after the error a backward still works
     assert x.grad is not None
 
 
 def redistributed():
-    """The comparison comes before torch's own collectives, for other layouts and for the plain definition."""
+    """Ranks must compare their calls before torch's own collectives (a change of layout, the plain definition)
+    start."""
 
     def pair(differs):
         rows = 4 * dist.get_world_size()
@@ -165,7 +168,7 @@ def redistributed():
 
 
 def gradients():
-    """One rank lacks a gradient, or has another shape: nothing is written."""
+    """A gradient that one rank lacks or has in another shape must be an error, and no gradient is written."""
 
     def parameter(columns):
         p = torch.nn.Parameter(part((4, columns)))
@@ -185,13 +188,13 @@ def counts():
     disagree("global_count", lambda differs: global_count(keep, averaged=differs), "averaged is False on rank 0")
     weight = torch.ones(3)
     disagree("global_count", lambda differs: global_count(keep, weight=weight if differs else None), "weight is False")
-    one, other = torch.ones(3 + 2 * odd(), dtype=torch.bool), torch.ones(7, dtype=torch.bool)  # these may differ
+    one, other = torch.ones(3 + 2 * odd(), dtype=torch.bool), torch.ones(7, dtype=torch.bool)  # masks may differ
     want = 3 * dist.get_world_size() + 2
     assert global_count([one, other] if odd() else one, averaged=False) == want + 7
 
 
 def on_two_dims():
-    """All ranks of a mesh get the error, also those with a collective only among ranks that agree."""
+    """On a mesh of two dims all ranks get the error, also those whose collective has only ranks that agree."""
     for how in ((S0, R), (R, S0), (S0, S1)):
         x = part((4, 5 if odd() else 6), how)
         disagree("masked_mean", lambda _, x=x: safeops.masked_mean(x, dim=0), "input is float32 (")
@@ -200,7 +203,7 @@ def on_two_dims():
 
 
 def alike():
-    """If ranks agree, numbers are unchanged; each call that sends compares once, and never if the level is OFF."""
+    """If ranks agree, results are unchanged. A call that sends compares once per collective, and never at level OFF."""
     g = torch.Generator().manual_seed(1)
     x = {"input": torch.rand(5, 3, generator=g), "mask": torch.rand(5, 3, generator=g) < 0.5}
     for level, often in ((dist.DebugLevel.INFO, 1), (dist.DebugLevel.DETAIL, 1), (dist.DebugLevel.OFF, 0)):

@@ -32,7 +32,7 @@ NLL_OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"denominator": 
 def operands(dtype, shape=(6, 11, 3), probabilities=False, weight=False, mask=False):
     g = torch.Generator().manual_seed(5)
     x = 4 * torch.randn(shape, generator=g, dtype=torch.float64)
-    x[0, 2] = float("-inf")  # (left out)
+    x[0, 2] = float("-inf")  # a class that is left out
     rows = (shape[0], *shape[2:])
     target = torch.randint(3, shape[1], rows, generator=g)
     target[1] = -100
@@ -57,7 +57,7 @@ def check(dtype, layouts, name="cross_entropy", options=OPTIONS):
             tensors = operands(dtype, probabilities=probabilities, weight=weight, mask=mask)
             if not probabilities:
                 tensors["target"][1] = chosen.get("ignore_index", -100)
-            if P in logits:  # (a partial placement cannot hold non-finite numbers)
+            if P in logits:  # a partial placement cannot hold inf or NaN
                 tensors["input"].nan_to_num_(nan=0.5, neginf=-9)
             where = {
                 "input": logits,
@@ -87,7 +87,7 @@ def check_second_order():
 
 
 def check_few_classes():
-    """With 4 or 5 classes some ranks have none."""
+    """Results are right with 4 or 5 classes, of which some ranks have none."""
     for classes in (4, 5):
         tensors = operands(torch.float64, (6, classes, 2))
         compare("cross_entropy", tensors, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
@@ -97,7 +97,7 @@ def check_few_classes():
 
 
 def check_few_rows():
-    """Rows that fill only one rank."""
+    """Results are right with so few rows that only one rank has any."""
     for weight in (False, True):
         tensors = operands(torch.float64, (2, 11), weight=weight)
         compare(
@@ -112,8 +112,8 @@ def check_far_from_zero():
 
 
 def check_probabilities_times_weights():
-    """The product of half probabilities and half class weights is not rounded to half; nor, beside fp64 logits, that of
-    fp32 ones to fp32."""
+    """Probabilities times class weights must not be rounded to their dtype: neither half products to half nor, with
+    fp64 logits, fp32 products to fp32."""
     for logits, others in (
         (torch.float32, torch.float16),
         (torch.float16, torch.float16),
@@ -173,7 +173,7 @@ def check_the_wire():
         with CommDebugMode() as seen, mock.patch.object(_collectives, "all_gather", count):
             safeops.token_log_probs(x, target, **options).entropy.sum().backward()
         assert sent == [64 * size], sent
-        assert seen.get_total_counts() <= 2, seen.get_comm_counts()  # (and the one of the sum, a single number)
+        assert seen.get_total_counts() <= 2, seen.get_comm_counts()  # the second: sum's all-reduce of one number
     x.grad, sent, add_up = None, [], torch.distributed.all_reduce
     note = lambda t, **options: (sent.append(t.nbytes), add_up(t, **options))[1]  # noqa: E731
     with CommDebugMode() as seen, mock.patch.object(torch.distributed, "all_reduce", note):
@@ -183,7 +183,8 @@ def check_the_wire():
 
 
 def check_an_index_out_of_range():
-    """No rank alone can see such an index, so its row is left out."""
+    """A class index out of range must be left out with its row: no rank alone can see that no other rank has the
+    class."""
     tensors = operands(torch.float64)
     plain = {**tensors, "target": tensors["target"].clone()}
     tensors["target"][3], plain["target"][3] = 99, -100
@@ -194,7 +195,8 @@ def check_an_index_out_of_range():
 
 
 def check_what_the_composite_has():
-    """The composite: classes over both mesh dims, class weights with a gradient, partial logits, other row losses."""
+    """The composite is right for classes over both mesh dims, class weights with a gradient, partial logits, and other
+    losses of rows."""
     tensors = operands(torch.float64, (6, 11), weight=True)
     assert registry["cross_entropy"].shards
     x, target, weight = tensors["input"].nan_to_num(neginf=-9), tensors["target"], tensors["weight"]
@@ -213,7 +215,7 @@ def check_what_the_composite_has():
 
 
 def check_log_probs(layouts, shapes=({}, {"temperature": 0.5, "softcap": 3.0})):
-    """Each of the three results alone, with its gradients."""
+    """Compares each of the three results alone, with its gradients."""
     names = ("log_prob", "entropy", "logsumexp")
     for (logits, rows), options, mask, result in itertools.product(layouts, shapes, (False, True), names):
         tensors = operands(torch.float64, mask=mask)
@@ -226,7 +228,7 @@ LAST = {0: 0, 1: 2, 2: 1}  # dims of (N, C, d1) -> dims of (N, d1, C)
 
 
 def check_log_probs_of_infinite_logits():
-    """As in cross_entropy; some ranks have only classes of -inf, or no class at all."""
+    """A +inf logit makes a row NaN unless it is the target's alone, also if ranks have only classes of -inf or none."""
     inf = float("inf")
     for classes in ((0,), (7,), (0, 1), (0, 7)):
         for target, result in itertools.product((0, 7, 3), ("log_prob", "entropy", "logsumexp")):
@@ -238,7 +240,7 @@ def check_log_probs_of_infinite_logits():
             assert got.full_tensor()[1].isnan() != (classes == (target,))
     x = torch.randn(6, 16, dtype=torch.float64)
     x[:, 4:8] = -inf
-    x[2, 6] = float("nan")  # (beside classes of -inf)
+    x[2, 6] = float("nan")  # on a rank whose other classes are -inf
     for result in ("log_prob", "entropy", "logsumexp"):
         tensors = {"logits": x, "target": torch.arange(6)}
         where = {"logits": [S1], "target": [R]}
@@ -250,7 +252,8 @@ def check_log_probs_of_infinite_logits():
 
 
 def check_argmax():
-    """The first of equal logits wins on any rank, and NaN is the largest; some ranks, or all, have no class."""
+    """argmax is the first of equal logits over all ranks, and NaN counts as the largest, also if ranks have no
+    class."""
     for (logits, rows), classes, mask in itertools.product([*CLASSES, *ROWS[:2]], (11, 5), (False, True)):
         tensors = operands(torch.float64, (6, classes, 3), mask=mask)
         x = tensors.pop("input").movedim(1, -1).round().div(4).round()

@@ -1,4 +1,4 @@
-"""The samples of every op's record on DTensors, beside one process, by the contract's harness. Run by processes.py.
+"""Cases that run the samples of every op's record on DTensors and compare with one process. Run by processes.py.
 
 The subject lays the plain operands out as DTensors, calls the op, and gathers the results.
 """
@@ -22,7 +22,8 @@ NAMES = [name for name, record in RECORDS.items() if not isinstance(record.sampl
 
 
 def over_ranks(op, dim, like):
-    """The op on DTensors: tensors with the size of `like` along `dim` are sharded there, all others replicated."""
+    """Returns the op for plain tensors that become DTensors: those with the size of `like` along `dim` are sharded
+    there, all others are replicated."""
 
     def share(x):
         cut = x.dim() == len(like) > 0 and x.shape[dim] == like[dim]
@@ -39,7 +40,8 @@ def over_ranks(op, dim, like):
 
 
 def check(name):
-    """Values and gradients are one process's, with operands sharded along the first or last dim; or the op refuses."""
+    """Values and gradients equal one process's, with operands sharded along the first or last dim; or the op refuses
+    DTensors, if it is in REFUSED."""
     subject = next(RECORDS[name].subjects())
     for i, sample in enumerate(subject.samples):
         sample = sample.cast(torch.float32)
@@ -55,18 +57,18 @@ def check(name):
             where = f"sample {i}, sharded along {dim}"
             if subject.terms is None:
                 assert_outcomes_close(got, want, where)
-            else:  # (terms may cancel)
+            else:  # terms may cancel
                 assert_right(sample, got, subject.truth(sample, want.upstream or None), where)
 
 
 def laid_out(x, i):
-    """A DTensor, sharded if i is 0, else replicated. Each rank has all of x, so nothing is sent."""
+    """Returns x as a DTensor, sharded if i is 0, else replicated. Each rank has all of x, so nothing is sent."""
     replicated = DTensor.from_local(x, mesh(), [Replicate()], run_check=False)
     return replicated.redistribute(placements=[Shard(0) if i == 0 and x.dim() else Replicate()])
 
 
 def refused(name):
-    """The bad calls raise the plain tensors' errors on DTensors, with the placements behind each shape."""
+    """The record's bad calls raise the same errors on DTensors, with the placements after each shape."""
     op = getattr(safeops, name)
     for bad in RECORDS[name].bad_calls:
         tensors = [x for x in tree_leaves((bad.args, dict(bad.kwargs))) if isinstance(x, torch.Tensor)]
@@ -76,7 +78,7 @@ def refused(name):
         args, kwargs = tree_map_only(torch.Tensor, lambda x: shared[id(x)], (bad.args, dict(bad.kwargs)))  # noqa: B023
         (kind, want), (other, got) = error_of(op, bad.args, bad.kwargs), error_of(op, args, kwargs)
         if isinstance(bad, BadIndex) and not got:
-            continue  # a wrong class or box: a rank may not raise for what it alone sees
+            continue  # a rank must not raise for a wrong class or box that it alone sees
         if name in REFUSED and "must be no DTensor" in got:
             continue
         assert other is kind and all(word in got for word in bad.words), (want, got)

@@ -1,4 +1,4 @@
-"""Cases of global_count, each beside the same batch in one process. Run by processes.py."""
+"""Cases of global_count, each compared with the same batch in one process. Run by processes.py."""
 
 import datetime
 import functools
@@ -26,7 +26,7 @@ def counts():
     with CommDebugMode() as wire:
         count = global_count(mine, averaged=False)
     assert wire.get_total_counts() == 1 and count.nbytes == 8
-    assert type(count) is not torch.Tensor  # (nobody has waited yet)
+    assert type(count) is not torch.Tensor  # the count has not been waited for
     assert count.dtype == torch.float64 and count.shape == ()
     expect(count + 0, keep.sum().item())
     expect(global_count(keep[rank], averaged=False) + 0, keep.sum().item())
@@ -42,7 +42,7 @@ def counts():
 
 
 def large():
-    """Counts beyond 2^24, where fp32 lacks integers. (The mask is one expanded byte.)"""
+    """Counts beyond 2^24 must be exact, where fp32 lacks integers. (The mask is one expanded byte.)"""
     n = 2**23 + 1 + dist.get_rank()
     total = sum(2**23 + 1 + r for r in range(dist.get_world_size()))
     count = global_count(torch.ones(1, dtype=torch.bool).expand(n), averaged=False)
@@ -52,7 +52,7 @@ def large():
 
 
 def by_mesh():
-    """Copies along tp count once; parts of samples along cp are added up."""
+    """Copies of the batch along tp must count once; parts of its samples along cp must be added up."""
     world, rank = dist.get_world_size(), dist.get_rank()
     if world == 2:
         mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
@@ -71,7 +71,7 @@ def by_mesh():
     expect(global_count(keep[tp::2], mesh=mesh, averaged=False) + 0, 8)
     expect(global_count(keep[tp::2], mesh=mesh, dims=("dp", "tp")) + 0, 2)
     cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
-    for _ in range(2):  # the group of two mesh dims is made once
+    for _ in range(2):  # the second time, the group of two mesh dims exists
         expect(global_count(keep, mesh=cube, dims=("cp", "dp"), averaged=False) + 0, 8)
     half = dist.new_group([0, 1])
     if rank < 2:
@@ -98,7 +98,7 @@ def errors():
     replicated = torch.distributed.tensor.distribute_tensor(keep, mesh, [torch.distributed.tensor.Replicate()])
     raises(TypeError, where, "masks", "DTensor", call=call(global_count, replicated))
     gone = dist.new_group(list(range(world)))
-    dist.barrier()  # (destroying it early would close connections that another rank still makes)
+    dist.barrier()  # destroying the group early would close connections that another rank still makes
     dist.destroy_process_group(gone)
     raises((RuntimeError, ValueError), where, call=call(global_count, keep, group=gone))
 
@@ -118,13 +118,13 @@ def nothing_at_all():
     raises(ValueError, "nothing is kept", call=call)
     keep = keep | (dist.get_rank() == 0)
     out = out.detach().zero_()
-    for empty in ("zero", "nan", "raise"):  # (other ranks keep some)
+    for empty in ("zero", "nan", "raise"):  # other ranks keep some
         loss = safeops.mse_loss(out, out + 1, mask=keep, denominator=global_count(keep), empty=empty)
         assert loss == (dist.get_world_size() if dist.get_rank() == 0 else 0)
 
 
 def absent():
-    """If one rank does not call, the others raise within the group's timeout, when they use the count."""
+    """If one rank does not call, the others must raise when they use the count, within the group's timeout."""
     rank = dist.get_rank()
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     if rank == 0:
@@ -137,7 +137,8 @@ def absent():
 
 
 def destroyed():
-    """The last case, for it destroys the group."""
+    """Without a group a mesh must be an error, and a plain count the process's own. (The last case: it destroys the
+    group.)"""
     keep, rank = torch.ones(3, dtype=torch.bool), dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Cases of the divergences of rows of logits on DTensors with sharded classes or rows, beside plain tensors."""
+"""Cases of the divergences on DTensors with sharded classes or rows, each compared with plain tensors."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ OPTIONS = [{}, {"temperature": 0.5, "reduction": "none"}, {"reduction": "sum"}, 
 
 
 def operands(name, dtype, shape=(6, 3, 11), mask=False, weight=False):
-    """Logits with a padded vocabulary; masked rows hold NaN and inf."""
+    """Returns {name: tensor}: logits with padded classes at -inf; masked rows hold NaN and inf."""
     g = torch.Generator().manual_seed(5)
     tensors = {}
     for key in ("input", "target"):
@@ -59,7 +59,7 @@ def check(dtype, layouts, names=NAMES, options=OPTIONS):
     for name, layout, chosen in itertools.product(names, layouts, options):
         for mask, weight in itertools.product((False, True), repeat=2):
             tensors = operands(name, dtype, mask=mask, weight=weight)
-            if P in layout[0]:  # (a partial placement cannot hold non-finite numbers)
+            if P in layout[0]:  # a partial placement cannot hold inf or NaN
                 tensors["input"].nan_to_num_(nan=0.5, neginf=-9)
             compare(name, tensors, where(layout), dtype, **chosen)
 
@@ -71,14 +71,15 @@ def check_beta():
 
 
 def check_few_classes():
-    """With few classes some ranks have none; with 0 classes all."""
+    """Results are right with so few classes that some ranks have none, and with 0 classes."""
     for name, classes in itertools.product(NAMES, (5, 4, 3, 0)):
         tensors = {key: x[..., :classes].contiguous() for key, x in operands(name, torch.float64).items()}
         compare(name, tensors, where(CLASSES[0]), torch.float64, reduction="none")
 
 
 def check_parts_without_a_class():
-    """A rank's part of the target, the input or both is all -inf; a NaN beside such classes shows on all ranks."""
+    """Results are right where a rank's part of the target, the input or both is all -inf; a NaN in such a part shows on
+    all ranks."""
     for name, layout in itertools.product(NAMES, (CLASSES[0], CLASSES[5])):
         tensors = operands(name, torch.float64, (5, 1, 16))
         tensors["target"][0, :, :8] = tensors["input"][1, :, 8:] = -INF
@@ -92,7 +93,7 @@ def check_parts_without_a_class():
 
 
 def check_rows_that_are_no_distribution():
-    """A row with +inf, or of -inf alone, gives NaN."""
+    """A row with +inf, or with only -inf, must give NaN."""
     for name, key in itertools.product(NAMES, ("input", "target")):
         tensors = {key: x.nan_to_num(0, 0, 0) for key, x in operands(name, torch.float64).items()}
         tensors[key][1, :, 4], tensors[key][2] = INF, -INF
@@ -120,7 +121,8 @@ def check_far_from_zero():
 
 
 def check_against_fp64():
-    """fp32 values; gradients within one rounding of half, or for fp32 within the rounding of log p."""
+    """Values equal fp64's to fp32; gradients to one rounding of half or, for fp32 operands, to the rounding of log
+    p."""
     dtypes = (torch.float16, 2**-11), (torch.bfloat16, 2**-8), (torch.float32, 5e-6)
     for name, (dtype, tolerance), layout, mask, weight in itertools.product(
         NAMES, dtypes, CLASSES[:4], (False, True), (False, True)
@@ -152,8 +154,8 @@ def check_second_order():
 
 
 def check_the_wire():
-    """Forward sends five numbers per row, and for js and tv three sums more; nothing has the logits' size. Backward
-    sends nothing."""
+    """Forward must send five numbers per row, and three sums more for js and tv, but nothing of the logits' size;
+    backward must send nothing."""
     for name, layout in itertools.product(NAMES, CLASSES[:2]):
         x, y = (torch.randn(64, 4000) for _ in range(2))
         place = [[type(S0)(1) if p == S2 else p for p in placements] for placements in layout]
@@ -168,7 +170,7 @@ def check_the_wire():
 
 
 def check_behind_a_layer():
-    """The linear divergences, with layers sharded: their definitions run on logits that torch lays out."""
+    """The linear divergences with sharded layers equal one process's: their definition runs on logits as DTensors."""
     g = torch.Generator().manual_seed(5)
     names = "linear_kl_div", "linear_reverse_kl_div", "linear_js_div", "linear_tv"
     for linear, bias in itertools.product(([S0], [S1]), (False, True)):

@@ -1,4 +1,4 @@
-"""Cases of ops on DTensors, each beside the same call on plain tensors. Run by processes.py."""
+"""Cases of ops on DTensors, each compared with the same call on plain tensors. Run by processes.py."""
 
 import functools
 from unittest import mock
@@ -41,7 +41,7 @@ def elementwise(dtype):
 
 
 def mixed_layouts():
-    """One op with broadcast operands: their gradients are summed over the ranks."""
+    """The gradient of a broadcast operand must be summed over the ranks."""
     x = operands("safe_div", (5, 3), torch.float64, ("input", "other"))
     for a, b in (([S0], [R]), ([R], [S0]), ([S0], [S1]), ([P], [S0]), ([S1], [P]), ([P], [P]), ([S0, R], [S1, S0])):
         compare("safe_div", x, {"input": a, "other": b}, torch.float64)
@@ -49,7 +49,7 @@ def mixed_layouts():
         for layout in ([S0], [S1], [S0, S1]):
             how = {"input": layout, "other": [R] * len(layout)}
             compare("safe_div", {"input": x["input"], "other": row.clone()}, how, torch.float64)
-    number = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)  # (a plain number, the same on every rank)
+    number = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)  # a plain 0-dim tensor, equal on all ranks
     shared = distributed(x["input"], [S0])
     safeops.safe_div(shared, number).sum().backward()
     torch.testing.assert_close(number.grad, -x["input"].sum() / 0.25, rtol=1e-12, atol=0)
@@ -66,7 +66,8 @@ def mixed_layouts():
 
 
 def losses(dtype):
-    """All pointwise losses, with all reductions; masks that keep little, nothing on a rank, nothing at all."""
+    """Every pointwise loss equals one process's, with all reductions, and masks that keep little, nothing on a rank, or
+    nothing at all."""
     for name in [name for name, how in COVERED.items() if how == "loss"]:
         options = {k: x for k, x in CALLS[name].items() if not isinstance(x, (torch.Tensor, type(None)))}
         options.pop("denominator", None)
@@ -88,7 +89,8 @@ def losses(dtype):
 
 
 def loss_layouts():
-    """Empty shards, half operands, broadcast masks, operands with different or partial placements."""
+    """Losses equal one process's for empty shards, half operands, broadcast masks, and different or partial
+    placements."""
     for shape in ((1, 3), (5, 3), (0, 3)):
         for layout in layouts(torch.float64, FIRSTS["loss"]):
             x = operands("mse_loss", shape, torch.float32, ("input", "target", "mask"))
@@ -119,10 +121,10 @@ def reductions(dtype):
                     for dim in (0, 1, (0, 1), None):
                         reduced = (0, 1) if dim is None else dim if isinstance(dim, tuple) else (dim,)
                         if COVERED[name] == "statistic" and any(p.is_shard() and p.dim in reduced for p in layout):
-                            continue  # (partials.py has it)
+                            continue  # partials.py has these
                         compare(name, x, dict.fromkeys(x, layout), dtype, dim=dim, keepdim=keepdim)
     x = operands("masked_mean", (5, 3), dtype, ("input", "mask"))
-    for name in ("masked_sum", "masked_mean"):  # no rank rounds its part to fp32
+    for name in ("masked_sum", "masked_mean"):  # a rank must not round its part to fp32
         compare(name, x, dict.fromkeys(x, [S0]), torch.float64, dim=0, dtype=torch.float64)
     for empty in ("zero", "nan"):
         compare("masked_mean", x, dict.fromkeys(x, [S0]), dtype, dim=0, empty=empty)
@@ -130,7 +132,7 @@ def reductions(dtype):
 
 
 def garbage():
-    """An element that is masked out on any rank has no effect, and a kept NaN shows on all ranks."""
+    """A masked-out NaN on any rank must have no effect, and a kept NaN must show on all ranks."""
     x = operands("mse_loss", (6, 3), torch.float32, ("input", "target", "mask"))
     x["input"].masked_fill_(~x["mask"], torch.nan)
     compare("mse_loss", x, dict.fromkeys(x, [S0]))
@@ -158,7 +160,7 @@ def second_order():
 
 
 def denominator_alone():
-    """A DTensor as denominator of plain operands, and of DTensors on another mesh."""
+    """A DTensor works as denominator of plain operands, and of DTensors on another mesh."""
     x = torch.arange(6.0).requires_grad_()
     count = distributed(torch.tensor(4.0), [R], grad=False)
     for empty in ("zero", "nan", "raise"):
@@ -175,7 +177,7 @@ def denominator_alone():
 
 
 def collectives():
-    """A mean sends 16 bytes (24 with weights), an elementwise op nothing, and a backward nothing."""
+    """A mean must send 16 bytes (24 with weights); an elementwise op and every backward must send nothing."""
     x = {k: distributed(t, [S0]) for k, t in operands("", (5, 3), torch.float32, ("a", "b", "mask", "weight")).items()}
     x["weight"].requires_grad_(False)
     a, b, keep, w = x.values()

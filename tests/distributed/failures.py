@@ -1,4 +1,4 @@
-"""Cases of collectives that fail: a rank does not come, has gone, or has no group any more.
+"""Cases of collectives that fail: a rank does not call, has closed its connections, or has destroyed the group.
 
 Each raises an error with the function and the rank, within the group's timeout. Run by processes.py.
 """
@@ -17,7 +17,7 @@ import safeops
 from safeops.distributed import global_count
 from tests.distributed.processes import raises
 
-SECONDS = 1  # until a rank gives up; enough for ranks to meet on a machine that is not very busy
+SECONDS = 1  # a group's timeout: short, but enough for ranks to meet unless the machine is very busy
 
 
 def group_and_mesh(seconds=SECONDS):
@@ -27,7 +27,7 @@ def group_and_mesh(seconds=SECONDS):
 
 
 def sharded(mesh, shape=(4, 6), dim=0, dtype=torch.float32):
-    """A DTensor made of each rank's part, without a collective."""
+    """Returns a DTensor made of each rank's part, ones of this shape, without a collective."""
     local = torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
     return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
 
@@ -47,12 +47,12 @@ CALLS = {
     "masked_softmax": lambda x, mesh: safeops.masked_softmax(x, dim=0),
     "normalize": lambda x, mesh: safeops.normalize(x, dim=0),
     "cross_entropy": lambda x, mesh: safeops.cross_entropy(sharded(mesh, dim=1), classes(mesh)),
-    "safe_div": lambda x, mesh: safeops.safe_div(x, sharded(mesh, dim=1, shape=(8, 3))),  # (torch's own collective)
+    "safe_div": lambda x, mesh: safeops.safe_div(x, sharded(mesh, dim=1, shape=(8, 3))),  # torch's own collective fails
 }
 
 
 def absent():
-    """Only one rank calls."""
+    """If only one rank calls, it must raise within the timeout."""
     for name in ("masked_mean", "masked_var", "masked_softmax", "cross_entropy", "safe_div"):
         call, (_, mesh) = CALLS[name], group_and_mesh()
         if dist.get_rank() == 0:
@@ -63,9 +63,9 @@ def absent():
 
 
 def absent_in_backward():
-    safeops.masked_softmax(sharded(group_and_mesh(60)[1]), dim=0)  # (the first call imports modules: seconds)
+    safeops.masked_softmax(sharded(group_and_mesh(60)[1]), dim=0)  # a first call imports modules, which takes seconds
     _, mesh = group_and_mesh(3 * SECONDS)
-    # Another shape: torch caches layouts with their mesh, and would take the former mesh, with its group, for this one.
+    # A shape of its own: torch caches layouts by mesh and shape, and would return one with the previous case's group.
     x = sharded(mesh, (5, 7)).requires_grad_()
     y = safeops.masked_softmax(x, dim=0)
     if dist.get_rank() == 0:
@@ -75,11 +75,11 @@ def absent_in_backward():
 
 
 def gone():
-    """A rank has closed its connections, as if its process had died."""
+    """If a rank has closed its connections, as a dead process has, the other must raise."""
     for name in ("masked_mean", "masked_var"):
         group, mesh = group_and_mesh(3 * SECONDS)
         x = sharded(mesh)
-        CALLS[name](x, mesh)  # (connects the ranks)
+        CALLS[name](x, mesh)  # connects the ranks
         dist.barrier()
         if dist.get_rank() == 1:
             dist.destroy_process_group(group)
@@ -93,7 +93,7 @@ def gone():
 def destroyed():
     group, mesh = group_and_mesh()
     x, number = sharded(mesh), dist.get_rank()
-    dist.barrier()  # (destroying it early would close connections that another rank still makes)
+    dist.barrier()  # destroying the group early would close connections that another rank still makes
     dist.destroy_process_group(group)
     for name in ("masked_mean", "masked_amax", "masked_softmax", "mse_loss"):
         raises(RuntimeError, f"{name} (rank {number})", call=lambda name=name: CALLS.get(name, amax)(x, mesh))
@@ -104,7 +104,7 @@ def amax(x, mesh):
 
 
 def gradients():
-    """If the norm fails, no gradient is written."""
+    """If the collective of the norm fails, no gradient may be written."""
     group, mesh = group_and_mesh()
     p = torch.nn.Parameter(sharded(mesh))
     p.grad = sharded(mesh) * 1e3
@@ -117,7 +117,7 @@ def gradients():
 
 
 def empty_raise():
-    """empty="raise" waits on the host for what all ranks keep, and that all-reduce fails."""
+    """With empty="raise" the host waits for an all-reduce of what the ranks keep, and must raise if that fails."""
     rank, keep, x = dist.get_rank(), torch.ones(4, 6, dtype=torch.bool), torch.zeros(4, 6)
     group, mesh = group_and_mesh()
     if rank == 0:
@@ -137,7 +137,7 @@ def empty_raise():
 
 
 def killed(rank, store, path):
-    """Run in a process per rank. Rank 1 is killed between forward and backward; rank 0 writes what it sees."""
+    """Runs in a process per rank. Rank 1 is killed between forward and backward; rank 0 writes the error it gets."""
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=30)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timeout)

@@ -1,4 +1,4 @@
-"""Cases of grad_norm and clip_grad_norm_ of DTensors, each beside one process. Run by processes.py."""
+"""Cases of grad_norm and clip_grad_norm_ of DTensors, each compared with one process. Run by processes.py."""
 
 import functools
 import warnings
@@ -19,14 +19,14 @@ NAN, INF = float("nan"), float("inf")
 
 
 def meshes():
-    """A mesh of one dim, then one of two."""
+    """Yields a mesh of one dim, then a mesh of two."""
     world = dist.get_world_size()
     yield init_device_mesh("cpu", (world,))
     yield init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
 
 
 def placements(mesh):
-    """Layouts of a (5, 3) tensor: even shards, uneven shards, copies."""
+    """Returns the placements of a (5, 3) tensor on the mesh: even shards, uneven shards, copies."""
     kinds = Shard(0), Shard(1), Replicate()
     return [[kind] for kind in kinds] if mesh.ndim == 1 else [[a, b] for a in kinds for b in kinds]
 
@@ -43,7 +43,7 @@ def close(got, want, tolerance=1e-12):
 
 
 def compare(mesh, fulls, how, tolerance):
-    """Compares the norms of all orders, and the clipped gradients."""
+    """Compares the norms of all orders, and the clipped gradients, with one process's."""
     for ord in ORDERS:
         shared = [parameter(distribute_tensor(x.clone(), mesh, p)) for x, p in zip(fulls, how)]
         plain = [parameter(x.clone()) for x in fulls]
@@ -58,14 +58,14 @@ def sharded(dtype, tolerance):
     for mesh in meshes():
         torch.manual_seed(3)
         how = placements(mesh)
-        fulls = [torch.randn(5, 3).to(dtype) for _ in how] + [torch.randn(1, 3).to(dtype)]  # the last: empty shards
+        fulls = [torch.randn(5, 3).to(dtype) for _ in how] + [torch.randn(1, 3).to(dtype)]  # the last has empty shards
         compare(mesh, fulls, [*how, [Shard(0)] * mesh.ndim], tolerance)
-        for x, p in zip(fulls, how):  # each alone, lest copies hide what is left out
+        for x, p in zip(fulls, how):  # one gradient at a time: in a sum, another could hide an error
             compare(mesh, [x], [p], tolerance)
 
 
 def extreme():
-    """Norms beyond half, or with squares beyond the gradients' dtype."""
+    """Norms are right if they exceed half, or if their squares leave the range of the gradients' dtype."""
     mesh = next(meshes())
     for dtype, value in ((torch.float16, 6e4), (torch.float32, 1e30), (torch.float64, 1e200), (torch.float64, 1e-200)):
         full = torch.full((7, 3), value, dtype=dtype)
@@ -75,7 +75,8 @@ def extreme():
 
 
 def partial():
-    """Gradients with placements Partial("sum") and Partial("avg"); also 0-dim, and beside a sharded dim."""
+    """Gradients with placements Partial("sum") and Partial("avg") must be added up before their norm; also 0-dim ones,
+    and those with another mesh dim sharded."""
     rank = dist.get_rank()
     for mesh in meshes():
         place = mesh.get_coordinate()
@@ -85,7 +86,7 @@ def partial():
                 rest = [Replicate(), Shard(0)] if shape else [Replicate()]
                 for other in rest[: mesh.ndim]:
                     first = local + (place[0] if mesh.ndim == 1 or other.is_shard() else 0)
-                    if mesh.ndim == 2 and other.is_replicate():  # (equal copies along tp)
+                    if mesh.ndim == 2 and other.is_replicate():  # equal copies along tp
                         first = torch.ones(shape) * (place[0] + 1)
                     how = [Partial(reduce), other][: mesh.ndim]
                     grad = DTensor.from_local(first.clone(), mesh, how, run_check=False)
@@ -97,7 +98,7 @@ def partial():
 
 
 def partial_half():
-    """Partial terms fit half, but their sum does not."""
+    """Partial terms that fit half, but whose sum does not, must be added wider."""
     mesh = next(meshes())
     term = torch.full((5, 3), 4e4, dtype=torch.float16)
     holder = Holder(DTensor.from_local(term, mesh, [Partial()], run_check=False))
@@ -107,7 +108,7 @@ def partial_half():
 
 
 class Holder(torch.Tensor):
-    """A tensor with any object as gradient: a parameter refuses one with another placement."""
+    """A tensor that takes any object as `grad`: a parameter refuses a gradient with another placement than its own."""
 
     def __new__(cls, grad):
         x = torch.Tensor._make_subclass(cls, torch.zeros(()), True)
@@ -118,7 +119,7 @@ class Holder(torch.Tensor):
 
 
 def nonfinite():
-    """A bad element on one rank decides for all ranks."""
+    """NaN or inf on one rank must decide for all ranks."""
     rank, mesh = dist.get_rank(), next(meshes())
     for bad in (NAN, INF):
         full = torch.ones(8, 3)
@@ -155,7 +156,8 @@ def refused():
 
 
 def several_meshes():
-    """Two meshes of the same ranks, and a submesh: one collective for each, and no warning by torch."""
+    """Gradients on two meshes of the same ranks and on a submesh must take one collective for each mesh, and no
+    warning."""
     line, square = meshes()
     torch.manual_seed(5)
     a, b = torch.randn(5, 3), torch.randn(4, 4)
@@ -177,7 +179,7 @@ def network():
 
 
 def training(kind):
-    """With gradients as FSDP2 and tensor parallelism leave them, clipping and step are one process's."""
+    """Clipping and step equal one process's, with gradients as FSDP2 and tensor parallelism leave them."""
     world = dist.get_world_size()
     reference, net = network(), network()
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))

@@ -1,4 +1,4 @@
-"""Cases of reductions over a sharded dim, and of vectors along one, beside the call on plain tensors."""
+"""Cases of reductions over a sharded dim, and of vectors along a sharded dim, each compared with plain tensors."""
 
 import functools
 
@@ -27,8 +27,8 @@ STATISTICS = [
     ("masked_sum", {}),
 ]
 VECTORS = "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity"
-CUT = [S0], [S0, S1]  # for a mesh of one dim, and of two
-OLD = torch.__version__ < "2.12"  # (its DTensors lack frexp, which definitions of quotients use)
+CUT = [S0], [S0, S1]  # placements that shard dim 0, for a mesh of one dim and of two
+OLD = torch.__version__ < "2.12"  # its DTensors lack frexp, which definitions of quotients use
 
 
 def normal(*shape, dtype=torch.float64, seed=0):
@@ -36,14 +36,14 @@ def normal(*shape, dtype=torch.float64, seed=0):
 
 
 def kept(*shape, share=0.6):
-    """A mask that keeps none of the first rows: one rank keeps nothing."""
+    """Returns a mask that keeps none of the first rows, so that one rank keeps nothing."""
     keep = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < share
     keep[: max(1, shape[0] // 4)] = False
     return keep
 
 
 def plain(name, x, placements=(S0,), kind=torch.float64, **options):
-    """compare() with the input, mask and weight in one layout."""
+    """Calls compare() with input, mask and weight in one layout."""
     tensors = {"input": x, **{k: options.pop(k) for k in ("mask", "weight") if k in options}}
     return compare(name, tensors, dict.fromkeys(tensors, placements), kind, **options)
 
@@ -74,7 +74,7 @@ def statistics(dtype):
 
 
 def ties():
-    """Equal extremes on several ranks share the gradient."""
+    """Equal extremes on several ranks must share the gradient."""
     x = torch.tensor([3.0, 1.0, 3.0, -3.0, 3.0, 0.0], dtype=torch.float64)
     for name, options in (("masked_amax", {}), ("masked_amin", {}), ("masked_norm", {"ord": INF})):
         plain(name, x, **options)
@@ -85,7 +85,8 @@ def ties():
 
 
 def extremes():
-    """Squares overflow or vanish; a large mean's square would cost digits; a deviation is exactly 0."""
+    """Results are right where squares overflow or vanish, where the mean is large beside the deviation, and where the
+    deviation is exactly 0."""
     for dtype, large, small in (
         (torch.float64, 1e200, 1e-200),
         (torch.float32, 1e30, 1e-30),
@@ -104,7 +105,7 @@ def extremes():
 
 
 def special():
-    """A non-finite value on any rank shows as in one process; exp(-inf) adds nothing."""
+    """NaN or inf on any rank must show as in one process; exp(-inf) must add nothing."""
     for value in (NAN, INF, -INF):
         for at in (slice(0, 1), slice(6, 7), slice(4, 7), slice(0, 7)):
             x = normal(7, 3)
@@ -141,7 +142,8 @@ def vectors(dtype):
 
 
 def short_vectors():
-    """Vectors that are 0, 0 on one rank, shorter than eps, or with squares that overflow."""
+    """Results are right for vectors that are 0, are 0 on one rank, are shorter than eps, or have squares that
+    overflow."""
     for dtype in (torch.float64, torch.float32):
         x, y = normal(6, 5, dtype=dtype), normal(6, 5, dtype=dtype, seed=3)
         x[:, 0] = 0
@@ -153,14 +155,14 @@ def short_vectors():
             plain("normalize", x, kind=dtype, dim=0, eps=eps)
             for two in ({"x1": x, "x2": y}, {"x1": y, "x2": x}):
                 compare("cosine_similarity", two, dict.fromkeys(two, [S0]), dtype, dim=0, eps=eps)
-    for row in (y[:1], y[0]):  # (broadcast)
+    for row in (y[:1], y[0]):  # y broadcasts to x
         two = {"x1": normal(6, 5), "x2": row.double()}
         for placements in ([S1], [S0]):
             compare("cosine_similarity", two, {"x1": placements, "x2": [R]}, torch.float64, dim=1)
 
 
 def halves():
-    """Half results are rounded once, after the other ranks' parts are known."""
+    """Half results must be rounded once, after the parts of all ranks are added."""
     x, y = normal(7, 3, dtype=torch.float16), normal(7, 3, dtype=torch.float16, seed=3)
     for name in VECTORS:
         leaves = [x, y] if name == "cosine_similarity" else [x]
@@ -204,7 +206,7 @@ def second_order():
 
 
 def wire():
-    """Forward sends partials once, backward inner products at most once, and neither the input."""
+    """Forward must send partial results once, backward inner products at most once, and neither the input."""
     x, y, keep, weight = (distributed(t, [S0]) for t in (normal(6, 5), normal(6, 5), kept(6, 5), normal(6, 5).abs()))
     weight.requires_grad_(False)
     results = 5 * 8  # bytes of one number per result

@@ -1,4 +1,4 @@
-"""Cases that run on several processes at once, over gloo.
+"""Runs cases on several processes at once, over gloo.
 
 Each rank calls the cases of a module in their order, MODULE.CASES: {name: function()}. Ranks are forked from one server
 that has imported torch and the tests, which takes longer than most cases.
@@ -22,14 +22,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-SECONDS = 60  # until a rank that waits for another gives up
+SECONDS = 60  # the group's timeout, after which a rank that waits for another raises
 LONGEST = 600  # seconds, for all cases of a module
 
 
 def started(function, world, *operands):
-    """Starts a process per rank, which calls function(rank, *operands)."""
+    """Starts `world` processes, each of which calls function(rank, *operands)."""
     environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *sys.path])  # (for the server, which starts here)
+    environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *sys.path])  # the server starts with it
     multiprocessing.set_forkserver_preload(["tests.distributed.dtensors"])
     with mock.patch.dict(os.environ, environment):
         return torch.multiprocessing.start_processes(function, operands, world, join=False, start_method="forkserver")
@@ -51,7 +51,7 @@ def outcomes(module, world, folder):
 
 
 def fixture(module):
-    """A fixture: a function of the number of processes that returns the outcomes of the module's cases."""
+    """Returns a pytest fixture: a function (number of processes) -> the outcomes of the module's cases."""
 
     @pytest.fixture(scope="module")
     def cached_outcomes(tmp_path_factory):
@@ -61,7 +61,7 @@ def fixture(module):
 
 
 def failure(outcomes, name):
-    """The failures of a case, rank by rank, or None."""
+    """Returns the failures of a case as text, rank by rank, or None."""
     results = [of_rank.get(name, "it did not come to this case: an earlier one failed") for of_rank in outcomes]
     return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(results) if text != "right") or None
 
@@ -91,7 +91,7 @@ def start(rank, module, world, folder, path):
         with open(f"{path}.{rank}", "w") as file:
             json.dump(results, file)
         if results[name] != "right":
-            break  # the other ranks are elsewhere: they see the connection close, and stop too
+            break  # after an error the ranks are in different cases: closed connections stop the others, too
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

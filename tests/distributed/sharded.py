@@ -1,4 +1,4 @@
-"""DTensors for a case, and a call on them beside the same call on plain tensors. For the cases of processes.py."""
+"""Makes DTensors for the cases of processes.py, and compares a call on them with the call on plain tensors."""
 
 import functools
 from unittest import mock
@@ -30,12 +30,13 @@ def laid_out(x, mesh, placements):
 
 
 def distributed(x, placements, grad=True):
-    """A DTensor of x, a leaf if floating. A partial placement gets terms that differ: 3 x and -2 x."""
+    """Returns x as a DTensor, an autograd leaf if floating. A partial placement gets terms that differ: 3 x and -2
+    x."""
     shared = laid_out(x, mesh(len(placements)), [R if p.is_partial() else p for p in placements])
     for i, p in enumerate(placements):
         if p.is_partial():
             place = shared.device_mesh.get_coordinate()[i]
-            terms = (3, -2) if shared.device_mesh.size(i) > 1 else (1,)  # (their sum is x)
+            terms = (3, -2) if shared.device_mesh.size(i) > 1 else (1,)  # their sum is x
             part = shared.to_local() * (terms[place] if place < len(terms) else 0)
             shared = DTensor.from_local(part, shared.device_mesh, placements, shape=x.shape, stride=x.stride())
     return shared.requires_grad_(x.is_floating_point() and grad)
@@ -76,7 +77,7 @@ def compare(name, operands, placements, kind=torch.float32, constant=("weight",)
 
 
 def close(got, want, tolerance, size=0):
-    """Compares each rank's own part."""
+    """Asserts that a DTensor and a plain tensor are close, each rank for its own part."""
     finite = want.detach()[want.isfinite()]
     atol = tolerance * max(size, float(finite.abs().max()) if finite.numel() else 0)
     assert got.shape == want.shape
@@ -91,14 +92,15 @@ FIRSTS = {how: name for name, how in reversed(COVERED.items())} | {"ternary": "g
 
 
 def layouts(dtype, name):
-    """Placements for all tensors of a call, on a mesh of one dim and of two. Layouts do not depend on the op, so only
-    the first op of those whose parts combine alike gets all, in fp64, which shows more."""
+    """Returns the placements to test, on a mesh of one dim and of two. Layouts do not depend on the op: of the ops
+    whose parts combine alike only the first gets all, in fp64, which shows smaller errors."""
     every = [S0], [S1, S0], [S1], [R], [S0, S1], [S0, R], [R, S0], [S0, S0]
     return every if dtype == torch.float64 and name in FIRSTS.values() else every[:2]
 
 
 def operands(name, shape, dtype, keys):
-    """Numbers between 0 and 1, which every op accepts. Masks keep little, and nothing in some rows."""
+    """Returns {key: tensor}: numbers between 0 and 1, which every op accepts; masks keep little, and nothing in some
+    rows."""
     g = torch.Generator().manual_seed(3)
     tensors = {}
     for key in keys:
@@ -112,7 +114,7 @@ def operands(name, shape, dtype, keys):
 
 
 def tensors_of(name, *also):
-    """The names of an op's full-size operands, followed by `also`."""
+    """Returns the names of an op's full-size operands, followed by `also`."""
     skip = ("mask", "weight", "denominator", "pos_weight")
     return [k for k, x in CALLS[name].items() if isinstance(x, torch.Tensor) and x.dim() == 2 and k not in skip] + [
         *also
@@ -120,7 +122,7 @@ def tensors_of(name, *also):
 
 
 class sending:
-    """Context: a list of the bytes of each message that this rank sends by safeops' collectives."""
+    """Context manager: gives a list of the bytes of each message that this rank sends by safeops' collectives."""
 
     def __enter__(self):
         sent, gather, add = [], _collectives.all_gather, dist.all_reduce

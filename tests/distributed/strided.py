@@ -1,4 +1,4 @@
-"""Cases of tensor-parallel operands that FSDP2 has sharded again, each beside one process.
+"""Cases of tensor-parallel operands that FSDP2 has sharded again, each compared with one process.
 
 Their shards are strided (`_StridedShard`). No local kernel takes them: torch's own ops run the plain definition.
 Run by processes.py.
@@ -16,7 +16,7 @@ from tests.callers.calls import CALLS
 from tests.distributed.sharded import COVERED, laid_out, mesh, operands, tensors_of
 from tests.distributed.vocabulary import operands as layer
 
-ROWS = 8  # FSDP2 refuses uneven shards of a dim that is sharded already
+ROWS = 8  # even shards: FSDP2 refuses uneven ones of a dim that is already sharded
 
 
 class Holder(torch.nn.Module):
@@ -35,7 +35,7 @@ def strided(x, grad=True):
 
 
 def compare(name, plain, shared, **options):
-    """Compares values and gradients to 1e-12. plain: {name: tensor}; shared: {name: the same as DTensor}."""
+    """Compares values and gradients to 1e-12. plain: {name: tensor}; shared: {name: that tensor as a DTensor}."""
     call = functools.partial(getattr(safeops, name), **options)
     plain = {k: x.clone().requires_grad_(shared[k].requires_grad) for k, x in plain.items()}
     want, got = call(**plain), call(**shared)
@@ -52,7 +52,8 @@ def compare(name, plain, shared, **options):
 
 
 def every(kinds):
-    """The ops that combine in these ways, with a mask if they take one, and with a second operand in another layout."""
+    """Compares the ops with one of `kinds` as the way to combine the ranks' parts, with a mask if they take one, and
+    with a second operand in another layout."""
     for name in [name for name, how in COVERED.items() if how in kinds]:
         options = {k: x for k, x in CALLS[name].items() if not isinstance(x, (torch.Tensor, type(None)))}
         options |= {"value": 0.25} if name == "masked_fill" else {}
@@ -69,7 +70,7 @@ def every(kinds):
 
 
 def vocabulary():
-    """The layer's weight is gathered along one mesh dim, and its gradient has the weight's layout."""
+    """linear_cross_entropy gathers the weight along one mesh dim, and the weight's gradient has the weight's layout."""
     x = layer(torch.float64, rows=(4,), classes=ROWS)
     shared = {k: laid_out(t, mesh(2), [Replicate()] * 2) for k, t in x.items()}
     shared["linear_weight"] = strided(x["linear_weight"])

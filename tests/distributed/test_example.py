@@ -1,4 +1,4 @@
-"""examples/train_distributed.py: any number of processes has the same losses, unlike each rank's own mean."""
+"""examples/train_distributed.py has equal losses on any number of processes, which means per rank do not have."""
 
 import importlib
 from pathlib import Path
@@ -15,7 +15,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def example():
-    with pytest.MonkeyPatch.context() as patch:  # (its path, which the processes need too)
+    with pytest.MonkeyPatch.context() as patch:  # sys.path with the example, which the processes inherit
         patch.syspath_prepend(Path(__file__).resolve().parents[2] / "examples")
         yield importlib.import_module("train_distributed")
 

@@ -13,7 +13,7 @@ from tests.distributed import failures, processes  # noqa: E402
 
 pytestmark = [
     pytest.mark.xdist_group("ranks"),
-    pytest.mark.slow,  # (cases wait for timeouts)
+    pytest.mark.slow,  # cases wait for timeouts
     pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),
 ]
 outcomes = processes.fixture(failures)

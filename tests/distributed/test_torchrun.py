@@ -44,7 +44,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def torchrun(monkeypatch):
-    """A function (ranks, *command) that returns what the command prints under torchrun."""
+    """Returns a function (ranks, *command) -> what the command prints under torchrun."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
@@ -56,10 +56,10 @@ def torchrun(monkeypatch):
 
 
 def test_the_page_is_exact_on_any_number_of_ranks(torchrun, tmp_path):
-    """The page's gradients are those of one process with the micro-batches of all ranks."""
+    """The page's gradients equal those of one process with the micro-batches of all ranks."""
     section = (ROOT / "docs" / "distributed.md").read_text().split("## One count for all ranks")[1]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
-    code, replaced = re.subn(r"^model = torch.nn.Linear\(8, 1\).*\n", "", code, flags=re.MULTILINE)  # BEFORE has one
+    code, replaced = re.subn(r"^model = torch.nn.Linear\(8, 1\).*\n", "", code, flags=re.MULTILINE)  # BEFORE has it
     assert replaced == 1
     (tmp_path / "train.py").write_text(BEFORE + code + AFTER)
     for ranks in (1, 2, 4):

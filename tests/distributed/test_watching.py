@@ -42,7 +42,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def under_torchrun(tmp_path, monkeypatch):
-    """A function (tool, script) that runs `safeops TOOL SCRIPT` under torchrun on two ranks."""
+    """Returns a function (tool, script) that runs `safeops TOOL SCRIPT` under torchrun on two ranks."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path = tmp_path / "train.py"
@@ -70,7 +70,7 @@ def test_a_script_under_torchrun_gets_one_report(under_torchrun, step):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["dist.destroy_process_group()", "", "sys.exit(0)"])
 def test_a_script_under_torchrun_is_audited_as_one(under_torchrun, end):
-    """Each finding appears once, with its ranks and both counts, whether or not the script ends its group itself."""
+    """Each finding must appear once, with its ranks and both counts, whether or not the script destroys its group."""
     mean = "net(torch.log(x))[: 1 + dist.get_rank()].square().mean().backward()"
     script = SCRIPT.format(step=1).replace("net(torch.log(x)).square().mean().backward()", mean)
     script = "import sys\n" + script.replace("dist.destroy_process_group()", end)

@@ -1,4 +1,4 @@
-"""Cases of training on several processes, with means by global_count, beside one process with the whole batch.
+"""Cases of training on several processes, with means by global_count, compared with one process with the whole batch.
 
 The masks keep very unequal shares, on the last rank nothing; a step has three micro-batches. Run by processes.py.
 """
@@ -22,7 +22,7 @@ ROWS, STEPS = 12, 3  # rows per rank and micro-batch, micro-batches per step
 
 
 def batch(world, dtype=torch.float32):
-    """The whole batch, (world, STEPS, rows, 4). Rank 0 keeps nearly all, the last rank nothing, others little."""
+    """Returns the whole batch, (world, STEPS, rows, 4). Rank 0 keeps nearly all, the last rank nothing, others few."""
     g = torch.Generator().manual_seed(1)
     x, y, weight = (torch.randn(world, STEPS, ROWS, 4, generator=g, dtype=dtype) for _ in range(3))
     keep = torch.rand(world, STEPS, ROWS, 4, generator=g) < torch.tensor([0.9, 0.1, 0.3, 0.5])[:world, None, None, None]
@@ -40,7 +40,8 @@ def loss_of(out, y, keep, weight, denominator):
 
 
 def train(net, steps, finish=lambda i: None, loss_of=loss_of):
-    """Two steps. steps: [(x, y, weight, keep, denominator)], the micro-batches. The net gets 0 for a masked NaN."""
+    """Trains for two optimizer steps and returns their losses. steps: [(x, y, weight, keep, denominator)], the
+    micro-batches of each. The net gets 0 for a masked NaN."""
     optimizer = torch.optim.SGD(net.parameters(), 0.5)
     losses = []
     for _ in range(2):
@@ -57,7 +58,8 @@ def train(net, steps, finish=lambda i: None, loss_of=loss_of):
 
 
 def training(wrap, dtype, weighted, tolerance, loss_of=loss_of):
-    """Ranks with three micro-batches per step get the losses and parameters of one process with the whole batch."""
+    """Ranks with three micro-batches per step must get the losses and parameters of one process with the whole
+    batch."""
     reference, (net, finish, mesh) = network(dtype), wrap(network(dtype))
     rank, parts = dist.get_rank(), dist.get_world_size()
     if mesh is not None:
@@ -66,7 +68,7 @@ def training(wrap, dtype, weighted, tolerance, loss_of=loss_of):
     flat = [t.flatten(0, 2) for t in (x, y)] + [weight.flatten(0, 2) if weighted else None, keep.flatten(0, 2)]
     want = train(reference, [(*flat, None)])
     weights = weight[rank] if weighted else [None] * STEPS
-    where = {} if mesh is None else {"mesh": mesh, "dims": "dp"}  # (tp has copies)
+    where = {} if mesh is None else {"mesh": mesh, "dims": "dp"}  # ranks along tp have copies
     count = global_count(list(keep[rank]), weight=list(weights) if weighted else None, **where)
     steps = [(x[rank, i], y[rank, i], weights[i], keep[rank, i], count) for i in range(STEPS)]
     for a, b in zip(train(net, steps, finish, loss_of), want):
@@ -78,7 +80,7 @@ def training(wrap, dtype, weighted, tolerance, loss_of=loss_of):
 
 
 def compiled(dtype, tolerance):
-    """A rank's loss compiles to one graph, which gets the count before it has arrived, and waits for it."""
+    """A rank's loss must compile to one graph, which takes a count that has not arrived yet, and waits for it."""
     torch.compiler.reset()
     counter = counting_backend("aot_eager")
     training(ddp, dtype, False, tolerance, torch.compile(loss_of, backend=counter, fullgraph=True))
@@ -86,7 +88,7 @@ def compiled(dtype, tolerance):
 
 
 def of_the_page():
-    """The tensor parallel model of docs/distributed.md has the loss and clipped gradients of one process."""
+    """The tensor parallel model of docs/distributed.md must have the loss and clipped gradients of one process."""
     page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
     code = re.search(r"```python\n(.*?)```", page.split("## The loss of a tensor parallel model")[1], re.DOTALL)[1]
     parts = dist.get_world_size() // 2
@@ -137,7 +139,7 @@ def fsdp_of_tensor_parallel(net):
 
 
 def per_rank_means_differ():
-    """With each rank's own count, DDP ends elsewhere: this is why global_count exists."""
+    """With means by each rank's own count, DDP ends with other parameters: global_count is needed."""
     rank, world = dist.get_rank(), dist.get_world_size()
     x, y, _, keep = batch(world)
     reference, net = network(torch.float32), DistributedDataParallel(network(torch.float32))

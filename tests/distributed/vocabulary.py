@@ -1,4 +1,4 @@
-"""Cases of linear_cross_entropy on DTensors with sharded classes, rows, or both, beside the call on plain tensors."""
+"""Cases of linear_cross_entropy on DTensors with sharded classes, rows, or both, compared with plain tensors."""
 
 import functools
 import itertools
@@ -45,7 +45,7 @@ def operands(dtype, rows=(6, 3), classes=11, width=5, bias=False, weight=False, 
     tensors["target"][1] = -100
     if bias:
         tensors["linear_bias"] = normal(classes)
-        tensors["linear_bias"][2] = float("-inf")  # (a class that is left out)
+        tensors["linear_bias"][2] = float("-inf")  # a class that is left out
     if weight:
         tensors["weight"] = normal(classes).abs()
         tensors["weight"][4] = 0
@@ -68,19 +68,19 @@ def check(dtype, layouts, options=OPTIONS):
     for layout, chosen in itertools.product(layouts, options):
         for bias, weight, mask in itertools.product((False, True), repeat=3):
             tensors = operands(dtype, bias=bias, weight=weight, mask=mask)
-            if P in layout[0]:  # (a partial placement cannot hold non-finite numbers)
+            if P in layout[0]:  # a partial placement cannot hold inf or NaN
                 tensors["input"].nan_to_num_(nan=0.5)
             compare(NAME, tensors, placements(layout), dtype, **chosen)
 
 
 def check_chunks():
-    """Several chunks on each rank, the last of another size."""
+    """Results are right with several chunks on each rank, the last of another size."""
     with mock.patch.object(_chunks, "CHUNK", 40):
         check(torch.float64, VOCABULARY, OPTIONS[:2])
 
 
 def check_few_classes():
-    """With 4 or 5 classes some ranks have none."""
+    """Results are right with 4 or 5 classes, of which some ranks have none."""
     for classes in (4, 5):
         tensors = operands(torch.float64, classes=classes, bias=True)
         compare(NAME, tensors, placements(VOCABULARY[0]), torch.float64, label_smoothing=0.1)
@@ -100,13 +100,13 @@ def check_infinite_logits():
 
 
 def check_few_rows():
-    """Rows that fill only one rank."""
+    """Results are right with so few rows that only one rank has any."""
     tensors = operands(torch.float64, rows=(2,), mask=True)
     compare(NAME, tensors, placements(OTHERS[0]), torch.float64)
 
 
 def check_half():
-    """Gradients are rounded once, at the end: they differ from fp64's by at most 4 ulp of the largest."""
+    """Half gradients must be rounded once, at the end: they differ from fp64's by at most 4 ulp of the largest."""
     for dtype, ulp in ((torch.float16, 2**-11), (torch.bfloat16, 2**-8)):
         tensors = operands(dtype, bias=True, weight=True)
         tensors["linear_bias"][2] = 0
@@ -133,7 +133,8 @@ def check_second_order():
 
 
 def check_the_wire():
-    """Forward sends 16 bytes per row, backward the input's gradient in fp32; nothing has the logits' size."""
+    """Forward must send 16 bytes per row, backward the input's gradient in fp32, and neither anything of the logits'
+    size."""
     tensors, where, sent = operands(torch.float32, rows=(64,), classes=40), placements(VOCABULARY[0]), []
     sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
     gather = _collectives.all_gather
@@ -147,12 +148,13 @@ def check_the_wire():
         forward = seen.get_total_counts()
         loss.backward()
     assert sent == [64 * 16] and forward <= 1, (sent, seen.get_comm_counts())
-    assert seen.get_total_counts() == forward + 1, seen.get_comm_counts()  # (one all-reduce)
+    assert seen.get_total_counts() == forward + 1, seen.get_comm_counts()  # backward has one all-reduce
     assert sharded["linear_weight"].grad.placements == (S0,) and sharded["input"].grad.placements == (R,)
 
 
 def check_the_order():
-    """The collective of the input's gradient starts before the weight's last product."""
+    """The collective of the input's gradient must start before the last product of the weight's gradient, to
+    overlap."""
     tensors, where, order = operands(torch.float32), placements(VOCABULARY[0]), []
     sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
     loss = safeops.linear_cross_entropy(**sharded)
@@ -181,7 +183,7 @@ def check_autocast():
 
 
 def check_refused():
-    """A plain operand raises on every rank, by name, before any collective."""
+    """A plain operand beside DTensors must raise on every rank, by name, before any collective."""
     tensors, where = operands(torch.float32), placements(VOCABULARY[0])
     sharded = {key: distributed(x, where[key]) for key, x in tensors.items()}
     for key, x in tensors.items():

@@ -46,7 +46,7 @@ def batch(zero_on):
 
 
 def traced(wrap):
-    """All ranks' gradients are NaN, and the report names the cause: the logarithm on the last rank."""
+    """Where the gradients of all ranks are NaN, the report must name the cause: the logarithm on the last rank."""
     (net, optimizer), last = prepared(wrap), dist.get_world_size() - 1
     try:
         with trace(net, group=dist.group.WORLD) as tracer:
@@ -61,7 +61,7 @@ def traced(wrap):
         assert ("  why  " in str(error)) == (dist.get_rank() == last), error
     else:
         raise AssertionError("nothing was found")
-    for p in net.parameters():  # (no update took place)
+    for p in net.parameters():  # no update took place
         assert getattr(p, "full_tensor", lambda p=p: p)().isfinite().all()
 
 
@@ -74,14 +74,14 @@ def one_warning():
     messages = [str(w.message) for w in messages if "safeops" in str(w.message)]
     assert bool(messages) == (rank == 0) and all("rank 0" in text for text in messages), messages
     assert tracer.report.rank == 0
-    with trace(net, action="record") as tracer:  # (without a group: each rank for itself)
+    with trace(net, action="record") as tracer:  # without a group each rank reports for itself
         torch.log(torch.tensor(0.0 if rank == 0 else 1.0, requires_grad=True)).backward()
     assert (tracer.report is not None) == (rank == 0)
     assert tracer.report is None or tracer.report.rank is None
 
 
 def without_an_answer():
-    """If a rank does not reach the end of a step, the others say so within the group's timeout."""
+    """If a rank does not reach the end of a step, the others must say so within the group's timeout."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     if dist.get_rank() == 0:
         began = time.monotonic()
@@ -108,7 +108,7 @@ def keep(rank):
 
 
 def losses(x, mask):
-    """Returns {name: (loss as users write it, True if it has a rank's own mean)}."""
+    """Returns {name: (loss as users write it, True if it divides by the rank's own count)}."""
     y, target = torch.zeros(12), torch.where(mask, 0, -100)
     total = global_count(mask)
     return {
@@ -144,7 +144,7 @@ def means():
         assert finding.code == "rank-means" and "12 on rank 0" in finding.detail and "3 on rank" in finding.detail, name
         assert f'"{name}": (' in finding.line.text, finding.line
         assert ("global_count" in str(result)) == (rank == 0)
-    with audit(group=dist.group.WORLD) as result:  # (no gradient comes from the metric)
+    with audit(group=dist.group.WORLD) as result:  # the metric's mean gets no gradient, so it is no finding
         x = torch.ones(12, requires_grad=True)
         metric = x[keep(rank)].mean()
         x.sum().backward()
@@ -153,7 +153,7 @@ def means():
 
 
 def audited(wrap):
-    """A training step: each finding once, with its ranks, and the means of three micro-batches."""
+    """audit of a training step must report each finding once, with its ranks, and the means of three micro-batches."""
     (net, optimizer), rank, last = prepared(wrap), dist.get_rank(), dist.get_world_size() - 1
     with audit(group=dist.group.WORLD) as result:
         for i in range(3):

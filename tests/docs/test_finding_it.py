@@ -39,5 +39,5 @@ def test_every_code_of_the_audit_is_listed():
 
 
 def shorter(line):
-    """A line without folders, indentation, and the module that a traceback puts before an exception's name."""
+    """Returns a line without folders, indentation, and the module that a traceback puts before an exception's name."""
     return re.sub(r"\S*example\.py", "example.py", re.sub(r"^[\w.]+\.(\w+Error: )", r"\1", line)).strip()

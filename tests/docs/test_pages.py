@@ -14,7 +14,7 @@ import safeops.integrations.transformers
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# {page: how many of its examples run here}. They run in order, after the README's, where a reader begins.
+# {page: the number of its examples that run in this test}, in order, after the README's, where a reader begins.
 RUN_HERE = {
     **{"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1, "safe-mode.md": 1, "index.md": 1},
 }
@@ -42,7 +42,7 @@ def test_the_examples_run(name):
 
 
 def undefined(code):
-    """The names that a program reads but never defines."""
+    """Returns the names that a program reads but never defines."""
     known, read = set(dir(builtins)), set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Name):
@@ -109,7 +109,7 @@ def test_what_pages_name_exists(page):
 
 
 def anchors(page):
-    """The anchors that GitHub gives to a page's headings."""
+    """Returns the anchors that GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -16,7 +16,7 @@ def outcome(code, folder):
     return subprocess.run([sys.executable, "recipe.py"], cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.slow  # they import lightning, transformers, trl and monai, which `make test-slow` installs
+@pytest.mark.slow  # the programs import lightning, transformers, trl and monai, which `make test-slow` installs
 @pytest.mark.parametrize("title", RECIPES)
 def test_the_recipe_runs(title, tmp_path):
     code = RECIPES[title]
@@ -30,8 +30,8 @@ def test_every_recipe_is_found():
 
 
 def test_its_lines_fit_a_screen():
-    """On a screen of 1280 pixels, beside the page's table of contents, code has 909 pixels, and a letter takes at most
-    0.62 of the font's 13. Longer lines would have to be scrolled."""
+    """Code lines must fit a screen 1280 pixels wide without scrolling: beside the table of contents code has 909
+    pixels, and a letter is at most 0.62 times the font size of 13 pixels wide."""
     longest = max((line for code in RECIPES.values() for line in code.splitlines()), key=len)
     assert len(longest) <= 110 < 909 / (0.62 * 13), longest
     css = (pathlib.Path(__file__).parents[2] / "docs" / "style.css").read_text()

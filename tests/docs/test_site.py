@@ -62,7 +62,7 @@ def test_the_lettering_of_the_demo_can_be_read_on_a_phone():
 
 
 class Page(HTMLParser):
-    """The ids of a page, the targets of its links, and the files that it loads."""
+    """Collects the ids of a page, the targets of its links, and the files that it loads."""
 
     def __init__(self, file):
         super().__init__()
@@ -86,7 +86,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def pages():
     assert (SITE / "index.html").exists(), "`make docs` builds the site"
-    files = [file for file in SITE.rglob("*.html") if file.name != "404.html"]  # its links need a server
+    files = [file for file in SITE.rglob("*.html") if file.name != "404.html"]  # not 404.html: its links need a server
     return {file: Page(file) for file in files}
 
 

@@ -22,7 +22,7 @@ DOCUMENT = ROOT / "docs" / "what-really-happens.md"
 VERDICTS = {"crash", "wrong value", "NaN", "slow", "nothing", "depends"}
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 CLAIM = re.compile(r"#> (.*\n)")
-# the tokens of an output that are changed, one at a time, to see that a wrong output is noticed
+# Tokens of an output that the test changes one at a time: each wrong output must be noticed.
 TOKEN = re.compile(r"(?<![\w.])(nan|inf|True|False|\w+Error|-?[\d.]+\d|\d+)(?![\w.])")
 # {section whose outcome differs in a later torch than the pinned one: (the version, the reason)}
 LATER = {"12. In-place clamp before log": ("2.14", "clamp's gradient compares with 1e-8, not with 1e-8 in fp16")}
@@ -79,7 +79,7 @@ def test_the_claimed_outcome_is_the_outcome(number):
     )
     tokens = list(TOKEN.finditer(block.claimed))
     assert tokens, f"{block.section}: the block claims nothing that could be wrong"
-    for token in tokens:  # another number, exception or truth value in its place must be noticed
+    for token in tokens:  # a change to any number, exception or truth value must be noticed
         start, end = token.span()
         other = "7.5" if token[0] in ("nan", "inf") else "nan"
         assert not agrees(block.claimed[:start] + other + block.claimed[end:], happened), token

@@ -18,7 +18,7 @@ REPLICAS = {"of one": torch.tensor([19]), "of two": torch.tensor([[19], [19]])} 
 
 
 def truth(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs):
-    """transformers' function in fp64; the original converts everything to fp32."""
+    """Computes transformers' function in fp64; the original converts all operands to fp32."""
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     logits, target = logits.double().reshape(-1, vocab_size), shift_labels.reshape(-1)
@@ -40,7 +40,7 @@ def outcome(function, logits, *args, **kwargs):
 
 
 def error(results, expected):
-    """The larger of the relative errors of the loss and the gradient."""
+    """Returns the larger of the relative errors of the loss and the gradient."""
     return max(((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(results, expected))
 
 
@@ -170,7 +170,7 @@ def test_nothing_as_large_as_the_logits_is_made(dtype, transposed):
     assert _peak_bytes("cpu", forward) < rows
     backward = _peak_bytes("cpu", lambda: torch.autograd.grad(loss, logits, retain_graph=True))
     assert logits.nbytes <= backward < logits.nbytes + rows
-    # This measurement does notice the large tensors of the function that is replaced.
+    # The measurement notices large tensors: transformers' own function makes some.
     assert _peak_bytes("cpu", lambda: truth(logits, labels, 4096, 200)) > 8 * logits.numel()
 
 
@@ -286,7 +286,7 @@ def test_the_trainer_takes_both_and_the_model_sees_logits_in_half(tmp_path):
     model.loss_function = watch(ForCausalLMLoss)
     Trainer(model, arguments, train_dataset=data).train()
     Trainer(llama(), arguments, train_dataset=data, compute_loss_func=watch(compute_loss_func)).train()
-    count = int((labels[:, 1:] != -100).sum())  # in both halves of the step
+    count = int((labels[:, 1:] != -100).sum())  # in both micro-batches of the step
     assert seen == [(dtype, torch.float32, count) for dtype in (torch.bfloat16,) * 2 + (torch.float32,) * 2]
 
 

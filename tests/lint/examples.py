@@ -15,7 +15,7 @@ def masked_loss(prediction, target):
 """,
 )
 
-# the write counts the True elements of the mask: a synchronization
+# the write needs the number of True elements of the mask: a synchronization
 EXAMPLES["SO102"] = (
     """
 def fill_loss(prediction, target, teacher):

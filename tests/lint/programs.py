@@ -1,4 +1,4 @@
-"""Makes a file of a test's line of code: imports, and a function called loss."""
+"""Makes the source of a file from a test's code: imports, and a function called loss with the code as its body."""
 
 import textwrap
 
@@ -14,7 +14,7 @@ from torch import nn
 
 
 """
-EVERY = list(RULES.values())  # rules that are asked for also report possible findings, not only likely ones
+EVERY = list(RULES.values())  # rules that are named also report possible findings, not only likely ones
 
 
 def program(arguments, body):

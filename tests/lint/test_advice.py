@@ -16,7 +16,7 @@ LARGE = torch.tensor([[20.0, -20.0, 3.0], [12.0, 100.0, 1.0]])
 LOGITS = torch.tensor([[-20.0, -12.0, 3.0], [17.0, 9.0, -0.5]])
 NEGATIVE = torch.tensor([[-20.0, -1e-4, -0.7], [-3.0, -9.0, -0.01]])
 PROBABILITIES = torch.tensor([[1.0, 0.25, 0.5], [0.75, 0.125, 0.875]])
-# (arguments, the written code, a part of the advice, the code that follows it, the first argument)
+# (arguments, the code as written, a part of the advice, the code that follows the advice, the first argument's values)
 LOGARITHMS = [
     ("x", "-torch.log(torch.sigmoid(x))", "F.logsigmoid", "-F.logsigmoid(x)", LOGITS),
     ("x", "torch.log(1 - torch.sigmoid(x))", "F.logsigmoid(-x)", "F.logsigmoid(-x)", LOGITS),

@@ -22,7 +22,7 @@ CLEAN = "import torch\n\n\ndef loss(x):\n    return x.mean()\n"
 
 @pytest.fixture
 def lint(tmp_path, capsys, monkeypatch):
-    """A function that writes files and runs the command in their folder. It returns (exit code, stdout, stderr)."""
+    """Returns a function: it writes files, runs the command in their folder, returns (exit code, stdout, stderr)."""
     from safeops_lint import config
 
     monkeypatch.chdir(tmp_path)
@@ -222,7 +222,7 @@ def test_python_3_10_without_tomli(lint, monkeypatch):
     assert code == 2 and "pip install tomli" in err
 
 
-# ---- bad input is named, and the other files are still linted
+# ---- bad input: an error names it, and the other files are still linted
 
 
 @pytest.mark.parametrize("name, content, said", [
@@ -383,7 +383,7 @@ LOADED = "import sys, safeops_lint.{0}; sys.exit(any(name in sys.modules for nam
 
 
 @pytest.mark.parametrize("module, others", [
-    ("command", ["torch", "safeops", "libcst"]),  # so that the command starts in a tenth of a second
+    ("command", ["torch", "safeops", "libcst"]),  # importing these would slow down the command's start
     ("run, safeops_lint.output, safeops_lint.flake8", ["torch", "safeops"]),
 ])  # fmt: skip
 def test_it_loads_neither_torch_nor_safeops(module, others):

@@ -20,24 +20,24 @@ def script(text):
 
 
 def function(text):
-    """The last function that an example defines."""
+    """Runs an example's source and returns the last function that it defines."""
     scope = {}
     exec(compile(script(text), "<example>", "exec"), scope)
     return [x for x in scope.values() if hasattr(x, "__code__")][-1]
 
 
-HOST = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}  # on a GPU these wait
+HOST = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}  # these ops wait for a GPU
 
 
 def synchronises(fn, *args):
-    """True if torch's profiler sees a value, or a size that depends on values, go to the host."""
+    """Returns True if fn runs an op that reads a value, or a size that depends on values, back to the host."""
     with torch.autograd.profiler.profile() as profile, contextlib.redirect_stdout(io.StringIO()):
         fn(*args)
     return bool(HOST & {event.name for event in profile.function_events})
 
 
 def gradient(fn, *args):
-    """The gradient of the first argument. Asserts that the value is finite."""
+    """Returns the gradient to the first argument. Asserts that the value is finite."""
     x = args[0].clone().requires_grad_()
     value = fn(x, *args[1:])
     value.sum().backward()

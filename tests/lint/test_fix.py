@@ -98,7 +98,7 @@ def with_import(source):
 def test_rewrite(code, arguments, before, after):
     assert rewritten(before, code) == with_import(after)
     assert rewritten(with_import(after), code) == with_import(after), "not idempotent"
-    once, _ = fix_source(before, rules=EVERY)  # with all rules at once
+    once, _ = fix_source(before, rules=EVERY)  # all rules in one run
     assert fix_source(once, rules=EVERY) == (once, 0)
 
 
@@ -133,7 +133,7 @@ def test_same_value_and_gradient(code, arguments, before, after, dtype):
 
 
 KEEP = [
-    # comments that a rewrite would drop, masks of another shape, writes to memory that another name shares, ...
+    # A rewrite would drop a comment, break for a mask of another shape, or miss a write through another name.
     "def loss(x):\n    return torch.log(  # natural\n        x\n    ).mean() + torch.log(x  # kept\n    ).sum()\n",
     "def loss(x, m):\n    return x[m > 0].mean()\n",
     "def loss(x):\n    x[x > 1] = 0\n    return x\n",
@@ -143,15 +143,15 @@ KEEP = [
     "def loss(x):\n    y = x + 1\n    for i in range(3):\n        y[y > i] = 0\n    return y\n",
     "def loss(x):\n    return torch.log(x, out=x)\n",
     "def loss(x):\n    return x.mul_(x > 0)\n",
-    # integers, which mse_loss does not take
+    # Operands are integers, which mse_loss refuses.
     "def loss(x, y):\n    return ((x - F.one_hot(y, 3)) ** 2).mean()\n",
     "def loss(x, y):\n    return ((x - y.long()) ** 2).mean() + ((x - (x > 0)) ** 2).mean()\n",
-    "def loss(x, y):\n    return (x + 1e-8) / (y + 1e-8)\n",  # 1 where both are 0
+    "def loss(x, y):\n    return (x + 1e-8) / (y + 1e-8)\n",  # 1 if x = y = 0; safe_div gives 0
     "def loss(x, y):\n    return x / y.clamp(min=1e-8)\n",  # clamp makes negative divisors 1e-8
-    "def loss(x, y):\n    return x / (x - y + 1e-12).sqrt()\n",  # dividing by safe_sqrt's 0 gives inf
+    "def loss(x, y):\n    return x / (x - y + 1e-12).sqrt()\n",  # dividing by safe_sqrt's stand-in 0 gives inf
     "def loss(x, y):\n    z = x + 1e-8\n    return z / (y + 1e-8)\n",
     "@torch.jit.script\ndef loss(x):\n    return torch.log(x)\n",
-    # results that are written in place, to another tensor, or rounded
+    # The result is written in place, is written to another tensor, or is rounded.
     "def loss(x, y):\n    x /= y\n    return x.mean()\n",
     "def loss(x, y):\n    x = x / 1\n    x /= y.sum()\n    x /= y + 1e-8\n    return x.mean()\n",
     "def loss(x, y):\n    return x.div_(y).mean() + x.log_().mean() + x.sqrt_().mean()\n",
@@ -165,7 +165,7 @@ KEEP = [
 def test_what_a_rewrite_could_change_is_left_alone(body):
     source = f"{HEADER}\n\n{body}"
     new, count = fix_source(source)
-    if "natural" in body:  # the comments stand where the rewrite drops the call's text, and must stay
+    if "natural" in body:  # a rewrite would drop the comments inside the call
         assert "# natural" in new and "# kept" in new
     else:
         assert (new, count) == (source, 0)
@@ -258,7 +258,7 @@ def test_a_product_with_a_mask_is_not_hidden_by_the_division():
         assert (new, count) == (source, 0) and {f.code for f in lint_source(new)} == {"SO202"}
     divided = in_loss("err, m", "total = (err.abs() * m).sum()\nreturn safeops.safe_div(total, m.sum())")
     assert ["masked_mean" in f.message for f in lint_source(with_import(divided))] == [True]
-    bounded = in_loss("p, m", f"return {quotient.replace('err.abs()', 'p.sigmoid()')}")  # no NaN of its own
+    bounded = in_loss("p, m", f"return {quotient.replace('err.abs()', 'p.sigmoid()')}")  # this numerator is never NaN
     assert "safeops.safe_div((p.sigmoid() * m).sum(), m.sum())" in fix_source(bounded)[0]
     rules = [RULES["SO105"], RULES["SO202"]]
     new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err / y * m).sum() / m.sum()"), rules=rules)
@@ -315,8 +315,8 @@ def test_an_eps_that_is_added_is_left_alone(expression):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("code, arguments, before, after", CASES, ids=lambda x: x.split("return")[-1].strip()[:40])
 def test_no_finite_value_is_changed_at_an_edge(code, arguments, before, after, dtype):
-    """At 0, about eps, at 1 and beyond, each value alone in its reduction: a rewrite must not be further from fp64's
-    result than the code before. It may be nearer where the dtype rounds (1 - 1e-6, 1 - exp(x))."""
+    """At values of 0, near eps, 1 and beyond, one at a time, a rewrite must be at least as near to fp64's result as the
+    code before. It may be nearer where the dtype rounds (1 - 1e-6, 1 - exp(x))."""
     edges = [0.0, 1e-30, 1e-12, 1e-9, 1e-8, 1e-6, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 2.0, -0.5, -2.0, 70.0]
     new_text = rewritten(before, code)
     for values in itertools.product(edges, repeat=len(arguments.split(", "))):

@@ -1,11 +1,11 @@
-"""Code in which a rule must find something, in the ways that people write it. Each line is a case."""
+"""Code in which a rule must find something, as real projects write it. Each line is a case."""
 
 import pytest
 
 from safeops_lint.check import lint_source
 from tests.lint.programs import EVERY, HEADER, program
 
-# (rule, arguments of a function called loss, its body)
+# (rule, arguments of the function loss, body of the function)
 FOUND = [
     ("SO101", "x, y", "return F.mse_loss(x[y > 0], y[y > 0])"),
     ("SO101", "x, y", "valid = ~torch.isnan(y)\nx = x[valid]\nreturn x.mean()"),
@@ -95,7 +95,7 @@ FOUND = [
     ("SO206", "x, y", "z = (x.float() * 2).to(y)\nreturn y / (z + 1e-8)"),
     ("SO206", "x, eps=1e-6", "return torch.sqrt(x * x + eps**2).mean()"),
     ("SO206", "x, eps=1e-6", "floor = eps * eps\nreturn torch.log(x + floor).mean()"),
-    # conditions that are no guards, since they do not depend on values
+    # conditions that do not depend on values, and so do not guard the division
     ("SO202", "x, mask", "if mask is not None:\n    x = x.sum() / mask.sum()\nreturn x"),
     ("SO202", "x, mask", "if isinstance(mask, torch.Tensor):\n    x = x.sum() / mask.sum()\nreturn x"),
     ("SO202", "x, mask", "if mask.dim() == 3 and mask.shape[0] > 1:\n    x = x.sum() / mask.sum()\nreturn x"),
@@ -141,7 +141,7 @@ FOUND = [
     ("SO206", "x, y", "return (x / (y.abs() + 1e-6)).mean()"),
     ("SO206", "x", "return x.clamp(min=1e-6).reciprocal().mean()"),
     ("SO206", "x", "return torch.log(torch.max(x, torch.full_like(x, 1e-9))).mean()"),
-    # layers, loops, lambdas, operands of @
+    # values that come from layers, loops and lambdas, or go into @
     ("SO204", "x", "p = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))\nreturn p(x).log().mean()"),
     ("SO204", "x", "return x.abs().pow(0.5).mean()"),
     (

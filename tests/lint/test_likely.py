@@ -1,4 +1,4 @@
-"""A default run reports only findings that the code shows to be likely; a rule that is asked for reports all."""
+"""A default run reports only findings that the code shows to be likely. A rule that the command names reports all."""
 
 import pytest
 
@@ -13,7 +13,7 @@ PAIRS = [
     # a sum of weights, or 1 - a norm, is hardly ever 0; a mask may be empty, and a row's norm 0
     ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = (w > 0).to(x.dtype)\nreturn (x * w).sum() / w.sum()"),
     ("SO202", "x, y", "return (x / (1 - x.norm(dim=1))).mean()", "return (x / (x.norm(dim=1) * y.norm())).mean()"),
-    # differences of two tensors, and sizes over a batch, against sizes of a row or of one tensor
+    # differences of two tensors, and sizes over a batch, are hardly ever 0; those of a row or of one tensor may be
     ("SO202", "x, y", "return (x / (torch.max(x, y) - torch.min(x, y))).mean()",
      "return (x / (x.max(1)[0] - x.min(1)[0])).mean()"),
     ("SO202", "x, y", "return (x / x.max()).mean()", "return (x / (x.amax(1) - x.amin(1))[:, None]).mean()"),
@@ -34,7 +34,7 @@ PAIRS = [
      "return (level * (1 - x[:, 0].view(-1)).sqrt()).mean()"),
     ("SO204", "x, level", "return (x * torch.rsqrt(1 - level)).mean()", "return (x - (1 - level).log()).mean()"),
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (1 - (x * level)).sqrt().mean()"),
-    # exp does not overflow below 88 in fp32, which autocast may give
+    # under autocast exp is fp32, and overflows only above 88
     ("SO211", "x, y", "m = (y > 0).float()\nreturn torch.log(1 + torch.exp(x * m)).mean()",
      "m = (y > 0).type_as(x)\nreturn torch.log(1 + torch.exp(x * m)).mean()"),
     # a sum over a whole batch of differences is hardly ever 0
@@ -53,11 +53,11 @@ PAIRS = [
      "return torch.sqrt((x * y).sum(1) * (x + y).sum(1)).mean()"),
     ("SO210", "x, y", "return ((x**2).sum(1) * (y * y).sum(1)).mean()",
      "return ((x**2).sum(1) * (y.half() * y).sum(1)).mean()"),
-    # data are fp32
+    # a target comes from the data, which are fp32
     ("SO206", "x, target", "return torch.log(target[:, 2:] / target[:, :2] + 1e-16).mean()",
      "return torch.log(x[:, 2:] / target[:, :2] + 1e-16).mean()"),
-    # an argument may be 0 if its name says so, or if 0 is written into it; sums and products may be 0 in half. Only the
-    # data decide if a divisor is 0; then its reciprocal is inf, and a tensor over its own spread is NaN
+    # an argument may be 0 if its name says so, if 0 is written into it, or if it is a sum or product in half. A divisor
+    # is 0 only for certain data, which make a reciprocal inf, and NaN of a tensor over its own spread
     ("SO206", "x, y", "return (x / (x.norm() + 1e-8)).mean()", "return (x / (x.std(1) + 1e-8)).mean()"),
     ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()",
      "return torch.log(2 * (x - y + 1e-8) / (y + 1)).mean()"),
@@ -171,8 +171,8 @@ BCE = [
 
 @pytest.mark.parametrize("body", BCE)
 def test_whether_a_loss_runs_under_autocast_its_caller_may_decide(body):
-    """If nothing shows CUDA autocast, the loss need not raise: the finding is only possible, and must not be rewritten,
-    since torch's loss clamps the logarithm at -100."""
+    """torch's binary_cross_entropy raises under CUDA autocast. If no code shows autocast, the finding is only possible,
+    and --fix must leave the call: its clamp of the logarithm at -100 would be lost."""
     indented = body.replace("\n", "\n    ")
     source = program("x, y", f"with torch.autocast(DEVICE):\n    {indented}")
     (finding,) = lint_source(source.replace("DEVICE", "'cuda'"), rules=[RULES["SO402"]])

@@ -15,7 +15,7 @@ from safeops_lint.rules import RULES
 from safeops_lint.syntax import PREFIXES, SYNONYMS
 from tests.lint.programs import EVERY, program
 
-# Programs that give z another name before the write, and return what that name sees.
+# Programs in which another name shares z's memory before the write, and which return that name's value.
 KNOWN = [
     "z = x / y\nout = {'z': z}\nz[z > 1] = 0\nreturn out['z']",
     "z = x / y\nrows = [z]\nz[z > 1] = 0\nreturn rows[0]",

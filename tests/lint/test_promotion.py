@@ -9,8 +9,8 @@ import torch
 from safeops_lint.check import fix_source, lint_source
 from tests.lint.programs import EVERY, HEADER, program
 
-# Expressions that raise if n is fp32, as a rewrite would make it, while h is half. i are indices, m is a mask. Tensors
-# are 4 x 4, or their first dims are.
+# Expressions that raise if n is fp32, as a rewrite would make it, while h is half. i holds indices, m is a mask. The
+# first two dims of all tensors are 4 x 4.
 RAISES = """
 torch.matmul(n, h)
 h @ n
@@ -99,7 +99,7 @@ def evaluate(expression, dtype):
 
 
 def made_wide(source):
-    """True if --fix writes a safeops call, which returns fp32, for the source's SO201."""
+    """Returns True if --fix writes a safeops call, which returns fp32, where the source has a finding of SO201."""
     assert "SO201" in {f.code for f in lint_source(source, rules=EVERY)}
     return "safeops." in fix_source(source, rules=EVERY)[0]
 
@@ -120,7 +120,7 @@ def test_what_takes_both_keeps_no_rewrite_back(expression):
     assert made_wide(program("x, h, i, m", f"n = (x * x).sum(-1)\nreturn {expression}"))
 
 
-# Files whose loss(x, h) runs in half. S(x) stands for (x * x).sum(-1).
+# Files with a function loss(x, h) that gets half tensors. S(x) stands for (x * x).sum(-1).
 MEETS = {
     "a helper": "def _sq(x):\n    return S(x)\n\n\ndef loss(x, h):\n    return _sq(x) @ h\n",
     "two helpers": """
@@ -230,7 +230,7 @@ def test_what_stays_fp32_on_its_way_is_rewritten():
     )
     assert made_wide(square + step.format("loss(model(x), h)"))
     assert not made_wide(square + step.format("loss(model(x), h) @ h"))
-    assert not made_wide(square + step.format("apply(loss, x)"))  # its callers are unknown
+    assert not made_wide(square + step.format("apply(loss, x)"))  # loss is an argument: its callers are unknown
 
 
 # Expressions under autocast: e is the fp16 output of a layer.

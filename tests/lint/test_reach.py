@@ -1,4 +1,4 @@
-"""The linter follows the calls of a loss within its file: to methods, objects that it or its class made, and bases."""
+"""Within a file the linter follows a loss's calls to methods, objects that it or its class made, and base classes."""
 
 import textwrap
 

@@ -60,7 +60,8 @@ def test_a_loss_is_told_by_what_it_is():
 
 @pytest.mark.parametrize("verb", ["load", "init", "test", "update", "parse", "convert", "reset", "register"])
 def test_a_loss_may_be_called_by_a_word_that_begins_with_a_verb(verb):
-    """load_balancing_loss and initial_condition_loss are losses; a method that only handles a loss is none."""
+    """load_balancing_loss(p, mask) and initial_condition_loss(p, mask) must count as losses, despite the verb; a method
+    load_loss(self, loss), which only handles a loss, must not."""
     body = "    return (torch.log(p) * mask).sum() / mask.sum()\n"
     for name in (f"{verb}_balancing_loss", f"{verb}ial_condition_loss_func", f"{verb}_loss"):
         assert {f.code for f in lint_source(f"{HEADER}def {name}(p, mask):\n{body}")} >= {"SO202"}, name
@@ -105,7 +106,7 @@ def test_what_a_loss_class_tells_of_itself_is_no_part_of_the_loss():
 
 
 def test_a_helper_may_wait_and_may_not_lose_values():
-    """A helper of a loss may cut, decode or report, so a synchronization in it is no finding, but a lost value is."""
+    """A loss's helper may select or report, so a synchronization in it is no finding; a NaN or overflow is one."""
     loss = "def chunked_loss(x, lengths):\n    return part(x, lengths).mean()\n\n\n"
     helper = "def part(x, lengths):\n    end = lengths.max().item()\n    return x.log() / end\n"
     assert [f.code for f in lint_source(HEADER + loss + helper)] == ["SO204"]
@@ -137,8 +138,8 @@ def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
     ("class Helper:\n    def batch_psnr(self, logits, other):\n", ["SO202"]),
 ])  # fmt: skip
 def test_what_compares_a_prediction_with_a_target_is_looked_at(head, codes):
-    """A method that compares a prediction with a target is checked: `forward` for its gradient too, and none for
-    synchronizations."""
+    """A method that compares a prediction with a target is checked: no method for synchronizations, and only `forward`
+    for its gradient."""
     body = "        n = float(logits.max())\n        return torch.log(1 - logits).mean() * n / logits.std()\n"
     assert [f.code for f in lint_source(HEADER + head + body)] == codes
 

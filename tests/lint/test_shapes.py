@@ -13,7 +13,8 @@ from tests.lint.programs import EVERY, program
 
 @pytest.mark.parametrize("hidden", ["hidden", "hidden == 1", "hidden[0]", "~hidden", "(scores > 0) | hidden"])
 def test_a_softmax_whose_mask_may_be_larger_is_left_alone(hidden):
-    """torch's masked_fill broadcasts the scores to a larger mask, which masked_softmax refuses."""
+    """--fix must not write masked_softmax where a mask may be larger than the scores: torch's masked_fill broadcasts
+    them, masked_softmax refuses the mask."""
     fills = ["scores.masked_fill({}, -math.inf).softmax(-1)", "F.log_softmax(scores.masked_fill({}, -math.inf), -1)"]
     for fill in fills:
         source = program("scores, hidden", f"return {fill.format(hidden)}")

@@ -14,7 +14,7 @@ SILENT = [
         "x, y, z",
         "x_max = x.amax(1)\ns = (x.sub(x_max) if z is None else x - x_max).exp()\nreturn (s / s.sum(1)).mean()",
     ),
-    # no tensors, or those of another library
+    # values that are not tensors, or are arrays of another library
     ("", "a = np.ones(3)\nreturn np.log(a[a > 0]) / a.sum()"),
     ("n: int, rate: float", "return math.log(rate) / n + math.sqrt(n) + n ** -0.5"),
     ("names", "return [n for n in names if n]"),
@@ -39,7 +39,7 @@ SILENT = [
     ("x, y", "return ((x > 0) * (y > 0)).sum()"),
     ("x", "return 2 * (x > 0)"),
     ("x, mask", "return (torch.where(mask, x, 0) * mask).sum()"),
-    # divisors and arguments that are guarded
+    # divisors and arguments of logarithms or roots that a guard keeps from 0
     ("x, mask", "return x.sum() / mask.sum().clamp(min=1)"),
     ("x, mask", "return x.sum() / (mask.sum() + 1e-3)"),
     ("x, mask", "n = torch.maximum(mask.sum(), torch.tensor(1))\nreturn x.sum() / n"),
@@ -93,10 +93,10 @@ SILENT = [
     # values that are on the CPU, where nothing waits
     ("x, n", "i = torch.randint(4, (1,)).item()\nreturn x[i].mean()"),
     ("x, y", "keep = (y > 0).cpu()  # noqa: SO301\nreturn x.cpu()[keep].sum()  # noqa: SO301"),
-    # cross entropy of classes is never NaN; the caller asks for the in-place write
+    # cross entropy of class indices is not NaN where masked; a caller asks for the in-place write
     ("x, y, mask", "return (F.cross_entropy(x, y, reduction='none') * mask).mean()"),
     ("x, inplace", "if inplace:\n    return x.clamp_(0, 1).mean()\nreturn x.clamp(0, 1).mean()"),
-    # labels, also under another name; masks of pairs, not of valid places; finite numbers
+    # factors that are labels or masks of pairs, not of valid elements; operands that are finite
     ("x, labels", "known = torch.stack([labels, labels])\nreturn ((x > 0.5).float() * known).sum()"),
     ("x, labels", "mask = labels.unsqueeze(0) != labels.unsqueeze(1)\nreturn (x * mask.float()).sum()"),
     ("x, mask_positives", "return (x * mask_positives).sum()"),

@@ -38,7 +38,7 @@ def test_installed_library(library):
 def check_rewrite(old, new, path="<string>", rules=None):
     compile(new, path, "exec", dont_inherit=True)
     assert fix_source(new, path, rules) == (new, 0), "a second run finds more to rewrite"
-    with mock.patch("safeops_lint.check.PASSES", 1):  # pass by pass, since a rewrite may enable others on other lines
+    with mock.patch("safeops_lint.check.PASSES", 1):  # one pass at a time, as a rewrite may enable another
         while (step := fix_source(old, path, rules)[0]) != old:
             check_lines(old, step, lint_source(old, path, rules))
             old = step
@@ -58,7 +58,7 @@ def check_lines(old, new, findings):
 
 
 def comments(text):
-    """The comments of a file, in order."""
+    """Returns the comments of a file, in order."""
     return re.findall(r"#[^\n\r]*", text)
 
 
@@ -83,7 +83,7 @@ def test_every_syntax_is_read(name):
         position = source.index("from __future__")
         position = source.index("\n", position) + 1
     source = source[:position] + head + source[position:]
-    # Some calls become torch's, and tests become losses, so that the rules apply.
+    # Some calls are renamed to torch functions, and tests to losses, so that the rules apply.
     source = re.sub(r"(?<!def )\b(assertEqual|assertTrue)\(", "torch.log(", source)
     source = re.sub(r"\bdef test_", "def loss_", source)
     findings = lint_source(source, str(path), EVERY)
@@ -147,7 +147,7 @@ STATEMENTS = st.tuples(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of made-up programs
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # random programs cause it
 @settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(STATEMENTS, min_size=1, max_size=5), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["    ", "\t"]))
 @example(["if torch.where(x != 0, x / x, 0):\n        pass", "x = torch.log(torch.log(self.w))"], "\n", "    ")

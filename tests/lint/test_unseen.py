@@ -17,7 +17,7 @@ from safeops_lint.check import fix_source, lint_source
 from tests.lint.programs import EVERY
 
 FILES = {path.stem: path for path in (pathlib.Path(__file__).parent / "corpus/unseen").glob("*.py")}
-# {file: the lines, one of which a reviewer would mend}
+# {file: lines, any of which a reviewer could change to repair the loss}
 NAMED = {
     "arcface_margin": {11, 14, 16},
     "batch_hard_triplet": {11, 12},

@@ -9,9 +9,9 @@ from safeops_lint.check import lint_source
 from safeops_lint.tables import HALVED, NO_HALF, RAISED
 from tests.lint.programs import EVERY, HEADER, program
 
-# (body with a {}, text for {} that makes the value certainly fp32, text that does not)
+# (body with a {}, text in its place that makes the value certainly fp32, text that does not)
 PAIRS = [
-    # a tensor of the default dtype makes a product with half fp32; a number has no say in the dtype
+    # times a tensor of the default dtype (fp32), half becomes fp32; a number does not change the dtype
     ("s = x * {}\nreturn torch.log(s + 1e-8).mean()", "torch.rand(4, device=x.device)", "torch.rand(4, dtype=x.dtype)"),
     ("s = torch.zeros(4){}\nfor i in range(4):\n    s = s + x[i]\nreturn torch.log(s + 1e-8).mean()", "", ".to(x)"),
     # parts of complex numbers, which are hardly ever half
@@ -31,7 +31,7 @@ PAIRS = [
     # autocast that is switched off
     ("with torch.autocast('cuda', enabled={}):\n    s = x.float() @ y.float()\nreturn torch.log(s + 1e-8).mean()",
      "False", "True"),
-    # joined tensors
+    # stacked tensors: one of them fp32
     ("return torch.log(torch.stack([x{}, y]) + 1e-8).mean()", ".float()", ""),
 ]  # fmt: skip
 
@@ -44,7 +44,7 @@ def test_an_eps_in_fp32_holds(body, wide, half):
     assert "SO206" not in codes(wide) and "SO206" in codes(half)
 
 
-# (body with a {}, text for {} that keeps the argument of the root or logarithm from 0, text that does not)
+# (body with a {}, text in its place that keeps the argument of the root or logarithm from 0, text that does not)
 GUARDS = [
     ("return torch.log((x - y).clamp(min={})).mean()", "self.lowest", "0"),
     ("return torch.log((x - y).clamp(min={})).mean()", "lowest", "0.0"),

@@ -3,7 +3,7 @@
     RECORDS        {the op's name: its record}
     definitions    the ops' definitions by name: `definitions.safe_div`
 
-Nothing here needs pytest, for the installed wheel is tried with torch alone.
+No file here imports pytest: the test of the installed wheel runs these records with torch alone.
 """
 
 import importlib

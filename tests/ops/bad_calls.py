@@ -13,17 +13,17 @@ NAN = float("nan")
 
 
 class BadIndex(Bad):
-    """A class index out of range. The CPU refuses it; elsewhere nobody may wait to look at values, and its row or pixel
-    does not count. Every other bad call of the records is refused on every device."""
+    """A call with a class index out of range. The CPU refuses it. A GPU leaves out the index's row or pixel, as a check
+    would wait for the device. All other bad calls of the records are refused on every device."""
 
 
 def must(name, key, args, kwargs, error):
-    """A bad call with an error that begins with the function and the argument, and so blames nothing else."""
+    """Returns a bad call; its error must begin "name: key ", so that it blames this argument and no other."""
     return Bad(args, kwargs, error, (name, key, f"{name}: {key} "))
 
 
 def bad_masks(name, place, key="mask"):
-    """Masks that every op with a mask refuses. place: (mask) -> (args, kwargs)."""
+    """Yields calls with masks that every op with a mask refuses. place: (mask) -> (args, kwargs) of the call."""
     yield Bad(*place(torch.ones(2, 5)), TypeError, (name, key, "bool", "torch.float32"))
     yield Bad(*place(torch.ones(2, 5, dtype=torch.uint8)), TypeError, (name, key, "bool", "torch.uint8"))
     yield Bad(*place([True]), TypeError, (name, key, "tensor", "list"))
@@ -32,7 +32,7 @@ def bad_masks(name, place, key="mask"):
 
 
 def bad_floors(name, *operands, positive=False):
-    """Refused values of `eps`; with `positive`, 0 is refused, too."""
+    """Yields calls with refused values of `eps`. positive: 0 is refused, too."""
     yield Bad(operands, {"eps": -1.0}, ValueError, (name, "eps", "-1.0"))
     yield Bad(operands, {"eps": NAN}, ValueError, (name, "eps", "nan"))
     yield Bad(operands, {"eps": "tiny"}, TypeError, (name, "eps", "str"))
@@ -49,7 +49,8 @@ def bad_dtypes(name, *operands):
 
 
 def bad_fill_values(name, *args, none=True, **kwargs):
-    """Refused fill values. none: None is refused; if not, None asks for a floor, and eps=0 is refused with it."""
+    """Yields calls with refused fill values. none: True if None is refused; else None means that eps is a floor, and
+    eps=0 is refused with it."""
     if none:
         yield Bad(args, {**kwargs, "fill_value": None}, TypeError, (name, "fill_value", "NoneType"))
     else:
@@ -75,7 +76,7 @@ def bad_dims(name, *operands):
 
 
 def bad_parameters(op, operands):
-    """Calls with values that the ranges and kinds of the record's parameters exclude."""
+    """Yields calls with parameters whose value or type the op's record in the library excludes."""
     name = op.name
     for parameter in op.parameters:
         key = parameter.name

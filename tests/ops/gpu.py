@@ -33,14 +33,14 @@ def keep(n, seed):
 
 
 def indices(n, size, seed):
-    """Indices with some out of range on either side. One in seven is 3, which gives duplicates of every length."""
+    """Returns n indices, some out of range on either side. One in seven is 3: long and short runs of duplicates."""
     generator = torch.Generator("cuda").manual_seed(2000 + seed)
     index = torch.randint(-size // 20 - 1, size + size // 20 + 1, (n,), generator=generator, device="cuda")
     return torch.where(torch.arange(n, device="cuda") % 7 == 0, min(3, size - 1), index)
 
 
 def masked(name, scale=1, keyword="mask", **options):
-    """Returns a maker of cases (n, dtype, seed) -> Case for an op of one tensor and a mask."""
+    """Returns a function (n, dtype, seed) -> Case for an op of one tensor and a mask. scale: factor of the numbers."""
 
     def make(n, dtype, seed):
         mask, function = keep(n, seed), getattr(safeops, name)

@@ -1,6 +1,6 @@
-"""The functions that scan lists of tensors: health, grad_norm, clip_grad_norm_. A sample's operand cannot be a list, so
-hand-written tests check the contract's clauses: tests/contract/lists/test_lists.py and tests/gpu/test_lists.py for all
-three, tests/amp for the public two."""
+"""The functions that scan lists of tensors: health, grad_norm, clip_grad_norm_. The contract's checks take no lists, so
+hand-written tests check its clauses: tests/contract/lists/test_lists.py and tests/gpu/test_lists.py for all three,
+tests/amp for the public grad_norm and clip_grad_norm_."""
 
 from tests.contract.lists.tensor_lists import scans
 from tests.ops.record import Record

@@ -1,4 +1,4 @@
-"""Operands of the records' calls, in float64, the same at each import."""
+"""Operands of the records' calls, in float64, generated from seeds, so that each import gives equal numbers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The record of an op, the subjects of the contract's checks that follow from it, the op by either route."""
+"""The record of an op, its subjects (op, definition, samples) for the contract's checks, the op by either route."""
 
 import dataclasses
 import functools
@@ -19,15 +19,15 @@ RECORDS = {}  # {the op's name: its record}
 
 
 class Record:
-    """All that the tests know of one op. A sentence in place of a field says why there is none.
+    """Holds all that the tests know of one op. A field may be a sentence instead: it says why the op has none.
 
     definition   the op in plain differentiable torch, without code of safeops: in float64 it is the truth.
     samples      the calls on which each clause of the contract is checked.
     bad_calls    calls that must be refused, with the words the error must contain.
     call         {argument: value}: one plain call, which the tests in tests/callers vary.
-    gpu          (n, dtype, seed) -> the op on n elements of a GPU, as a `tests.ops.gpu.Case`.
-    kernel_call  changes to `call` that give it a kernel.
-    no_route     why nobody can watch which route `call` takes.
+    gpu          (n, dtype, seed) -> a call on about n elements on a GPU, as a `tests.ops.gpu.Case`.
+    kernel_call  changes to `call` with which a kernel computes it.
+    no_route     why tests cannot see if a kernel or the composite computes `call`; None if they can.
     launches     on a GPU: ((kernels, memory operations) of the forward, the same of the backward). Instead of a pair, a
                  function of n, or None if the number depends on the size.
     workspace    bytes per element that a GPU needs beside the results: sorted keys, a mask's ranks.
@@ -35,7 +35,7 @@ class Record:
     subjects     further subjects, complete.
     adapt        (op or definition) -> the function that the samples call, whose operands broadcast.
     of_rows      True if `tests.ops.row_loss` has made the record.
-    kind         the file of its definition. Where Inductor compiles, one op of a kind stands for all.
+    kind         the file of its definition. Slow tests compile only the first op of a kind.
     domain       for each operand, a function that maps any number into the op's domain.
     sizes        (*operands) -> the sizes of the value's terms, and of each derivative's.
     fields       further fields of `safeops.testing.Subject`: torch's twin, dtype rule, tolerances, skips.
@@ -59,7 +59,7 @@ class Record:
         RECORDS[name] = self
 
     def subjects(self):
-        """The subjects of the contract's clauses: the op itself, its composite, the variants."""
+        """Returns the subjects of the contract's checks: the op itself, its composite, its variants."""
         if not isinstance(self.samples, str):
             subject = self.subject("", self.samples, **self.fields)
             yield subject
@@ -91,15 +91,16 @@ class Record:
         )
 
     def keeps_kernel(self):
-        """True if torch.compile keeps the raw op in the graph."""
+        """Returns True if torch.compile keeps the raw op in the graph."""
         return DEVICE in getattr(registry.get(self.name), "compiled", ())
 
     def tensors(self):
-        """The tensors among the arguments of `call`."""
+        """Returns {argument: tensor} of `call`."""
         return {key: x for key, x in self.call.items() if isinstance(x, torch.Tensor)}
 
     def of_one(self, device="cpu"):
-        """Returns (the call that has a kernel, as a function of its first floating tensor; a copy of that tensor)."""
+        """Returns (function of one tensor, the tensor): `call` with `kernel_call`, and a copy of its first floating
+        tensor."""
         tensors = {key: x.to(device, copy=True) for key, x in self.tensors().items()}
         first = next(key for key, x in tensors.items() if x.is_floating_point())
 
@@ -112,12 +113,12 @@ class Record:
 
 
 def firsts(of=lambda record: True):
-    """The first op of each kind among those with of(record). Compiling repeats the same for its siblings."""
+    """Returns the names of the first op of each kind among those with of(record): compiling siblings adds little."""
     return set({record.kind: name for name, record in reversed(RECORDS.items()) if of(record)}.values())
 
 
 def on(route, name):
-    """The public function; with route="composite", its kernels are switched off."""
+    """Returns the public function, with its kernels switched off if route is "composite"."""
     function = getattr(safeops, name)
     if route == "kernel":
         return function
@@ -138,7 +139,7 @@ NUMERICS = (
 
 
 def by_composite(kernel):
-    """The subject with its kernels switched off: every route must have the contract's numbers."""
+    """Returns the subject with its kernels switched off: the composite must keep the contract, too."""
     once = {c: "the kernel's subject checks it: transforms and compilation take the composite there" for c in CHECKS}
     skip = {c: reason for c, reason in (once | dict(kernel.skip)).items() if c not in NUMERICS or c in kernel.skip}
     op, name = kernel.routes["composite"], f"{kernel.name} (composite)"
@@ -155,7 +156,7 @@ NO_WEIGHT = {"weight_zero": "has no weight"}
 ONE_OPERAND = {check: "one floating operand" for check in ("mixed_dtypes", "partial_gradients")}
 NOT_SAFE = {"finite": "not a safe_* function: a kept inf shows"}
 ELSEWHERE = "the op's main subject checks it"
-# for variants that the composite computes
+# Skips of variants that the composite computes.
 BY_COMPOSITE = {"saved_bytes": COMPOSITE, "peak_memory": COMPOSITE} | dict.fromkeys(
     ("inductor", "export", "errors", "accumulation"), ELSEWHERE
 )

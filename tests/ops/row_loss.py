@@ -23,8 +23,8 @@ NO_ROUTE = "made of other ops: tests/contract/vectors/test_row_losses.py watches
 
 
 def per_row_operands(op, by_element=False):
-    """In samples, target, mask and weight have a last dim of size 1, so that all operands broadcast. The op gets them
-    without it; with `by_element` the mask keeps it.
+    """Returns `op` for samples, in which target, mask and weight have a last dim of size 1 so that all operands
+    broadcast: the op gets them without that dim. by_element: the mask keeps it.
     """
 
     def per_row(x):
@@ -39,9 +39,10 @@ def per_row_operands(op, by_element=False):
 
 
 def definition_of(element, by_class=False, by_element=False):
-    """element: (*operands, **options) -> the loss of each row; vectors are 0 in rows that are not kept. An element with
-    rows that meet one another takes `keep`; `element.counted` then returns which rows have a loss.
-    by_class: `weight` is per class, an option of element. by_element: `mask`, and so `keep`, is per element.
+    """Returns a definition. element: (*operands, **options) -> the loss of each row; it gets vectors of 0 in rows that
+    are not kept. If a row's loss depends on other rows, element takes `keep`, and `element.counted` returns which rows
+    have a loss. by_class: `weight` is per class, an option of element. by_element: `mask`, and so `keep`, is per
+    element.
     """
 
     def selected(operands, mask, weight, options):
@@ -69,7 +70,7 @@ def definition_of(element, by_class=False, by_element=False):
         return reduced(element(*operands, **options), keep, weight, reduction, denominator, empty)
 
     def parts(*operands, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **options):
-        """Returns (operands, losses of the rows as a leaf, the result computed from them)."""
+        """Returns (operands, losses of the rows as an autograd leaf, the result computed from that leaf)."""
         if by_class:
             weight, options["weight"] = None, weight
         keep, operands = selected(operands, mask, weight, options)
@@ -83,7 +84,8 @@ def definition_of(element, by_class=False, by_element=False):
 
 
 def terms_of(definition, sizes):
-    """sizes: (*vectors, **options) -> (the size of a row loss's terms, sizes of its slopes to each vector)."""
+    """Returns a record's `terms` function. sizes: (*vectors, **options) -> (size of a row loss's terms, [size of its
+    slopes to each vector])."""
 
     def terms(sample, outcome):
         split = per_row_operands(lambda *operands, **options: (operands, options), definition.by_element)
@@ -95,13 +97,13 @@ def terms_of(definition, sizes):
             key: options[key] for key in options if key not in SHARED or key == "weight" and definition.by_class
         }
         size, slopes = sizes(*operands, **parameters)
-        if definition.meet:  # (a row without a loss of its own is part of others' losses)
+        if definition.meet:  # a row without a loss is part of other rows' losses
             slope = slope.abs().amax().expand_as(slope) if len(slope) else slope
         grads = {i: (slope.abs().unsqueeze(-1) * s).expand(operands[i].shape) for i, s in enumerate(slopes)}
         weight = options.get("weight")
         if definition.by_class:
             grads["weight"] = (slope.abs() * size).sum() / weight.abs().min() if weight is not None else None
-        elif weight is not None:  # (a row's loss, less the mean of all)
+        elif weight is not None:  # slope to a weight: a row's loss less the mean of all
             w = torch.where(weight == 0, 1, weight)
             grads["weight"] = ((slope / w).abs() * (size + size.max())).reshape(sample.kwargs["weight"].shape)
         per = slope.abs() / upstream.abs() if value.dim() == 0 else torch.ones_like(slope)
@@ -134,7 +136,7 @@ DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 
 
 def samples_of(operands, differentiable, options, by_class):
-    """operands: seed -> the operands, with five rows."""
+    """Yields samples. operands: seed -> the operands, with five rows."""
 
     def sample(name, seed, slow=False, leaves=differentiable, **arguments):
         return Sample(operands(seed), {**arguments, **options}, name=name, differentiable=leaves, masked=differentiable,
@@ -149,7 +151,8 @@ def samples_of(operands, differentiable, options, by_class):
 
 
 def bad_calls(name, names, rest, numbers, flags=(), of_rows=True, width=5, by_element=False):
-    """names: those of the vectors. rest: the further operands, with two rows. numbers: {option: refused numbers}."""
+    """Yields bad calls. names: of the vectors. rest: the further operands, with two rows. numbers: {option: refused
+    numbers}."""
     x = torch.arange(2.0 * width).reshape(2, width)
     keep, count = torch.ones((2, 1) if by_element else 2, dtype=torch.bool), len(names)
     mask_of = f"{names[0]} (2, {width})" if by_element else "rows (2,)"
@@ -200,7 +203,8 @@ def row_loss(
     name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, by_element=False, skip=(),
     gpu=NO_GPU, **fields,
 ):  # fmt: skip
-    """by_class: if `weight` is per class, the samples' weight. by_element: `mask` is per element."""
+    """Makes the record of a row loss. by_class: the samples' weight if `weight` is per class, else None. by_element:
+    `mask` is per element."""
     vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1 and x.is_floating_point())
     definition = definition_of(element, by_class is not None, by_element)
     Record(

@@ -117,7 +117,7 @@ Record(
     bad_calls=_bad_compact(),
     call={"input": plain(), "mask": plain_mask(), "capacity": 20, "fill_value": 2.0},
     gpu=_compact_case,
-    launches=((1, 1), (1, 0)),  # (a memory operation sets the tiles' status to 0)
+    launches=((1, 1), (1, 0)),  # one memory operation: it sets the tiles' status to 0
     workspace=5,
     skip=SKIP | ONE_OPERAND | MOVES | PACKED,
     **FIELDS,
@@ -140,7 +140,7 @@ Record(
     call={"input": plain(), "mask": plain_mask()},
     no_route=WAITS,
     gpu=masked("masked_select"),
-    launches=((2, 1), None),  # (a memory operation copies the count to the host)
+    launches=((2, 1), None),  # one memory operation: the count's copy to the host
     workspace=1,
     torch_equivalent=torch.masked_select,
     skip=SKIP
@@ -182,7 +182,7 @@ Record(
     ],
     call={"input": plain(), "mask": plain_mask(), "source": plain(1)},
     gpu=_scatter_case,
-    launches=(lambda n: (1, int(n > 16_384)), (1, 1)),  # (several tiles have a status each)
+    launches=(lambda n: (1, int(n > 16_384)), (1, 1)),  # several tiles have a status, which is set first
     torch_equivalent=torch.masked_scatter,
     skip=SKIP | MOVES | {"mixed_dtypes": "input and source have one dtype, as in torch: others are refused"},
     **FIELDS,
@@ -193,7 +193,7 @@ Record(
 
 
 def _indices(*shape, size, seed=0, dtype=torch.int64):
-    """Indices with duplicates, both ends, and some out of range on either side."""
+    """Returns indices with duplicates, 0, size - 1, and some out of range on either side."""
     g = torch.Generator().manual_seed(200 + seed)
     index = torch.randint(-2, size + 2, shape, generator=g)
     edges = [0, size - 1, -1, size, torch.iinfo(dtype).min, torch.iinfo(dtype).max]
@@ -207,7 +207,7 @@ def _pick(x, dim, index, fill_value=0, **options):
 
 
 def _bad_picks(name, index, bad_shape):
-    """Calls that both ops with an index refuse."""
+    """Yields calls that both ops with an index refuse."""
     yield Bad(([1.0], 0, index), {}, TypeError, (name, "input", "tensor", "list"))
     yield Bad((X.to(torch.float8_e4m3fn), 0, index), {}, TypeError, (name, "input", "float8"))
     yield Bad((X, 0, [0]), {}, TypeError, (name, "index", "tensor", "list"))
@@ -267,7 +267,7 @@ Record(
 
 
 def _index_select_case(n, dtype, seed):
-    columns = 64 if n % 64 == 0 else 1  # rows in packets, or elements one by one
+    columns = 64 if n % 64 == 0 else 1  # 64: a row is copied in packets; 1: element by element
     index = indices(n // columns, n // columns, seed)
     return Case(lambda x: safeops.safe_index_select(x.view(-1, columns), 0, index), (numbers(n, dtype, seed),))
 

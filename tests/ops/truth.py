@@ -2,21 +2,21 @@
 
 import torch
 
-TINY = {torch.float64: torch.finfo(torch.float64).tiny}  # (all other results are computed in fp32)
+TINY = {torch.float64: torch.finfo(torch.float64).tiny}  # results of all other dtypes are computed in fp32
 
 
 def floor(eps, out_dtype):
-    """`eps`, or if None the smallest normal number of the compute dtype."""
+    """Returns `eps`; if it is None, the smallest normal number of the compute dtype."""
     return TINY.get(out_dtype, torch.finfo(torch.float32).tiny) if eps is None else eps
 
 
 def absolute(d):
-    """|d|, with derivative NaN at NaN (torch.abs has 0) and 0 at 0."""
+    """Returns |d|, with derivative NaN at NaN (torch.abs has 0) and 0 at 0."""
     return d * torch.where(d.isnan(), d, d.sign()).detach()
 
 
 def saturated(value, dtype):
-    """Finite values are clamped to the range of dtype; where that changes them, their gradient is 0."""
+    """Clamps finite values to the range of dtype; a value that this changes gets gradient 0."""
     over = value.to(dtype).isinf() & value.isfinite()
     return torch.where(over, value.sign().detach() * torch.finfo(dtype).max, value)
 
@@ -25,18 +25,19 @@ def kept(shape, mask, weight):
     keep = torch.ones(shape, dtype=torch.bool, device=None if mask is None else mask.device)
     if weight is not None:
         keep = keep.to(weight.device)
-        keep = keep & (weight != 0)  # (a NaN weight is not 0: it is kept)
+        keep = keep & (weight != 0)  # a NaN weight is kept: it is not 0
     return keep if mask is None else keep & mask
 
 
 def weighted(value, keep, weight):
-    """value * weight, 0 where not kept."""
+    """Returns value * weight, 0 where not kept."""
     value = torch.where(keep, value, 0)
     return value if weight is None else value * torch.where(keep, weight, 0)
 
 
 def reduce(mean, values, keep, weight, dim, keepdim, empty, divisor=None):
-    """The sum of values, which are 0 where not kept; with `mean`, divided by divisor or the (weighted) count."""
+    """Returns the sum of values, which must be 0 where not kept. mean: it is divided by `divisor`, or by the (weighted)
+    count if that is None."""
     if isinstance(dim, tuple) and not dim:
         dim = None
     axes = tuple(range(values.dim())) if dim is None else dim

@@ -17,7 +17,7 @@ PLATFORM = f"manylinux_2_28_{os.uname().machine}"
 
 
 def clean(**variables) -> dict:
-    """The environment without the variables by which a Python process would find this tree."""
+    """Returns the environment variables without those by which a Python process would find this tree."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SAFEOPS_", "PYTEST_", "COV_"))}
     return {**kept, **variables}
 
@@ -67,7 +67,7 @@ def make_environment(folder: Path, wheel: Path) -> Path:
 
 @pytest.fixture(scope="session", params=["native", pytest.param("9.0", marks=pytest.mark.slow), EVERY])
 def architectures(request):
-    """The architectures of the wheel's CUDA kernels: this machine's GPUs (none without a GPU), one, or all, as
+    """Sets the architectures of the wheel's CUDA kernels: those of this machine's GPUs, a single one, or all, as
     published."""
     return request.param
 
@@ -79,7 +79,7 @@ def wheel(architectures, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def contents(wheel, tmp_path_factory):
-    """The folder with the unpacked wheel."""
+    """Returns the folder with the unpacked wheel."""
     folder = tmp_path_factory.mktemp("contents")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder

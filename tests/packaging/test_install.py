@@ -16,7 +16,7 @@ from tests.packaging.test_wheel import needs_compiler
 
 pytestmark = pytest.mark.xdist_group("packaging")
 VALUES = Path(__file__).with_name("values.py")
-# for tests that run on the CPU, where the CUDA kernels of other architectures make no difference
+# For tests on the CPU, which CUDA kernels of other architectures do not change.
 native = pytest.mark.parametrize("architectures", ["native"], indirect=True)
 
 
@@ -44,7 +44,7 @@ def test_pure_python_install_gives_the_same_values(pure_python, tmp_path):
 
 @native
 def test_the_environment_holds_torch_alone(python, tmp_path):
-    """Otherwise the two tests above would not show that safeops needs nothing beside torch."""
+    """The environment must have torch alone, or the two tests above would not show that safeops needs nothing else."""
     probe = "import importlib.util as u; print([n for n in ('numpy', 'rich', 'triton', 'pytest') if u.find_spec(n)])"
     brought = ["triton"] if ("triton",) in closure("torch") else []  # torch for CUDA requires triton
     assert run([python, "-c", probe], cwd=tmp_path).stdout.strip() == str(brought)
@@ -88,7 +88,7 @@ def scribble(path):
 
 
 def other_module(path):
-    """Replaces the extension by another extension module, which loads but is not safeops'."""
+    """Replaces the extension at `path` by another extension module, which loads but is not safeops'."""
     source = next(Path(sys.base_prefix).glob("lib/python3*/lib-dynload/_heapq*.so"))
     shutil.copyfile(source, path)
 

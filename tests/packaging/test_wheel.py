@@ -132,7 +132,7 @@ def test_contents(contents):
     files = {str(path.relative_to(contents)) for path in contents.rglob("*") if path.is_file()}
     tops = {name.split("/")[0] for name in files}
     assert tops == {"safeops", "safeops_lint", next(top for top in tops if top.endswith(".dist-info"))}
-    # all Python files of the packages and of kernels/, and no old ones from an earlier build
+    # All Python files of the packages and of kernels/, and none left by an earlier build.
     packages = ROOT / "safeops", ROOT / "safeops_lint"
     expected = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
     expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}

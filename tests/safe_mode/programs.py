@@ -1,4 +1,4 @@
-"""Random torch programs, as source, with 10 to 30 statements of the kinds that scripts have between their losses.
+"""Makes random torch programs, as source, of 10 to 30 statements such as training scripts have around their losses.
 
 A program is a list of lines. It names tensors of (4, 3) a, b, v2, v3, ..., masks m, m1, ..., and numbers s0, s1, ...
 """
@@ -71,7 +71,8 @@ GUARDS = ("torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()", "t
 PURE = (VALUES,) * 3 + (PRODUCTS,) * 3 + (MASKS,) + (NUMBERS,) * 3
 COMPILED = tuple(tuple(x for x in kind if ".norm()" not in x) for kind in PURE)
 ALL = PURE * 2 + (WRITES,) * 3 + (HOOKS,) * 2
-# Losses or gradients that are NaN or inf in torch and finite in safe mode: h has NaN where m is False, z has zeros.
+# Statements with losses or gradients that are NaN or inf in torch and finite in safe mode: h has NaN where m is False,
+# z has zeros.
 PRELUDE = ("h = torch.where(m, a, torch.nan)", "z = (b.abs() + 0.5) * (a.detach() > 0)", "m0 = torch.zeros_like(m)")
 CURES = (
     "{s} = (h * m).sum() + {a}.mean()",
@@ -89,7 +90,7 @@ CURES = (
 
 
 class Program:
-    """A program's lines, and the names that they bind."""
+    """Holds a program's lines, and the names that they bind."""
 
     def __init__(self, seed, kinds=ALL, guards=True, prelude=()):
         self.random = random.Random(seed)
@@ -116,6 +117,6 @@ class Program:
         return "\n".join(self.lines)
 
     def source(self):
-        """The source of `program(a, b, m, seen)`, which returns (the loss, [all tensors that it made])."""
+        """Returns the source of `program(a, b, m, seen)`, which returns (the loss, [all tensors that it made])."""
         body = [*self.lines, f"return {' + '.join(f'{s}.float()' for s in self.numbers)}, [{', '.join(self.tensors)}]"]
         return "\n    ".join(["def program(a, b, m, seen):", *body])

@@ -80,4 +80,4 @@ def measure(pairs=60):
 def test_the_cost_of_a_step():
     step, ratio, calls = measure()
     print(f"{step * 1e3:.1f} ms, {calls} calls, in safe mode times {ratio:.3f}")
-    assert ratio < 1.25  # measured: 1.04 on an idle machine, 1.14 where other processes use the caches
+    assert ratio < 1.25  # 1.04 was measured on an idle machine, 1.14 where other processes use the caches

@@ -35,7 +35,7 @@ def test_a_script_breaks_and_trains(name, capsys):
 
 
 def trained(steps=12):
-    """The losses and weights of a training in fp32 that calls most of the functions that safe mode replaces."""
+    """Returns the losses and weights of a training in fp32 that calls most of the functions that safe mode replaces."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.Linear(16, 5))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

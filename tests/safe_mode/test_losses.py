@@ -27,7 +27,8 @@ def classes(*shape, count=3):
 
 
 def samples():
-    """[(name, operands, options)] with torch's positional arguments and defaults, with weights and all options."""
+    """Returns [(name, operands, options)]: calls with defaults, by torch's positional arguments, with weights, and with
+    all options."""
     x, y, p, q, w = reals(4, 3) * 3, reals(4, 3), probabilities(4, 3), probabilities(4, 3), probabilities(4, 3)
     hits = (p > 0.5).double()
     return [

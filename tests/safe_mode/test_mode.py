@@ -121,7 +121,7 @@ def test_what_is_checkpointed_is_computed_alike_again(reentrant, in_a_thread):
     for a, b in zip(result, expected):
         torch.testing.assert_close(a, b)
     counts = [[x.count for x in r.replacements if x.function == "softmax"] for r in (plain, report)]
-    assert counts == [[1], [1, 1]] and not is_safe()  # the second is is_safe's; recomputing adds none
+    assert counts == [[1], [1, 1]] and not is_safe()  # the second count is is_safe's; recomputing adds none
 
 
 def test_clipping_is_of_its_thread():

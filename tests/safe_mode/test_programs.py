@@ -1,5 +1,5 @@
-"""Random programs, with the mode and without it, have equal results where torch's are finite; the mode's are finite for
-the losses that it promises to cure."""
+"""Random programs have equal results in safe mode and without it where torch's are finite. In safe mode the losses that
+it promises to cure are finite."""
 
 import functools
 
@@ -69,7 +69,7 @@ def close(x, y, tolerance):
 
 
 def truth(call, dtype):
-    """The results in fp64, which the mode may return where torch's own results in half are wrong."""
+    """Returns the results in fp64, which the mode's may equal where torch's own results in half are wrong."""
     return run(call, dtype, torch.float64)[2]
 
 

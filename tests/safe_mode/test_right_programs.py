@@ -128,7 +128,7 @@ def test_second_derivatives():
     same(call)
 
 
-# ---- what is written
+# ---- writes in place
 
 
 @MADE

@@ -19,7 +19,7 @@ methods = importlib.import_module("torch.testing._internal.common_methods_invoca
 DTYPES = torch.float64, torch.float32, torch.float16
 WIDE = "fp32 in place of fp16"
 
-# Results that differ: with half operands, losses, and sums, means and norms of all elements, are fp32.
+# Differences: with half operands, losses are fp32, as are sums, means and norms of all elements.
 LOSSES_OF_HALF = """binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy
     gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss
     multilabel_soft_margin_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
@@ -80,7 +80,7 @@ def of_modules(dtypes):
     """Yields (name, dtype, call, inputs) for each sample of torch's losses, norms, softmaxes and attention modules."""
     kinds = "Loss", "Softm", "softm", "Norm", "Transformer", "Attention", "Cosine", "Distance"
     for info in internal.module_db:
-        if not any(kind in info.name for kind in kinds) or "LinearCross" in info.name:  # thousands of samples
+        if not any(kind in info.name for kind in kinds) or "LinearCross" in info.name:  # not its thousands of samples
             continue
         for dtype in dtypes:
             for training in (True, False):

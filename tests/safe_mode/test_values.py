@@ -134,7 +134,7 @@ BIG = torch.full((4, 300), 300.0, dtype=torch.float16)
     ],
 )
 def test_half_reductions_are_fp32(call, value):
-    if value < 1000:  # 300 * 300 is inf in half before the reduction, which cannot mend it
+    if value < 1000:  # 300: its square is inf in half before the reduction, which cannot mend it
         assert in_mode(call, BIG)[0].isinf()
         return
     assert call(BIG).isinf()

@@ -25,7 +25,7 @@ SOUND_TOO = {
 
 
 def marks(check):
-    return pytest.mark.slow if check == "inductor" else ()  # (it calls the C++ compiler)
+    return pytest.mark.slow if check == "inductor" else ()  # slow: it calls the C++ compiler
 
 
 def test_every_check_has_a_planted_defect():

@@ -34,7 +34,7 @@ def definition(x, mask, *, weight=None, reduction="sum", empty="zero"):
     return torch.where(keep.expand(terms.shape).any(), total, float("nan") if empty == "nan" else 0.0)
 
 
-# The kernels take a few rows at a time, so that they allocate nothing of the input's size but the result.
+# The kernels work on a few rows at a time, so that only the result is as large as the input.
 def _rows(*tensors):
     if not tensors[0].dim() or not tensors[0].numel():
         return [tensors]
@@ -141,7 +141,7 @@ SAMPLES = (
 
 
 def subject(op=half_square, samples=SAMPLES, **changes):
-    """The sound op, or a broken one in its place, as a subject of the harness."""
+    """Returns the subject (op, definition, samples) of the sound op, or of a broken one in its place."""
     described = dict(
         reference=reference,
         samples=samples,

@@ -1,4 +1,5 @@
-"""A worker without torch, `scripted_worker.py LOG`. It does with an op what the op's name says."""
+"""A worker without torch, run as `scripted_worker.py LOG`. For each op it does what the op's name says: dies, hangs,
+..."""
 
 import json
 import os
@@ -29,7 +30,7 @@ for line in sys.stdin:
         sys.exit(3)
     elif op == "leave quietly":
         os._exit(0)
-    elif op == "out of memory":  # the host's memory: its kernel kills a process
+    elif op == "out of memory":  # the host runs out of memory: its kernel kills the process
         os.kill(os.getpid(), signal.SIGKILL)
     elif op == "what":
         print("  what():  CUDA error: misaligned address", "Compile with DSA", "frame #0", sep="\n", file=sys.stderr)

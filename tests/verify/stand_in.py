@@ -17,7 +17,7 @@ def wrong(x):
 
 
 def wrong_at_the_end(x):
-    """Wrong only in tensors so large that a GPU would run a second wave of blocks."""
+    """Is wrong only in tensors so large that a GPU would run a second wave of blocks."""
     out = x * 3
     if out.numel() > 60_000:
         out.view(-1)[-1] += 1
@@ -29,7 +29,7 @@ def hides_nan(x):
 
 
 def flat(x):
-    """Wrong for strided operands: it reads them as if they were contiguous."""
+    """Is wrong for strided operands: it reads them as if they were contiguous."""
     return torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) * 3
 
 
@@ -86,7 +86,7 @@ _RAW = {
 
 @contextlib.contextmanager
 def stand_in(name):
-    """A context in which the op of this name is registered."""
+    """Returns a context in which the op of this name is registered."""
     op = StandIn(f"stand_in_{name}", *_RAW[name], lambda x: x * 3)
 
     def function(input):

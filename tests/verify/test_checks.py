@@ -23,12 +23,12 @@ DEFECTS = {
 
 @pytest.fixture
 def small(monkeypatch):
-    """Sizes up to 70,000 elements, just more than the 60,000 that stand for one wave of blocks."""
+    """Limits the sizes to 70,000 elements, more than the 60,000 that stand for one wave of blocks."""
     monkeypatch.setattr(variations, "SIZES", (1, 1000, 70_000))
 
 
 def lines(op, full=False):
-    """The lines that a worker writes about an op."""
+    """Returns the lines that a worker writes about an op."""
     said = []
     worker.check_op(op, "cpu", full, lambda **line: said.append(line))
     return said
@@ -95,7 +95,7 @@ def test_every_sample_runs_the_kernels(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_samples_are_where_the_op_is_defined(name):
-    """No result may be NaN, which equals nothing: neither for a sample nor for half of its operands, with which a graph
+    """No result may be NaN, which equals nothing: neither of a sample nor of its operands times 1/2, with which a graph
     is replayed."""
     subject = checks.subject(registry[name], "cpu", full=True)
     for sample in subject.samples:

@@ -20,7 +20,7 @@ WORKER = Path(__file__).with_name("scripted_worker.py")
 
 @pytest.fixture
 def gpu(machine, monkeypatch, tmp_path):  # noqa: F811
-    """The machine of tests/test_availability.py, with workers that give the results in `machine.results`."""
+    """Returns the pretended machine of tests/test_availability.py, with workers that give `machine.results`."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
     machine.results, machine.ran = {}, []

@@ -21,7 +21,7 @@ spec.loader.exec_module(gpu_kernels)
 
 ARCH = 90
 MOST = 1075
-SIZES = {"BM", "BN", "BS", "LM", "LN"}  # a tile's sizes: only numbers in the same code
+SIZES = {"BM", "BN", "BS", "LM", "LN"}  # a tile's sizes: other values do not change the code's branches
 OPS = [name for name, op in registry.items() if op.raw and op.owner == "Triton"]
 needs_extension = pytest.mark.skipif(library.cpu_extension is None, reason="the extension is not built")
 
@@ -56,15 +56,15 @@ def by_contract(names):
         for name in names:
             subject = next(iter(RECORDS[name].subjects()))
             for check in NUMERICS:
-                if check not in subject.skip and check != "gradient_overflow":  # it needs real values
+                if check not in subject.skip and check != "gradient_overflow":  # it needs computed values
                     run_check(subject, check)
     return set(result)
 
 
 @needs_extension
 def test_a_calls_variations_are_one_layout_and_one_size():
-    """If variations had more layouts or sizes, each would compile kernels. As it is, each dtype and each variation
-    compiles a forward and a backward, and all other checks hardly any kernel."""
+    """verify's calls of an op must share one layout and one size, since others would compile kernels of their own: each
+    dtype and each variation then compiles a forward and a backward, and other checks hardly any kernel."""
     assert 10 <= len(by_verify(["mse_loss"])) <= 20
 
 
@@ -88,6 +88,6 @@ def test_verify_reaches_what_the_contract_reaches():
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_is_verified_in_both_precisions_of_the_arithmetic(name):
     result = variants(by_verify([name]))
-    if name != "masked_count":  # it counts, without floating-point arithmetic
+    if name != "masked_count":  # masked_count has no floating-point arithmetic
         kinds = {value for arguments in result.values() for argument, value in arguments if argument == "C"}
         assert kinds == {'{"dtype": "fp32"}', '{"dtype": "fp64"}'}

@@ -78,7 +78,8 @@ list(Pool(["hang"], [{sys.executable!r}, {str(WORKER)!r}, {str(log)!r}], 1, seco
 
 
 def gone(pid):
-    """True if a process ends within five seconds. A zombie, for which no parent has waited, counts as ended."""
+    """Returns True if the process ends within five seconds. A zombie, for which no parent has waited, counts as
+    ended."""
     status = Path(f"/proc/{pid}/status")
     for _ in range(50):
         if not status.exists() or "State:\tZ" in status.read_text():

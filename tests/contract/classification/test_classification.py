@@ -46,7 +46,7 @@ def test_every_target_ignored(name, route):
 
 @each_route
 def test_half_sums_of_nll(route):
-    """pytorch#85791: a sum in half is inf beyond 65504 (the report sums 20 x 14749 x 1025 log probabilities)."""
+    """pytorch#85791: nll_loss must not sum in half, where a sum beyond 65504 is inf."""
     log_p = torch.full((2, 3, 20_000), -7.5, device=DEVICE, dtype=torch.float16)
     target = torch.ones(2, 20_000, dtype=torch.int64, device=DEVICE)
     assert F.nll_loss(log_p, target, reduction="sum").isinf()
@@ -95,7 +95,7 @@ def test_no_reduction_with_weights(name, route):
         torch.testing.assert_close(got, want)
 
 
-# ---- what does not exist
+# ---- rows and classes that are left out
 
 
 @each_route
@@ -159,7 +159,7 @@ def test_infinite_logits(route, length):
         return loss.item(), grad[0]
 
     for last in (1, length - 1):
-        loss, grad = one(last, INF, last)  # torch has NaN
+        loss, grad = one(last, INF, last)  # torch's loss is NaN
         assert loss == 0 and (grad == 0).all()
         loss, grad = one(last, -INF, last)
         assert loss == INF and grad[last] == -1 and grad.isfinite().all()
@@ -223,11 +223,11 @@ def test_logits_far_from_zero(route, length, dtype):
     """A row of equal logits, however large, has loss log C and softmax 1 / C."""
     f, target = on(route, "cross_entropy"), classes(1, 3)
     probabilities = torch.full((2, length), 1 / length, device=DEVICE)
-    limit = 2.0**1000 if dtype == torch.float64 else torch.finfo(dtype).max  # (fp64: the sum over the classes must fit)
+    limit = 2.0**1000 if dtype == torch.float64 else torch.finfo(dtype).max  # fp64: the row's sum must fit, too
     for size in (-1e5, -1e9, 1e17, -limit, limit):
         x = torch.full((2, length), size, dtype=dtype, device=DEVICE)
         for options in ({}, {"label_smoothing": 0.25}, {"weight": torch.ones(length, device=DEVICE)}):
-            for logits in (x, torch.stack([x, x], 2)[:, :, 0]):  # rows along memory, and across it
+            for logits in (x, torch.stack([x, x], 2)[:, :, 0]):  # each row contiguous, then strided
                 loss, grad = both(f, logits, target, reduction="none", **options)
                 torch.testing.assert_close(
                     loss.double(), loss.new_tensor([length] * 2).double().log(), rtol=1e-5, atol=0
@@ -281,7 +281,7 @@ def test_the_classes_own_gradient_is_not_the_difference_of_halves(route):
 
 @each_route
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows, length", [(2, 262_144), (40, 50_257)])  # (rows cut into slices, rows read whole)
+@pytest.mark.parametrize("rows, length", [(2, 262_144), (40, 50_257)])  # few rows: cut into slices; many: read whole
 def test_large_vocabularies(route, dtype, rows, length):
     g = torch.Generator().manual_seed(3)
     x = (torch.randn(rows, length, generator=g) * 4).to(dtype).to(DEVICE)
@@ -291,7 +291,7 @@ def test_large_vocabularies(route, dtype, rows, length):
     got, grad = both(on(route, "cross_entropy"), x, target, **options)
     want, grad_want = both(definitions.cross_entropy, x.double(), target, **options)
     assert got.dtype == torch.float32 and abs(got.item() / want.item() - 1) < 2**-20
-    # the loss's gradient p - 1 is rounded in fp32, then once to its own dtype
+    # The gradient is computed in fp32, which rounds p - 1, and is rounded once more to the dtype of x.
     allowed = 2**-20 / rows + torch.finfo(dtype).eps * grad_want.abs()
     assert ((grad.double() - grad_want).abs() <= allowed).all()
 
@@ -309,7 +309,8 @@ def test_nothing_as_large_as_the_logits(dtype):
 
 
 def test_no_copy_of_a_transposed_layout():
-    """(N, L, V).transpose(1, 2), as language models call it: the gradient has the logits' own strides."""
+    """For logits (N, L, V).transpose(1, 2), as language models pass them, the gradient must have the logits'
+    strides."""
     x = torch.randn(2, 7, 50, device=DEVICE).transpose(1, 2).requires_grad_()
     target = torch.randint(0, 50, (2, 7), device=DEVICE)
     grad = grad_of(safeops.cross_entropy(x, target), x)
@@ -406,7 +407,7 @@ def test_ignore_index_has_64_bits(name, value):
 @each_route
 @pytest.mark.parametrize("row_weight", [False, True])
 def test_the_z_loss_has_its_own_mean(route, row_weight):
-    """The z-loss is a mean without class weights: their scale, which cancels in cross entropy, must not enter it."""
+    """The z-loss is a mean without class weights, so scaling all class weights must not change the loss or make NaN."""
     x, w = torch.randn(64, 50, dtype=torch.float64, device=DEVICE), torch.rand(50, device=DEVICE) + 0.1
     target, mask = torch.randint(0, 50, (64,), device=DEVICE), torch.rand(64, device=DEVICE) > 0.3
     r = torch.rand(64, device=DEVICE) if row_weight else None
@@ -423,7 +424,8 @@ def test_the_z_loss_has_its_own_mean(route, row_weight):
 
 @each_route
 def test_row_weights_beside_a_weighted_z_loss(route):
-    """A row of weight 0 has gradient 0; weights that sum to 0 give NaN; half class weights round a gradient once."""
+    """With class weights and z-loss, a row weight of 0 has gradient 0, row weights that sum to 0 give NaN, and the
+    gradient of half class weights is rounded once."""
     x, target, w = torch.eye(3, device=DEVICE), torch.arange(3, device=DEVICE), tensor([1.0, 2.0, 5.0])
     cross_entropy = on(route, "cross_entropy")
     r = tensor([1.0, 1.0, 0.0]).requires_grad_()

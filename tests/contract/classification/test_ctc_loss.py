@@ -61,7 +61,7 @@ def test_classes_of_minus_infinity_padded_frames_and_masked_sequences():
         (grad,) = torch.autograd.grad(loss.sum(), leaf)
         assert grad.isfinite().all() and grad[:, 0].any()
         assert not grad[5, 1].any() and not grad[:, 2:].any() and not grad[..., 4].any()
-    assert safeops.ctc_loss(dirty, labels, frames, lengths, reduction="none")[2].isnan()  # a kept NaN shows
+    assert safeops.ctc_loss(dirty, labels, frames, lengths, reduction="none")[2].isnan()  # the NaN's sequence is kept
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -197,7 +197,8 @@ def test_a_triplet_that_is_not_kept_reaches_no_parameter_of_the_distance():
 
 
 def test_the_distance_gets_the_operands_as_they_are():
-    """The distance gets half weights, autocast, table indices, one anchor for all, as torch's does. The rest: fp32."""
+    """As in torch, the distance function gets the caller's operands (half, indices of a table, one anchor for all) and
+    the caller's autocast; the loss of the distances is computed in fp32."""
     project = torch.nn.Linear(4, 4, device=DEVICE).bfloat16()
     x = torch.randn(3, 6, 4, device=DEVICE).bfloat16()
     table = torch.nn.Embedding(9, 4, device=DEVICE)

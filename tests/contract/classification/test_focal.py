@@ -22,7 +22,7 @@ def operands(*shape, dtype=torch.float32, size=3.0):
 
 
 def written_out(x, target, weight=None, gamma=2.0):
-    """The paper's formula for each row."""
+    """Computes the loss of each row by the paper's formula."""
     p = x.softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
     loss = -((1 - p) ** gamma) * p.log()
     return loss if weight is None else loss * weight[target]
@@ -65,7 +65,7 @@ def test_monais(route, gamma, reduction):
 @each_reduction
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_gamma_0_is_weighted_cross_entropy(route, reduction, dtype):
-    """Without class weights the losses are equal to the bit; with them, each op multiplies and rounds elsewhere."""
+    """Losses are equal to the bit without class weights; with them to rounding, as each op applies them elsewhere."""
     x, target = operands(9, 6, dtype=dtype)
     target[1] = -100
     weight = torch.rand(6, device=DEVICE)
@@ -100,7 +100,7 @@ def test_an_impossible_class_costs_inf_and_nan_shows(route, gamma):
 
 @each_route
 def test_rows_that_do_not_exist(route):
-    """Rows dropped by mask, row weight, class weight or ignore_index, with NaN logits and NaN upstream gradients."""
+    """Rows dropped by mask, row weight, class weight or ignore_index bring no NaN from logits or upstream gradients."""
     x, target = operands(6, 4, dtype=torch.float64)
     target[:] = torch.tensor([0, 1, 2, 3, -100, 1])
     weight, row_weight = t(1.0, 2.0, 0.5, 0.0).double(), t(1.0, 1.0, 0.0, 1.0, 1.0, 3.0).double()

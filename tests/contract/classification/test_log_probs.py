@@ -43,7 +43,7 @@ def test_a_probability_near_1_in_half(route):
 @each_route
 @pytest.mark.parametrize("classes", [50257, 1000, 129, 128256])
 def test_any_vocabulary(route, classes):
-    """verl#2899: vocabulary sizes, of which most are no multiple of 256."""
+    """verl#2899: any vocabulary size works, not only multiples of 256."""
     x, target = logits(3, classes).requires_grad_(), targets(3, classes=classes)
     got = on(route, "token_log_probs")(x, target)
     log_p = x.log_softmax(-1)
@@ -56,7 +56,8 @@ def test_any_vocabulary(route, classes):
 
 @each_route
 def test_strided_logits(route):
-    """Logits that drop the last position, with the batch as first or as second dim in memory."""
+    """Results are right for logits without the last position, a strided view, with the batch first or second in
+    memory."""
     whole, target = logits(4, 9, 40), targets(4, 8, classes=40)
     for x in (whole[:, :-1], whole.transpose(0, 1).contiguous().transpose(0, 1)[:, :-1]):
         want = on(route, "token_log_probs")(x.contiguous(), target)
@@ -73,7 +74,7 @@ def test_no_row_kept(route):
     assert (grad_of(sum(result.sum() for result in got), x) == 0).all()
 
 
-# ---- what does not exist
+# ---- masked rows
 
 
 @each_route
@@ -180,12 +181,12 @@ def test_a_named_tuple():
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 def test_a_softcap_that_is_known_when_it_runs(softcap):
-    """torch 2.14 traces an option's default as a tensor: softcap 0, which means none, must not become a divisor."""
+    """torch 2.14 traces softcap's default 0.0 as a tensor: 0 means no softcap, and must not become a divisor."""
     x = logits(4, 5)
     assert torch.equal(shaped(x, 1.0, torch.tensor(softcap).double()), shaped(x, 1.0, softcap))
 
 
-RAW = {  # name: (options of the raw op, upstream gradient's shape in a row, what its backward takes last)
+RAW = {  # name: (options of the raw op, leading dims of the upstream gradient, last arguments of the raw backward)
     "token_log_probs": ((None, -100, 1.0, 0.0), (3,), (False,)),
     "cross_entropy": ((None, None, -100, 0.0, 0.0, 1.0, 0.0), (), (True, False, False)),
 }

@@ -1,4 +1,4 @@
-"""The losses that are a function of each row's -log p: at p = 0 and 1, with all digits, on cross_entropy's kernels."""
+"""Losses that are functions of a row's -log p: p = 0 and p = 1, digits near p = 1, use of cross_entropy's kernels."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_an_impossible_class_gives_no_nan_and_nan_shows(route, name):
 
 @each_loss
 def test_the_function_keeps_the_digits_of_the_loss(name):
-    """1 - p rounds to 0 in fp32 where p is 1 - 1e-8; -expm1(log p) does not."""
+    """1 - p must be computed as -expm1(log p): p = 1 - 1e-8 rounds to 1 in fp32, and 1 - p to 0."""
     op = registry[name]
     numbers = [RECORDS[name].call[parameter.name] for parameter in op.parameters]
     nll = t(1e-8, 1e-4, 0.5, 20.0, 1e4).float().requires_grad_()

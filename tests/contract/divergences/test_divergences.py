@@ -40,7 +40,7 @@ def truth(name, x, y, **options):
     return loss.detach(), *torch.autograd.grad(loss, leaves)
 
 
-# ---- what they are
+# ---- values
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -127,7 +127,7 @@ def test_vocabularies_that_256_does_not_divide(name, classes):
 
 @each
 def test_strided_logits(name):
-    """The student's logits without the last token, the teacher's without the last classes, are strided views."""
+    """Strided views (without the last token, without the last classes) give the results of contiguous copies."""
     x, y = logits(2, 5, 60), logits(2, 5, 70, seed=1)
     view, cut = x[:, :-1], y[:, 1:, :60]
     for got, want in zip(gradients(name, view, cut), gradients(name, view.contiguous(), cut.contiguous())):
@@ -206,7 +206,7 @@ def test_takes_its_kernel_both_ways(name):
     assert not any("softmax" in op for op in recorder.ops)
 
 
-# ---- a target by its best classes
+# ---- a target given by its top-k classes
 
 
 def best(y, count, temperature=1.0):
@@ -265,7 +265,7 @@ def test_rounded_probabilities_leave_no_infinity(name):
 
 @each
 def test_best_classes_under_transforms(name):
-    """Under a transform nobody may look at indices: one that is out of range is left out."""
+    """Under vmap indices cannot be checked: a target index out of range is left out, not an error."""
     x, y = logits(3, 12), logits(3, 12, seed=1)
     known = best(y, 4)
     known.pop("temperature")

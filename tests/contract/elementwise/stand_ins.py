@@ -17,7 +17,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remov
 
 
 def tensor(values, dtype=torch.float32):
-    """Nine copies of `values`, for vector loops and their tails. Each value must be exact in the dtype."""
+    """Returns nine copies of `values`, enough for a vector loop and its tail. Each value must be exact in the dtype."""
     result = torch.tensor(values, dtype=torch.float64).to(dtype)
     assert all(v != v or float(m) == v for v, m in zip(values, result)), "not exact in this dtype"
     return result.repeat(9).to(DEVICE)
@@ -28,7 +28,7 @@ def compute(dtype):
 
 
 def near(x, dtype, towards):
-    """The neighbor of x in the dtype, in the direction of `towards`."""
+    """Returns the next number of the dtype after x in the direction of `towards`."""
     x = torch.tensor(x, dtype=dtype)
     return float(torch.nextafter(x, torch.tensor(towards, dtype=dtype)))
 
@@ -42,7 +42,7 @@ def above(x, dtype):
 
 
 def call(route, name, operands, upstream=1.0, **options):
-    """The value and the gradients, in Python numbers, of one of the nine copies. Asserts that the copies agree: to the
+    """Returns [value, *gradients] of one of the nine copies, as lists of numbers. Asserts that the copies agree: to the
     bit from a kernel; to rounding from torch, whose tail loop may differ from its vector loop."""
     leaves = [x.clone().requires_grad_() for x in operands]
     out = on(route, name)(*leaves, **options)
@@ -58,7 +58,7 @@ def call(route, name, operands, upstream=1.0, **options):
 
 
 def assert_equal(got, want, dtype, extra=1.0):
-    """Equal up to `extra` roundings of the dtype; NaN and infinities must be in the same places."""
+    """Asserts got == want up to `extra` roundings of the dtype, with NaN and infinities in the same places."""
     rtol, atol = TOLERANCES[dtype]
     for g, w in zip(got, want, strict=True):
         rounded = float(torch.tensor(w, dtype=torch.float64).to(dtype))
@@ -67,7 +67,8 @@ def assert_equal(got, want, dtype, extra=1.0):
 
 
 def check(route, name, operands, want, dtype, **options):
-    """want: the value, then the gradients. A gradient of 0 must stay 0 under an upstream gradient of NaN or inf."""
+    """Asserts that the value and the gradients are `want`, [value, *gradients], and that a gradient of 0 stays 0 under
+    an upstream gradient of NaN, inf or 0."""
     got = call(route, name, operands, **options)
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         assert_equal(g, w, options.get("dtype", dtype) if i == 0 else dtype)

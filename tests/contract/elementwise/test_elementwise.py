@@ -21,7 +21,7 @@ MASK = flags(True, False, True)
 def test_pytorch_94700_nan_to_num():
     x = leaf([1.0, 2.0])
     assert torch.autograd.grad((x * math.nan).nan_to_num(0).sum(), x)[0].isnan().all()
-    # The mask comes before the product: masking the product would leave its backward with the NaN factor.
+    # The factor is masked before the product: the backward of x * factor multiplies by the factor, NaN or not.
     factor = torch.tensor([math.nan, 3.0], device=DEVICE)
     ours = x * safeops.masked_fill(factor, factor.isnan(), 0.0)
     assert equal(torch.autograd.grad(ours.sum(), x)[0], [0, 3])
@@ -46,7 +46,7 @@ def test_apex_1052_masked_fill_of_half_with_minus_1e9():
     with pytest.raises(RuntimeError):
         x.masked_fill(fill, -1e9)
     assert equal(safeops.masked_fill(x, fill, -1e9), [-65504, 0, -65504])
-    assert equal(safeops.masked_fill(x, fill, -math.inf), [-math.inf, 0, -math.inf])  # as asked for
+    assert equal(safeops.masked_fill(x, fill, -math.inf), [-math.inf, 0, -math.inf])  # a fill of -inf is kept
 
 
 @pytest.mark.parametrize("name", ["masked_fill", "safe_div", "mse_loss"])
@@ -95,7 +95,7 @@ INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torc
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integers_saturate_whatever_the_value_is(dtype):
-    """As a number and as a tensor of each dtype that holds it."""
+    """A fill value beyond the integer dtype saturates, given as a number or as a tensor of any dtype that holds it."""
     mask = torch.tensor([True, False], device=DEVICE)
     x, info = torch.tensor([1, 2], device=DEVICE).to(dtype), torch.iinfo(dtype)
     numbers = [0, 1, -1, 127, 128, -129, 65536, 2**31, -(2**31) - 1, 2**53, 2**62, 2**63 - 1024, 2**63, 2**64 - 2048]
@@ -140,11 +140,11 @@ def test_only_a_finite_fill_value_saturates(route, value, slope):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_half_result_is_rounded_as_torch_rounds(dtype):
-    """All upper 16 bits of a float, with lower bits on both sides of each tie."""
+    """Rounds as torch does: every upper half of an fp32 number, with lower bits on both sides of each tie."""
     upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
     for lower in (0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
         x = (upper | lower).view(torch.float32)
-        x = x[~(x.isfinite() & x.to(dtype).isinf())][:-3]  # without what saturates; the odd length leaves a tail
+        x = x[~(x.isfinite() & x.to(dtype).isinf())][:-3]  # no overflow (it saturates); odd length: a tail
         got, want = safeops.safe_div(x.to(DEVICE), torch.ones((), device=DEVICE), dtype=dtype).cpu(), x.to(dtype)
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.view(torch.int16)[~want.isnan()], want.view(torch.int16)[~want.isnan()])
@@ -152,7 +152,7 @@ def test_every_half_result_is_rounded_as_torch_rounds(dtype):
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000])
 def test_any_nan_stays_one_in_bf16(bits):
-    """Rounding adds to the bits, which could turn a NaN into 0 or inf."""
+    """A NaN must stay NaN: rounding to bf16 adds to the bits, and could carry a NaN's into those of 0 or inf."""
     x = torch.ones(40, device=DEVICE)
     x[::3] = torch.tensor(bits, dtype=torch.int32, device=DEVICE).view(torch.float32)
     assert safeops.safe_sqrt(x, dtype=torch.bfloat16).isnan().equal(x.isnan())
@@ -161,7 +161,7 @@ def test_any_nan_stays_one_in_bf16(bits):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_inductor_saturates_half(dtype, monkeypatch):
-    """Inductor keeps half values in fp32, where what half cannot hold is not inf: they must saturate all the same."""
+    """Values beyond half must saturate when compiled: Inductor keeps half values in fp32, where they are finite."""
     if not COMPILER:
         pytest.skip("there is no compiler here, and Inductor needs one")
     for op in registry.values():
@@ -176,7 +176,7 @@ def test_inductor_saturates_half(dtype, monkeypatch):
             safeops.safe_div(x, quarter),
             safeops.safe_exp(x),
             safeops.masked_fill(x, MASK, fill),
-            safeops.safe_div(x.float() * 2.006, 1.0, dtype=dtype),  # fp32 holds it, bf16 does not
+            safeops.safe_div(x.float() * 2.006, 1.0, dtype=dtype),  # fits fp32, but not bf16
         )
 
     def outcome(f):
@@ -189,7 +189,7 @@ def test_inductor_saturates_half(dtype, monkeypatch):
 
 
 def test_numbers_around_the_largest_one_of_half():
-    """A value that rounds to the largest number of half does not overflow; fp64 is rounded to fp32 first."""
+    """`overflows` says what rounding does: a value that rounds to half's largest number does not overflow."""
     for dtype, middle in ((torch.float16, 65520.0), (torch.bfloat16, 2.0**128 - 2.0**119)):
         for wide in (torch.float32, torch.float64):
             x = t(middle, math.nextafter(middle, 0), middle * (1 - 2.0**-24), middle * (1 - 2.0**-20), NAN, dtype=wide)
@@ -216,7 +216,7 @@ def test_apply_where_shows_each_function_its_own():
 def test_apply_where_dtypes():
     keep = flags(True, False)
     x = torch.tensor([1.0, 2.0], dtype=torch.float16, device=DEVICE)
-    ours = safeops.apply_where(keep, x, lambda x: x, fill_value=-1e9)  # saturates, as masked_fill
+    ours = safeops.apply_where(keep, x, lambda x: x, fill_value=-1e9)  # saturates, as in masked_fill
     assert ours.dtype == torch.float16 and ours.tolist() == [1, -65504]
     assert safeops.apply_where(keep, x, lambda x: x, fill_value=-math.inf).tolist() == [1, -math.inf]
     wide = safeops.apply_where(keep, x, lambda x: x, lambda x: x.double())

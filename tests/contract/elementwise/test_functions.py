@@ -20,7 +20,7 @@ def test_pytorch_68425_where_runs_the_branch_not_taken():
     assert gradient(plain, a).isnan().all()
     ours = safeops.apply_where(a <= 0, a, torch.exp, lambda a: 1 + a)
     assert equal(ours, [101]) and equal(gradient(ours, a), [1])
-    ours = torch.where(a <= 0, safeops.safe_exp(a), 1 + a)  # or safe_exp, whose slope never overflows
+    ours = torch.where(a <= 0, safeops.safe_exp(a), 1 + a)  # safe_exp's slope never overflows
     assert equal(ours, [101]) and equal(gradient(ours, a), [1])
 
 
@@ -85,7 +85,7 @@ def test_atan2_at_the_origin_and_beside_it():
     y, x = leaf([0.0, 1e-30, 1e30]), leaf([-0.0, 1e-30, 1e30])
     plain = torch.atan2(y, x)
     assert equal(plain[:1], [math.pi])  # the origin has no angle
-    assert not equal(gradient(plain, y)[1:], [0.5e30, 0.5e-30])  # x^2 + y^2 vanishes, and overflows
+    assert not equal(gradient(plain, y)[1:], [0.5e30, 0.5e-30])  # x^2 + y^2 rounds to 0, or overflows
     ours = safeops.safe_atan2(y, x)
     assert equal(ours, [0, math.pi / 4, math.pi / 4]) and equal(gradient(ours, y), [0, 0.5e30, 0.5e-30])
 
@@ -105,8 +105,8 @@ def test_pytorch_8069_acos_at_the_bounds():
 def test_kornia_4229_gradient_at_the_bound_of_a_clamp():
     x = leaf([0.25])
     plain = gradient(x.clamp(min=0.25), x)
-    assert plain.item() in (0, 0.5, 1)  # the version of torch decides which
-    # The backward counts the floor as above the floor, and the bounds of an arc as outside.
+    assert plain.item() in (0, 0.5, 1)  # torch's gradient at the bound depends on its version
+    # At x = floor our gradient is the function's own; at the bounds -1 and 1 of acos it is 0.
     assert equal(gradient(safeops.safe_log(x, eps=0.25), x), [4])
     assert equal(gradient(safeops.safe_sqrt(x, eps=0.25), x), [1])
     assert equal(gradient(safeops.safe_rsqrt(x, eps=0.25), x), [-4])
@@ -158,7 +158,7 @@ def test_perceptual_similarity_139_pylate_239_eps_is_zero_in_half(eps):
 
 
 def test_half_losses_of_a_small_probability():
-    """-log p of p = 0 is inf in half, and inf * 0 under a mask is NaN."""
+    """The loss must stay finite: -log 0 is inf in half, and masking it by a product with 0 makes NaN."""
     p, keep = leaf([0.0, 0.5], torch.float16), flags(False, True)
     plain = (torch.log(p) * keep).sum()
     assert plain.isnan() and gradient(plain, p)[0].isnan()
@@ -182,7 +182,7 @@ def test_entropy_of_a_zero():
 
 def test_pytorch_80770_xlogy_at_zero():
     x, y = leaf([0.0]), leaf([2.0])
-    assert equal(gradient(torch.xlogy(x, y), x), [math.log(2)])  # (torch's gradient today)
+    assert equal(gradient(torch.xlogy(x, y), x), [math.log(2)])  # torch's gradient is right here
     assert equal(gradient(safeops.xlogy(x, y), x), [math.log(2)]) and equal(gradient(safeops.xlogy(x, y), y), [0])
 
 

@@ -19,21 +19,22 @@ from tests.ops import RECORDS, definitions
 
 INF, NAN = math.inf, math.nan
 FINFO = [torch.finfo(d) for d in DTYPES]
-# Zeros, both ends of every dtype and its subnormals, where half rounds to inf, the bounds of an arc and their
-# neighbors.
+# Zeros, the range's ends and subnormals of each dtype, where half rounds to inf, and -1 and 1 (the bounds of acos) with
+# their neighbors.
 POOL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 0.1, 12.0, 88.5, 709.0, 65504.0, 65520.0]
 POOL += [1 - 2.0**-11, 1 - 2.0**-24, 1 + 2.0**-10, 1 - 2.0**-53]
 POOL += [sign * x for f in FINFO for x in (f.max, f.tiny, f.tiny / 2, f.tiny * f.eps) for sign in (1, -1)]
 NONFINITE = [NAN, INF, -INF]
 # xlogy's gradient is (g x) / y, as torch's: only numbers for which g x neither overflows nor vanishes.
 POOLS = {"xlogy": [x for x in POOL if x == 0 or 1e-10 < abs(x) < 1e10]}
-# Factors on the tolerance. SUBNORMAL: a gradient, or a step on its way, may be subnormal and lose digits.
-# SLOPES: the rounding of b - 1 in a^(b - 1) is magnified by |log a|, up to 709.
+# Factors on the tolerances. SUBNORMAL, on atol: a gradient or an intermediate number may be subnormal and lose digits.
+# SLOPES, on the arithmetic's share of rtol: a^(b - 1) magnifies the rounding of b - 1 by |log a|, up to 709.
 SUBNORMAL, SLOPES = {"safe_atan2": 2**12, "safe_pow": 2**12}, {"safe_pow": 1 + 709 / 64}
 
 
 def judge(route, name, sample, safe):
-    """Judges values, and gradients that no broadcast sums, by the float64 definition; finite in, finite out."""
+    """Asserts that values, and gradients of operands that are not broadcast, equal the fp64 definition's. safe: finite
+    operands must give finite values and no NaN gradient."""
     op = on(route, name)
     subject = Subject(
         op, getattr(definitions, name), (sample,), dtype_rule="safe" if safe else "elementwise", device=DEVICE
@@ -64,7 +65,7 @@ def assert_gradient(name, what, got, truth, sample, upstream):
     error = torch.where(due, (got.double() - truth).abs(), 0)
     slack = rtol + (SLOPES.get(name, 1) - 1) * COMPUTE_EPS[got.dtype]
     wrong = error > slack * torch.where(due, truth.abs(), 0) + atol * SUBNORMAL.get(name, 1)
-    if len(sample.floats()) == 2:  # skip subnormal operands: their products are subnormal on the way to a normal result
+    if len(sample.floats()) == 2:  # not judged: subnormal operands, whose products lose digits
         for x in sample.floats().values():
             wrong &= (x == 0) | ~(x.double().abs() < torch.finfo(compute_dtype(x.dtype)).tiny)
     if wrong.any():
@@ -87,7 +88,7 @@ def test_unary(route, name, data):
     if "eps" in RECORDS[name].call:
         options["eps"] = data.draw(st.sampled_from([None, 2.0**-24, 0.5]))
         if x.dtype == torch.float64 and options["dtype"] is not None:
-            options["eps"] = 2.0**-100  # the definition in fp64 does not know the dtype of the result
+            options["eps"] = 2.0**-100  # the fp64 definition would not round eps to the result's dtype
     if "fill_value" in RECORDS[name].call:
         options["fill_value"] = data.draw(st.sampled_from([0.0, -3.0, 1e9]))
     judge(route, name, Sample((x,), options), safe=True)
@@ -116,7 +117,7 @@ def test_safe_div(data):
         "fill_value": data.draw(st.sampled_from([0.0, -3.0, 1e9])),
     }
     sample = Sample((a, b), kwargs)
-    # In the compute dtype eps is rounded: a divisor may not lie between eps and its rounding.
+    # No divisor of POOL may lie between eps and eps rounded to fp32, where kernel and definition would disagree.
     with_gradient = run(safeops.safe_div, sample)
     subject = Subject(safeops.safe_div, definitions.safe_div, (sample,), dtype_rule="safe", device=DEVICE)
     truth = subject.truth(sample, with_gradient.upstream)

@@ -61,8 +61,8 @@ def test_powers_that_are_no_number_or_do_not_fit(route, dtype):
         stand_in = [x < 0 and y != int(y) or abs(v) == largest or (x == 0 and y < 1) for x, y, v in zip(a, b, value)]
         for grad in grads:
             assert all(g == 0 for g, none in zip(grad, stand_in) if none)
-        # a true slope of 0 is no stand-in: a NaN or inf upstream must show (GradScaler looks for it), but for exponent
-        # 0
+        # Where the slope is 0 by the formula, a NaN or inf upstream gradient must show (GradScaler looks for it).
+        # Exception: exponent 0.
         shown = [not none and y != 0 for none, y in zip(stand_in, b)]
         assert [not math.isfinite(g) for g in grads[0]] == shown
         assert [not math.isfinite(g) for g in grads[1]] == [not none and x > 0 for none, x in zip(stand_in, a)]
@@ -141,7 +141,7 @@ def test_a_power_whose_slope_overflows_meets_a_gradient_of_zero(route, dtype):
     value, da, db = call(route, "safe_pow", operands, 0.0)
     assert_equal(value, [small**-0.5, small**0.5, -1 / small], wide)
     assert da == [0, 0, 0] and db == [0, 0, 0]
-    # with an upstream gradient so small that the product fits, the gradient is the product
+    # An upstream gradient so small that its product with the slope fits: the gradient is that product.
     value, da, db = call(route, "safe_pow", operands, small)
     assert_equal(da, [-0.5 * small**-0.5, 0.5 * small**0.5, -1 / small], wide, extra=8)
 
@@ -198,7 +198,7 @@ def test_a_zero_masks_its_logarithm_out(route, dtype):
     for upstream in (1.0, NAN, INF):
         value, dx, dy = call(route, "xlogy", [tensor(zero, dtype), tensor(other, dtype)], upstream)
         assert value == [0] * 6 and dx == [0] * 6 and dy == [0] * 6
-    # pytorch#80770: where log y exists, it is the gradient to x
+    # pytorch#80770: where log y is finite, the gradient to x is log y, also at x = 0.
     for upstream in (1.0, 0.0):
         value, dx, dy = call(route, "xlogy", [tensor([0.0, -0.0], dtype), tensor([0.5, 3.0], dtype)], upstream)
         assert value == [0, 0] and dy == [0, 0] and math.copysign(1, value[0]) == 1
@@ -214,7 +214,7 @@ def test_a_zero_masks_its_logarithm_out(route, dtype):
 
 @each_route
 def test_the_slope_of_xlogy_by_a_tiny_operand(route):
-    """The gradient to b, g a / b, is right where g a vanishes or is 0, and a / b overflows."""
+    """The gradient to b, (g a) / b, is right where g a rounds to 0 or is 0, and where a / b overflows."""
     a, b = tensor([1e10, 1.0, 1e200, 1e10], torch.float64), tensor([1e-300, 5e-324, 1e-200, 1e-300], torch.float64)
     assert call(route, "xlogy", [a, b], 0.0)[2] == [0] * 4
     if route == "kernel":
@@ -244,7 +244,7 @@ def test_second_derivatives_and_tangents_of_two_operands(route, name, a, b):
     assert all(g is None or not g.any() for g in second)
     nan = torch.full_like(a, NAN).detach()
     tangent = torch.func.jvp(op, (a.detach(), b.detach()), (nan, nan))[1]
-    slope = (b == 1.5) if name == "safe_pow" else torch.zeros_like(a, dtype=torch.bool)  # the slope of 0^1.5 exists: 0
+    slope = (b == 1.5) if name == "safe_pow" else torch.zeros_like(a, dtype=torch.bool)  # 0^1.5 has a true slope, 0
     assert tangent[slope].isnan().all() and not tangent[~slope].any()
 
 
@@ -272,7 +272,7 @@ def second_derivatives_are_zero(op, name, upstream, cotangent, device):
     """Second derivatives that overflow (1e-30: 1 / x^2 = 1e60) give 0 where the upstream or the cotangent is 0."""
     for dtype, sizes in SMALL.items():
         if dtype == torch.float64 and upstream == 0:
-            continue  # the product would need more than fp64
+            continue  # 0 times a factor that overflows fp64: NaN
         sizes = [x for x in sizes if name in ("safe_pow", "safe_atan2") or x >= torch.finfo(dtype).tiny]
         x = torch.tensor(sizes, dtype=dtype, device=device, requires_grad=True)
         rest = [torch.full_like(x, v).requires_grad_() for v in (0.5, 0.0, 1.5, 2.0)] if name == "safe_pow" else [None]

@@ -51,7 +51,7 @@ def test_what_is_kept_shows(route):
 @each_route
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_floor_lives_in_the_compute_dtype(route, dtype):
-    subnormal = torch.finfo(dtype).smallest_normal / 4  # (normal in fp32 if of fp16, subnormal if of bf16)
+    subnormal = torch.finfo(dtype).smallest_normal / 4  # as an fp32 number: normal for fp16, subnormal for bf16
     out = on(route, "safe_div")(tensor([1e-7], dtype), tensor([subnormal], dtype), dtype=torch.float32)
     kept = subnormal >= torch.finfo(torch.float32).tiny
     want = float(tensor([1e-7], dtype)) / float(tensor([subnormal], dtype)) if kept else 0.0
@@ -133,7 +133,7 @@ def test_tangents_at_the_ends_of_the_range(dtype):
 
 def test_division_gradients_whose_factors_overflow():
     def both(a, b, g):
-        """db by the kernel, and by the composite (create_graph=True)."""
+        """Returns [db of the kernel, db of the composite, which create_graph=True selects]."""
         a, b, g = t(a), t(b, grad=True), t(g)
         return [torch.autograd.grad(safeops.safe_div(a, b), b, g, create_graph=c)[0].item() for c in (False, True)]
 
@@ -183,7 +183,7 @@ def test_perceptual_similarity_139_eps_is_zero_in_half(eps):
 
 def test_pylate_239_tiny_eps_is_resolved_in_fp32():
     x = torch.tensor([1e-4], dtype=torch.float16, device=DEVICE)
-    # The divisor 5.96e-8, the smallest number of half, is above a floor of 1e-8, and below one of 1e-7.
+    # The divisor is 5.96e-8, the smallest number of half: above the limit eps=1e-8, below the limit eps=1e-7.
     other = torch.tensor([5.96e-8], dtype=torch.float16, device=DEVICE)
     assert equal(safeops.safe_div(x, other, eps=1e-8, dtype=torch.float32), [float(x) / float(other)])
     assert equal(safeops.safe_div(x, other, eps=1e-7), [0])
@@ -229,7 +229,7 @@ def test_a_reciprocal_with_a_floor(dtype):
 
 
 def test_a_floor_below_half_is_one_of_fp32():
-    """b + 1e-8 is 0 in half for b = 0: the floor is resolved in fp32, and the quotient saturates in half."""
+    """The floor 1e-8, which rounds to 0 in half, must be applied in fp32; the quotient 1e8 then saturates in half."""
     b = tensor([0.0, 2.0], torch.float16)
     assert safeops.safe_reciprocal(b, eps=1e-8, fill_value=None)[0] == 65504
     assert safeops.safe_reciprocal(b, eps=1e-8, fill_value=None, dtype=torch.float32)[0] == pytest.approx(1e8)
@@ -237,7 +237,7 @@ def test_a_floor_below_half_is_one_of_fp32():
 
 @each_route
 def test_a_floor_that_the_dtype_does_not_hold(route):
-    """A floor that rounds to 0 in fp32 is its smallest positive number; one that rounds to inf gives quotients 0."""
+    """A floor that is 0 in fp32 becomes the smallest positive number; one that is inf in fp32 makes all quotients 0."""
     for eps, small in ((1e-50, torch.finfo(torch.float32).max), (1e39, 0.0), (INF, 0.0)):
         a, b = tensor([1.0, -1.0, 1.0] * 9), tensor([0.0, -0.0, 2.0] * 9)
         out, da, db = call(on(route, "safe_div"), a, b, tensor([1.0] * 27), eps=eps, fill_value=None)
@@ -248,7 +248,7 @@ def test_a_floor_that_the_dtype_does_not_hold(route):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_default_floor_is_that_of_the_tensor(dtype):
-    """A number that fp32 does not hold is read as a double, but the default floor stays fp32's."""
+    """The default floor is fp32's smallest normal number, also for a divisor such as 1e-60 that fp32 does not hold."""
     a, floor = tensor([1.0], dtype), 1 / torch.finfo(torch.float32).tiny
     for number in (0.0, 1e-60, -1e-60):
         out = safeops.safe_div(a, number, fill_value=None, dtype=torch.float32)
@@ -256,7 +256,7 @@ def test_the_default_floor_is_that_of_the_tensor(dtype):
 
 
 def test_a_floor_that_changes_from_call_to_call_is_compiled_once():
-    """A compiled function has a symbol for eps, which cannot show if it is a floor or a limit: fill_value decides."""
+    """Compiled once for all eps, eps is a floor with fill_value=None, else a limit below which the quotient is 0."""
     a, b = tensor([1.0] * 4), tensor([0.0, -0.0, 1e-5, 2.0])
     compiled = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
     floor = compiled(lambda eps: (safeops.safe_div(a, b, eps=eps, fill_value=None),

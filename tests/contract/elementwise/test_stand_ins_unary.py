@@ -124,9 +124,9 @@ def test_infinite_and_missing_operands_of_a_floor(route, dtype, name):
 @each_route
 @each_dtype
 def test_both_sides_of_where_exp_saturates(route, dtype):
-    """The last number of the compute dtype that rounds to a finite number of the output dtype, and the next one."""
+    """exp saturates from x = edge on, where e^x rounds to inf in the output dtype, and not just below edge."""
     wide, info = compute(dtype), torch.finfo(dtype)
-    # Half a step above the largest number, rounding turns to inf.
+    # A value rounds to inf from half a step above the output dtype's largest number on.
     edge = math.log(info.max) + (math.log1p(info.eps / 4) if dtype in HALVES else 0.0)
     x = tensor([edge * (1 - 2e-6), edge * (1 + 2e-6), 1000.0, INF, -INF, NAN, -1000.0, 0.0][2:], wide)
     value, grad = call(route, "safe_exp", [x], dtype=dtype)
@@ -144,9 +144,9 @@ def test_both_sides_of_where_exp_saturates(route, dtype):
 @each_route
 @pytest.mark.parametrize("dtype", HALVES)
 def test_both_sides_of_where_half_saturates(route, dtype):
-    """Each function at the two fp32 numbers between which its value starts to round to inf."""
+    """Each function must saturate from the fp32 number on at which its value rounds to inf in half, and not before."""
     largest = torch.finfo(dtype).max
-    edge = largest * (1 + torch.finfo(dtype).eps / 4)  # half a step above; a tie rounds to inf
+    edge = largest * (1 + torch.finfo(dtype).eps / 4)  # half a step above: the first value that rounds to inf
     inverse = {"safe_reciprocal": lambda y: 1 / y, "safe_sqrt": lambda y: y * y, "safe_rsqrt": lambda y: y**-2,
                "safe_exp": math.log}  # fmt: skip
     for name, back in inverse.items():
@@ -167,7 +167,7 @@ def test_both_sides_of_where_half_saturates(route, dtype):
 @each_route
 def test_stand_ins_that_do_not_fit_saturate(route):
     half, zero = torch.float16, tensor([0.0], torch.float16)
-    assert call(route, "safe_rsqrt", [zero]) == [[65504.0], [0.0]]  # (fp32: 9.2e18)
+    assert call(route, "safe_rsqrt", [zero]) == [[65504.0], [0.0]]  # saturated: in fp32 it is 9.2e18
     assert call(route, "safe_reciprocal", [zero], fill_value=-1e9) == [[-65504.0], [0.0]]
     assert call(route, "safe_reciprocal", [zero], fill_value=-INF)[0] == [-INF]  # an infinity as fill value is kept
     assert call(route, "safe_sqrt", [tensor([2.0**100])], eps=1e38, dtype=half) == [[65504.0], [0.0]]

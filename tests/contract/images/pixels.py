@@ -1,4 +1,4 @@
-"""Helpers of the tests of images: pairs of images, masks, values and gradients."""
+"""Helpers of the tests of images: they make pairs of images and masks, and compute values and gradients."""
 
 import torch
 

@@ -68,7 +68,7 @@ def test_lpips_mask_of_the_images_reaches_every_layer(route):
     keep = torch.ones(1, 1, 24, 20, dtype=torch.bool, device=DEVICE)
     keep[..., :9, :] = False
     f0, f1 = network(x), network(y)
-    for f, rows in zip(f0, (9, 5, 3)):  # a position is dropped with any of its pixels
+    for f, rows in zip(f0, (9, 5, 3)):  # a layer's position is dropped if any of its pixels is masked
         f[..., :rows, :] = NAN
     distance = on(route, "lpips_distance")
     assert distance(f0, f1).isnan() and distance(f0, f1, mask=keep).isfinite()

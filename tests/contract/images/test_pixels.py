@@ -42,7 +42,7 @@ def test_psnr_and_total_variation_of_known_images(route):
     got = psnr(x, y, reduction="none")
     assert got[0].item() == pytest.approx(-20 * math.log10(0.1)) and got[1] == INF  # the rms is 0.3 / 3
     value, grads = value_and_gradients(psnr, x, x.clone())
-    assert value == INF and all((g == 0).all() for g in grads)  # (the usual formula's gradients are NaN)
+    assert value == INF and all((g == 0).all() for g in grads)  # the usual formula has NaN gradients
     variation = on(route, "total_variation")
     assert variation(y, reduction="none").tolist() == pytest.approx([1.2, 0])
     assert variation(y, mask=y < 0.2) == 0 and variation(y).item() == pytest.approx(0.6)
@@ -54,7 +54,7 @@ def test_psnr_and_total_variation_of_known_images(route):
     "shape", [(2, 3, 5, 1030), (3, 2, 300, 250), (1, 2, 3, 9, 11), (2, 1, 1, 7), (1, 1, 6, 1)], ids=str
 )
 def test_total_variation_of_sizes(route, shape):
-    """Sizes around the kernels' pieces, every layout, pixels without a neighbor: value and gradient are right."""
+    """Value and gradient are right for sizes around the kernels' pieces, every layout and pixels without a neighbor."""
     x, _ = images(*shape)
     keep = kept(*shape, share=0.6)
     last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
@@ -74,7 +74,7 @@ def test_total_variation_of_sizes(route, shape):
 
 @pytest.mark.parametrize("shape", [*((2, c, 6, 7) for c in range(1, 9)), (1, 2, 3, 4, 5), (1, 4, 3, 2, 5)], ids=str)
 def test_total_variation_in_any_order_of_memory(shape):
-    """Every order of the dims in memory, as channels between the spatial dims: a neighbor may be several rows away."""
+    """Every order of the dims in memory is right, also channels between spatial dims: a neighbor may be far away."""
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     keep, upstream = kept(*shape, share=0.8), torch.linspace(-1, 1, shape[0], device=DEVICE)
     for order in itertools.permutations(range(len(shape))):

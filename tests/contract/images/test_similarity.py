@@ -81,7 +81,7 @@ def test_an_offset_of_1000_leaves_the_digits(route, padding, mask):
     got = on(route, "ssim")(x, y, reduction="none", **options)
     want = truth("ssim", x, y, reduction="none", **options)
     assert (got <= 1).all() and (got.double() - want).abs().max() < 1e-3
-    # The plain fp32 formula of a variance is off by more than 0.01.
+    # The plain formula E[x^2] - E[x]^2 of a variance is off by more than 0.01 in fp32.
     mean, squares = F.avg_pool2d(x, 11, 1), F.avg_pool2d(x * x, 11, 1)
     assert (
         squares - mean * mean - F.avg_pool2d((x - 1000).square(), 11, 1) + (mean - 1000).square()
@@ -107,7 +107,7 @@ def test_an_offset_of_which_twice_is_too_much_leaves_the_digits(route, padding):
 @each_route
 @each_padding
 def test_rounding_makes_no_variance_negative(route, padding):
-    """Two constant differences at a level of 1000: a variance that rounds below 0 would make a loss negative."""
+    """The loss must stay >= 0 for flat images at a level of 1000, where a variance could round below 0."""
     x = torch.full((1, 1, 40, 40), 1000.0, device=DEVICE)
     y = x + torch.where(torch.arange(40, device=DEVICE) < 20, 0.37, -0.41)
     assert (on(route, "ssim_loss")(x, y, padding=padding, reduction="none") >= 0).all()
@@ -125,7 +125,7 @@ def test_what_the_cuda_kernel_takes(name):
     assert takes(image, 3) and takes(image, 11) and takes(image, 21)
     assert takes(volume, 3) and takes(volume, 11)
     assert not takes(image, 23) and not takes(volume, 13)
-    assert takes(torch.zeros(1, 1, 48, 48), 23) and takes(torch.zeros(1, 1, 13, 13, 13), 13)  # a CPU takes them
+    assert takes(torch.zeros(1, 1, 48, 48), 23) and takes(torch.zeros(1, 1, 13, 13, 13), 13)  # no such limit
 
 
 # ---- masks
@@ -211,7 +211,7 @@ def test_same_takes_images_smaller_than_a_window():
 
 
 def plain_ssim(x, y, data_range=1.0):
-    """The usual formula, as pytorch-msssim's five convolutions."""
+    """Computes SSIM by the usual formula, with five convolutions, as pytorch-msssim does."""
     g = torch.exp(-((torch.arange(11.0) - 5) ** 2) / 4.5).to(x)
     g = g / g.sum()
     w = (g[:, None] * g).expand(x.shape[1], 1, 11, 11)

@@ -21,16 +21,16 @@ each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 @pytest.fixture(params=["one class", "several classes", "one row", "several rows", "all"])
 def chunk(request, monkeypatch):
-    """Sizes of a chunk: one class, several classes, one row, several rows, all rows."""
+    """Sets the size of a chunk of logits: one class, several classes, one row, several rows, all rows."""
     monkeypatch.setattr(_chunks, "CHUNK", {"one class": 1, "several classes": 40}.get(request.param, 2**23))
     rows = {"one row": 1, "several rows": 4, "all": 2**23}.get(request.param, 0)
     monkeypatch.setattr(_rows, "rows_at_once", lambda *_, **__: rows)
-    monkeypatch.setattr(cross_entropy, "BLOCK", 40)  # (of the slopes of a chunk of rows)
+    monkeypatch.setattr(cross_entropy, "BLOCK", 40)  # elements of a block, in which a chunk of rows makes its slopes
 
 
 @pytest.fixture(params=["kernel", "torch"])
 def slopes(request, monkeypatch):
-    """The kernels make the losses and their slopes to the logits, or torch does, as where no kernel is built."""
+    """Computes the losses and their slopes (gradients to the logits) by the kernels, or by torch as without kernels."""
     if request.param == "torch":
         backward = cross_entropy._composite_backward
         record = types.SimpleNamespace(forward=cross_entropy._composite, backward=backward)
@@ -76,7 +76,7 @@ def test_every_option_in_chunks(chunk, slopes, options, reduction):
     options = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[options].items()}
     upstream = torch.randn(9 if reduction == "none" else (), dtype=torch.float64, device=DEVICE)
     got = outcome(safeops.linear_cross_entropy, *tensors, upstream=upstream, reduction=reduction, **options)
-    # (torch has neither option, nor a mean of its own for the z-loss beside class weights)
+    # torch lacks temperature and row_weight; its z-loss beside class weights has another mean.
     known = not options.keys() & {"temperature", "row_weight"} and not {"z_loss", "weight"} <= options.keys()
     theirs = _twin if known else definitions.linear_cross_entropy
     want = outcome(theirs, *tensors, upstream=upstream, reduction=reduction, **options)
@@ -116,12 +116,12 @@ def test_many_small_contributions_to_half_gradients(monkeypatch):
     w = torch.ones(classes, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
     b = torch.zeros(classes, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
     target = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
-    w.data[0] = 0  # else the sum over the classes is 0
+    w.data[0] = 0  # else the gradient to a row of x, a sum over the classes, is 0
     got = outcome(safeops.linear_cross_entropy, x, w, target, b, reduction="sum")
     want = outcome(_twin, *(t.double() for t in (x, w)), target, b.double(), reduction="sum")
     for g, d in zip(got, want):
         assert (g.double() - d).abs().max() <= 2**-7 * d.abs().max()
-    # the sum over the rows, which is one product
+    # The gradient to the weight is a sum over the rows, in one matrix product.
     rows = 4096
     x = torch.ones(rows, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
     w, b = w.detach()[:2].requires_grad_(), b.detach()[:2].requires_grad_()
@@ -132,13 +132,13 @@ def test_many_small_contributions_to_half_gradients(monkeypatch):
 
 
 def most_bytes(rows, width, bytes_):
-    """Two chunks, two copies of `input`, two of its fp32 gradient, the numbers of the rows, partial sums."""
+    """Returns the bytes allowed: two chunks, two copies of `input`, two of its fp32 gradient, 128 a row, and 1 MiB."""
     return 2 * _chunks.CHUNK * bytes_ + rows * width * (2 * bytes_ + 8) + 128 * rows + 2**20
 
 
 @pytest.fixture
 def one_thread():
-    """One thread: each thread of torch's products would have its own memory."""
+    """Sets one thread: each thread of torch's matrix products allocates memory of its own."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -230,7 +230,7 @@ def test_a_class_with_a_bias_of_minus_infinity_does_not_exist(route, chunk, smoo
 
 
 def infinite_logits(at, target_class):
-    """Operands where row 1 has a logit of +inf (the product overflows) in each class of `at`."""
+    """Returns operands for which row 1 has a logit of +inf (the product overflows) in each class of `at`."""
     x, w, target, b = operands(3, 7)
     with torch.no_grad():
         w[:, 0] = x[:, 0] = 0
@@ -279,7 +279,7 @@ def test_shapes(route, shape):
 
 
 def test_layouts(chunk):
-    """Transposed, expanded and sliced operands give the same numbers as contiguous ones."""
+    """Transposed, expanded and sliced operands must give the results of contiguous ones."""
     x, w, target, b = operands(6, 8)
     want = outcome(safeops.linear_cross_entropy, x, w, target, b, reduction="none")
     for change in (lambda t: t.mT.contiguous().mT, lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]]):
@@ -291,7 +291,7 @@ def test_layouts(chunk):
     want = outcome(_twin, same.detach().clone().requires_grad_(), w, target, b.detach()[:1].repeat(8).requires_grad_())
     torch.testing.assert_close(got, want)
     value = safeops.linear_cross_entropy(x, w, target, linear_bias=b, reduction="none")
-    (grad,) = torch.autograd.grad(value.sum(), x)  # (the upstream gradient has strides of 0)
+    (grad,) = torch.autograd.grad(value.sum(), x)  # sum's upstream gradient has strides of 0
     torch.testing.assert_close(grad, outcome(_twin, x, w, target, b, reduction="none")[1])
 
 
@@ -312,7 +312,8 @@ def test_under_autocast(autocast):
 
 
 def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
-    """A gradient beyond fp16 is inf, for GradScaler; others are right although a row's slopes do not fit fp16."""
+    """A gradient beyond fp16 is inf, which GradScaler looks for; the other gradients are right, although the slopes
+    (gradients to the logits) do not fit fp16."""
     x, w, target, b = operands(4, 7, dtype=torch.float16)
     x, w = x.detach().mul(2**-6).requires_grad_(), w.detach().mul(2**-6).requires_grad_()
     upstream = torch.full((4,), 2.0**17, device=DEVICE)
@@ -325,7 +326,7 @@ def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
 
 
 def test_there_are_chunks(monkeypatch):
-    """With one upstream gradient a row, logits are made in chunks of at most CHUNK elements, compiled or not."""
+    """With reduction="none", logits are made in chunks of at most CHUNK elements, compiled or not."""
     sizes = []
     chunks = _chunks.chunks_of
 

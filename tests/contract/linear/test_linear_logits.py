@@ -20,7 +20,7 @@ def layer(*outputs, dtype=torch.float32):
 
 
 def reference(x, weight, bias, target, **options):
-    """The loss of a layer whose logits are all made in fp64."""
+    """Computes the loss of a linear layer from all its logits, in fp64."""
     logits = torch.einsum("nd,c...d->nc...", x.double(), weight.double()) + bias.double()
     return F.cross_entropy(logits, target.double() if target.is_floating_point() else target, **options)
 

@@ -27,12 +27,12 @@ def rows(request, monkeypatch):
 
 @pytest.fixture
 def by_classes(monkeypatch):
-    """A function that switches to chunks of classes, where the backward makes the gradients."""
+    """Returns a function that switches to chunks of classes, where the backward makes the gradients."""
     return lambda: monkeypatch.setattr(_rows, "rows_at_once", lambda *_, **__: 0)
 
 
 def products(work, size):
-    """How many matrix products of `size` multiplications `work` takes; parts count as fractions."""
+    """Returns work()'s multiplications in matrix products / `size`: a product of a chunk counts as a fraction."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         work()
     first = {"aten::mm": 0, "aten::addmm": 1, "aten::addmm_": 1}  # index of the first factor among the operands
@@ -40,7 +40,7 @@ def products(work, size):
     return sum(n * k * m for (n, k), (_, m), *_ in shapes) / size
 
 
-# ---- when
+# ---- the rows of a chunk
 
 
 def shaped(rows, width, classes, dtype):
@@ -50,14 +50,14 @@ def shaped(rows, width, classes, dtype):
 
 @pytest.mark.parametrize("rows, width, classes", [(8192, 1024, 131_072), (32_768, 1024, 131_072), (8192, 256, 32_000)])
 def test_low_memory_is_an_eighth_of_the_logits(rows, width, classes):
-    """The rows at a time fit an eighth of the logits. A half weight's gradient needs a buffer of its own in fp32."""
+    """A chunk's logits, with the fp32 buffer for the gradient of a half weight, fit an eighth of all logits' bytes."""
     largest = (rows * classes // 8 - cross_entropy.BLOCK) // classes
     for dtype in (torch.float64, torch.float32):
         assert _rows.rows_at_once(*shaped(rows, width, classes, dtype), True) == largest
     x, w = shaped(rows, width, classes, torch.bfloat16)
     assert _rows.rows_at_once(x, w) == max(largest, _rows.FEWEST)
     size = _rows.rows_at_once(x, w, True)
-    assert (size > 0) == (rows >= 32 * width and rows >= 32_768)  # on a GPU, smaller chunks cost more than they save
+    assert (size > 0) == (rows >= 32 * width and rows >= 32_768)  # 0: chunks of classes are cheaper
     assert size == 0 or classes * (size * 2 + width * 4) + cross_entropy.BLOCK * 2 <= rows * classes * 2 / 8
 
 
@@ -73,12 +73,12 @@ def test_small_chunks_are_not_worth_their_pass_over_the_weights_gradient(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 4096, 8192, 12_288, 12_289, 65_536, 100_000])
 def test_a_gpu_takes_8192_rows_at_a_time(rows, dtype):
-    """On a GPU, 8192 rows at a time; all, if a half weight's fp32 buffer would cost more than the other rows' logits.
+    """A GPU takes 8192 rows at a time; all, if a half weight's fp32 buffer would cost more than the other rows' logits.
     Memory beside the gradients is then a third of a layer's with its loss, which holds the logits three times."""
     x, w = shaped(rows, 4096, 128_256, dtype)
     size = _rows.rows_at_once(x, w, True, low=False)
     assert size == rows if rows <= (8192 if dtype == torch.float32 else 12_288) else 4096 < size <= 8192
-    assert -(-rows // size) * size - rows < -(-rows // size)  # chunks are of even size
+    assert -(-rows // size) * size - rows < -(-rows // size)  # the last chunk is short by less than a row per chunk
     assert _rows.rows_at_once(x, w, low=False) <= 4096
 
 
@@ -98,7 +98,7 @@ def test_three_products(rows, by_classes, reduction):
 
     assert count(x, w) == (3, 0)
     assert count(x, w.detach()) == count(x.detach(), w) == (2, 0)
-    assert count(x.detach(), w.detach()) == (1, 0)  # (the bias alone gets a gradient)
+    assert count(x.detach(), w.detach()) == (1, 0)  # only the bias gets a gradient
     with torch.no_grad():
         assert count(x, w) == (1, 0)
     assert count(x, w, reduction="none") == (1, 3)
@@ -137,7 +137,7 @@ def test_memory(monkeypatch, dtype):
         return torch.autograd.grad(safeops.linear_cross_entropy(x, w, target, linear_bias=b), (x, w, b))
 
     eighth = rows * classes * dtype.itemsize / 8
-    of_input = x.numel() * 4 if dtype == torch.float32 else x.numel() * 6  # (half: made in fp32, then rounded)
+    of_input = x.numel() * 4 if dtype == torch.float32 else x.numel() * 6  # half: made in fp32, then copied
     peak = _peak_bytes("cpu", step)
     of_weight = w.numel() * (4 if dtype == torch.float32 else 2)
     assert peak <= eighth + of_weight + of_input + 200 * rows + 2**19
@@ -162,7 +162,7 @@ def test_what_is_kept_for_backward(rows):
 
 @pytest.fixture
 def wide_sums(monkeypatch):
-    """Imitates CUDA's products on the CPU: half products are summed in fp32 by one addmm with an out_dtype."""
+    """Imitates CUDA on the CPU: addmm takes out_dtype, so that products of half factors are summed in fp32."""
     addmm = torch.addmm
 
     def summed(to, a, b, *, beta=1, out, out_dtype=None):

@@ -13,7 +13,7 @@ ODD = (0.0, -0.0, 2.0**-14, 2.0**-25, 2.0**-26, 1e-40, 1e-300, 6e4, -3e38, 1e300
 
 
 def values(*shape, dtype, seed=0, odd=0.1):
-    """Random magnitudes from 1e-9 to 1e3; a share `odd` of the elements takes values that are special in some dtype."""
+    """Returns random magnitudes from 1e-9 to 1e3; a share `odd` of the elements has values special in some dtype."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=g, dtype=torch.float64)
     x = x * 10 ** (torch.rand(shape, generator=g, dtype=torch.float64) * 12 - 9)
@@ -22,7 +22,7 @@ def values(*shape, dtype, seed=0, odd=0.1):
 
 
 def layouts(dtype, odd=0.1):
-    """A tensor for each layout that a list's member can have."""
+    """Returns a tensor for each layout that a member of a list can have."""
     x = lambda *shape: values(*shape, dtype=dtype, seed=len(shape) + shape[0] if shape else 0, odd=odd)  # noqa: E731
     return [
         x(5, 7),
@@ -39,13 +39,13 @@ def layouts(dtype, odd=0.1):
 
 
 def expanded(dtype, odd=0.1):
-    """Tensors with elements that share memory: they may be read, not written."""
+    """Returns tensors with elements that share memory, which may be read but not written."""
     x = values(40, 1, dtype=dtype, odd=odd)
     return [x.expand(40, 50), x[0, 0].expand(7), x.reshape(40)[:6].expand(3, 6).t()]
 
 
 def many(dtype, odd=0.1):
-    """More tensors than one launch takes, some of them empty."""
+    """Returns more tensors than one launch takes, some of them empty."""
     return [values(i % 7 * 5, dtype=dtype, seed=i, odd=odd) for i in range(230)]
 
 
@@ -54,5 +54,5 @@ def finite(tensors):
 
 
 def writable(tensors):
-    """Writable copies with the same strides."""
+    """Returns writable copies with the same strides."""
     return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x) for x in tensors]

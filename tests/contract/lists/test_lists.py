@@ -16,11 +16,11 @@ from tests.contract.lists.tensor_lists import FLOATS, expanded, finite, layouts,
 
 INF, NAN = math.inf, math.nan
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
-LONG = 300_001  # several pieces, on several threads
+LONG = 300_001  # elements: a tensor that several threads share
 
 
 def here(tensors):
-    """Copies on the device with the same strides, also of expanded tensors."""
+    """Returns copies on the device with the same strides, also of expanded tensors."""
     moved = []
     for x in tensors:
         memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).to(DEVICE, copy=True)
@@ -47,7 +47,7 @@ def test_the_kernels_are_there():
 def test_health_of_known_values():
     x = torch.tensor([[1.0, NAN, 0.0, -0.0], [INF, -INF, -INF, 2.0**-14], [2.0**-15, -(2.0**-25), 2.0**-24, -3.5]])
     for dtype in FLOATS:
-        tiny, zero = (0, 3) if dtype == torch.float16 else (1, 2)  # 2^-25 is 0 in fp16
+        tiny, zero = (0, 3) if dtype == torch.float16 else (1, 2)  # -(2^-25) rounds to 0 in fp16
         for function in (scans.health_, scans.health_definition):
             out = zeros(3)
             function(out, 1, here([x.to(dtype)]))
@@ -86,7 +86,7 @@ def test_pick_after_health_reads_the_operands_of_the_first_bad_element():
     for health, pick in ((scans.health_, scans.pick_), (scans.health_definition, scans.pick_definition)):
         rows, out = zeros(2), torch.full((2, 4), -1.0, dtype=torch.float64, device=DEVICE)
         health(rows, 1, [x])
-        pick(out, 0, rows, 0, operands, x.shape)  # nothing was found: nothing is written
+        pick(out, 0, rows, 0, operands, x.shape)  # health found no bad element (row 0 of rows is 0): row 0 of out stays
         pick(out, 1, rows, 1, operands, x.shape)
         assert out.tolist() == [[-1.0] * 4, [INF, 20.0, 0.0, 2.5]]
 
@@ -122,7 +122,7 @@ def test_grad_norm_kernel_and_definition(dtype, ord):
         want = exact(inputs, ord)
         for got in (scans.norm(here(inputs), ord), scans.norm_definition(inputs, ord)):
             assert got.dtype == torch.float64 and got.shape == ()
-            room = 1e-13 if ord == INF or dtype == torch.float64 else 1e-7  # (squares may be summed in fp32, pairwise)
+            room = 1e-13 if ord == INF or dtype == torch.float64 else 1e-7  # the kernel may sum squares in fp32
             assert abs(got.item() - want) <= room * want
 
 
@@ -199,7 +199,7 @@ def test_a_factor_of_one_writes_nothing_in_clip_grad_norm_():
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu has its own")
 def test_more_than_2_31_elements_health_grad_norm():
-    """Counts beyond int32, of expanded tensors, which need no memory: 0 and inf in every pair, then a sum of twos."""
+    """Counts and sums of more than 2^31 elements are exact, not cut to int32. (Expanded tensors need no memory.)"""
     half = 2**30 + 2
     x = torch.tensor([0.0, INF], dtype=torch.float16).expand(half, 2).t()
     out = zeros(1)
@@ -217,7 +217,7 @@ def test_raw_ops_pass_opcheck_health_grad_norm_clip_grad_norm_():
     rows, out = zeros(len(inputs)), torch.zeros(2, 4, dtype=torch.float64, device=DEVICE)
     torch.library.opcheck(scans._health_, (rows, 0, inputs))
     torch.library.opcheck(scans._pick_, (out, 1, rows, 0, inputs[:1], inputs[0].shape))
-    torch.library.opcheck(scans._grad_norm, (finite(inputs), 2.0))  # opcheck counts two NaN as different
+    torch.library.opcheck(scans._grad_norm, (finite(inputs), 2.0))  # no NaN: opcheck counts two NaN as different
     torch.library.opcheck(scans._scale_, (inputs, torch.tensor(0.5, device=DEVICE)))
 
 

@@ -13,7 +13,7 @@ COUNTS = [4, torch.tensor(4), torch.tensor(0.5)]
 
 
 def value_and_gradients(name, route, **changes):
-    """The loss of the operands of CALLS, and its gradient to the first floating-point operand with several dims."""
+    """Returns (loss of the record's call, gradient to the first floating-point operand with several dims)."""
     arguments = {
         key: x.clone().to(x.device if x.is_meta else DEVICE) if isinstance(x, torch.Tensor) else x
         for key, x in {**CALLS[name], **changes}.items()
@@ -40,7 +40,7 @@ def test_no_element_here_and_some_elsewhere(name, route):
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_element_anywhere(name, route):
     for denominator in ZEROS:
-        for mask in (nothing_kept(name), {}):  # (what this call keeps was not counted)
+        for mask in (nothing_kept(name), {}):  # {}: the call keeps rows, yet the denominator is 0
             value, grad = value_and_gradients(name, route, denominator=denominator, **mask)
             assert value == 0 and not grad.any(), (denominator, mask)
             value, grad = value_and_gradients(name, route, denominator=denominator, empty="nan", **mask)

@@ -16,7 +16,7 @@ from tests.contract.common import DEVICE, each_route, equal, grad_of, leaf, name
 from tests.ops import RECORDS, definitions
 
 NAN, INF = math.nan, math.inf
-# (exponentials, and products of two of them, overflow fp32 only if they overflow fp64)
+# No value has an exponential, or product of two values, that overflows fp32 but not fp64, which gives the truth.
 EDGES = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 0.1, 3.0, -7.5, 1e-7, 30.0, -30.0, 1e18, -1e18]
 NUMBERS = (0.0, 0.5, 2.0)  # values of a parameter, if in its range
 
@@ -92,7 +92,7 @@ def test_a_probability_of_exactly_0_or_1_keeps_value_and_gradient_finite(route):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_pytorch_61098_probabilities_under_autocast(dtype):
-    """Under autocast the loss stays fp32; torch's own is refused there, on CUDA alone."""
+    """Under autocast the loss must stay fp32. (torch's own loss raises under CUDA's autocast, not under the CPU's.)"""
     p, y = leaf([0.25, 0.5]), t(1.0, 0.0)
     outside = safeops.binary_cross_entropy(p, y)
     with torch.autocast(torch.device(DEVICE).type, dtype=dtype):
@@ -104,7 +104,7 @@ def test_pytorch_61098_probabilities_under_autocast(dtype):
 @pytest.mark.parametrize("gap", [1e-2, 1e-3, 1e-4])
 def test_js_div_of_nearly_equal_probabilities_keeps_its_digits(gap):
     p = torch.linspace(0.1, 0.9, 50, device=DEVICE)
-    q = p + gap * p  # (p, q in fp32; the truth is computed from them)
+    q = p + gap * p  # rounded to fp32 before the truth is computed
     wide = p.double().requires_grad_(), q.double().requires_grad_()
     truth = definitions.js_div(*wide, reduction="none")
     p, q = p.requires_grad_(), q.detach().requires_grad_()
@@ -141,7 +141,7 @@ def test_gaussian_kl_div_of_a_prior_is_that_of_torch():
     truth = torch.distributions.kl_divergence(*laws)
     loss = safeops.gaussian_kl_div(mean, log_var, prior_mean=prior[0], prior_log_var=prior[1], reduction="batchmean")
     torch.testing.assert_close(loss, truth.sum() / 4)
-    moved = (mean - prior[0]) * math.exp(-prior[1] / 2), log_var - prior[1]  # as the docstring says of tensor priors
+    moved = (mean - prior[0]) * math.exp(-prior[1] / 2), log_var - prior[1]  # the docs' way to tensor priors
     torch.testing.assert_close(safeops.gaussian_kl_div(*moved, reduction="none"), truth)
     with pytest.raises(TypeError, match="gaussian_kl_div: prior_mean must be a number, got Tensor"):
         safeops.gaussian_kl_div(mean, log_var, prior_mean=torch.zeros(3))
@@ -171,7 +171,7 @@ def test_batchmean_is_the_sum_over_the_first_dim():
 
 
 def test_a_rate_beyond_fp32_is_infinite():
-    """e^88.8 is inf in fp32, also where its last product is fused with a sum, which does not round the product."""
+    """e^88.8 is inf in fp32; a loop that fuses e^x's last product with a sum, unrounded, must still return inf."""
     x = t(88.8, 88.8, 88.8, 88.8, 88.8, 88.8, 88.8, 88.8, grad=True)
     loss = safeops.poisson_nll_loss(x, torch.ones_like(x), reduction="none")
     assert loss.isposinf().all() and grad_of(loss.sum(), x).isposinf().all()
@@ -201,11 +201,12 @@ def test_log_cosh_neither_overflows_nor_cancels():
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum", "batchmean"])
 @pytest.mark.parametrize("name", [name for name in names(PointwiseLoss) if hasattr(F, name)])
 def test_values_and_gradients_are_those_of_torch(name, reduction, route):
-    """With every choice of its own arguments; gradients to each operand that has one in torch."""
+    """Value and gradients equal torch's, for every choice of the loss's own arguments and for every operand that has a
+    gradient in torch."""
     op, record = registry[name], RECORDS[name]
     if reduction not in op.reductions:
         pytest.skip("has no such reduction")
-    stopped = name in ("soft_margin_loss", "binary_cross_entropy_with_logits")  # (no gradient to the last operand)
+    stopped = name in ("soft_margin_loss", "binary_cross_entropy_with_logits")  # in torch without gradient to y
     g = torch.Generator().manual_seed(0)
     for chosen in options(op):
         tensors = [to(torch.randn(6, 7, generator=g, dtype=torch.float64)).to(DEVICE) for to in record.domain]
@@ -226,7 +227,8 @@ def test_values_and_gradients_are_those_of_torch(name, reduction, route):
 @pytest.mark.parametrize("alpha", [0.25, 0.0, -1.0])
 @pytest.mark.parametrize("gamma", [1e-8, 0.01, 0.1, 0.5])
 def test_a_small_power_of_a_subnormal_has_a_slope(route, alpha, gamma):
-    """sigmoid_focal_loss where the missing probability m is subnormal: m^(gamma - 1) overflows, m^gamma fits."""
+    """The slope must be right where the missing probability m = 1 - p of the label is subnormal: m^gamma fits fp32, but
+    m^(gamma - 1), a factor of the slope, overflows."""
     x = torch.tensor([90.0, -90.0, 95.0, -95.0, 102.0, -102.0])
     y = torch.tensor([1.0, 0.0]).repeat(3)
     operands, wide = [[t.to(kind).requires_grad_() for t in (x, y)] for kind in (torch.float32, torch.float64)]
@@ -234,13 +236,14 @@ def test_a_small_power_of_a_subnormal_has_a_slope(route, alpha, gamma):
     got = torch.autograd.grad(on(route, "sigmoid_focal_loss")(*operands, **options), operands)
     want = torch.autograd.grad(on("composite", "sigmoid_focal_loss")(*wide, **options), wide)
     torch.testing.assert_close(got[0].double(), want[0], rtol=1e-3, atol=1e-37)
-    torch.testing.assert_close(got[1].double(), want[1], rtol=0.05, atol=1e-6)  # subnormal: few digits
+    torch.testing.assert_close(got[1].double(), want[1], rtol=0.05, atol=1e-6)  # m is subnormal and has few digits
 
 
 @each_route
 @pytest.mark.parametrize("gamma", [0.5, 2.0, 5.0])
 def test_the_largest_logits_have_their_slope(route, gamma):
-    """sigmoid_focal_loss where p no longer changes with the logit: 0 times a factor that overflows is 0."""
+    """sigmoid_focal_loss's slope is right at the largest logits: where p no longer changes, a factor of the slope may
+    overflow, and 0 times it must be 0."""
     x = torch.tensor([1.0, -1.0], device=DEVICE).mul(torch.finfo(torch.float32).max).requires_grad_()
     y = torch.tensor([0.0, 1.0], device=DEVICE)
     loss = on(route, "sigmoid_focal_loss")(x, y, alpha=-1.0, gamma=gamma, reduction="sum")

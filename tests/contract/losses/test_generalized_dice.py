@@ -13,7 +13,7 @@ PLAIN = {"smooth_nr": 0.0, "smooth_dr": 0.0}
 
 
 def monai(input, target, smooth=1e-5, batch=False):
-    """The arithmetic of MONAI's GeneralizedDiceLoss."""
+    """Computes the loss as MONAI's GeneralizedDiceLoss does."""
     dims = [0] * batch + [*range(2, input.dim())]
     both, ground, prediction = (input * target).sum(dims), target.sum(dims), input.sum(dims)
     w = 1 / (ground * ground)

@@ -88,7 +88,7 @@ def test_trl_6988_fp32_inputs_are_read_as_they_are_under_autocast(autocast):
         with_grad_inside = torch.autograd.grad(safeops.mse_loss(x, y), x)[0]
     assert inside.dtype == torch.float32 and torch.equal(inside, outside)
     assert torch.equal(torch.autograd.grad(inside, x)[0], with_grad_inside)
-    assert outside > 0  # (1.0001 is 1 in half)
+    assert outside > 0  # not computed in half, which rounds 1.0001 to 1
 
 
 def test_piq_range_checks_synchronise_and_ours_do_not():
@@ -116,7 +116,7 @@ def test_gradient_accumulation_with_a_denominator_is_exact():
 @pytest.mark.skipif(not KERNELS, reason="the composite would need 16 GiB")
 @pytest.mark.parametrize("name", ["masked_mean", "mse_loss"])
 def test_fla_1080_triton_1058_more_than_2_to_the_31_elements(name):
-    """Offsets and counts beyond int32. (The operands are expanded and need no memory.)"""
+    """Offsets and counts must not be cut to int32. (The operands are expanded and need no memory.)"""
     shape = (3, 2**30)
     x = torch.tensor([[2.0], [4.0], [6.0]], dtype=torch.bfloat16, device=DEVICE).expand(shape)
     keep = flags(True, False, True)[:, None].expand(shape)
@@ -161,7 +161,7 @@ def test_a_subnormal_beta_counts_as_zero():
 @pytest.mark.skipif(not registry["mse_loss"].runs_on(DEVICE), reason="no kernels here")
 @pytest.mark.parametrize("size, upstream, divisor", [(1e38, 1e-30, 1e30), (1e-30, 1e10, 1e-30)])
 def test_what_fp32_does_not_hold_meets_an_operand_at_its_other_end(size, upstream, divisor):
-    """upstream / divisor is 0 or inf in fp32; its product with a slope as large or as small as the operands fits."""
+    """The gradient fits fp32 although upstream / divisor, one of its factors, is 0 or inf in fp32."""
     x = t(size, -size / 2, grad=True)
     loss = safeops.mse_loss(x, torch.zeros_like(x), denominator=divisor)
     (dx,) = torch.autograd.grad(loss, x, torch.full_like(loss, upstream))

@@ -16,7 +16,7 @@ from tests.ops import RECORDS
 MODULES = [n for n, m in vars(safeops.nn).items() if getattr(m, "__module__", 0) == "safeops.nn" and n[0] != "_"]
 each_module = pytest.mark.parametrize("name", MODULES)
 
-# The clauses that a module could break by itself. (Compiled modules are tested below.)
+# Checks of the contract that a module could fail although its function passes. (Compiled modules are tested below.)
 OWN = "value gradient dtypes masked_garbage nothing_kept torch_func vmap no_sync autocast".split()
 
 

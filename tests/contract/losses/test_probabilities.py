@@ -1,4 +1,4 @@
-"""Values outside [0, 1] as probabilities: on the CPU an error by name if the loss shows them, never a wait."""
+"""A probability outside [0, 1]: on the CPU an error that names it, if it reaches the loss; never a wait for a GPU."""
 
 import pytest
 import torch

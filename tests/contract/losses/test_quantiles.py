@@ -19,7 +19,7 @@ def predictions(*shape, dtype=torch.float64, seed=0):
 
 
 def each(x, y, quantiles=QUANTILES, **options):
-    """The losses of one call per quantile, for x and y of shape (..., Q)."""
+    """Returns the losses of one call per quantile, stacked, for x and y of shape (..., Q)."""
     columns = zip(x.unbind(-1), y.expand(x.shape).unbind(-1), quantiles)
     return torch.stack(
         [safeops.quantile_loss(a, b, quantile=q, reduction="none", **options) for a, b, q in columns], -1

@@ -48,7 +48,7 @@ def test_known_values():
     x = t(0.75, 0.25, 0.25, 0.75).reshape(1, 2, 2)
     y = torch.tensor([[0, 1]], device=DEVICE)
     plain = {"smooth_nr": 0.0, "smooth_dr": 0.0}
-    assert safeops.dice_loss(x, y, **plain) == 0.25  # 1 - 2 0.75 / (1 + 1)
+    assert safeops.dice_loss(x, y, **plain) == 0.25  # 1 - 2 * 0.75 / (1 + 1)
     assert safeops.dice_loss(x, y, squared_pred=True, **plain).item() == pytest.approx(1 - 1.5 / 1.625)
     assert safeops.dice_loss(x, y, smooth_nr=1.0, smooth_dr=1.0).item() == pytest.approx(1 - 2.5 / 3)
     assert safeops.tversky_loss(x, y, alpha=1.0, beta=3.0, **plain).item() == pytest.approx(1 - 0.75 / 1.75)
@@ -103,7 +103,7 @@ def test_a_target_of_one_number(route, name):
     ids=str,
 )  # fmt: skip
 def test_sizes(route, name, shape):
-    """Sizes around the lengths of chunks, blocks and groups of classes."""
+    """Loss and gradient are right for sizes around the lengths of chunks, blocks and groups of classes."""
     x, index = images(*shape)
     keep = torch.rand(index.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.7
     ignored = torch.where(keep, index, 77)
@@ -114,7 +114,7 @@ def test_sizes(route, name, shape):
         (index, {"mask": keep.unsqueeze(1), "squared_pred": True}),
         (ignored, {"ignore_index": 77}),
     ]
-    for target, options in cases[: None if shape[1] > 1 else 1]:  # (no indices with one class)
+    for target, options in cases[: None if shape[1] > 1 else 1]:  # with one class a target has no indices
         results = []
         for function, wide in ((on(route, name), x), (getattr(definitions, name), x.double())):
             wide = wide.clone().requires_grad_()
@@ -150,7 +150,8 @@ def test_nothing_there(route, name, shape):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("squared_pred", [False, True])
 def test_sums_of_2048_x_2048_in_half_are_exact_to_fp32(route, dtype, squared_pred):
-    """A sum in fp16 is inf beyond 65504, and products rounded to half are off by 1e-3."""
+    """Sums over half inputs must be exact to fp32: in fp16 they are inf beyond 65504, and products rounded to half are
+    off by 1e-3."""
     x = torch.rand(1, 1, 2048, 2048, generator=torch.Generator().manual_seed(0)).to(dtype).to(DEVICE)
     y = (torch.rand(1, 1, 2048, 2048, generator=torch.Generator().manual_seed(1)).to(DEVICE) + x).div(2).to(dtype)
     power = 2 if squared_pred else 1
@@ -166,7 +167,8 @@ def test_sums_of_2048_x_2048_in_half_are_exact_to_fp32(route, dtype, squared_pre
 @pytest.mark.parametrize("pixels", [(1,), (31,), (33,), (8191,), (90, 91)], ids=str)
 @pytest.mark.parametrize("special", [None, 3e38, 1e-39, INF, -INF, NAN])
 def test_bf16_to_its_last_digit(route, pixels, special):
-    """bf16 is read in words of two and added in pairs: odd lengths; values beyond fp32, subnormal or not finite."""
+    """Kernels read bf16 in words of two and add in pairs: odd lengths, and values that are huge, subnormal, inf or NaN,
+    must not change a result."""
     x, index = images(2, 3, *pixels, dtype=torch.bfloat16)
     soft = x.flip(0).contiguous()
     if special is not None:
@@ -195,7 +197,8 @@ def test_bf16_to_its_last_digit(route, pixels, special):
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("special", [None, 1e200, INF, -INF, NAN])
 def test_sums_by_indices_are_those_of_their_definition(dtype, squared, special):
-    """Lengths around a register's and a tile's; a special value in its own class or in another."""
+    """Sums equal the definition's at lengths around a register's and a tile's, with a special value in a pixel's own
+    class or in another."""
     for pixels in (1, 15, 16, 17, 40, 8192, 8201):
         x, index = images(1, 3, pixels, dtype=dtype)
         for ignored in (None, 1):
@@ -209,7 +212,7 @@ def test_sums_by_indices_are_those_of_their_definition(dtype, squared, special):
                 torch.testing.assert_close(got, want, rtol=tolerance, atol=0, equal_nan=True)
 
 
-# ---- what does not exist
+# ---- pixels and regions that are left out
 
 
 @each_route
@@ -303,13 +306,13 @@ def test_a_region_without_a_pixel_counts_for_nothing(route, name):
     assert none[1].isnan().all() and torch.equal(none[::2], on(route, name)(x[::2], index[::2], reduction="none"))
     with pytest.raises(ValueError, match=f'^{name}: empty="raise": nothing is kept for 2 of 6 results'):
         on(route, name)(x, index, mask=keep, reduction="none", empty="raise")
-    on(route, name)(x, index, mask=keep, empty="raise")  # (the mean over all regions keeps something)
+    on(route, name)(x, index, mask=keep, empty="raise")  # no error: the mean over all regions keeps some
 
 
 @each_route
 @each_loss
 def test_a_mask_of_pixels_is_one_of_all_classes(route, name):
-    """Also with as many images as classes, where broadcasting alone would take images for classes."""
+    """A mask (N, *spatial) applies to all classes, also where N = C and broadcasting would read its N as classes."""
     x, index = images(3, 3, 4, 5)
     keep = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.6
     want = on(route, name)(x, index, mask=keep.unsqueeze(1).expand(3, 3, 4, 5).clone())
@@ -441,7 +444,8 @@ def test_modules(name):
 
 @each_route
 def test_a_perfect_region_has_no_power(route):
-    """The loss 0 may round to -1e-17, and a root has an infinite slope at 0: neither must make a NaN."""
+    """With gamma, loss^gamma of a perfect region is 0 with gradient 0: not NaN, though the loss may round to -1e-17 and
+    the power has an infinite slope at 0 for gamma < 1."""
     x = torch.eye(3, device=DEVICE)[:, :, None].clone().requires_grad_()
     for gamma in (0.5, 0.75, 3.0):
         loss = on(route, "tversky_loss")(x, x.detach(), alpha=0.3, beta=0.7, gamma=gamma)

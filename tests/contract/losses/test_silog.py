@@ -62,7 +62,8 @@ def test_a_perfect_prediction_has_loss_0_and_gradient_0(route, dtype, variance_f
 
 @pytest.mark.parametrize("scale", [1 + 2**-10, 1000.0])
 def test_nothing_cancels(scale):
-    """With variance_focus=1 the loss is a variance: E[g^2] - E[g]^2 would cancel to nothing beside a large scale."""
+    """With variance_focus=1 the loss is the root of the variance of g = log(input / target), which must not be computed
+    as E[g^2] - E[g]^2: that cancels where E[g], the log of the scale, is large."""
     y = depths(100_000, dtype=torch.float64)
     x = y * scale * (1 + 1e-3 * torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2)).to(y))
     x, y = x.float(), y.float()

@@ -1,5 +1,5 @@
-"""Some losses are bound by memory: their contiguous inputs are read where they are stored. Strided inputs, and all
-inputs of the other losses, pass through buffers. Both ways give the same numbers."""
+"""CPU kernels read contiguous inputs of losses bound by memory where they are stored. Strided inputs, and inputs of
+all other losses, pass through buffers. Both ways must give the same numbers."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LENGTHS = [1025, 1087, 1088, 2048, 33000, 140_001]  # past one chunk, around a b
 
 
 def operands(name, n, dtype, finite=True):
-    """Contiguous vectors that do not start at their storage's begin. Unless `finite`, one element is NaN, one inf."""
+    """Yields contiguous vectors of n elements, at element 1 of their storage. Not finite: with one NaN and one inf."""
     generator = torch.Generator().manual_seed(n)
     for bring in registry[name].domain:
         x = bring(torch.randn(n + 1, generator=generator))
@@ -50,12 +50,13 @@ def test_the_numbers_of_the_buffers(name, dtype, n, masked):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_order_of_the_additions_is_the_same_for_every_instruction_set(dtype):
-    """64 lanes of 16 additions each: in fp32 a lane that starts with 2^25 loses the 15 ones that follow."""
+    """The sum must use 64 lanes of 16 elements for each chunk of 1024: in fp32, a lane that starts with 2^25 loses the
+    ones that follow, and 2^25 + 1 - 2^25 shows how many elements a lane has."""
     x, y = torch.zeros(2048, dtype=dtype), torch.ones(2048, dtype=dtype)
     x[:1024:64] = 1
     x[0], x[1024] = 2**25, -(2**25)
     assert safeops.hinge_embedding_loss(x, y, reduction="sum") == 0
-    # (the buffers add in another order, which shows that the line above tests the order)
+    # Buffers add in another order and give another sum: the assertion above does test the order.
     assert safeops.hinge_embedding_loss(strided(x), y, reduction="sum") > 0
 
 
@@ -77,7 +78,7 @@ def test_threads_do_not_change_a_bit(name):
 
 @pytest.mark.parametrize("name", names(PointwiseLoss))
 def test_one_number_for_all_or_a_gradient_for_each(name):
-    """An expanded upstream gradient is read as one number, a full one through the buffers: same bits."""
+    """An upstream gradient gives the same bits expanded (read as one number) and full (read through buffers)."""
     tensors = [x.requires_grad_() for x in operands(name, 2000, torch.bfloat16)]
     loss = getattr(safeops, name)(*tensors, reduction="none")
     one = torch.full((), 0.75, dtype=loss.dtype).expand_as(loss)

@@ -41,7 +41,7 @@ def test_the_gradient_of_a_variance_far_from_zero(route):
     wide = x.detach().double().requires_grad_()
     for name, plain in (("masked_var", wide.var(1)), ("masked_std", wide.std(1))):
         got, want = grad_of(on(route, name)(x, dim=1).sum(), x), grad_of(plain.sum(), wide)
-        # x is rounded by up to 3e-5 of its deviation; the arithmetic adds far less.
+        # `want` is of the rounded x. (Rounding x moves it by up to 3e-5 of its deviation: far more than this bound.)
         assert float((got.double() - want).abs().max() / want.abs().max()) < 1e-6
 
 
@@ -57,11 +57,12 @@ def _truth(x, weight, dim, correction=0):
                                                (torch.float64, 1e8, 1e-20)])  # fmt: skip
 @pytest.mark.parametrize("shape, dim", [((3, 1), 0), ((32,), 0), ((7, 33), 1), ((300, 5), 0), ((3, 5000), 1)])
 def test_an_element_far_away_of_little_weight(route, place, dtype, far, light, shape, dim):
-    """Such an element must not become the pivot: the others' differences from it would cancel."""
+    """An outlier of little weight must not become the pivot that all elements are subtracted from: the differences of
+    the other elements would lose their digits."""
     torch.manual_seed(0)
     x, weight = torch.randn(shape, dtype=dtype), torch.ones(shape, dtype=dtype)
     x.select(dim, place).fill_(far), weight.select(dim, place).fill_(light)
-    if shape[dim] > 2000:  # (the whole first chunk of a row)
+    if shape[dim] > 2000:  # the row's first chunk has only such elements
         x[:, :1024], weight[:, :1024] = far, light
     x, weight = x.to(DEVICE).requires_grad_(), weight.to(DEVICE)
     wide = x.detach().double().requires_grad_()
@@ -76,7 +77,7 @@ def test_an_element_far_away_of_little_weight(route, place, dtype, far, light, s
 @pytest.mark.parametrize("size", [1e25, 1e-25])
 @pytest.mark.parametrize("shape", [(40,), (5000, 3), (2, 3000)])
 def test_a_mean_whose_square_leaves_the_range(route, size, shape):
-    """A huge first element as pivot: the others deviate from it by as much, and squares of that leave the range."""
+    """The squares must neither overflow nor vanish where a first element of 1e25 or 1e-25, the pivot, is far away."""
     x = torch.zeros(shape)
     dim = 0 if len(shape) == 2 and shape[0] > 2 else -1
     x.select(dim, 0).fill_(size), x.select(dim, 1).fill_(-size / 2)
@@ -105,7 +106,7 @@ def test_equal_elements_have_a_deviation_of_exactly_zero(route, weighted, value)
 @pytest.mark.parametrize("by", ["mask", "weight", "both"])
 @pytest.mark.parametrize("length", [100, 1000, 4000])
 def test_equal_elements_among_others_that_are_masked_out(route, length, by):
-    """A second pass, from another pivot, must read the same elements as the first: masked ones would show."""
+    """Equal kept elements have variance 0: a second pass, with another pivot, must skip the masked elements too."""
     torch.manual_seed(0)
     keep = torch.rand(3, length, device=DEVICE) < 0.5
     keep[:, 0], keep[:, 1] = False, True
@@ -169,7 +170,8 @@ def test_too_little_for_the_correction_follows_the_policy(route, name, empty, wa
 @pytest.mark.parametrize("name", ["masked_var", "masked_std"])
 @pytest.mark.parametrize("upstream", [NAN, INF])
 def test_no_upstream_gradient_reaches_what_has_no_slope(route, name, upstream):
-    """Rows of one kept element, of none and, for the root, of equal ones, have gradient 0; along and across memory."""
+    """An upstream gradient of NaN or inf gives gradient 0 to rows with one kept element or none and, for masked_std, to
+    rows of equal elements; rows are contiguous or strided."""
     masks = [[True, False, False, False], [False] * 4] + [[True] * 4] * (name == "masked_std")
     for mask in (tensor([m], torch.bool) for m in masks):
         for rows in (1, 3, 300):
@@ -200,7 +202,7 @@ def test_logsumexp_of_anything(route, dtype):
 @each_route
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pytorch_49724_logsumexp_of_inf(route, dtype):
-    """The infinite elements share the gradient in proportion to their weights."""
+    """Where elements are inf, they must share the gradient in proportion to their weights, not make it NaN."""
     f = on(route, "masked_logsumexp")
     for length in (0, 500):
         more = tensor([-INF, 3.0] * length, dtype)
@@ -218,7 +220,7 @@ def test_pytorch_49724_logsumexp_of_inf(route, dtype):
 @each_route
 @pytest.mark.parametrize("dtype, size", [(torch.float32, 1e17), (torch.float32, 1e30), (torch.float64, 1e17)])
 def test_the_gradient_of_a_large_logsumexp(route, dtype, size):
-    """The value rounds log 4 away, but each of the four equal elements gets a fourth of the gradient."""
+    """Each of four equal elements gets a fourth of the gradient, although x + log 4 rounds to x."""
     for shape, dim in (((4,), None), ((4, 40), 0), ((40, 4), 1)):
         x = torch.full(shape, size, dtype=dtype, device=DEVICE).requires_grad_()
         got = grad_of(on(route, "masked_logsumexp")(x, dim=dim).sum(), x)
@@ -227,13 +229,13 @@ def test_the_gradient_of_a_large_logsumexp(route, dtype, size):
         assert not torch.allclose(plain, torch.full_like(plain, 0.25), rtol=0.1)
 
 
-# ---- the backward that all of them share
+# ---- the raw backward op that these reductions share
 
 
 @pytest.mark.parametrize("kind", [LINEAR, EQUAL, EXP, SIGN, EXTREME])
 @pytest.mark.parametrize("upstream", [NAN, INF])
 def test_a_scale_of_zero_is_selected(kind, upstream):
-    """Where the scale is 0 the gradient is 0 for any upstream, in the kernel and in the definition without one."""
+    """Where a result's scale is 0 its gradient is 0, also under NaN or inf upstream, in kernel and definition."""
     x, origin, scale = tensor([[0.5, -2.0], [0.5, 1.0]]), tensor([0.5, 1.0]).double(), tensor([0.0, 0.5]).double()
     arguments = tensor([upstream, 2.0]), x, origin, scale, None, None, kind, [1]
     ours, plain = torch.ops.safeops._statistic_backward(*arguments), define_backward(*arguments)

@@ -68,7 +68,7 @@ def test_on_a_gpu_the_definition_has_that_range_too(gpu):  # noqa: F811
 
 
 def factors_leave_the_range(norm, dtype, device):
-    """x / norm is of size 1 for any x; its product with an upstream of 1e30 fits, 1 / norm times 1e30 does not."""
+    """Asserts that the gradient upstream * (x / norm) is right where upstream / norm leaves the dtype's range."""
     size = 1e-30 if dtype == torch.float32 else 1e-200
     x = torch.tensor([3 * size, 4 * size] * 20, dtype=dtype, device=device, requires_grad=True)
     for upstream in (1.0, 1e30, 1e-30):
@@ -81,11 +81,11 @@ def factors_leave_the_range(norm, dtype, device):
 @pytest.mark.parametrize("upstream", [1.0, 1e300, 1e-300])
 @pytest.mark.parametrize("size", [1e-309, 1e-318, 1e-200, 4e307])
 def test_norms_at_the_ends_of_fp64(route, upstream, size):
-    """Where 1 / norm, or the norm itself, overflows fp64, the gradient x / norm is of size 1."""
+    """The gradient x / norm, of size 1, is right also where 1 / norm or the norm itself overflows fp64."""
     if route == "composite" and not 1e-309 <= upstream * size <= 1e308:
-        return  # the chain rule multiplies by the norm on the way
+        return  # the composite's chain rule multiplies upstream by x
     x = tensor([3 * size, 4 * size], torch.float64).requires_grad_()
-    unit = x.detach() / tensor(size, torch.float64)  # (a tensor: for a number, CUDA multiplies by its reciprocal, inf)
+    unit = x.detach() / tensor(size, torch.float64)  # by a tensor: CUDA multiplies by a number's reciprocal, inf
     norm = unit.norm()
     wanted = {
         "safe_norm": unit / norm,
@@ -141,7 +141,7 @@ def test_a_gradient_that_is_not_finite_stays_with_the_extreme(route, name, ord):
 @each_route
 @pytest.mark.parametrize("ord", [INF, -INF, 1, 2, -1])
 def test_a_norm_that_does_not_fit_half_saturates_beside_an_infinity_too(route, ord):
-    """A finite norm beyond half saturates, also if an element is inf, which ord -inf and -1 turn into nothing."""
+    """A finite norm beyond half saturates, also beside an inf element, which a norm of ord -inf or -1 ignores."""
     half = torch.float16
     x = tensor([[1e5, 2e5], [-INF, 2e5], [-INF, INF]], torch.float32)
     value = on(route, "safe_norm")(x, dim=1, ord=ord, dtype=half)
@@ -179,7 +179,7 @@ def test_safe_norm_saturates_where_the_norm_does_not_fit(route, ord):
             assert fits or (dx[:, 0] == 0).all()
             assert (dx[2, 1] > 0) and dx.isfinite().all()
             x = x.detach().index_fill(0, tensor([1], torch.long), INF)
-            assert on(route, "safe_norm")(x, dim=dim, ord=ord, dtype=out).isinf().all()  # a kept inf shows
+            assert on(route, "safe_norm")(x, dim=dim, ord=ord, dtype=out).isinf().all()  # inf: no saturation
 
 
 @each_route

@@ -35,7 +35,7 @@ def test_transformers_25938_mean_of_many_half_terms():
     torch.manual_seed(0)
     x = torch.randn(121_445, device=DEVICE).mul(3).half()
     terms = F.softplus(x.float()).half()
-    assert (terms * torch.ones_like(terms)).cumsum(0)[-1].isinf()  # (a sum in half)
+    assert (terms * torch.ones_like(terms)).cumsum(0)[-1].isinf()  # torch's sum in half overflows
     want = terms.double().mean()
     assert abs(safeops.masked_mean(terms).double() / want - 1) < 1e-6
     assert abs(safeops.l1_loss(terms, torch.zeros_like(terms)).double() / want - 1) < 1e-6
@@ -128,12 +128,13 @@ def test_pytorch_37154_distance_of_equal_rows():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_perceptual_similarity_69_monai_8412_zero_feature_vector(dtype):
-    """Channels are divided by their norm, which is 0 for a pixel without features: the gradient must not be NaN."""
+    """The gradient must not be NaN where channels are divided by their norm, which is 0 for a pixel without
+    features."""
     features = leaf([[0.0, 3.0], [0.0, 4.0]], dtype)  # (C, pixels)
     plain = features / (features.square().sum(0, keepdim=True).sqrt() + 1e-10)
     assert grad_of(plain.sum(), features)[:, 0].isnan().all()
     if dtype == torch.float16:
-        assert plain[:, 0].isnan().all()  # (1e-10 rounds to 0 in half)
+        assert plain[:, 0].isnan().all()  # the usual eps, 1e-10, rounds to 0 in half
     norm = safeops.safe_norm(features, 0, keepdim=True)
     ours = safeops.safe_div(features, norm, dtype=torch.float32)
     assert equal(ours, [[0, 0.6], [0, 0.8]])
@@ -200,7 +201,7 @@ def test_boolean_indexing_synchronises_and_a_statistic_does_not(name):
 
 
 def test_counts_are_exact_beyond_2_to_the_24():
-    """A count in fp32 stops at 2**24. (The operand is expanded and needs no memory.)"""
+    """Counts must not be fp32, where 2**24 + 1 is 2**24. (The operand is expanded and needs no memory.)"""
     n = 2**24 + 3
     x = torch.ones((), dtype=torch.float16, device=DEVICE).expand(n)
     sequential = torch.tensor(2.0**24) + 1
@@ -226,7 +227,7 @@ def test_counts_are_exact_beyond_2_to_the_24_and_in_every_group():
 @pytest.mark.parametrize("columns", [1, 3, 8, 16, 64, 300, 1100])
 @pytest.mark.parametrize("rows", [255, 256, 500, 1021, 5000])
 def test_counters_of_a_byte_are_emptied_in_time(route, rows, columns):
-    """Kernels count in bytes, which they must add up before they overflow: a mean of ones shows a lost count."""
+    """Kernels count in bytes, which must be added up before 255 overflows: a mean of ones would show a lost count."""
     if rows * columns > 2**20:
         pytest.skip("more of the same")
     x = torch.ones(rows, columns, device=DEVICE)

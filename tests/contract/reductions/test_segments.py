@@ -28,7 +28,7 @@ def random(*shape, seed=0, dtype=torch.float32):
 @each_route
 @pytest.mark.parametrize("shape", [(1000,), (700, 3), (300, 40), (90, 1500), (40, 5000), (200, 2, 3)])
 def test_any_width(name, route, shape):
-    """Sequences that are empty, shorter than a chunk, or of several slices; columns from below a register upwards."""
+    """Results are right for empty, short and long sequences and for any number of columns."""
     x, rows = random(*shape), shape[0]
     bounds = cu(0, 1, 1, rows // 3, rows, rows)
     mask = random(*shape, seed=1) > -1
@@ -96,7 +96,7 @@ def test_layouts_of_bounds_and_ids(name):
 
 @each_route
 def test_long_sequences_are_added_up_exactly(route):
-    """Sums in order would be off by 1e-3 in fp32, and counts in fp32 would stop at 2^24."""
+    """Long sequences must not be summed one by one in fp32 (off by 1e-3), nor counted in fp32 (stuck at 2^24)."""
     x = torch.full((1 << 21, 1), 0.1, device=DEVICE)
     value = on(route, "segment_sum")(x, cu_seqlens=cu(0, 7, 1 << 21))
     want = x.double()[7:].sum(0)
@@ -115,7 +115,7 @@ def test_half_is_summed_in_fp32(route):
 @each_op
 @each_route
 def test_a_nan_stays_in_its_sequence(name, route):
-    """A difference of two cumulative sums would spread a NaN over all later sequences."""
+    """A NaN must stay in its sequence: as differences of cumulative sums, all later sequences would be NaN."""
     x = t(1.0, NAN, 3.0, INF, 5.0, 6.0)
     value = on(route, name)(x, cu_seqlens=cu(0, 1, 3, 4, 6))
     assert value[0] == 1 and value[1].isnan() and value[2] == INF and value[3].isfinite()
@@ -162,7 +162,8 @@ def test_weights(route):
 
 @each_op
 def test_wrong_bounds_are_refused_before_any_work(name):
-    """The raw op refuses them, too. (Where nobody may wait for a device, bounds are clamped: see below.)"""
+    """Wrong bounds must be an error, also of the raw op. (Where a check would wait for a GPU, bounds are clamped
+    instead.)"""
     function, x = getattr(safeops, name), random(4, 2)
     wrong = {
         (1, 4): "must start at 0, got 1",
@@ -221,7 +222,8 @@ def test_what_no_host_refuses_is_reported():
 
 @each_op
 def test_what_is_saved(name):
-    """Saved are a few numbers per sequence, and bounds or ids, but not the ids' order. segment_max saves its input."""
+    """Backward's saved tensors are a few numbers per sequence, and bounds or ids, but not the ids' sorted order;
+    segment_max also saves its input."""
     kept = []
     x = random(1000, 4).requires_grad_()
     ids = torch.arange(1000, device=DEVICE) // 100
@@ -243,7 +245,7 @@ def test_compiled_with_ids(name):
 
 
 def test_every_derivative():
-    """First and second derivatives, to input and weight, for both ways to name sequences."""
+    """First and second derivatives, to input and weight, are right for sequences given by bounds and by ids."""
     x, w = random(7, 2, dtype=torch.float64).requires_grad_(), (random(7, 1, seed=1, dtype=torch.float64).abs() + 0.5)
     ways = {"cu_seqlens": cu(0, 3, 3, 7)}, {"segment_ids": cu(0, 2, 0, 2, 2, 0, 2), "num_segments": 3}
     for name, rows in itertools.product(NAMES, ways):

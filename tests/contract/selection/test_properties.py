@@ -19,7 +19,7 @@ from tests.ops import definitions
 
 HURTS = torch.tensor([*POOL, math.nan, math.inf, -math.inf], dtype=torch.float64)
 FILLS = [0, 0, -1, 7, 1e9, -1e30, math.inf]
-# (torch can neither index nor assign these dtypes: the definition gets their bits in a signed dtype)
+# torch can neither index nor assign unsigned dtypes: the definition gets their bits in a signed dtype.
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 INTEGERS = sorted((d for d in MOVABLE if not d.is_floating_point and not d.is_complex), key=str)
 dtypes = st.one_of(st.sampled_from(DTYPES), st.sampled_from([*INTEGERS, torch.complex64, torch.complex128]))
@@ -31,7 +31,7 @@ def signed(x):
 
 
 class Maker:
-    """Draws the tensors of one example: the contents by a seed, the layouts by hypothesis."""
+    """Draws the tensors of one example: torch's generator fills them, from a drawn seed; hypothesis draws layouts."""
 
     def __init__(self, data):
         self.draw = data.draw
@@ -56,7 +56,7 @@ class Maker:
         return self.laid(torch.rand(shape, generator=self.random) < keep)
 
     def narrowed(self, shape, fewer=False):
-        """A shape that broadcasts to `shape`. fewer: it may lack leading dims."""
+        """Returns a shape that broadcasts to `shape`. fewer: leading dims may be missing."""
         start = self.draw(st.integers(0, len(shape))) if fewer else 0
         return tuple(1 if self.draw(st.integers(0, 3)) == 0 else n for n in shape[start:])
 
@@ -69,7 +69,7 @@ class Maker:
 
 
 def fits(fill, dtype):
-    """`fill` saturated to the range of the dtype."""
+    """Returns the number `fill` saturated to the range of the dtype."""
     if dtype == torch.bool:
         return bool(fill)
     if dtype.is_floating_point or dtype.is_complex:
@@ -82,7 +82,7 @@ def fits(fill, dtype):
 
 def assert_moved(what, got, want):
     got, want = (torch.view_as_real(t) if t.is_complex() else signed(t) for t in (got, want))
-    if got.is_floating_point():  # (NaN loses its bits in a wider dtype)
+    if got.is_floating_point():  # the bits of a NaN are not compared
         got, want = (torch.where(t.isnan(), math.nan, t) for t in (got, want))
     assert_same_bits(what, got, want, "not what was selected")
 
@@ -107,7 +107,7 @@ def judge(route, name, sample, maker):
     got = run(op, sample, upstream)
     subject = Subject(op, definition, (sample,), dtype_rule="input", device=DEVICE)
     truth = subject.truth(sample, got.upstream)
-    truth.terms = 0.0, subject.truth(sample, [got.upstream[0].abs()]).grads  # sums over duplicates and broadcast dims
+    truth.terms = 0.0, subject.truth(sample, [got.upstream[0].abs()]).grads  # sum |terms|: gradients may be sums
     assert_right(sample, [(what, t) for what, t in got if what.startswith("gradient")], truth)
     if "fill_value" in kwargs:
         ones = torch.ones_like(sample.args[0], dtype=torch.bool)
@@ -166,7 +166,7 @@ def test_masked_scatter(route, data):
 def test_safe_gather(route, data):
     make, shape = Maker(data), data.draw(SHAPES)
     dim = data.draw(st.integers(-max(len(shape), 1), max(len(shape), 1) - 1))
-    picked = [data.draw(st.integers(n // 2, n)) for n in shape]  # index may be smaller than the input beside dim
+    picked = [data.draw(st.integers(n // 2, n)) for n in shape]  # index may be smaller than x but for dim
     if shape:
         picked[dim] = data.draw(st.sampled_from([0, 1, 3, 17, 100]))
         picked[dim] = picked[dim] if math.prod(picked) < 40_000 else 1

@@ -47,7 +47,7 @@ def test_boolean_assignment_synchronises_and_wants_the_exact_count(source):
     with pytest.raises((AssertionError, RuntimeError), match="synchroni|shape mismatch"):
         with no_synchronisation(DEVICE):
             x.clone()[keep] = torch.cat([source, source])[:2]
-    if ON_CPU and len(source) < 2:  # (on CUDA: a device assert)
+    if ON_CPU and len(source) < 2:  # on CUDA: a device assert
         with pytest.raises(RuntimeError, match="Number of elements of source"):
             x.masked_scatter(keep, source)
     safeops.masked_scatter(x, keep, source)
@@ -60,7 +60,7 @@ def test_boolean_assignment_synchronises_and_wants_the_exact_count(source):
 
 
 def test_a_size_that_depends_on_data_has_no_fake_result():
-    """A fixed capacity gives meta tensors a shape, which torch.export and a CUDA graph need."""
+    """torch has no fake result where a size depends on data; our fixed capacity gives torch.export a shape."""
     meta = torch.empty(5, 3, device="meta")
     with pytest.raises(NotImplementedError):
         meta[meta > 0]
@@ -78,7 +78,7 @@ def test_a_size_that_depends_on_data_breaks_the_graph():
     x, keep = leaf([1.0, math.nan, 3.0]), flags(True, False, True)
     plain = torch._dynamo.explain(lambda x, keep: x[keep].square().sum())(x, keep)
     assert plain.graph_break_count == 1 and "nonzero" in str(plain.break_reasons[0].reason)
-    with pytest.raises(torch._dynamo.exc.UserError, match="data-dependent"):  # (a whole graph has no size to use)
+    with pytest.raises(torch._dynamo.exc.UserError, match="data-dependent"):  # in a whole graph the size is unknown
         torch.compile(lambda x, keep: x[keep].chunk(2)[0].sum(), backend="eager", fullgraph=True)(x, keep)
     ours = torch.compile(lambda x, keep: packed(x, keep)[0].chunk(2)[0].sum(), backend="aot_eager", fullgraph=True)
     loss = ours(x, keep)
@@ -107,8 +107,8 @@ def test_an_overflow_is_told_by_the_count_and_writes_nothing_else():
 # ---- more elements than an int32 counts
 
 
-# Masks and inputs are expanded, or only a few of their elements are read. Results with as many elements
-# (masked_scatter's, a gradient) are not tested: they take half a minute, in the same loops.
+# Masks and inputs are expanded, or only a few of their elements are read. Results with more than 2^31 elements
+# (masked_scatter's, gradients) are not tested: each takes half a minute, in the loops that other results use.
 LARGE = pytest.mark.skipif(not KERNELS, reason="the composite would need 16 GiB")
 
 
@@ -146,7 +146,7 @@ def test_fla_1080_offsets_beyond_2_to_the_31():
 
 
 def picks(x, index, dim=0):
-    """Yields both indexed ops on a matrix, for the same rows."""
+    """Yields the rows `index` of a matrix, picked by each of the two indexed ops."""
     yield safeops.safe_index_select(x, dim, index)
     yield safeops.safe_gather(x, dim, index[:, None].expand(-1, x.shape[1]))
 
@@ -173,7 +173,8 @@ def test_pytorch_88096_55516_duplicates_are_deterministic(dtype, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(20, 3000), (7, 257, 100), (3, 5, 6000), (1, 40, 1025)])
 def test_gradients_beside_many_columns(dtype, shape):
-    """Sums of many columns exceed the cache; dtypes to convert, and strided gradients, pass through a buffer."""
+    """Gradients of duplicate rows are right for more columns than the cache holds, and for dtypes and strides that pass
+    through a buffer."""
     dim = len(shape) - 2
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(shape[dim], (9, *shape[1:]) if dim == 0 else shape, generator=generator)
@@ -188,7 +189,7 @@ def test_gradients_beside_many_columns(dtype, shape):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_gradients_of_duplicates_add_up_in_fp32(dtype):
-    """4096 gradients of 1 for one row: a sum in half stops where adding 1 no longer changes it."""
+    """4096 gradients of 1 for one row must add up to 4096: a sum in half stops where adding 1 no longer changes it."""
     x, index = torch.zeros(3, 16, dtype=dtype, device=DEVICE, requires_grad=True), integers(*[0] * 4096)
     stops = 2.0 / torch.finfo(dtype).eps
     if ON_CPU:
@@ -223,7 +224,7 @@ def test_a_gradient_that_overflows_half_is_inf():
 @pytest.mark.parametrize("bad", [-1, -100, 3, 255, 2**31, -(2**63)])
 def test_pytorch_1204_15508_an_index_out_of_range(bad):
     x, index = leaf([[1.0], [2.0], [3.0]]), integers(2, bad, 0)
-    if ON_CPU:  # (on CUDA it ends the process's use of the device)
+    if ON_CPU:  # on CUDA torch's assert makes the device unusable
         for plain in (lambda: x.index_select(0, index), lambda: x.gather(0, index[:, None])):
             with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
                 plain()

@@ -10,7 +10,7 @@ from tests.contract.common import DEVICE, on, t
 
 @pytest.mark.parametrize("length", [70_000, 20_000, 5_000])
 def test_rows_longer_than_a_block(length):
-    """A row is shared by several threads, or a thread has several rows: values and gradients equal torch's."""
+    """Values and gradients equal torch's where several threads share a row and where a thread has several rows."""
     x = torch.randn(7, length, device=DEVICE)
     rows = t(True, False, True, True, False, True, False, dtype=torch.bool)
     at, g = rows.nonzero().squeeze(1), torch.randn(4, length, device=DEVICE)
@@ -40,7 +40,7 @@ WIDTHS = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
 @pytest.mark.parametrize("columns", [2, 3, 8, 31, 32])
 def test_many_short_lines(dtype, columns):
-    """One loop takes several lines: chunks end in the middle of a line, and some indices are out of range."""
+    """Results are right where one loop takes several short lines, a chunk ends inside a line, and indices are stray."""
     x = torch.arange(1500 * columns, device=DEVICE).reshape(1500, columns).to(dtype)
     index = torch.randint(-1, columns + 1, (1500, columns), device=DEVICE)
     inside = (index >= 0) & (index < columns)
@@ -56,9 +56,7 @@ def test_many_short_lines(dtype, columns):
                 zeros = torch.zeros(x.shape, dtype=torch.float64, device=DEVICE)
                 place, added = torch.where(ok, i, 0).long(), torch.where(ok, g, 0).double()
                 summed, sizes = (zeros.scatter_add(1, place, x) for x in (added, added.abs()))
-                assert (
-                    (dx - summed).abs() <= 4 * 2**-24 * sizes
-                ).all()  # (up to nine summands, added in fp32 on a GPU)
+                assert ((dx - summed).abs() <= 4 * 2**-24 * sizes).all()  # fp32 sums of up to nine terms on a GPU
 
 
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)

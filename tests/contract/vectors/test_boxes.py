@@ -1,4 +1,4 @@
-"""box_iou_loss: its four formulas at any scale; boxes that are equal, empty, upside down or not finite."""
+"""box_iou_loss: its four kinds at any scale; boxes that are equal, empty, upside down or not finite."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def truth(x, y, kind):
      (torch.bfloat16, 1e20)],
 )  # fmt: skip
 def test_the_formula_at_any_size(route, kind, dtype, size):
-    """Areas overflow (4,000 x 4,000 pixels in fp16, 1e20 x 1e20 in fp32); loss and gradient must not."""
+    """Loss and gradient must be right where areas overflow: 4,000 x 4,000 pixels in fp16, 1e20 x 1e20 in fp32."""
     x, y = boxes(300, 1, dtype, size), boxes(300, 2, dtype, size)
     results, wanted = outcome(route, x, y, kind), truth(x, y, kind)
     assert results[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -61,13 +61,14 @@ def test_equal_boxes_have_loss_0_and_gradient_0(route, kind, dtype):
     x = boxes(300, 1, dtype, 4000.0)
     loss, *slopes = outcome(route, x, x.clone(), kind)
     assert not loss.any()
-    for slope in slopes:  # (autograd's gradient of giou has rounding errors)
+    for slope in slopes:  # exactly 0, but for the rounding of autograd's giou
         assert not slope.any() if route == "kernel" else (slope.abs() * 4000 < 1).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty_boxes_have_finite_values(route, kind):
-    """A point and itself; a point in a box; a line and itself; a line across a box; two lines that cross."""
+    """Loss and slopes are finite for a point and itself, a point in a box, a line and itself, a line across a box, and
+    two lines that cross."""
     x = t([2, 2, 2, 2], [1, 1, 1, 1], [0, 1, 4, 1], [2, -1, 2, 3], [0, 1, 2, 1])
     y = t([2, 2, 2, 2], [0, 0, 2, 2], [0, 1, 4, 1], [0, 0, 4, 4], [1, 0, 1, 2])
     loss, *slopes = outcome(route, x, y, kind)
@@ -75,12 +76,12 @@ def test_empty_boxes_have_finite_values(route, kind):
     assert loss[0] == loss[2] == 1 and not any(slope[0].any() for slope in slopes)
     torch.testing.assert_close(loss[:3], box_iou(x, y, kind)[:3])
     points, y = boxes(300, 1)[:, [0, 1, 0, 1]], boxes(300, 2)
-    for a, b in ((points, y), (y, points)):  # (points: their shape is exact)
+    for a, b in ((points, y), (y, points)):  # a point has no aspect ratio to round
         torch.testing.assert_close(outcome(route, a, b, kind)[0], box_iou(a.double(), b.double(), kind).float())
 
 
 def test_the_papers_numbers(route):
-    """Boxes that overlap by half, that touch, that are apart, with the values of the papers' formulas by hand."""
+    """The losses equal the papers' formulas, computed by hand, for boxes that overlap by half, touch, or lie apart."""
     x, y = t([0, 0, 2, 2], [0, 0, 1, 1], [0, 0, 1, 1]), t([1, 0, 2, 2], [1, 0, 2, 1], [3, 0, 4, 1])
     f = on(route, "box_iou_loss")
     torch.testing.assert_close(f(x, y, reduction="none"), torch.tensor([0.5, 1, 1], device=DEVICE))
@@ -94,7 +95,8 @@ def test_the_papers_numbers(route):
 
 
 def test_the_shape_of_a_box_beside_one_that_is_much_larger(route):
-    """The difference of the two aspect ratios does not cancel, for either box as input."""
+    """Beside a much larger box, the difference of the two aspect ratios must keep its digits, with either box as
+    input."""
     corners, sizes = torch.rand(2, 500, 2) * 100, torch.rand(2, 500, 2) * 500 + 50
     f = on(route, "box_iou_loss")
     for ratio in (1.0, 1e-2, 1e-4):
@@ -124,7 +126,8 @@ def test_what_is_not_a_number_shows_in_its_row_alone(route, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_boxes_upside_down_do_not_exist(route, kind, monkeypatch):
-    """On a CPU a kept one is an error and a masked one is ignored; where nobody may check, both are ignored."""
+    """On a CPU an upside-down box is an error if kept and left out if masked. Where a check would wait for a GPU, it is
+    always left out."""
     x, y = boxes(5, 1), boxes(5, 2)
     x[1], y[3] = x[1].flip(0), y[3].flip(0)
     x[4, 0] = NAN

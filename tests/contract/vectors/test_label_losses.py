@@ -59,7 +59,7 @@ def test_a_class_of_weight_0_does_not_exist_but_counts(route):
 
 
 def eager(query, key, negatives=None, temperature=0.1, reduction="mean"):
-    """The loss in plain torch, as users write it."""
+    """Computes the loss in plain torch, as users write it."""
     q, k = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
     if negatives is None:
         logits, target = q @ k.T, torch.arange(len(q), device=q.device)
@@ -90,7 +90,7 @@ def test_info_nce_loss_is_that_of_normalized_products(route, kind, reduction, dt
     for temperature in (0.07, 1.0, 30):
         ours = on(route, "info_nce_loss")(*tensors, temperature=temperature, reduction=reduction)
         theirs = eager(*tensors, temperature=temperature, reduction=reduction)
-        # the temperature divides a cosine, and so its rounding error relative to 1
+        # A cosine, of size 1, has a rounding error of eps; divided by the temperature, so is the error.
         allowed = 32 * torch.finfo(dtype).eps / min(temperature, 1)
         torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed * tensors[0].shape[0])
         got, want = (torch.autograd.grad(z.sum(), tensors) for z in (ours, theirs))
@@ -158,7 +158,7 @@ def test_zero_vectors_and_halves(route, kind):
     for d in torch.autograd.grad(loss.sum(), tensors):
         assert (d[1] == 0).all() and d.isfinite().all() and (d[0] != 0).any()
     for dtype in (torch.float16, torch.bfloat16):
-        # 300^2 overflows fp16, and a bf16 product is off by 1/256, which is then divided by the temperature
+        # 300^2 overflows fp16, and a bf16 product is off by 1/256, which the temperature 0.01 makes 0.39.
         large = [(x.detach() * 300).to(dtype) for x in tensors]
         got = on(route, "info_nce_loss")(*large, temperature=0.01, reduction="none")
         want = eager(*(x.double() for x in large), temperature=0.01, reduction="none")
@@ -197,7 +197,7 @@ def test_the_same_from_run_to_run():
     assert all(torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other))
 
 
-# ---- products of halves summed in fp32: a CPU has none, and fp32 products of the same halves stand in
+# ---- products of halves summed in fp32, as on CUDA; on a CPU the tests use fp32 products of the halves in their place
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_products_of_halves(of_halves, half, kind, near):
     exact = [x.detach().double().requires_grad_() for x in rounded]
     got, want = (safeops.info_nce_loss(*x, temperature=0.07, reduction="none") for x in (rounded, exact))
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-5)
-    up = torch.full_like(want, 2.0**10)  # (so that fp16 gradients are not subnormal)
+    up = torch.full_like(want, 2.0**10)  # fp16 gradients are then not subnormal
     for g, w in zip(torch.autograd.grad(got, rounded, up.float()), torch.autograd.grad(want, exact, up)):
         assert g.dtype == half and (g.double() - w).norm() < 0.5 * torch.finfo(half).eps * w.norm()
 
@@ -237,7 +237,7 @@ def test_slopes_of_halves_neither_vanish_nor_overflow(of_halves, half, scale):
         losses = [safeops.info_nce_loss(*x, temperature=temperature, reduction="sum") for x in (rounded, exact)]
         torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
     grads = []
-    for x in (rounded, exact):  # in fp32: half gradients would overflow fp16
+    for x in (rounded, exact):  # leaves in fp32, for half gradients would overflow fp16
         wide = [leaf.detach().to(torch.promote_types(torch.float32, leaf.dtype)).requires_grad_() for leaf in x]
         logits = _matmul.matmul(*wide, half if x is rounded else None)
         grads.append(torch.autograd.grad(logits, wide, scale * torch.sin(exact[0] @ exact[1].mT).to(logits.dtype)))
@@ -247,7 +247,7 @@ def test_slopes_of_halves_neither_vanish_nor_overflow(of_halves, half, scale):
 
 @each_half
 def test_derivatives_of_halves_by_every_route(of_halves, half):
-    """The derivatives, compiled, second, to a temperature and under a mask, are as exact as half allows."""
+    """Derivatives are as exact as half allows: compiled, second, to the temperature, and under a mask."""
     torch._dynamo.reset()
     keep = torch.arange(64, device=DEVICE) % 3 != 0
     tensors = [x.detach().to(half).requires_grad_() for x in operands("in the batch", n=64, length=32)]

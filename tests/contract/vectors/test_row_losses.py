@@ -18,9 +18,9 @@ NAN, INF = math.nan, math.inf
 NAMES = [n for n, record in RECORDS.items() if record.of_rows and not n.endswith(("_with_logits", "si_sdr_loss"))]
 KERNELS = all(registry[name].runs_on(DEVICE) for name in NAMES)
 each_loss = pytest.mark.parametrize("name", NAMES)
-OF_PAIRS = ("info_nce_loss", "supervised_contrastive_loss")  # (a row's loss depends on other rows)
+OF_PAIRS = ("info_nce_loss", "supervised_contrastive_loss")  # a row's loss depends on other rows
 each_of_single_rows = pytest.mark.parametrize("name", [name for name in NAMES if name not in OF_PAIRS])
-OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # (`weight` is per class)
+OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # `weight` is per class
 each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
@@ -91,8 +91,8 @@ def test_triplet_margin_loss_is_torchs(route, reduction, options):
 @pytest.mark.parametrize("shape", [(7, 1), (40, 20), (3, 300), (2, 9000), (1, 70_000), (3, 4, 33)], ids=str)
 @pytest.mark.parametrize("swap", [False, True])
 def test_triplet_margin_loss_of_sizes(route, shape, swap):
-    """Rows read whole, in pieces and in slices, along memory and across it. In the last row anchor and positive are
-    equal, or differ in one number, which shows that eps is added to all numbers."""
+    """Results are right for rows read whole, in pieces and in slices, contiguous and strided. In the last row anchor
+    and positive are equal, or differ in one number, which shows that eps is added to all numbers."""
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)):
         tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
         upstream = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)).to(DEVICE)
@@ -134,7 +134,8 @@ def test_multi_margin_loss_is_torchs(route, reduction, p, margin):
 @each_route
 @pytest.mark.parametrize("shape", [(7, 1), (600, 3), (3, 1024), (3, 1025), (2, 3000)], ids=str)
 def test_multi_margin_loss_of_sizes(route, shape):
-    """Lengths around those of one read; the class first, last, and in each piece; both layouts."""
+    """Results are right at lengths around that of one read, with the class first, last and in each piece, in both
+    layouts."""
     for dtype in (torch.float32, torch.bfloat16):
         x, target = operands("multi_margin_loss", *shape, dtype=dtype)
         target[0], target[-1] = 0, shape[1] - 1
@@ -175,7 +176,7 @@ def test_equal_and_zero_vectors_have_gradient_0(route):
     x = t(1.0, 2.0, 2.0).reshape(1, 3)
     anchor, positive, far = (y.clone().requires_grad_() for y in (x, x, x + 0.1))
     plain = torch.autograd.grad(F.triplet_margin_loss(anchor, positive, far), positive)[0]
-    assert (plain != 0).all()  # torch pushes equal vectors apart, along eps
+    assert (plain != 0).all()  # torch adds eps to the difference, so equal vectors have a slope
     loss = on(route, "triplet_margin_loss")(anchor, positive, far, eps=0.0)
     da, dp, _ = torch.autograd.grad(loss, (anchor, positive, far))
     assert (dp == 0).all() and da.isfinite().all()
@@ -237,7 +238,7 @@ def test_a_kept_nan_shows(route, name):
             tensors[i][1, 2] = NAN
         none = on(route, name)(*tensors, reduction="none")
         assert none.isnan().tolist() == [False, True, False] and on(route, name)(*tensors).isnan()
-        if name not in OF_CLASSES:  # their slopes are 0, 1 or the logit, even at NaN
+        if name not in OF_CLASSES:  # OF_CLASSES may have finite slopes at NaN
             assert torch.autograd.grad(none.sum(), tensors[i])[0][1].isnan().any()
 
 
@@ -270,7 +271,7 @@ def test_the_kernels_of_the_parts_run(name):
     _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(tensors)))
     part, *_ = registry[name].parts or [registry[name]]
     assert forward.count(f"safeops::_{part.name}") == (2 if name == "info_nce_loss" else 1)
-    one = name == "multilabel_soft_margin_loss"  # its mean over the classes is part of the row mean
+    one = name == "multilabel_soft_margin_loss"  # one op, which also means over the classes
     assert ("safeops::_masked_mean" in forward) != one and any(op.startswith("safeops") for op in backward)
     kernels = [op for op in forward + backward if op.startswith("safeops")]
     assert not one or kernels == [f"safeops::_{part.name}", f"safeops::_{part.name}_backward"]
@@ -367,7 +368,7 @@ def test_cosine_embedding_is_fp32_whatever_the_default_dtype(route, default):
 @pytest.mark.parametrize("masked", [False, True])
 def test_multi_margin_of_no_classes_has_none_for_a_row(masked):
     x, target = torch.zeros(3, 0, device=DEVICE), torch.ones(3, dtype=torch.int64, device=DEVICE)
-    if masked or DEVICE != "cpu":  # (a dropped row's class is not looked up)
+    if masked or DEVICE != "cpu":  # the class of a masked row is not checked
         mask = torch.zeros(3, dtype=torch.bool, device=DEVICE)
         assert safeops.multi_margin_loss(x, target, mask=mask) == 0
     else:

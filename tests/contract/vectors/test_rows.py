@@ -14,7 +14,8 @@ from tests.ops import RECORDS
 
 @each_route
 def test_perceptual_similarity_69_monai_8412_zero_feature_vector(route):
-    """LPIPS divides the channels of a pixel by their norm, which is 0 for a pixel without features."""
+    """The gradient must not be NaN where LPIPS divides the channels of a pixel by their norm, which is 0 for a pixel
+    without features."""
     normalize, cosine = on(route, "normalize"), on(route, "cosine_similarity")
     features = torch.zeros(1, 3, 1, 2, device=DEVICE)
     features[0, :, 0, 1] = torch.tensor([2.0, 3.0, 6.0])
@@ -67,10 +68,11 @@ def test_pylate_239_eps_below_half(route):
     def gradient(normalize, tokens=tokens):
         return torch.autograd.grad(normalize(tokens @ weight)[:, 0].float().sum(), weight)[0]
 
-    floor = torch.tensor(1e-8, dtype=torch.float16, device=DEVICE)  # rounds to 0
+    floor = torch.tensor(1e-8, dtype=torch.float16, device=DEVICE)  # the usual eps as half: 0
     assert gradient(lambda e: e / e.norm(dim=-1, keepdim=True).clamp(min=floor)).isnan().all()
     ours = gradient(lambda e: on(route, "normalize")(e, eps=1e-8))
-    # without the padding token: its gradient, 1 / F.normalize's eps = 1e12, would be inf in half, and inf * 0 is NaN
+    # The padding token is left out of `want`: there F.normalize's gradient is 1 / eps = 1e12, inf in half, and inf * 0
+    # is NaN.
     want = gradient(lambda e: F.normalize(e.float()), tokens[:1])
     assert torch.allclose(ours.float(), want.float(), atol=1e-4) and ours.any()
 
@@ -81,7 +83,7 @@ def test_a_fully_masked_row_of_attention(route):
     plain = scores.masked_fill(~keep, -math.inf).softmax(-1)
     assert plain[1].isnan().all()
     with_finite = scores.masked_fill(~keep, -1e9).softmax(-1)
-    assert equal(with_finite[1], [0.5, 0.5])  # masked classes get a share
+    assert equal(with_finite[1], [0.5, 0.5])  # a finite mask value gives masked classes a share
     ours = on(route, "masked_softmax")(scores, keep)
     assert equal(ours[1], [0, 0]) and torch.allclose(ours[0], torch.softmax(scores[0], -1))
     upstream = torch.tensor([[1.0, 0.0], [math.nan, math.inf]], device=DEVICE)
@@ -93,7 +95,7 @@ def test_a_fully_masked_row_of_attention(route):
 
 @each_route
 def test_what_is_kept_shows_as_in_torch(route):
-    """NaN, +inf and rows of -inf show as in torch, in the kept part of their row and nowhere else."""
+    """NaN, +inf or only -inf among a row's kept elements gives torch's NaN there, and changes no other element."""
     nan, inf = math.nan, math.inf
     x = torch.tensor(
         [[nan, 1, 2, 9], [inf, 1, 2, 9], [-inf, -inf, -inf, 9], [-inf, 1, 1, 9], [0, 0, 0, 9]], device=DEVICE
@@ -105,7 +107,7 @@ def test_what_is_kept_shows_as_in_torch(route):
     torch.testing.assert_close(ours[:, keep], plain, equal_nan=True)
     torch.testing.assert_close(log[:, keep], torch.log_softmax(x[:, keep], -1), equal_nan=True)
     assert (ours[:, ~keep] == 0).all() and (log[:, ~keep] == -inf).all()
-    for dim, laid in ((-1, x), (0, x.T.contiguous())):  # (without a mask; along and across memory)
+    for dim, laid in ((-1, x), (0, x.T.contiguous())):  # without a mask; rows contiguous, then strided
         torch.testing.assert_close(softmax(laid, dim=dim), torch.softmax(laid, dim), equal_nan=True)
 
 
@@ -117,7 +119,7 @@ def test_norms_neither_overflow_nor_vanish(route, length, size):
     unit = torch.randint(1, 8, (2, length), generator=g) * (torch.randint(0, 2, (2, length), generator=g) * 2 - 1) / 8
     x = (unit * size).to(DEVICE).requires_grad_()
     if size == 1e-30:
-        assert F.normalize(x, eps=0.0).isinf().any()  # the squares vanish
+        assert F.normalize(x, eps=0.0).isinf().any()  # the squares round to 0
     truth = x.detach().double()
     norm = truth.norm(dim=1, keepdim=True)
     for laid, dim in ((x, 1), (x.T.contiguous(), 0)):
@@ -126,7 +128,7 @@ def test_norms_neither_overflow_nor_vanish(route, length, size):
         torch.testing.assert_close(ours.double(), want, rtol=1e-5, atol=1e-9)
         first, second = (laid[:1], laid[1:]) if dim else (laid[:, :1], laid[:, 1:])
         value = on(route, "cosine_similarity")(first, second, dim, eps=0.0)
-        want = (truth[0] / norm[0] * (truth[1] / norm[1])).sum()  # quotients first: 1e-44 squared is 0
+        want = (truth[0] / norm[0] * (truth[1] / norm[1])).sum()  # divided before multiplied: products would round to 0
         torch.testing.assert_close(value[0].double(), want, rtol=1e-5, atol=1e-6)
         assert equal(on(route, "cosine_similarity")(first, first, dim, eps=0.0), [1])
 
@@ -158,7 +160,7 @@ def test_norms_beyond_the_largest_double(route, dim, copies):
         truth = F.normalize(wide, dim=dim) if name == "normalize" else F.cosine_similarity(wide, y, dim)
         torch.testing.assert_close(value, truth, rtol=1e-13, atol=1e-15)
         up = torch.randn_like(value)
-        scale = 2.0**1000  # keeps the gradient, of size 1 / most, normal
+        scale = 2.0**1000  # the gradient is of size scale / most, not subnormal
         (dx,) = torch.autograd.grad(value, leaf, up * scale)
         (want,) = torch.autograd.grad(truth, wide, up * (scale / most))
         torch.testing.assert_close(dx, want, rtol=1e-12, atol=1e-14 * float(want.abs().max()))
@@ -175,7 +177,7 @@ def test_cosines_stay_within_one(route):
 
 
 def test_masked_log_softmax_is_the_derivative_of_its_kept_part():
-    """Masked results are cut off behind the op, for gradcheck cannot take differences of -inf."""
+    """The gradient of the kept results is right. (Masked results, -inf, are removed: gradcheck would subtract them.)"""
     x = torch.randn(4, 6, dtype=torch.float64, device=DEVICE, requires_grad=True)
     keep = torch.rand(4, 6, device=DEVICE) < 0.6
     keep[0] = False
@@ -212,7 +214,7 @@ def test_a_row_without_values():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_norm_of_exactly_eps_is_divided_by_eps(route, dtype, create_graph):
-    """At |x| = eps, x / eps and x / |x| are equal but have different slopes: that of x / eps is taken."""
+    """At |x| = eps the gradient is that of x / eps, not that of x / |x|, which has the same value there."""
     x = torch.tensor([3.0, 4.0], dtype=dtype, device=DEVICE).repeat(17, 1).requires_grad_()
     upstream = torch.tensor([1.0, 2.0], dtype=dtype, device=DEVICE).expand(17, 2)
     for laid, dim in ((x, 1), (x.t(), 0)):
@@ -243,7 +245,8 @@ def test_a_norm_of_exactly_eps_is_divided_by_eps(route, dtype, create_graph):
     ],
 )
 def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
-    """Its squares vanish beside eps^2: the root of their sum is 0 and has no derivative, but x / eps has one."""
+    """A vector far below eps has the gradient of x / eps, also where its squares round to 0 and their root, 0, has no
+    derivative."""
     normalize, cosine = on(route, "normalize"), on(route, "cosine_similarity")
     x = torch.tensor([[1.0, 0.0, -0.5], [0.0, 0.0, 0.0]], dtype=torch.float64).mul(size).to(dtype).to(DEVICE)
     x.requires_grad_()
@@ -254,7 +257,7 @@ def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
     rtol, atol = {torch.bfloat16: 1e-2}.get(dtype, 1e-5), {torch.float64: 1e-320}.get(dtype, 3e-45)
     near = functools.partial(torch.testing.assert_close, rtol=rtol, atol=atol)
     for create_graph in (False, True):
-        y = normalize(x, eps=0.0)  # (of length 1)
+        y = normalize(x, eps=0.0)  # y has length 1
         near(y[0].detach().double(), torch.tensor([1.0, 0.0, -0.5], device=DEVICE).double() / math.sqrt(1.25))
         y = normalize(x, eps=eps)
         (dx,) = torch.autograd.grad(y, x, upstream, create_graph=create_graph)
@@ -278,7 +281,7 @@ def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
 @pytest.mark.parametrize("length", [31, 33, 1000, 1024, 1025, 2049, 4097])
 @pytest.mark.parametrize("name", ALONG_A_DIM)
 def test_several_rows_of_any_length(name, length):
-    """Rows that kernels cut into pieces or take several at a time, also with an operand of stride 0."""
+    """Results are right where kernels cut rows into pieces or take several at a time, and for operands of stride 0."""
     generator = torch.Generator().manual_seed(length)
     x, y = torch.randn(2, 9, length, generator=generator, dtype=torch.float64)
     mask = torch.rand(9, length, generator=generator) < 0.7

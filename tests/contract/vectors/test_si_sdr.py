@@ -23,7 +23,7 @@ def formula(x, s, zero_mean=False):
 
 
 def estimate(decibels, *shape, dtype=torch.float32):
-    """Returns (an estimate with about that SI-SDR, the target)."""
+    """Returns (an estimate with an SI-SDR of about `decibels`, its target)."""
     s, noise = (x.detach() for x in vectors(*shape, dtype=dtype))
     x = 0.37 * (s + noise * 10 ** (-decibels / 20))
     return x.requires_grad_(), s.requires_grad_()
@@ -51,7 +51,7 @@ def test_the_formula(route, reduction, zero_mean, dtype):
     "decibels, digits", [(-60, 1e-3), (0, 1e-5), (20, 1e-4), (60, 1e-3), (80, 1e-2), (100, 0.05), (120, 0.5)]
 )
 def test_good_and_bad_estimates(route, decibels, digits):
-    """The truth is the formula in fp64, of the same fp32 numbers."""
+    """The loss has the digits of the formula computed in fp64 from the same fp32 numbers."""
     x, s = estimate(decibels, 8, 4000)
     want = formula(x, s)
     got = on(route, NAME)(x, s, reduction="none")
@@ -77,7 +77,7 @@ def test_a_multiple_is_perfect(route, factor):
 def test_silence_and_orthogonal_signals(route, zero_mean):
     x = t([0.0] * 4, [1.0, -1.0, 2.0, -2.0], [0.0] * 4, [1.0, -1.0, 1.0, -1.0]).requires_grad_()
     s = t([1.0, 2.0, -3.0, 4.0], [0.0] * 4, [0.0] * 4, [1.0, 1.0, -1.0, -1.0]).requires_grad_()
-    constant = 0.1 if zero_mean else 0.0  # (zero_mean must remove a constant)
+    constant = 0.1 if zero_mean else 0.0  # an offset that zero_mean must remove
     loss = on(route, NAME)(x + constant, s + constant, zero_mean=zero_mean, reduction="none")
     torch.testing.assert_close(loss, torch.full_like(loss, MOST))
     assert not any(d.any() for d in torch.autograd.grad(loss.sum(), (x, s)))
@@ -149,7 +149,7 @@ def test_a_kept_nan_or_inf_shows(route, zero_mean):
         for bad in (math.nan, math.inf):
             signals = [y.detach().clone() for y in estimate(15, 3, 8)]
             signals[i][1, 2] = bad
-            signals[1 - i][1] *= 0  # also if the other signal is silent
+            signals[1 - i][1] *= 0  # the signal without the NaN is silent
             leaves = [y.requires_grad_() for y in signals]
             none = on(route, NAME)(*leaves, zero_mean=zero_mean, reduction="none")
             assert none.isnan().tolist() == [False, True, False]

@@ -17,7 +17,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def supcon(features, labels, temperature=0.07):
-    """SupConLoss of github.com/HobbitLong/SupContrast, one view a row: (losses, which rows have a positive)."""
+    """Computes SupConLoss of github.com/HobbitLong/SupContrast for one view a row. Returns (losses, has_positive)."""
     z = F.normalize(features, dim=1)
     mask = torch.eq(labels[:, None], labels).to(z.dtype)
     logits = z @ z.T / temperature
@@ -50,7 +50,7 @@ def test_its_authors(route, reduction, dtype, temperature):
     torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed)
     got, want = (torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs))
     torch.testing.assert_close(got, want, rtol=allowed, atol=allowed * float(want.abs().max()))
-    assert got[4].abs().sum() > 0  # (it is a negative for the others)
+    assert got[4].abs().sum() > 0  # row 4 is a negative for the others
 
 
 @each_route
@@ -83,7 +83,7 @@ def test_a_masked_row_is_neither_anchor_nor_positive_nor_negative(route):
 @each_route
 def test_the_weights_of_rows(route):
     x, labels = operands()
-    labels[4] = 100  # no positive: neither loss nor weight counts
+    labels[4] = 100  # row 4 has no positive: neither its loss nor its weight counts
     weight = (torch.arange(9, device=DEVICE) / 4.0 + 0.25).double().requires_grad_()
     losses, counted = supcon(x, labels)
     want = (losses * weight)[counted].sum() / weight[counted].sum()
@@ -151,7 +151,7 @@ def test_no_autocast_in_the_products():
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic):
-    """One graph for all sizes. (torch counts its second attempt at a graph as another graph.)"""
+    """The sizes of a batch must share one graph. (torch counts a second attempt at a graph as another graph.)"""
     torch._dynamo.reset()
     counter = private_torch.counting_backend("aot_eager")
     compiled = torch.compile(safeops.supervised_contrastive_loss, backend=counter, dynamic=dynamic, fullgraph=True)

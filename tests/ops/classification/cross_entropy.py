@@ -13,11 +13,11 @@ from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import BY_COMPOSITE, DEVICE, NOT_SAFE, ONE_OPERAND, Record
 from tests.ops.truth import reduce
 
-# ---- definitions: dims of rows first, classes last; a class index as a one-hot row
+# ---- definitions: operands have the classes last, and a class index is a one-hot row
 
 
 def _last(t):
-    """(N, C, d1, ...) -> (N, d1, ..., C)."""
+    """Moves the classes last: (N, C, d1, ...) -> (N, d1, ..., C)."""
     return t.movedim(1, -1) if t.dim() > 1 else t
 
 
@@ -56,7 +56,7 @@ def cross_entropy(
         target_weight = torch.where(is_target, per_class, 0)
     x = shaped(torch.where(keep.unsqueeze(-1), x, 0), temperature, softcap)
     if not target.is_floating_point() and label_smoothing == 0 and z_loss == 0:
-        # True where the target's logit alone is +inf
+        # True for rows in which only the target's logit is +inf
         certain = (
             ((x == torch.inf) == is_target).all(-1, keepdim=True)
             & is_target.any(-1, keepdim=True)
@@ -96,14 +96,15 @@ def nll_loss(
     return reduce(reduction == "mean", loss, keep, row_weights, None, False, empty, denominator)
 
 
-# ---- the op as the harness calls it: all operands broadcast to one shape
+# ---- the op as the contract's checks call it: all operands broadcast to one shape
 
 
 def adapted(op):
-    """Class indices and mask get a dim of size 1 for the classes; class weights may have further dims of size 1.
+    """Returns `op` for operands that broadcast: class indices and mask have a dim of size 1 for the classes, and class
+    weights may have further dims of size 1.
 
-    dim: the classes' dim, which shows the harness where a row is. classes: their number in the samples; if a check
-    takes classes away, rows with a missing class are ignored.
+    dim: the classes' dim, read only by the checks. classes: the number of classes in the samples. If a check removes
+    classes from the input, rows whose target is missing get ignore_index.
     """
 
     @functools.wraps(op)
@@ -137,7 +138,7 @@ def probabilities(*shape, seed=0):
 
 
 def _twin(function):
-    """torch's function, with `mask`, `denominator` and `z_loss` added."""
+    """Returns torch's `function` with `mask`, `denominator` and `z_loss` added."""
 
     def call(input, target, *, mask=None, reduction="mean", denominator=None, empty="zero", z_loss=0.0, **options):
         of_probabilities = target.is_floating_point()
@@ -161,11 +162,12 @@ def _twin(function):
     return adapted(call)
 
 
-# ---- tolerances: the sizes of the terms in a row's loss and gradient
+# ---- tolerances: the magnitudes ("sizes") of the terms that cancel in a row's loss and gradient
 
 
 def row_terms(sample, outcome):
-    """-log p = logsumexp - x, both rounded. Terms of d/dx: w p and w; of d/dq: those of -log p."""
+    """Sizes of the terms. The loss -log p is logsumexp - x, both rounded; d/dx has the terms w p and w; d/dq has those
+    of the loss."""
     x, kwargs = sample.args[0].detach(), sample.kwargs
     temperature = kwargs.get("temperature", 1)
     finite = shaped(x.nan_to_num(0, 0, 0), temperature, kwargs.get("softcap"))
@@ -206,7 +208,7 @@ def sample(x, target, options=None, **rest):
     return Sample((x, target), options, **{"differentiable": differentiable, "weight": None, **rest})
 
 
-# A number that fp32 holds, for the direct op takes the denominator as a tensor.
+# A tensor, as the raw op takes it; fp32 holds the number exactly.
 DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 
 
@@ -223,7 +225,7 @@ def samples_of_indices():
 
 
 def _of_logits():
-    """Samples of the options that cross_entropy has and nll_loss lacks."""
+    """Yields samples with options that cross_entropy has and nll_loss lacks."""
     t, m = indices(4, 1, classes=5), mask(4, 1)
     x = data(4, 5, seed=3)
     smooth = {"mask": m, "label_smoothing": 0.25}
@@ -347,13 +349,13 @@ CALL = {
 
 
 def _direct(name, **options):
-    """(the dispatcher's op, args, kwargs) for opcheck. The samples call an adapted function, which is no op."""
+    """Returns (raw op, args, kwargs) for opcheck, which needs an op: the samples call an adapted Python function."""
     x = data(4, 5).float().to(DEVICE).requires_grad_()
     return getattr(torch.ops.safeops, name).default, (x, indices(4, classes=5).to(DEVICE)), options
 
 
 def _gpu_case(name, options, n, dtype, seed):
-    """Rows of about a thousand classes, or one row that several blocks share."""
+    """Returns a GPU call on n logits: rows of about a thousand classes, or one row that several blocks share."""
     classes = next((c for c in (1000, 1024, 8) if n % c == 0), n)
     target, keep = gpu.indices(n // classes, classes, seed), gpu.keep(n // classes, seed)
     keep[0] = True
@@ -374,7 +376,7 @@ def record(definition, twin, samples, bad_calls, call, skip, variants=None, term
         samples,
         bad_calls=bad_calls,
         call=call,
-        # (without what other ops compute: the mean, and the product with a row weight)
+        # The kernel alone: other ops compute the mean and the product with a row weight.
         kernel_call={"reduction": "none"} | dict.fromkeys(call.keys() & {"denominator", "row_weight"}),
         variants={
             "gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": terms}),

@@ -31,7 +31,7 @@ def token_log_probs(
         return *(x.sum(-1),) * 3, *best
     certain = ((x == torch.inf) == is_own).all(-1) & is_own.any(-1) & ~x.isnan().any(-1)
     x = torch.where(certain.unsqueeze(-1), 0, x)
-    x = x + torch.where((x == torch.inf).any(-1, keepdim=True), torch.nan, 0)  # (the gradients become NaN, too)
+    x = x + torch.where((x == torch.inf).any(-1, keepdim=True), torch.nan, 0)  # NaN gradients, too
     log_sum = x.logsumexp(-1, keepdim=True)
     log_p = x - log_sum
     p = log_p.exp()
@@ -42,11 +42,12 @@ def token_log_probs(
     return *(torch.where(keep, torch.where(certain, at, r), 0) for r, at in zip(results, limits)), *best
 
 
-# ---- the op as the harness calls it: all operands broadcast to one shape
+# ---- the op as the contract's checks call it: all operands broadcast to one shape
 
 
 def adapted(op):
-    """Class indices and mask get a dim of size 1 for the classes. dim, classes: as in cross_entropy's `adapted`."""
+    """Returns `op` for operands that broadcast: class indices and mask have a last dim of size 1 for the classes.
+    dim, classes: as in `adapted` of cross_entropy.py."""
 
     @functools.wraps(op)
     def call(logits, target, *args, dim=-1, classes=0, **kwargs):
@@ -65,7 +66,8 @@ def adapted(op):
 
 
 def row_terms(sample, outcome):
-    """log p = x - logsumexp, both rounded. Terms of the entropy H: p log p; of d/dx: p (log p + H)."""
+    """Sizes of the terms that cancel. log p is x - logsumexp, both rounded; the entropy H has the terms p log p; d/dx
+    has p (log p + H)."""
     x = shaped(
         sample.args[0].detach().nan_to_num(0, 0, 0), sample.kwargs.get("temperature", 1), sample.kwargs.get("softcap")
     )
@@ -132,7 +134,7 @@ def _bad_flags(name):
 
 
 def bad_numbers(name, *operands):
-    """Refused values of temperature and softcap."""
+    """Yields calls with refused values of temperature and softcap."""
     for key in ("temperature", "softcap"):
         for value in (0, 0.0, -1.0, NAN, float("inf"), HUGE):
             yield must(name, key, operands, {key: value}, ValueError)
@@ -142,7 +144,7 @@ def bad_numbers(name, *operands):
 
 
 def _gpu_case(n, dtype, seed):
-    """Rows of about a thousand classes, or one row that several blocks share."""
+    """Returns a GPU call on n logits: rows of about a thousand classes, or one row that several blocks share."""
     classes = next((c for c in (1000, 1024, 8) if n % c == 0), n)
     target, keep = gpu.indices(n // classes, classes, seed), gpu.keep(n // classes, seed)
     keep[0] = True

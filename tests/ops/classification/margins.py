@@ -22,14 +22,14 @@ def _multi_margin(x, target, p=1, margin=1.0, weight=None):
 
 
 def _multi_margin_sizes(x, target, p=1, margin=1.0, weight=None):
-    """Differences of scores. A slope is their mean over the classes; the target's is a sum of the others'."""
+    """Sizes of the terms that cancel: a row's loss and slopes are means over the classes of differences of scores."""
     widest = abs(margin) + 2 * x.abs().amax(-1)
     largest = 1.0 if weight is None else weight.abs().max()
     return widest**p * largest, (p * widest.unsqueeze(-1) ** (p - 1) * largest,)
 
 
 def _margin_case(n, dtype, seed):
-    """Rows of about a thousand classes, or one row."""
+    """Returns a GPU call on n scores: rows of about a thousand classes, or one row."""
     classes = next((c for c in (1000, 1024, 8) if n % c == 0), n)
     index = gpu.indices(n // classes, classes, seed)
     numbers, op = gpu.numbers(n, dtype, seed), registry["multi_margin_loss"]
@@ -72,13 +72,13 @@ row_loss(
 
 
 def _times(a, b):
-    """a b, but 0 where a is 0 and b infinite."""
+    """Returns a b, but 0 where a is 0 and b is infinite."""
     none = (a == 0) & b.isinf()
     return torch.where(none, 0, a) * torch.where(none, 0, b)
 
 
 def _softplus(x):
-    """log(1 + e^x), with the derivative sigmoid(x) also at 0, where that of |x| would be chosen."""
+    """Returns log(1 + e^x) with the derivative sigmoid(x), also at 0, where a form with |x| would have another."""
     positive, negative = torch.where(x > 0, x, 0), torch.where(x > 0, 0, x)
     return torch.where(x > 0, positive + torch.exp(-positive).log1p(), torch.exp(negative).log1p())
 
@@ -92,7 +92,7 @@ def _multilabel(x, y, weight=None):
 
 
 def _multilabel_sizes(x, y, weight=None):
-    """Sizes of a logit's terms, and of their slopes to the logit and to the label."""
+    """Returns the sizes of the terms of a row's loss, of its slopes to the logits, and of its slopes to the labels."""
     hit, miss = _softplus(-x), _softplus(x)
     w, classes = 1.0 if weight is None else weight.abs(), max(x.shape[-1], 1)
     each = (y.abs() * hit + (1 - y).abs() * miss) * w
@@ -116,7 +116,7 @@ row_loss(
         Bad((_x, _y), {"weight": torch.ones(5, device="meta")}, ValueError, (NAME, "weight", "meta")),
     ],
     by_class=weights(4, seed=7),
-    several_terms=True,  # for an infinite label
+    several_terms=True,  # infinite labels: a slope adds infinities
     skip={"weight_zero": "a weight is a class's: tests/contract/vectors/test_label_losses.py has it"},
 )
 
@@ -124,14 +124,15 @@ row_loss(
 
 
 def _margins(x, target):
-    """The sum of a row's hinges: of each listed class (up to the first negative number) against all others."""
+    """Returns each row's sum of hinges max(0, 1 - x[j] + x[i]) / C over the listed classes j (those before the first
+    negative index) and the classes i that are not listed."""
     listed = (target >= 0).cumprod(-1) != 0
     place = torch.where(listed, target, 0)
     own = ((place.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)) & listed.unsqueeze(-1)).any(-2)
-    hinges = 1 - x.gather(-1, place).unsqueeze(-1) + x.unsqueeze(-2)  # (..., j, i)
+    hinges = 1 - x.gather(-1, place).unsqueeze(-1) + x.unsqueeze(-2)  # dims (..., j, i)
     counts = listed.unsqueeze(-1) & ~own.unsqueeze(-2)
     loss = torch.where(counts & (hinges > 0), hinges, 0).sum((-1, -2)) / max(x.shape[-1], 1)
-    lost = (counts & hinges.isnan()).any(-1).any(-1)  # (a NaN hinge leaves its row without slopes)
+    lost = (counts & hinges.isnan()).any(-1).any(-1)  # a NaN hinge makes its row's loss and slopes NaN
     return torch.where(lost, (torch.where(lost.unsqueeze(-1), x, 0) * torch.nan).sum(-1), loss)
 
 

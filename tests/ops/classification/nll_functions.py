@@ -1,4 +1,4 @@
-"""The losses that are a function of each row's -log p: `nll_function` makes their records."""
+"""Losses that are functions of a row's -log p: `nll_function` makes their records."""
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ MADE_OF_OTHERS = dict.fromkeys(("saved_bytes", "peak_memory"), "numbers of each 
 
 
 def nll_function(name, element, steepest, values):
-    """The record of a loss that the library has as `NLLFunction`, which gives its parameters and their ranges.
+    """Makes the record of a loss that the library has as `NLLFunction`, which gives its parameters and their ranges.
 
     element     (nll, **parameters) -> the loss of each row, in plain differentiable torch.
     steepest    (**parameters) -> a bound of both |element(nll)| / nll and |slope|, for all nll.

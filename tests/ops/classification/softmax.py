@@ -32,17 +32,18 @@ def masked_log_softmax(input, mask=None, dim=-1):
     return torch.where(keep, centred - total.log(), -torch.inf)
 
 
-# ---- tolerances: the sizes of the terms in a row's values and gradients
+# ---- tolerances: the magnitudes ("sizes") of the terms that cancel in a row's values and gradients
 
 
 def _size(t, dim):
-    """The largest finite magnitude of each row."""
+    """Returns the largest finite magnitude of each row of t."""
     t = t.double().nan_to_num(0, 0, 0).abs()
     return t if not t.numel() else t.amax(dim, keepdim=True)
 
 
 def softmax_terms(sample, outcome):
-    """exp(x - maximum) has |x - maximum| roundings; terms of the gradient y (g - sum g y): y g."""
+    """Sizes of the terms. exp(x - maximum) has a relative error of |x - maximum| roundings; the gradient
+    y (g - sum g y) has the terms y g."""
     dim = sample.kwargs.get("dim", -1)
     y = outcome.values[0]
     value = (y - torch.xlogy(y, y)).nan_to_num(0, 0, 0)
@@ -52,7 +53,7 @@ def softmax_terms(sample, outcome):
 
 
 def log_softmax_terms(sample, outcome):
-    """Terms of the value x - maximum - log(sum), and of the gradient g - y sum g."""
+    """Sizes of the terms of the value x - maximum - log(sum) and of the gradient g - y sum g."""
     dim = sample.kwargs.get("dim", -1)
     value = 1 + _size(outcome.values[0], dim)
     if not outcome.grads:
@@ -65,7 +66,8 @@ def log_softmax_terms(sample, outcome):
 
 
 def _softmax_samples(log):
-    # Finite differences of -inf mean nothing. tests/contract/vectors/test_rows.py checks masked log_softmax.
+    # smooth: gradcheck may run. Masked log_softmax has -inf, with no finite differences: test_rows.py of the contract
+    # checks it.
     smooth = not log
     yield Sample((data(3, 5), mask(3, 5)), mask=1, smooth=smooth, name="rows", slow=True)
     yield Sample((data(4, 5),), name="no mask", slow=log)
@@ -110,7 +112,7 @@ def _record_softmax(definition, twin, scale, skip=None, **fields):
 _record_softmax(
     masked_softmax,
     torch.softmax,
-    8,  # factor of a GPU case: values from 1 to nearly 0, most of which fp16 holds
+    8,  # factor of a GPU case's input: most softmax values then fit fp16
     {"gradient_overflow": "no gradient is larger than what arrives"},
     row_terms=softmax_terms,
 )

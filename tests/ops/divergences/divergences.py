@@ -53,11 +53,11 @@ def _js(x, y, temperature=1.0, beta=0.5):
 def _tv(x, y, temperature=1.0):
     u, v = _logs(x, y, temperature)
     d = u.exp() - v.exp()
-    return (d * torch.where(d.isnan(), d, d.sign()).detach()).sum(-1) / 2  # (torch.abs has slope 0 at NaN)
+    return (d * torch.where(d.isnan(), d, d.sign()).detach()).sum(-1) / 2  # |d|, but NaN has slope NaN, not 0
 
 
 def _sizes(x, y, temperature=1.0, beta=0.5):
-    """A divergence and its slopes are means of differences of log probabilities."""
+    """Sizes of the terms that cancel: a divergence and its slopes are means of differences of log probabilities."""
     u, v = _logs(x, y, temperature)
     size = 1 + u.abs().amax(-1) + v.abs().amax(-1)
     return size, (size.unsqueeze(-1) / temperature,) * 2
@@ -75,7 +75,7 @@ VALUES, BEST = X[:, :2].log_softmax(-1) - 1, torch.tensor([[4, 0], [2, 1]])
 
 
 def _of_best(name):
-    """Bad calls with a target given by two of its five classes."""
+    """Yields bad calls with a target given by its two best classes of five."""
     op = getattr(safeops, name)
     known = {"target_values": VALUES, "target_indices": BEST}
     yield Bad((X,), {}, TypeError, (name, "target", "target_values", "target_indices"))
@@ -103,7 +103,7 @@ def _of_best(name):
 
 
 def _case(name):
-    """The kernel alone, without a reduction: rows of about a thousand classes, or one row."""
+    """Returns a GPU call of the kernel alone (no reduction): rows of about a thousand classes, or one row."""
 
     def case(n, dtype, seed):
         length = next((k for k in (1000, 1024, 8) if n % k == 0), n)

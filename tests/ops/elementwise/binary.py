@@ -25,7 +25,7 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, out_dtype=torch.float64)
         eps = fill_value = 0.0
     keep = ~((other.abs() < eps) | (other == 0))
     raw = (torch.where(keep, input, 0) / torch.where(keep, other, 1)).detach()
-    # The quotient overflows from half a step above the largest number, where the cast itself gives inf.
+    # Overflow as in a cast: from half a step above the largest number on, the quotient rounds to inf.
     over = raw.to(out_dtype).isinf() & input.isfinite()
     fill = saturated(torch.tensor(fill_value, dtype=input.dtype, device=input.device), out_dtype)
     stand_in = torch.where(keep, raw.sign() * torch.finfo(out_dtype).max, fill)
@@ -43,9 +43,10 @@ def safe_pow(input, exponent, *, out_dtype=torch.float64):
     live = ~none & ~over & ~((a == 0) & (b < 1))
     a = torch.where(live, a, 1.0)
     slope = (b * a.abs().pow(b - 1)).detach()
-    # a^b as e^(b log|a|), rounding aside, where a slope beyond float64 stands for one of b times a finite power over a
+    # steep: the slope overflows float64, but times a small upstream gradient it may fit. There `rough` is
+    # a^b e^(L - constant), with L = b log a and its value as constant: backward multiplies by a^b, b and 1 / a in turn.
     steep = live & slope.isinf() & a.isfinite() & b.isfinite()
-    for below_zero in (True, False):  # (below 0: |a|^b with the sign of an odd power, and no slope to b)
+    for below_zero in (True, False):  # a < 0: |a|^b with the sign of an odd power, without slope to b
         at = live & (a < 0) if below_zero else live & ~(a < 0)
         x, y = torch.where(at, a, 1), torch.where(at, b, 1)
         odd = torch.ones_like(y)
@@ -70,7 +71,7 @@ def safe_atan2(input, other, *, out_dtype=torch.float64):
     value = torch.where(origin, 0.0, torch.atan2(y.detach(), x.detach()))
     y, x = torch.where(origin | far, 0.0, y), torch.where(origin | far, 1.0, x)
     power = -torch.frexp(torch.maximum(y.abs(), x.abs()).detach())[1].to(torch.float64)
-    for step in (power.div(2, rounding_mode="floor"), (power / 2).ceil()):  # (in two steps: 2^1074 is no float64)
+    for step in (power.div(2, rounding_mode="floor"), (power / 2).ceil()):  # two steps: 2^1074 overflows
         y, x = y * step.exp2(), x * step.exp2()
     return torch.where(origin | far, value, torch.atan2(y, x))
 
@@ -82,12 +83,12 @@ def magnitude(input, other=None, *, out_dtype=torch.float64):
     unknown = a.isnan() | b.isnan()
     far, origin = (a.isinf() | b.isinf()) & ~unknown, (a == 0) & (b == 0)
     x, y = (torch.where(origin | far, 1.0, x) for x in (a, b))
-    # The squares neither overflow nor vanish, and the backward divides g before it multiplies.
+    # x and y are scaled by `size` so that their squares neither overflow nor vanish.
     longer = torch.maximum(x.abs(), y.abs()).detach()
     size = torch.where(longer < 1e-140, 1e170, torch.ones_like(longer))
     size = torch.where(longer > 1e150, 1e-170, size)
     value = torch.where(origin, 0.0, ((x * size) ** 2 + (y * size) ** 2).sqrt() / size)
-    one, two = (torch.where(far & x.isinf(), x.sign(), 0.0).detach() for x in (a, b))  # the signs are the slopes
+    one, two = (torch.where(far & x.isinf(), x.sign(), 0.0).detach() for x in (a, b))  # slopes at inf
     linear = one * torch.where(far, a, 0.0) + two * torch.where(far, b, 0.0)
     return torch.where(far, linear / (one.abs() + two.abs()).clamp(min=1).sqrt(), value)
 
@@ -102,7 +103,7 @@ def xlogy(input, other):
 
 
 def _binary(definition, samples, twin, operands, second="other", numbers_too=True, bad_calls=(), call=None, **fields):
-    """operands: (x, y, keep) -> a GPU case's operands. numbers_too: the second operand may be a number."""
+    """Makes a record. operands: (x, y, keep) -> a GPU call's operands. numbers_too: the second may be a number."""
     name = definition.__name__
 
     def make(n, dtype, seed):
@@ -137,7 +138,7 @@ def _binary(definition, samples, twin, operands, second="other", numbers_too=Tru
 
 SAFE = {"dtype_rule": "safe", "finite": True}
 FOUR = data(2, 3, 4, 5)
-# Divisors are far from eps, and quotients far from overflow, for finite differences.
+# For gradcheck's finite differences: divisors are far from eps, and quotients far from overflow.
 DIVISORS = data(3, 5, seed=1, low=0.5)
 EXTREME = torch.tensor([1e-7, -2e-7, 6e-5, 0.0, 3e4], dtype=torch.float64)
 

@@ -60,7 +60,7 @@ Record(
 
 
 def _wide(function):
-    """The function computed wide and rounded once, for apply_where itself rounds nothing."""
+    """Returns `function` computed in fp32 or fp64 and rounded once to its dtype: apply_where itself rounds nothing."""
 
     def call(*operands):
         dtype = functools.reduce(torch.promote_types, (x.dtype for x in operands))
@@ -70,7 +70,7 @@ def _wide(function):
 
 
 def _two(condition, x, y):
-    """apply_where as an op of tensors: log(x y) where the condition holds, x y elsewhere."""
+    """Calls apply_where as an op of tensors: log(x y) where the condition holds, x y elsewhere."""
     return safeops.apply_where(condition, (x, y), _wide(lambda x, y: torch.log(x * y)), _wide(torch.mul))
 
 
@@ -114,7 +114,7 @@ def _subjects():
         _two_definition,
         [
             Sample((mask(3, 5), x, y), name="two operands", slow=True, **where),
-            # (torch sums the gradient of a broadcast half operand in half)
+            # differentiable: y alone, as torch sums a broadcast half operand's gradient in half
             Sample((mask(3, 1), data(5, low=0.5), y), name="broadcast", differentiable=(2,), **where),
         ],
         torch_equivalent=lambda m, x, y: torch.where(m, (x * y).log(), x * y),

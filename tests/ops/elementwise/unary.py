@@ -17,7 +17,8 @@ from tests.ops.truth import floor
 
 
 def select(f, operands, stand_in, instead, out_dtype, neutral=0.5):
-    """f(*operands), but `instead` at the stand-in, and the largest number (gradient 0) if finite operands overflow."""
+    """Returns f(*operands), but `instead` where `stand_in` is True, and out_dtype's largest number, with gradient 0,
+    where finite operands overflow."""
     inner = [torch.where(stand_in, neutral, x) for x in operands]
     raw = f(*inner).detach()
     finite = torch.stack(torch.broadcast_tensors(*(x.isfinite() for x in inner))).all(0)
@@ -110,8 +111,8 @@ def bad_inputs(name, *rest):
 
 
 def _gpu(name, floored, low, high):
-    """With a floor: magnitudes from 0.25, so that gradients stay in fp16's range, and 0 for stand-ins; eps is given,
-    for float64 has another default. Without a floor: from below the smooth range to above it."""
+    """Returns a maker of GPU calls. floored: operands are 0 (for stand-ins) or at least 0.25, so that gradients fit
+    fp16; eps is given, as its default depends on the dtype. Else: operands from below `low` to above `high`."""
 
     def make(n, dtype, seed):
         x = numbers(n, dtype, seed)
@@ -123,7 +124,8 @@ def _gpu(name, floored, low, high):
 
 
 def _unary(definition, twin, low=-3.0, high=3.0, floored=None, positive=False, dtype_argument=True):
-    """low, high: range of a smooth sample. floored: options of a sample with a floor. positive: eps=0 is refused."""
+    """Makes a record. low, high: range of a smooth sample. floored: options of a sample with a floor. positive: the op
+    refuses eps=0."""
     name, hurts = definition.__name__, torch.tensor(HURTS, dtype=torch.float64).reshape(3, 5)
     samples = [
         Sample((data(3, 5, low=low, high=high),), name="plain", slow=True),

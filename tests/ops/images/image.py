@@ -56,7 +56,7 @@ CALL = {"input": plain_images(1), "target": plain_images(2), "mask": torch.arang
 
 
 def bad_images(name, size=12):
-    """Pairs of images that every function of two images refuses."""
+    """Yields calls that every function of two images refuses: wrong images and data ranges, then wrong options."""
     x = torch.zeros(2, 3, size, size)
     yield Bad((None, x), {}, TypeError, (name, "input", "tensor", "NoneType"))
     yield Bad((x, 1.0), {}, TypeError, (name, "target", "tensor", "float"))
@@ -73,7 +73,7 @@ def bad_images(name, size=12):
 
 
 def bad_options(name, good):
-    """Masks and reductions that every function of images refuses."""
+    """Yields calls with masks and reductions that every function of images refuses. good: valid operands."""
     shape = tuple(good[0].shape)
     keep = torch.ones(shape, dtype=torch.bool)
     yield Bad(good, {"mask": torch.ones(shape)}, TypeError, (name, "mask", "bool", "torch.float32"))

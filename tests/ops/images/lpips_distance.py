@@ -10,7 +10,8 @@ from tests.ops.operands import data, mask
 
 
 def _of_layers(op):
-    """op(*operands): the features (N, C, H, W) of two layers per image, then the weights of each layer."""
+    """Returns `op` for operands in a row: the features (N, C, H, W) of two layers per image, then each layer's
+    weights."""
 
     @functools.wraps(op)
     def call(*operands, mask=None, **options):
@@ -53,7 +54,8 @@ def _lpips_samples():
 
 
 def _lpips_terms(sample, outcome):
-    """Unit vectors differ by at most 2, with slopes of at most 4 / |f|; a position's share is at most 1."""
+    """Sizes of the terms that cancel: unit vectors differ by at most 2, with slopes of at most 4 / |f|; a position's
+    share in the mean is at most 1."""
     f = sample.args[:4]
     weights = sample.args[4:] or (torch.ones(1, dtype=torch.float64),) * 2
     largest = max(float(w.abs().max()) for w in weights)

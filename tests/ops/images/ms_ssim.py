@@ -13,7 +13,7 @@ BETAS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 
 
 def _halve(x, keep):
-    """Returns (means of the kept pixels in each 2 x 2 cell, or 0; which cells have any). An odd border is padded."""
+    """Returns (mean of the kept pixels in each 2 x 2 cell, or 0; bool: the cell has kept pixels). Pads odd sizes."""
     pad = [k for n in reversed(x.shape[2:]) for k in (0, n % 2)]
     keep, x = F.pad(keep, pad), F.pad(torch.where(keep, x, 0), pad)
 
@@ -47,7 +47,8 @@ def _ms_ssim(input, target, *, mask=None, betas=BETAS, reduction="mean", empty="
 
 
 def _ms_terms(sample, outcome):
-    """Sums a scale's largest term over the scales. A scale's slope to a pixel of the image is at most its own one."""
+    """Sizes of the terms that cancel: the sum over the scales of a scale's largest. Means of 2 x 2 pixels enlarge no
+    slope."""
     x, y = sample.args
     options = {k: v for k, v in sample.kwargs.items() if k in OPTIONS}
     upstream = outcome.upstream[0] if outcome.upstream else torch.ones(())

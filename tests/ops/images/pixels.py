@@ -31,14 +31,14 @@ def _psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="
 
 
 def _image_samples(*operands, **options):
-    """operands: one function seed -> tensor for each operand."""
+    """Yields samples. operands: for each operand a function (*shape, seed) -> tensor."""
 
     def sample(seed, *shape, name, slow=False, **arguments):
         return Sample(
             tuple(f(*shape, seed=seed + i) for i, f in enumerate(operands)), arguments | options, name=name, slow=slow
         )
 
-    # (the sizes differ, or a trace would take two dims for one symbol)
+    # All sizes differ: a trace with symbols would take two equal sizes for one symbol.
     yield sample(1, 2, 3, 5, 6, mask=mask(2, 1, 5, 6), name="masked", slow=True)
     yield sample(3, 3, 2, 4, 5, reduction="none", mask=mask(3, 2, 4, 5, seed=1), name="none")
     yield sample(5, 2, 1, 3, 4, 5, reduction="sum", name="volumes, sum")
@@ -72,7 +72,7 @@ def _total_variation(input, *, mask=None, reduction="mean", empty="zero"):
 
 
 def _variation_case(n, dtype, seed):
-    """One image of n pixels, with at least two rows if n is even."""
+    """Returns a GPU call on one image of n pixels, with at least two rows if n is even."""
     mask, rows = kept(n, seed), 64 if n % 64 == 0 else 2 - n % 2
     shape = 1, 1, rows, n // rows
     return Case(lambda x: safeops.total_variation(x.view(shape), mask=mask.view(shape)), (numbers(n, dtype, seed),))
@@ -89,7 +89,7 @@ record(
         Bad((_small[0],), {}, ValueError, ("total_variation", "input", "(N, C, H, W)", "(3, 4, 5)")),
         *bad_options("total_variation", (_small,)),
     ],
-    # (few kept pixels: at a large sum a sigmoid has no slope)
+    # few kept pixels: a test takes the sigmoid of the sum, which has no slope where the sum is large
     {"input": CALL["input"], "mask": torch.ones(12, 13, dtype=torch.bool).tril(-8)},
     gpu=_variation_case,
     no_route=None,

@@ -1,4 +1,4 @@
-"""ssim and ssim_loss, from the five moments of the textbook."""
+"""ssim and ssim_loss, from the moments E[x], E[y], E[x^2], E[y^2], E[xy] of each window."""
 
 import functools
 import math
@@ -25,7 +25,8 @@ def _window(size, sigma, spatial, like):
 
 
 def _windows(keep, win_size, win_sigma, padding, like):
-    """Returns (which windows count, which pixels they see, mean: x -> x's weighted mean in each window, or 0)."""
+    """Returns (bool: the window counts, bool: a window that counts sees the pixel, mean: x -> its weighted mean in each
+    window, or 0)."""
     spatial = keep.dim() - 2
     conv, back = (F.conv2d, F.conv_transpose2d) if spatial == 2 else (F.conv3d, F.conv_transpose3d)
     around, half = win_size // 2 if padding == "same" else 0, win_size // 2
@@ -60,7 +61,7 @@ def _of(mx, my, xx, yy, xy, c1, c2):
 
 
 def maps(x, y, keep, data_range, win_size, win_sigma, k1, k2, padding):
-    """Returns (SSIM, contrast, which windows count)."""
+    """Returns (SSIM, contrast, bool: the window counts) per window."""
     counted, _, mean = _windows(keep, win_size, win_sigma, padding, x)
     x, y = torch.where(keep, x, 0), torch.where(keep, y, 0)
     moments = [mean(t) for t in (x, y, x * x, y * y, x * y)]
@@ -79,11 +80,11 @@ def _similarity(loss):
 
 
 def sizes(x, y, keep, upstream, data_range, win_size, win_sigma, k1, k2, padding):
-    """Returns the sizes of the terms in each window's value and in each pixel's gradient.
+    """Returns the sizes of the terms that cancel in each window's value and in each pixel's gradient.
 
-    Let r be the range of a plane's values. About a level within the range, first moments are at most r and second ones
-    r^2, and a variance has the rounding of three terms of r^2. That moves a value by its slopes times it, and a slope
-    by the slope's relative slope. upstream: the gradient of each window.
+    upstream: the gradient of each window. r: the range of a plane's values. (1) Relative to a level within the range,
+    first moments are at most r and second moments at most r^2, so a variance has the rounding of three terms of r^2.
+    (2) This error changes a value by the value's slope times the error, and a slope in proportion to itself.
     """
     counted, seen, mean = _windows(keep, win_size, win_sigma, padding, x)
     scaled = [torch.where(seen & t.isfinite(), t, 0) / data_range for t in (x, y)]
@@ -120,7 +121,7 @@ def _terms(sample, outcome):
 
 
 def _plain(definition):
-    """As users write it: in the images' own dtype, without a mask."""
+    """Returns the formula as users write it: in the images' own dtype, without a mask."""
 
     @functools.wraps(definition)
     def twin(input, target, *, mask=None, **options):
@@ -137,12 +138,12 @@ SMALL = {"win_size": 3, "win_sigma": 1.0}
 def _samples(denominator):
     pixels = mask(2, 1, 5, 6)
     yield Sample(pair(2, 2, 5, 6, seed=1), {"mask": pixels, **SMALL}, name="mean, masked")
-    # (the sample to compile: Inductor's sympy, in torch 2.13, fails on strides of (H - 2) (W - 2) with symbols H, W)
-    most = torch.ones(2, 1, 4, 5, dtype=torch.bool)  # a window with one or two pixels has a variance of rounding
+    # The compiled sample (slow=True) has padding "same": in torch 2.13 Inductor fails on strides (H - 2) (W - 2).
+    most = torch.ones(2, 1, 4, 5, dtype=torch.bool)  # windows of few pixels would have noise as variance
     most[0, 0, 1, 2] = most[1, 0, :, 0] = False
     options = {"mask": most, "padding": "same", "k2": 0.2, **SMALL}
     yield Sample(pair(2, 3, 4, 5, seed=15), options, name="mean, masked, same", slow=True)
-    # (a larger k2: routes are compared relative to the largest gradient, and some windows here have two pixels)
+    # k2=0.2 bounds the gradients of windows of two pixels: routes are compared relative to the largest gradient.
     options = {"mask": mask(2, 2, 5, 6, seed=1), "padding": "same", "reduction": "none", "k2": 0.2, **SMALL}
     yield Sample(pair(2, 2, 5, 6, seed=3), options, name="none, masked, same")
     yield Sample(pair(2, 2, 5, 6, seed=5), {"reduction": "none", **SMALL}, name="none")
@@ -189,7 +190,7 @@ WINDOWS = {"data_range": 1.5, "win_size": 3, "win_sigma": 1.25, "k1": 0.02, "k2"
 
 
 def _map_case(name, masked):
-    """The map of two images of about n pixels, from flat leaves. (For the sums: tests/gpu/test_values.py.)"""
+    """Returns a maker of GPU calls: the map of two images of about n pixels. (tests/gpu/test_values.py has sums.)"""
 
     def make(n, dtype, seed):
         rows = math.isqrt(n)
@@ -215,7 +216,7 @@ for _name, _loss in (("ssim", False), ("ssim_loss", True)):
         [*bad_windows(_name), *(_bad_denominators(_name) if _loss else ())],
         CALL | _of_loss | WINDOWS,
         gpu=_map_case(_name, masked=_loss),
-        no_route=NO_ROUTE if _loss else None,  # torch divides by a denominator
+        no_route=NO_ROUTE if _loss else None,  # an op of torch divides by the denominator
         data=(0, 1),
         torch_equivalent=_plain(_formula),
         terms=_terms,

@@ -38,7 +38,8 @@ def _twin(input, linear_weight, target, *, linear_bias=None, **options):
 
 
 def _rounding(*tensors):
-    """The eps of the operands' dtype, to which products are rounded, over that of the compute dtype; at least 1."""
+    """Returns eps(dtype) / eps(compute dtype), where products are rounded to dtype: a half dtype if it holds all
+    tensors exactly, else the compute dtype (ratio 1)."""
     for dtype in (torch.bfloat16, torch.float16):
         if all(torch.equal(x.to(dtype).double(), x.double()) for x in tensors):
             return torch.finfo(dtype).eps / COMPUTE_EPS[dtype]
@@ -46,8 +47,8 @@ def _rounding(*tensors):
 
 
 def terms(sample, outcome):
-    """Logits, as large as the sum of their terms' magnitudes, are rounded to the operands' dtype; so are their slopes,
-    relatively. A logit's error also multiplies its probability."""
+    """Sizes of the terms. A logit's size is the sum of |x w|. Logits and the slopes to them are rounded to the
+    operands' dtype. A logit's error also changes its probability in proportion."""
     x, w, kwargs = sample.args[0].detach(), sample.args[1].detach(), sample.kwargs
     b = kwargs.get("linear_bias")
     leaves = sample.leaves()
@@ -58,13 +59,13 @@ def terms(sample, outcome):
     heaviest = 1.0 if per_class is None else max(1.0, float(per_class.detach().max()))
     heaviest /= min(1.0, kwargs.get("temperature", 1.0))
     rows, z = x.numel() // x.shape[-1], kwargs.get("z_loss", 0.0)
-    # (a loss is a difference of two logits, plus z_loss times the logsumexp's square)
+    # A loss is a difference of two logits, plus z_loss times the square of the logsumexp.
     value = heaviest * 2 * (logit + 3) + z * (logit + 3) ** 2
     scale = 1.0
     if outcome.values[0].dim() == 0:
         scale = (
             rows if kwargs.get("reduction", "mean") == "sum" else 4.0
-        )  # (the mean: half of the rows, with half the weight)
+        )  # a mean over half of the rows, with weights of 1/2
     if not outcome.grads:
         return value * scale * rounding, {}
     up = float(outcome.upstream[0].double().abs().max()) * (scale / rows if scale == 4.0 else 1.0)

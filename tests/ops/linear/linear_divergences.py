@@ -14,7 +14,7 @@ from tests.ops.row_loss import DENOMINATOR, PLAIN, definition_of
 
 
 def linear(element):
-    """The definition of a divergence of two layers' outputs, from `element`, that of rows of logits."""
+    """Returns the definition for two layers' operands. element: the divergence of rows of logits."""
     of_logits = definition_of(element)
 
     def loss(input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, **options):
@@ -31,8 +31,8 @@ def linear(element):
 
 
 def terms(sample, outcome):
-    """Logits, as large as the sum of their terms' magnitudes, are rounded to the operands' dtype; so are their slopes,
-    relatively. A logit's error also multiplies its probability."""
+    """Sizes of the terms. A logit's size is the sum of |x w|. Logits and the slopes to them are rounded to the
+    operands' dtype. A logit's error also changes its probability in proportion."""
     x, w, y, v = (t.detach() for t in sample.args)
     temperature, leaves = sample.kwargs["temperature"], sample.leaves()
     rounding = _rounding(*leaves.values())

@@ -23,8 +23,8 @@ def linear_token_log_probs(input, linear_weight, target, *, linear_bias=None, ma
 
 
 def terms(sample, outcome):
-    """Logits, as large as the sum of their terms' magnitudes, are rounded to the operands' dtype; so are their slopes,
-    relatively. A logit's error also multiplies its probability."""
+    """Sizes of the terms. A logit's size is the sum of |x w|. Logits and the slopes to them are rounded to the
+    operands' dtype. A logit's error also changes its probability in proportion."""
     x, w = (t.detach() for t in sample.args[:2])
     leaves, temperature = sample.leaves(), sample.kwargs.get("temperature", 1.0)
     rounding, largest = _rounding(*leaves.values()), (x.abs().amax(), w.abs().amax())

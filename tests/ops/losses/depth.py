@@ -1,4 +1,4 @@
-"""silog_loss: a difference of logarithms, and a statistic of that."""
+"""silog_loss: a statistic of the differences g = log(input) - log(target)."""
 
 import torch
 
@@ -41,7 +41,7 @@ def _silog(input, target, *, mask=None, weight=None, reduction="mean", denominat
 
 
 def _terms(sample, outcome):
-    """Sizes of the terms that cancel: logarithms, their distances from the mean, slopes of both terms."""
+    """Sizes of the terms that cancel: the logarithms, their distances from the mean, the slopes of both terms."""
     x, y = (t.detach().double() for t in sample.args)
     options = {**sample.kwargs, "reduction": "none", "denominator": None}
     weight, batch = options.get("weight"), options.get("batch", True)
@@ -111,7 +111,7 @@ def _bad_calls():
 
 
 def _usual(input, target, *, mask=None, weight=None, reduction="mean", variance_focus=0.85, batch=True, **options):
-    """The loss as BTS writes it."""
+    """Computes the loss as the depth network BTS does."""
     if weight is not None or not batch or options:
         raise TypeError("it has no such argument")
     keep = target > 0 if mask is None else mask.expand(input.shape) & (target > 0)

@@ -10,7 +10,8 @@ from tests.ops.truth import absolute
 
 
 def _knee(d, at):
-    """d^2 / 2 where |d| < at, else at (|d| - at / 2). Each branch gets only its own elements: nothing cancels."""
+    """Returns d^2 / 2 where |d| < at, else at (|d| - at / 2). Each branch gets only its own elements, so that the other
+    branch's gradient cannot be NaN."""
     a = absolute(d)
     inner = a < at
     quadratic = torch.where(inner, a, 0).square() / 2

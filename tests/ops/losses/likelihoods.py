@@ -9,7 +9,7 @@ from tests.ops.losses.pointwise import pointwise
 
 
 def _times(a, b):
-    """a b, but 0 where a is 0 and b infinite."""
+    """Returns a b, but 0 where a is 0 and b is infinite."""
     nothing = (a == 0) & b.isinf()
     return torch.where(nothing, 0, a) * torch.where(nothing, 0, b)
 
@@ -48,7 +48,7 @@ def _with_slopes(loss, tensors, slopes):
 
 
 def _bce(x, y):
-    """With torch's derivative, which is bounded where the loss is clamped."""
+    """Returns binary cross entropy with torch's derivative, which is bounded where the loss is clamped."""
     hit, miss = x.log().clamp(min=-100), (-x).log1p().clamp(min=-100)
     slopes = (x - y) / (x * (1 - x)).clamp(min=1e-12), miss - hit
     return _with_slopes(-(y * hit + (1 - y) * miss), (x, y), slopes)
@@ -80,7 +80,7 @@ def _focal(x, y, alpha=0.25, gamma=2.0):
 
 
 def _focal_sizes(x, y, alpha=0.25, gamma=2.0):
-    """m^gamma has gamma times the relative rounding error of m."""
+    """Sizes of the terms. m^gamma, with m the probability missing to the label, has gamma times m's relative error."""
     p, q = x.sigmoid(), (-x).sigmoid()
     missed = y * q + (1 - y) * p
     power = torch.where(missed == 0, float(gamma == 0), missed**gamma)
@@ -109,7 +109,7 @@ def _poisson_sizes(x, y, log_input=True, full=False, eps=1e-8):
 
 
 def _gaussian(x, y, var, full=False, eps=1e-6):
-    """The clamp of var at eps passes the gradient, as in torch."""
+    """Returns the Gaussian NLL; the clamp of var at eps passes the gradient on unchanged, as in torch."""
     d, v = x - y, torch.where(var < 0, torch.nan, var.clamp(min=eps))
     loss = (v.log() + d * d / v) / 2 + (math.log(2 * math.pi) / 2 if full else 0)
     return _with_slopes(loss, (x, y, var), (d / v, -d / v, (1 - d * d / v) / v / 2))
@@ -121,7 +121,7 @@ def _gaussian_sizes(x, y, var, full=False, eps=1e-6):
 
 
 def _gaussian_kl(x, y, prior_mean=0.0, prior_log_var=0.0):
-    """(e^d - 1 - d + u^2) / 2, by a series near the prior, where the terms would cancel."""
+    """Returns (e^d - 1 - d + u^2) / 2; near the prior, where e^d - 1 - d would cancel, by a series in d."""
     d, u = y - prior_log_var, (x - prior_mean) * math.exp(-prior_log_var / 2)
     near = d.abs() < 0.125
     small, far = torch.where(near, d, 0), torch.where(near | (d == math.inf), 1, d)
@@ -131,7 +131,7 @@ def _gaussian_kl(x, y, prior_mean=0.0, prior_log_var=0.0):
 
 
 def _gaussian_kl_sizes(x, y, prior_mean=0.0, prior_log_var=0.0):
-    """e^d has |d| times the rounding error of d, which vanishes near the prior."""
+    """Sizes of the terms. e^d has a relative error of |d| roundings, so near the prior (d = 0) it adds none."""
     d, scale = y - prior_log_var, math.exp(-prior_log_var / 2)
     u, more = (x - prior_mean) * scale, 1 + d.abs() / 8
     return (_gaussian_kl(x, y, x, prior_log_var) * more + u * u).abs(), (u * scale).abs(), torch.expm1(d).abs() * more
@@ -157,7 +157,7 @@ def _kl_sizes(x, y, log_target=False):
 
 
 def _js(x, y):
-    """Near equal x and y, and far from them, by forms that hardly cancel."""
+    """Returns the Jensen-Shannon terms, in one form for x near y and another elsewhere: neither cancels much there."""
     s, none = x + y, x + y == 0
     u = (x - y) / torch.where(none, 1, s)
     a = torch.where(u.abs() < 0.5, u.abs(), 0)
@@ -172,7 +172,7 @@ def _js(x, y):
 
 
 def _js_sizes(x, y):
-    """Sizes of the composite's two terms. tests/contract/losses/test_edges.py shows that the kernel is more exact."""
+    """Sizes of the composite's two terms. (The kernel is more exact: tests/contract/losses/test_edges.py checks it.)"""
     m = torch.where(x + y == 0, 1, (x + y) / 2)
     return torch.xlogy(x, x / m).abs() + torch.xlogy(y, y / m).abs(), torch.ones_like(x), torch.ones_like(x)
 

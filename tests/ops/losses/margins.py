@@ -13,7 +13,8 @@ def _soft_margin(x, y):
 
 
 def _soft_margin_sizes(x, y):
-    """The rounding of y x changes the exponential; fp32 has no digits below its smallest normal number."""
+    """Sizes of the terms. e^(-y x) has a relative error of |y x| roundings. q is at least fp32's smallest normal
+    number, as subnormal numbers lose digits."""
     a = (y * x).abs()
     q, loss = (-y * x).sigmoid().clamp(min=2.0**-126), _soft_margin(x, y)
     return loss + a * q, y.abs() * q * (1 + a), x.abs() * q * (1 + a)

@@ -1,4 +1,4 @@
-"""The region losses from their sums, by any device's kernels: values and both gradients against the definition."""
+"""Computes region losses from their sums, by any device's kernels, and by the definition: values and both gradients."""
 
 from itertools import product
 
@@ -12,7 +12,8 @@ WEIGHTS = {"none": None, "all": torch.float32, "some": torch.float64, "half": to
 
 
 def sums_of(images, classes):
-    """Sums of regions: some without a pixel, some without prediction and target, some with negative predictions."""
+    """Returns random sums of regions: some without a pixel, some with prediction and target 0, some with a negative
+    prediction."""
     torch.manual_seed(images)
     p, t = torch.rand(2, images, classes, dtype=torch.float64) * 100
     sums = torch.stack([p * torch.rand_like(p), p, t, torch.full_like(p, 100)])
@@ -30,7 +31,8 @@ def options():
 
 
 def both(kernels, name, sums, weight, divisor, reduction, batch, empty_nan, dtype, grad):
-    """Returns ([loss, gradient to sums, gradient to weight] of `kernels` (forward, backward), of the definition)."""
+    """Returns [loss, gradient to sums, gradient to weight] twice: of the raw ops `kernels`, (forward, backward), and of
+    the definition."""
     numbers = NUMBERS[name]
     by = (divisor, None) if isinstance(divisor, torch.Tensor) else (None, divisor)
     arguments = weight, *by, reduction, empty_nan, batch
@@ -67,7 +69,7 @@ def against_the_definition(kernels, name, weight, reduction, batch, divisor):
 
 
 def nothing_kept(kernels, name, reduction):
-    """With nothing kept the gradients are exactly 0, also where `empty_nan` makes the losses NaN."""
+    """Asserts that with nothing kept the gradients are exactly 0, also where `empty_nan` makes the losses NaN."""
     for batch, weight, size in product((False, True), (None, torch.ones(3)), ((2, 3), (0, 3))):
         sums = torch.zeros(4, *size, dtype=torch.float64)
         for empty_nan in (False, True):

@@ -14,7 +14,7 @@ from tests.ops.truth import kept, reduce, weighted
 
 
 def pointwise(name, element, twin, *, sizes=None, **fields):
-    """The record of a pointwise loss. The library's record of the op gives domain, parameters and ranges.
+    """Makes the record of a pointwise loss. The library's record of the op gives domain, parameters and ranges.
 
     element     (x, y, **parameters) -> the loss of each element, in plain differentiable torch.
     twin        torch's function, as users call it: (x, y, reduction="none", **parameters).
@@ -57,7 +57,7 @@ def pointwise(name, element, twin, *, sizes=None, **fields):
 
 
 def _tensors(op, operands, parameters):
-    """All tensors of the loss, also the optional one, which is a keyword."""
+    """Returns all tensors of the loss, with the optional tensor, a keyword, as the last (or None)."""
     return (*operands, parameters.pop(op.names[-1], None)) if op.optional else operands
 
 
@@ -65,7 +65,7 @@ def _definition(op, element):
     def loss(*operands, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **parameters):
         tensors = _tensors(op, operands, parameters)
         if op.name == "gaussian_nll_loss" and tensors[2].dim() and tensors[2].shape == tensors[0].shape[:-1]:
-            tensors = (*tensors[:2], tensors[2].unsqueeze(-1))  # a variance for each row
+            tensors = (*tensors[:2], tensors[2].unsqueeze(-1))  # one variance per row
         broadcast = torch.broadcast_tensors(*(x for x in tensors if x is not None))
         keep = kept(broadcast[0].shape, mask, weight).to(broadcast[0].device)
         broadcast = iter([torch.where(keep, x, 0) for x in broadcast])
@@ -82,7 +82,8 @@ def _definition(op, element):
 
 
 def _terms(op, definition, sizes):
-    """The definition, with the sizes in place of an element's loss, gives the sizes of value and gradients."""
+    """Returns a record's `terms` function: the definition's reduction, applied to the sizes of each element's terms in
+    place of its loss, gives the sizes for the value and the gradients."""
 
     def terms(sample, outcome):
         def of_values(*tensors, **parameters):
@@ -126,12 +127,12 @@ def _twin(op, function):
     return loss
 
 
-# A number that fp32 holds, for the direct op takes the denominator as a tensor.
+# A tensor, as the raw op takes it; fp32 holds the number exactly.
 DENOMINATOR = torch.tensor(4.5, dtype=torch.float64)
 
 
 def _maker(op, domain, parameters):
-    """Returns make(shapes, options, seed) -> Sample. The last shape is repeated for all further operands."""
+    """Returns a function make(shapes, options, seed) -> Sample. The last shape is repeated for all further operands."""
 
     def make(shapes, options, seed, differentiable=True, **rest):
         shapes = [*shapes, *[shapes[-1]] * (op.count - len(shapes))]

@@ -22,8 +22,8 @@ BY_CLASS = {
 
 
 def _definition(formula, of_images=False):
-    """formula: (sums of p t, of p, of t, **options) -> the loss of each region. With `of_images` it returns the loss of
-    each image, and also gets exists (which regions have pixels) and weight."""
+    """Returns a definition. formula: (sums of p t, of p, of t, **options) -> the loss of each region. With `of_images`,
+    formula also gets exists (bool: the region has pixels) and weight, and returns the loss of each image."""
 
     def loss(input, target, **options):
         return regions(input, input, target, target, **options)
@@ -32,12 +32,13 @@ def _definition(formula, of_images=False):
         input, own_input, target, own_target, *, mask=None, weight=None, reduction="mean", denominator=None,
         empty="zero", squared_pred=False, ignore_index=None, batch=False, **options,
     ):  # fmt: skip
-        """own_input, own_target: input and target in the sums of p and of t, as leaves of their own for `terms`."""
+        """Computes the loss. own_input, own_target: input and target again, for the sums of p and of t: `_terms` passes
+        separate leaves, whose gradients tell the slopes through each sum."""
         keep = torch.ones(input.shape, dtype=torch.bool, device=input.device)
         if target.dim() < input.dim():
             if ignore_index is not None:
                 keep = keep & (target != ignore_index).unsqueeze(1)
-            # one-hot: class c is channel c of dim 1
+            # Class indices become one-hot: class c is channel c of dim 1.
             target = own_target = (target.unsqueeze(-1) == torch.arange(input.shape[1]).to(target)).movedim(-1, 1)
         if mask is not None:
             keep = keep & (mask.unsqueeze(1) if mask.dim() == input.dim() - 1 else mask)
@@ -74,7 +75,8 @@ def _definition(formula, of_images=False):
 
 
 def _terms(definition):
-    """Sizes of 1 - quotient, and of an element's two slopes: through the product p t, and through its own sum."""
+    """Sizes of the terms that cancel: those of 1 - quotient, and an element's two slopes (through the sum of p t, and
+    through the sum of p or t)."""
 
     def terms(sample, outcome):
         x, y = sample.args
@@ -87,7 +89,7 @@ def _terms(definition):
         largest = 1.0 if w is None else w.double().nan_to_num(0, 0, 0).abs().max()
         count = x.shape[0] * x.shape[1] if sample.kwargs.get("reduction") == "sum" else 1
         sizes = {i: slopes[2 * i].abs() + slopes[2 * i + 1].abs() for i in range(len(live) // 2)}
-        if w is not None:  # (the losses of a class, less the mean of all)
+        if w is not None:  # the gradient to a weight is a class's losses less the mean
             sizes["weight"] = 4 * upstream.abs().max() * (x.shape[0] if n > 1 else 1) / (largest if n == 1 else 1)
         return 2.0 * count * largest, sizes
 
@@ -103,7 +105,7 @@ def _tversky(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, alpha=0.5, bet
 
 
 def _generalized(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, exists=None, weight=None):
-    """A class without a pixel gets the largest weight of the classes that have some."""
+    """Returns the generalized dice loss. A class has weight 1 / (sum of t)^2, or the largest weight if the sum is 0."""
     exists = torch.ones_like(both, dtype=torch.bool) if exists is None else exists
     w = torch.where(exists & (target != 0), torch.where(target != 0, target, 1) ** -2, 0)
     w = torch.where(exists & (target == 0), w.amax(-1, keepdim=True), w)
@@ -112,7 +114,7 @@ def _generalized(both, input, target, smooth_nr=1e-5, smooth_dr=1e-5, exists=Non
 
 
 def _monai(formula):
-    """MONAI's arithmetic, in the dtype of its operands."""
+    """Returns a region loss with MONAI's arithmetic, in the dtype of its operands."""
 
     def loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
              squared_pred=False, ignore_index=None, batch=False, **options):  # fmt: skip
@@ -145,7 +147,7 @@ def _indices(*shape, classes, seed=0):
 
 
 def powers(parameters):
-    """Names of arguments that most samples leave out, for they select other kernels."""
+    """Returns the names of the parameters that select other kernels; most samples leave these out."""
     return ["gamma"] if "alpha" in parameters else []
 
 
@@ -233,7 +235,7 @@ def _bad_calls(name, parameters):
 
 
 def _gpu(name):
-    """The sums' kernel alone: the rest are aten ops on one number per region."""
+    """Returns a maker of GPU calls of the sums' kernel: the loss's other ops are torch's, on one number a region."""
 
     def make(n, dtype, seed):
         classes, pixels = 4, n // 8

@@ -18,7 +18,7 @@ def masked_var(input, mask=None, dim=None, *, correction=1, keepdim=False, weigh
         weight = torch.where(weight < 0, NAN, weight)
     m = Masked(input, mask, weight, dim, keepdim)
     mean = m.sum(m.w * m.x) / torch.where(m.count > 0, m.total, 1)
-    if input.numel():  # (equal elements deviate by exactly 0, however the mean is rounded)
+    if input.numel():  # equal elements must deviate by exactly 0, although the mean is rounded
         top = torch.where(m.keep, m.x, -INF).amax(m.axes, keepdim=True).detach()
         bottom = torch.where(m.keep, m.x, INF).amin(m.axes, keepdim=True).detach()
         mean = mean + torch.where(top == bottom, top - mean, 0).detach()
@@ -35,11 +35,11 @@ def masked_std(input, *args, **kwargs):
 def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, empty="zero"):
     m = Masked(input, mask, weight, dim, keepdim)
     top = m.extreme(m.x, True).detach()
-    infinite = m.keep & (m.x == INF) & (top == INF)  # only these have a gradient, shared by weight
+    infinite = m.keep & (m.x == INF) & (top == INF)  # they alone share the gradient, by weight
     x = torch.where(infinite, 0, torch.where(top == INF, -INF, m.x))
     top, linear = torch.where(top.isfinite(), top, 0), torch.where(infinite, m.x, 0)
     total = m.sum(m.w * torch.where(m.keep, x - top, 0).exp())
-    total = total * torch.where(total < 0, NAN, 1)  # (a NaN value has NaN gradients)
+    total = total * torch.where(total < 0, NAN, 1)  # NaN gradients, too
     top = top + m.sum(torch.where(infinite, m.w.detach(), 0) * linear) / total.detach()
     none = total == 0
     return m.result(torch.where(none, -INF, top + torch.where(none, 1, total).log()), m.count > 0, empty)
@@ -65,7 +65,7 @@ def _torch_std(*args, **kwargs):
 
 
 def deviation_terms(sample, outcome):
-    """A deviation has the rounding error of the result's largest one."""
+    """Sizes of the terms. Each element's deviation has the rounding error of the largest deviation in its group."""
     if not outcome.grads:
         return 0.0, {}
     x, ((key, grad),) = sample.args[0].detach(), outcome.grads.items()
@@ -76,7 +76,7 @@ def deviation_terms(sample, outcome):
 
 
 def exponential_terms(sample, outcome):
-    """exp(x - origin) has |x - origin| / 2 roundings."""
+    """Sizes of the terms. exp(x - origin) has a relative error of |x - origin| / 2 roundings."""
     x = sample.args[0].detach().nan_to_num(0, 0, 0)
     value = float(1 + x.abs().max()) if x.numel() else 0.0
     return value, {key: grad.abs() * value / 8 for key, grad in outcome.grads.items()}

@@ -38,7 +38,7 @@ def masked_norm(input, mask=None, dim=None, *, ord=2, keepdim=False, weight=None
     elif ord == 0:
         value = m.sum(m.w * torch.where(a.isnan(), a, (a != 0).to(a.dtype)))
     else:
-        # 0 has gradient 0; with ord < 0 its power is infinite
+        # An element 0 has gradient 0; for ord < 0 its power is inf.
         powers = torch.where(a == 0, 0 if ord > 0 else INF, torch.where(a == 0, 1, a) ** ord)
         total = m.sum(torch.where(m.keep, m.w * powers, 0))
         none = (total == 0) | (total.isposinf() & (ord < 0))
@@ -81,7 +81,7 @@ def _torch_rms(x, m, axes, keepdim):
 
 
 def _extreme_samples(**order):
-    """Samples of an extreme (masked_amax, masked_amin) or of a norm that is one (ord inf or -inf)."""
+    """Yields samples of an extreme (masked_amax, masked_amin) or of a norm of ord inf or -inf."""
     ties, columns = (A * 2 / 3).round(), {"dim": 0, **order, "weight": weights(6)}
     yield Sample((ties, M), {"dim": 1, **order}, mask=1, smooth=False, name=f"ties {order}")
     yield Sample((A, M), columns, mask=1, differentiable=(0,), name=f"columns, weighted {order}", slow=True)
@@ -105,7 +105,7 @@ def _bad_orders(name):
 
 
 def _other_orders():
-    """Norms of orders without a kernel."""
+    """Yields samples of norms whose ord has no kernel."""
     x, m = data(4, 6, seed=8, low=0.25), mask(4, 6, seed=8)
     signed = torch.where(mask(4, 6, seed=9), x, -x)
     zeros = torch.where(mask(4, 6, seed=10), signed, 0)

@@ -40,7 +40,7 @@ class Masked:
         return value.squeeze(self.axes) if value.dim() else value
 
     def extreme(self, x, largest):
-        """The largest (or smallest) kept element. k tied elements contribute 1 / k each, and share the gradient."""
+        """Returns the largest (or smallest) kept element. k tied elements share the gradient, 1 / k each."""
         if not x.numel():
             return self.sum(x)
         fill = -torch.inf if largest else torch.inf
@@ -55,7 +55,7 @@ def root(square):
 
 
 def twin(function):
-    """torch's function of (input, mask, axes, keepdim), without weights."""
+    """Adapts torch's function (input, mask, axes, keepdim), which has no weights, to the call of a masked reduction."""
 
     def call(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero", **parameter):
         if weight is not None:
@@ -74,13 +74,13 @@ def filled(x, mask, neutral):
 
 
 def reduction(definition, plain_torch, *, extra=(), heavy=0, weighted=None, call=None, kernel_call=None, **fields):
-    """The record of a masked reduction.
+    """Makes the record of a masked reduction.
 
     plain_torch  what users write: (input, mask=None, dim=None, *, keepdim, weight, dtype, empty, ...).
     extra        samples beside those of every reduction.
     heavy        added to each weight: a sum of few weights then exceeds a correction of 1, and no divisor is near 0.
     weighted     samples for the gradient to the weight; () if there is none.
-    call         further arguments of the plain call. kernel_call: changes to it that give it a kernel.
+    call         further arguments of the plain call. kernel_call: changes with which a kernel computes it.
     """
     name = definition.__name__
     bad_calls, variants = fields.pop("bad_calls", ()), fields.pop("variants", {})
@@ -124,7 +124,7 @@ def samples(heavy=0):
 
 
 def weight_samples(heavy=0):
-    """Samples for the gradient to the weight."""
+    """Yields samples for the gradient to the weight. heavy: added to each weight."""
     rows = {"dim": 1, "weight": weights(3, 5) + heavy}
     yield Sample((data(3, 5), mask(3, 5)), rows, mask=1, name="weight")
     yield Sample((data(3, 5), mask(3, 1)), {"weight": weights(5) + heavy}, mask=1, name="weight broadcast")
@@ -162,7 +162,7 @@ def bad_reductions(name):
 
 
 def bad_flags(name):
-    """Calls that the dispatcher would accept, or refuse with another argument's name."""
+    """Yields calls that must be refused by name: the dispatcher would accept them or blame another argument."""
     for keepdim in (2, None, 1):
         yield must(name, "keepdim", (X,), {"keepdim": keepdim}, TypeError)
     for dim in (True, (False, 1)):
@@ -170,7 +170,7 @@ def bad_flags(name):
 
 
 def bad_parameters(name, key):
-    """Refused values of the reduction's own number."""
+    """Yields calls with refused values of the reduction's own number, `key`."""
     yield Bad((X,), {key: "1"}, TypeError, (name, key, "str"))
     yield Bad((X,), {key: None}, TypeError, (name, key, "NoneType"))
     yield Bad((X,), {key: torch.ones(())}, TypeError, (name, key, "Tensor"))

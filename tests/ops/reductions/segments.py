@@ -12,7 +12,7 @@ from tests.ops.record import BY_COMPOSITE, NO_WEIGHT, ONE_OPERAND, Record
 from tests.ops.reductions.reduction import ONE, SKIP
 from tests.ops.truth import kept
 
-# ---- definitions: each sequence in a row of its own
+# ---- definitions: the sequences as rows, padded to one length
 
 
 def _sequences(input, cu_seqlens, segment_ids, num_segments, mask, weight):
@@ -43,7 +43,7 @@ def segment_mean(input, *, cu_seqlens=None, segment_ids=None, num_segments=None,
 
 
 def segment_max(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
-    """k tied maxima contribute 1 / k each, and share the gradient."""
+    """Returns each sequence's largest kept element. k tied elements share the gradient, 1 / k each."""
     x, _, keep = _sequences(input, cu_seqlens, segment_ids, num_segments, mask, weight)
     if not x.numel():
         return _result(x.sum(1), keep, empty)
@@ -53,7 +53,7 @@ def segment_max(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, 
     return _result(value, keep, empty)
 
 
-# ---- the op as the harness calls it: by_sequence makes cu_seqlens, or ids, from `ends`
+# ---- the op as the contract's checks call it: by_sequence makes cu_seqlens, or segment_ids, from `ends`
 
 ENDS = 3, 3, 4, 10
 
@@ -77,7 +77,7 @@ def _samples_by_ids():
 
 
 def _weight_samples():
-    """Samples for the gradient to the weight."""
+    """Yields samples for the gradient to the weight."""
     yield Sample((data(10, 3),), {"ends": ENDS, "mask": mask(10, 3), "weight": weights(10, 3)}, name="weight")
     yield Sample((data(10, 3),), {"ends": ENDS, "weight": weights(10, 1), "shuffled": True}, name="weight of rows")
 
@@ -126,7 +126,7 @@ def _bad_calls(name):
 
 def _gpu_case(name):
     def make(n, dtype, seed):
-        """Sequences of about a thousand rows, with 64 columns if n allows, else one."""
+        """Returns a call on n elements: sequences of a thousand rows, with 64 columns if 64 divides n, else one."""
         columns = 64 if n % 64 == 0 else 1
         rows, keep = n // columns, gpu.keep(n, seed).view(n // columns, columns)
         cu_seqlens = torch.arange(0, rows + 1000, 1000, device="cuda").clamp(max=rows)
@@ -140,7 +140,7 @@ def _gpu_case(name):
 
 
 def _torch_of(reduce):
-    """torch.segment_reduce by cu_seqlens; its mask drops elements, its mean takes none."""
+    """Returns torch.segment_reduce as a function of our arguments; a sum or maximum takes a mask, a mean none."""
 
     def call(input, *, cu_seqlens=None, segment_ids=None, num_segments=None, mask=None, weight=None, empty="zero"):
         if weight is not None or segment_ids is not None or mask is not None and reduce == "mean":

@@ -41,7 +41,7 @@ reduction(masked_sum, _torch_sum)
 reduction(masked_mean, _torch_mean)
 
 
-# ---- counts: they have no gradient, and do not depend on the dtype
+# ---- counts: without gradient, and independent of the input's dtype
 
 DIFFERENTIATES = (
     "gradient gradient_overflow kept_upstream upstream_layouts saved_bytes gradcheck gradgradcheck forward_ad "
@@ -51,7 +51,7 @@ DIFFERENTIATES = (
 
 def _bad_counts(name="masked_count"):
     for bad in bad_reductions(name):
-        # (masked_count takes integers, and reads nothing of its input but the shape)
+        # Left out: masked_count also takes integers, and reads only the shape of its input.
         if bad.kwargs.get("dtype") is None and "floating" not in bad.words[:3] or "weight" in bad.words:
             yield bad
     yield Bad((KEEP[:1], KEEP), {}, ValueError, (name, "mask", "(2, 5)", "(1, 5)", "broadcast"))

@@ -20,7 +20,8 @@ def _area(sides):
 
 
 def box_iou(x, y, kind="iou"):
-    """As the papers write it. With an area of 0, a union has IoU 0, a hull adds 0, and a point's shape adds 0."""
+    """Returns the papers' loss. Where a divisor is 0: a union of area 0 has IoU 0, a hull of area 0 adds 0, and the
+    aspect ratio of a point adds 0."""
     x1, x2, y1, y2 = x[..., :2], x[..., 2:], y[..., :2], y[..., 2:]
     both = _area(torch.relu(torch.minimum(x2, y2) - torch.maximum(x1, y1)))
     union = _area(x2 - x1) + _area(y2 - y1) - both
@@ -38,7 +39,7 @@ def box_iou(x, y, kind="iou"):
 
 
 def _sizes(x, y, kind="iou"):
-    """A term is at most 2, and changes by that much when an edge moves by the box's extent."""
+    """Sizes of the terms: a term is at most 2, and changes by at most 2 when an edge moves by the box's extent."""
     least = torch.cat([t[..., 2:] - t[..., :2] for t in (x, y)], -1).amin(-1, keepdim=True)
     slope = 8 / torch.where(least > 0, least, 1)
     return x.new_full(x.shape[:-1], 6.0), (slope, slope)
@@ -62,7 +63,7 @@ row_loss(
     _torch,
     lambda seed: tuple(box(data(5, 4, seed=10 * seed + i)) for i in range(2)),
     {"input": box(plain()[:, :4]), "target": box(plain(1)[:, :4])},
-    {"kind": "diou"},  # (not "ciou": numerical derivatives would not take its alpha as a constant)
+    {"kind": "diou"},  # not "ciou": numerical derivatives would not hold its alpha constant
     [
         *bad_calls("box_iou_loss", ("input", "target"), (), {}, width=4),
         Bad((_boxes[:, :3], _boxes[:, :3]), {}, ValueError, ("box_iou_loss", "input", "4 numbers", "(2, 3)")),

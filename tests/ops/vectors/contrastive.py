@@ -16,7 +16,7 @@ from tests.ops.vectors.cosines import normalize
 
 
 def _info_nce(query, positive_key, temperature=0.1, keep=None):
-    """The negatives are the batch's keys. For other keys: tests/contract/vectors/test_label_losses.py."""
+    """Returns the losses with the batch's keys as negatives. (test_label_losses.py of the contract has other keys.)"""
     logits = normalize(query, eps=None) @ normalize(positive_key, eps=None).mT / temperature
     is_positive = torch.eye(len(query), dtype=torch.bool, device=query.device)
     logits = torch.where(keep | is_positive, logits, -torch.inf)
@@ -25,8 +25,9 @@ def _info_nce(query, positive_key, temperature=0.1, keep=None):
 
 
 def _info_nce_sizes(query, positive_key, temperature=0.1, keep=None):
-    """Logits are of size 1 / t; their rounding is relative to the probabilities p. The slope to a query is the sum of
-    (p - own) key / t, less its part along the query, divided by the query's length. Every row has a slope to a key."""
+    """Sizes of the terms. Logits are at most 1 / t, and their error changes the probabilities p in proportion. The
+    slope to a query is the sum of (p - own) key / t, less its part along the query, divided by the query's length. The
+    slope to a key sums over all rows."""
     size = 2 / temperature + math.log(max(len(query), 1))
 
     def slope(x):
@@ -50,7 +51,7 @@ row_loss(
     _info_nce_sizes,
     _eager,
     vectors(2),
-    # (fp64: gradients cancel beyond the digits in which DTensors are compared)
+    # fp64: in fp32 the gradients cancel to fewer digits than the tests of DTensors compare
     {**{key: plain(i).double() for i, key in enumerate(("query", "positive_key", "negative_keys"))},
      "temperature": torch.tensor(0.5)},
     {"temperature": 0.5},
@@ -92,13 +93,13 @@ _supervised.counted = lambda keep, features, labels: keep & _positives(keep, lab
 
 
 def _supervised_sizes(features, labels, temperature=0.07, keep=None):
-    """As for info_nce_loss; each row is also a key for the others."""
+    """Sizes of the terms: those of info_nce_loss, where each row is also a key for the other rows."""
     size, (slope, _) = _info_nce_sizes(features, features, temperature)
     return size, (2 * slope,)
 
 
 def _eager_supervised(features, labels, reduction, temperature=0.07):
-    """As its authors wrote it, for one view a row."""
+    """Computes the loss as its authors do, for one view a row."""
     z = F.normalize(features, dim=-1)
     logits = z @ z.mT / temperature
     logits = logits - logits.amax(1, keepdim=True).detach()

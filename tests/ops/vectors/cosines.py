@@ -15,13 +15,13 @@ from tests.ops.truth import floor
 
 
 def _unit(x, dim, eps):
-    """Returns (x / max(|x|, eps), |x|). |x| is computed from x / max |x_i|, which does not overflow."""
+    """Returns (x / max(|x|, eps), |x|). |x| is max |x_i| times the norm of x / max |x_i|, which does not overflow."""
     if x.dim() and x.shape[dim] == 0:
         return x, x.sum(dim, keepdim=True)
     most = x.detach().abs().amax(dim, keepdim=True)
     zero, plain = most == 0, ~most.isfinite()
     most = torch.where(zero | plain, 1, most)
-    small = torch.where(zero, 1, x / most)  # (a root has no derivative at 0)
+    small = torch.where(zero, 1, x / most)  # 1: a root has no derivative at 0
     norm = torch.where(zero, 0, small.square().sum(dim, keepdim=True).sqrt() * most)
     divisor = torch.where(norm <= eps, eps, norm)
     return torch.where(zero, 0, torch.where(zero, 0, x) / torch.where(zero, 1, divisor)), norm.detach()
@@ -39,12 +39,12 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, *, out_dtype=torch.float64):
 def cosine_similarity(x1, x2, dim=1, eps=1e-8, *, out_dtype=torch.float64):
     x1, x2 = torch.broadcast_tensors(x1, x2)
     (y1, norm1), (y2, norm2) = (_unit(x, dim, floor(eps, out_dtype)) for x in (x1, x2))
-    # A zero vector gives 0, but a NaN or inf in the other one must show.
+    # A zero vector gives cosine 0, but a NaN or inf in the other vector must make it NaN.
     none = ((norm1 == 0) & norm2.isfinite()) | ((norm2 == 0) & norm1.isfinite())
     return (torch.where(none, 0, y1) * torch.where(none, 0, y2)).sum(dim)
 
 
-# ---- tolerances: the sizes of the terms in a row's values and gradients
+# ---- tolerances: the magnitudes ("sizes") of the terms that cancel in a row's values and gradients
 
 
 def _norm(x, dim):
@@ -52,7 +52,7 @@ def _norm(x, dim):
 
 
 def normalize_terms(sample, outcome):
-    """Terms of the gradient (g - y sum g y) / |x|."""
+    """Sizes of the terms of the gradient (g - y sum g y) / |x|."""
     x, dim = sample.args[0].detach(), sample.kwargs.get("dim", -1)
     if not outcome.grads or not x.numel():
         return 0.0, {0: torch.zeros_like(x)}
@@ -61,7 +61,7 @@ def normalize_terms(sample, outcome):
 
 
 def cosine_terms(sample, outcome):
-    """Terms of the gradient to x1, g (x2 / |x2| - c x1 / |x1|) / |x1|."""
+    """Sizes of the terms of the gradient to x1, g (x2 / |x2| - c x1 / |x1|) / |x1|, and of that to x2."""
     x1, x2 = (x.detach() for x in torch.broadcast_tensors(*sample.args))
     dim = sample.kwargs.get("dim", -1)
     if not outcome.grads or not x1.numel():

@@ -22,7 +22,7 @@ def _cosine_embedding(x, y, target, margin=0.0):
 
 
 def _cosine_sizes(x, y, target, margin=0.0):
-    """A cosine is a sum of products of unit vectors; its slope to x1 is (u2 - cos u1) / |x1|."""
+    """Sizes of the terms. A cosine is the product of unit vectors u1, u2; its slope to x1 is (u2 - cos u1) / |x1|."""
 
     def slope(x):
         norm = x.norm(dim=-1, keepdim=True)
@@ -54,7 +54,7 @@ def _triplet(a, b, c, margin=1.0, p=2.0, eps=1e-6, swap=False):
 
 
 def _triplet_sizes(a, b, c, margin=1.0, p=2.0, eps=1e-6, swap=False):
-    """A distance has slopes of at most 1; at most two distances meet in a vector."""
+    """Sizes of the terms. A distance has slopes of at most 1, and a vector is part of at most two distances."""
     size = sum(_distance(x, y, p, eps) for x, y in ((a, b), (a, c), (b, c))) + margin
     return size, (2.0, 2.0, 2.0)
 
@@ -81,7 +81,7 @@ row_loss(
 
 
 def _triplet_case(n, dtype, seed):
-    """The kernel alone: rows of about a thousand numbers, or one row."""
+    """Returns a GPU call of the kernel alone: rows of about a thousand numbers, or one row."""
     length = next((k for k in (1000, 1024, 8) if n % k == 0), n)
     x, y, z = (gpu.numbers(n, dtype, seed + i) for i in range(3))
     op = registry["triplet_margin_loss"]

@@ -15,7 +15,7 @@ def centered(x, keep):
 
 
 def si_sdr(x, s, zero_mean=False, keep=None):
-    """As the paper writes it; samples that are not kept are 0. A product of 0 (silence) gives the WORST loss."""
+    """Returns the paper's loss; x and s must be 0 where not kept. <x, s> = 0, as for silence, gives the loss WORST."""
     if zero_mean:
         x, s = centered(x, keep), centered(s, keep)
     product, square = (x * s).sum(-1, keepdim=True), s.square().sum(-1, keepdim=True)
@@ -28,8 +28,9 @@ def si_sdr(x, s, zero_mean=False, keep=None):
 
 
 def _sizes(x, s, zero_mean):
-    """c, d: the cosine and sine of the signals' angle. Roundings of the unit vectors are 1 / c relative to c, 1 / d to
-    d. A centered signal has the roundings of the signal before."""
+    """Sizes of the terms. With c and d the cosine and sine of the angle between the signals, roundings of the unit
+    vectors have size 1 / c relative to c, and 1 / d relative to d. A centered signal has the roundings of the signal
+    before."""
     every, lengths = torch.ones_like(x, dtype=torch.bool), []
     for y in (x, s):
         y, before = centered(y, every), y.norm(dim=-1, keepdim=True)

@@ -78,7 +78,8 @@ def through_the_dispatcher(like):
 
 
 def below_the_dispatcher(like):
-    """Allocates as a C++ kernel does through at::detail, where torch's deterministic fill does not see it."""
+    """Returns memory like `like`, allocated as C++ kernels do through at::detail, which torch's deterministic fill does
+    not see."""
     storage = torch.UntypedStorage(like.nbytes)
     return torch.empty(0, dtype=like.dtype).set_(storage, 0, like.shape, torch.empty(like.shape).stride())
 

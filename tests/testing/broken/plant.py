@@ -24,7 +24,7 @@ def plant(check, *words, **changes):
 
 
 def function(backward, forward=None, **statics):
-    """An op with this backward: (ctx, grad) -> dx, where ctx.saved_tensors is (x, mask)."""
+    """Returns an op with this backward: (ctx, grad) -> dx, where ctx.saved_tensors is (x, mask)."""
 
     class Broken(torch.autograd.Function):
         @staticmethod
