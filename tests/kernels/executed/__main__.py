@@ -1,4 +1,5 @@
-"""Execute the GPU kernels of an op on a sample of its record with this many rows and columns, forward and backward.
+"""Execute the GPU kernels of an op on the CPU, forward and backward: on a sample call of the op's record, resized to
+the given rows and columns.
 
     python -m tests.kernels.executed masked_mean --shape 1100x32000 --dtype bf16
 
