@@ -505,7 +505,7 @@ inline Table arithmetic() {
 
     const auto least = [](float a, float b, float c) { return extreme<false, false>(extreme<false, false>(a, b), c); };
     const auto most = [](float a, float b, float c) { return extreme<true, false>(extreme<true, false>(a, b), c); };
-    ternary<float>(t, "min3.f32", least), ternary<float>(t, "max3.f32", most);  // so ptx.py names min and max of three operands
+    ternary<float>(t, "min3.f32", least), ternary<float>(t, "max3.f32", most);  // of three operands
     ternary<float>(t, "min3.NaN.f32", [](float a, float b, float c) {
         return extreme<false, true>(extreme<false, true>(a, b), c);
     });

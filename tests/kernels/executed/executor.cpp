@@ -217,7 +217,7 @@ std::unique_ptr<Program> load_program(const char* text) {
             i.number = numbers(field[4]), i.text = field[5];
             i.aligned = field[0].find("aligned") != std::string::npos;
             if (i.run == copy_later && i.op.size() == 3) i.widths.pop_back();
-            if (i.run == multiply_later && i.op.size() > i.widths.size()) {  // A's operand is four registers, not a descriptor
+            if (i.run == multiply_later && i.op.size() > i.widths.size()) {  // A is four registers, no descriptor
                 i.variant |= 2;
                 i.widths.erase(i.widths.begin() + i.count / 2), i.widths.pop_back();
                 i.widths.insert(i.widths.begin(), 4, 4);
