@@ -1,5 +1,4 @@
-"""Execute the GPU kernels of an op on the CPU, forward and backward: on a sample call of the op's record, resized to
-the given rows and columns.
+"""Execute the GPU kernels of an op on a sample of its record with this many rows and columns, forward and backward.
 
     python -m tests.kernels.executed masked_mean --shape 1100x32000 --dtype bf16
 
