@@ -44,7 +44,7 @@ class Case:
 
 
 def case(name: str):
-    """Decorator of the function (n, dtype, device) -> Case: registers it as `name`."""
+    """Returns a decorator of a function (n, dtype, device) -> Case, which registers the function as `name`."""
 
     def register(builder):
         _builders[name] = builder

@@ -101,7 +101,7 @@ def load_of(plan):
     if values["splits"] > 1 if groups else values.get("SPLIT"):
         # round trips: one for a store with its fence, one for the count, and those that load the partial results
         rounds = 2 + ceil(parts / values["BS"])
-        if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # many parts: they store and count twice
+        if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # these may store and count twice
             each = 1
             rounds = rounds + 2 if parts > values["BS"] else 2
     elif groups and parts > 1 and plan.workspace:  # a block adds up partial results that it stored itself

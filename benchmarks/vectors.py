@@ -81,7 +81,7 @@ def box_iou_loss(n, dtype, device):
     boxes = [box(tensor(n, dtype, device, seed, (n // 4, 4)).detach()).requires_grad_() for seed in range(2)]
 
     def usual(a, b):
-        """The formula of torchvision's generalized_box_iou_loss."""
+        """Computes the loss by the formula of torchvision's generalized_box_iou_loss."""
         a, b = a.float(), b.float()
         (a1, a2), (b1, b2) = a.split(2, -1), b.split(2, -1)
         both = (torch.minimum(a2, b2) - torch.maximum(a1, b1)).clamp(min=0).prod(-1)
@@ -163,7 +163,7 @@ def si_sdr_loss(n, dtype, device):
     shape, s = SHAPES["_32768"](n)[0], dtype.itemsize
 
     def theirs(x, target, eps=1e-8):
-        """The formula of torchmetrics and asteroid."""
+        """Computes the loss by the formula of torchmetrics and asteroid."""
         alpha = ((x * target).sum(-1, keepdim=True) + eps) / (target.square().sum(-1, keepdim=True) + eps)
         signal = alpha * target
         ratio = (signal.square().sum(-1) + eps) / ((signal - x).square().sum(-1) + eps)

@@ -44,7 +44,8 @@ def test_the_kernel_is_chosen_and_launched_once_a_list(name):
         "grad_norm": lambda n: scans.norm(flat[:n], 2),
         "clip_grad_norm_": lambda n: scans.scale_(flat[:n], factor),
     }
-    for n, scanned in ((1, 1), (97, 1), (1024, 1), (1025, 2)):  # launches; CUDA 12.1 or later
+    # (number of tensors, kernels), with a driver of CUDA 12.1 or later.
+    for n, scanned in ((1, 1), (97, 1), (1024, 1), (1025, 2)):
         calls[name](n)
         kernels, memory = launches(lambda n=n: calls[name](n))
         assert len(kernels) == scanned and not memory, kernels + memory

@@ -66,7 +66,8 @@ def bases(layout, shape, layouts_by_name):
         for dim in order:
             for _ in range(size[dim].bit_length() - 1):
                 step = [0] * len(order)
-                step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0  # 0: it holds a copy
+                # A step beyond the tile's end is 0: the register, lane or warp holds a copy.
+                step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0
                 reach[dim] *= 2
                 results[name].append(step)
     return results

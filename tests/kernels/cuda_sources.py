@@ -38,7 +38,7 @@ def like(x, shape, dtype):
 
 
 def garbage(shape, dtype, seed=0):
-    """Random values with zeros, subnormals, huge values, inf and NaN among them."""
+    """Returns random values with zeros, subnormals, huge values, inf and NaN among them."""
     torch.manual_seed(seed)
     x = torch.randn(shape, dtype=torch.float64)
     odd = torch.tensor([0.0, -0.0, 1e-7, 1e-40, 6e4, -3e38, float("inf"), -float("inf"), float("nan")], dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""H100 measurements for the table of docs/gpu-model.md: `python -m tests.kernels.measured` rewrites their column.
+"""Fills the column of H100 measurements in the table of docs/gpu-model.md: `python -m tests.kernels.measured`.
 
 The figures come from benchmarks/results/NVIDIA-H100/speed.md, at 64M elements. A row has one if the benchmarks measure
 its op in its layout. Some lengths differ: the benchmarks have rows of 1,024 elements where the model has 4,096 (one

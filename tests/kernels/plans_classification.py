@@ -1,4 +1,5 @@
-"""The plans of cross_entropy, nll_loss, multi_margin_loss and box_iou_loss, both ways, for test_triton_build.py."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of cross_entropy, nll_loss, multi_margin_loss
+and box_iou_loss, forward and backward. test_triton_build.py compiles them."""
 
 import re
 
@@ -58,7 +59,7 @@ def picked_backward(x, weight=True):
 
 
 def margins(x, p=1, gradient=False, mean=None, weight=False):
-    """The plan for scores x (..., C)."""
+    """Returns multi_margin_loss's plan for scores x (..., C). gradient: that of the backward."""
     target, w, mask, rows = tensors(x.movedim(-1, 1), False, weight)
     grad = meta((), F32).expand(rows) if gradient else None
     _, plan, constants = margin.prepare(x, target, w, mask if weight else None, p, mean, grad=grad)
@@ -66,7 +67,7 @@ def margins(x, p=1, gradient=False, mean=None, weight=False):
 
 
 def boxes(x, kind=3, gradient=False, mean=None, masked=False):
-    """The plan for boxes x (..., 4)."""
+    """Returns box_iou_loss's plan for boxes x (..., 4). gradient: that of the backward."""
     rows = x.shape[:-1]
     upstream = {"grad": meta((), F32).expand(rows), "needed": (True, True)} if gradient else {}
     _, plan, constants = box.prepare(x, x, meta(rows, torch.bool) if masked else None, kind, mean, **upstream)

@@ -1,4 +1,5 @@
-"""The plans of info_nce_loss's kernels, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of info_nce_loss's kernels.
+test_triton_build.py compiles them."""
 
 import re
 

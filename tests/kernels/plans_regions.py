@@ -1,4 +1,5 @@
-"""The plans of the region losses' sums and of their backward, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of the region losses: their sums, the loss of
+the sums, and the backward of both. test_triton_build.py compiles them."""
 
 import re
 
@@ -31,7 +32,7 @@ def forward(x, target, mask, squared=False, exists=None):
 
 
 def backward(x, target, mask, squared=False, exists=None, both=True):
-    """The plan of the backward. both: a floating-point target gets a gradient, too."""
+    """Returns the plan of the backward of the sums. both: a floating-point target gets a gradient, too."""
     soft = target.is_floating_point()
     dy = torch.empty_like(target) if soft and both else None
     tensors = (torch.empty_like(x), dy, x if squared or dy is not None else None, target, mask)
@@ -39,8 +40,8 @@ def backward(x, target, mask, squared=False, exists=None, both=True):
 
 
 def of_sums(kernel, names, dtypes, weight=False, divisor=None, reduction=1, batch=False, parameters=0, **values):
-    """The plan of the kernel that computes the loss from the sums, or of its backward. dtypes: those of all pointers
-    except `sums` (fp64) and `weight` (bf16)."""
+    """Returns the plan of the kernel that computes the loss from the sums, or of its backward. dtypes: those of all
+    pointers except `sums` (fp64) and `weight` (bf16)."""
     sums, weight = meta((4, *SHAPE[:2]), F64), meta(SHAPE[1:2], BF16) if weight else None
     dtypes = {**dict.fromkeys(names), "sums": F64, "weight": None if weight is None else BF16, **dtypes}
     return region_loss.loss_plan(kernel, dtypes, sums, weight, divisor, reduction, False, batch, parameters, **values)

@@ -1,5 +1,5 @@
-"""The plans of softmax, normalize, cosine_similarity, lpips_distance and triplet_margin_loss, both ways, for
-test_triton_build.py."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of softmax, normalize, cosine_similarity,
+lpips_distance and triplet_margin_loss, forward and backward. test_triton_build.py compiles them."""
 
 import re
 
@@ -77,7 +77,7 @@ def embeddings_backward(x, dtype=torch.int64):
 
 
 def distances(x, weight=None, keep=None):
-    """The plan of lpips_distance for one layer's features x (N, C, H, W)."""
+    """Returns the plan of lpips_distance for one layer's features x (N, C, H, W)."""
     _, plan, options = lpips.prepare(x, x, weight, keep)
     return row.plan(*plan, **options)
 

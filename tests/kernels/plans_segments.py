@@ -1,4 +1,5 @@
-"""The plans of the segment reductions, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of the segment reductions, forward and
+backward. test_triton_build.py compiles them."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""The statistics' plans, forward and backward, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of the statistics, forward and backward.
+test_triton_build.py compiles them."""
 
 import re
 
@@ -53,7 +54,8 @@ def forward(name, x, mask=None, weight=None, dims=None, shape=None, **options):
 
 
 def backward(kind, x, mask=None, weight=None, dims=None):
-    """The plan of the backward. In grad, origin and scale the reduced dims have size 1, as the launcher passes them."""
+    """Returns the plan of the backward. In grad, origin and scale the reduced dims have size 1, as the launcher passes
+    them."""
     reduced_shape = [1 if dims is None or d in dims else n for d, n in enumerate(x.shape)]
     grad, origin, scale = meta(reduced_shape, F32), meta(reduced_shape, F64), meta(reduced_shape, F64)
     tensors = (x, origin, mask, weight, grad, scale, torch.empty_like(x))

@@ -23,7 +23,8 @@ def apart(x, out, stride, config: Tile):
 
 @triton.jit
 def near(x, out, stride, config: Tile):
-    """Twin of `apart` without the fault: the lanes lie along the rows, and the sum reduces one axis after the other."""
+    """Is the twin of `apart` without the faults: the lanes lie along the rows, and the sum reduces one axis after the
+    other."""
     where = x + tl.arange(0, config.BM)[:, None] * stride + tl.arange(0, config.BN)[None, :]
     lanes = tl.sum(tl.reshape(tl.load(where), (2, config.BM // 2, config.BN)), 0)
     tl.store(out + tl.arange(0, 1), tl.sum(tl.sum(lanes, 1, keep_dims=True), 0))

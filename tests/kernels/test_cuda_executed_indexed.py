@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_e
 
 
 def indices(*shape, size, dtype=torch.int64, seed=1):
-    """Most indices in range, some just outside (-1 and `size`), and 10 % far outside: the dtype's limits and -100."""
+    """Returns indices: most in [0, size), some just outside (-1 and `size`), and 10 % far outside (the dtype's limits
+    and -100)."""
     random = torch.Generator().manual_seed(seed)
     index = torch.randint(-1, size + 1, shape, generator=random)
     info = torch.iinfo(dtype)

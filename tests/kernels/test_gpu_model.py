@@ -19,7 +19,7 @@ modelled = pytest.importorskip("tests.kernels.modelled")
 H200 = gpu_model.GPUS["H200"]
 # Raw ops without a prediction: their time depends on the indices (colliding atomics, a sort).
 ADDED_UP = "_safe_gather_backward", "_safe_index_select_backward"
-SLACK = 0.02  # for the table's rounding, and for another version of the assembler
+SLACK = 0.02  # a share may fall by this: the table is rounded, and assemblers differ
 
 
 def test_the_path_is_that_of_a_whole_tile():

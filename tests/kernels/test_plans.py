@@ -1,4 +1,5 @@
-"""How plans divide rows among threads and tiles, which no result shows."""
+"""Tests how plans (kernel, constants and launch options) divide rows among threads and tiles, which results do not
+show."""
 
 import pytest
 import torch

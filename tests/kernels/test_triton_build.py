@@ -104,7 +104,7 @@ def slopes(x, y, a, b, c):
 
 
 def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
-    """The plan of an elementwise launch. If y is None, the functor reads no x: its shape is the output's."""
+    """Returns the plan of an elementwise launch. If y is None, the functor reads no x: its shape is the output's."""
     compute = F64 if x.dtype == F64 else F32
     upstream = (meta((), F32), meta((), F64)) if grad else (None, None)
     z, dy = third(f, x), x.clone() if both else None

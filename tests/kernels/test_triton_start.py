@@ -57,7 +57,7 @@ def flat(kinds):
         if isinstance(kind, tuple):
             yield from flat(kind)
         elif kind != "constexpr":
-            yield BYTES.get(kind, 8)  # pointers
+            yield BYTES.get(kind, 8)  # a pointer has 8 bytes
 
 
 class Driver:

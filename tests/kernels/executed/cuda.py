@@ -174,7 +174,7 @@ class Ops:
 
     @property
     def wide(self):
-        """How many 16-byte loads the threads of the last call did, without CUB's kernels."""
+        """Returns how many 16-byte loads the threads of the last call did, without CUB's kernels."""
         return sum(launch.wide for launch in self.launches if "cub::" not in launch.kernel)
 
     @cached_property

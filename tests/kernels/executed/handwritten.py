@@ -1,4 +1,4 @@
-"""Small kernels in PTX, for the tests of the executor."""
+"""Makes and runs small kernels written in PTX, for the tests of the executor."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Python's interface to the executor: programs, memory with its checks, launches."""
+"""Runs programs, PTX kernels that ptx.py has translated, in the executor's C++ library, with checks of their memory."""
 
 import ctypes
 import fcntl
@@ -49,7 +49,7 @@ class Launch(ctypes.Structure):
 
 @cache
 def executor():
-    """The executor's library, compiled once for its sources, the compiler and the CPU."""
+    """Returns the executor's library, which is compiled once for its sources, the compiler and the CPU."""
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), platform.machine())
     text = "".join(path.read_text() for path in SOURCES) + " ".join(COMMAND) + cpu
     target = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
@@ -73,7 +73,8 @@ def available():
 
 @dataclass
 class Launched:
-    """wide: how many 16-byte loads its threads did. steps: instructions that all warps ran, in all orders together."""
+    """A launch that has run. wide: how many 16-byte loads its threads did. steps: instructions that all warps ran, in
+    all orders together."""
 
     kernel: str
     grid: tuple
