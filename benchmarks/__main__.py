@@ -1,4 +1,4 @@
-"""The runner: `python -m benchmarks --help`."""
+"""Runs the benchmarks: `python -m benchmarks --help` lists the options."""
 
 import argparse
 import fnmatch
@@ -48,7 +48,7 @@ def elements(text: str) -> int:
 
 
 def chosen(options) -> list[str]:
-    """The names to measure: cases, and members of TABLES."""
+    """Returns the names to measure: of cases, and of TABLES."""
     from . import case
 
     choices = [*case.names(), *TABLES]
@@ -98,7 +98,8 @@ def collect(options, path) -> dict:
 
 
 def routes(device: str) -> dict:
-    """{op: "kernel" or "composite"}: which implementation of the op runs on this device."""
+    """Returns {op: "kernel" or "composite"}: what runs on this device, a kernel of the op or its definition in torch
+    ops."""
     from safeops.core.op import registry
 
     return {name: "kernel" if op.runs_on(device) else "composite" for name, op in registry.items()}

@@ -1,4 +1,4 @@
-"""The host time of a CUDA op's call, part by part: `make bench ARGS="--ops calls"`.
+"""Measures the host time of a CUDA op's call, part by part: `make bench ARGS="--ops calls"`.
 
 Needs no GPU: see standin.py. A C++ op is timed as a whole: the public function, the dispatcher and the host code, up to
 a runtime that does nothing. A Triton op's call that repeats an earlier one is launched without Python (csrc/launch):
@@ -6,9 +6,10 @@ a runtime that does nothing. A Triton op's call that repeats an earlier one is l
     route      the public function, up to the raw op
     launch     torch's dispatcher, the lookup of the call by its operands, the outputs, a driver that does nothing
 
-Where a number has changed, the launcher in Python launches from a plan that it has. Where the sizes are new, as in
-batches of variable length, the first call makes a plan in Python (the kernel is loaded already), the second is also
-traced, and later ones are launched by that trace, as long as it holds for their sizes (kernels/engine/trace.py).
+If only a number argument differs from earlier calls, the launcher in Python launches from a plan that it has. If the
+sizes are new, as in batches of variable length, the first call makes a plan in Python (the kernel is loaded already),
+and the second is also traced: its steps from sizes to arguments are recorded. Later calls are launched by that trace,
+as long as it holds for their sizes (kernels/engine/trace.py).
 """
 
 import json
@@ -21,18 +22,19 @@ from time import perf_counter
 
 from . import standin
 
-GOAL, CPP_GOAL = 10 / 1.5, 8 / 1.5  # times a bare aten op: 10 us (C++ ops: 8 us) where the aten op takes 1.5 us
+GOAL, CPP_GOAL = 10 / 1.5, 8 / 1.5  # in times of a bare aten op, which takes 1.5 us: 10 us, 8 us for C++ ops
 PARTS = ("route", "launch")
 # measure_parts needs ops that launch one kernel each.
 OPS = ("mse_loss", "huber_loss", "masked_sum", "masked_mean", "masked_mean_rows", "masked_var", "masked_softmax",
        "normalize", "cosine_similarity")  # fmt: skip
 CPP = ("safe_div", "safe_log", "masked_fill", "masked_compact_50", "safe_gather", "total_variation", "ssim")
-STEP, SIZES = 1024, 32  # elements between two sizes (one row, so that all sizes are whole rows); number of sizes
-ROUNDS, REPEATS = 200, 20  # the best of many samples, each too short to be interrupted often
+STEP, SIZES = 1024, 32  # elements between two sizes (one row), and how many sizes
+ROUNDS, REPEATS = 200, 20  # samples, and calls in a sample: so short that most are not interrupted
 
 
 def measure(ops=OPS, cpp=CPP) -> list[dict]:
-    """Returns a record for each op, measured in processes of their own that have the stand-in driver or runtime."""
+    """Returns a record for each op. The Triton ops and the C++ ops are each measured in a process of their own, which
+    has the stand-in driver or runtime."""
     if why := standin.unusable():
         print(f"calls: not measured, {why}", file=sys.stderr)
         return []
@@ -50,7 +52,7 @@ def _served(kind, ops):
 
 
 def best(call) -> float:
-    """The fastest sample, in microseconds per call."""
+    """Returns the microseconds per call of the fastest sample."""
     call()
     return min(sample(call) for _ in range(ROUNDS)) * 1e6
 
@@ -75,7 +77,8 @@ def spied(owner, name, seen):
 
 
 def measure_parts(call, lazy, forget) -> dict:
-    """Microseconds of a call that launches one kernel: in total, by part, and if Python launches it ("python")."""
+    """Returns microseconds of a call that launches one kernel: in total ("total"), of each part, and in total if the
+    launcher in Python launches it ("python")."""
     import torch
 
     call()
@@ -87,7 +90,7 @@ def measure_parts(call, lazy, forget) -> dict:
         back()
     ((launcher, (arguments,)),) = [(x, calls) for x, calls in seen.items() if calls]
     raw, python = (getattr(torch.ops.safeops, f"_{launcher.name}{end}").default._op for end in ("", "_launch"))
-    leading = len(arguments)  # without trailing defaults, which the public function does not pass
+    leading = len(arguments)  # how many arguments the public function passes: no trailing defaults
     while leading and arguments[leading - 1] is launcher.defaults[leading - 1]:
         leading -= 1
     total, op = best(call), best(partial(raw, *arguments[:leading]))
@@ -96,8 +99,9 @@ def measure_parts(call, lazy, forget) -> dict:
 
 
 def new_sizes(calls, forget) -> dict:
-    """Microseconds of the first, the second and a later call of a series in which each size is new. The series is
-    repeated from no plans, and the best of each call counts: it is either left alone or interrupted."""
+    """Returns microseconds of the first, the second and a later call of a series in which each size is new. The series
+    is repeated, each time without any plans, and the best time of each call counts: interruptions distort calls this
+    short."""
     for call in calls:
         call()
     times = [[] for _ in calls]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-KEEP = 0.75  # share of True in the masks, at random, so that no branch predictor learns the mask
+KEEP = 0.75  # share of True in the masks; random, so that no branch predictor learns the mask
 ROW = 1024
 FAMILIES = (
     "elementwise", "selection", "reductions", "classification", "divergences", "linear", "vectors", "losses", "images",
@@ -32,9 +32,9 @@ class Case:
     compiled: Callable | None  # the pattern that torch.compile does best on: no boolean index
     counted: bool = True  # False: a kernel touches only a part of its operands, or tensors pass between kernels
     variant: bool = False  # True: on the CPU the factor over eager is not judged (a further shape of an op, say)
-    aten: Callable | None = None  # torch's own op, (*inputs) -> Tensor: the comparison for small calls
-    # True: the arithmetic may cost more than the bytes. The op then also reaches its goal by its speed relative to
-    # `aten` in fp32 (fp64 for fp64) on as many elements, and its factor over eager is not judged on the CPU.
+    aten: Callable | None = None  # torch's own op, (*inputs) -> Tensor: small calls are compared with it
+    # True: the arithmetic may take longer than moving the bytes. The op may then reach its goal by its speed relative
+    # to `aten` in fp32 (fp64 for fp64) on as many elements instead. Its factor over eager is not judged on the CPU.
     arithmetic: bool = False
     elements: int = 0  # 0: as many as the first input has
     op: str = ""  # the name in the registry
@@ -44,7 +44,7 @@ class Case:
 
 
 def case(name: str):
-    """Decorator of the function (n, dtype, device) -> Case: registers it as `name`."""
+    """Returns a decorator of a function (n, dtype, device) -> Case, which registers the function as `name`."""
 
     def register(builder):
         _builders[name] = builder
@@ -60,7 +60,7 @@ def build(name: str, n: int, dtype: torch.dtype, device: str) -> Case:
 
 
 def names() -> list[str]:
-    """The names of all cases, family by family."""
+    """Returns the names of all cases, family by family."""
     for family in FAMILIES:
         importlib.import_module(f"benchmarks.{family}")
     return list(_builders)
@@ -73,7 +73,8 @@ def data(n: int, dtype: torch.dtype, device: str, seed: int, grad: bool = True, 
 
 
 def rival(module: str, name: str, options: dict) -> Callable | None:
-    """A loss of another library; None where that is not installed (`make bench` installs it)."""
+    """Returns module.name(**options), a loss of another library; None if the library is not installed (`make bench`
+    installs it)."""
     try:
         return getattr(importlib.import_module(module), name)(**options)
     except ImportError:

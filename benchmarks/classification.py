@@ -1,4 +1,4 @@
-"""Softmax, and losses of logits and a class for each row. Each direction reads the input once and writes once."""
+"""Cases of softmax, and of losses of logits and a class for each row. Forward and backward each read the input once."""
 
 import functools
 
@@ -38,7 +38,7 @@ def softmax(name, function, suffix):
 
 @case("softmax_no_mask")
 def plain_softmax(n, dtype, device):
-    """masked_softmax without a mask, beside torch's own softmax: both move the same bytes."""
+    """masked_softmax without a mask, compared with torch's own softmax: both move equal bytes."""
     shape, dim = SHAPES[""](n)
     s = dtype.itemsize
     return Case(
@@ -56,7 +56,7 @@ def plain_softmax(n, dtype, device):
 def multi_margin_loss(n, dtype, device):
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     index = torch.randint(shape[1], shape[:1], generator=torch.Generator(device).manual_seed(3), device=device)
-    wide = {"F.multi_margin_loss(x, y)": lambda x: F.multi_margin_loss(x.float(), index)}  # it knows no half on the CPU
+    wide = {"F.multi_margin_loss(x, y)": lambda x: F.multi_margin_loss(x.float(), index)}  # no fp16 on the CPU
     return Case(
         (tensor(n, dtype, device, 0, shape),),
         forward_bytes=s,  # read x
@@ -70,12 +70,12 @@ def multi_margin_loss(n, dtype, device):
 
 @case("multilabel_margin_loss")
 def multilabel_margin_loss(n, dtype, device):
-    """The op sorts each row twice, so that the copy of its bytes is a floor far below its time."""
+    """The op sorts each row twice, so it takes far longer than a copy of its bytes."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     generator = torch.Generator(device).manual_seed(3)
     index = torch.randint(shape[1], (shape[0], 8), generator=generator, device=device)
     y = F.pad(index, (0, shape[1] - 8), value=-1)
-    wide = {"F.multilabel_margin_loss(x, y)": lambda x: F.multilabel_margin_loss(x.float(), y)}  # knows no half
+    wide = {"F.multilabel_margin_loss(x, y)": lambda x: F.multilabel_margin_loss(x.float(), y)}  # no fp16
     return Case(
         (tensor(n, dtype, device, 0, shape),),
         forward_bytes=s + 8,  # read x, y
@@ -90,7 +90,7 @@ def multilabel_margin_loss(n, dtype, device):
 
 @case("multilabel_soft_margin_loss")
 def multilabel_soft_margin_loss(n, dtype, device):
-    """The loss is the mean of binary_cross_entropy_with_logits."""
+    """The loss is the mean of binary_cross_entropy_with_logits, so it moves that loss's bytes."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     y = tensor(n, dtype, device, 1, shape).detach().sigmoid()
     return Case(
@@ -105,7 +105,7 @@ def multilabel_soft_margin_loss(n, dtype, device):
 
 
 def classification(name, suffix, **options):
-    """options: passed to both our function and torch's."""
+    """Registers cases of a loss on LOGITS' shapes. options: passed to our function and to torch's."""
 
     @case(name + suffix)
     def build(n, dtype, device):
@@ -136,8 +136,8 @@ def classification(name, suffix, **options):
 
 
 def nll_function(name, pattern, element, suffixes=("",)):
-    """Cases of a loss that is a function of each row's cross entropy: it moves the same bytes as cross_entropy.
-    element: the function of the row's cross entropy, as users write it; pattern: its text."""
+    """Registers cases of a loss that is a function of each row's cross entropy, so it moves cross_entropy's bytes.
+    element: that function, as users write it. pattern: its text."""
     for suffix in suffixes:
         case(name + suffix)(functools.partial(_nll_function, name, pattern, element, suffix))
 
@@ -165,7 +165,8 @@ def _nll_function(name, pattern, element, suffix, n, dtype, device):
 
 
 def token_log_probs(suffix, with_argmax):
-    """The log probability of each row's class plus the row's entropy: one tensor, so that the backward runs once."""
+    """Registers a case. It adds the log probability of each row's class and the row's entropy: from one tensor the
+    backward runs once."""
 
     @case("token_log_probs" + suffix)
     def build(n, dtype, device):

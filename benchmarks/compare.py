@@ -1,4 +1,4 @@
-"""`--compare OTHER_CHECKOUT`: times the other checkout's build (old) beside this one (new), in one run.
+"""Implements `--compare OTHER_CHECKOUT`: times the other checkout's build (old) and this one (new), in one run.
 
 Each checkout has a worker process that imports its safeops. Both run the cases of this checkout, which use public
 functions alone. For each op the workers take turns, sample by sample, so that a machine that slows down slows both.
@@ -14,12 +14,12 @@ from .served import Served
 from .timing import alternate
 
 ROOT = Path(__file__).resolve().parents[1]
-SLOWEST = 0.95  # old time over new
+SLOWEST = 0.95  # old time / new time: below it, an op is too slow
 DEAREST = 0.3  # microseconds that a small call may take longer in the new build
-AGAIN = 3  # times as many samples in the second measurement of an op that misses a limit: most first misses are noise
+AGAIN = 3  # an op that misses a limit is measured again with 3 times as many samples: most first misses are noise
 
-# Imports the working folder's safeops, then this checkout's benchmarks. In a checkout the Triton kernels lie beside the
-# package: without the appended path, those of an installed package would be imported.
+# Program of a worker: imports safeops from the working folder, then this checkout's benchmarks. A checkout has its
+# Triton kernels beside the package: without the appended path, those of an installed package would be imported.
 START = """
 import os, sys
 sys.path.insert(0, os.getcwd())
@@ -33,7 +33,7 @@ serve(Worker(), sys.stdin)
 
 
 class Side(Served):
-    """A checkout, and the process that measures it."""
+    """A checkout, with the worker process that measures it."""
 
     def __init__(self, name, checkout, options):
         checkout = Path(checkout).resolve()
@@ -81,7 +81,7 @@ def measure(sides, request, labels, options, results) -> list[dict]:
 
 def timed(sides, key, rounds, small) -> dict:
     samples = alternate({name: lambda s=side: s.ask("sample", key) for name, side in sides.items()}, rounds)
-    if small:  # the best sample counts: a call this short is either left alone or interrupted
+    if small:  # the best sample counts: interruptions distort calls this short
         old, new = (samples[name].best() * 1e6 for name in ("old", "new"))
         return {"old_us": old, "new_us": new, "more_us": new - old}
     old, new = (samples[name].time() * 1e3 for name in ("old", "new"))
@@ -98,13 +98,13 @@ def verdict(record) -> str:
 
 
 def missed(results) -> list[dict]:
-    """The records that are too slow, or not judged because the machine was busy."""
+    """Returns the records that are too slow, or not judged because the machine was busy."""
     return [record for record in results["speed"] + results["small"] if verdict(record) != "yes"]
 
 
 def markdown(results: dict, options) -> str:
     lines = [f"# {ROOT} beside {Path(options.compare).resolve()}", ""]
-    hosts = ["old_host_us", "new_host_us"] if options.device == "cuda" else []  # beside the GPU's times
+    hosts = ["old_host_us", "new_host_us"] if options.device == "cuda" else []  # columns in addition to the GPU's times
     rows = [
         [r["op"], r["dtype"], r["direction"], f"{r['elements'] / 2**20:g}M", f"{r['old_ms']:.3f}", f"{r['new_ms']:.3f}"]
         + [f"{r['ratio']:.2f}", *(f"{r[key]:.0f}" for key in hosts), f"{r['quiet']:.0%}", verdict(r)]

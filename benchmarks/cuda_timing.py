@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 SHORTEST, LONGEST = 5e-4, 0.1  # seconds of the spin kernel
-MARGIN = 4  # the spin lasts this many times the host's last time, which varies
-CYCLES = 2e9  # the GPU's clock cycles per second, at most; at a slower clock the spin is longer
+MARGIN = 4  # the spin lasts 4 times as long as the host last took, since that varies
+CYCLES = 2e9  # most clock cycles per second of a GPU; at a slower clock the spin lasts longer
 
 
 class Sample(NamedTuple):
@@ -41,7 +41,7 @@ class CudaSampler:
         return taken
 
     def behind(self, spin: float) -> Sample:
-        """Takes one sample behind a spin of `spin` seconds; 0: the GPU is idle when the call begins."""
+        """Takes one sample after a spin kernel of `spin` seconds. 0: no spin; the GPU is idle when the call begins."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush()
         if spin:

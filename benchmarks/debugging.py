@@ -1,12 +1,13 @@
-"""Times a training step of the demo network under each tool of safeops.debug, and under detect_anomaly."""
+"""Times a training step of the demo network under each tool of safeops.debug, and under torch's detect_anomaly."""
 
 import warnings
 
-GOAL = 1.5  # the most that a traced step may take, in times of a plain step
+GOAL = 1.5  # a traced step may take 1.5 times as long as a plain step
 
 
 def measure(device: str, rounds: int) -> list[dict]:
-    """Returns a record for each tool: milliseconds of a step, and their ratio to a plain step in the same rounds."""
+    """Returns a record for each tool: milliseconds of a step, and their ratio to those of a plain step in the same
+    rounds."""
     import torch
 
     from safeops import debug
@@ -19,13 +20,13 @@ def measure(device: str, rounds: int) -> list[dict]:
         with warnings.catch_warnings(), torch.autograd.detect_anomaly():
             step()
 
-    tracer = debug.trace(model, action="record")  # one context around many steps, as it is meant to be used
+    tracer = debug.trace(model, action="record")  # as users do: one context around many steps
 
     def traced():
         with tracer:
             step()
 
-    logger = debug.trace(model, action="record", log=Unwritten())  # html= records the same values, so costs the same
+    logger = debug.trace(model, action="record", log=Unwritten())  # html= records these values, too
 
     def logged():
         with logger:
@@ -46,7 +47,7 @@ def measure(device: str, rounds: int) -> list[dict]:
     calls = {"plain": step, "trace": traced, "trace log=": logged, "detect_anomaly": anomaly, "locate_errors": located}
     calls |= {"no_sync": unsynchronised, "audit": audited}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # detect_anomaly announces itself at each use
+        warnings.simplefilter("ignore")  # detect_anomaly warns at each use that it is slow
         samples = interleave(calls, rounds, device, cold=False)
     if tracer.report:
         raise RuntimeError(f"the step that is measured went wrong: {tracer.report}")
@@ -63,7 +64,7 @@ def measure(device: str, rounds: int) -> list[dict]:
 
 
 class Unwritten:
-    """A SummaryWriter that writes nothing, so that only the tracer's own cost is measured."""
+    """A SummaryWriter that writes nothing, so that only the tracer's own time is measured."""
 
     def add_scalar(self, *args):
         pass

@@ -1,6 +1,6 @@
-"""Measures ops on DTensors in several gloo processes of this machine: bytes sent, and time. Beside them run the local
-kernel alone, `torch.distributed.tensor.parallel.loss_parallel`, and a gather of the sharded operands. Each rank has
-one thread."""
+"""Measures ops on DTensors in several gloo processes of this machine: bytes sent, and time. They are compared with the
+local kernel alone, `torch.distributed.tensor.parallel.loss_parallel`, and a gather of the sharded operands. Each rank
+has one thread."""
 
 import contextlib
 import datetime
@@ -35,7 +35,7 @@ class Wire(TorchDispatchMode):
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # DTensor handles the op first, and calls the collectives, which come here
+            return NotImplemented  # DTensor handles the op first; the collectives that it calls come here
         starts = not any(text in str(op) for text in ("wait", "wrap", "barrier"))
         if starts and op.namespace in ("c10d", "_c10d_functional"):
             sent = args[1] if "gather" in str(op) and op.namespace == "c10d" else args[0]
@@ -45,7 +45,8 @@ class Wire(TorchDispatchMode):
 
 
 def cases(mesh):
-    """{op: {contender: a call of forward and backward}}: ours, the local kernel on this rank's shard, and rivals."""
+    """Returns {op: {contender: function that runs forward and backward}}. Contenders: safeops on DTensors, the local
+    kernel on this rank's shard, and rivals."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -116,7 +117,8 @@ def cases(mesh):
 
 
 def partials(mesh):
-    """{op: {contender: a call}} for ops whose ranks exchange partial results: dim 0 is sharded and reduced."""
+    """Returns {op: {contender: function}} for ops that reduce the sharded dim 0, so that ranks exchange partial
+    results."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     x = torch.randn(ELEMENTS // COLUMNS, COLUMNS, generator=torch.Generator().manual_seed(0))
@@ -147,7 +149,8 @@ def seconds(call) -> float:
 
 
 def latency(rounds: int) -> list[dict]:
-    """Milliseconds of one all-reduce at several sizes, from which its latency and bandwidth follow."""
+    """Returns records with the milliseconds of an all-reduce at several sizes, from which its latency and bandwidth
+    follow."""
     records = []
     for size in (16, 2**12, 2**16, 2**20, 2**24):
         buffer = torch.zeros(size // 4)

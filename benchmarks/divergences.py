@@ -1,4 +1,4 @@
-"""Divergences of a student's logits and a teacher's. Only the student needs gradients."""
+"""Cases of divergences between a student's logits and a teacher's. Only the student needs gradients."""
 
 import math
 
@@ -57,8 +57,8 @@ for _name, _pattern in PATTERNS.items():
 def linear_divergence(name, eager, theirs):
     @case(name)
     def build(n, dtype, device):
-        """Student and teacher have n logits each, from vectors of 1024. Most of the time goes into matrix products, so
-        the speed is judged relative to the student's layer alone (F.linear)."""
+        """Student and teacher have n logits each, made by a layer from vectors of 1024 features. Matrix products take
+        most of the time, so the speed is judged relative to the student's layer alone (F.linear)."""
         (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
         x, y = (data(rows * width, dtype, device, i, grad=not i, shape=(rows, width)) for i in range(2))
         w, v = (data(classes * width, dtype, device, 2 + i, grad=False, shape=(classes, width)) for i in range(2))

@@ -1,4 +1,4 @@
-"""The elementwise functions: each reads its operands once and writes its result once."""
+"""Cases of the elementwise functions: each reads its operands once and writes its result once."""
 
 import torch
 

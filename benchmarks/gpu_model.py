@@ -15,11 +15,11 @@ class Gpu(NamedTuple):
     bandwidth: float  # TB/s that a copy reaches
     sms: int
     clock: float  # GHz
-    latency: float  # us of one serial round trip: a load from memory, and a block's work before its next load
-    threads: int  # resident on a multiprocessor
-    blocks: int
-    shared: int  # KiB on a multiprocessor
-    fp32: float  # warp instructions a cycle on a multiprocessor
+    latency: float  # us of one serial round trip: a load from memory, and the block's work before the next load
+    threads: int  # most resident threads of a multiprocessor
+    blocks: int  # most resident blocks of a multiprocessor
+    shared: int  # KiB of a multiprocessor
+    fp32: float  # fp32 warp instructions per cycle of a multiprocessor
     fp64: float
 
 
@@ -31,13 +31,14 @@ GPUS = {
     "B200": Gpu(100, 7.7 * COPY, 148, 1.86, 0.80, 2048, 32, 228, 4, 2),
     "RTX 5090": Gpu(120, 1.79 * COPY, 170, 2.41, 0.70, 1536, 24, 100, 4, 1 / 16),
 }
-LAUNCH, GAP = 2.5, 1.0  # us that a launch takes: after an idle time, and right behind another kernel
-LOADED = 2  # a load takes this many latencies while the memory is saturated
-ISSUE, ALU, IMAD, LSU, XU = 4, 2, 2, 1, 0.5  # warp instructions a cycle on a multiprocessor
+LAUNCH, GAP = 2.5, 1.0  # us of a launch: on an idle GPU; right after another kernel
+LOADED = 2  # latencies that a load takes while the memory is saturated
+ISSUE, ALU, IMAD, LSU, XU = 4, 2, 2, 1, 0.5  # warp instructions per cycle of a multiprocessor
 REGISTERS = 65536
 
 
-# The operands that a kernel writes (else GRADIENTS). All pointers that are not operands are written.
+# kernel -> the operands that it writes; other kernels write those of GRADIENTS. All pointers that are not operands are
+# written.
 WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
     "cosine_kernel": ("loss", "out", "first", "second"),
@@ -54,7 +55,7 @@ EXTRA = ("used", "origin", "scale", "product", "first", "second", "row_stats")  
 
 
 class Load(NamedTuple):
-    """The work of one launch."""
+    """The work of one launch, in numbers that its plan gives."""
 
     elements: int
     tiles: int
@@ -64,8 +65,8 @@ class Load(NamedTuple):
     read: int
     written: int
     extra: int  # bytes written that the op's caller did not ask for: they are saved for the backward
-    rounds: int  # serial steps of the last block, which gathers the partial results of the others
-    each: int = 0  # serial steps of each block that uses the gathered result
+    rounds: int  # serial round trips of the last block, which adds up the other blocks' partial results
+    each: int = 0  # serial round trips of each block that uses that sum
     waits: float = 0  # how often a block waits for memory outside of its loops
     pieces: int = 0  # passes of the loops around the loops over tiles
     overlap: float = 1  # bytes loaded per byte needed, in a loop that sums unaligned rows
@@ -75,7 +76,7 @@ def load_of(plan):
     """Returns the Load of a Triton kernel's plan."""
     kernel, values = plan.kernel, plan.values
     batch, outer, inner = plan.shapes
-    BM, BN = values["BM"], values["N" if "DENSE" in values else "BN"]  # DENSE: a block of boxes has all their edges
+    BM, BN = values["BM"], values["N" if "DENSE" in values else "BN"]  # DENSE: a tile of boxes has all four edges
     shape = (*batch, *outer, *inner)
     tile = read = written = extra = 0
     for name in (kernel.pointers[i] for i in plan.present):
@@ -98,16 +99,16 @@ def load_of(plan):
     rounds = each = 0
     parts, groups = values.get("pieces", values.get("splits", 1)), values.get("groups", 0)
     if values["splits"] > 1 if groups else values.get("SPLIT"):
-        # one step for a store with its fence, one for the count, and the gathering steps
+        # round trips: one for a store with its fence, one for the count, and those that load the partial results
         rounds = 2 + ceil(parts / values["BS"])
-        if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # many parts: one more store and count
+        if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # these may store and count twice
             each = 1
             rounds = rounds + 2 if parts > values["BS"] else 2
-    elif groups and parts > 1 and plan.workspace:  # the last block gathers the parts that it stored itself
+    elif groups and parts > 1 and plan.workspace:  # a block adds up partial results that it stored itself
         rounds = ceil(parts / values["BS"])
     pieces = groups * parts or blocks
     overlap = 1
-    if values.get("PEEL") and "pieces" in values and plan.workspace:  # a thread also loads words of its neighbour
+    if values.get("PEEL") and "pieces" in values and plan.workspace:  # a thread also loads words at its neighbor's end
         overlap = {2: 1.5, 4: 1.25}.get(plan.dtypes["x"].itemsize, 1)
     waits = float("segments" in values)  # a block first finds its sequence, then waits for that sequence's values
     return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each, waits, pieces, overlap)
@@ -122,14 +123,16 @@ class Prediction(NamedTuple):
 
 
 def cycles(work, gpu):
-    """Cycles of a multiprocessor that one warp's work takes: of the schedulers, or of the busiest pipe."""
+    """Returns the cycles that one warp's work takes on a multiprocessor: those of the schedulers, or of the busiest
+    pipe."""
     n = work.counts
     fma = max(n["imad"] / IMAD, (n["imad"] + n["fma"]) / gpu.fp32)
     return max(work.instructions / ISSUE, n["alu"] / ALU, fma, n["lsu"] / LSU, n["xu"] / XU, n["fp64"] / gpu.fp64)
 
 
 def predict_all(parts, read, written, gpu):
-    """Predicts an op of several launches in a row, [(Code, Load)]. The op must read and write this many bytes."""
+    """Returns the Prediction of an op that makes several launches in a row. parts: their [(Code, Load)]. read, written:
+    the bytes that the op must move."""
     results = [predict(*part, gpu) for part in parts]
     time = sum(it.time for it in results) - (len(results) - 1) * (LAUNCH - GAP)
     longest = max(results, key=lambda it: it.time)
@@ -139,7 +142,7 @@ def predict_all(parts, read, written, gpu):
 
 
 def predict(code, load, gpu):
-    if not load.blocks:  # memory that is set
+    if not load.blocks:  # a memset
         return Prediction(LAUNCH + gpu.latency + load.written / gpu.bandwidth / 1e6, 1, "bytes", 0, 0)
     warps = load.threads / 32
     fit = REGISTERS // (ceil(code.registers / 8) * 8 * load.threads)
@@ -159,7 +162,7 @@ def predict(code, load, gpu):
         instructions += passes * warps * loop.instructions
     moved = load.read * max(len(tiles), 1) + load.written
     in_flight = resident * load.threads * max(w.load for w in tiles or [code.once]) / load.overlap
-    if load.waits:  # the mean over a block's waits for memory
+    if load.waits:  # the mean over all waits of a block, in loops and outside
         in_flight = resident * load.read / load.blocks / (load.waits + code.once.waits)
     terms = {
         "bytes": moved / gpu.bandwidth / 1e6,

@@ -1,6 +1,6 @@
-"""The functions of images, on planes of at most 512 x 512. Most read two images, and backward also write one gradient.
-The rivals of the SSIM family are pytorch-msssim, kornia, and pytorch-msssim's arithmetic written out: five moments, a
-convolution for each."""
+"""Cases of the functions of images, on planes of at most 512 x 512. Most functions read two images; their backward also
+writes one gradient. Rivals of the SSIM family are pytorch-msssim, kornia, and pytorch-msssim's arithmetic written out:
+a convolution for each of five moments."""
 
 import math
 
@@ -21,7 +21,7 @@ def _planes(n, dtype, device, seed, grad=True, channels=1):
 
 
 def _moments(x, y):
-    """Returns (SSIM, contrast term), both for each window."""
+    """Returns (SSIM, contrast term) of each window."""
     g = torch.exp(-((torch.arange(11.0, device=x.device) - 5) ** 2) / 4.5)
     g, channels = (g / g.sum()).to(x.dtype), x.shape[1]
 
@@ -50,8 +50,8 @@ def _ms_ssim(x, y):
 
 
 def of_two(name, text, theirs, forward=2, backward=3, rivals=(), side=0, **options):
-    """forward, backward: how many images are moved. rivals: [(module, name, options)], libraries' functions of two
-    images. They take part if the images' edge is at least `side`."""
+    """Registers a case of a function of two images. forward, backward: how many images each direction reads and writes.
+    rivals: [(module, name, options)], libraries' functions, measured if the images' edge is at least `side`."""
 
     @case(name)
     def build(n, dtype, device):

@@ -1,5 +1,5 @@
-"""A last linear layer fused with its loss, of about n logits. Matrix products take most of the time, so that a copy of
-the bytes is a floor far below it."""
+"""Cases of a last linear layer fused with its loss, with about n logits. Matrix products take most of the time, far
+more than a copy of the bytes."""
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,12 @@ from .shapes import LOGITS, tensor
 
 
 def linear(name, pattern, theirs, ours):
-    """theirs, ours: functions of (x, w, target)."""
+    """Registers a case. theirs, ours: functions of (x, w, target). pattern: the text of theirs."""
 
     @case(name)
     def build(n, dtype, device):
-        """n logits from vectors of 1024, compared with a layer and a loss that keep all logits."""
+        """n logits are made from vectors of 1024 features. The rival, a layer and a loss, keeps all logits in
+        memory."""
         (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
         x = tensor(n, dtype, device, 0, (rows, width))
         w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()

@@ -1,4 +1,4 @@
-"""Runs the linter on published packages: prints its findings by rule, and its seconds.
+"""Runs the linter on published packages, and prints its findings by rule and the seconds that it takes.
 
     pip install --no-deps --target FOLDER -r requirements-lint-corpus.txt
     python -m benchmarks.lint_corpus FOLDER [PACKAGE ...] [--everything]

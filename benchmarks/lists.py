@@ -1,7 +1,7 @@
-"""grad_norm and clip_grad_norm_ on lists of gradients, beside the functions of torch.nn.utils.
+"""Cases of grad_norm and clip_grad_norm_ on lists of gradients, compared with the functions of torch.nn.utils.
 
-The norm reads each gradient once. Scaling reads and writes each gradient; if the norm is small enough, nothing is
-written. Many small tensors cost calls, not bytes: they are judged by the speed relative to torch's function.
+The norm reads each gradient once. Clipping then reads and writes each gradient, unless the norm is small enough. Many
+small tensors take time for calls, not for bytes: they are judged by the speed relative to torch's function.
 """
 
 import itertools
@@ -30,7 +30,7 @@ def clip(parameters):
     start = safeops.grad_norm(parameters).item()
 
     def falling():
-        """A max_norm lower than at the call before, so that each call has to scale."""
+        """Returns a lower max_norm at each call, so that each call has to scale."""
         return start * 0.999 ** next(calls)
 
     return (
@@ -47,7 +47,8 @@ def clip_nothing(parameters):
 
 
 def lists(name, sizes, pair, text, share):
-    """pair: parameters -> (ours, torch's). share: bytes moved per byte of gradient."""
+    """Registers a case. pair: function of the parameters that returns (our call, torch's call). text: the source of
+    torch's. share: bytes moved per byte of gradient."""
 
     @case(name)
     def builder(n, dtype, device):

@@ -1,6 +1,6 @@
-"""The pointwise losses, as a mean over the kept elements: forward reads input, target and mask; backward reads them
-again and writes the gradient. The region losses, on images of four classes with class indices as target: forward reads
-input and indices; backward reads the indices and writes the gradient."""
+"""Cases of losses. Pointwise losses are a mean over the kept elements: forward reads input, target and mask; backward
+reads them again and writes the gradient. Region losses get images of four classes, and class indices as target: forward
+reads input and indices; backward reads the indices and writes the gradient."""
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,8 @@ def side(x):
 
 
 def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals=()):
-    """element: one element's loss as users write it; text: its source. F need not have a function of this name.
+    """Registers a case. element: one element's loss as users write it. text: its source. torch.nn.functional need not
+    have a function of this name.
 
     domain: for each operand, a function that maps any number to where the loss is defined. Only the first operand is
     differentiated. rivals: [(module, name, options)], libraries' functions of (x, y), which take no mask."""
@@ -37,7 +38,7 @@ def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals
         s = dtype.itemsize
         ours, theirs, aten = getattr(safeops, name), getattr(F, name, None), getattr(torch._C._nn, name, None)
         x, *rest = (to(data(n, dtype, device, seed, grad=False)) for seed, to in enumerate(domain))
-        mask, wide = keep_mask(n, device), [t.float() for t in rest]  # for aten, which is measured in fp32
+        mask, wide = keep_mask(n, device), [t.float() for t in rest]  # wide: for aten, which runs in fp32
         images = [t.view(1, 1, -1) for t in rest]
         results = {f"{module}'s": rival(module, *which) for module, *which in rivals}
         return Case(
@@ -78,7 +79,7 @@ def jensen_shannon(x, y):
 
 
 def of_torch(name, *domain, arithmetic=True):
-    """A case whose pattern is torch's own function with reduction="none"."""
+    """Registers a case whose pattern is torch's own function with reduction="none"."""
     pointwise(name, f"{name}(x, y, 'none')[m].mean()", lambda *x: getattr(F, name)(*x, reduction="none"), domain,
               arithmetic)  # fmt: skip
 
@@ -101,7 +102,7 @@ pointwise("js_div", "(p log(p / m) + q log(q / m))[m].mean()", jensen_shannon, (
 
 
 def dice(both, prediction, ground):
-    return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky_loss has 2e-5 for 1e-5
+    return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky_loss adds 2e-5, not 1e-5
 
 
 def generalized_dice(both, prediction, ground):

@@ -1,5 +1,5 @@
-"""Counts the work in a kernel's machine code, on the path over a tile that lies inside the tensor: the instructions by
-pipe, and the bytes moved. Branches and loops are read from the disassembler's listing."""
+"""Counts the work in a kernel's machine code, on the path that handles a tile inside the tensor: instructions by pipe,
+and bytes moved. Branches and loops are read from the disassembler's listing."""
 
 import re
 import struct
@@ -17,10 +17,10 @@ AVOIDED = -1  # in `passes`, the value of a loop that the path avoids if it can
 class Work:
     """The work of a piece of machine code.
 
-    counts: one warp's instructions, by pipe. load, store: bytes of one thread. waits: passes of loops that wait for
-    memory. marks: the number of wanted instructions and loops on the path, minus that of the avoided ones. A loop whose
-    number of passes is given adds the instructions of all its passes, but the bytes of one pass. around: True for a
-    loop that contains loops; the work is then what lies outside of these."""
+    counts: {pipe: one warp's instructions}. load, store: bytes of one thread. waits: passes of loops that wait for
+    memory. marks: how many wanted instructions and loops the path has, minus how many unwanted ones. A loop with a
+    given number of passes counts with the instructions of all passes, but the bytes of one. around: True for a loop
+    that contains loops; the work is then that outside of the inner loops."""
 
     around = False
 
@@ -32,8 +32,8 @@ class Work:
         return Work(self.counts + other.counts, *(a + b for a, b in zip(mine, its)))
 
     def repeated(self, passes):
-        """The work of this loop body in as many passes as `passes` says for its loaded bytes: one if it says nothing,
-        none for None or AVOIDED. A loop with a number in `passes` adds a mark; an AVOIDED one takes one away."""
+        """Returns the work of a loop with this body. passes: {bytes that the body loads: number of passes}. A body that
+        is not in `passes` counts once; None or AVOIDED: not at all. A number adds a mark, AVOIDED takes one away."""
         key = self.load or (STORES if self.counts["lsu"] else 0)
         often = passes.get(key)
         marks = self.marks + (0 if often is None else -1 if often == AVOIDED else 1)
@@ -60,17 +60,17 @@ PIPES = {op: re.compile(ops) for op, ops in PIPES.items()}
 
 MEMORY = ("LDG", "LDGSTS", "STG")
 NONE = "$^"  # a pattern that matches no instruction
-END = -1  # stands for the program's end among the addresses
+END = -1  # in place of an address: the program's end
 
 
 def work_of(op, marks=0):
     base, _, modifiers = op.partition(".")
     pipe = next((name for name, ops in PIPES.items() if ops.fullmatch(base)), "alu")
     load = store = 0
-    if base in MEMORY and not re.search(r"STRONG\.(GPU|SYS)", modifiers):  # STRONG: partial results of other blocks
+    if base in MEMORY and not re.search(r"STRONG\.(GPU|SYS)", modifiers):  # STRONG: other blocks' partial results
         width = re.search(r"\b[US]?(256|128|64|16|8)\b", modifiers)
         size = int(width.group(1)) // 8 if width else 4
-        load, store = (0, size * (size == 16)) if base == "STG" else (size, 0)  # narrower stores: a block's result
+        load, store = (0, size * (size == 16)) if base == "STG" else (size, 0)  # narrower: a block's result
     return Work({pipe: 1}, load, store, marks=marks)
 
 
@@ -78,7 +78,8 @@ INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(@!?U?P\w+ )? *([A-Z][A-Z0-9.a-
 
 
 def basic_blocks(listing, mark=NONE, avoid=NONE):
-    """Returns {address: [Work, addresses of the blocks that may follow]}; END is the address after the last block."""
+    """Returns {address of a basic block: [its Work, addresses of the blocks that may follow]}. END follows the last
+    block."""
 
     def marks(line):
         return (re.search(mark, line) is not None) - (re.search(avoid, line) is not None)
@@ -103,7 +104,8 @@ def basic_blocks(listing, mark=NONE, avoid=NONE):
 
 
 def components(nodes, follow):
-    """Strongly connected components of a graph (Tarjan). A component comes after the components that it leads to."""
+    """Returns the strongly connected components of a graph (Tarjan). A component comes after the components that it
+    leads to."""
     index, low, stack, results = {}, {}, [], []
 
     def visit(v):
@@ -126,13 +128,13 @@ def components(nodes, follow):
 
 
 def longest(blocks, nodes, entry, passes=None, most=False):
-    """Follows the path from `entry` that has most marks, moves most data, and of equal ones has the fewest
-    instructions: the path over a tile inside the tensor. most: take the most instructions instead, for branches that
-    depend on values.
+    """Follows the path from `entry` that handles a tile inside the tensor: the path with the most marks; of equal ones
+    that which moves the most data; of equal ones that with the fewest instructions. most: the most instructions
+    instead, for branches that depend on values.
 
-    passes: {bytes that a pass of a loop loads: number of passes}; loops then become a part of the path, with one pass
-    if they are not named. Returns (Work outside of loops, [Work of one pass of each innermost loop that moves data, and
-    of each loop around one]); with `passes` the list is empty."""
+    passes: {bytes that a pass of a loop loads: number of passes}. If given, loops are a part of the path, with one pass
+    if they are not in `passes`. Returns (Work outside of loops, [Work of one pass of each innermost loop that moves
+    data, and of each loop around one]); with `passes` the list is empty."""
 
     def moved(path):
         instructions = path[0].instructions if most else -path[0].instructions
@@ -141,7 +143,7 @@ def longest(blocks, nodes, entry, passes=None, most=False):
     best = {END: (Work(), [])}
     for part in components(nodes, lambda v: blocks[v][1] if v == entry else [w for w in blocks[v][1] if w != entry]):
         here = {}
-        for v in part & {entry, *(w for u in nodes - part for w in blocks[u][1])}:  # where the component is entered
+        for v in part & {entry, *(w for u in nodes - part for w in blocks[u][1])}:  # blocks that enter the component
             if v == entry or len(part) == 1 and v not in blocks[v][1]:
                 here[v] = blocks[v][0], []
                 continue
@@ -162,8 +164,9 @@ def longest(blocks, nodes, entry, passes=None, most=False):
 
 
 def main_path(listing, passes=None, mark=NONE, avoid=NONE, most=False):
-    """Returns (Work of a block outside of its loops, [Work of one pass of each loop over tiles]). A block without loops
-    has one tile. mark, avoid: patterns of instructions that the path takes, or avoids, if it can."""
+    """Returns (Work of a thread block outside of loops, [Work of one pass of each loop over tiles]). A kernel without
+    loops has one tile per thread block. mark, avoid: patterns of instructions that the path takes, or avoids, if it
+    can. passes, most: as in `longest`."""
     blocks = basic_blocks(listing, mark, avoid)
     entry = min(blocks)
     reached, left = {END}, [entry]
@@ -175,7 +178,7 @@ def main_path(listing, passes=None, mark=NONE, avoid=NONE, most=False):
 
 
 def text(cubin):
-    """Returns (the machine code, the registers of a thread) of an ELF file that has one kernel."""
+    """Returns (machine code, registers per thread) of an ELF file that has one kernel."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
@@ -186,14 +189,15 @@ def text(cubin):
 
 
 class Code(NamedTuple):
-    once: Work  # of a block, outside of its loops
-    loops: list  # [Work of one pass] of the loops over tiles and of the loops around them; empty: a block has one tile
+    once: Work  # of a thread block, outside of its loops
+    loops: list  # Work of one pass of each loop over tiles, and of each loop around one; empty: a block has one tile
     registers: int
     shared: int
 
 
 def read(cubins, arch, nvdisasm):
-    """Returns [Code] of [(cubin, shared memory, passes of its loops or None)], where each cubin has one kernel."""
+    """Returns a list with the Code of each kernel. cubins: [(cubin with one kernel, bytes of shared memory, passes of
+    its loops or None)]."""
     texts = [text(cubin) for cubin, *_ in cubins]
     listings = disassembled([code for code, _ in texts], arch, nvdisasm)
     return [
@@ -203,7 +207,8 @@ def read(cubins, arch, nvdisasm):
 
 
 def disassembled(kernels, arch, nvdisasm):
-    """Returns the kernels' listings. One run of the tool disassembles all kernels, since its start takes longest."""
+    """Returns the kernels' listings. One run of nvdisasm disassembles all kernels, since its start takes most of the
+    time."""
     raw, ends = b"".join(kernels), list(accumulate(map(len, kernels)))
     with tempfile.NamedTemporaryFile() as file:
         file.write(raw)

@@ -5,11 +5,11 @@ import torch
 from .case import Case
 from .speed import calls
 
-SLACK = 1 << 20  # bytes allowed beside the output: a reduction's partial results for each block, counters
+SLACK = 1 << 20  # bytes allowed in addition to the output: partial results of each block, counters
 
 
 def peak_extra(call, device: str) -> tuple[int, int]:
-    """Returns (the most bytes that the call had allocated at a time, the bytes of the tensors that it returned)."""
+    """Returns (the most bytes that the call had allocated at any time, the bytes of the tensors that it returned)."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

@@ -1,5 +1,5 @@
-"""The reductions. The forward reads input and mask once. The backward of sum and mean reads the mask alone; the
-backward of the other reductions reads input and mask again. All write the gradient."""
+"""Cases of the reductions. The forward reads input and mask once. The backward of sum and mean reads the mask alone;
+the backward of the other reductions reads input and mask again. All write the gradient."""
 
 import torch
 
@@ -15,7 +15,7 @@ def _sum(x, dim):
 
 
 def _over(dim):
-    """Replaces None by (0,), since torch's own functions do not take None; with None the tensors have one dim."""
+    """Replaces dim None by (0,), which torch's own functions take. Tensors that are reduced with None have one dim."""
     return tuple(range(1)) if dim is None else dim
 
 
@@ -24,7 +24,7 @@ def _squares(x, m, dim):
 
 
 def _var(x, m, dim):
-    """The variance in two passes, as in torch.masked.var; without a boolean index there is no shorter pattern."""
+    """The variance in two passes, as torch.masked.var computes it. No pattern without a boolean index is shorter."""
     dim = _over(dim)
     n = m.sum(dim, keepdim=True)
     mean = torch.where(m, x, 0).sum(dim, keepdim=True) / n
@@ -137,7 +137,7 @@ def masked_count(n, dtype, device):
         ours=lambda x: safeops.masked_count(x, mask),
         eager={"m.sum()": lambda x: mask.sum()},
         compiled=lambda x: mask.sum(),
-        variant=True,  # torch moves the same bytes
+        variant=True,  # torch's pattern moves equal bytes
         aten=lambda x: torch.count_nonzero(mask),
         counted=False,
     )
@@ -153,7 +153,7 @@ def safe_norm(n, dtype, device):
         ours=lambda x: safeops.safe_norm(x),
         eager={"x.norm()": lambda x: x.norm(), "x.square().sum().sqrt()": lambda x: x.square().sum().sqrt()},
         compiled=lambda x: x.norm(),
-        variant=True,  # torch moves the same bytes
+        variant=True,  # torch's pattern moves equal bytes
         aten=torch.linalg.vector_norm,
     )
 
@@ -162,8 +162,8 @@ def safe_norm(n, dtype, device):
 
 
 def segments(name, reduce, loop, *, reads_input=False):
-    """Registers two cases: 512 columns, and one column (`name`_rows). Users write torch.segment_reduce, index_add or a
-    loop over slices."""
+    """Registers two cases: rows of 512 columns, and of one column (`name`_rows). Users write torch.segment_reduce,
+    index_add or a loop over slices."""
 
     def builder(columns):
         def build(n, dtype, device):

@@ -33,11 +33,11 @@ HOW = {
     "copy's in which the queue stayed full; near 0, as of a call that waits for the GPU, the goals are not judged (?)."
     + FLOOR,
 }
-QUIET = 0.1  # share of undisturbed samples below which a comparison says nothing
+QUIET = 0.1  # least share of undisturbed samples; with fewer, a comparison is not judged
 
 
 def goals(record: dict, device: str) -> dict[str, bool]:
-    """Returns {goal: whether it is reached} for the goals that apply to the record."""
+    """Returns {goal: True if it is reached} for the goals that apply to the record."""
     if "of_floor" in record:
         share = 0.9 if device == "cuda" else 0.7
         verdict = {}
@@ -97,7 +97,7 @@ def markdown(results: dict) -> str:
 
 
 def _routes(routes):
-    """A sentence: for how many ops a kernel was measured, and for which ops the plain torch definition."""
+    """Returns a sentence: for how many ops a kernel was measured, and for which ops the definition in torch ops."""
     plain = sorted(op for op, route in routes.items() if route != "kernel")
     return f"Kernels: {len(routes) - len(plain)} ops. Plain torch definitions: {', '.join(plain) or 'none'}."
 
@@ -157,7 +157,7 @@ def _speed(records, device):
     head += ["quiet", "goals"]
     rows = []
     ops = list(dict.fromkeys(r["op"] for r in records))
-    for r in sorted(records, key=lambda r: ops.index(r["op"])):  # the table goes op by op, the run did not
+    for r in sorted(records, key=lambda r: ops.index(r["op"])):  # the table is sorted by op, which the run is not
         row = [r["op"], r["dtype"], r["direction"], f"{r['elements'] / 2**20:g}M", f"{r['bytes_per_element']:.4g}"]
         row += [f"{r['milliseconds']['ours']:.3f}", f"{r['ours_GB_per_s']:.1f}", f"{r['of_floor']:.2f}"]
         row += [f"{r['of_bare']:.2f}" if "of_bare" in r else "-"]

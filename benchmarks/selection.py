@@ -1,5 +1,6 @@
-"""The selection ops beside x[mask], torch.gather and torch.index_select. All read and write each selected element once.
-All cases are variants: torch moves the same bytes, so the share of the floor is judged, not the factor over eager."""
+"""Cases of the selection ops, compared with x[mask], torch.gather and torch.index_select. All read and write each
+selected element once. All cases are variants: torch moves as many bytes, so the share of the copy's speed is judged,
+and not the factor over eager."""
 
 import torch
 
@@ -82,7 +83,8 @@ def _index(shape, size, device):
 
 
 def _clamped(function, x, dim, index, size):
-    """The pattern that users write for an index that may be out of bounds: clamp it, then set the result to 0."""
+    """The pattern that users write for an index that may be out of bounds: clamp the index, then set the results of
+    indices out of bounds to 0."""
     valid = (index >= 0) & (index < size)
     taken = function(x, dim, index.clamp(0, size - 1))
     return torch.where(valid.reshape(-1, *(1,) * (x.dim() - 1)) if index.dim() < x.dim() else valid, taken, 0)
@@ -90,7 +92,7 @@ def _clamped(function, x, dim, index, size):
 
 @case("safe_gather")
 def safe_gather(n, dtype, device):
-    """An index (rows, ROW): each element of the result is any element of its row."""
+    """An index (rows, ROW): each element of the result is a random element of its row."""
     s, rows, width = dtype.itemsize, max(1, n // ROW), min(ROW, n)
     x = data(rows * width, dtype, device, 0, shape=(rows, width))
     index = _index((rows, width), width, device)
@@ -104,7 +106,7 @@ def safe_gather(n, dtype, device):
             "where(valid, x.gather(1, index.clamp()), 0)": lambda x: _clamped(torch.gather, x, 1, index, width),
         },
         compiled=lambda x: _clamped(torch.gather, x, 1, index, width),
-        variant=True,  # torch.gather moves the same bytes, so that no factor over it is expected
+        variant=True,  # torch.gather moves as many bytes, so no factor over it is expected
         aten=lambda x: torch.gather(x, 1, index),
     )
 

@@ -1,4 +1,5 @@
-"""A process that answers requests, and the class that asks it. A request and an answer are a line of JSON each."""
+"""A worker process that answers requests, and the class that asks it. Each request and each answer is a line of
+JSON."""
 
 import json
 import os
@@ -7,7 +8,7 @@ import threading
 
 
 class Served:
-    """Starts the process and asks it. `ask` ends the process if there is no answer within `limit` seconds."""
+    """Starts a worker process and asks it. `ask` ends the process if no answer comes within `limit` seconds."""
 
     def __init__(self, name, command, **options):
         self.name, self.ended = name, False
@@ -47,6 +48,6 @@ def serve(worker, requests):
         what, *arguments = json.loads(line)
         try:
             answer = {"ok": getattr(worker, what)(*arguments)}
-        except Exception as error:  # a missing op, argument or library
+        except Exception as error:  # a missing op, argument or library is an answer, too
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)

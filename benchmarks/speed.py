@@ -1,4 +1,4 @@
-"""Times forward and backward of one case, each beside the patterns and the copy."""
+"""Times forward and backward of one case: our function, the patterns, and the copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .timing import copy_of, interleave
 
 
 def calls(function, inputs, backward: bool) -> dict:
-    """Returns {"forward": a call, "backward": a call, if there is a backward}."""
+    """Returns {"forward": function that runs it, "backward": function that runs it, if there is a backward}."""
     directions = {"forward": lambda: function(*inputs)}
     if backward:
         output = function(*inputs)
-        # a dense upstream gradient, as in training: that of .sum() would be an expanded scalar
+        # a dense upstream gradient, as in training; .sum().backward() would pass an expanded scalar
         grad = torch.ones_like(output)
         directions["backward"] = lambda: torch.autograd.grad(output, inputs, grad, retain_graph=True)
     return directions
@@ -24,7 +24,7 @@ def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool
     functions = {"ours": case.ours, **{f"eager: {text}": f for text, f in case.eager.items()}}
     if with_compile and case.compiled is not None:
         torch._dynamo.reset()
-        torch._functorch.config.donated_buffer = False  # the same graph's backward runs many times
+        torch._functorch.config.donated_buffer = False  # a graph's backward runs many times
         functions["compile"] = torch.compile(case.compiled, dynamic=False)
     inputs = dict.fromkeys(functions, case.inputs)
     if case.arithmetic:

@@ -1,6 +1,6 @@
 """A stand-in for a GPU's driver, to measure the host time of a call without a GPU. Calls on CPU tensors run the
-launchers of the Triton kernels; the kernels are compiled, and Triton's own launcher launches them into a libcuda that
-does nothing. The driver's and the CUDA allocator's own time are missing. To be installed in a process of its own."""
+launchers of the Triton kernels. The kernels are compiled, and launched into a libcuda that does nothing. The measured
+time lacks that of the driver and of the CUDA allocator. Install the stand-in in a process of its own."""
 
 import ctypes
 import importlib.util
@@ -28,8 +28,8 @@ def unusable() -> str | None:
 
 
 def install(folder: Path):
-    """Compile the libcuda into this folder, and make torch and Triton use it as the driver of a GPU. Returns (the
-    torch Library, which the caller must keep alive, the launchers)."""
+    """Compile the libcuda into this folder, and make torch and Triton use it as the driver of a GPU. Returns (the torch
+    Library of the kernels, which the caller must keep alive; the launchers)."""
     libcuda = folder / "libcuda.so.1"
     command = ["gcc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{libcuda.name}", "-o", libcuda, SOURCE]
     subprocess.run(command, check=True)
@@ -41,7 +41,7 @@ def install(folder: Path):
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime import driver
 
-    # C functions that look up a number: as fast as the functions of torch that they replace
+    # C functions that return a number: as fast as the functions of torch that they replace
     torch.cuda.current_device, torch.cuda.is_current_stream_capturing = itertools.repeat(0).__next__, bool
     torch._C._cuda_getCurrentRawStream = {0: 0}.__getitem__
     torch.cuda.get_device_capability = lambda device=None: divmod(ARCH, 10)
@@ -64,14 +64,14 @@ def install(folder: Path):
     for record in registry.values():  # ops that have only Triton kernels run on the CPU now
         for op in (record, *record.parts):
             op.cpu = op.cpu or bool(op.raw) and all(library.has_kernel(name, "CPU") for name in op.raw)
-    return kernels, lazy  # the kernels are unregistered when the library is freed
+    return kernels, lazy  # freeing `kernels` unregisters them
 
 
 # ---- the stand-in for C++ ops: this build's objects, linked with a CUDA runtime that does nothing
 
 
 def objects() -> list[Path]:
-    """The latest object file of each source in csrc/cuda; empty if this build has none."""
+    """Returns the latest object file of each source in csrc/cuda; empty if this build has none."""
     results = {}
     for path in sorted(ROOT.glob("build/ninja/*/csrc/cuda/**/*.o"), key=lambda path: path.stat().st_mtime):
         results[path.relative_to(ROOT / "build/ninja").parts[1:]] = path
@@ -79,7 +79,7 @@ def objects() -> list[Path]:
 
 
 def install_cuda(folder: Path):
-    """Make calls on CPU tensors run the host code of the C++ kernels for CUDA."""
+    """Make calls on CPU tensors run the host code of the C++ kernels for CUDA, with a runtime that does nothing."""
     import torch
 
     library, torch_libraries = folder / "standin_cuda.so", Path(torch.__file__).with_name("lib")

@@ -1,7 +1,6 @@
-"""Interleaved timing on a machine that may be shared. Contenders take turns. A sample is disturbed if a thread of this
-process was ready to run but had no core, or on CUDA if the GPU waited for the host (cuda_timing). Medians of
-undisturbed samples are compared. (Disturbed samples would make two short calls look alike: both last one time slice of
-the scheduler.)"""
+"""Times contenders in turns, on a machine that may be shared. A sample is disturbed if a thread of this process was
+ready to run but had no core, or on CUDA if the GPU waited for the host (cuda_timing). Medians of undisturbed samples
+are compared. (Disturbed samples would make two short calls look equal: both last one time slice of the scheduler.)"""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ import torch
 
 from .cuda_timing import CudaSampler, Sample
 
-SHORTEST = 2e-3  # seconds that a warm CPU sample lasts at least: shorter calls are repeated in one sample
-DISTURBED = 0.03  # share of a sample's time that our threads may wait for a core
+SHORTEST = 2e-3  # least seconds of a warm CPU sample: shorter calls are repeated within it
+DISTURBED = 0.03  # a sample is disturbed if our threads wait for a core for more than this share of it
 PATIENCE = 6.0  # seconds after which a comparison ends without enough undisturbed samples
-# A buffer of this size is written before each cold sample, so that all contenders start from memory, as in a training
-# step: a copy whose buffers half fit into the cache would be a floor of twice the memory's speed.
+# Bytes that are written before each cold sample, so that all contenders start with empty caches, as in a training step.
+# Otherwise a copy whose buffers half fit into the cache would be a floor at twice the memory's speed.
 FLUSH_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 
 
 def steady_memory():
-    """Make malloc keep freed memory, as CUDA's caching allocator does. Otherwise each call would pay for page faults in
-    its output, three times the time of the copy for 32 MiB, in ours, eager and torch.compile alike."""
+    """Make malloc keep freed memory, as CUDA's caching allocator does. Otherwise page faults in its output would cost
+    each contender's call three times the time of the copy, for 32 MiB."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return
@@ -36,14 +35,14 @@ def steady_memory():
 
 
 def copy_of(total_bytes: int, device: str):
-    """The floor: a copy that moves `total_bytes`, half of them read and half written."""
+    """Returns the floor: a function that copies, and so moves `total_bytes`, half of them read and half written."""
     n = max(total_bytes // 2 // 4, 1)
     source, destination = torch.zeros(n, device=device), torch.zeros(n, device=device)
     return lambda: destination.copy_(source)
 
 
 class Samples:
-    """The samples of one contender: seconds per call, the host's seconds (None on a CPU), and which are undisturbed."""
+    """The samples of one contender: seconds per call, the host's seconds (None on a CPU), True if undisturbed."""
 
     def __init__(self):
         self.seconds, self.hosts, self.clean, self.calm = [], [], [], 0
@@ -63,7 +62,8 @@ class Samples:
         return min(self.seconds)
 
     def host(self) -> float | None:
-        """Seconds to enqueue a call: the best sample, since the host is either left alone or interrupted."""
+        """Returns the host's seconds to enqueue a call, of the best sample, which was not interrupted; None on a
+        CPU."""
         return None if None in self.hosts else min(self.hosts)
 
     def share_clean(self) -> float:
@@ -71,8 +71,8 @@ class Samples:
 
 
 def interleave(contenders: dict, rounds: int, device: str, *, cold: bool = True) -> dict[str, Samples]:
-    """Takes `rounds` undisturbed samples of each contender, or as many as it gets in PATIENCE seconds. cold: empty the
-    caches before each sample."""
+    """Takes `rounds` undisturbed samples of each contender in turns, or as many as it gets in PATIENCE seconds. cold:
+    empty the caches before each sample."""
     samplers = {name: sampler(call, device, cold=cold) for name, call in contenders.items()}
     gc.collect()
     gc.disable()
@@ -105,7 +105,8 @@ def _flush_buffer(device: str) -> torch.Tensor:
 
 
 def alternate(samplers: dict, rounds: int) -> dict[str, Samples]:
-    """Takes samples in turns, until each sampler has `rounds` undisturbed samples or PATIENCE seconds have passed."""
+    """Takes samples from the samplers in turns, until each has `rounds` undisturbed samples or PATIENCE seconds have
+    passed."""
     samples = {name: Samples() for name in samplers}
     order = list(samplers)
     passes, deadline = 0, time.perf_counter() + PATIENCE
@@ -113,13 +114,14 @@ def alternate(samplers: dict, rounds: int) -> dict[str, Samples]:
         for name in order:
             samples[name].add(*samplers[name]())
         passes += 1
-        # `calm` ignores the GPU's queue: a call that empties it once will do so again.
+        # `calm` counts a sample as undisturbed even if it emptied the GPU's queue: the call will do so each time.
         order = [name for name in order[1:] + order[:1] if samples[name].calm < rounds]
     return samples
 
 
 def _waited() -> float:
-    """Seconds that this process's threads were ready to run but had no core; 0 if the system does not count them."""
+    """Returns the seconds that this process's threads were ready to run but had no core; 0 if the system has no
+    counter."""
     total = 0
     for task in Path("/proc/self/task").glob("*/schedstat"):
         try:

@@ -1,4 +1,4 @@
-"""Functions and losses of vectors: rows of several lengths, and image channels."""
+"""Cases of functions and losses of vectors: rows of several lengths, and image channels."""
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ def normalize(suffix):
             eager={"F.normalize(x)": lambda x: F.normalize(x, dim=dim)},
             compiled=lambda x: F.normalize(x, dim=dim),
             variant=bool(suffix),
-            aten=lambda x: torch.softmax(x, dim),  # stands for normalize, which is no single op in torch
+            aten=lambda x: torch.softmax(x, dim),  # in place of normalize, which is no single op in torch
         )
 
 
@@ -46,7 +46,7 @@ def cosine_similarity(suffix):
 
 @case("cosine_embedding_loss")
 def cosine_embedding_loss(n, dtype, device):
-    """The loss is computed from cosine_similarity, so that it moves the same bytes."""
+    """The loss is computed from cosine_similarity, so it moves that function's bytes."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     signs = keep_mask(shape[0], device) * 2 - 1
     return Case(
@@ -76,12 +76,12 @@ def triplet_margin_loss(n, dtype, device):
 
 @case("box_iou_loss")
 def box_iou_loss(n, dtype, device):
-    """n is the number of edges: a box has four."""
+    """n is the number of coordinates: a box has four."""
     n, s = n - n % 4, dtype.itemsize
     boxes = [box(tensor(n, dtype, device, seed, (n // 4, 4)).detach()).requires_grad_() for seed in range(2)]
 
     def usual(a, b):
-        """The formula of torchvision's generalized_box_iou_loss."""
+        """Computes the loss by the formula of torchvision's generalized_box_iou_loss."""
         a, b = a.float(), b.float()
         (a1, a2), (b1, b2) = a.split(2, -1), b.split(2, -1)
         both = (torch.minimum(a2, b2) - torch.maximum(a1, b1)).clamp(min=0).prod(-1)
@@ -103,8 +103,8 @@ def box_iou_loss(n, dtype, device):
 
 @case("info_nce_loss")
 def info_nce_loss(n, dtype, device):
-    """n logits from vectors of 256. A matrix product takes most of the time: for half operands it is in half precision
-    on CUDA, in fp32 elsewhere."""
+    """n logits are products of vectors of 256. Matrix products take most of the time. For fp16 and bf16 operands they
+    are in that dtype on CUDA, and in fp32 elsewhere."""
     rows, width, s = max(1, round(n**0.5)), 256, dtype.itemsize
     q, k = (tensor(n, dtype, device, seed, (rows, width)) for seed in range(2))
     target = torch.arange(rows, device=device)
@@ -128,7 +128,8 @@ def info_nce_loss(n, dtype, device):
 
 @case("supervised_contrastive_loss")
 def supervised_contrastive_loss(n, dtype, device):
-    """n logits from vectors of 256, where each label has two rows; the pattern is that of the loss's authors."""
+    """n logits are products of vectors of 256, and each label has two rows. The pattern is that of the loss's
+    authors."""
     rows, width, s = max(2, round(n**0.5)), 256, dtype.itemsize
     x, labels = tensor(n, dtype, device, 0, (rows, width)), torch.arange(rows, device=device) // 2
 
@@ -157,12 +158,12 @@ def supervised_contrastive_loss(n, dtype, device):
 
 @case("si_sdr_loss")
 def si_sdr_loss(n, dtype, device):
-    """The loss takes several passes (normalize, sums and steps between them), so that it moves several times the bytes
-    counted here."""
+    """The loss takes several passes (normalize, sums, and steps between them), so it moves several times the bytes that
+    are counted for it."""
     shape, s = SHAPES["_32768"](n)[0], dtype.itemsize
 
     def theirs(x, target, eps=1e-8):
-        """The formula of torchmetrics and asteroid."""
+        """Computes the loss by the formula of torchmetrics and asteroid."""
         alpha = ((x * target).sum(-1, keepdim=True) + eps) / (target.square().sum(-1, keepdim=True) + eps)
         signal = alpha * target
         ratio = (signal.square().sum(-1) + eps) / ((signal - x).square().sum(-1) + eps)

@@ -1,4 +1,5 @@
-"""Runs in each of the two processes of `--compare`: it takes samples of its own checkout's safeops on request."""
+"""The worker of `--compare`, which runs in a process for each of the two checkouts: on request it takes samples of its
+checkout's safeops."""
 
 import gc
 from functools import partial
@@ -26,7 +27,7 @@ class Worker:
         return {"checkout": str(folder.parent), "built": any(folder.glob("_C.*so"))}
 
     def case(self, name, n, dtype, device):
-        """Builds a case's samplers. Returns its directions."""
+        """Builds the samplers of a case, one for each direction. Returns the directions' names."""
         self.samplers = {}
         gc.collect()
         benchmark = build(name, n, DTYPES[dtype], device)
@@ -35,7 +36,7 @@ class Worker:
         return list(self.samplers)
 
     def small(self, name, device):
-        """Builds the samplers of a case's small calls. Returns their kinds; a case may have none."""
+        """Builds the samplers of a case's small calls. Returns the names of their kinds; a case may have none."""
         self.samplers = {}
         for key, grad in (("no grad", False), ("with grad", True)):
             if result := overhead.small(name, device, grad):

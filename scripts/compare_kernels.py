@@ -4,12 +4,12 @@
     python scripts/compare_kernels.py record AFTER [--like BEFORE]     (in the other one)
     python scripts/compare_kernels.py compare BEFORE AFTER
 
-`record` compiles the kernels that tests/kernels plans (all, every Nth, or those in another file) for sm_90, with the
-pinned Triton and the oldest supported one, and writes them to a file (JSON, xz). For `compare`, two kernels of one name
-are equal if they have the same number of registers and the same instructions in the same order; the offsets of their
-arguments may differ. It prints the kernels that differ or are in one file alone, and then exits with 1. Other offsets
-may merge or split loads of neighboring arguments: kernels that differ only in such loads are counted separately. Needs
-no GPU.
+`record` compiles the kernels that tests/kernels plans for sm_90, with the pinned Triton and the oldest supported one,
+and writes them to a file (JSON, xz). --part takes every Nth kernel; --like takes those of another file. For `compare`,
+two kernels of one name are equal if they have equally many registers and the same instructions in the same order; the
+offsets of their arguments may differ. It prints the kernels that differ or are in one file alone, and exits with 1 if
+there are any. Other offsets may merge or split loads of neighboring arguments: kernels that differ only in such loads
+are counted separately. Needs no GPU.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUT_LOADS = "but for loads of arguments"
-CHUNK = 40  # kernels that one process compiles
+CHUNK = 40  # number of kernels that one process compiles
 
 
 def read(file):
@@ -52,16 +52,16 @@ def record(file, part, names):
         json.dump(results, out)
 
 
-LOAD = re.compile(r"U?LDC\S* \w+, argument|NOP")  # loads of arguments, and the padding at the end
+LOAD = re.compile(r"U?LDC\S* \w+, argument|NOP")  # matches loads of arguments, and the padding at a kernel's end
 
 
 def work(code):
-    """Returns {instruction: how often it occurs}, without operands and predicates."""
+    """Returns {instruction without operands and predicate: how often it occurs}."""
     return collections.Counter(row.removeprefix("@").split(" ", 2)[row.startswith("@")] for row in code)
 
 
 def difference(before, after):
-    """Describes the difference between two kernels in words; None if there is none."""
+    """Returns the difference between two kernels in words; None if there is none."""
     if before == after:
         return None
     (registers, *old), (others, *new) = before, after

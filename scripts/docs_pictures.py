@@ -1,7 +1,8 @@
-"""The pictures of the functions' pages: an op beside torch's usual expression, with fp16 operands on the CPU.
+"""Draws the pictures of the functions' pages: an op's results beside those of torch's usual expression, for fp16
+operands on the CPU.
 
-A picture is two drawings, of the value and the gradient, as SVG; the page's style sheet sets its colors. The exact line
-is the op's own result for fp64 operands, which the tests compare with definitions from outside safeops.
+A picture is two drawings as SVG, of the value and of the gradient; the page's style sheet sets their colors. The line
+"exact" is the op's own result for fp64 operands, which the tests compare with definitions from outside safeops.
 """
 
 import io
@@ -20,21 +21,21 @@ from safeops.core.op import registry
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-COLOURS = {"exact": "#000001", "torch": "#000002", "ours": "#000003", "text": "#000004"}  # var(--plot-...) on the page
+COLOURS = {"exact": "#000001", "torch": "#000002", "ours": "#000003", "text": "#000004"}  # on a page: var(--plot-...)
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "safeops", "font.size": 10, "font.family": "sans-serif",
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10, "axes.formatter.limits": (-4, 5),
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), COLOURS["text"]),
 }  # fmt: skip
 DTYPES = {"exact": torch.float64, "torch": torch.float16, "ours": torch.float16}
-# The options that the benchmarks' cases use.
+# Our expression with the options that the benchmark's case uses.
 OPTIONS = {
     "box_iou_loss": 'safeops.box_iou_loss(x, y, kind="giou")',
     "cosine_embedding_loss": "safeops.cosine_embedding_loss(a, b, y, margin=0.2)",
 }
 HUNDRED = torch.tensor(100, dtype=torch.float16)
 
-# name: (our expression, torch's expression, the range of x)
+# name: (our expression, torch's expression, start and end of x)
 NUMBERS = {
     "apply_where": ("safeops.apply_where(x > 0, x, torch.sqrt, fill_value=0)", "where(x > 0, x.sqrt(), 0)", -1, 2),
     "log1mexp": ("safeops.log1mexp(x)", "(1 - x.exp()).log()", -0.01, 0.001),
@@ -52,7 +53,7 @@ NUMBERS = {
     "safe_sqrt": ("safeops.safe_sqrt(x)", "x.sqrt()", -2e-4, 1e-3),
     "xlogy": ("safeops.xlogy(x, x)", "x * x.log()", 0, 1e-3),
 }
-# name: (the range of the first tensor, the value of each other tensor). torch's expression is the benchmark's.
+# name: (start and end of the first tensor, the value of each other tensor). torch's expression is the benchmark's.
 LOSSES = {
     "binary_cross_entropy": (0, 2e-5, 1), "binary_cross_entropy_with_logits": (-20, 20, 1),
     "charbonnier_loss": (0, 500, 0), "gaussian_kl_div": (0, 500, 0), "gaussian_nll_loss": (0, 5, 0, 1e-4),
@@ -61,7 +62,7 @@ LOSSES = {
     "mse_loss": (0, 500, 0), "poisson_nll_loss": (8, 14, 2), "quantile_loss": (-3, 3, 0),
     "sigmoid_focal_loss": (-20, 20, 1), "smooth_l1_loss": (-3, 3, 0), "soft_margin_loss": (-20, 20, 1),
 }  # fmt: skip
-# Torch's expressions for SCALED fail on large or small operands, for SIZED on many.
+# Ops whose torch expressions fail: SCALED on operands of large or small size, SIZED on many operands.
 SCALED = (
     "box_iou_loss cosine_embedding_loss cosine_similarity cross_entropy lpips_distance masked_norm masked_rms "
     "masked_std masked_sum_of_squares masked_var multilabel_soft_margin_loss normalize psnr safe_norm segment_sum "
@@ -73,11 +74,12 @@ PICTURES = {*NUMBERS, *LOSSES, *SCALED, *SIZED, *ROWS}
 names()  # registers the benchmarks' cases
 
 
-# ---- the numbers of a picture: (label of x, x, {who: (values, gradients)}, torch's expression)
+# ---- the numbers of a picture: (label of the x axis, x, {"exact", "torch", "ours": (values, gradients)}, torch's
+# expression)
 
 
 def of_numbers(label, ours, text, theirs, x):
-    """The numbers for an elementwise function, at each x."""
+    """Returns the numbers for an elementwise function: its value and gradient at each x."""
     lines = {}
     for who, dtype in DTYPES.items():
         leaf = x.half().to(dtype, copy=True).requires_grad_()
@@ -87,8 +89,9 @@ def of_numbers(label, ours, text, theirs, x):
 
 
 def of_cases(label, x, cases, pattern):
-    """The numbers for a benchmark's function: at each x, the first element of its result and the largest magnitude of
-    its gradient."""
+    """Returns the numbers for a benchmark's function: at each x, the first element of its result and the largest
+    magnitude of its gradient. cases: a (Case, operands) for each x. pattern: which of the case's patterns is torch's
+    expression."""
     lines = {who: [] for who in DTYPES}
     for case, operands in cases:
         for who, dtype in DTYPES.items():
@@ -116,7 +119,7 @@ def lines_of(name):
     if name in ROWS:
         mask, softmax = torch.arange(8) < torch.arange(9).unsqueeze(1), getattr(torch, name.removeprefix("masked_"))
 
-        def row(x):  # x, the number of kept elements, enters element 0 as x - x: x.grad is that element's gradient
+        def row(x):  # element 0 is x - x.detach() = 0, so x.grad is its gradient
             return torch.cat([x[:, None] - x.detach()[:, None], torch.linspace(-1, 1, 7).to(x).expand(9, 7)], 1)
 
         return of_numbers(
@@ -130,7 +133,7 @@ def lines_of(name):
         return of_cases("factor on the operands", scales, [(case, [x * s for x in case.inputs]) for s in scales], 0)
     sizes = [2**i for i in range(6, 21)]
     cases = (build(name, n, torch.float16, "cpu") for n in sizes)
-    # absolute values: a sum of numbers of both signs would stay small
+    # absolute values, since a sum of numbers of both signs would stay small
     cases = ((case, [(x.detach().abs() + 0.1).requires_grad_() for x in case.inputs]) for case in cases)
     return of_cases("elements", sizes, cases, 1 if name == "masked_mean" else 0)
 
@@ -139,7 +142,7 @@ def lines_of(name):
 
 
 def picture(name):
-    """Returns (our expression, torch's expression, the drawings of value and gradient as SVG)."""
+    """Returns (our expression, torch's expression, the two drawings as SVG text)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         label, x, lines, text = lines_of(name)
@@ -164,14 +167,14 @@ def _draw(title, label, x, lines):
         axes.margins(x=0.02, y=0.08)
         axes.plot(x, lines["ours"], color=COLOURS["ours"], linewidth=1.8, **marker)
         axes.plot(x, lines["torch"], color=COLOURS["torch"], linewidth=1.4, linestyle=(0, (4, 2)), **marker)
-        axes.set_ylim(axes.get_ylim())  # not scaled to the exact gradient, which may be far outside of fp16's range
+        axes.set_ylim(axes.get_ylim())  # fixed before the exact line is drawn, which may be far outside of fp16's range
         axes.plot(x, lines["exact"], color=COLOURS["exact"], linewidth=5, zorder=1)
         _shade(axes, x, lines["torch"], torch.log if logarithmic else torch.Tensor.double)
         return svg(figure, title)
 
 
 def _shade(axes, x, line, scale):
-    """Shades the ranges of x where torch's line is not finite, and writes NaN or inf into the wide ones."""
+    """Shades the ranges of x where torch's line is not finite, and writes NaN or inf into wide ranges."""
     kinds = ["NaN" if v.isnan() else "inf" if v.isinf() else "" for v in line]
     starts = [i for i in range(len(kinds)) if i == 0 or kinds[i] != kinds[i - 1]]
     ends = [x[0], *((x[i - 1] + x[i]) / 2 for i in starts[1:]), x[-1]]

@@ -1,4 +1,5 @@
-"""The hooks of mkdocs: a page for each public function, the pages outside of docs/, links to functions, pictures.
+"""The hooks of mkdocs. They add a page for each public function, pages for files outside of docs/, links to functions,
+and pictures.
 
 Links in docs/ are paths in the checkout, so that they work there too. A Markdown file that they link to (the README,
 results of benchmarks) becomes a page of the site; a link to code becomes plain text.
@@ -27,7 +28,7 @@ import safeops  # noqa: E402
 from safeops.core.op import registry  # noqa: E402
 from safeops.integrations import transformers  # noqa: E402
 
-# {folder of safeops: title of its group of functions}, in the order of the site
+# {folder of safeops: title of its group of functions}, in the site's order
 GROUPS = {
     "elementwise": "Numbers", "reductions": "Sums and means", "losses": "Losses of elements",
     "classification": "Classes", "divergences": "Divergences", "linear": "A layer with its loss", "vectors": "Vectors",
@@ -46,7 +47,7 @@ RETURNS = re.compile(r"^Returns:\n((?:    .*\n|\n)+)", re.MULTILINE)
 
 
 def functions():
-    """{name: (function, group)} of all public functions."""
+    """Returns {name: (function, group)} of all public functions."""
     named = {name: getattr(safeops, name) for name in safeops.__all__}
     named |= {f"debug.{name}": getattr(safeops.debug, name) for name in ("trace", "audit", "locate_errors", "no_sync")}
     named["distributed.global_count"] = safeops.distributed.global_count
@@ -60,18 +61,19 @@ def functions():
 PUBLIC = functions()
 PATHS = {f"{f.__module__}.{f.__qualname__}": name for name, (f, _) in PUBLIC.items()}
 
-# How pages rank in a search. Tables of results contain every op's name, and would come before the pages about it.
+# Path of pages -> their rank in a search. Tables of results contain every op's name, and would come before the op's
+# page.
 SEARCHED = {
     **dict.fromkeys(("benchmarks/", "gpu-model.md"), {"exclude": True}),
     **dict.fromkeys(("CHANGELOG.md", "contributing.md", "architecture.md", "csrc/", "kernels/"), {"boost": 0.5}),
-    # Among names that share words, the shortest comes first.
+    # The shorter the name, the higher its rank: a search for a word finds the shortest name with it first.
     **{f"functions/{name}.md": {"boost": 2 + 4 / len(name)} for name in PUBLIC},
     "install.md": {"boost": 2},
 }
 
 
 def repository_path(page):
-    """Returns the path of a page's source in the checkout."""
+    """Returns the path of a page's source, relative to the checkout."""
     path = {new: old for old, new in RENAMED.items()}.get(page, page)
     return path if (ROOT / path).is_file() else f"docs/{path}"
 
@@ -110,7 +112,7 @@ def on_files(files, config):
 
 def function_page(name):
     op = registry.get(name)
-    # safeops.debug.trace, say, may be a module or the function in it, so that the whole path is needed
+    # a name with a dot needs its whole path: safeops.debug.trace is a module and the function in it
     path = next(path for path, of in PATHS.items() if of == name) if "." in name else f"safeops.{name}"
     text = f"---\ntitle: {name}\n---\n\n::: {path}\n    options: {{heading: safeops.{name}}}\n"
     if op is not None and op.module:
@@ -122,11 +124,12 @@ def function_page(name):
 
 
 class Docstrings(griffe.Extension):
-    """Takes the docstrings that `help` shows, and adds the formula and the picture after their first paragraph."""
+    """Gives each function the docstring that `help` shows, with the formula and the picture after its first
+    paragraph."""
 
     def on_function(self, *, func, **_):
         for name in {"extra", "unknown"} & {x.name for x in func.parameters}:
-            del func.parameters[name]  # they catch unsupported arguments, to refuse them (core/foreign.py)
+            del func.parameters[name]  # these catch arguments that are refused (core/foreign.py)
         self._complete(func)
 
     def on_class(self, *, cls, **_):
@@ -135,7 +138,7 @@ class Docstrings(griffe.Extension):
     def _complete(self, thing):
         if thing.path in PATHS:
             name = PATHS[thing.path]
-            # escaped, since "<x, y>" would be a tag
+            # "<" is escaped, since "<x, y>" would be a tag
             first, rest = re.sub("<(?=[a-z])", "&lt;", inspect.getdoc(PUBLIC[name][0])).split("\n\n", 1)
             parts = [first]
             if name in FORMULAS:
@@ -143,7 +146,7 @@ class Docstrings(griffe.Extension):
             if name in docs_pictures.PICTURES:
                 parts.append(f"<!-- picture: {name} -->")
             text = re.sub("^Example:$", "Examples:", "\n\n".join([*parts, rest]), flags=re.MULTILINE)
-            # not a section, which would be shown as a list of one item without a name
+            # as text: a section would be shown as a list of one unnamed item
             thing.docstring.value = RETURNS.sub(lambda m: "**Returns:**\n\n" + textwrap.dedent(m[1]), text)
 
 
@@ -178,7 +181,7 @@ def on_page_content(content, page, **_):
         name = match[2]
         if name not in PUBLIC or page.file.src_uri == f"functions/{name}.md":
             return match[0]
-        text = re.sub(r"([._(])(?=\w)", r"\1<wbr>", match[0])  # a narrow column may break the line there
+        text = re.sub(r"([._(])(?=\w)", r"\1<wbr>", match[0])  # so that a narrow column can break the name there
         return f'<a class="function" href="{up}functions/{name}.html">{text}</a>'
 
     return re.sub(r"<!-- picture: ([\w.]+) -->", picture, CODE.sub(code, content))

@@ -1,4 +1,5 @@
-"""The pictures of the page on speed, from the committed results: shares of a copy's speed, and factors over rivals."""
+"""Draws the pictures of the page on speed from the committed results: shares of a copy's speed, and factors over
+rivals."""
 
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 
 def rows(file, *columns):
-    """Returns the rows, as dicts, of the file's first table that has these columns."""
+    """Returns the rows, as {column: cell}, of the file's first table that has these columns."""
     tables = re.findall(r"(?:^\|.*\n)+", (RESULTS / file).read_text(), re.MULTILINE)
     for table in tables:
         names, _, *cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
@@ -21,7 +22,8 @@ def rows(file, *columns):
 
 
 def dots(title, label, points, limits, logarithmic=False):
-    """Draws a row of dots for each name. points: {name: {(color, filled): [values]}}."""
+    """Draws a row of dots for each name, and returns the SVG text. points: {name: {(color, True if filled):
+    [values]}}."""
     names = list(points)[::-1]
     with plt.rc_context({**STYLE, "font.size": 8}):
         figure, axes = plt.subplots(figsize=(4.4, 0.6 + 0.165 * len(names)), layout="constrained")
@@ -78,7 +80,7 @@ def h100():
         if row["case"] in safeops.__all__ and "*" not in row["share"]:
             shares.setdefault(row["case"], {})["ours", row["direction"] == "forward"] = [float(row["share"])]
     for file, name, ours in (("rivals.md", "case", "ours"), ("rivals-2026-11-27.md", "contest", "GPU ms")):
-        for row in rows(f"NVIDIA-H100/{file}", name, "direction", "fastest rival"):  # the later file wins
+        for row in rows(f"NVIDIA-H100/{file}", name, "direction", "fastest rival"):  # the later file's row wins
             contest, time = re.sub("/bf16(?=/|$)", "", row[name]), re.match(r"[\d.]+", row[ours])
             if contest != row[name] and time:
                 others = [re.search(r" ([\d.]+)( \(|$)", other) for other in row["the others, ms"].split(", ")]

@@ -67,7 +67,7 @@ ELSEWHERE = ("test_tracing.py", "test_instruction_sets.py", "test_properties.py"
 
 
 class Check:
-    """One run: its folders, its remaining time, and its log."""
+    """One run of the check, with its folders, its remaining time, and its log."""
 
     def __init__(self, args, log):
         self.args, self.log, self.started = args, log, time.monotonic()
@@ -75,12 +75,13 @@ class Check:
         self.stages = SPEED if args.benchmarks else CORRECTNESS
         self.work = Path(tempfile.mkdtemp(prefix="safeops-gpu-check-"))
         self.site = self.work / "site"
-        # The tests run from a copy: in the repository they would import its safeops/ folder instead of the wheel.
+        # The tests run from a copy of their folders: in the checkout they would import its safeops/ instead of the
+        # wheel.
         for name in ("tests", "benchmarks", "scripts"):
             if (ROOT / name).exists():
                 ignore = shutil.ignore_patterns("__pycache__", "results")
                 shutil.copytree(ROOT / name, self.work / name, ignore=ignore)
-        # This may run in a worker of pytest-xdist, but the processes that it starts are not workers.
+        # A test may run this in a worker of pytest-xdist; the processes that it starts are no workers.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
         self.environment = inherited | {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(self.work / "scripts"), str(self.work)]),
@@ -103,12 +104,12 @@ class Check:
         names = list(self.stages)
         reserved = sum(self.stages[later][0] for later in names[names.index(stage) + 1 :]) * total
         left = total - (time.monotonic() - self.started)
-        least = 30 if stage == "install" else 1  # reading torch from a cold disk takes long, and all stages need it
+        least = 30 if stage == "install" else 1  # to read torch from a cold disk takes long, and all stages need it
         return max(min(most * total, left - reserved), min(share * total, left), least)
 
     def stage(self, name, command, failed=bool):
-        """Runs a stage's command. failed(status): whether the stage failed; if not, but the status is not 0, the stage
-        is open (not judged). Returns (exit status, None if it was killed, output)."""
+        """Runs a stage's command. Returns (exit status, or None if it was killed; output). failed(status): True if the
+        stage failed. A stage that did not fail, but has a status other than 0, is open: it is not judged."""
         begin, limit = time.monotonic(), self.seconds_for(name)
         print(f"== {name} (at most {limit:.0f} s)", flush=True)
         self.environment["SAFEOPS_GPU_CHECK_STAGE"] = name
@@ -155,7 +156,7 @@ class Check:
         return status == 0
 
     def unseen(self):
-        # Each process gets one test at a time, in the order of the file, whose first tests are the most important.
+        # load, maxschedchunk: each process gets one test at a time, in the file's order: the most important ones first.
         self.pytest("unseen", "tests/gpu/test_unseen.py", spread=("--dist", "load", "--maxschedchunk", "1"))
 
     def timing(self):
@@ -165,7 +166,7 @@ class Check:
     def verify(self):
         log = self.environment["SAFEOPS_GPU_CHECK_LOG"]
         command = [sys.executable, "-m", "safeops", "verify", "--device", self.args.device]
-        command += ["--log", log, "--seconds", "40"]  # for each op's check, since one may hang
+        command += ["--log", log, "--seconds", "40"]  # limit of each op's check, since one may hang
         command += ["--jobs", str(PROCESSES)]
 
         def failed(status):
@@ -183,14 +184,14 @@ class Check:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_plugin", "-p", "no:cacheprovider", "-c", str(ini)]
         command += ["--rootdir", str(self.work), "--import-mode=importlib", "--tb=short", tests, *options]
         if importlib.util.find_spec("xdist"):
-            # worksteal: neighboring tests, which are of one op, go to one process; an idle process takes half of the
-            # tests that another has left.
+            # worksteal: neighboring tests, which test one op, go to one process; an idle process takes half of another
+            # process's remaining tests.
             command += ["-n", str(PROCESSES), *spread, "--max-worker-restart", "1000"]
 
         def outcomes():
             return gpu_verdicts.outcomes(gpu_verdicts.read(self.log), name)
 
-        # not by pytest's status, which is 1 as well if a worker was ended at its time limit and no test failed
+        # judged by the outcomes: pytest's status is also 1 if a worker was ended at its time limit and no test failed
         self.stage(name, command, failed=lambda status: set(outcomes().values()).intersection(gpu_verdicts.BAD))
         counts, names = {}, {None: "not begun", "started": "not ended"}
         for test, outcome in outcomes().items():
@@ -245,7 +246,7 @@ class Check:
         path = self.work / "quick.json"
         command = [sys.executable, "-m", "benchmarks", "--device", self.args.device, "--quick", "--json", str(path)]
         _, output = self.stage("benchmarks", command + (["--size", "64K"] if self.args.device == "cpu" else []))
-        if path.exists():  # written during the run, so it is there even if the stage was killed
+        if path.exists():  # the run writes it as it goes: it exists even if the stage was killed
             self.write("benchmarks", results=json.loads(path.read_text()))
         lines = [line for line in output.splitlines() if not line.startswith("USDT")]
         return print("\n".join("   " + line for line in lines[-40:]), flush=True)

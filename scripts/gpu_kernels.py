@@ -32,9 +32,9 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUP = "__grp__"  # prefix of Triton's list of a kernel's files, which has their absolute paths
+GROUP = "__grp__"  # prefix of the file in which Triton lists a kernel's files, by absolute paths
 KEPT = (".cubin", ".json")  # the files in Triton's cache that a launch needs
-ELEMENTS = 1 << 20  # in a benchmark's call; more elements would be planned with the same kernels
+ELEMENTS = 1 << 20  # elements in a benchmark's call: calls of more elements take the same kernels
 
 
 # ---- planning, in this interpreter
@@ -42,11 +42,11 @@ ELEMENTS = 1 << 20  # in a benchmark's call; more elements would be planned with
 
 @contextlib.contextmanager
 def planned(arch):
-    """Yields a dict whose keys are the kernels, as JSON, that calls on the CPU would compile for a GPU of this
-    architecture.
+    """Context manager: yields a dict. For each call on the CPU inside, it gets the kernels that the call would compile
+    for a GPU of this architecture, as JSON, as keys.
 
-    Inside, checks do not compare values: an op's own result stands for the truth. A plan does not depend on values, and
-    the definitions in fp64 take most of the time of a check."""
+    Inside, checks do not compare values: an op's own result stands for the truth. Plans do not depend on values, and
+    the definitions in fp64 would take most of the time."""
     import torch
     from safeops.kernels.engine import launch
     from triton.backends.compiler import GPUTarget
@@ -57,7 +57,7 @@ def planned(arch):
     result, planning = {}, [True]
 
     def plan(launch_plan, *_):
-        if "noted" not in vars(launch_plan):  # plans are cached, and come back at each call
+        if "noted" not in vars(launch_plan):  # plans are cached, so one comes back at each call
             launch_plan.noted = True
             launch_plan.compile(GPUTarget("cuda", arch, 32))
 
@@ -96,11 +96,12 @@ def planned(arch):
             changed.enter_context(mock.patch.object(*change))
         yield result
     del kernels
-    launch._plans.clear()  # they are plans for this architecture alone
+    launch._plans.clear()  # they hold for this architecture alone
 
 
 def requests(ops, arch):
-    """Returns {stage of the GPU check: {kernel that its calls compile, as JSON: None}}, for these ops; empty: all."""
+    """Returns {stage of the GPU check: {kernel that its calls compile, as JSON: None}}. ops: the ops to call; empty:
+    all."""
     from safeops.core import library
     from safeops.core.op import registry
 
@@ -133,7 +134,8 @@ def prepare_planner():
 
 
 def request(who, name, arch):
-    """Returns the kernels, as JSON, that the calls of one op or one benchmark compile."""
+    """Returns the kernels, as JSON, that the calls of one op (or one benchmark) compile. who: the stage that makes
+    them."""
     with planned(arch) as result:
         {"unseen": call_unseen, "verify": call_checks, "benchmarks": call_benchmark}[who](name)
     return list(result)
@@ -151,7 +153,8 @@ def call_checks(name):
 
 
 def call_unseen(name):
-    """Launches the op's cases with all their rows, since the number of rows decides how blocks share the work."""
+    """Launches the op's cases of tests/gpu/test_unseen.py with all rows, since their number decides how blocks share
+    the work."""
     from tests.gpu import test_unseen
 
     with mock.patch.object(test_unseen, "ELEMENTS", None):
@@ -231,7 +234,7 @@ def decoded(request):
     kernel = hashed(request["kernel"])
     kinds = {name: tuples(kind) for name, kind in request["signature"].items()}
     for name, annotation in kernel.fn.__annotations__.items():
-        if hasattr(annotation, "_fields") and isinstance(kinds[name], tuple):  # JSON has dropped the fields' names
+        if hasattr(annotation, "_fields") and isinstance(kinds[name], tuple):  # JSON has made a list of a NamedTuple
             kinds[name] = annotation(*kinds[name])
     constants = {tuple(at): value(x) for at, x in request["constants"]}
     attrs = {tuple(at): what for at, what in request["attrs"]}
@@ -247,8 +250,8 @@ def compile_one(arch, request):
 
 
 def without_torch():
-    """Lets the kernels' modules be imported without torch, which they import for its dtypes, and without an installed
-    safeops, which would map `safeops.kernels` to its folder."""
+    """Makes the kernels' modules importable without torch, which they need only for its dtypes, and without an
+    installed safeops, which would map `safeops.kernels` to the folder kernels/."""
     for name, folder in {"safeops": "safeops", "safeops.kernels": "kernels"}.items():
         sys.modules[name] = package = types.ModuleType(name)
         package.__path__ = [str(ROOT / folder)]
@@ -310,13 +313,13 @@ def unpack(file, cache):
 
 
 def cache_folder():
-    """Triton's cache folder on this machine."""
+    """Returns Triton's cache folder on this machine."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")
     return Path(os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))
 
 
 def compiled():
-    """How many kernels Triton's cache has."""
+    """Returns how many kernels Triton's cache has."""
     return sum(1 for _ in cache_folder().glob("*/*.cubin"))
 
 

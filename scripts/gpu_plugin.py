@@ -29,7 +29,7 @@ def write(**line):
 
 
 def stacks(worker):
-    """The file into which a process writes its stacks when its time runs out; empty until then."""
+    """Returns the file into which a process writes its threads' stacks when its time runs out; empty until then."""
     return Path(f"{os.environ.get(LOG, os.devnull)}.{worker}.stacks")
 
 
@@ -44,7 +44,7 @@ def synchronise():
 
 
 def pytest_collection_finish(session):
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":  # each worker collects all tests; one reports them
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":  # each worker collects all tests; gw0 reports
         write(collected=[item.nodeid for item in session.items])
 
 
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items):
         return
     registry = sys.modules.get("safeops.core.op")
     ops = registry.registry if registry else ()
-    # Tests of large tensors come together, too, so that one process runs them and no two need the memory at once.
+    # Tests of large tensors come together, too: one process runs them, so that no two need the memory at once.
     items.sort(key=lambda item: "" if "test_large" in item.nodeid else op_of(item.nodeid, ops) or "~")
 
 
@@ -108,7 +108,7 @@ def pytest_runtest_logreport(report):
     if is_worker() or not (report.when == "call" or report.outcome != "passed"):
         return
     if report.when == "???" and (last_stacks := _stacks_of(report.node.gateway.id)):  # a worker's time ran out
-        return write(test=report.nodeid, outcome="not ended", message=last_stacks[:2000])  # the last call comes first
+        return write(test=report.nodeid, outcome="not ended", message=last_stacks[:2000])  # the innermost call is first
     line = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3)}
     if report.when in ("setup", "teardown") and report.outcome == "failed":
         line["outcome"] = "error"

@@ -12,14 +12,15 @@ import time
 from pathlib import Path
 
 SANITIZER_SECONDS = 90  # the time limit of one sanitized process
-# memcheck without API errors: torch makes driver calls that it expects to fail.
+# tool -> its options. memcheck must not report API errors: torch makes driver calls that it expects to fail.
 TOOLS = {"racecheck": (), "memcheck": ("--report-api-errors", "no")}
-# The caching allocator would hide an access past a tensor's end inside its own larger block.
+# Torch's caching allocator takes larger blocks than a tensor, so an access past the tensor's end would not be reported.
 FOR_SANITIZERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
 def run_limited(command, seconds, **options):
-    """Returns (exit status or None if killed, output). Kills the whole process group, so that no child outlives it."""
+    """Runs a command. Returns (exit status, or None if it was killed at its limit; output). Kills the whole process
+    group, so that no child process outlives it."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options)
         status = None
@@ -39,8 +40,8 @@ def run_limited(command, seconds, **options):
 
 
 def run_all(commands, jobs, until, seconds, **options):
-    """Runs the commands {key: command} by run_limited, `jobs` at a time and each for at most `seconds`. All end by the
-    time `until` (of time.monotonic()); later ones do not start. Yields (key, status, output) as the commands end."""
+    """Runs the commands {key: command} by run_limited, `jobs` at a time, each for at most `seconds`. All end by the
+    time `until` (of time.monotonic()); after it no command starts. Yields (key, status, output) as the commands end."""
 
     def one(key):
         left = until - time.monotonic()
@@ -52,13 +53,13 @@ def run_all(commands, jobs, until, seconds, **options):
 
 
 def sanitizer():
-    """The path of compute-sanitizer, or None if this machine does not have it."""
+    """Returns the path of compute-sanitizer, or None if this machine does not have it."""
     path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     return path if Path(path).exists() else None
 
 
 def sanitizing(tool, *program):
-    """The command that runs a Python program with its arguments under a tool of the sanitizer."""
+    """Returns the command that runs a Python program with its arguments under a tool of the sanitizer."""
     return [sanitizer(), "--tool", tool, *TOOLS[tool], sys.executable, "-u", *map(str, program)]
 
 

@@ -5,12 +5,12 @@ import re
 
 BAD = ("failed", "error")
 OPEN = (None, "started", "not ended")  # outcomes of tests that did not end
-# Tests that run no kernel: of torch itself, and of tools that work on any route.
+# Tests of no kernel: they test torch itself, or tools that work with kernels and without.
 OF_NO_KERNEL = ("test_what_torch_does.py", "test_debug.py", "test_to_device.py")
 
 
 def read(path):
-    """The lines of a log. A line that a kill has cut off is left out."""
+    """Returns the lines of a log as dicts. A line that a kill has cut off is left out."""
     lines = []
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -21,7 +21,8 @@ def read(path):
 
 
 def op_of(test, ops):
-    """The op a test is about: the longest op name that stands alone in the test's parameters, or else in its name."""
+    """Returns the op that a test is about: the longest op name that is a whole word of the test's parameters, or else
+    of its name."""
     _, _, name = test.rpartition("::")
     function, _, parameters = name.partition("[")
     for text in (parameters, function):
@@ -48,9 +49,9 @@ def outcomes(lines, stage):
 def verdicts(lines):
     """Returns {op: "passed" | "failed" | "not judged"} for the ops with kernels.
 
-    An op has passed if `safeops verify` passed it, its tests in `gpu` and `contract` ended and passed, and those in
-    `unseen` if it has any, and no sanitizer that ran found an error. A failing test that belongs to no op fails all
-    ops, unless it tests no kernel."""
+    An op has passed if `safeops verify` passed it, if all its tests in the stages `gpu`, `contract` and `unseen` (if it
+    has any there) have ended and passed, and if no sanitizer that ran found an error. A failing test that belongs to no
+    op fails all ops, unless it tests no kernel."""
     ops = machine(lines)["ops"]
     judged = {op: {"passed": [], "failed": [], "not judged": []} for op in ops}
     verdict_lines = [line for line in lines if line.get("op") in judged]
@@ -75,6 +76,6 @@ def verdicts(lines):
 
 
 def machine(lines):
-    """The description of the machine (gpu_probe.py)."""
+    """Returns the description of the machine that gpu_probe.py printed."""
     empty = {"gpu": None, "ops": []}
     return next((line["machine"] for line in lines if "machine" in line), empty)

@@ -33,7 +33,8 @@ def relative(text: str, depth: int) -> str:
 
 
 def foreign_imports(text: str) -> list[str]:
-    """The modules that a source imports from outside torch, Triton, the standard library and the package itself."""
+    """Returns the modules that a source imports from outside torch, Triton, the standard library and the package
+    itself."""
     names = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

@@ -1,5 +1,5 @@
-"""Layers for `kernels.kernelize`. A layer's forward replaces the forward of the torch.nn module with the layer's name;
-`self` is then that module.
+"""Layers for `kernels.kernelize`, which replaces the forward of a torch.nn module by the forward of the layer with its
+name. There `self` is the torch.nn module.
 
 scripts/hub.py copies this file into the package for the Hugging Face Hub, beside nn.py.
 """

@@ -25,7 +25,7 @@ def python_comments(text):
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         line = token.start[0]
         if token.type == tokenize.COMMENT:
-            # A comment below another continues it, unless either of the two follows code on its line.
+            # A comment on the line below another continues it, unless one of the two follows code on its line.
             if line != comment_line + 1 or token.line[: token.start[1]].strip():
                 yield line, token.string.lstrip("#:! ")
             comment_line = -1 if token.line[: token.start[1]].strip() else line
@@ -47,7 +47,7 @@ def c_comments(text):
 
 
 def complaints(path):
-    """The lines `path:line: text` to print for a file."""
+    """Returns the lines `path:line: text` to print for a file."""
     text = path.read_text(encoding="utf-8")
     comments = python_comments(text) if path.suffix == ".py" else c_comments(text)
     return [f"{path}:{line}: {comment.split(chr(10))[0]}" for line, comment in comments if BEGINS.match(comment)]

@@ -37,22 +37,22 @@ TOOLS = {
         "tests/contract/losses/test_losses.py",
     ],
 }
-# The ops, one of each family and kind, that are tested if the source belongs to no family.
+# If the source belongs to no family, these ops are tested: one of each family and kind.
 SOME = "masked_fill safe_div safe_log masked_compact masked_mean masked_var masked_norm masked_softmax mse_loss".split()
 ELSEWHERE = "composite opcheck gradgradcheck torch_func vmap compile export".split()  # tests that run no CPU kernel
 
-# The tests, some of each family, that are run if the source belongs to no family.
+# If the source belongs to no family, these tests run: some of each family.
 ELSE = ["elementwise/test_elementwise.py", "elementwise/test_stand_ins_division.py",
         "elementwise/test_stand_ins_unary.py", "losses/test_losses.py", "reductions/test_reductions.py"]  # fmt: skip
 
 
 def ops(family):
-    """The names of a family's ops: each has a file with its name."""
+    """Returns the names of a family's ops: each op has a file with its name."""
     return {file.stem for file in (ROOT / "safeops/ops" / family).glob("[a-z]*.py")}
 
 
 def contract(family, path):
-    """The stages of contract tests, quick ones first, without tests that only compile with inductor."""
+    """Returns the stages of contract tests, quick ones first. Tests that only compile with inductor are left out."""
     folder, op = "tests/contract/", Path(path).stem
     if family == "lists":
         return [["tests/amp", folder + "lists", "tests/debug/test_trace.py"]]
@@ -70,7 +70,8 @@ def contract(family, path):
 
 
 def stages(path):
-    """Returns pytest's arguments for each stage, for a mutant in this file; the tests likeliest to fail come first."""
+    """Returns pytest's arguments for each stage, for a mutant in this file. The tests that most likely fail come
+    first."""
     for pattern, tests in TOOLS.items():
         if re.match(pattern, path):
             return [tests]

@@ -31,7 +31,7 @@ from mutant_tests import stages  # noqa: E402
 from mutations import mutations  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 1200  # the time limit of one stage's tests: much more than any takes
+SECONDS = 1200  # the time limit of one stage's tests, of which none takes nearly as long
 PARTS, SOURCES = ("csrc", "kernels", "safeops", "tests"), (".py", ".h", ".cpp", ".cu", ".cuh")
 
 # {folder: how many of a hundred mutants are made there}
@@ -64,9 +64,9 @@ class Tree:
         for path in (path for part in PARTS for path in (self.folder / part).rglob("*.*")):
             if path.suffix in SOURCES and path.relative_to(self.folder).as_posix() not in wanted:
                 path.unlink()
-        for library in (ROOT / "safeops").glob("*.so"):  # used until the copy builds its own
+        for library in (ROOT / "safeops").glob("*.so"):  # the copy uses these until it has built its own
             shutil.copy2(library, self.folder / "safeops")
-        link = self.folder / "safeops" / "kernels"  # else safeops.kernels would be the checkout's folder
+        link = self.folder / "safeops" / "kernels"  # without it safeops.kernels would be the checkout's folder
         link.is_symlink() or link.symlink_to("../kernels")
 
     def build_first(self):
@@ -81,7 +81,7 @@ class Tree:
         self.built = True
 
     def copy(self, source, target):
-        """Copies objects, ninja's log and libraries, with their times, by which ninja knows what is up to date."""
+        """Copies objects, ninja's log and libraries. Their times are kept: by them ninja knows what is up to date."""
         shutil.rmtree(target / "build", ignore_errors=True)
         shutil.copytree(source / "build", target / "build")
         for library in (source / "safeops").glob("*.so"):
@@ -93,13 +93,13 @@ class Tree:
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True).returncode == 0
 
     def spoil(self, mutant):
-        """Makes the mutant. Returns False if it does not compile."""
+        """Makes the mutant in the copy. Returns False if it does not compile."""
         path, compiled = self.folder / mutant["path"], mutant["path"].startswith(("csrc/cpu/", "csrc/common/"))
         if compiled and not self.built:
             self.build_first()
         text = path.read_text()
         path.write_text(text[: mutant["start"]] + mutant["text"] + text[mutant["stop"] :])
-        return not compiled or self.build()  # Python needs no build; the executor's tests compile CUDA sources
+        return not compiled or self.build()  # Python needs no build; CUDA sources are compiled by their tests
 
     def mend(self, mutant):
         shutil.copy2(ROOT / mutant["path"], self.folder / mutant["path"])
@@ -138,7 +138,7 @@ class Tree:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0), os.dup2(output, 1), os.dup2(output, 2)
             os.environ["PYTHONPATH"] = str(self.folder)
             sys.path.insert(0, str(self.folder))
-            if any("/interpreted/" in argument for argument in arguments):  # Triton reads it when it is imported
+            if any("/interpreted/" in argument for argument in arguments):  # read by Triton when it is imported
                 os.environ["TRITON_INTERPRET"] = "1"
                 os.execv(sys.executable, [sys.executable, "-B", "-m", "pytest", *arguments])
             import pytest
@@ -170,7 +170,7 @@ class Tree:
 
 
 def drawn(seed, only):
-    """Yields mutants in an order given by the seed: draws a folder by its share, then any line in it."""
+    """Yields mutants in an order that the seed fixes: draws a folder by its share, and then a line in it."""
     random_, places, lines = random.Random(seed), {}, set()
     for place in SHARES:
         paths = (p for p in (ROOT / place).glob("*" if place == "safeops" else "**/*") if p.suffix in SOURCES)
@@ -180,7 +180,7 @@ def drawn(seed, only):
     while any(places.values()):
         (place,) = random_.choices([p for p in places if places[p]], [SHARES[p] for p in places if places[p]])
         mutant = places[place].pop()
-        if (line := (mutant["path"], mutant["line"])) not in lines:  # at most one mutant for each line
+        if (line := (mutant["path"], mutant["line"])) not in lines:  # at most one mutant per line
             lines.add(line)
             yield mutant
 

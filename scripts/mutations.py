@@ -13,7 +13,7 @@ OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "&": "|", "|": "&", "&&": "
              "%": "//"}  # fmt: skip
 SWAPPED = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin",
            "any": "all", "all": "any", "fmin": "fmax", "fmax": "fmin"}  # fmt: skip
-# Lines that affect only speed or the text of a message: no test could notice a change.
+# Matches lines that affect only speed or the text of a message: no test could notice a change in them.
 UNSEEN = re.compile(
     r"\b(kAhead|kSlice|kMaxTasks|kMinRows|parallel\(|alignas|max_contiguous|Config\(|POLICY|prime|prefetch|lru_cache"
     r"|cache_modifier|stacklevel|static_assert|template|printf|__slots__|pragma|include|include_bytes|__launch_bounds__)"
@@ -66,7 +66,7 @@ class _Walk(ast.NodeVisitor):
         self.add(self.at(node), self.end(node), text, what)
 
     def between(self, left, right, table, what):
-        """Replaces the operator between two operands."""
+        """Adds the change that replaces the operator between two operands by table[operator]."""
         start, gap = self.end(left), self.source[self.end(left) : self.at(right)]
         token = re.sub(r"[()\s\\]|#.*", " ", gap).strip()
         if token in table and gap.count(token) == 1:
@@ -109,7 +109,7 @@ class _Walk(ast.NodeVisitor):
         for before, keyword in zip([*node.args, *node.keywords], [*node.args, *node.keywords][1:]):
             if name in ("load", "store") and isinstance(keyword, ast.keyword) and keyword.arg in ("mask", "other"):
                 if keyword.arg == "mask" and any(k.arg == "other" for k in node.keywords):
-                    continue  # other= is not allowed without mask=
+                    continue  # mask= stays: other= is not allowed without it
                 self.add(self.end(before), self.end(keyword), "", f"{keyword.arg}= dropped")
         self.generic_visit(node)
 
@@ -123,7 +123,7 @@ class _Walk(ast.NodeVisitor):
             self.replace(node.value, "None", "returns None")
         self.generic_visit(node)
 
-    def visit_FunctionDef(self, node):  # the body alone: defaults are the schema's, or mark an absent operand
+    def visit_FunctionDef(self, node):  # no defaults: they are the schema's, or mark an absent operand
         for statement in node.body:
             self.visit(statement)
 
@@ -132,7 +132,7 @@ class _Walk(ast.NodeVisitor):
 
 def _python(source):
     walk = _Walk(source)
-    if walk.ascii:  # else the tree's columns, which count bytes, are no indices into the text
+    if walk.ascii:  # else the tree's columns, which count bytes, would be no indices of characters
         walk.visit(ast.parse(source))
     return walk.edits
 
@@ -145,7 +145,7 @@ def _blank(match):
 
 
 def _closing(text, at):
-    """The index of the parenthesis that closes the one at `at`."""
+    """Returns the index of the parenthesis that closes the parenthesis at index `at`."""
     depth = 0
     for i in range(at, len(text)):
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(text[i], 0)
@@ -155,7 +155,7 @@ def _closing(text, at):
 
 
 def _arguments(text, opening):
-    """Returns [(start, stop)] of the arguments of a call."""
+    """Returns the (start, stop) of each argument of the call whose parenthesis opens at index `opening`."""
     closing, parts, depth = _closing(text, opening), [opening + 1], 0
     for i in range(opening + 1, closing or opening):
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(text[i], 0)

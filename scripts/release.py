@@ -25,7 +25,7 @@ def run(*command) -> str:
 
 
 def versions() -> dict[str, str]:
-    """{file: the version that it states}"""
+    """Returns {file: the version that it states}."""
     places = {
         "safeops/core/__init__.py": r'^VERSION = "(.+)"$',
         "CHANGELOG.md": r"^## (\d\S*)",
@@ -35,8 +35,8 @@ def versions() -> dict[str, str]:
 
 
 def audit(wheel: Path) -> list[str]:
-    """Returns the reasons why a wheel breaks its platform tag: symbols newer than the policy's, or libraries that are
-    neither the policy's nor torch's."""
+    """Returns the reasons why a wheel breaks the policy of its platform tag: symbols newer than the policy allows, or
+    libraries that neither the policy allows nor torch has."""
     report = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", wheel))
     tag, libraries = report["sym_tag"], set(report["external_libs"]) - {"libtorch.so", "libtorch_cpu.so"}
     policy = re.fullmatch(r"manylinux_2_(\d+)_\w+", tag)

@@ -40,18 +40,18 @@ TYPES = {
     **{"int": "int", "SymInt": "int", "Optional[int]": "int | None", "Optional[SymInt]": "int | None", "str": "str"},
     **{"ScalarType": "torch.dtype", "Optional[ScalarType]": "torch.dtype | None"},
 }
-# Types of arguments that take more than their schema says, or have no schema.
+# {argument: its type}, for arguments that take more types than their schema says, or have no schema.
 NAMED = {
     **{"denominator": "Tensor | float | None", "log_probs": "Tensor", "targets": "Tensor", "blank": "int"},
     **dict.fromkeys(("input_lengths", "target_lengths"), "Tensor | Sequence[int]"),
     **{"zero_infinity": "bool", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
 }
-# {argument: the strings that it may be}, from the checks
+# {argument: the strings that the checks accept}
 CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}
 
 
 def literal(name: str, key: str) -> str:
-    own = {"reduction": "reductions", "empty": "empties"}.get(key, "")  # the record's attribute, if it has own choices
+    own = {"reduction": "reductions", "empty": "empties"}.get(key, "")  # the record's attribute: an op's own choices
     choices = getattr(registry.get(name), own, CHOICES[key])
     return f"Literal[{', '.join(map(json.dumps, choices))}]"
 
@@ -62,7 +62,7 @@ def schemas(name: str) -> list:
 
 
 def types(name: str) -> dict[str, str]:
-    """Returns {argument: type}, where the type is the union over the op's overloads."""
+    """Returns {argument: type} of an op. The type is the union over the op's overloads."""
     results = {}
     for x in (x for schema in schemas(name) for x in schema.arguments):
         kinds = results.setdefault(x.name, [])
@@ -74,7 +74,7 @@ SHARED = {key: kind for name in registry for key, kind in types(name).items()}
 
 
 def parameters(name: str, function, **fixed) -> str:
-    """The parameters of a function, as source. fixed: the types that are special to one overload."""
+    """Returns the parameters of a function as source text. fixed: {argument: its type in one overload}."""
     kinds, parts = SHARED | types(name) | fixed, []
     for x in inspect.signature(function).parameters.values():
         if x.kind is x.KEYWORD_ONLY and "*" not in parts:
@@ -103,7 +103,7 @@ def result(function, schema) -> tuple[str, str]:
 
 
 def definition(call: str, indent: str = "") -> str:
-    # Lines break only after a comma, but not inside a Literal.
+    # Lines break only after a comma outside of a Literal: other spaces become \0 meanwhile.
     text = re.sub(r'(?<!,) |(?<=",) (?=")', "\0", f"def {call}: ...")
     return textwrap.fill(text, 120, initial_indent=indent, subsequent_indent=f"{indent}    ").replace("\0", " ")
 
@@ -120,7 +120,7 @@ def functions() -> str:
             overloads = list({len(x.returns): x for x in schemas(name)}.values()) or [None]
             first, last = overloads[0], overloads[-1]
             flags = [x.name for x in last.arguments[len(first.arguments) :]] if first is not last else []
-            for schema in overloads:  # a second overload has a flag that the first has not: True there, False here
+            for schema in overloads:  # a flag that only the second overload has: True in it, False in the first
                 kind, source = result(function, schema)
                 imports += [source] if source else []
                 fixed = {flag: f"Literal[{schema is last}]" for flag in flags}

@@ -37,7 +37,7 @@ class Hop(NamedTuple):
 
 
 def of_function(what, function):
-    """The place of a function; for a decorated function, of the function inside."""
+    """Returns the place of a function; of a decorated function, that of the function inside."""
     code = inspect.unwrap(getattr(function, "__func__", function)).__code__
     lines = text_of(Path(code.co_filename)).splitlines()
     at = next(i for i in range(code.co_firstlineno, len(lines) + 1) if re.search(r"\bdef |\blambda\b", lines[i - 1]))
@@ -56,7 +56,7 @@ def tree_of(path):
 
 @cache
 def calls(path):
-    """Returns [(line, the string or name that is the first argument)] for the calls in a file."""
+    """Returns [(line, first argument, if a string or name)] of the calls in a file."""
     nodes = [node.args[0] for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and node.args]
     return [(node.lineno, getattr(node, "value", getattr(node, "id", None))) for node in nodes]
 
@@ -69,14 +69,15 @@ def words(path):
 
 
 def assigned(what, record):
-    """The assignment that gives a record its name, in the modules of safeops that have it as an attribute."""
+    """Returns the place of the assignment that names a record, in the modules of safeops that have it as an
+    attribute."""
     for module in [m for name, m in sys.modules.items() if name.startswith("safeops.")]:
         for name in [key for key, value in vars(module).items() if value is record]:
             yield from definition_in(what, Path(module.__file__), name)
 
 
 def formula(record):
-    """The op's definition, or the function in its closure that is in the op's own file."""
+    """Returns the op's definition, or the function in its closure that is in the op's own file."""
     own = inspect.unwrap(record.public_function).__code__.co_filename
     functions, seen = [record.definition], []
     while functions:
@@ -95,7 +96,8 @@ def class_of(record):
 
 
 def mention(what, folder, name):
-    """The first call in a folder that has the op's name as its first argument, else the first line that names it."""
+    """Returns the place of the first call in a folder with the op's name as first argument, else of the first line that
+    names the op."""
     files = sorted((ROOT / folder).rglob("*.py"))
     for kind in calls, words:
         for path in files:
@@ -121,8 +123,8 @@ def lines_with(pattern, paths):
 
 
 def included(path, depth=2):
-    """Yields a source and the files that it includes by quotes, to a depth: the family's headers, and headers of the
-    engine that they include."""
+    """Yields a source and the files that it includes by #include "...", to a depth of `depth` includes: headers of the
+    family, and headers of the engine that these include."""
     yield path
     for name in re.findall(r'#include "([^"]+)"', text_of(path)) if depth else ():
         for header in (path.parent / name, ROOT / "csrc" / name):
@@ -132,8 +134,8 @@ def included(path, depth=2):
 
 
 def of_cpp(device, raw):
-    """Yields the places of a raw op: its registration, the function or struct that is registered, and the loops or
-    kernels of that file."""
+    """Yields the places of a raw op in C++: its registration, the registered function or struct, and the loops or
+    kernels of that function's file."""
     backward, name = raw.endswith("_backward"), raw.removeprefix("_").removesuffix("_backward")
     registered = rf'm\.impl\("{raw}", TORCH_BOX\(&([\w:]+)|\bSAFEOPS_[A-Z_]+\(({name})\b(?:, (\w+))?'
     for path, line, match in lines_with(registered, sources(device)):
@@ -148,9 +150,9 @@ def of_cpp(device, raw):
 
 @cache
 def loops(path, backward):
-    """The loops that a file of csrc/cpu passes to its driver, or the kernels that a file of csrc/cuda launches; if the
-    file has none, those in the headers that it includes. backward: only those whose names are of gradients, else only
-    the others."""
+    """Returns the loops that a file of csrc/cpu passes to its driver, or the kernels that a file of csrc/cuda launches.
+    If the file has none: those in the headers that it includes. backward: True for those named after gradients, False
+    for the rest."""
     result = {}
     for depth in range(4):
         files = dict.fromkeys(included(path, depth))
@@ -211,7 +213,7 @@ def definition_in(what, file, name):
 
 
 def road(name):
-    """Yields the places of a public op, in the order of a call."""
+    """Yields the places of a public op in the order in which a call passes them."""
     record = registry[name]
     yield of_function("public function", record.public_function)
     yield from assigned("record", record)

@@ -1,4 +1,4 @@
-"""The runner: `python -m benchmarks.rivals --help`."""
+"""Runs the contests: `python -m benchmarks.rivals --help` lists the options."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ def parse(argv):
 
 
 class Local:
-    """A Worker in this process, with the interface of Served."""
+    """A Worker in this process, with the interface of Served, whose worker is in another process."""
 
     def __init__(self):
         from .worker import Worker
@@ -49,7 +49,7 @@ class Local:
 
 
 class Place:
-    """Holds a worker, and starts a new one after the worker has crashed or hung."""
+    """Holds a worker, and starts another one if it crashes or hangs."""
 
     def __init__(self, options, lock):
         self.options, self.lock, self.worker = options, lock, None
@@ -133,7 +133,7 @@ def timed(place, entry, rounds, records) -> dict:
     """Times a prepared contest and adds its records to `records`. Returns the contest's entry."""
     from .contest import OURS
 
-    if any("OutOfMemoryError" in why for why in entry["left_out"].values()):  # alone on the GPU it may fit
+    if any("OutOfMemoryError" in why for why in entry["left_out"].values()):  # prepared alone on the GPU, it may fit
         entry = prepare(place, entry["contest"])
     if OURS in entry["ready"]:
         try:
@@ -144,7 +144,7 @@ def timed(place, entry, rounds, records) -> dict:
 
 
 def failures(results) -> list[str]:
-    """A line for each contest in which safeops was not timed."""
+    """Returns a line for each contest in which safeops was not timed."""
     timed = {record["contest"] for record in results["records"]}
     return [
         f"{entry['contest']}: {entry['left_out'].get('safeops') or entry['left_out'].get('all')}"

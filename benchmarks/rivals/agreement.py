@@ -10,13 +10,14 @@ import torch
 from . import contest
 from .contest import Contest, Rival
 
-# The largest error, relative to the largest magnitude: eight roundings of bf16 or fp16; more of fp32, in which the
-# differences of blurred images (SSIM) lose digits by cancellation.
+# The largest error allowed, relative to the largest magnitude: eight roundings of bf16 or fp16. fp32 may have more,
+# since differences of blurred images (SSIM) lose digits by cancellation.
 BUDGET = {"bf16": 2**-5, "fp16": 2**-8, "fp32": 2**-13}
 
 
 def errors(name: str, who: str, device: str) -> dict[str, float]:
-    """Returns {"value": relative error, "gradient": the largest over the inputs, if there is a gradient to compare}."""
+    """Returns {"value": relative error of the value, "gradient": largest relative error of the inputs' gradients, if
+    there is a gradient to compare}."""
     entry = contest.build(name, device, small=True)
     rival = entry.contenders()[who]
     truth, upstream, slopes = exact(entry)
@@ -42,13 +43,14 @@ def against(entry: Contest, rival: Rival, truth, upstream, slopes) -> dict[str, 
     if rival.backward and entry.backward:
         theirs = torch.autograd.grad(out, inputs, upstream.to(out.dtype), allow_unused=True)
         pairs = [(a, b) for a, b in zip(theirs, slopes) if a is not None and b is not None]
-        if pairs:  # empty where gradients are of different inputs: Liger's JSD takes logarithms, ours probabilities
+        if pairs:  # empty if both have gradients of other inputs: Liger's JSD takes logarithms, ours probabilities
             results["gradient"] = max(error(a, b) for a, b in pairs)
     return results
 
 
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest error over the largest magnitude of `b`; infinite if shapes differ or the error is not finite."""
+    """Returns the largest error of `a`, divided by the largest magnitude of `b`; infinite if shapes differ or the error
+    is not finite."""
     if a.shape != b.shape:
         return math.inf
     scale = b.abs().max().item() or 1.0

@@ -1,5 +1,5 @@
-"""Masked softmax; cross entropy of a language model's logits and of images; log probabilities and entropy, as losses of
-reinforcement learning use them, added so that there is one result."""
+"""Contests of masked softmax; of cross entropy, for a language model's logits and for images; and of log probabilities
+and entropy, as losses of reinforcement learning use them. These two are added, so that there is one result."""
 
 import importlib.util
 import math
@@ -23,8 +23,8 @@ def widened(x, target):
 
 
 def fla(name, call, **flags):
-    """A loss of flash-linear-attention, with its Gluon backend disabled: its import fails under Triton 3.6, and happens
-    even though the backend is off by default."""
+    """Makes a Rival of a loss of flash-linear-attention. It disables the library's Gluon backend, which is imported
+    even though it is off by default, and whose import fails under Triton 3.6."""
     rival = library("fla.modules", name, call, cuda=True, **flags)
 
     def load():
@@ -62,7 +62,7 @@ PERMUTED = library(
 
 
 def cross_entropy(o, *shape):
-    """shape: (N, C), or (N, C, H, W) of images."""
+    """Makes the contest. shape: (N, C), or (N, C, H, W) of images."""
     shape, s = o.size(*shape), o.itemsize
     n, images = math.prod(shape), len(shape) == 4
     classes = 8 * n // shape[1] if images else 0  # bytes of the target, which are negligible for long rows

@@ -17,8 +17,8 @@ FAMILIES = (
     "reductions", "elementwise", "vectors", "classification", "divergences", "linear", "losses", "images", "selection",
     "lists",
 )  # fmt: skip
-OURS, FLOOR = "safeops", "floor: "  # a contender with the prefix FLOOR is a yardstick, not a rival
-LEAST = {True: 4096, False: 32}  # the size of each dim of small operands: of one dim (True), of several (False)
+OURS, FLOOR = "safeops", "floor: "  # a contender whose name starts with FLOOR is a lower bound of the time, no rival
+LEAST = {True: 4096, False: 32}  # largest size of a dim of small operands that have one dim (True), or several (False)
 
 
 class Absent(Exception):
@@ -30,7 +30,7 @@ class Rival(NamedTuple):
     backward: bool = True  # False: the rival has no backward
     overwrites: bool = False  # True: it writes its operands
     cuda: bool = False  # True: it runs only on CUDA
-    other: str = ""  # how its result differs by design; such a rival is timed, but its error is not judged
+    other: str = ""  # how its result differs by design, if it does; then its error is not judged
     compiled: bool = False  # True: torch.compile compiles the function
 
 
@@ -41,8 +41,8 @@ class Contest:
     ours: Callable  # (*inputs, *rest) -> Tensor, like all functions of the contest
     rivals: dict[str, Rival | Callable]
     definition: Callable  # run in fp64, it is the reference for all errors
-    bytes: tuple[float, float | None] | None = None  # to be moved: (forward, total); None: `flops` set the time
-    flops: tuple[float, float] | None = None  # (forward, total)
+    bytes: tuple[float, float | None] | None = None  # (forward, total), to be moved; None: `flops` limit the time
+    flops: tuple[float, float] | None = None  # arithmetic operations, (forward, total)
     overwrites: bool = False  # True: ours writes its operands
     backward: bool = True
     outcome: Callable = field(default=lambda out, *operands: out)  # (returned value, *operands) -> the compared value
@@ -53,7 +53,7 @@ class Contest:
         return {OURS: ours} | plain
 
     def sizes(self) -> str:
-        """The shapes of the operands, as text."""
+        """Returns the shapes of the operands, as text."""
         shapes = [tuple(x.shape) for x in (*self.inputs, *self.rest) if isinstance(x, torch.Tensor)]
         return ", ".join("x".join(map(str, shape)) for shape in dict.fromkeys(shapes))
 
@@ -93,7 +93,7 @@ class Operands:
         self.itemsize = self.dtype.itemsize
 
     def size(self, *full: int):
-        """Returns the sizes, cut to LEAST for small operands: a tuple, or a number if there is one."""
+        """Returns the sizes, at most LEAST for small operands: a tuple, or a number if there is one size."""
         result = tuple(min(n, LEAST[len(full) == 1]) for n in full) if self.small else full
         return result if len(result) > 1 else result[0]
 

@@ -1,4 +1,5 @@
-"""Divergences of a student's logits and a teacher's: from logits, and fused with the last layers of both."""
+"""Contests of divergences between a student's and a teacher's logits: from logits, and fused with the last layers of
+both."""
 
 import math
 
@@ -33,8 +34,8 @@ def tv(x, y):
 
 
 def liger(name, call, **options):
-    """A divergence of Liger, which takes (log-)probabilities. `call` computes them in fp32, since Liger's result has
-    their dtype."""
+    """Makes a Rival of a divergence of Liger, which takes (log-)probabilities. `call` computes these in fp32, since
+    Liger's result has their dtype."""
     return library("liger_kernel.transformers", name, call, options=options, cuda=True)
 
 
@@ -64,7 +65,8 @@ def of_logits(o, name):
 
 
 def liger_layers(beta):
-    """beta: 0 for kl (from the teacher), 1 for reverse kl (from the student), 0.5 for js."""
+    """Makes a Rival of Liger's fused divergence. beta: 0 for kl (from the teacher), 1 for reverse kl (from the
+    student), 0.5 for js."""
     return library(
         "liger_kernel.transformers",
         "LigerFusedLinearJSD",

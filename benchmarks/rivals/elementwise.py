@@ -1,4 +1,4 @@
-"""The elementwise functions."""
+"""Contests of the elementwise functions."""
 
 import torch
 

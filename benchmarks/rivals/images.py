@@ -1,4 +1,4 @@
-"""Losses of images."""
+"""Contests of losses of images."""
 
 import math
 
@@ -55,7 +55,7 @@ def ssim(o):
     )
     return Contest(
         (x,),
-        (0.7 * x + 0.3 * o.normal(*shape, seed=1).sigmoid(),),  # similar to x: with unrelated noise the mean cancels
+        (0.7 * x + 0.3 * o.normal(*shape, seed=1).sigmoid(),),  # similar to x: the SSIM of unrelated noise is about 0
         ours=lambda x, y: safeops.ssim(x, y),
         rivals={
             "five convolutions": _ssim,

@@ -1,4 +1,4 @@
-"""A last linear layer fused with its loss: cross entropy, and log probabilities plus entropy."""
+"""Contests of a last linear layer fused with its loss: cross entropy, and log probabilities plus entropy."""
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ def cut(**options):
 
 
 def chunked():
-    """torch's own function, in chunks that keep no logits."""
+    """Makes a Rival of torch's own function, run in chunks that keep no logits."""
 
     def load():
         if not hasattr(torch.nn, "LinearCrossEntropyOptions"):

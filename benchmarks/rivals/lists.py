@@ -1,4 +1,4 @@
-"""clip_grad_norm_ on the gradients of a transformer that has 354M parameters."""
+"""Contests of clip_grad_norm_ on the gradients of a transformer that has 354M parameters."""
 
 import torch
 
@@ -10,14 +10,15 @@ UNCLIPPED = 1e30  # a max_norm above any gradient's norm
 
 
 def transformer(width, layers, vocabulary):
-    """The shapes of a transformer's parameters."""
+    """Returns the shapes of a transformer's parameters."""
     block = [(width,)] * 2 + [(3 * width, width), (3 * width,), (width, width)] + [(width,)] * 3
     block += [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
     return [(vocabulary, width), (width, width), *block * layers, (width,), (width,)]
 
 
 def clip(o, needed):
-    """needed: max_norm falls from call to call, so that each call has to scale; otherwise no call writes."""
+    """Makes the contest. needed: max_norm falls from call to call, so that each call has to scale; else no call
+    writes."""
     parameters = []
     for seed, shape in enumerate(transformer(*o.size(1024, 24, 50304))):
         parameters.append(torch.nn.Parameter(torch.empty(shape, dtype=o.dtype, device=o.device)))

@@ -1,4 +1,4 @@
-"""Pointwise losses with a mask, the focal loss, and divergences of probability distributions."""
+"""Contests of pointwise losses with a mask, the focal loss, and divergences of probability distributions."""
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,8 @@ N = 1 << 26
 
 
 def masked(o, name, domain=None):
-    """name: of the functions in safeops and in torch.nn.functional. domain: maps the target to where the loss is
-    defined."""
+    """Makes the contest. name: that of the function in safeops and in torch.nn.functional. domain: maps the target to
+    where the loss is defined."""
     n, s = o.size(N), o.itemsize
     ours, theirs = getattr(safeops, name), getattr(F, name)
     target = o.normal(n, seed=1)
@@ -59,8 +59,8 @@ def sigmoid_focal_loss(o):
 
 
 def of_distributions(plain, name, ours, liger, backward, inputs=lambda p: (p,)):
-    """Returns a builder. liger: (name, options, call) for `library`. backward: how many tensors the backward reads and
-    writes. inputs: maps the probabilities p to the operands of all functions, ours first."""
+    """Returns a function that makes the contest. liger: (name, options, call) for `library`. backward: how many tensors
+    the backward reads and writes. inputs: maps the probabilities p to all functions' operands, ours first."""
 
     def build(o):
         shape, s = o.size(4096, 32000), o.itemsize

@@ -1,5 +1,5 @@
-"""Masked reductions; and sums, means and maxima of packed sequences of 1000 rows. Contenders get both the sequences'
-bounds and each row's sequence id."""
+"""Contests of masked reductions, and of sums, means and maxima of packed sequences of 1000 rows. Contenders get the
+sequences' bounds and each row's sequence id."""
 
 import torch
 
@@ -78,7 +78,7 @@ LENGTH = 1000  # rows of a sequence; fewer with small operands
 
 
 def segments(o, reduce, *shape):
-    """shape: (rows, columns), or (rows,)."""
+    """Makes the contest. shape: (rows, columns), or (rows,)."""
     shape, s = o.size(*shape), o.itemsize
     shape = shape if isinstance(shape, tuple) else (shape,)
     rows, n = shape[0], torch.Size(shape).numel()

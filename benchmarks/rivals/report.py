@@ -12,7 +12,8 @@ OTHERS = ("copy", OURS)
 
 
 def standing(record: dict, entry: dict) -> dict:
-    """Returns our share of the copy's speed (or TFLOP/s), the fastest rival, and the ratio of its time to ours."""
+    """Returns a dict with our share of the copy's speed (or our TFLOP/s), the fastest rival, and its time / our
+    time."""
     times = record["milliseconds"]
     ours = times[OURS]
     rivals = {who: ms for who, ms in times.items() if who not in OTHERS and not who.startswith(FLOOR)}

@@ -1,4 +1,4 @@
-"""Selection by mask and by index."""
+"""Contests of selection by mask and by index."""
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ def compact(o):
             "flag_gems": library("flag_gems", "masked_select", lambda f, x, m: f(x, m), backward=False, cuda=True),
         },
         definition=torch.masked_select,
-        # read all of x and m, since each memory sector holds a kept element; write the kept elements
+        # read all of x and m, since nearly every memory sector holds a kept element; write the kept elements
         bytes=((1 + s) * n + s * kept, 2 * (1 + s) * n + 2 * s * kept),
     )
 
@@ -76,7 +76,7 @@ def index_select(o):
         definition=guarded,
         bytes=(
             8 * taken + 2 * s * taken * width,  # read index and rows; write the rows
-            16 * taken + 3 * s * taken * width + s * rows * width,  # that, and read index, dy; write dx
+            16 * taken + 3 * s * taken * width + s * rows * width,  # the forward's bytes, and: read index, dy; write dx
         ),
     )
 

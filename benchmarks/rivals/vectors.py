@@ -1,4 +1,5 @@
-"""Functions of vectors of 1,024 elements, and info_nce_loss, whose time goes into matrix products."""
+"""Contests of functions of vectors of 1,024 elements, and of info_nce_loss, in which matrix products take most of the
+time."""
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,8 @@ SHAPE = 65536, 1024
 
 
 def of_rows(operands, ours, plain, name, forward, backward):
-    """Returns a builder for a function of several tensors of one shape. forward, backward: how many such tensors each
-    direction reads and writes."""
+    """Returns a function that makes the contest of a function of several tensors of one shape. forward, backward: how
+    many such tensors each direction reads and writes."""
 
     def build(o):
         shape = o.size(*SHAPE)

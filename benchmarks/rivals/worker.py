@@ -1,5 +1,5 @@
-"""Prepares contenders and times contests. Several workers prepare in parallel, since that is mostly compiling; only one
-times at a time."""
+"""The worker, which prepares contenders and times contests. Workers prepare in parallel, since that is mostly
+compiling; only one worker times at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..served import serve
 from . import agreement, contest
 from .contest import OURS, Absent
 
-LONG = 1e12  # operations of a matrix product above which three rounds are enough
+LONG = 1e12  # a contest with more arithmetic operations is timed in only three rounds
 # These methods time configurations to choose one. Only one process may do so at a time, or they disturb each other.
 CHOOSERS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
@@ -38,8 +38,8 @@ class Worker:
             one_at_a_time(*chooser, lock)
 
     def prepare(self, name, who):
-        """Measure a contender's errors and compile it. Returns {"absent": why}, or {"other", "errors" unless `other` is
-        set, "value": the mean magnitude of its result}."""
+        """Measure a contender's errors and compile it. Returns {"absent": why it cannot run}; or {"other": Rival.other,
+        "errors": unless `other` is set, "value": the mean magnitude of the result}."""
         rival = contest.build(name, "cpu", small=True).contenders()[who]
         if rival.cuda and self.device != "cuda":
             return {"absent": "runs on CUDA alone"}
@@ -93,7 +93,7 @@ class Worker:
         return results
 
     def calls(self, name, who, entry):
-        """Returns (a call of forward without gradients, a call of forward and backward or None)."""
+        """Returns (function that runs forward without gradients, function that runs forward and backward, or None)."""
         rival = entry.contenders()[who]
         if (name, who) not in self.functions:
             function = rival.load()
@@ -124,8 +124,8 @@ class Worker:
 
 
 def one_at_a_time(module, owner, method, lock):
-    """Make a method wait for a lock that all workers share. If this version of the library has no such method, say so
-    and go on: the workers may then disturb each other."""
+    """Make a method wait for a lock that all workers share. If the library's version lacks the method, print that and
+    go on: the workers may then disturb each other."""
     try:
         owner = getattr(importlib.import_module(module), owner)
         original = getattr(owner, method)

@@ -1,7 +1,7 @@
 """Finds the polynomials of csrc/cpu/math.h: `python tests/cpu_math/remez.py` prints them all.
 
-Remez' exchange with 45 digits. Each result is the polynomial of its degree with the smallest maximum error, relative to
-the whole function.
+It runs Remez' exchange algorithm with 45 digits. Each result is the polynomial of its degree with the smallest maximum
+error, relative to the value of the whole function.
 """
 
 import struct
@@ -29,7 +29,7 @@ def fit(target, weight, low, high, degree):
         rows = [[w * x**k for k in range(count)] + [(-1) ** i] for i, (x, w, _) in enumerate(points)]
         result = lu_solve(matrix(rows), matrix([w * y for _, w, y in points]))
         errors = [w * (y - polyval(result[count - 1 :: -1], x)) for x, w, y in samples]
-        runs = []  # the largest error between each two changes of sign
+        runs = []  # the largest error of each interval between two changes of its sign
         for e, point in zip(errors, samples, strict=True):
             if runs and (e > 0) == (runs[-1][0] > 0):
                 runs[-1] = max(runs[-1], (e, point), key=lambda run: abs(run[0]))

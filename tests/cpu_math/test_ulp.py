@@ -1,4 +1,5 @@
-"""csrc/cpu/math.h's functions are within 1 ulp, those in LIMIT within that, compiled for any instruction set."""
+"""The functions of csrc/cpu/math.h are within 1 ulp, and those in LIMIT within their limit, compiled for any
+instruction set."""
 
 import platform
 import shutil

@@ -18,7 +18,8 @@ using Wide = long double;
 
 namespace {
 
-// 0 for the same number, else |got - truth| in steps of C at the truth; NaN only matches NaN, inf what rounds to it.
+// Returns |got - truth| in units in the last place of C at the truth, 0 for equal numbers. NaN is right only for NaN,
+// and inf only for a truth that rounds to inf.
 template <class C>
 double error(C got, Wide truth) {
   const C rounded = static_cast<C>(truth);
@@ -28,7 +29,7 @@ double error(C got, Wide truth) {
     if (!std::isfinite(got)) return 0;
   }
   if (std::isinf(truth)) return HUGE_VAL;
-  if (std::isinf(got)) {  // counts as one step beyond the largest number
+  if (std::isinf(got)) {  // inf counts as the number one step beyond the largest
     const Wide most = std::numeric_limits<C>::max(), below = std::nextafter(std::numeric_limits<C>::max(), C(0));
     const Wide beyond = std::copysign(most + (most - below), static_cast<Wide>(got));
     return static_cast<double>(std::fabs((beyond - truth) / (most - below)));
@@ -54,7 +55,8 @@ struct Worst {
 template <class C>
 const char* type_name() { return sizeof(C) == 4 ? "float" : "double"; }
 
-// A random bit pattern of a kind: any number, or one near 1, where logarithms and arcs lose digits most easily.
+// Returns a random number. kind 0: any bit pattern; 1, 2: near 1, where logarithms and arc functions lose digits; 3: an
+// edge value; 4: from 1 to 2^7 (float) or 2^10; else a small whole number.
 template <class C>
 C operand(std::mt19937_64& random, int kind) {
   using B = BitsOf<C>;
@@ -115,7 +117,7 @@ void binary(const char* name, int64_t count, const Ours& ours, const Truth& trut
 template <class C>
 Wide clamped(C x) { return x > 1 ? Wide(1) : x < -1 ? Wide(-1) : Wide(x); }
 
-// Maps x into [0, 1].
+// Maps x into [0, 1], the domain of arc functions.
 template <class C>
 C unit(C x) { return std::fabs(x) > 1 ? 1 / std::fabs(x) : std::fabs(x); }
 

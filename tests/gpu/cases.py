@@ -1,4 +1,4 @@
-"""Cases of the GPU tests: each op of the records, called on CUDA tensors of any size."""
+"""Cases of the GPU tests: a call of each op that has a record, on CUDA tensors of any size."""
 
 import torch
 
@@ -9,7 +9,7 @@ __all__ = ["ASYNCHRONOUS", "DTYPES", "OPS", "Case", "numbers", "same"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OPS = {name: record.gpu for name, record in RECORDS.items() if callable(record.gpu)}
-# An op that waits for the device has `no_sync` among the checks that its record skips.
+# Ops that do not wait for the device. The record of an op that does has `no_sync` among its skipped checks.
 ASYNCHRONOUS = [name for name in OPS if "no_sync" not in RECORDS[name].fields["skip"]]
 
 

@@ -1,4 +1,4 @@
-"""tests/gpu needs a CUDA device and SAFEOPS_TEST_DEVICE=cuda (scripts/gpu_check.py sets it); elsewhere it skips."""
+"""Skips tests/gpu unless there is a CUDA device and SAFEOPS_TEST_DEVICE=cuda, which scripts/gpu_check.py sets."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Guards before and after the tensors that a call allocates: they show bytes that a kernel writes outside its results.
+"""Places guards, tensors of known bytes, before and after the results that a call allocates: a kernel that writes
+outside of its results changes them.
 
 torch's allocator gives a tensor the smallest free block that holds it. A freed block between two live ones is therefore
 reused by the next tensor of its size.
@@ -8,7 +9,7 @@ import torch
 
 PATTERN = 0x5A
 MIB = 2**20
-SMALL = MIB  # bytes: larger requests come from the allocator's large blocks
+SMALL = MIB  # bytes; larger requests come from the allocator's pool of large blocks
 TRIES = 20
 
 
@@ -17,12 +18,12 @@ def allocate(size):
 
 
 def between_guards(size, allocate):
-    """Returns (hole of `size` bytes, guards) or None if no such place is found. guards: the tensor before the hole, the
-    one after it, and all tensors from failed tries."""
+    """Returns (hole, guards), or None if no place is found. hole: a tensor of `size` bytes, to be freed for a result.
+    guards: the tensors before and after the hole, and all tensors of failed tries."""
     guard = 2 * MIB if size > SMALL else 64 * 2**10
     guards = []
     for _ in range(TRIES):
-        allocate(size + 2 * guard)  # freed at once: the allocator divides this block for the three tensors below
+        allocate(size + 2 * guard)  # freed at once, so that the three tensors below come from this block
         before, hole, behind = (allocate(n) for n in (guard, size, guard))
         guards += before, behind
         begins = [t.data_ptr() for t in (before, hole, behind)]
@@ -33,8 +34,8 @@ def between_guards(size, allocate):
 
 
 def guarded(run, results, allocate=allocate, free=torch.cuda.empty_cache):
-    """Run once more with results between guards; raises AssertionError if a guard is written. Returns False if the
-    allocator gave no place between guards, or if no result lies in one."""
+    """Run once more, with the results between guards. Raises AssertionError if a guard has changed. Returns False if
+    the allocator gave no place between guards, or placed no result there."""
     free()
     places = [between_guards(t.nbytes, allocate) for t in results if t.nbytes]
     if None in places:

@@ -1,7 +1,7 @@
-"""Prints the time and memory of linear_cross_entropy, forward and backward, beside the prediction; it judges nothing.
+"""Prints the time and memory of linear_cross_entropy, forward and backward, beside the prediction of docs/speed.md.
 
-The gradients overwrite the logits. The prediction is that of docs/speed.md. Tests that share the GPU would distort the
-time, so this is a process of its own and not a test.
+It runs the mode in which gradients overwrite the logits, and passes no verdict. It is a process of its own and not a
+test, since tests that share the GPU would distort the time.
 """
 
 import statistics

@@ -1,4 +1,5 @@
-"""The debugging tools on a GPU: what is counted there, without waiting, and errors at their own op."""
+"""The debugging tools on a GPU count on the device without waiting for it, and report an error at the op that made
+it."""
 
 import subprocess
 import sys
@@ -88,7 +89,8 @@ def test_audit_sees_classes_that_do_not_exist(name):
 
 
 def test_an_index_out_of_range_is_raised_at_its_op():
-    """The test runs in a process of its own, since the device assert ends the CUDA context."""
+    """An index out of range raises its error at the op that got it. The test has its own process, since a device assert
+    ends the CUDA context."""
     program = (
         "import torch, safeops\n"
         "x = torch.arange(3.0, device='cuda')\n"

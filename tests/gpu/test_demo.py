@@ -1,4 +1,4 @@
-"""`safeops demo --device cuda`: every run ends with the same verdict as on a CPU."""
+"""`safeops demo --device cuda` ends every run with the verdict that the run has on a CPU."""
 
 import pytest
 import torch

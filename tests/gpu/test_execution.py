@@ -1,4 +1,4 @@
-"""Streams, graphs, synchronisation, repeatability: what asynchronous execution can get wrong."""
+"""Ops are right under asynchronous execution: on streams, in graphs, without synchronization, with repeatable bits."""
 
 import pytest
 import torch
@@ -24,7 +24,8 @@ def test_no_synchronisation(name):
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_the_host_runs_ahead_of_the_device(name):
-    """torch's debug mode sees torch's own synchronizations only; this test sees any: the call must not wait."""
+    """A call returns while the device is still busy. (torch's debug mode for synchronizations sees only torch's
+    own.)"""
     case = OPS[name](N, torch.float16, 0)
     case.forward_backward()
     torch.cuda.synchronize()
@@ -38,7 +39,8 @@ def test_the_host_runs_ahead_of_the_device(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_runs_on_the_current_stream(name):
-    """Inputs arrive late on a side stream: a kernel on any other stream reads the old values."""
+    """An op's kernels run on the current stream. Its inputs are written late on a side stream, so a kernel on another
+    stream would read the old values."""
     case = OPS[name](N, torch.float32, 0)
     expected = case.forward_backward()
     late = [x.clone() for x in case.leaves]
@@ -57,7 +59,8 @@ def test_runs_on_the_current_stream(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_two_streams_at_once_do_not_mix(name):
-    """Scratch memory shared between streams would show as each other's partial sums."""
+    """Calls on two streams at once have right results. With shared scratch memory they would add each other's partial
+    sums."""
     cases = [OPS[name](N + 1000 * i, torch.float32, 10 * i) for i in range(2)]
     expected = [case.forward_backward() for case in cases]
     torch.cuda.synchronize()
@@ -92,7 +95,8 @@ def capture(case):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_graph_replays_equal_eager(name, dtype):
-    """Two graphs of different sizes are replayed in turn on changed inputs: neither keeps state from the other."""
+    """Replays of two graphs of different sizes, in turn and on changed inputs, equal eager calls: no state passes
+    between them."""
     cases = [OPS[name](n, dtype, n % 17) for n in (N, 4096)]
     graphs = [capture(case) for case in cases]
     for seed in range(4):
@@ -122,5 +126,5 @@ def test_the_current_device_is_left_alone(name):
         pytest.skip("needs two GPUs")
     case = OPS[name](1000, torch.float32, 0)
     with torch.cuda.device(1):
-        value, _ = case.forward_backward()  # the operands are on device 0
+        value, _ = case.forward_backward()  # while the current device is 1, the operands are on device 0
         assert torch.cuda.current_device() == 1 and value.device.index == 0

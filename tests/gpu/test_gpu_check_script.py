@@ -1,4 +1,5 @@
-"""The logic of scripts/gpu_check.py, tested on any machine: time limits, the cost of crashes and hangs, verdicts."""
+"""scripts/gpu_check.py keeps its time limits, loses only what a crash or hang must cost, and gives right verdicts. The
+tests need no GPU."""
 
 import importlib.util
 import json
@@ -70,7 +71,8 @@ def check(minutes, elapsed=0.0):
 
 
 def test_stages_together_stay_within_the_minutes():
-    """If each stage takes its whole limit, the last one still ends in time, and each gets 0.9 of its share."""
+    """If each stage uses its whole limit, the last stage still ends in time, and each gets at least 0.9 of its
+    share."""
     for stages in (gpu_check.CORRECTNESS, gpu_check.SPEED):
         assert abs(sum(share for share, _ in stages.values()) - 1) < 1e-9
     elapsed = 0.0
@@ -240,7 +242,8 @@ def test_each_op_has_a_sanitizer_of_its_own(tmp_path, monkeypatch):
 
 
 def test_what_no_executor_has_seen_stays_in_its_order(monkeypatch):
-    """The stage `unseen` keeps the order of its tests. The stage `gpu` groups the tests by op."""
+    """The stage `unseen` runs its tests in the order of the file, whose first ones are the most important. The stage
+    `gpu` groups its tests by op."""
     importlib.import_module("safeops")
     names = [f"t.py::test[{name}]" for name in ("masked_mean 8", "l1_loss 8", "masked_mean 9")]
     for stage, wanted in (("unseen", names), ("gpu", sorted(names))):
@@ -272,7 +275,8 @@ print("=========", "RACECHECK SUMMARY: {races} hazards displayed")
 
 @pytest.mark.parametrize("races", [0, 1])
 def test_a_call_is_made_under_the_sanitizer(tmp_path, monkeypatch, races):
-    """A stand-in for compute-sanitizer runs the given command and reports this many races."""
+    """A sanitized case runs its call under compute-sanitizer, and fails if this reports races. A stand-in runs the
+    command and reports `races` of them."""
     from tests.gpu import test_unseen
 
     tool = tmp_path / "compute-sanitizer"
@@ -291,7 +295,7 @@ def test_a_call_is_made_under_the_sanitizer(tmp_path, monkeypatch, races):
 
 
 class Arena:
-    """An allocator that behaves as torch's: it gives a freed block of the same size, else the next free place."""
+    """An allocator that behaves as torch's: it gives a freed block of the requested size, else the next free place."""
 
     def __init__(self):
         self.memory, self.end, self.given = torch.zeros(2**24, dtype=torch.uint8), 0, []
@@ -353,7 +357,7 @@ MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "1", "date": "2030
 
 
 def lines(*more, verified="passed", without=()):
-    """The log of a run in which all tests passed, with lines added (more) or left out (without)."""
+    """Returns the log of a run in which all tests passed. more: lines to add. without: lines to leave out."""
     result = [{"stage": "install", "machine": MACHINE}]
     result += [{"stage": "verify", "op": op, "verdict": verified} for op in OPS]
     for stage in ("gpu", "contract"):
@@ -434,8 +438,8 @@ def test_the_stages_are_there():
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_run_on_the_cpu(tmp_path, monkeypatch):
-    """The wheel is installed and verified in its own copy, all within the time limit. The unseen cases call its ops on
-    the CPU; the tests that need a GPU skip."""
+    """On a CPU the script installs the wheel into a copy of its own and verifies it, within the time limit. The cases
+    of `unseen` call its ops on the CPU; tests that need a GPU skip."""
     kernels = tmp_path / "kernels.tar.xz"
     gpu_kernels.pack(one_kernel(tmp_path / "theirs"), kernels)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "ours"))
@@ -455,11 +459,11 @@ def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     (machine,) = [line["machine"] for line in results if "machine" in line]
     assert set(OPS) < set(machine["ops"]) and str(ROOT) not in machine["safeops_path"]
     counts = [(line["stage"], line["kernels"]) for line in results if "kernels" in line]
-    assert counts == [("install", 1), ("compiled", 0)]  # on a CPU no further kernel is compiled
+    assert counts == [("install", 1), ("compiled", 0)]  # 1 kernel is given by --kernels; a CPU compiles none
 
 
 def one_kernel(cache):
-    """A folder in the form of Triton's cache, with one kernel."""
+    """Makes a folder in the form of Triton's cache, with one kernel."""
     folder = cache / "KEY"
     folder.mkdir(parents=True)
     files = {"k.cubin": "code", "k.json": "{}", "k.ptx": "text"}

@@ -1,4 +1,4 @@
-"""The other GPU tests would pass on the composite too; these tests show that the ops launch their kernels."""
+"""The ops launch their kernels. The other GPU tests would also pass if plain torch ops ran instead (the composite)."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.ops import RECORDS
 
 
 def launches(function):
-    """Returns (names of the kernels, names of the memory operations) that the call launched."""
+    """Calls the function. Returns (names of the kernels, names of the memory operations) that it launches."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -29,7 +29,7 @@ def test_kernel_is_registered_and_chosen(name):
 @pytest.mark.parametrize("n", [8, 1_000_003, 16_777_216])
 @pytest.mark.parametrize("name", OPS)
 def test_launches_per_direction(name, n):
-    """A direction takes the number of launches that the op's record says."""
+    """Forward and backward each take as many launches as the op's record says."""
     forward, backward = RECORDS[name].launches
     forward = forward(n) if callable(forward) else forward
     case = OPS[name](n, torch.bfloat16, 0)
@@ -43,8 +43,9 @@ def test_launches_per_direction(name, n):
     kernels, memory = launches(lambda: torch.autograd.grad(held[0], leaves, upstream))
     if backward:
         assert (len(kernels), len(memory)) == backward, f"backward: {kernels + memory}"
-    elif name != "masked_select":  # its gradient begins with torch's own zeros
-        # a kernel for the keys, at most 8 passes of the sort, a launch for each factor of 16 in the number of summands
+    elif name != "masked_select":  # masked_select: its backward fills zeros by torch first
+        # The backward sorts: one kernel makes the keys, at most 8 passes sort them, and there is a launch of sums for
+        # each factor of 16 in the number of summands.
         sums = sum("sum_kernel" in kernel for kernel in kernels)
         assert sum("key_kernel" in kernel for kernel in kernels) == 1 <= sums <= 7, kernels
         assert all("safeops" in kernel or "RadixSort" in kernel for kernel in kernels), kernels

@@ -1,4 +1,4 @@
-"""More than 2^31 elements: a 32-bit offset would read or write at a wrong place."""
+"""Ops are right for more than 2^31 elements, where a 32-bit offset would read or write at a wrong place."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import safeops
 
 N = 2**31 + 2**12 + 5
-ROWS, COLUMNS = 2**16 + 1, 2**15 + 8  # rows of whole packets; more than 2^31 elements
+ROWS, COLUMNS = 2**16 + 1, 2**15 + 8  # more than 2^31 elements, in rows of whole 16-byte packets
 GIB = 2**30
 
 
@@ -24,7 +24,7 @@ def chunks(n, size=2**27):
 
 
 def pattern(n, dtype):
-    """Small numbers that differ from their neighbours and from the elements 2^31 further on."""
+    """Returns small numbers. Each differs from its neighbors and from the element 2^31 further on."""
     x = torch.empty(n, dtype=dtype, device="cuda")
     for part in chunks(n):
         i = torch.arange(part.start, part.stop, device="cuda")
@@ -51,7 +51,7 @@ def test_masked_fill():
 
 
 def test_masked_fill_shifted():
-    """An unaligned operand takes the general kernel with 64-bit indices."""
+    """masked_fill of an unaligned operand is right: it takes the general kernel with 64-bit indices."""
     x, mask = pattern(N + 1, torch.float16)[1:], mask_of(N + 1)[1:]
     out = safeops.masked_fill(x, mask, -1.0)
     equal_in_chunks(N, lambda p: out[p], lambda p: torch.where(mask[p], -1.0, x[p]))
@@ -68,7 +68,7 @@ def test_masked_fill_broadcast(columns):
 
 def test_safe_div():
     x = pattern(N, torch.float16)
-    out = safeops.safe_div(x, x)  # 0 / 0 gives 0
+    out = safeops.safe_div(x, x)  # safe_div gives 0 for 0 / 0
     equal_in_chunks(N, lambda p: out[p], lambda p: (x[p] != 0).half())
 
 
@@ -117,7 +117,8 @@ def test_safe_index_select():
 
 
 def test_masked_compact():
-    """The ranks exceed 2^31, and there are more tiles than a look back reads at once."""
+    """masked_compact is right where ranks (counts of kept elements before an element) exceed 2^31, and where there are
+    more tiles than a block reads at once to find its rank."""
     x, mask = pattern(N, torch.float16), torch.ones(N, dtype=torch.bool, device="cuda")
     mask[::1000] = False
     mask[-1000:] = True

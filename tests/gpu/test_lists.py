@@ -1,4 +1,5 @@
-"""Ops over lists on a GPU: launches, streams, graphs, synchronization, more than 2^31 elements, repeated bits."""
+"""Ops over lists of tensors on a GPU take few launches, and are right on streams, in graphs, without synchronization
+and for more than 2^31 elements, with repeatable bits."""
 
 import math
 
@@ -16,12 +17,12 @@ NAMES = ("health", "grad_norm", "clip_grad_norm_")
 
 
 def tensors(count=60, seed=0):
-    """Tensors of every dtype, from one element to a million."""
+    """Returns tensors of every dtype, of one element to a million."""
     return [numbers(10 ** (i % 7) + i, FLOATS[i % 4], seed + i) for i in range(count)]
 
 
 def run(name, inputs):
-    """Run the op on copies of the inputs; returns what it returns or changes, as one tensor."""
+    """Run the op on copies of the inputs. Returns what it returns and what it changes, as one tensor."""
     if name == "health":
         rows = torch.zeros(len(inputs), 8, dtype=torch.int64, device="cuda")
         scans.health_(rows, 0, inputs)
@@ -43,7 +44,8 @@ def test_the_kernel_is_chosen_and_launched_once_a_list(name):
         "grad_norm": lambda n: scans.norm(flat[:n], 2),
         "clip_grad_norm_": lambda n: scans.scale_(flat[:n], factor),
     }
-    for n, scanned in ((1, 1), (97, 1), (1024, 1), (1025, 2)):  # for a driver of CUDA 12.1 or later
+    # (number of tensors, kernels), with a driver of CUDA 12.1 or later.
+    for n, scanned in ((1, 1), (97, 1), (1024, 1), (1025, 2)):
         calls[name](n)
         kernels, memory = launches(lambda n=n: calls[name](n))
         assert len(kernels) == scanned and not memory, kernels + memory
@@ -73,7 +75,8 @@ def test_the_host_runs_ahead_of_the_device(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_on_the_current_stream(name):
-    """Inputs arrive late on a side stream: a kernel on any other stream reads the old values."""
+    """An op's kernels run on the current stream. Its inputs are written late on a side stream, so a kernel on another
+    stream would read the old values."""
     late = tensors(seed=5)
     want = run(name, late)
     inputs = [torch.full_like(x, 7.0) for x in late]

@@ -1,4 +1,4 @@
-"""to_device on a GPU: plain copies have races, and to_device has none."""
+"""to_device has no races on a GPU, where plain non-blocking copies have."""
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ def host(pinned):
 
 
 def behind_a_long_kernel(move, x):
-    """Returns the copy on the GPU after the host has overwritten x as soon as the call has returned."""
+    """Returns the copy on the GPU that `move` makes of x while a long kernel runs. The host overwrites x as soon as the
+    call returns."""
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     moved = move(x)
@@ -33,13 +34,13 @@ def test_the_plain_pattern_has_the_race():
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
 def test_the_host_buffer_may_be_written_at_once(pinned, side):
     stream = torch.cuda.Stream() if side else None
-    for _ in range(3):  # a later call reuses the pinned memory once its copy is done
+    for _ in range(3):  # later calls reuse the pinned memory of earlier ones
         got = behind_a_long_kernel(lambda x: safeops.to_device(x, "cuda", stream=stream), host(pinned))
         assert torch.equal(got, host(False))
 
 
 def test_many_batches_under_way_do_not_mix():
-    """The pinned memory of a call is reused only after its copy is done."""
+    """Many batches at once arrive unmixed: the pinned memory of a call is reused only after its copy is done."""
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     x, moved = host(True), []
@@ -53,7 +54,7 @@ def test_many_batches_under_way_do_not_mix():
 @pytest.mark.parametrize("options", [{}, {"host_reused": False}], ids=str)
 def test_the_host_does_not_wait(options):
     x = host(True)
-    safeops.to_device([x, x[1:]], "cuda", **options)  # allocates the pinned memory
+    safeops.to_device([x, x[1:]], "cuda", **options)  # the first call allocates the pinned memory
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     busy = torch.cuda.Event()
@@ -64,7 +65,8 @@ def test_the_host_does_not_wait(options):
 
 
 def freed_while_read(move):
-    """Returns (a batch read late and freed at once, whether a new tensor of the side stream got its memory)."""
+    """Returns (a batch that a kernel reads late though it is freed at once, True if a new tensor of the side stream got
+    its memory)."""
     side, x = torch.cuda.Stream(), host(True)
     moved = move(x, side)
     torch.cuda.synchronize()

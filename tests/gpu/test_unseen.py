@@ -1,4 +1,5 @@
-"""Calls that no executor without a GPU has run, or that one found wrong: gpu_check.py runs them first.
+"""Tests calls that the interpreter and the executor, which need no GPU, have never run or have found wrong.
+gpu_check.py runs these tests first.
 
 The most important cases of `CASES` come first, since the time may run out. On a CPU the cases run with fewer rows by
 the CPU kernels, to test this file. As a program, `test_unseen.py NAME` makes the call of one case, for a sanitizer.
@@ -25,9 +26,10 @@ from tests.ops.record import DEVICE
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 ON_GPU = DEVICE == "cuda"
-# Largest error of the norm, relative to the truth's. A record's tolerance, per element, is loose where terms cancel.
+# Largest norm of the error, relative to the norm of the truth. (A record's tolerance is per element, and loose where
+# terms cancel.)
 FAR = {BF16: 2**-6, FP32: 1e-4, FP64: 1e-11}
-ELEMENTS = None if ON_GPU else 30_000  # elements of an operand on a CPU: a larger one gets fewer rows
+ELEMENTS = None if ON_GPU else 30_000  # None, or on a CPU the most elements of an operand: a larger one gets fewer rows
 LONGEST = 2**30 + 8 if ON_GPU else 100_001  # classes of the longest row; in bf16 it has more than 2 GiB
 
 
@@ -65,7 +67,7 @@ def images(shape, dtype):
 
 
 def layer(shape, dtype):
-    """(N, D, C): N rows of D features, and the weight of C classes."""
+    """Returns (rows (N, D), weight (C, D), labels (N,)) of a last linear layer. shape: (N, D, C)."""
     rows, width, classes = shape
     return numbers((rows, width), dtype), numbers((classes, width), dtype, 1) / 32, indices((rows,), classes)
 
@@ -91,8 +93,8 @@ VIEWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A call that must give the values and gradients of its definition in fp64, within its record's tolerance, and the
-    same bits in each run. On a GPU it must write nothing outside its results."""
+    """A call of an op. Values and gradients must agree with the definition in fp64 within the record's tolerance, and
+    have the same bits in each run. On a GPU nothing outside the results may be written."""
 
     op: str
     shape: tuple
@@ -142,7 +144,7 @@ class Case:
             pytest.skip("right, and the same each time; but the allocator left no place between guards")
 
     def counted(self, sample):
-        """Adds a mask that keeps all rows: from it the record's tolerance of a mean takes the number of rows."""
+        """Adds a mask that keeps all rows: the record's tolerance of a mean takes the number of rows from the mask."""
         if self.op not in ("cross_entropy", "nll_loss") or "mask" in sample.kwargs:
             return sample
         return sample.with_kwargs(mask=torch.ones_like(sample.args[1], dtype=torch.bool))
@@ -150,7 +152,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Part(Case):
-    """A call on some rows, or on a crop of the images: it must give the bits that they have in the whole call."""
+    """A call on some of the rows, or on a crop of the images. Their results must have the bits of the whole call's."""
 
     part: tuple = (slice(1, 2),)
 
@@ -175,7 +177,7 @@ class Part(Case):
 
 @dataclasses.dataclass(frozen=True)
 class LongRow(Case):
-    """masked_log_softmax of a row that repeats three numbers, from any address: the values and gradients repeat too."""
+    """masked_log_softmax of one long row that repeats three numbers: values and gradients must repeat, too."""
 
     def sample(self):
         (length,) = self.shape
@@ -198,7 +200,7 @@ class LongRow(Case):
 
 @dataclasses.dataclass(frozen=True)
 class Graph(Case):
-    """A call captured with its backward: the replay on other numbers must give the results of an eager call."""
+    """A call captured with its backward as a CUDA graph. A replay on other numbers must equal an eager call."""
 
     def __str__(self):
         return f"{super().__str__()}, graph"
@@ -211,7 +213,7 @@ class Graph(Case):
 
 @dataclasses.dataclass(frozen=True)
 class Sanitized(Case):
-    """A call in a process under compute-sanitizer."""
+    """A call in a process of its own under a tool of compute-sanitizer, which must report no error."""
 
     tool: str = "memcheck"
 
@@ -221,11 +223,12 @@ class Sanitized(Case):
     def check(self):
         if not ON_GPU:
             pytest.skip("needs a GPU")
-        import gpu_processes as processes  # in scripts, which is on the path under gpu_check.py
+        import gpu_processes as processes  # in scripts/, which gpu_check.py puts on the path
 
         if not processes.sanitizer():
             pytest.skip("compute-sanitizer is not on this machine")
-        # The process ends by its own limit, which is longer than that of a test, and with the stage.
+        # The process has its own time limit, longer than a test's, so the test's is cancelled. It also ends with the
+        # stage.
         faulthandler.cancel_dump_traceback_later()
         left = float(os.environ["SAFEOPS_GPU_CHECK_UNTIL"]) - time.time() - 5
         _, output = processes.run_limited(
@@ -240,13 +243,13 @@ class Sanitized(Case):
 
 
 LENGTHS = (9_001, 50_257)
-ROWS = {  # ops that return a value for each element of a row
+ROWS = {  # op -> options, for ops that return a value for each element of a row
     "masked_softmax": {},
     "masked_log_softmax": {},
     "normalize": {"dim": -1},
 }
 PAIRS = [name for name, operands in OPERANDS.items() if name.endswith("_with_logits")]
-SEGMENTS = {"ends": (3, 3, 4, 10)}  # in tenths of the rows
+SEGMENTS = {"ends": (3, 3, 4, 10)}  # the sequences' ends, in tenths of all rows
 MEAN_OF_LONG_ROWS = [
     Case("cross_entropy", (1_021, 32_000), BF16),
     Case("cross_entropy", (1_100, 32_000), BF16),
@@ -269,7 +272,7 @@ def weights_of_classes(dtype):
 
 
 CASES = [
-    # Faults found by reading, and by executing compiled code.
+    # Calls that were wrong once: found by reading, and by executing compiled code.
     *MEAN_OF_LONG_ROWS,
     *(Case(op, (256, n), t, options=o) for op, o in ROWS.items() for n in LENGTHS for t in (BF16, FP32)),
     *(Case(op, (16, 17, 9_001), BF16, view, ROWS[op]) for op in ROWS for view in ("[:, :-1]", "[:, 1:]")),
@@ -282,7 +285,7 @@ CASES = [
     *(Part(op, (3, n), FP32, **MASKED) for op in ("masked_softmax", "masked_log_softmax") for n in (1_000, 1_004)),
     Part("cross_entropy", (3, 9_001), BF16, options={"reduction": "none", "weight": weights_of_classes}),
     LongRow("masked_log_softmax", (LONGEST,), BF16),
-    # Branches that differ in fp64.
+    # Branches of the kernels that differ in fp64.
     *(Case(op, (64, n), FP64, options=o) for op, o in ROWS.items() for n in (1_000, 9_001)),
     *(Case(op, (64, n), FP64) for op in ("cross_entropy", "multi_margin_loss", *PAIRS[:1]) for n in (1_000, 9_001)),
     Case("cross_entropy", (2, 21, 56, 56), FP64),
@@ -290,11 +293,11 @@ CASES = [
     *(Case("info_nce_loss", shape, t) for shape in ((512, 128), (1_001, 96)) for t in (BF16, FP32)),
     Case("info_nce_loss", (300, 40), FP64),
     Case("info_nce_loss", (512, 64), BF16, options={"temperature": 0.1}),
-    # Blocks that run at the same time; the last block to finish makes the result.
+    # Blocks that run at the same time, of which the last to finish computes the result, under the sanitizer.
     *(Sanitized(**vars(case), tool="racecheck") for case in TICKETS),
     *(Sanitized(**vars(case)) for case in (*TICKETS, *MEAN_OF_LONG_ROWS[3:])),
     *TICKETS[1:],
-    # Gradients that overwrite their logits: for all rows at once, in chunks, and with the least memory.
+    # Gradients that overwrite the logits: for all rows at once, in chunks, and in the mode with the least memory.
     *(Case("linear_cross_entropy", (2_048, 64, 32_000), t) for t in (BF16, FP32)),
     Case("linear_cross_entropy", (8_960, 64, 4_001), BF16),
     Case("linear_cross_entropy", (2_048, 32, 32_000), BF16, options={"memory": "low"}),
@@ -303,7 +306,7 @@ CASES = [
     *(Case(op, (64, n), t) for op in PAIRS for n, t in ((1_000, FP32), (9_001, BF16), (32_000, BF16))),
     *(Case(f"segment_{op}", (9_973, 33), t, options=SEGMENTS) for op in ("sum", "mean", "max") for t in (BF16, FP32)),
     Case("segment_mean", (30_011,), FP32, options={**SEGMENTS, "shuffled": True}),
-    # Rows that begin at no multiple of 16 bytes.
+    # Rows that do not start at a multiple of 16 bytes.
     *(Case(op, (64, n), t, "begins anywhere", o) for op, o in ROWS.items() for n, t in ((1_001, FP32), (33_001, BF16))),
     *(Case("cross_entropy", (64, n), t, "begins anywhere") for n, t in ((1_001, FP32), (33_001, BF16))),
     Case("cosine_similarity", (64, 1_001), BF16, options={"dim": -1}),

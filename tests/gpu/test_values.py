@@ -1,4 +1,5 @@
-"""Values on the GPU: rounding to half, agreement with fp64, mixed devices, and no memory but the output's."""
+"""Values on the GPU are rounded right to fp16 and bf16 and agree with fp64 and the CPU, for mixed devices too; and
+calls allocate no memory but the output's."""
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def saturated(quotient, numerator):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_safe_div_rounds_to_nearest_even(dtype):
-    """The half quotient is the fp32 quotient rounded by the CPU: every half over many divisors, and exact ties."""
+    """A quotient in fp16 or bf16 is the fp32 quotient, rounded as by the CPU, for every dividend over many divisors,
+    and for exact ties."""
     x = every_bit_pattern(dtype)
     for divisor in (1.0, 3.0, 7.0, 1.0078125, 0.3, 1e-3, 300.0):
         y = torch.full_like(x, divisor)
@@ -43,7 +45,7 @@ def test_safe_div_rounds_to_nearest_even(dtype):
 
 
 def others(name, x):
-    """The loss's tensor operands after the first one, each of them x."""
+    """Returns the loss's tensor operands after the first one: x for each."""
     options = {"mask", "weight", "pos_weight", "denominator"}
     tensors = [key for key, value in RECORDS[name].call.items() if isinstance(value, torch.Tensor)]
     return (x,) * (len(set(tensors) - options) - 1)
@@ -52,7 +54,7 @@ def others(name, x):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_gradients_round_to_nearest_even(name, dtype):
-    """A half leaf's gradient is the fp32 leaf's gradient, rounded once by the CPU."""
+    """The gradient of an fp16 or bf16 leaf is the gradient of an fp32 leaf, rounded once as by the CPU."""
     x, y = numbers(100_003, dtype, 0), numbers(100_003, dtype, 1)
     upstream = numbers(100_003, torch.float32, 2)
     parameters = {key: value for key, value in RECORDS[name].call.items() if not isinstance(value, torch.Tensor)}
@@ -93,7 +95,7 @@ def test_elementwise_layouts_equal_the_cpu(name, shape, dtype):
 def test_agrees_with_fp64(name):
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)):
         case = OPS[name](1_000_003, dtype, 5)
-        # This upstream gradient keeps a mean's gradients out of fp16's subnormals.
+        # An upstream gradient of 256 keeps a mean's gradients out of fp16's subnormals.
         upstream = torch.full_like(case.call(*case.leaves), 256.0)
         if upstream.dim():
             upstream[::2] *= -1  # for a constant upstream gradient a softmax has gradient 0
@@ -101,14 +103,14 @@ def test_agrees_with_fp64(name):
         wide = type(case)(case.call, tuple(x.double() for x in case.leaves))
         truth, wide_gradients = wide.forward_backward(upstream.double())
         for a, b in zip((got, *gradients), (truth, *wide_gradients)):
-            finite = b.isfinite()  # the log probability of a masked element is -inf
+            finite = b.isfinite()  # a masked element's log probability is -inf
             assert torch.equal(a[~finite].double(), b[~finite])
             error = (a.double() - b)[finite].norm() / b[finite].norm().clamp(min=1e-300)
             assert error < tolerance, f"{dtype}: {error}"
 
 
 def layouts_of_indices():
-    """Yields (op, input, dim, index); the index has all dims for safe_gather and one for safe_index_select."""
+    """Yields (op, input, dim, index). The index has all dims for safe_gather, and one dim for safe_index_select."""
     x = torch.randn(300, 129, generator=torch.Generator().manual_seed(0))
     for kind in (torch.int32, torch.int64):
         at = lambda *shape, size: torch.randint(-2, size + 2, shape).to(kind)  # noqa: B023, E731
@@ -132,7 +134,7 @@ def layouts_of_indices():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name, x, dim, index", list(layouts_of_indices()))
 def test_what_an_index_names_equals_the_cpu(name, x, dim, index, dtype):
-    """The forward has the CPU's bits; the backward agrees within the rounding of the sums."""
+    """safe_gather and safe_index_select have the CPU's bits; their gradients agree within the rounding of the sums."""
     results = []
     for device in ("cpu", "cuda"):
         leaf = x.to(device, dtype).detach().requires_grad_()
@@ -144,7 +146,7 @@ def test_what_an_index_names_equals_the_cpu(name, x, dim, index, dtype):
         same(got, value)
         if dtype == torch.float16:  # sums may overflow fp16, whose largest number is 65504
             got_gradient, gradient = (g.clamp(-6e4, 6e4) for g in (got_gradient, gradient))
-        most = index.clamp(min=0).flatten().bincount().max()  # largest number of summands at one place; none exceeds 1
+        most = index.clamp(min=0).flatten().bincount().max()  # the most summands of one element; each is at most 1
         room = torch.finfo(dtype).eps * gradient.double().abs() + 1e-6 * most
         assert ((got_gradient.double() - gradient.double()).abs() <= room).all()
 
@@ -165,7 +167,8 @@ def test_masked_count(shape):
 @pytest.mark.parametrize("shape", [(2, 3, 181, 200), (1, 1, 1500, 1600)], ids=str)  # more tiles than a block adds up
 @pytest.mark.parametrize("name", ["ssim", "ssim_loss", "ms_ssim"])
 def test_similarity_equals_the_cpu(name, shape, dtype):
-    """Masked and not, for a window size that the kernel was compiled for and for others: values and both gradients."""
+    """SSIM's values and both gradients equal the CPU's, masked and not, for the window size that the kernel has as a
+    constant and for others."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(shape, generator=generator, dtype=torch.float64)
     y = (x + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
@@ -191,7 +194,8 @@ def equal_the_cpu(function, leaves, options):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sides", [(11, 12, 13), (70, 40, 75)], ids=str)
 def test_the_similarity_of_volumes_equals_the_cpu(sides, dtype):
-    """For a window size that the kernel was compiled for and for others, with an offset, masked and not."""
+    """SSIM of volumes equals the CPU's, with an offset, masked and not, for the window size that the kernel has as a
+    constant and for others."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand((2, 2, *sides), generator=generator, dtype=torch.float64)
     y = (x + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)).to(dtype)
@@ -214,7 +218,7 @@ def test_total_variation_equals_the_cpu(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(300, 7), (64, 1000), (3, 100_000), (2, 50, 60, 21)], ids=str)
 def test_multi_margin_loss_equals_the_cpu(shape, dtype):
-    """The classes lie along memory and across it."""
+    """multi_margin_loss equals the CPU's, with classes along memory and across it."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     target, weight = torch.randint(shape[-1], shape[:-1]), torch.rand(shape[-1])
     for options in ({"p": 2}, {"margin": 0.5, "weight": weight, "mask": torch.rand(shape[:-1]) < 0.8}):
@@ -238,7 +242,8 @@ def test_mixed_devices_are_named():
 
 @pytest.mark.parametrize("name", OPS)
 def test_peak_memory_is_the_output(name):
-    """Forward: the output and no upcast copy. Backward: the gradients. Each adds the record's workspace and 2 MiB."""
+    """A call's peak memory is its output (no upcast copy), and that of its backward is the gradients. Each may add the
+    workspace that the record states, and 2 MiB."""
     case = OPS[name](8_000_000, torch.bfloat16, 0)
     leaves = [x.detach().requires_grad_() for x in case.leaves]
     upstream = torch.ones_like(case.call(*leaves))

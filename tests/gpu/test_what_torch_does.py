@@ -1,4 +1,4 @@
-"""The claims of docs/what-really-happens.md about torch on CUDA. A failure here is no fault of safeops."""
+"""The claims of docs/what-really-happens.md about torch on CUDA hold. A failure here is no fault of safeops."""
 
 import subprocess
 import sys
@@ -47,13 +47,13 @@ def test_autocast_sums_in_fp32_and_divides_in_half():
     with torch.autocast("cuda", dtype=torch.float16):
         assert x.sum().dtype == torch.float32 and x.sum().item() == 140_000
         assert (x / (x * 0 + 1e-8)).isinf().all()
-        assert (1 / x).dtype == torch.float32  # torch computes it by reciprocal
+        assert (1 / x).dtype == torch.float32  # torch computes 1 / x as x.reciprocal()
         assert x.clamp(min=1e-8).dtype == torch.float16 and x.log().dtype == torch.float32
     assert x.sum().isinf()
 
 
 def test_an_index_out_of_range_ends_the_context():
-    """Any call after the device assert fails, so the test runs in a process of its own."""
+    """An index out of range ends the CUDA context: each later call fails. So the test runs in a process of its own."""
     program = (
         "import torch\n"
         "x = torch.arange(3, device='cuda')\n"
@@ -72,7 +72,8 @@ def test_an_index_out_of_range_ends_the_context():
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_memory_that_another_stream_still_reads(recorded):
-    """Without record_stream the allocator reuses the block while the copy is queued; with it, it does not."""
+    """Without record_stream the allocator reuses a tensor's block while a queued copy still reads it; with
+    record_stream it does not."""
     torch.cuda.empty_cache()
     side, copy = torch.cuda.Stream(), torch.empty(N, device="cuda")
     x = torch.ones(N, device="cuda")
@@ -96,6 +97,6 @@ def test_an_asynchronous_copy_to_the_host_is_not_there_yet():
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     host.copy_(x, non_blocking=True)
-    assert host.numpy()[-1] == 0  # read before the copy was done
+    assert host.numpy()[-1] == 0  # 0: the host has read it before the copy was done
     torch.cuda.synchronize()
     assert host.numpy()[-1] == 1

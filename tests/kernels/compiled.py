@@ -1,11 +1,12 @@
 """Searches Triton's compiled kernels for four faults, by the installed Triton or another version.
 
-- `gaps`: a reduction over lanes whose bits are not adjacent. Triton 3.6 compiles the wrong shuffles for it.
+- `gaps`: a reduction over lanes whose lane numbers differ in bits that are not adjacent, as 0 and 2. Triton 3.6
+  compiles the wrong shuffles for it.
 - `crosswise`: neighbors in memory lie in lanes that are not neighbors. 32 lanes then read 32 cache lines.
 - `fused`: a fused multiply-add whose addend another lane has sent. Two lanes exchange products to hold their sum. Each
   lane rounds only the other's product, so the two sums, of which both may be stored, differ in the last bit.
-- `alike`: calls of one function with two structures of the same leaves, as ((n,), ()) and ((), (n,)). Triton 3.6 names
-  a compiled function by the leaves alone, so the second call runs the code of the first.
+- `alike`: a kernel calls one function with two nestings of the same leaves, as ((n,), ()) and ((), (n,)). Triton 3.6
+  names a compiled function by the leaves alone, so the second call runs the code of the first.
 
 `python -m tests.kernels.compiled STAGE` reads kernels from stdin, as scripts/gpu_kernels.py writes them, and prints the
 faults or the instructions of each; it needs no torch. PYTHONPATH selects the Triton.
@@ -25,16 +26,17 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCH = 90
 
 
-# ---- layouts of a TTGIR: the step in the tile for each bit of a register's, lane's and warp's number
+# ---- layouts of a TTGIR: how far each bit of a register's, lane's and warp's number moves an element in the tile
 
 
 def layouts(ttgir):
-    """Returns {alias: layout} of a module."""
+    """Returns {alias: text of the layout} of a module, e.g. {"#blocked": "#ttg.blocked<...>"}."""
     return dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", ttgir, re.M))
 
 
 def bases(layout, shape, layouts_by_name):
-    """Returns {"register", "lane", "warp": [step in a tile of this shape, for each bit of the number]}."""
+    """Returns {"register", "lane", "warp": [[rows, columns] by which bit 0, 1, ... of the number moves the
+    element]}."""
     layout = layouts_by_name.get(layout, layout)
     if slice_of := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
         dim = int(slice_of[1])
@@ -64,7 +66,8 @@ def bases(layout, shape, layouts_by_name):
         for dim in order:
             for _ in range(size[dim].bit_length() - 1):
                 step = [0] * len(order)
-                step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0  # beyond it, a copy
+                # A step beyond the tile's end is 0: the register, lane or warp holds a copy.
+                step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0
                 reach[dim] *= 2
                 results[name].append(step)
     return results
@@ -112,9 +115,10 @@ def fused(listing):
         operands = [operand.strip("-|~ ").partition(".")[0] for operand in rest.split(", ")]
         places = [int(operand[1:]) if re.fullmatch(r"R\d+", operand) else None for operand in operands]
         result = next((place for place in places[:2] if place is not None), None)
-        if operands[0].startswith(("[", "desc")) or result is None:  # a store, or predicates alone
+        if operands[0].startswith(("[", "desc")) or result is None:  # a store, or only predicates written
             continue
-        # The remainder of a quotient or root, whose product is subtracted or rounded up or down, is exact.
+        # A division or root computes its remainder by an FMA that subtracts the product, or rounds up or down; such
+        # results are exact.
         exact = re.search(r"\.R[MP]\b", op) or "-R" in rest.partition(", ")[2].rpartition(", ")[0]
         if re.match(r"[FD]FMA\b", op) and not exact:
             if {places[3], *([places[3] + 1] if places[3] and op[0] == "D" else ())} & sent:
@@ -127,12 +131,12 @@ def fused(listing):
     return results
 
 
-# ---- machine code in a form for comparison
+# ---- machine code, as scripts/compare_kernels.py compares it
 
 
 def instructions(listing):
-    """Returns one line per instruction, independent of the listing's address and of the order of the kernel's
-    arguments: the arguments are numbered in the order of their first read."""
+    """Returns one line per instruction. Branch targets are relative to the start, and the kernel's arguments are
+    numbered in the order of their first read, so neither the code's address nor the order of arguments shows."""
     rows = INSTRUCTION.findall(listing)
     start, arguments = int(rows[0][0], 16), {}
 
@@ -226,13 +230,14 @@ def compiled(source, options):
 
 
 def tile(source):
-    """Returns (BM, BN), or the one of them that the kernel has."""
+    """Returns the tile's (rows, columns) = (BM, BN); a kernel with only one of the two constants: (that constant,)."""
     at, fields = source.fn.arg_names.index("config"), source.fn.fn.__annotations__["config"]._fields
     return tuple(source.constants[at, fields.index(name)] for name in ("BM", "BN") if name in fields)
 
 
 def ask(requests, stage, triton=None):
-    """Returns (version, [faults or instructions per request]) by the Triton in this folder (None: installed)."""
+    """Returns (Triton's version, [faults or instructions of each request]). triton: the folder of the Triton that
+    compiles; None: the installed one."""
     path = {} if triton is None else {"PYTHONPATH": str(triton)}
     command = [sys.executable, "-m", __name__, stage]
     done = subprocess.run(
@@ -244,7 +249,8 @@ def ask(requests, stage, triton=None):
 
 
 def main(stage):
-    """stage: ttir (compiles only), ttgir or cubin, to print faults; `instructions`, to print machine code."""
+    """stage: ttir only compiles; ttgir and cubin print the faults found at that stage; instructions: the machine
+    code."""
     kernels = gpu_kernels()
     kernels.without_torch()
     import triton

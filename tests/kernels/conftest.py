@@ -10,7 +10,7 @@ from tests.kernels.executed import cuda
 
 @pytest.fixture
 def triton_cache(monkeypatch, tmp_path_factory):
-    """A cache of this run alone, for all its workers."""
+    """Path of a Triton cache that all workers of this test run share, and no other run."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
@@ -18,5 +18,5 @@ def triton_cache(monkeypatch, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ops():
-    """The raw elementwise ops, executed."""
+    """The raw elementwise CUDA ops, which run on CPU tensors by the executor."""
     return cuda.ops(*SOURCES, *HOST)

@@ -38,7 +38,7 @@ def like(x, shape, dtype):
 
 
 def garbage(shape, dtype, seed=0):
-    """Random values with zeros, subnormals, huge values, inf and NaN among them."""
+    """Returns random values with zeros, subnormals, huge values, inf and NaN among them."""
     torch.manual_seed(seed)
     x = torch.randn(shape, dtype=torch.float64)
     odd = torch.tensor([0.0, -0.0, 1e-7, 1e-40, 6e4, -3e38, float("inf"), -float("inf"), float("nan")], dtype=x.dtype)
@@ -47,7 +47,8 @@ def garbage(shape, dtype, seed=0):
 
 
 def layouts(dtype, make, values=garbage):
-    """Yields (name, input, second operand, variant) for every path of the loop; `make(shape, seed)`: the second."""
+    """Yields (name, input, second operand, variant) for every path of the elementwise loop. variant: the kernel that
+    must run ("flat", "rows" or "general"; None: no kernel). make(shape, seed): makes the second operand."""
     x = lambda *shape: values(shape, dtype)  # noqa: E731
     yield "one", x(1), make((1,), 1), "flat"
     yield "0-dim", x().reshape(()), make((), 1), "flat"
@@ -77,7 +78,8 @@ def layouts(dtype, make, values=garbage):
 
 
 def check_variant(ops, variant, wide_rows=True):
-    """Assert that the last call ran this variant alone (None: no kernel); returns how many lanes loaded 16 bytes."""
+    """Assert that the last call launched only this variant's kernel (None: no kernel). Returns how many 16-byte loads
+    its threads did."""
     variant = "general" if variant == "rows" and not wide_rows else variant
     kernels = [launch.kernel for launch in ops.launches]
     assert bool(kernels) == bool(variant), kernels

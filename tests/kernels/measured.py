@@ -1,8 +1,8 @@
-"""H100 measurements for the table of docs/gpu-model.md: `python -m tests.kernels.measured` rewrites their column.
+"""Fills the column of H100 measurements in the table of docs/gpu-model.md: `python -m tests.kernels.measured`.
 
 The figures come from benchmarks/results/NVIDIA-H100/speed.md, at 64M elements. A row has one if the benchmarks measure
-its op in its layout. Some lengths differ: rows of 1,024 elements were measured for the model's 4,096 (both fit a
-block), and 32,000 classes for 32,768.
+its op in its layout. Some lengths differ: the benchmarks have rows of 1,024 elements where the model has 4,096 (one
+block holds either row), and 32,000 classes where the model has 32,768.
 """
 
 import re
@@ -16,7 +16,7 @@ HEAD = "| op | direction | layout | dtype | instr. | regs | KiB | rounds | bound
 COLUMN = "measured"
 FAR = 0.1  # docs/gpu-model.md gives a reason for a larger difference
 
-CASES = {  # op of the table -> benchmark, where the names differ
+CASES = {  # op of the table -> its benchmark, where the names differ; None: it has no benchmark
     "absolute_sum": None,
     "regions": None,  # 16 classes with a mask; the benchmark of dice_loss has 4
     "count": "masked_count",
@@ -48,7 +48,8 @@ ENDS = {  # (layout, op or None for any op) -> end of the benchmark's name; othe
 
 
 class Row(NamedTuple):
-    """A row of the table: (op, direction, layout, dtype), and its shares of the copy bandwidth."""
+    """A row of the table. name: (op, direction, layout, dtype). predicted, measured: its shares of the copy
+    bandwidth."""
 
     name: tuple
     predicted: float  # for an H100; for an H200 in fp32, which has no H100 prediction
@@ -56,7 +57,8 @@ class Row(NamedTuple):
 
 
 def shares(text=None):
-    """Returns {(dtype, benchmark, direction): share} at 64M elements, without rows that may include the host's time."""
+    """Returns {(dtype, benchmark, direction): share of the copy bandwidth} at 64M elements. Rows that may include the
+    host's time are left out."""
     results = {}
     for section in (text or RESULTS.read_text()).split("\n## ")[1:]:
         dtype, size = section.splitlines()[0].split(", ")
@@ -67,7 +69,7 @@ def shares(text=None):
 
 
 def of(name, measured):
-    """The measured share of a row of the table, or None."""
+    """Returns the measured share of the row `name`, or None if no benchmark measures it."""
     op, direction, layout, dtype = name
     end = ENDS.get((layout, op), ENDS.get((layout, None)))
     case = CASES.get(op, op)

@@ -1,4 +1,5 @@
-"""Predictions of the GPU model (benchmarks/gpu_model.py) for the plans of every Triton kernel; C++: modelled_cuda.py.
+"""Predictions of the GPU model (benchmarks/gpu_model.py) for the launches of every Triton kernel. modelled_cuda.py has
+those of the C++ kernels.
 
 `python -m tests.kernels.modelled` writes the table of docs/gpu-model.md, which test_gpu_model.py holds the kernels to.
 """
@@ -36,8 +37,9 @@ def flat(n, dtype, start=0):
 
 
 def cases(n):
-    """Returns {(op, direction, layout, dtype): plan} of about n elements. Layouts: `flat` reduces all, `rows` and
-    `columns` have 4096 elements, `offset` begins at no multiple of 16 bytes, `odd` has rows of odd length."""
+    """Returns {(op, direction, layout, dtype): plan} of about n elements. Layouts: `flat` reduces all elements; `rows`
+    and `columns` have 4096 elements each; `offset` starts at an address that is no multiple of 16 bytes; `odd` has rows
+    of odd length."""
     results = {}
     for name, dtype in (DTYPES | {"fp16": F16, "fp64": F64}).items():
         x, mask = flat(n, dtype)
@@ -108,9 +110,9 @@ def cases(n):
 
 
 def search_passes(plan):
-    """Returns {bytes that one pass of a loop loads: number of passes} for loops that are not over tiles, or None. The
-    segments' backward searches the sequences of a tile's two ends, and then those of its rows if the tile is long
-    enough for the two to differ."""
+    """Returns {bytes that one pass of a loop loads: number of passes} for loops that are not over tiles, or None. Such
+    loops are in the segments' backward: a search for the sequences of the tile's first and last row, and, if a
+    tile is long enough that these may differ, one for the sequence of each row."""
     if plan.kernel is not SEGMENT_BACKWARD:
         return None
     rows, threads, bound = plan.values["BM"], plan.config.threads, plan.dtypes["bounds"].itemsize
@@ -119,7 +121,8 @@ def search_passes(plan):
 
 
 def predictions(gpu, plans):
-    """Returns {name: (registers, rounds, Prediction)}; compiles each kernel once for all sizes."""
+    """Returns {name: (registers per thread, rounds, Prediction)}. rounds: trips to memory one after the other, in which
+    the last block adds up the partial results. Each kernel is compiled once for all sizes."""
     arch, compiled, keys = f"sm_{gpu.arch}", {}, {}
     for name, plan in plans.items():
         key = plan.kernel.fn, repr((plan.signature, plan.attrs, plan.config)), tuple(plan.constants.items())
@@ -136,7 +139,7 @@ def predictions(gpu, plans):
 
 
 def recorded():
-    """Returns {name: (share at 64M, share at 4M)} on the H200, from the document."""
+    """Returns {name: (predicted share of the copy bandwidth at 64M elements, at 4M)} on the H200, from the document."""
     return {tuple(row[:4]): (float(row[9]), float(row[10])) for row in measured.table(DOCUMENT.read_text())[1]}
 
 

@@ -1,7 +1,8 @@
 """Predictions of the GPU model (benchmarks/gpu_model.py) for every CUDA kernel in C++.
 
-The launchers' own launches are recorded and not executed (tests/kernels/executed/cuda.py). The machine code is that of
-the library. plans_cuda.py adds what neither shows: how often a loop runs and a block waits for memory.
+The launchers run on CPU tensors, and their launches are recorded instead of executed (tests/kernels/executed/cuda.py).
+The machine code is that of the built library. plans_cuda.py adds what neither shows: how often a loop runs, and how
+often a block waits for memory.
 """
 
 import re
@@ -36,14 +37,14 @@ class Case(NamedTuple):
 
 
 class Plans:
-    """Records the launches of raw ops."""
+    """Calls raw ops and records their launches."""
 
     def __init__(self):
         self.ops = {family: cuda.Ops(sources, whole=True) for family, sources in FAMILIES.items()}
         self.defined, self.names = set(), {}
 
     def __call__(self, family, op, *operands, kept=0):
-        """Returns (result, [(kernel, blocks, threads, shared)]); memory that is set is ("", bytes, 0, 0)."""
+        """Returns (result, [(kernel, blocks, threads, bytes of shared memory)]); a memset is ("", bytes, 0, 0)."""
         self.defined.add(op)
         ops = self.ops[family]
         ops.kept = kept
@@ -54,11 +55,11 @@ class Plans:
         return result, [row if row[0] else ("", row[3], 0, 0) for row in rows]
 
 
-RAW = {"health": "_health_", "clip_grad_norm_": "_scale_"}  # op -> raw op, where it is not `_op`
+RAW = {"health": "_health_", "clip_grad_norm_": "_scale_"}  # op -> raw op, where that is not `_op`
 
 
 def cases(n, plans):
-    """{(op, direction, layout, dtype): Case} of about n elements."""
+    """Returns {(op, direction, layout, dtype): Case} of about n elements."""
     results = {}
     families = [getattr(plans_cuda, name) for name in FAMILIES]
     for (dtype_name, dtype), family in product(plans_cuda.DTYPES.items(), families):
@@ -78,7 +79,7 @@ def cases(n, plans):
 
 
 def kernels(arch):
-    """Returns ({kernel: listing}, {kernel: resources}) of the library."""
+    """Returns ({kernel: its disassembly}, {kernel: its registers and stack}) of the library."""
     code, table = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         cuobjdump("-xelf", f"sm_{arch}", LIBRARY.resolve(), cwd=folder)
@@ -90,7 +91,8 @@ def kernels(arch):
 
 
 def predictions(gpu, plans):
-    """Returns {name: (registers, rounds, Prediction)}."""
+    """Returns {name: (registers per thread, rounds, Prediction)}. rounds: trips to memory one after the other, in which
+    the last block adds up the partial results."""
     listings, table = kernels(gpu.arch)
     codes, result = {}, {}
     for name, case in plans.items():
@@ -104,7 +106,7 @@ def predictions(gpu, plans):
             if key not in codes:
                 once, _ = machine_code.main_path(listings[kernel], step.passes, step.mark, step.avoid, step.most)
                 looped = any((often or 0) > 1 for often in step.passes.values())
-                # An assembler may unroll a loop (on sm_80); then one pass's instructions move all bytes.
+                # For sm_80 the assembler may unroll a loop; then the path's instructions move all bytes without a loop.
                 unrolled = (once.load + once.store) * blocks * threads >= step.read + step.written
                 assert once.marks > 0 or unrolled or not looped, f"{kernel}: no loop loads {[*step.passes]} bytes"
                 codes[key] = machine_code.Code(once, [], table[kernel]["registers"], shared)

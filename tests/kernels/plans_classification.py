@@ -1,4 +1,5 @@
-"""The plans of cross_entropy, nll_loss, multi_margin_loss and box_iou_loss, both ways, for test_triton_build.py."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of cross_entropy, nll_loss, multi_margin_loss
+and box_iou_loss, forward and backward. test_triton_build.py compiles them."""
 
 import re
 
@@ -12,7 +13,7 @@ from safeops.kernels.vectors import box_iou_loss as box
 
 from tests.kernels.plans_statistics import BF16, F32, F64, meta
 
-OFTEN = re.compile(  # as in plans_statistics.py
+OFTEN = re.compile(  # names of the plans that are compiled for other architectures than sm_90, too
     r"aligned cross_entropy( shares few long| smoothing images|_backward images)? bfloat16|"
     r"aligned multi_margin(_backward few long)? bfloat16|"
     r"aligned (cross_entropy|multi_margin)(_backward)? odd long( shares)? bfloat16|"
@@ -58,7 +59,7 @@ def picked_backward(x, weight=True):
 
 
 def margins(x, p=1, gradient=False, mean=None, weight=False):
-    """The plan for scores x (..., C)."""
+    """Returns multi_margin_loss's plan for scores x (..., C). gradient: that of the backward."""
     target, w, mask, rows = tensors(x.movedim(-1, 1), False, weight)
     grad = meta((), F32).expand(rows) if gradient else None
     _, plan, constants = margin.prepare(x, target, w, mask if weight else None, p, mean, grad=grad)
@@ -66,7 +67,7 @@ def margins(x, p=1, gradient=False, mean=None, weight=False):
 
 
 def boxes(x, kind=3, gradient=False, mean=None, masked=False):
-    """The plan for boxes x (..., 4)."""
+    """Returns box_iou_loss's plan for boxes x (..., 4). gradient: that of the backward."""
     rows = x.shape[:-1]
     upstream = {"grad": meta((), F32).expand(rows), "needed": (True, True)} if gradient else {}
     _, plan, constants = box.prepare(x, x, meta(rows, torch.bool) if masked else None, kind, mean, **upstream)
@@ -74,7 +75,8 @@ def boxes(x, kind=3, gradient=False, mean=None, masked=False):
 
 
 def cases():
-    """Returns {name: plan} in bf16, and in fp64 where it differs. A name says the plan's branches of the kernel."""
+    """Returns {name: plan} in bf16, and in fp64 where it differs. A name lists the branches of the kernel that the plan
+    takes."""
     results = {}
     for dtype in (BF16, F64):
         name, x = str(dtype)[6:], meta((8192, 32000), dtype)
@@ -154,7 +156,8 @@ def cases():
 
 
 def covered(plans):
-    """Assert plans with rows whole, in parts and split; indices and probabilities, smoothing or not; both powers."""
+    """Assert that there are plans of each kind: rows held whole, read in parts, and split among blocks; targets as
+    indices and as probabilities, with smoothing and without; multi_margin_loss with p = 1 and p = 2."""
     seen = {
         (plan.kernel.fn.__name__, bool(plan.kinds.get("probabilities")), bool(plan.constants.get("SMOOTH")))
         for plan in plans

@@ -1,8 +1,8 @@
-"""Calls of the C++ kernels for the GPU model: one generator for each library of modelled_cuda.py. It yields
+"""Calls of the C++ kernels for the GPU model. Each library of modelled_cuda.py has one generator here, which yields
 
-    (op, direction, layout), operands, steps, {"read", "written": bytes, if other than the operands' and result's}
+    (op, direction, layout), operands, steps, {"read", "written": bytes, if not those of the operands and the result}
 
-steps(read, written, launches) returns a Step for each launch, with what the launch and the machine code do not show.
+steps(read, written, launches) returns a Step for each launch: what neither the launch nor the machine code shows.
 """
 
 from math import ceil, log, prod
@@ -15,22 +15,22 @@ from tests.kernels.cuda_sources import BINARY, UNARY
 
 SCALES = 5
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
-# A pattern of instructions on the dtype's own path, where each dtype has one.
+ROLLED = ("safe_pow",)  # these ops loop over a thread's packets (kRolled in csrc/cuda/elementwise/loop.cuh)
+# Matches instructions of the path that this dtype takes, in kernels with a branch for each dtype.
 OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80|0x47804780", torch.float32: NONE}
-LAST = r"IABS"  # where the last block begins to add up what all blocks have stored; its time is in `rounds`
+LAST = r"IABS"  # the last block's sum of all blocks' results begins here; `rounds` has its time
 SHIFTED = r"SHF\.R\.U64"  # the flat kernel's instruction for unaligned operands
 
 
 class Step(NamedTuple):
-    """One launch, of a kernel whose name matches `kernel`. mark, avoid, most: see machine_code.main_path."""
+    """One launch of a kernel; `kernel` matches its name. mark, avoid, most: see machine_code.main_path."""
 
     kernel: str
     read: int
     written: int = 0
     passes: dict = {}  # {bytes that one pass of a loop loads: number of passes}
     waits: float = 1  # how often a block waits for memory outside of loops
-    rounds: int = 0
+    rounds: int = 0  # trips to memory one after the other, in which the last block sums
     mark: str = NONE
     avoid: str = NONE
     most: bool = False
@@ -43,7 +43,7 @@ def tensors(x):
 
 
 def size(x):
-    """Bytes of the tensors; elements repeated by stride 0 count once."""
+    """Returns the bytes of the tensors; elements repeated by stride 0 count once."""
     return sum(t.element_size() * prod(n for n, step in zip(t.shape, t.stride()) if step) for t in tensors(x))
 
 
@@ -52,11 +52,12 @@ def empty(*shape, dtype):
 
 
 def elementwise(n, dtype):
-    """`offset` begins at no multiple of 16 bytes; in `rows` the second operand repeats along rows of 4096."""
+    """Layouts: `offset` starts at an address that is no multiple of 16 bytes; in `rows` (n / 4096, 4096) the second
+    operand has one element per row."""
     x, offset, rows = empty(n, dtype=dtype), empty(n + 1, dtype=dtype)[1:], empty(n // 4096, 4096, dtype=dtype)
     column, mask = empty(n // 4096, 1, dtype=dtype), empty(n, dtype=torch.bool)
 
-    def one(kernel, inner=0, avoid=NONE):  # up to three dims the loops over dims are unrolled and have no pass
+    def one(kernel, inner=0, avoid=NONE):  # inner: passes of a thread's loop
         avoid = SHIFTED if kernel == "flat_kernel" else avoid
         return lambda read, written, _: [Step(kernel, read, written, {0: inner}, avoid=avoid, most=True)]
 
@@ -70,15 +71,15 @@ def elementwise(n, dtype):
         yield ("safe_pow", "backward", layout), [x, x, None, None, True, False, None, None, exponent], steps
     yield ("safe_log", "forward", "offset"), [offset], one("kernel")
     yield ("safe_div", "forward", "offset"), [offset] * 2, one("kernel")
-    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel", avoid="MUFU.RCP|CALL")  # once per row
+    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel", avoid="MUFU.RCP|CALL")  # one division
     yield ("masked_fill", "forward", "flat"), [x, mask], one("flat_kernel")
     yield ("masked_fill", "forward", "rows"), [rows, mask[: n // 4096, None]], one("rows_kernel")
 
 
 def lists(n, dtype):
-    """`list` has 300 tensors, 48 of which hold 3/4 of the bytes; `flat` has one."""
+    """Layouts: `list` has 300 tensors (48 of them hold 3/4 of the bytes); `flat` has one tensor."""
 
-    def steps(read, written, launches):  # in a norm, the last block gathers the sums of all blocks
+    def steps(read, written, launches):  # in a norm, the last block adds up all blocks' sums
         blocks, passes = sum(its for _, its, *_ in launches), {dtype.itemsize: 0, 16: 0}
         passes[64] = read / blocks / 4 / 2048
         folds = [2 + ceil(blocks / 1024)] if launches[0][3] else [0]  # only the norm has shared memory
@@ -99,27 +100,27 @@ def selection(n, dtype):
     x, mask, half = empty(n, dtype=dtype), empty(n, dtype=torch.bool), empty(n // 2, dtype=dtype)
     rows, index = empty(n // 4096, 4096, dtype=dtype), empty(n, dtype=torch.int64)
     tile = 32768 // dtype.itemsize  # elements of a tile; each of the block's 256 threads holds 8 packets
-    # None: a loop for unaligned operands, which does not run. A thread writes 4 packets of kept elements.
+    # None: the loop is for unaligned operands and does not run. Half of a thread's 8 packets are kept: 4 stores.
     passes = {2 * dtype.itemsize: None, 2: None, 128: None, 16: None, 0: None, STORES: 4}
-    ranks = 4  # waits: for the ticket, for the mask, and twice for other tiles' counts, while the elements load
+    ranks = 4  # waits for memory: the tile's number, its mask, and two for the other tiles' counts
 
     def zeros(launches):
         return [Step("^$", 0, amount) for kernel, amount, *_ in launches if not kernel]
 
-    def ranking(kernel):  # merge also reads the source's elements, 64 bytes per thread at once
+    def ranking(kernel):  # the kernels that count the kept elements of earlier tiles
         return lambda read, written, launches: [*zeros(launches), Step(kernel, read, written, passes, ranks)]
 
-    def select(read, written, launches):  # the first kernel stores the mask as bits
+    def select(read, written, launches):  # kernel 1 counts and stores the mask as bits; kernel 2 packs
         (_, parts, *_), (_, tiles, *_) = launches
         bits, count = n // 8, {**passes, tile // 256: tiles / parts}
         return [Step("count", n, bits, count, 0), Step("pack", read - n + bits, written, passes, 1)]
 
-    def take(read, written, launches):  # the row numbers are written and read back
+    def take(read, written, launches):  # kernel 1 writes the kept rows' numbers; kernel 2 copies these rows
         k, blocks = slots * 8, launches[-2][1]
         numbering = Step("number", mask_bytes, k, passes, ranks if blocks > 1 else 1)
         return [*zeros(launches), numbering, Step("take", read - mask_bytes + k, written - k, {0: None}, 2)]
 
-    def put(read, written, launches):  # a search among the slots, then 4 or 8 indices and elements at once
+    def put(read, written, launches):  # a thread searches the index, then loads 4 or 8 indices and elements
         at_once = {8 * (8 + dtype.itemsize): tile / 2 / 2048} if columns == 1 else {96: 1}
         return [Step("put", read, written, {**at_once, 16: ceil(log(slots * columns, 257)), 0: None}, 0)]
 
@@ -140,25 +141,27 @@ def selection(n, dtype):
 
 
 def gathered(blocks):
-    """Rounds of the last block's sum over all blocks: the store, the count, and eight sums per thread of 256."""
+    """Rounds (trips to memory) of the last block's sum over all blocks: one to store, one to count, and one for every
+    2048 blocks, since each of 256 threads reads eight of their sums at once."""
     return 2 + ceil(blocks / 2048)
 
 
 def half_pixels(shape):
-    """Pixels of all scales after the first; the sides are powers of 2."""
+    """Returns the pixels of all scales after the first. Sides are powers of 2: each scale has 1/4 of the pixels
+    before."""
     return sum(prod(shape) // 4**scale for scale in range(1, SCALES))
 
 
 def ssim(n, dtype):
-    """Images (N, 4, 512, 512), volumes (N, 1, 64, 128, 128), and windows of 11 pixels per side."""
+    """Layouts: images (N, 4, 512, 512) and volumes (N, 1, 64, 128, 128), with windows of 11 pixels per side."""
     shape, cube, options = (n >> 20, 4, 512, 512), (n >> 20, 1, 64, 128, 128), (1.0, 11, 1.5, 0.01, 0.03, False)
 
-    def tiles(read, written, launches):  # 52 x 6 runs of windows across the tile, for 256 threads
+    def tiles(read, written, launches):  # 256 threads share a tile's 52 x 6 runs of windows
         ((_, blocks, *_),) = launches
         rounds = gathered(blocks) if written == 12 else 0
         return [Step("ssim", read, written, {STORES: 52 * 6 / 256}, rounds=rounds, avoid=LAST, most=True)]
 
-    def sliding_window(read, written, launches):  # 42 slices for 32 slices of windows; 18 x 8 runs across
+    def sliding_window(read, written, launches):  # 32 slices of windows need 42 slices; 18 x 8 runs of windows
         results, slopes = [], prod(cube) * 16  # slopes: bytes that pass through memory
         slices = {STORES: 144 / 256, 24: 42, 56: 42, 57: 42}
         rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
@@ -171,7 +174,7 @@ def ssim(n, dtype):
                 results.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True, **last))
         return results
 
-    def of_scales(backward):  # the first scale reads its inputs, others fp32; each also moves the next scale's
+    def of_scales(backward):  # scale 0 moves `dtype`, the others fp32
         def steps(read, written, launches):
             results, pixels = [], prod(shape)
             for scale, (_, blocks, *_) in enumerate(launches[::-1] if backward else launches):
@@ -200,7 +203,7 @@ def ssim(n, dtype):
 def total_variation(n, dtype):
     x, width = empty(n >> 20, 4, 512, 512, dtype=dtype), dtype.itemsize
 
-    def walk(loaded, forward=False):  # loaded: bytes that a thread loads for one unit of four packets
+    def walk(loaded, forward=False):  # loaded: bytes that a thread loads for four packets and neighbors
         def steps(read, written, launches):
             ((_, blocks, *_),) = launches
             passes = {loaded: read / (blocks * 256 * 64), 64: 0, 0: 0}

@@ -1,4 +1,5 @@
-"""The plans of the divergences of two rows of logits, forward and backward, for test_triton_build.py."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of the divergences of two rows of logits,
+forward and backward. test_triton_build.py compiles them."""
 
 import itertools
 import re
@@ -10,7 +11,8 @@ from safeops.kernels.engine import row_plan as row
 
 from tests.kernels.plans_statistics import BF16, F32, F64, meta
 
-OFTEN = re.compile(r"(aligned kl|aligned js|general tv)(_backward)? (long|odd) bfloat16")  # as in plans_statistics.py
+# Names of the plans that are compiled for other architectures than sm_90, too.
+OFTEN = re.compile(r"(aligned kl|aligned js|general tv)(_backward)? (long|odd) bfloat16")
 KINDS = {"kl": forward_of.KL, "js": forward_of.JS, "tv": forward_of.TV}
 
 
@@ -20,7 +22,8 @@ def forward(op, x, y):
 
 
 def sums(op, x, y):
-    """The plan for the sums over a part of the classes, from the numbers of whole rows."""
+    """Returns the plan that sums over some of the classes, given row_stats, the numbers that forward saves per row, of
+    whole rows."""
     rows = x.shape[:-1]
     _, plan, constants, options = forward_of.prepare(op, x, y, meta(rows, torch.bool), numbers_of(x))
     return row.plan(*plan, constants, **options)
@@ -66,7 +69,8 @@ def x_of(classes):
 
 
 def covered(plans):
-    """Assert plans with rows whole and in parts for each kind; from given numbers too, which KL does not need."""
+    """Assert that each divergence has plans with rows held whole and read in parts, both with row_stats computed and,
+    but for KL, with row_stats given."""
     names, forwards = ("OP", "WHOLE", "GIVEN"), [plan for plan in plans if plan.kernel is forward_of.DIVERGENCE]
     seen = {tuple(plan.constants[name] for name in names) for plan in forwards}
     every = {(op.value, *flags) for op in KINDS.values() for flags in itertools.product((False, True), repeat=2)}

@@ -1,4 +1,5 @@
-"""The plans of info_nce_loss's kernels, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of info_nce_loss's kernels.
+test_triton_build.py compiles them."""
 
 import re
 
@@ -7,14 +8,14 @@ from safeops.kernels.vectors import info_nce, info_nce_backward, info_nce_units
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
-# as in plans_statistics.py
+# Names of the plans that are compiled for other architectures than sm_90, too.
 OFTEN = re.compile(r".* stepped info_nce\S* 256 bfloat16")
 ARCHS = {
     "256": 90,
     "320": 90,
     "33": 90,
     "stepped 256": 120,
-}  # name, which ends in the width -> the architecture that has as much shared memory
+}  # name (it ends in the features' width) -> the least sm_* whose shared memory holds the plan's tiles
 
 
 def cases():
@@ -45,6 +46,6 @@ def cases():
 
 
 def covered(plans):
-    """Assert plans with rows whole in shared memory, and in steps."""
+    """Assert that there are plans that hold whole rows in shared memory, and plans that load them in steps."""
     for kernel in (info_nce.INFO_NCE, info_nce_backward.SLOPES):
         assert {plan.constants["WHOLE"] for plan in plans if plan.kernel is kernel} == {False, True}

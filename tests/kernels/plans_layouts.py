@@ -1,5 +1,7 @@
-"""Plans of all families for small operands in every layout and dtype, which test_triton_compiled.py checks beside the
-large operands of test_triton_build.py; and one plan of each functor."""
+"""Plans of all kernels for small operands in every layout and dtype, and one plan of each functor.
+
+test_triton_compiled.py checks them in addition to the large operands of test_triton_build.py.
+"""
 
 from itertools import product
 
@@ -13,7 +15,7 @@ from tests.kernels.plans_statistics import BF16, F64, STATISTICS, meta
 from tests.kernels.test_triton_build import LOSSES, formulas, mapped, mse_loss, reduced
 
 SHAPES = (16, 65), (1, 64), (5, 1030), (40, 304)
-MODES = "COUNT", "VAR", "NORM", "LOGSUMEXP", "LARGEST", "ABSOLUTE_SUM"  # one statistic of each MODE
+MODES = "COUNT", "VAR", "NORM", "LOGSUMEXP", "LARGEST", "ABSOLUTE_SUM"  # one statistic of each kind of state
 
 
 def layouts():
@@ -24,7 +26,7 @@ def layouts():
             x, mask = meta(shape, dtype, strides), meta(shape, torch.bool)
             plans = one_of_each(x, mask, MODES)
             results |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in plans}
-    for dtype in (BF16, F64):  # a tile of one element
+    for dtype in (BF16, F64):  # an empty operand: its tile has one element
         nothing = meta((0, 0, 0, 0), dtype)
         results[f"sum of nothing {str(dtype)[6:]}"] = reduced(None, nothing, mean=False)
         results |= {f"{name} of nothing {str(dtype)[6:]}": statistics.forward(name, nothing) for name in MODES[1:]}
@@ -32,7 +34,7 @@ def layouts():
 
 
 def one_of_each(x, mask, names):
-    """Yields (name, plan) of each kernel along every axis; names: the statistics to plan."""
+    """Yields (name, plan) of each kernel that reduces, over all elements, columns and rows. names: the statistics."""
     for masked, keep in (("", None), (" masked", mask)):
         for axis, dims in (("", None), (" columns", [0]), (" rows", [1])):
             for name in names if masked else names[1:]:  # a count needs a mask

@@ -1,4 +1,5 @@
-"""The plans of the region losses' sums and of their backward, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of the region losses: their sums, the loss of
+the sums, and the backward of both. test_triton_build.py compiles them."""
 
 import re
 
@@ -10,7 +11,7 @@ from safeops.kernels.losses.region_sums_backward import backward_plan
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
-# as in plans_statistics.py
+# Names of the plans that are compiled for other architectures than sm_90, too.
 OFTEN = re.compile(
     r"aligned regions(_backward)? (indices masked|soft squared|channels last) bfloat16|.* loss_of_sums mean"
 )
@@ -31,7 +32,7 @@ def forward(x, target, mask, squared=False, exists=None):
 
 
 def backward(x, target, mask, squared=False, exists=None, both=True):
-    """both: also the gradient of a floating target."""
+    """Returns the plan of the backward of the sums. both: a floating-point target gets a gradient, too."""
     soft = target.is_floating_point()
     dy = torch.empty_like(target) if soft and both else None
     tensors = (torch.empty_like(x), dy, x if squared or dy is not None else None, target, mask)
@@ -39,7 +40,8 @@ def backward(x, target, mask, squared=False, exists=None, both=True):
 
 
 def of_sums(kernel, names, dtypes, weight=False, divisor=None, reduction=1, batch=False, parameters=0, **values):
-    """The plan of the loss of the sums, or of its gradients. dtypes: of all pointers but sums and weight."""
+    """Returns the plan of the kernel that computes the loss from the sums, or of its backward. dtypes: those of all
+    pointers except `sums` (fp64) and `weight` (bf16)."""
     sums, weight = meta((4, *SHAPE[:2]), F64), meta(SHAPE[1:2], BF16) if weight else None
     dtypes = {**dict.fromkeys(names), "sums": F64, "weight": None if weight is None else BF16, **dtypes}
     return region_loss.loss_plan(kernel, dtypes, sums, weight, divisor, reduction, False, batch, parameters, **values)
@@ -64,7 +66,7 @@ def cases():
         for make, back in ((forward, ""), (backward, "_backward")):
             results[f"aligned regions{back} indices {name}"] = make(*operands(SHAPE, dtype))
             results[f"aligned regions{back} soft squared {name}"] = make(*operands(SHAPE, dtype, True, True), True)
-            if dtype in (F16, F64):  # in bf16 and fp32 the rest of the plans
+            if dtype in (F16, F64):  # bf16 and fp32 are covered by the other plans
                 continue
             results[f"aligned regions{back} indices masked {name}"] = make(
                 *operands(SHAPE, dtype, False, True), True, exists
@@ -82,7 +84,8 @@ def cases():
 
 
 def covered(plans):
-    """Assert plans for class indices and for values, with squared sums and plain ones; whole and in parts."""
+    """Assert that there are plans for targets as class indices and as values, for squared and plain sums, and for
+    planes summed by one block and by several."""
     sums, backward = ([plan.constants for plan in plans if plan.kernel is kernel] for kernel in (REGION_SUMS, BACKWARD))
     for results in (sums, backward):
         assert len({(constants["INDEXED"], constants["SQUARED"]) for constants in results}) == 4

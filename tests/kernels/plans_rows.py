@@ -1,5 +1,5 @@
-"""The plans of softmax, normalize, cosine_similarity, lpips_distance and triplet_margin_loss, both ways, for
-test_triton_build.py."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of softmax, normalize, cosine_similarity,
+lpips_distance and triplet_margin_loss, forward and backward. test_triton_build.py compiles them."""
 
 import re
 
@@ -19,7 +19,7 @@ from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = (op.value for op in (rows.SOFTMAX, rows.LOG_SOFTMAX, rows.NORMALIZE))
 
 
-OFTEN = re.compile(  # as in plans_statistics.py
+OFTEN = re.compile(  # names of the plans that are compiled for other architectures than sm_90, too
     r"aligned (softmax_backward|log_softmax few long|normalize_backward channels|cosine(_backward)? channels) bfloat16|"
     r"aligned (log_softmax|normalize)(_backward)? odd long bfloat16|"
     r"aligned triplet(_backward)? swap bfloat16|aligned lpips(_backward)? bfloat16|"
@@ -77,7 +77,7 @@ def embeddings_backward(x, dtype=torch.int64):
 
 
 def distances(x, weight=None, keep=None):
-    """The plan for the features x (N, C, H, W) of a layer."""
+    """Returns the plan of lpips_distance for one layer's features x (N, C, H, W)."""
     _, plan, options = lpips.prepare(x, x, weight, keep)
     return row.plan(*plan, **options)
 
@@ -109,7 +109,7 @@ def cases():
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
         results[f"aligned softmax {name}"] = forward(SOFTMAX, x, mask)
         results[f"aligned softmax_backward {name}"] = backward(SOFTMAX, x, mask)
-        if dtype != F16:  # as bf16
+        if dtype != F16:  # fp16 takes bf16's path
             results[f"aligned cosine {name}"] = cosines(x, x)
             results[f"aligned cosine_backward {name}"] = cosines_backward(x, x)
             results[f"aligned triplet {name}"] = triplets(x)
@@ -180,7 +180,7 @@ def cases():
 
 
 def covered(plans):
-    """Assert that every op of the skeletons has a plan with rows whole, in parts and split."""
+    """Assert that every op has plans with rows held whole and read in parts; the row kernels also with split rows."""
     seen = {
         (p.kernel.fn.__name__, *(p.constants.get(name) for name in ("OP", "WHOLE", "SPLIT")))
         for p in plans

@@ -1,4 +1,5 @@
-"""The plans of the segment reductions, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of the segment reductions, forward and
+backward. test_triton_build.py compiles them."""
 
 import re
 
@@ -60,12 +61,12 @@ def cases():
     huge = meta((1 << 23, 1024), BF16)
     results["aligned segment_sum 2^33 bfloat16"] = forward("sum", huge)
     results["aligned segment_sum_backward 2^33 bfloat16"] = backward("sum", huge)
-    rare = re.compile(r".*(unmasked|many|ids|odd|transposed) float32")  # these take the path of bf16
+    rare = re.compile(r".*(unmasked|many|ids|odd|transposed) float32")  # fp32 takes bf16's path here
     return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
 def covered(plans):
-    """Assert plans of each reduction, with and without blocks that share a sequence."""
+    """Assert that each reduction has plans in which several blocks share a sequence, and plans in which none do."""
     plans = [plan for plan in plans if plan.kernel is segment_sum.SEGMENT]
     assert {plan.constants["MODE"] for plan in plans} == {mode.value for mode in MODES.values()}
     assert {plan.constants["SPLIT"] for plan in plans} == {True, False}

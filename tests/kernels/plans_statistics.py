@@ -1,4 +1,5 @@
-"""The statistics' plans, forward and backward, for test_triton_build.py, made from meta tensors."""
+"""Makes plans (kernel, constants and launch options, from meta tensors) of the statistics, forward and backward.
+test_triton_build.py compiles them."""
 
 import re
 
@@ -14,7 +15,8 @@ F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 FLAT = (1 << 26,)
 
 
-# The plans compiled for architectures other than sm_90: the largest state in each layout, and the backward.
+# Names of the plans that are compiled for other architectures than sm_90, too: the statistic that keeps the most
+# numbers per row, in each layout, and the backward.
 OFTEN = re.compile(
     r"aligned (var|linear_backward|(columns weight|columns unmasked|few rows) VAR) bfloat16|aligned var weight bf16.*|"
     r"general transposed VAR bfloat16"
@@ -26,7 +28,7 @@ def meta(shape, dtype, strides=None):
     return torch.empty_strided(shape, strides or torch.empty(shape, device="meta").stride(), dtype=dtype, device="meta")
 
 
-# name -> (MODE, function that makes the result of the state)
+# name -> (MODE: the numbers that a row keeps while it is read, function that computes the result from them)
 STATISTICS = {
     "COUNT": (state.COUNT, None),
     "ABSOLUTE_SUM": (state.ABSOLUTE, absolute_sum),
@@ -52,7 +54,8 @@ def forward(name, x, mask=None, weight=None, dims=None, shape=None, **options):
 
 
 def backward(kind, x, mask=None, weight=None, dims=None):
-    """The plan of the backward; grad, origin and scale have reduced dimensions of size 1, as from the launcher."""
+    """Returns the plan of the backward. In grad, origin and scale the reduced dims have size 1, as the launcher passes
+    them."""
     reduced_shape = [1 if dims is None or d in dims else n for d, n in enumerate(x.shape)]
     grad, origin, scale = meta(reduced_shape, F32), meta(reduced_shape, F64), meta(reduced_shape, F64)
     tensors = (x, origin, mask, weight, grad, scale, torch.empty_like(x))
@@ -64,7 +67,7 @@ def cases():
     for dtype in (F16, BF16, F32, F64):
         name, x, mask = str(dtype)[6:], meta(FLAT, dtype), meta(FLAT, torch.bool)
         results[f"aligned var {name}"] = forward("VAR", x, mask)
-        if dtype != F16:  # as bf16
+        if dtype != F16:  # fp16 takes bf16's path
             results[f"aligned logsumexp {name}"] = forward("LOGSUMEXP", x, mask)
             results[f"aligned linear_backward {name}"] = backward(0, x, mask)
     x, mask, w = meta(FLAT, BF16), meta(FLAT, torch.bool), meta(FLAT, F32)
@@ -99,12 +102,12 @@ def cases():
         results[f"general odd rows LOGSUMEXP {name}"] = forward("LOGSUMEXP", meta((511, 4095), dtype), dims=[1])
         results[f"general batch and space VAR {name}"] = forward("VAR", meta((32, 64, 4095), dtype), dims=[0, 2])
         results[f"general transposed linear_backward {name}"] = backward(0, across, mask, dims=[1])
-    rare = re.compile(r".*(rows|batch|2\^33|LOGSUMEXP|columns \w+).* float32")  # these take the path of bf16
+    rare = re.compile(r".*(rows|batch|2\^33|LOGSUMEXP|columns \w+).* float32")  # fp32 takes bf16's path here
     return {name: plan for name, plan in results.items() if not rare.match(name)}
 
 
 def covered(plans):
-    """Assert a plan for every statistic and for every slope of the backward."""
+    """Assert that every statistic and every derivative of the backward (SLOPES) has a plan."""
     used = {(plan.constants.get("MODE"), plan.constants.get("FINISH")) for plan in plans}
     assert {(mode.value, finish) for mode, finish in STATISTICS.values()} <= used
     assert set(statistic_backward.SLOPES) <= {plan.constants.get("F") for plan in plans}

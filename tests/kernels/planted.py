@@ -1,4 +1,4 @@
-"""Kernels with the faults that compiled.py must find, and their faultless twins. It imports no torch."""
+"""Kernels with the faults that compiled.py must find, and twins without the fault. This module imports no torch."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ class Tile(NamedTuple):
 
 @triton.jit
 def apart(x, out, stride, config: Tile):
-    """`gaps` and `crosswise`: Triton lays the lanes along the columns, and the sum takes them as if along a row."""
+    """Has `gaps` and `crosswise`: the lanes lie along dim 1, neighbors in memory along dim 0; the sum takes all as a
+    row."""
     where = tl.arange(0, config.BM)[:, None] + tl.arange(0, config.BN)[None, :] * stride
     lanes = tl.sum(tl.reshape(tl.load(x + where), (2, config.BM // 2, config.BN)), 0)
     tl.store(out + tl.arange(0, 1), tl.sum(tl.reshape(lanes, (1, config.BM // 2 * config.BN)), 1))
@@ -22,7 +23,8 @@ def apart(x, out, stride, config: Tile):
 
 @triton.jit
 def near(x, out, stride, config: Tile):
-    """Faultless twin: the lanes lie along the rows, and the sum reduces one axis after the other."""
+    """Is the twin of `apart` without the faults: the lanes lie along the rows, and the sum reduces one axis after the
+    other."""
     where = x + tl.arange(0, config.BM)[:, None] * stride + tl.arange(0, config.BN)[None, :]
     lanes = tl.sum(tl.reshape(tl.load(where), (2, config.BM // 2, config.BN)), 0)
     tl.store(out + tl.arange(0, 1), tl.sum(tl.sum(lanes, 1, keep_dims=True), 0))
@@ -30,7 +32,7 @@ def near(x, out, stride, config: Tile):
 
 @triton.jit
 def products(x, out, stride, config: Tile):
-    """`fused`: the sums of squares of rows, one element per lane."""
+    """Has `fused`: sums of squares of rows, with one element per lane."""
     value = tl.load(x + tl.arange(0, config.BM)[:, None] * config.BN + tl.arange(0, config.BN)[None, :])
     tl.store(out + tl.arange(0, config.BM), tl.sum(value * value, 1))
 
@@ -53,7 +55,7 @@ def numbers_of_first(pair):
 
 @triton.jit
 def alike(x, out, stride, config: Tile):
-    """`alike`: two structures with the same leaves."""
+    """Has `alike`: calls one function with two nestings of the same leaves."""
     tl.store(out, numbers_of_first(Pair((stride,), ())) + 2 * numbers_of_first(Pair((), (stride,))))
 
 
@@ -71,5 +73,5 @@ def bits(x):
 
 @triton.jit
 def behind(x, out, stride, config: Tile):
-    """Code for fp32 only, after a `return` for fp64."""
+    """Has code for fp32 only after a `return` for fp64, which Triton 3.6 compiles for fp64 too."""
     tl.store(out, bits(tl.load(x)))

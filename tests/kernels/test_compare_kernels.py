@@ -31,7 +31,7 @@ def test_addresses_and_places_of_arguments_are_no_difference():
         "@P1 BRA 0x10",
         "MOV R3, 0x10",
     ]
-    assert result != kernel(0, 0x210, 0x210)  # the same argument twice, instead of two arguments
+    assert result != kernel(0, 0x210, 0x210)  # reads one argument twice; the kernel reads two
 
 
 CODE = ["40 registers", "LDG R1, [R2]", "@P0 FADD R1, R1, R3", "STG [R2], R1"]

@@ -1,4 +1,4 @@
-"""Every CUDA source compiles for each architecture of the wheel, without spills and with the expected accesses.
+"""Every CUDA source is built for each architecture of the wheel, without spills and with the expected accesses.
 
 The tests read the code in the built library. cuobjdump's resource report gives registers and stack (spills are in the
 stack), the disassembly gives the width of every access. Nothing runs on a GPU. Planted kernels show that the checks
@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ("UNARY", "BINARY")
-SOURCES = {  # path -> skeleton, for sources on the elementwise loop
+SOURCES = {  # path -> key of FLAT (the kernels' functors), for the sources that use the elementwise loop
     path: next((kind for kind in FUNCTIONS if f"SAFEOPS_{kind}(" in path.read_text()), None)
     for path in sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
     if re.search(r'#include "(loop|floating|unary|binary).cuh"', path.read_text())
@@ -28,7 +28,7 @@ SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include 
 IMAGES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "moments.cuh"' in p.read_text()]
 VOLUMES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "volumes.cuh"' in p.read_text()]
 VARIATION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "neighbours.cuh"' in p.read_text()]
-# Shared by safe_gather and safe_index_select: the kernels with CUB's sort, the sums of lines, the sums of runs.
+# Sources that safe_gather and safe_index_select share: look-up and CUB's sort; sums of lines; sums of sorted runs.
 INDEXED, LINES, SUMS = (ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "line_sums", "run_sums"))
 ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
@@ -43,7 +43,7 @@ each_arch = pytest.mark.parametrize(
 
 
 def find(tool):
-    """Path of a tool: on the PATH, in the toolkit, or in Triton's package (which has cuobjdump)."""
+    """Returns the path of a tool: from PATH, the CUDA toolkit, or Triton's package (which has cuobjdump)."""
     folders = [Path("/usr/local/cuda/bin"), *(Path(os.environ[k]) / "bin" for k in ("CUDA_HOME",) if k in os.environ)]
     try:
         import triton
@@ -65,7 +65,7 @@ needs_library = pytest.mark.skipif(
 
 
 def compile_cubin(source, target):
-    """Compile one source for sm_90 (device code only)."""
+    """Compile one source's device code for sm_90 to the file `target`."""
     result = subprocess.run([NVCC, "-O3", "-arch=sm_90", "-cubin", str(source), "-o", str(target)], capture_output=True)
     assert result.returncode == 0, result.stderr.decode()
     return target
@@ -77,7 +77,8 @@ def cuobjdump(*arguments, cwd=None):
 
 
 def resources(cubin):
-    """Returns {kernel: {"registers", "stack" (bytes, spills and local arrays)}} of compiled device code."""
+    """Returns {kernel: {"registers": per thread, "stack": bytes of spills and local arrays}} of compiled device
+    code."""
     row = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
     results = row.findall(cuobjdump("--dump-resource-usage", cubin))
     return {name: {"registers": int(reg), "stack": int(stack) + int(local)} for name, reg, stack, local in results}
@@ -97,8 +98,8 @@ def texts(cubin):
 
 
 def accesses(arch, cubins):
-    """Returns {cubin: {kernel: {instruction: count}}} of memory instructions, e.g. LDG.128, STG.U16, LDL.32. One call
-    disassembles all cubins of an architecture, since the disassembler's start takes the longest."""
+    """Returns {cubin: {kernel: {instruction: count}}} of the memory instructions, e.g. LDG.128, STG.U16, LDL.32. One
+    process disassembles all cubins of an architecture, since its start takes most of the time."""
     results, begins, rows, raw = {}, [], [], b""
     for cubin in cubins:
         for kernel, code in texts(cubin):
@@ -119,14 +120,14 @@ def accesses(arch, cubins):
 
 
 def not_resident(table):
-    """Returns the kernels that keep state in local memory and not in registers alone."""
+    """Returns the kernels that use local memory, for spills or arrays."""
     return {kernel: row for kernel, row in table.items() if row["stack"]}
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Returns {(name of the source, architecture): (accesses, resources)} of the library. A kernel's name contains the
-    name of its source, through the unnamed namespace."""
+    """Returns {(name of the source, architecture): (accesses, resources)} of the library. A mangled
+    kernel name contains its source's name, since the kernel stands in an unnamed namespace."""
     folder = tmp_path_factory.mktemp("cubin")
     cuobjdump("-xelf", "all", LIBRARY.resolve(), cwd=folder)
     results = {}
@@ -147,7 +148,7 @@ def test_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
     assert len(table) >= 6, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
-    # 48 KiB in flight per SM needs 1024 resident threads (csrc/cuda/elementwise/loop.cuh).
+    # More than 64 registers leave fewer than 1024 threads on an SM, which keep 48 KiB of loads in flight (loop.cuh).
     assert max(r["registers"] for r in table.values()) <= 64
 
 
@@ -158,7 +159,8 @@ def test_selection_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
     assert len(table) >= 8, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
-    # Three tiles of 32 KiB are in flight per multiprocessor; two where narrow elements go to both gradients.
+    # 80 registers: an SM holds three blocks with tiles of 32 KiB. 128: two, where elements of 1 or 2 bytes go to both
+    # gradients.
     two = r"part_kernelI[ht]E"
     assert all(r["registers"] <= (128 if re.search(two, name) else 80) for name, r in table.items())
 
@@ -168,8 +170,8 @@ def test_selection_compiles_without_spills_or_stack(built, source, arch):
 @each_arch
 @pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
 def test_selection_moves_packets(built, source, arch):
-    """A block loads its tile's mask and its elements in 16-byte packets, and so stores them. Elements go to shared
-    memory asynchronously, so that later loads need not wait for them. The compiler knows every access as global."""
+    """A block loads its tile's mask and elements, and stores elements, in 16-byte packets. Elements are copied to
+    shared memory asynchronously, so later loads need not wait. No access is a slower generic one."""
     table = demangled(built[source.stem, arch][0])
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
@@ -189,20 +191,20 @@ def test_selection_moves_packets(built, source, arch):
 @needs_library
 @each_arch
 def test_indexed_compiles_without_spills_or_stack(built, arch):
-    # kernels: 5 widths, places and keys; 3 dtypes in 3 layouts; 6 ways to hold the summands
+    # counts: 5 widths of look_up and 2 that prepare the sort; 3 dtypes in 3 layouts; 6 ways to hold the summands
     for source, count, most in ((INDEXED, 7, 64), (LINES, 9, 80), (SUMS, 6, 80)):
         _, table = built[source.stem, arch]
         kernels = {name: row for name, row in table.items() if "cub" not in name}
         assert len(kernels) == count, f"{source.name}: {list(kernels)}"
         assert not not_resident(table)
-        assert max(row["registers"] for row in kernels.values()) <= most  # packets in flight: csrc/cuda/selection
+        assert max(row["registers"] for row in kernels.values()) <= most  # more would leave too few loads in flight
 
 
 @needs_library
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
 @each_arch
 def test_indexed_moves_packets(built, arch):
-    """Rows are read and written in 16-byte packets, and the compiler knows every access as global."""
+    """Rows are read and written in 16-byte packets, and no access is a slower generic one."""
     table, report = ({k: v for s in (INDEXED, LINES, SUMS) for k, v in built[s.stem, arch][i].items()} for i in (0, 1))
     table, report = ({n: row for n, row in demangled(t).items() if "cub::" not in n} for t in (table, report))
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -226,14 +228,15 @@ def test_indexed_moves_packets(built, arch):
 @each_arch
 @pytest.mark.parametrize("source", SCANS, ids=lambda s: s.stem)
 def test_scans_move_packets_without_spills(built, source, arch):
-    """For each of four dtypes, four packets are in flight, then one for the tail: csrc/cuda/lists/scan.cuh."""
+    """In the code for each of four dtypes, a thread loads four packets at once, and then single packets of the tail
+    (csrc/cuda/lists/scan.cuh)."""
     table, report = built[source.stem, arch]
     assert not not_resident(report)
     table, report = demangled(table), demangled(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     dense = {name: row for name, row in table.items() if re.search(r"scan_kernel<.*, true, \d+>", name)}
-    assert len(dense) == 2 * (3 if source.stem == "grad_norm" else 1)  # with a short table and a long one
+    assert len(dense) == 2 * (3 if source.stem == "grad_norm" else 1)  # tables of few tensors and of many
     for name, row in dense.items():
         assert row["LDG.128"] >= 4 * (4 + 1), (name, row)
         assert row.get("STG.128", 0) == (row["LDG.128"] if source.stem == "clip_grad_norm_" else 0), (name, row)
@@ -246,7 +249,8 @@ def test_scans_move_packets_without_spills(built, source, arch):
 @each_arch
 @pytest.mark.parametrize("source", IMAGES, ids=lambda s: s.stem)
 def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, arch):
-    """Three blocks of 256 threads fit if the window size is a constant, else two. csrc/cuda/images/README.md."""
+    """A multiprocessor's 64 Ki registers hold three blocks of 256 threads if the window size is a constant (11), else
+    two (csrc/cuda/images/README.md)."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -256,7 +260,7 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
     for name, registers in tiles.items():
         fixed_width = "<float, 11," in name
         assert (3 if fixed_width else 2) * 256 * -(-registers // 8) * 8 <= 65536, (name, registers)
-        if fixed_width:  # a thread loads 13 pixels of each image at once, in code for each width of a pixel
+        if fixed_width:  # a thread loads 13 pixels of either image at once; fp32 and 16 bits have own code
             assert table[name]["LDG.32"] >= 26 and table[name]["LDG.U16"] >= 26, table[name]
 
 
@@ -265,7 +269,7 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
 @each_arch
 @pytest.mark.parametrize("source", VOLUMES, ids=lambda s: s.stem)
 def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
-    """The sums of a window stay in registers, with two blocks of 256 threads in fp32, one in fp64. csrc/cuda/images."""
+    """A window's sums stay in registers: a multiprocessor holds two blocks of 256 threads in fp32, one in fp64."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -282,7 +286,8 @@ def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
 @each_arch
 @pytest.mark.parametrize("source", VARIATION, ids=lambda s: s.stem)
 def test_total_variation_moves_packets_without_spills(built, source, arch):
-    """Consecutive rows: a thread's pixels and neighbors are in five packets forward, in six backward."""
+    """Where rows are contiguous, a thread's pixels and neighbors are in five packets forward and six backward, each
+    loaded by one instruction."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -314,8 +319,8 @@ def test_one_source_includes_cub():
     assert including == [INDEXED.name]
 
 
-# Flat kernel: (packets read, packets written) per thread, from the bytes that each op must move. The code has each read
-# twice, since for an unaligned operand it also reads the next packet.
+# Functor of the flat kernel -> (packets that a thread reads, packets that it writes), from the bytes that the op must
+# move. The machine code has each read twice: the path for unaligned operands also reads the next packet.
 CODECS = ("F16", "BF16", "F32", "F64")
 BINARY = {"Binary": (4, 2), "BinaryBackward": (3, 2), "ByNumber": (2, 2), "ByNumberBackward": (4, 2)}
 FLAT = {
@@ -331,8 +336,8 @@ POWERS = {
     for way, n in {"": (2, 2), "Backward": (4, 2)}.items()
     for codec in codecs
 }
-# A long function has one packet of each operand in flight (kRolled) and is bound by its arithmetic, like the ops of
-# ARITHMETIC. For halves it is short.
+# ROLLED: fp32 and fp64 functions so long that a thread reads one packet of each operand at a time (kRolled).
+# ARITHMETIC: these ops are bound by arithmetic, so they need no 48 KiB in flight.
 ROLLED = {
     "safe_pow": {"Binary": (2, 1), "BinaryBackward": (3, 2), "ByNumber": (1, 1), "ByNumberBackward": (2, 1)},
 }
@@ -341,7 +346,8 @@ ARITHMETIC |= {("safe_exp", "Unary, F64"), ("safe_asin", "Unary, F64"), ("safe_d
 
 
 def in_flight(registers, packets):
-    """Bytes in flight on one SM of an H200: 64 Ki registers in units of 8 per thread, blocks of 128 threads."""
+    """Returns the bytes that one SM of an H200 loads at once, if a thread has `packets` of 16 bytes in flight. The SM
+    has 64 Ki registers, given out by 8 per thread; blocks have 128 threads."""
     blocks = min(65536 // (-(-registers // 8) * 8 * 128), 2048 // 128)
     return blocks * 128 * packets * 16
 
@@ -366,7 +372,7 @@ def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
     expected = FLAT[SOURCES[source]]
     if source.stem == "safe_pow":
         expected = {key: n for key, n in expected.items() if not re.match("ByNumber.*F16", key)} | POWERS
-    functors = 2 if source.stem == "safe_div" else 1  # a divisor with a floor, or without
+    functors = 2 if source.stem == "safe_div" else 1  # one for a divisor with a floor, one for a divisor without
     assert len(flat) == functors * len(expected)
     for key, (reads, writes) in expected.items():
         op, _, codec = key.rpartition(", ")
@@ -379,7 +385,7 @@ def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
         for name in names:
             row = flat[name]
             twice = 1 if "MaskedFill<unsigned long" in name else 2  # (MaskedFill's operands must be aligned)
-            # Blackwell's compiler duplicates the code after a branch on values, all do after one on alignment.
+            # For Blackwell the compiler also duplicates the loads after a branch on values.
             exact = arch in ("80", "90")
             assert row.get("LDG.128", 0) == twice * reads or (not exact and row["LDG.128"] > twice * reads), (key, row)
             assert row.get("STG.128", 0) >= writes, (key, row)
@@ -429,7 +435,7 @@ def test_a_scalar_kernel_is_caught(tmp_path):
 
 
 def test_the_library_registers_cuda_kernels_beside_any_torch():
-    """Built with nvcc, safeops._cuda imports also with a CPU-only torch, and its ops have CUDA kernels."""
+    """A build with nvcc can import safeops._cuda also beside a CPU-only torch, and its ops have CUDA kernels."""
     import torch
 
     import safeops  # noqa: F401
@@ -439,7 +445,7 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
         pytest.skip("built without nvcc: there is no safeops._cuda")
     functions = [path.stem for path, kind in SOURCES.items() if kind]
     assert len(functions) >= 11
-    backward = {"masked_select": ""}  # masked_select's backward is masked_scatter
+    backward = {"masked_select": ""}  # masked_select has no backward kernel: it calls masked_scatter
     functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
     names = [f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward"))]
     for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", "_ssim", "_ssim_backward",

@@ -1,4 +1,5 @@
-"""The CUDA kernels run on CPU tensors, by their host code and nvcc's PTX (tests/kernels/executed), against plain torch.
+"""The elementwise CUDA kernels run on CPU tensors, by their host code and an interpreter of nvcc's PTX
+(tests/kernels/executed), and agree with plain torch.
 
 They test indices, broadcasting, tails, mask shuffles, saturation and output layouts in each of the three variants, and
 that nothing is read or written out of bounds. scripts/gpu_check.py tests what only a GPU can show.
@@ -24,7 +25,7 @@ from tests.kernels.cuda_sources import (
 from tests.kernels.executed import cuda, machine
 
 REFUSED = ("masked_fill", *UNARY, *BINARY)
-# One worker compiles the sources once.
+# xdist_group: one worker runs all these tests, and so compiles the sources once.
 pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_executed")]
 
 
@@ -43,7 +44,7 @@ def test_masked_fill(ops, dtype):
             assert wide == 2048 * x.element_size() // 16 + 2048 // 16
         if variant == "rows" and dtype != torch.float64:
             assert wide > 0 or 0 in x.stride(), name
-        # A 0-dim value of every dtype, saturated.
+        # The value may be a 0-dim tensor of any dtype. A finite value beyond x's range becomes x's largest number.
         if name == "tail":
             for value_dtype in FLOATS:
                 for number in (2.5, 7e4, -3.4e38, float("inf"), float("nan")):
@@ -85,7 +86,8 @@ def slope_of_divisor(g, a, b):
 
 
 def reference(a, b, eps, fill, dtype):
-    """Returns (result, kept and not saturated, a, b), by the op's rules alone; a, b: in the compute dtype."""
+    """Returns safe_div's (result, bool: True where the op neither fills nor saturates, a, b), from the op's rules. The
+    returned a and b have the compute dtype."""
     wide = torch.float64 in (a.dtype, b.dtype, dtype)
     compute = torch.float64 if wide else torch.float32
     a, b = a.to(compute), b.to(compute)
@@ -149,7 +151,8 @@ def test_safe_div_by_a_divisor_with_a_floor(ops, dtype):
 
 @pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
 def test_mixed_dtypes(ops, shape):
-    """Any mix of the four dtypes; without fp64 the kernel moves packets of eight elements."""
+    """Operands and result may have any mix of the four dtypes. Without fp64 the kernel moves packets of eight
+    elements."""
     for i, first in enumerate(FLOATS):
         for second in FLOATS:
             for out_dtype in FLOATS:
@@ -162,7 +165,7 @@ def test_mixed_dtypes(ops, shape):
                 identical(out, value)
                 grad = garbage(shape, out_dtype, 9)
                 da, db = ops._safe_div_backward(grad, x, y, 0.0, True, True, second, first)
-                # The compute dtype also widens for an fp64 output.
+                # The reference's a has the compute dtype: fp64 if an operand or the output is fp64.
                 g = grad.to(a.dtype)
                 identical(da, torch.where(live, g / b, 0).to(second))
                 identical(db, torch.where(live, -slope_of_divisor(g, a, b), 0).to(first))
@@ -173,7 +176,7 @@ def test_mixed_dtypes(ops, shape):
 def test_saturation_begins_exactly_where_rounding_overflows(ops, compute, dtype):
     largest = torch.tensor(torch.finfo(dtype).max, dtype=torch.float64)
     step = 2.0 ** {torch.float16: 5, torch.bfloat16: 120, torch.float32: 104}[dtype]
-    narrow = 2.0 ** {torch.float16: -8, torch.bfloat16: 104, torch.float32: 104}[dtype]  # the spacing of fp32 there
+    narrow = 2.0 ** {torch.float16: -8, torch.bfloat16: 104, torch.float32: 104}[dtype]  # fp32's spacing at the limit
     at = [largest + step / 2 + k * narrow / 4 for k in range(-6, 7)] + [largest, largest + step, largest - step]
     edge = torch.stack([torch.stack(at)] + [torch.nextafter(torch.stack(at), x) for x in (largest * 0, largest * 2)])
     a = edge.flatten().to(compute)
@@ -218,7 +221,7 @@ def test_planted_faults_are_found(tmp_path, old, new, words):
     header = (folder / "loop.cuh").read_text()
     assert header.count(old) == 1
     (tmp_path / "loop.cuh").write_text(header.replace(old, new))
-    for name in ("masked_fill.cu", "floating.cuh"):  # an #include looks first in the folder of the including file
+    for name in ("masked_fill.cu", "floating.cuh"):  # #include looks first beside the including file
         (tmp_path / name).write_text((folder / name).read_text())
     ops = cuda.ops(tmp_path / "masked_fill.cu")
     mask = torch.rand(5000) < 0.4

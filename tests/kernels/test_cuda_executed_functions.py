@@ -1,4 +1,4 @@
-"""The unary and binary functions for CUDA, executed, against their definitions in fp64."""
+"""The CUDA kernels of the unary and binary functions, executed on CPU tensors, agree with their definitions in fp64."""
 
 import math
 from itertools import product
@@ -25,20 +25,22 @@ pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_e
 
 
 def close(got, truth, ulps, operands=()):
-    """Assert `got` within `ulps` of the fp64 truth, in units of got's dtype; inf and NaN where the truth has them."""
+    """Assert that `got` differs from the fp64 truth by at most `ulps` in the last place of got's dtype, and has inf and
+    NaN where the truth has them."""
     info, expected = torch.finfo(got.dtype), truth.to(got.dtype)
     assert got.shape == truth.shape
     exponent = torch.frexp(truth.abs().clamp(min=info.tiny, max=info.max))[1] - 1
     room = ulps * info.eps * torch.ldexp(torch.ones_like(truth), exponent)
     good = ((got.double() - truth).abs() <= room) | (got == expected) | (got.isnan() & truth.isnan())
-    good |= got == (truth * (1 + (ulps - 0.5) * info.eps / 2)).to(got.dtype)  # inf, if it is within the bound
+    # inf is right, too, where the truth moved up by the bound rounds to inf.
+    good |= got == (truth * (1 + (ulps - 0.5) * info.eps / 2)).to(got.dtype)
     at = tuple((~good).nonzero()[0].tolist()) if not good.all() else ()
     of = [x[at] for x in operands]
     assert good.all(), f"{(~good).sum()} of {good.numel()}, at {at}: {got[at]} for {truth[at]}, of {of}"
 
 
 def truth_of(name, operands, grad, dtype, **parameters):
-    """Returns (value, gradients) of the definition on fp64 copies."""
+    """Returns (value, gradients) of the op's definition in plain torch, on fp64 copies of the operands."""
     leaves = [x.double().requires_grad_() for x in operands]
     if name != "xlogy":
         parameters["out_dtype"] = dtype
@@ -47,12 +49,13 @@ def truth_of(name, operands, grad, dtype, **parameters):
 
 
 def half_ulps(dtype):
-    """Bound in ulps. A half is the fp32 value rounded once; fp32 and fp64 use the host's C library here, so 8 ulps."""
+    """Returns the bound in ulps. fp16 and bf16 results are an fp32 value rounded once: a little over 0.5. In fp32 and
+    fp64 the executor calls the host's C library, which is not the GPU's: 8."""
     return 0.6 if dtype in HALVES else 8
 
 
 INF, NAN = math.inf, math.nan
-SOME = ("one", "tail", "padding", "expanded input", "transposed")  # a layout for each kernel
+SOME = ("one", "tail", "padding", "expanded input", "transposed")  # at least one layout for each kernel
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -62,7 +65,7 @@ def test_unary(ops, name, dtype):
     for layout, x, grad, variant in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         if torch.broadcast_shapes(x.shape, grad.shape) != x.shape or (name != "safe_exp" and layout not in SOME):
             continue
-        grad = torch.where(grad.isinf(), 3, grad)  # the definition's chain rule in fp64 gives NaN for it
+        grad = torch.where(grad.isinf(), 3, grad)  # else the definition's chain rule gives inf * 0 = NaN
         out = function(x)
         alone = ops.wide
         dx = backward(grad, x)
@@ -82,9 +85,10 @@ def test_binary(ops, name, dtype):
     if name == "safe_pow":
 
         def values(shape, dtype, seed=0):
-            """Values whose fp32 powers do not underflow: below, the exponent has slope 0 in fp32, maybe not in fp64."""
+            """Returns values whose fp32 powers do not underflow. Where they do, the exponent's gradient is 0 in fp32,
+            but maybe not in the definition's fp64."""
             x = garbage(shape, dtype, seed)
-            return torch.where(x.abs() < 1e-30, 0, torch.where(x.isinf() | (x == -1), 2, x))  # boundaries test (-1)^nan
+            return torch.where(x.abs() < 1e-30, 0, torch.where(x.isinf() | (x == -1), 2, x))  # (-1)^nan: a boundary
 
     for layout, a, b, variant in layouts(dtype, lambda shape, seed: values(shape, dtype, seed), values):
         if name != "safe_pow" and layout not in SOME:
@@ -93,7 +97,7 @@ def test_binary(ops, name, dtype):
             b = (b.clamp(-4, 4) * 2).round() / 2 if layout == "padding" else b
         shape = torch.broadcast_shapes(a.shape, b.shape)
         grad = garbage(shape, dtype, 2)
-        grad = torch.where(grad.isinf(), 3, grad)  # the definition's chain rule in fp64 gives NaN for it
+        grad = torch.where(grad.isinf(), 3, grad)  # else the definition's chain rule gives inf * 0 = NaN
         out = function(a, b)
         wide = check_variant(ops, variant, dtype != torch.float64)
         assert wide > 0 or variant != "flat" or out.numel() < 2048
@@ -101,7 +105,7 @@ def test_binary(ops, name, dtype):
         da, db = backward(grad, a, b)
         for got, truth, operand in ((out, value, a), (da, slopes[0], a), (db, slopes[1], b)):
             assert got.stride() == like(operand, shape, dtype).stride() and got.dtype == dtype
-            # fp64's own b a^(b-1) has the rounding error of b - 1.
+            # 2000: in fp64 the truth b a^(b-1) has the rounding error of b - 1, too.
             close(got, truth, 2000 if name == "safe_pow" and dtype == torch.float64 else half_ulps(dtype))
         only_a, none = backward(grad, a, b, None, True, False)
         identical(only_a, da)
@@ -117,8 +121,9 @@ def patterns(dtype):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
 def test_every_half(ops, name, dtype):
-    """All bit patterns, with gradients of all sizes; the other operand takes all sizes, or a limit of the dtype or op.
-    The GPU's approximate logarithm and power are as inexact as the ISA allows."""
+    """An op is within 0.55 ulp for every fp16 and bf16 number, with gradients of all sizes. A second operand is a
+    shuffle of all numbers, or one special number for all. The executor makes the GPU's approximate logarithm and power
+    as inexact as the ISA allows."""
     x, info = patterns(dtype), torch.finfo(dtype)
     torch.manual_seed(0)
     shuffles = [x[torch.randperm(len(x))] for _ in range(6)]
@@ -128,14 +133,14 @@ def test_every_half(ops, name, dtype):
     )  # fmt: skip
     others = [*shuffles[:3], *(torch.full_like(x, end) for end in ends)] if name in BINARY else [None]
     for other, grad in product(others, [torch.ones_like(x), shuffles[3]]):
-        grad = torch.where(grad.isfinite(), grad, -3)  # the definition's chain rule in fp64 gives NaN for it
+        grad = torch.where(grad.isfinite(), grad, -3)  # else the definition's chain rule gives inf * 0 = NaN
         operands = [x] if other is None else [x, other]
         if name == "safe_pow":  # the sign of a fractional power of -inf is unspecified
             operands[0] = torch.where((x == -math.inf) & (other != other.round()), 2, x)
         value, slopes = truth_of(name, operands, grad, dtype)
         got = getattr(ops, f"_{name}_backward")(grad, *operands)
         close(getattr(ops, f"_{name}")(*operands), value, 0.55, operands)
-        if name == "safe_div":  # its gradients, g / b times a / b where both are normal: test_cuda_executed.py
+        if name == "safe_div":  # test_cuda_executed.py tests its gradients bit for bit
             continue
         for one, truth in zip([got] if other is None else got, slopes):
             close(one, truth, 0.55, [*operands, grad])
@@ -147,14 +152,15 @@ NUMBERS = [2, 0.5, 3, -1, 1, -0.5, 1.5, -1.5, 4, -4, 3.5, 1.7, -2.3, 7, 1e-30, -
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", BINARY)
 def test_by_number(ops, name, dtype):
-    """The second operand is a parameter of the kernel; the first takes all halves, or random values."""
+    """With a Python number as the second operand, which the kernel takes as a parameter, an op agrees with its
+    definition for all fp16 and bf16 numbers and for random fp32 and fp64 numbers."""
     x = patterns(dtype) if dtype in HALVES else garbage((4173,), dtype)
-    if name == "safe_pow":  # no a^(b-1) that underflows while its product with a huge gradient does not
+    if name == "safe_pow":  # an underflow of a^(b-1) would show in a product with a huge gradient
         x = torch.where(x.abs() < {torch.bfloat16: 1e-30, torch.float32: 1e-5}.get(dtype, 0), 0, x)
-    x = torch.where(x.isnan(), NAN, x)  # on the host a signaling NaN to the power of 0 is NaN
+    x = torch.where(x.isnan(), NAN, x)  # the host's C library gives NaN for signaling NaN to the power 0
     for number, values in product(NUMBERS, (x, x[:64].expand(3, 64), x[:99].reshape(9, 11).t()[1:])):
         fractional = name == "safe_pow" and number % 1 != 0
-        values = torch.where(values.isinf() & (values < 0), 2, values) if fractional else values  # unspecified
+        values = torch.where(values.isinf() & (values < 0), 2, values) if fractional else values  # sign unspecified
         grad = garbage(values.shape, dtype, 2)
         grad = torch.where(grad.isfinite(), grad, 3)
         compute = torch.float64 if dtype == torch.float64 else torch.float32
@@ -163,14 +169,14 @@ def test_by_number(ops, name, dtype):
         dx, none = getattr(ops, f"_{name}_backward")(grad, values, None, None, True, True, None, None, number)
         ulps = 2000 if name == "safe_pow" and dtype == torch.float64 else 0.55 if dtype in HALVES else 8
         close(got, value, ulps, [values])
-        if name != "safe_div":  # (test_every_half checks its slopes, which are one function for numbers and tensors)
+        if name != "safe_div":  # its backward is the one for tensors, which test_cuda_executed.py tests
             close(dx, slope, ulps, [values, grad])
         assert none.shape == (0,)
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
 def test_unary_dtypes(ops, shape):
-    """Any dtype of the output and of the gradient; without fp64 the kernel moves packets of eight elements."""
+    """Output and gradient may have any of the four dtypes. Without fp64 the kernel moves packets of eight elements."""
     for first in FLOATS:
         for out_dtype in FLOATS:
             x, grad = garbage(shape, first, 3), garbage((shape[0], 1), out_dtype, 4)
@@ -187,7 +193,8 @@ def test_unary_dtypes(ops, shape):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", ["safe_reciprocal", "safe_sqrt", "safe_rsqrt", "safe_exp", "safe_pow"])
 def test_functions_saturate_where_rounding_overflows(ops, name, dtype, compute):
-    """Forward and backward agree with torch's rounding of the unrounded value, for 400 neighbors of the limit."""
+    """Forward and backward saturate exactly where torch's rounding of the unrounded value overflows, for 400 values on
+    both sides of the limit."""
     limit = float(2 - torch.finfo(dtype).eps / 2) * 2.0 ** round(math.log2(torch.finfo(dtype).max) - 1)
     if name == "safe_sqrt" and compute == torch.float32 and dtype == torch.bfloat16:
         pytest.skip("no fp32 has so large a root")
@@ -217,9 +224,9 @@ def test_functions_saturate_where_rounding_overflows(ops, name, dtype, compute):
     assert torch.equal((slope[0] if name == "safe_pow" else slope) == 0, over)
 
 
-A, B = 2.0**-140, 2.0**-12  # A^B / A and B / A overflow fp32; B A^(B-1) does not
+A, B = 2.0**-140, 2.0**-12  # A^B / A and B / A overflow fp32; the slope B A^(B-1) does not
 TINY, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-# op: {eps or None: [(operands..., result, the operands' gradients for an upstream gradient of 1...), ...]}, in fp32
+# op: {eps, or None: [(operands..., result, gradients of the operands for an upstream gradient of 1...), ...]}, in fp32
 BOUNDARIES = {
     "safe_reciprocal": {
         None: [(0.0, 0.0, 0.0), (-0.0, 0.0, 0.0), (TINY, 1 / TINY, -INF), (TINY / 2, 0.0, 0.0), (INF, 0.0, 0.0)],
@@ -324,12 +331,13 @@ BOUNDARIES = {
 @pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", BOUNDARIES)
 def test_boundaries(ops, name, compute):
-    """fp32 operands and result, by fp32 arithmetic and by that of an fp64 output, where both have the same answer."""
+    """At its boundaries an op gives the listed results and gradients for fp32 operands, computed in fp32 and (with an
+    fp64 output) in fp64, where both have one answer."""
     count = 2 if name in BINARY else 1
     for eps, rows in BOUNDARIES[name].items():
         if compute == torch.float64:
             if eps is None and count == 1 and name in ("safe_reciprocal", "safe_log", "safe_rsqrt", "log1mexp"):
-                continue  # fp64 has another floor
+                continue  # in fp64 the floor is another number
             rows = [row for row in rows if not any(abs(x) in (LARGEST, 1e-30) for x in row)]
         table = torch.tensor(rows, dtype=torch.float64)
         operands = [column.to(compute) for column in table[:, :count].unbind(1)]
@@ -340,7 +348,7 @@ def test_boundaries(ops, name, compute):
             torch.testing.assert_close(got, expected.to(compute), rtol=1e-6, atol=0, equal_nan=True)
         # The gradients are exactly 0 where the op replaces its value, whatever the upstream gradient.
         flat = torch.stack(gradients).eq(0).all(0) & (table[:, 0].abs() < INF)
-        flat &= (name != "safe_pow") | (out != 0) | (table[:, count - 1] < 1)  # 0^2 has a slope, which is 0
+        flat &= (name != "safe_pow") | (out != 0) | (table[:, count - 1] < 1)  # 0^2 is no replacement: its slope is 0
         for bad in (NAN, INF):
             again = getattr(ops, f"_{name}_backward")(torch.full_like(out, bad), *operands, eps)
             for got in [again] if count == 1 else again:

@@ -1,7 +1,7 @@
-"""The CUDA kernels of images, executed on CPU tensors, against the definition in fp64.
+"""SSIM's CUDA kernels for images, executed on CPU tensors, agree with the definition in fp64.
 
-They test tiles and their borders, sums and maps, masks, levels, layouts, both gradients, barriers, and that the shared
-memory suffices. scripts/gpu_check.py tests what only a GPU can show.
+The tests cover tiles and their borders, sums and maps, masks, levels, layouts, both gradients, barriers, and that the
+shared memory suffices. scripts/gpu_check.py tests what only a GPU can show.
 """
 
 import pytest
@@ -38,7 +38,7 @@ NONE, MEAN, SUM = range(3)
 
 
 def forward(ops, x, y, mask, chosen):
-    """Returns the map, or the sums of each plane."""
+    """Returns the SSIM map (one value per window), or the sums of each plane."""
     *window, by_window = chosen
     return ops._ssim(x, y, mask, NONE if by_window else _ssim.PLANES, False, False, *window)[0]
 
@@ -54,7 +54,8 @@ def definition(x, y, mask, chosen):
 
 
 def check(ops, x, y, mask, chosen, needs=(True, True), upstream=None, tolerance=None):
-    """Values and gradients agree, relative to the largest. upstream: of the result's shape; random if None."""
+    """Assert that values and gradients agree with the definition, relative to the largest. upstream: the gradient of
+    the result; None: random."""
     wide = torch.float64 in (x.dtype, y.dtype)
     tolerance = tolerance or (1e-9 if wide else 1e-4)
     *window, by_window = chosen
@@ -73,7 +74,7 @@ def check(ops, x, y, mask, chosen, needs=(True, True), upstream=None, tolerance=
     upstream = upstream.to(got.dtype)
     gradients = backward(ops, upstream, x, y, mask, chosen, *needs)
     check_gradients(gradients, torch.autograd.grad(truth, leaves, upstream.double()), needs, x, y, mask, tolerance)
-    if by_window:  # the map of SSIM, too
+    if by_window:  # then the map of SSIM alone is tested, too
         mapped = ops._ssim(x, y, mask, NONE, True, False, *window)[0]
         near(mapped, _ssim.define(*leaves, mask, NONE, True, False, *window)[0], tolerance)
         opposite = ops._ssim_backward(-upstream, NO_SHARE, x, y, mask, NONE, *window, *needs, True)
@@ -99,7 +100,7 @@ def check_gradients(gradients, wanted, needs, x, y, mask, tolerance):
         if mask is not None:
             assert (gradient[~mask.expand(x.shape)] == 0).all()
         assert gradient.stride() == torch.empty_like(leaf).stride()
-        # A half's gradient is rounded once, at the end.
+        # eps of an fp16 or bf16 gradient: it is rounded once, at the end.
         near(gradient, want, max(tolerance, torch.finfo(leaf.dtype).eps))
 
 
@@ -125,7 +126,8 @@ each_padding = pytest.mark.parametrize("same", [False, True], ids=["valid", "sam
 @pytest.mark.parametrize("size", [11, 5], ids=["known size", "any size"])
 @pytest.mark.parametrize("sides", [(53, 52), pytest.param((12, 96), marks=pytest.mark.exhaustive)], ids=str)
 def test_tiles(ops, sides, size, same, by_window):
-    """The border of a tile crosses the image, close to its end or further inside, in each dim."""
+    """Results are right where a tile's border crosses the image, close to the image's end or further inside, in each
+    dim."""
     x, y = images(1, 1, *sides)
     for mask in (None, kept(1, 1, *sides)):
         check(ops, x, y, mask, options(size, same, by_window))
@@ -156,7 +158,7 @@ def test_one_launch(ops):
 
 def test_no_window_counts(ops):
     x, y = images(2, 1, 12, 60)
-    for mask in (torch.zeros_like(x, dtype=torch.bool), torch.arange(60) < 5):  # no pixel, or no center of a window
+    for mask in (torch.zeros_like(x, dtype=torch.bool), torch.arange(60) < 5):  # no pixel; no window's center
         for reduction in (MEAN, SUM):
             assert ops._ssim(x, y, mask, reduction, True, False)[0] == 0
             value, share = ops._ssim(x, y, mask, reduction, True, True)
@@ -165,7 +167,7 @@ def test_no_window_counts(ops):
 
 
 def test_planes(ops):
-    """Each plane has its own level, mask and sums."""
+    """Each plane has its own level (a mean that is subtracted first), mask and sums."""
     x, y = images(2, 3, 13, 14)
     x, y = (t + 100.0 * torch.arange(6.0).reshape(2, 3, 1, 1) for t in (x, y))
     check(ops, x, y, kept(2, 3, 13, 14), options(5), tolerance=1e-3)
@@ -174,7 +176,8 @@ def test_planes(ops):
 @each_padding
 @pytest.mark.parametrize("offset, scale", [(1000.0, 1.0), (-3e4, 255.0), (3e38, 3e35), (0.0, 1e-30)])
 def test_an_offset_leaves_the_digits(ops, offset, scale, same):
-    """The operands are rounded to fp32 first, and the definition takes those. 2 x 3e38 overflows fp32."""
+    """A large offset costs no digits. The definition takes the operands rounded to fp32. The sum 3e38 + 3e38 overflows
+    fp32, but must not do harm."""
     x, y = images(1, 1, 20, 21)
     x, y = ((t.double() * scale + offset).float() for t in (x, y))
     for mask in (None, kept(1, 1, 20, 21)):
@@ -186,7 +189,7 @@ def test_an_offset_leaves_the_digits(ops, offset, scale, same):
 def test_what_is_masked_out_does_not_exist(ops, same, garbage):
     x, y = images(1, 1, 20, 50)
     mask = kept(1, 1, 20, 50)
-    mask[..., :2, :] = mask[..., 30:] = False  # windows without a pixel
+    mask[..., :2, :] = mask[..., 30:] = False  # some windows have no kept pixel
     chosen = options(5, same, True)
     clean = check(ops, x, y, mask, chosen)
     for t in (x, y):
@@ -201,7 +204,7 @@ def check_bits(ops, x, y, mask, chosen):
     torch.manual_seed(7)
     upstream = torch.randn(got.shape, dtype=got.dtype)
     if mask is not None and chosen[-2]:
-        upstream[~mask.expand(x.shape)] = NAN  # planted: of a window that does not count it must not be used
+        upstream[~mask.expand(x.shape)] = NAN  # a window that does not count must not use its upstream gradient
     return got, *backward(ops, upstream, x, y, mask, chosen, True, True)
 
 
@@ -224,7 +227,8 @@ def test_a_kept_one_shows_where_it_is_seen_and_nowhere_else(ops, value, same):
 
 
 def test_the_level_is_that_of_the_finite_pixels(ops):
-    """Most of the tile is NaN; the windows that see finite pixels alone must keep their digits."""
+    """Where most of a tile is NaN, the windows with finite pixels alone keep their digits: NaN is left out of the
+    level."""
     x, y = images(1, 1, 40, 16)
     x, y = x + 1000, y + 1000
     x[..., 12:, :], y[..., 16:, :] = NAN, float("inf")
@@ -235,7 +239,7 @@ def test_the_level_is_that_of_the_finite_pixels(ops):
 def test_a_kept_nan_that_no_counted_window_sees_has_gradient_0(ops):
     x, y = images(1, 1, 16, 16)
     mask = torch.ones(1, 1, 16, 16, dtype=torch.bool)
-    mask[..., 5, 5] = False  # the center of the only window that sees the corner
+    mask[..., 5, 5] = False  # center of the only window that contains pixel (0, 0)
     x[..., 0, 0] = NAN
     sums, (dx, dy) = check(ops, x, y, mask, options(11))
     assert sums.isfinite().all() and dx.isfinite().all() and dx[..., 0, 0] == 0 == dy[..., 0, 0]

@@ -1,8 +1,8 @@
-"""The CUDA kernels of safe_gather and safe_index_select, executed on CPU tensors, against their definitions.
+"""The CUDA kernels of safe_gather and safe_index_select, executed on CPU tensors, agree with their definitions.
 
-They test strides, indices of both widths, packets, sums with every number of launches, CUB's sort between the launches,
-that each destination is written once, and that nothing is read or written past an end. scripts/gpu_check.py tests what
-only a GPU can show.
+The tests cover strides, indices of both widths, packets, sums with every number of launches, CUB's sort between the
+launches, that each destination is written once, and that nothing is read or written past an end. scripts/gpu_check.py
+tests what only a GPU can show.
 """
 
 import pytest
@@ -18,7 +18,8 @@ __all__ = ["ops"]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
 INDICES = [torch.int32, torch.int64]
-# One entry, a thread's tile, the second and third launch, and a neighbor on either side; more than four launches.
+# Numbers of index entries: 1; a thread's tile, and the first sizes that take two and three launches, each with its
+# neighbors; 40,000 takes more than four launches.
 ENTRIES = [1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 8192, 8193, 40_000]
 
 REFUSED = ("safe_gather", "safe_index_select")
@@ -26,7 +27,8 @@ pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_e
 
 
 def indices(*shape, size, dtype=torch.int64, seed=1):
-    """Most indices in range, some just outside (-1 and `size`), and 10 % far outside: the dtype's limits and -100."""
+    """Returns indices: most in [0, size), some just outside (-1 and `size`), and 10 % far outside (the dtype's limits
+    and -100)."""
     random = torch.Generator().manual_seed(seed)
     index = torch.randint(-1, size + 1, shape, generator=random)
     info = torch.iinfo(dtype)
@@ -104,7 +106,7 @@ def test_forward(ops, name, samples, definition, kind, dtype):
         (torch.float16, 64, 0, True),
         (torch.float32, 64, 0, True),
         (torch.int8, 64, 0, True),
-        (torch.float16, 64, 1, False),  # rows begin between packets
+        (torch.float16, 64, 1, False),  # rows do not start at multiples of 16 bytes
         (torch.float16, 63, 0, False),
     ],
     ids=str,
@@ -126,14 +128,15 @@ def test_rows_move_in_packets_of_16_bytes(ops, dtype, columns, offset, packets):
 
 
 def spread(kind, entries, length):
-    """Returns an index of `entries` numbers; kind: how its duplicates lie."""
+    """Returns an index of `entries` numbers in [0, length) or out of range. kind: which numbers occur more than
+    once."""
     if kind == "random":
         return indices(entries, size=length, dtype=torch.int32).long()
     if kind == "one for all":
         return torch.full((entries,), length - 1)
     if kind == "all different":
         return torch.randperm(entries, generator=torch.Generator().manual_seed(3))
-    if kind == "padding":  # nearly all entries name one place or none
+    if kind == "padding":  # all but one entry name one destination or none
         index = torch.full((entries,), 3 % length)
         index[::3] = -100
         index[entries // 2] = length - 1
@@ -142,7 +145,7 @@ def spread(kind, entries, length):
 
 
 def summed(index, grad, length):
-    """Returns (sums, sums of magnitudes), both (length, columns) in fp64, of grad (entries, columns)."""
+    """Returns the sums, by index, of grad (entries, columns) and of its magnitudes: both (length, columns) in fp64."""
     inside = (index >= 0) & (index < length)
     total = torch.zeros(length, grad.shape[1], dtype=torch.float64)
     place = index[inside].long()
@@ -153,7 +156,8 @@ def summed(index, grad, length):
 
 
 def check_sums(what, got, index, grad, length):
-    """Sums agree within the rounding of a tree of depth log n in fp32 (fp64) and of the result; unnamed ones are 0."""
+    """Assert that sums agree within the rounding of a summation tree in fp32 (fp64 for an fp64 grad) and that of the
+    result, and that a destination that no entry names is 0."""
     truth, magnitude = summed(index, grad, length)
     wide = torch.finfo(torch.float64 if grad.dtype == torch.float64 else torch.float32).eps
     room = 64 * wide * magnitude + torch.finfo(got.dtype).eps * truth.abs()
@@ -168,18 +172,18 @@ SPREADS = ("random", "one for all", "all different", "padding", "runs")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("kind", SPREADS)
 def test_sums(ops, kind, dtype):
-    """Sums at every number of launches: safe_gather of a vector, and safe_index_select of rows of columns."""
+    """Gradients are right for every number of launches, for safe_gather of a vector and safe_index_select of rows."""
     for entries in ENTRIES:
         length = entries if kind == "all different" else max(1, entries // 7)
         index = spread(kind, entries, length)
         random = torch.Generator().manual_seed(entries)
         grad = torch.randn(entries, 1, generator=random, dtype=torch.float64).to(dtype)
-        grad[(index < 0) | (index >= length)] = torch.nan  # entries out of range, which count nowhere
+        grad[(index < 0) | (index >= length)] = torch.nan  # entries out of range: their gradient must not be used
         what = f"{kind}, {entries} entries"
         got = ops._safe_gather_backward(grad[:, 0], index, 0, [length])
         check_sums(what, got[:, None], index, grad, length)
         same(what, [ops._safe_gather_backward(grad[:, 0], index.int(), 0, [length])], [got])
-        # An index that is smaller than dx in another dim is sorted.
+        # An index that is smaller than dx in a dim other than `dim` takes the path with the sort.
         wider = ops._safe_gather_backward(grad, index[:, None], 0, [length, 2])
         check_sums(what, wider[:, :1], index, grad, length)
         assert not wider[:, 1].any()
@@ -208,7 +212,7 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
             numbers(1, dtype=dtype, seed=7).reshape(()).expand(value.shape),  # as .sum() passes it
         ):
             (want,) = torch.autograd.grad(value, leaf, grad.double(), retain_graph=True)
-            assert want.abs().max() <= 60_000 if want.numel() else True  # whole numbers: any order gives one sum
+            assert want.abs().max() <= 60_000 if want.numel() else True  # whole numbers: each sum is exact
             got = raw(grad, index, dim, x.shape)
             assert got.is_contiguous() and got.dtype == dtype
             error = (got.double() - want).abs() > want.abs() * torch.finfo(dtype).eps
@@ -217,8 +221,8 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_columns_are_summed_in_packets(ops, dtype):
-    """Columns too long for shared memory are summed in packets if grad's rows are aligned and its columns contiguous,
-    else one by one, with the same bits."""
+    """Where a column's sums exceed shared memory, grad is read in 16-byte packets along rows if these are aligned and
+    contiguous, else element by element, with the same bits."""
     for entries, shape, dim in ((3000, (18_000, 16), 0), (1100, (2, 18_000, 16), 1)):
         index = indices(entries, size=shape[dim])
         sizes = [entries if d == dim else n for d, n in enumerate(shape)]
@@ -234,7 +238,7 @@ def test_columns_are_summed_in_packets(ops, dtype):
 
 
 def test_gradients_in_another_dtype(ops):
-    """Sums are kept in fp64 if grad or the result is fp64."""
+    """Sums are added in fp64 if grad or the result is fp64."""
     index = torch.zeros(3000, dtype=torch.int64)
     grad = torch.randn(3000, generator=torch.Generator().manual_seed(0))
     for source in FLOATS:
@@ -244,13 +248,14 @@ def test_gradients_in_another_dtype(ops):
             assert got.dtype == target and got[1] == 0
             room = torch.finfo(target).eps if torch.float64 in (source, target) else max(torch.finfo(target).eps, 1e-5)
             assert (got[0].double() - want).abs() <= want.abs() * room
-    x = torch.tensor([1.0, 2.0**-40]).repeat(2000)  # fp32 sums would lose the small ones
+    x = torch.tensor([1.0, 2.0**-40]).repeat(2000)  # an fp32 sum would lose the 2^-40
     got = ops._safe_gather_backward(x, torch.zeros(4000, dtype=torch.int64), 0, [1], torch.float64)
     assert got.item() == x.double().sum().item()
 
 
 def test_a_place_named_once_gets_the_gradient_itself(ops):
-    """A place named once gets the gradient's own bits, also subnormals and infinities; a NaN stays at its own place."""
+    """A destination that one entry names gets the gradient's bits, also subnormals and infinities; a NaN reaches no
+    other destination."""
     grad = torch.tensor([0.0, 0.0, 1e-45, -1e-40, torch.inf, -torch.inf, torch.nan, 3.0]).repeat(200)
     index = torch.randperm(1600, generator=torch.Generator().manual_seed(0))
     want = torch.zeros(1600)
@@ -267,7 +272,7 @@ MAGNITUDES = [1e-45, -3e-39, 1e-30, -1e-20, 2e-10, -1.0, 3e5, -1e20, 1e30, -2e38
 
 @pytest.mark.parametrize("dtype", FLOATS[1:3], ids=str)
 def test_magnitudes_far_apart(ops, dtype):
-    """A small sum beside one 1e80 times as large stays right, and so does the sum of both, in every order."""
+    """A small sum is right though the sum beside it is 1e80 times as large, and so is a sum of both, in every order."""
     random = torch.Generator().manual_seed(0)
     grad = torch.randn(40, 40, generator=random).mul(torch.tensor(MAGNITUDES).repeat(4))
     for named in (torch.arange(40) % 10, torch.arange(40) // 4, torch.zeros(40, dtype=torch.int64)):
@@ -283,7 +288,7 @@ def test_magnitudes_far_apart(ops, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
 def test_sums_are_exact_where_a_block_has_what_it_adds_in_reach(ops, dtype):
-    """Where a block holds all its summands, the result is the fp64 sum rounded once."""
+    """Where one block adds all summands of a destination, the result is their fp64 sum rounded once."""
     grad = torch.randn(30, 500, generator=torch.Generator().manual_seed(0)).to(dtype)
     index = indices(30, 500, size=70)
     got = ops._safe_gather_backward(grad, index, 1, [30, 70])
@@ -294,7 +299,7 @@ def test_sums_are_exact_where_a_block_has_what_it_adds_in_reach(ops, dtype):
 
 
 def test_nonfinite_sums(ops):
-    """inf - inf gives NaN at its place alone; an entry out of range counts nowhere; neighbors keep their sums."""
+    """inf - inf gives NaN at its own destination alone; an entry out of range is not added anywhere."""
     inf, nan = torch.inf, torch.nan
     grad = torch.tensor([[inf, 1.0, inf, -inf, inf, -inf, nan, 2.0, 1e-30, -2.0, nan, 3.0]])
     index = torch.tensor([[0, 0, 1, 1, 2, 3, 4, 4, 5, 6, -1, 5]])
@@ -303,26 +308,27 @@ def test_nonfinite_sums(ops):
         want = torch.tensor([[inf, nan, inf, -inf, nan, 3.0, -2.0, 0.0]], dtype=dtype)
         assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)) and torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.isinf(), want.isinf())
-    tall = torch.full((1, 3), torch.finfo(torch.float32).max)  # only the sum overflows
+    tall = torch.full((1, 3), torch.finfo(torch.float32).max)  # finite summands, whose sum overflows
     got = ops._safe_gather_backward(tall * torch.tensor([1.0, 1.0, -1.0]), torch.tensor([[0, 0, 1]]), 1, [1, 2])
     assert got.tolist() == [[inf, -tall[0, 0].item()]]
 
 
-LINES = [  # (shape of dx, dim, entries): what one block takes
+LINES = [  # (shape of dx, dim, entries of the index)  # what one block sums
     ((520, 5), 1, 5),  # several lines
     ((515, 2, 2), 1, 3),  # several slabs
     ((3, 1000), 1, 1000),  # a line
-    ((2, 3000), 1, 7000),  # one by one, from the cache
-    ((1, 20_000), 1, 900),  # segments
-    ((40, 100), 0, 30),  # columns
-    ((2, 700, 50), 1, 60),  # strips of columns; the last strip is shorter
-    ((2, 3000, 20), 1, 40),  # segments of strips
+    ((2, 3000), 1, 7000),  # a line, reading its entries again from the cache
+    ((1, 20_000), 1, 900),  # a segment of a line
+    ((40, 100), 0, 30),  # several columns
+    ((2, 700, 50), 1, 60),  # a strip of columns; the last strip is narrower
+    ((2, 3000, 20), 1, 40),  # a segment of a strip
 ]
 
 
 @pytest.mark.parametrize("number", range(len(LINES)))
 def test_lines_are_summed_in_one_launch(ops, number):
-    """One launch, without a memset or a sort, and with the same bits in any layout and for any order of the threads."""
+    """Short lines take one launch, without a memset or a sort, and give the same bits in any layout and for any order
+    of the threads."""
     (shape, dim, entries), dtype = LINES[number], FLOATS[number % 3]
     sizes = [entries if d == dim else n for d, n in enumerate(shape)]
     grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -340,7 +346,7 @@ def test_lines_are_summed_in_one_launch(ops, number):
 
 
 def test_an_index_alone_in_its_line_is_not_added(ops):
-    """One memset writes the zeros and one launch the named places: no sum is needed."""
+    """An index that is alone in its line takes one memset for the zeros and one launch for the named elements."""
     grad, index = torch.randn(300, 1), indices(300, 1, size=17)
     got = ops._safe_gather_backward(grad, index, 1, [300, 17])
     assert (len(ops.launches), ops.memory_operations) == (1, 1)

@@ -1,5 +1,5 @@
-"""The CUDA kernels of ms_ssim, executed on CPU tensors, against the definition in fp64: the images of half the size,
-the sums of each scale, and the gradients added up over the scales.
+"""The CUDA kernels of ms_ssim, executed on CPU tensors, agree with the definition in fp64, in the images of half
+the size, the sums of each scale, and the gradients added up over the scales.
 """
 
 import pytest
@@ -82,7 +82,7 @@ def test_what_is_masked_out_does_not_exist(ops, garbage):
     shape = 1, 1, 30, 51
     x, y = images(*shape)
     mask = kept(*shape)
-    mask[..., :5] = False  # half-size pixels without a kept pixel
+    mask[..., :5] = False  # some half-size pixels then average no kept pixel
     clean = check(ops, x, y, mask, 2, window(3, True))
     dirty = [torch.where(mask, t, garbage) for t in (x, y)]
     sums, *coarse = ops._ms_ssim(*dirty, mask, 2, *window(3, True))

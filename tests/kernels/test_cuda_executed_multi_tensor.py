@@ -1,7 +1,8 @@
-"""The CUDA kernels of ops over lists of tensors, executed on CPU tensors, against their definitions.
+"""The CUDA kernels of ops over lists of tensors, executed on CPU tensors, agree with their definitions.
 
-They test the parts of tensors that each warp takes, heads and tails, places in every layout, sums of all warps, and
-that nothing is read or written past an end. scripts/gpu_check.py tests what only a GPU can show.
+The tests cover the part of a tensor that each warp takes, heads and tails, the reported places of nonfinite elements in
+every layout, sums over all warps, and that nothing is read or written past an end. scripts/gpu_check.py tests what only
+a GPU can show.
 """
 
 import pytest
@@ -37,7 +38,8 @@ def test_health(ops, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_health_of_every_half(ops, dtype):
-    """All halves in order and shuffled, with nonfinite numbers among them, and without."""
+    """health counts right over all fp16 and bf16 numbers, in order and shuffled, with and without the nonfinite
+    ones."""
     torch.manual_seed(0)
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     sets = [x, x[torch.randperm(len(x))]]
@@ -57,7 +59,8 @@ def test_health_of_mixed_dtypes_and_twice(ops):
 
 @each_dtype
 def test_the_first_place_is_in_row_major_order(ops, dtype):
-    """The first place counts in row-major order, for any order in memory, though later places may be read first."""
+    """The first nonfinite element is the first in row-major order, also where memory has another order and later
+    elements are read first."""
     zeros = lambda *shape: torch.zeros(shape, dtype=dtype)  # noqa: E731
     for x in (zeros(60, 70).t(), zeros(9000, 1), zeros(99, 2, 50)[:, 1]):
         n, columns = x.numel(), x.shape[1]
@@ -102,7 +105,7 @@ def test_norm(ops, dtype):
 
 @pytest.mark.parametrize("driver, kernels", [(12000, 12), (13000, 2)], ids=["a driver of before 12.1", "a recent one"])
 def test_launches_are_as_large_as_the_driver_takes(ops, request, driver, kernels):
-    """1,100 tensors need several launches; each tensor gets its own results."""
+    """1,100 tensors do not fit one launch's table: several launches give each tensor its own results."""
     inputs = [torch.full((1 + i % 3,), float(i)) for i in range(1100)]
     request.addfinalizer(lambda: ops.runtime.executed_driver(13000))
     ops.runtime.executed_driver(driver)

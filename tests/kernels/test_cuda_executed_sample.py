@@ -29,7 +29,7 @@ def test_selection(ops):
 def test_lists(ops):
     inputs = [torch.randn(5000), torch.randn(3, 7).double(), torch.randn(300, 2)[:, 0]]
     want = torch.cat([x.double().flatten() for x in inputs]).norm()
-    for _ in range(2):  # the first call leaves its counter as it was
+    for _ in range(2):  # the second finds the counter of the first call reset
         torch.testing.assert_close(ops._grad_norm(inputs, 2), want, rtol=1e-13, atol=0)
 
 
@@ -41,7 +41,8 @@ def test_images(ops):
 
 
 def test_what_is_no_operand_is_not_touched(ops, monkeypatch):
-    """A kernel that touches memory outside its operands is a fault: here the executor knows only half of a tensor."""
+    """The executor reports a kernel that touches memory outside its operands. To show it, the executor is told of only
+    half of a tensor."""
     x, mask = torch.randn(4096), torch.rand(4096) < 0.4
     known = ops.memory
 

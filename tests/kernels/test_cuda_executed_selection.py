@@ -1,7 +1,8 @@
-"""The CUDA kernels of the selection ops, executed on CPU tensors, against their definitions bit for bit.
+"""The CUDA kernels of the selection ops, executed on CPU tensors, agree with their definitions bit for bit.
 
-They test ranks over tiles whose warps run in any order, strides, capacities below and above the count, and that nothing
-is read or written past an end. scripts/gpu_check.py tests what only a GPU can show.
+The tests cover ranks (how many kept elements come before an element) over tiles whose warps run in any order, strides,
+capacities below and above the count, and that nothing is read or written past an end. scripts/gpu_check.py tests what
+only a GPU can show.
 """
 
 import re
@@ -39,7 +40,7 @@ def kept(*shape, share=0.6, seed=1):
 
 
 def samples(dtype):
-    """Yields (name, input, mask of the input's first dims) in many layouts."""
+    """Yields (name, input, mask) in many layouts. The mask covers the input's first dims."""
     x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
     yield "one", x(1), kept(1)
     yield "none", x(0, 3), kept(0, 3)
@@ -171,12 +172,12 @@ def test_masks_and_elements_are_read_once_by_16_bytes(ops):
             wide.append(ops.wide)
         assert wide[0] - wide[1] == -(-len(mask) // 16)
         assert wide[0] - wide[2] == len(x) * 4 // 16
-        assert 0 <= wide[3] - wide[0] <= 2 * 6  # one more packet per tile
+        assert 0 <= wide[3] - wide[0] <= 2 * 6  # a shifted operand takes at most one more packet per tile
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.float32, torch.complex128], ids=str)
 def test_rows_move_in_packets_of_16_bytes(ops, dtype):
-    mask = kept(100)  # read as seven packets
+    mask = kept(100)  # 100 bytes: read as seven packets of 16
     for offset, packets in ((0, True), (1, dtype == torch.complex128)):
         x = numbers(100, 64 + offset, dtype=dtype)[:, offset:]
         size = 64 * x.element_size() // 16
@@ -190,7 +191,8 @@ def test_rows_move_in_packets_of_16_bytes(ops, dtype):
 @pytest.mark.parametrize("n", [8, 40_000])  # one tile, and three
 @pytest.mark.parametrize("name", ["masked_compact", "masked_select", "masked_scatter"])
 def test_launches_are_as_many_as_the_record_says(ops, name, n):
-    """Calls of tests/gpu/test_kernels_are_the_route.py take the record's (kernels, memory operations) per direction."""
+    """A call takes as many kernels and memory operations, forward and backward, as
+    tests/gpu/test_kernels_are_the_route.py records for it."""
     x, mask = numbers(n, dtype=torch.bfloat16), kept(n)
     source = numbers(n // 2, dtype=torch.bfloat16, seed=2)
     calls = {
@@ -218,7 +220,7 @@ FAR = 2**41 + 12345  # a count of more than 32 bits
 
 
 def look_back(ops, status, tile, own, late, word, seed):
-    """Run tests/kernels/executed/look_back.cu for one tile; returns the count of elements kept before it."""
+    """Run tests/kernels/executed/look_back.cu for one tile. Returns how many elements are kept before the tile."""
     before, program = torch.zeros(1, dtype=torch.int64), ops.program("look_back")
     operands = machine.Operands([("status", status), ("before", before)])
     params = program.pack([status.data_ptr(), tile, own, late, word, before.data_ptr()])
@@ -226,10 +228,10 @@ def look_back(ops, status, tile, own, late, word, seed):
     return before.item()
 
 
-@pytest.mark.parametrize("distance", [1, 2, 31, 32, 33, 255, 256, 257, 512, 513, 600])  # 256 are read at once
+@pytest.mark.parametrize("distance", [1, 2, 31, 32, 33, 255, 256, 257, 512, 513, 600])  # a block reads 256 at once
 def test_look_back(ops, distance):
-    """Only the tile `distance` back has published the count up to its end; the tiles between have published their own
-    counts. Earlier tiles have published nothing, and are not needed. One word of the needed ones comes late."""
+    """A tile finds the count before it if only the tile `distance` back has published the count up to its end, and the
+    tiles between have published their own counts. Earlier tiles publish nothing. One of the needed words comes late."""
     count, random = 2048, torch.Generator().manual_seed(distance)
     for tile in (distance, 620):
         end = tile - distance
@@ -238,7 +240,7 @@ def test_look_back(ops, distance):
         words = [0] * end + [FAR << 2 | UP_TO_TILE] + [c << 2 | OF_TILE for c in counts[end + 1 :]] + [0]
         before = FAR + sum(counts[end + 1 :])
         for late in sorted({-1, end, tile - 1, (end + tile) // 2}):
-            for seed in range(1, 4):  # seeds of the order of the two warps
+            for seed in range(1, 4):  # each seed runs the two warps in another order
                 status = torch.tensor(words)
                 word = words[late] if late >= 0 else 0
                 if late >= 0:
@@ -266,14 +268,14 @@ def test_unusable_operands_are_refused(ops):
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
-    stray = torch.tensor([0, 9, 2**61, -1])  # rows outside of the range are not written
+    stray = torch.tensor([0, 9, 2**61, -1])  # gradients of rows out of range are dropped
     assert torch.equal(ops._masked_compact_backward(x, stray, [9, 3]).sum(1), torch.tensor([3.0] + [0.0] * 8))
-    for stray in ([-1, 9, 2**62, 0], [7, 1, 8, 3]):  # nor is anything out of bounds, if the index does not ascend
+    for stray in ([-1, 9, 2**62, 0], [7, 1, 8, 3]):  # an index that does not ascend writes nothing beyond
         ops._masked_compact_backward(x, torch.tensor(stray), [9, 3])
 
 
 def test_every_kernel_is_tested():
-    """Every kernel has tests here or in test_cuda_executed_indexed.py."""
+    """Every kernel of the selection ops has tests here or in test_cuda_executed_indexed.py."""
     defined = {name for path in SOURCES for name in re.findall(r'm\.impl\("(\w+)"', path.read_text())}
     moves = {"_masked_compact", "_masked_scatter", "_masked_select", "_safe_gather", "_safe_index_select"}
     assert defined == moves | {f"{name}_backward" for name in moves - {"_masked_select"}}

@@ -1,6 +1,6 @@
-"""The CUDA kernels of total_variation, executed on CPU tensors, against the definition in fp64.
+"""The CUDA kernels of total_variation, executed on CPU tensors, agree with the definition in fp64.
 
-They test packets and rows and their ends, layouts, masks, sums of many blocks, and both directions.
+The tests cover packets, rows and their ends, layouts, masks, sums of many blocks, and both directions.
 scripts/gpu_check.py tests what only a GPU can show.
 """
 
@@ -37,7 +37,7 @@ NONE, MEAN, SUM = range(3)
 
 
 def check(ops, x, mask=None, garbage=True):
-    """Each reduction agrees with the definition; its sums are added in fp64 and rounded once."""
+    """Assert that each reduction agrees with the definition. The kernels add in fp64 and round once."""
     if mask is not None and garbage:
         x.masked_fill_(~mask, NAN)
     wide = x.dtype == torch.float64
@@ -48,7 +48,7 @@ def check(ops, x, mask=None, garbage=True):
         assert got.dtype == (torch.float64 if wide else torch.float32)
         assert torch.equal(share, of_image) or x.numel() == 0 and share.shape == of_image.shape
         near(got, want, 1e-12 if wide else 1e-6)
-        grad = (0.75 - torch.arange(1.0 * want.numel())).reshape(want.shape)  # their sums are exact
+        grad = (0.75 - torch.arange(1.0 * want.numel())).reshape(want.shape)  # multiples of 1/4, so that sums are exact
         dx = ops._total_variation_backward(grad.to(got.dtype), share, x, mask)
         (slope,) = torch.autograd.grad(want, leaf, grad.double())
         assert dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
@@ -66,7 +66,8 @@ def near(got, want, rounding):
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "mask"])
 @pytest.mark.parametrize("shape", [(2, 3, 9, 16), (2, 2, 5, 13), (1, 2, 3, 5, 8), (2, 1, 4, 2, 7)], ids=str)
 def test_images_and_volumes(ops, shape, dtype, masked):
-    """Rows of whole packets and others; 5 or 9 rows are more than one thread takes."""
+    """Results are right for rows of whole packets and rows that end within one, and for more rows than a thread
+    takes."""
     check(ops, image(*shape, dtype=dtype), kept(*shape) if masked else None)
 
 
@@ -125,13 +126,13 @@ def test_a_kept_nan_shows_and_inf(ops):
         for width in (8, 9):
             x = image(2, 1, 6, width)
             x[0, 0, 3, 4] = value
-            x[1, 0, 0, 7] = x[1, 0, 1, 7] = INF  # inf - inf
+            x[1, 0, 0, 7] = x[1, 0, 1, 7] = INF  # their difference is inf - inf
             check(ops, x)
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 9, 33, 300])
 def test_blocks_are_added_up_the_same_whatever_their_order(ops, images):
-    """The sums of one image or of many have the same bits in each run, whatever the order of the blocks."""
+    """The sums have the same bits in each run, whatever the order of the blocks, for one image and for many."""
     size = (200, 80) if images < 4 else (20, 61) if images < 100 else (3, 61)
     x = image(images, 1, *size, dtype=torch.float64)
     for mask in (None, kept(*x.shape)):
@@ -158,7 +159,8 @@ def test_one_launch(ops):
 
 
 def test_units_beyond_a_blocks_threads(ops, tmp_path):
-    """A block takes several units if an image has more blocks than kMostBlocks, with the same gradients."""
+    """If an image has more units of work than kMostBlocks blocks have threads, a block takes several units, with the
+    same gradients."""
     header = (FOLDER / "neighbours.cuh").read_text()
     assert "kMostBlocks = 2048" in header
     (tmp_path / "neighbours.cuh").write_text(header.replace("kMostBlocks = 2048", "kMostBlocks = 3"))

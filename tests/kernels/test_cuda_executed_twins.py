@@ -1,5 +1,5 @@
-"""The elementwise CUDA functions, executed, agree with the CPU's on every pair of edge values and every upstream
-gradient that may occur: what one device hides, the other must not show."""
+"""The elementwise CUDA functions, executed on CPU tensors, agree with the CPU kernels for every pair of edge values and
+for edge values of the upstream gradient: neither device gives a NaN or inf that the other device does not give."""
 
 import math
 
@@ -15,7 +15,7 @@ UPSTREAM = [1.0, -3.0, 0.0, -0.0, math.nan, math.inf, -math.inf]
 
 
 def edges(dtype):
-    """0, powers and their neighbors, even, odd and fractional numbers, the limits of the dtype, inf and NaN."""
+    """Returns 0, 1 and its neighbors, even, odd and fractional numbers, the dtype's limits, inf and NaN."""
     info = torch.finfo(dtype)
     sizes = [0.0, info.tiny * info.eps, info.tiny, 1e-3, 0.5, 1 - info.eps, 1.0, 1 + info.eps, 1.5, 2.0, 2.5, 3.0, 60.0]
     sizes += [255.0, 1e4, info.max / 2, info.max, math.inf]
@@ -23,12 +23,14 @@ def edges(dtype):
 
 
 def alike(got, twin, grad, operands, label):
-    """Assert NaN and infinities in the same places, and numbers within the rounding of two math libraries.
+    """Assert that both have NaN and infinities in the same places, and numbers within the rounding of two math
+    libraries.
 
-    0 times inf is NaN; where the 0 is a slope too small for the dtype, it may be inf: GradScaler sees both. If an
-    operand is infinite and the upstream gradient 0, it is unspecified whether the product shows."""
+    Two differences are allowed. (1) Where the upstream gradient is inf and the slope is too small for the dtype, one
+    device may give inf and the other 0 inf = NaN: GradScaler sees both. (2) Where an operand is infinite and the
+    upstream gradient is 0, either device may give 0 or the NaN of the product."""
     info, wide = torch.finfo(got.dtype), got.dtype in (torch.float32, torch.float64)
-    least = info.tiny if wide else 4 * info.tiny * info.eps  # fp32 rounds the slope first
+    least = info.tiny if wide else 4 * info.tiny * info.eps  # in fp32 the slope is rounded before it is multiplied
     near = (got.double() - twin.double()).abs() <= 4 * info.eps * twin.double().abs() + least
     same = (near & twin.isfinite()) | (got == twin) | (got.isnan() & twin.isnan())
     if grad is not None:

@@ -1,6 +1,6 @@
-"""The CUDA kernels of the SSIM of volumes, executed on CPU tensors, against the definition in fp64.
+"""The CUDA kernels of the SSIM of volumes, executed on CPU tensors, agree with the definition in fp64.
 
-They test tiles, chunks of slices and their borders, sums and maps, masks, levels, layouts and both gradients.
+The tests cover tiles, chunks of slices and their borders, sums and maps, masks, levels, layouts and both gradients.
 scripts/gpu_check.py tests what only a GPU can show.
 """
 
@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.slow, needs_compilers, pytest.mark.xdist_group("cuda_e
 @each_padding
 @pytest.mark.parametrize("size, sides", [(11, (12, 11, 33)), (3, (35, 9, 34)), (5, (5, 17, 7))], ids=str)
 def test_tiles_and_chunks(ops, sides, size, same, by_window):
-    """A border of tiles crosses the volume in each dim, for a window size known to the compiler and for others."""
+    """Results are right where a border between tiles crosses the volume in each dim, for the window size that the
+    kernel has as a constant and for others."""
     x, y = images(1, 1, *sides)
     for mask in (None, kept(1, 1, *sides)):
         check(ops, x, y, mask, options(size, same, by_window))
@@ -48,7 +49,8 @@ def test_windows_of_any_size_in_fp64(ops, size, same):
 
 
 def test_planes(ops):
-    """Each plane has its own level, mask and sums. 2,000 rows are more than one block adds up for the level."""
+    """Each volume has its own level (the mean that is subtracted first), mask and sums. 2,000 rows are more than one
+    block adds up for the level."""
     x, y = images(2, 2, 6, 7, 8)
     x, y = (t + 100.0 * torch.arange(4.0).reshape(2, 2, 1, 1, 1) for t in (x, y))
     check(ops, x, y, kept(2, 2, 6, 7, 8), options(5), tolerance=1e-3)
@@ -70,7 +72,7 @@ def test_an_offset_leaves_the_digits(ops, offset, scale, same):
 def test_what_is_masked_out_does_not_exist(ops, same, garbage):
     x, y = images(1, 1, 8, 9, 40)
     mask = kept(1, 1, 8, 9, 40)
-    mask[..., :2, :] = mask[..., 26:] = mask[:, :, 5:] = False  # windows without a pixel
+    mask[..., :2, :] = mask[..., 26:] = mask[:, :, 5:] = False  # some windows have no kept pixel
     chosen = options(3, same, True)
     clean = check(ops, x, y, mask, chosen)
     for t in (x, y):
@@ -90,7 +92,7 @@ def test_a_kept_nan_shows_where_it_is_seen_and_nowhere_else(ops, size, same):
     want, reached = torch.zeros(got.shape, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)
     want[(0, 0, *(slice(max(at - shift - half, 0), at - shift + half + 1) for at in place))] = True
     assert torch.equal(got.isnan(), want)
-    # A window outside of the map has no slope.
+    # A window that would be outside of the map does not exist, so it passes no NaN on.
     back = torch.nn.functional.max_pool3d(torch.nn.functional.pad(want.float(), (shift,) * 6), size, 1, half)
     reached = back.bool()
     for gradient in backward(ops, torch.ones_like(got), x, y, None, options(size, same, True), True, True):
@@ -100,7 +102,7 @@ def test_a_kept_nan_shows_where_it_is_seen_and_nowhere_else(ops, size, same):
 def test_a_kept_nan_that_no_counted_window_sees_has_gradient_0(ops):
     x, y = images(1, 1, 5, 8, 8)
     mask = torch.ones(1, 1, 5, 8, 8, dtype=torch.bool)
-    mask[..., 2, 2, 2] = False  # the center of the only window that sees the corner
+    mask[..., 2, 2, 2] = False  # center of the only window that contains pixel (0, 0, 0)
     x[..., 0, 0, 0] = NAN
     sums, (dx, dy) = check(ops, x, y, mask, options(5))
     assert sums.isfinite().all() and dx.isfinite().all() and dx[..., 0, 0, 0] == 0 == dy[..., 0, 0, 0]

@@ -1,5 +1,5 @@
-"""scripts/gpu_kernels.py: a run on the GPU finds the kernels that it compiled beforehand in Triton's cache, in another
-folder, and even if they were compiled without torch.
+"""scripts/gpu_kernels.py compiles kernels without a GPU. A run on the GPU finds them in Triton's cache, also if this
+lies in another folder, and even if they were compiled without torch.
 """
 
 import importlib.util
@@ -27,7 +27,8 @@ spec.loader.exec_module(gpu_kernels)
 
 
 def step():
-    """A training step whose kernels have a functor and parameters, splits, and come from two families."""
+    """Run a training step. Among its kernels are one with a functor and parameters, and one that splits its work among
+    blocks."""
     x, y, mask = torch.ones(64, 128, requires_grad=True), torch.ones(64, 128), torch.ones(64, 128) > 0
     safeops.huber_loss(x, y, delta=0.5, mask=mask).backward()
     safeops.masked_var(x, mask, dim=1).sum().backward()
@@ -56,7 +57,7 @@ def test_what_comes_out_of_json_has_the_key_of_what_went_in(monkeypatch):
 
 @pytest.fixture
 def python(tmp_path, monkeypatch):
-    """Path of an interpreter that has Triton alone: no torch, no safeops, and no finder of an editable install."""
+    """Path of a Python that can import Triton, but neither torch nor safeops (not as an editable install either)."""
     (tmp_path / "site").mkdir()
     for result in Path(importlib.util.find_spec("triton").origin).parents[1].glob("triton*"):
         (tmp_path / "site" / result.name).symlink_to(result)
@@ -82,7 +83,8 @@ def test_who_compiles_needs_no_torch(python, tmp_path):
 
 @needs_extension
 def test_the_key_needs_no_torch_and_no_order(python, tmp_path):
-    """The keys are the same without torch and in any order (Triton's own keys depend on what it compiled before)."""
+    """The cache keys are equal without torch and in any order of compiling. Triton's own keys depend on what the
+    process compiled before."""
     code = (
         "import importlib.util as u, json, sys\n"
         f"spec = u.spec_from_file_location('g', {str(SCRIPT)!r}); g = u.module_from_spec(spec)\n"
@@ -136,7 +138,7 @@ def test_a_run_finds_them(tmp_path):
 
 
 def run_with(file):
-    """Run the step on the stand-in for a GPU, where compiling a kernel is an error."""
+    """Run `step` on the stand-in for a GPU, where it is an error to compile a kernel."""
     with tempfile.TemporaryDirectory() as folder:
         kept = standin.install(Path(folder))
         brought = gpu_kernels.unpack(file, gpu_kernels.cache_folder())

@@ -1,5 +1,5 @@
-"""The GPU model: it reads machine code correctly, and no kernel's predicted share of the copy bandwidth falls below the
-one in docs/gpu-model.md."""
+"""The GPU model reads machine code correctly, and no kernel's predicted share of the copy bandwidth falls below its
+share in docs/gpu-model.md."""
 
 import re
 
@@ -17,13 +17,14 @@ from tests.kernels.test_cuda_build import needs_library
 
 modelled = pytest.importorskip("tests.kernels.modelled")
 H200 = gpu_model.GPUS["H200"]
-# Their time depends on the indices (colliding atomics, a sort), which the machine code does not show.
+# Raw ops without a prediction: their time depends on the indices (colliding atomics, a sort).
 ADDED_UP = "_safe_gather_backward", "_safe_index_select_backward"
-SLACK = 0.02  # for the table's rounding, and for another version of the assembler
+SLACK = 0.02  # a share may fall by this: the table is rounded, and assemblers differ
 
 
 def test_the_path_is_that_of_a_whole_tile():
-    """The path leaves out the tile's edge and loops beside the tiles, and it takes an early exit."""
+    """The path through the machine code is that of a whole tile: it leaves out the code for a tile's edge, and exits as
+    soon as it can."""
     rows = (
         (0x00, "@P0 EXIT", ""), (0x10, "LDG.E.128", "R0"), (0x20, "@P1 BRA", "0x60"),
         (0x30, "IMAD", "R1"), (0x40, "IMAD", "R1"), (0x50, "BRA", "0x70"), (0x60, "FADD", "R1"),
@@ -37,7 +38,8 @@ def test_the_path_is_that_of_a_whole_tile():
 
 
 def test_passes_are_those_that_are_told():
-    """The number of passes is given for a loop inside a tile; an instruction may name the path to take."""
+    """A loop inside a tile counts as many times as `passes` says, and the path leaves out the instructions in
+    `avoid`."""
     rows = (
         (0x00, "@P0 BRA", "0x30"), (0x10, "SHF.R.U64", "R1"), (0x20, "LDG.E.128", "R0"),
         (0x30, "LDG.E.128", "R0"), (0x40, "FADD", "R1"), (0x50, "@P1 BRA", "0x30"), (0x60, "EXIT", ""),
@@ -114,7 +116,8 @@ def test_no_share_of_a_cuda_kernel_falls(launches):
 
 @pytest.mark.slow
 def test_a_slower_plan_is_noticed(monkeypatch, triton_cache):
-    """A plan whose partials are gathered a few at a time falls below the recorded share."""
+    """A plan that adds up its partial results in smaller groups falls below the recorded share, and so fails the
+    test."""
     monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(partials=32))
     name = "mse_loss", "forward", "flat", "bf16"
     _, _, result = modelled.predictions(H200, {name: modelled.cases(1 << 26)[name]})[name]

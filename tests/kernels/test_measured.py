@@ -1,4 +1,5 @@
-"""The measured column of docs/gpu-model.md equals the results, and each large difference has its reason."""
+"""The measured column of docs/gpu-model.md equals the benchmarks' results, and the document gives a reason for each
+large difference from the prediction."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""How plans divide rows among threads and tiles, which no result shows."""
+"""Tests how plans (kernel, constants and launch options) divide rows among threads and tiles, which results do not
+show."""
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ def test_few_rows_are_split_among_blocks():
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_a_row_across_memory_is_one_threads(dtype):
-    """A thread has at least two neighboring rows, and neighboring lanes have neighbors in memory."""
+    """Where rows lie across memory, a row belongs to one thread. A thread has at least two neighboring rows, and
+    neighboring lanes have neighbors in memory."""
     x = meta((64, 16, 256, 256), dtype)
     for plan in (rows.forward(rows.SOFTMAX, x, dim=1), rows.cosines(x, x, dim=1), classes.forward(x)):
         tile, vec = plan.constants, plan.constants["VEC"]
@@ -67,7 +69,8 @@ CUT = "WHOLE WIDE PIECES PEEL AXIS BM BN BS LM LN VEC C pieces per_piece tiles".
 @pytest.mark.parametrize("columns", [5, 128, 1001, 4096, 20000, 32768, 50257, 128256, 1 << 22])
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 def test_how_a_row_is_summed_depends_on_its_length_alone(dtype, columns):
-    """One row and any number of rows have the same tiles, threads, accesses and pieces, and so the same bits."""
+    """The number of rows changes neither tiles, threads, accesses nor the parts that a row is read in, so a row's
+    result has the same bits alone and among others."""
 
     def cut(make, M):
         plan = make(meta((M, columns), dtype))
@@ -96,7 +99,7 @@ def how_summed(plan, *operands):
 @pytest.mark.parametrize("columns", [128, 1000, 1004, 4096, 20_000, 50_257])
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 def test_where_a_mask_lies_decides_how_it_is_read_alone(dtype, columns):
-    """A mask's row may begin at no multiple of 16 bytes, or be any view, where the elements' rows are aligned."""
+    """The mask's address and strides change only how the mask is read, not how the row is summed."""
     for make in (rows.forward, rows.backward):
         x, shape = meta((1, columns), dtype), (3, columns + 1)
         masks = torch.empty(shape, dtype=torch.bool), torch.empty(*shape, 2, dtype=torch.bool)[..., 0]
@@ -108,7 +111,8 @@ def test_where_a_mask_lies_decides_how_it_is_read_alone(dtype, columns):
 @pytest.mark.parametrize("columns", [1000, 4096, 9001, 20_000, 50_257])
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_the_weights_of_classes_do_not_decide_how_a_row_is_summed(dtype, columns):
-    """Class weights change nothing by their dtype, unless it is fp64, or by their address, for one row or many."""
+    """The dtype of class weights (unless it is fp64), their address and their stride do not change how a row is
+    summed."""
     for probabilities in (False, True):
         cuts = set()
         for of_weights in (BF16, F32):
@@ -126,7 +130,8 @@ def test_the_weights_of_classes_do_not_decide_how_a_row_is_summed(dtype, columns
 
 
 def test_words_of_a_row_are_counted_in_as_many_bits_as_they_need():
-    """Rows at any address are read in 32-bit words, of which an fp64 element has two (unaligned.py)."""
+    """Unaligned rows are read in 32-bit words (unaligned.py). A row of 2^30 + 1 elements needs 64-bit counts of words
+    in fp64, whose elements are two words."""
     for dtype, wide in ((BF16, False), (F32, False), (F64, True)):
         for make in (rows.forward, rows.backward):
             plan = make(rows.SOFTMAX, meta((1, (1 << 30) + 1), dtype))
@@ -159,12 +164,13 @@ COUNTING = REDUCED | {
 
 @pytest.mark.parametrize("name", COUNTING)
 def test_no_launch_counts_in_more_counters_than_there_are(name):
-    """(interpreted/test_workspaces.py: a launch uses no more counters than its plan says.)"""
+    """No plan needs more counters than the buffer has. (interpreted/test_workspaces.py: no launch uses more than its
+    plan says.)"""
     for M in (1, 255, 256, 257, 510, 511, 512, 767, 1018, 1019, 1020, 1021, 1022, 1023, 1024, 1100, 70_000):
         for columns in (1000, 24_576, 32_000, 50_257, 1 << 20):
             plan = COUNTING[name](meta((M, columns), BF16))
             assert plan.counters <= COUNTERS, (M, columns)
-            if name in REDUCED and plan.values["splits"] == 1:  # counters of the bundles, and of each bundle's blocks
+            if name in REDUCED and plan.values["splits"] == 1:  # 1 counts the bundles; each bundle counts its blocks
                 assert plan.counters == 1 + -(-plan.values["groups"] // max(256, -(-plan.values["groups"] // 512)))
 
 
@@ -206,8 +212,8 @@ CHOICES = {  # for the plans that set their own register limit
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
-    """The driver refuses a launch that asks for more registers than a multiprocessor has. (test_triton_build.py tests
-    each compiled plan.)"""
+    """No plan asks for more registers per block than a multiprocessor has (65536): the driver would refuse the launch.
+    (test_triton_build.py tests each compiled plan.)"""
     for columns in (1, 16, 100, 513, 1001, 1024, 2048, 2049, 3000, 4096, 8192, 9001, 16384, 20_000, 32_768, 50_257):
         for x, dim in ((meta((3, columns), dtype), 1), (meta((3, columns, 256), dtype), 1)):
             plan = CHOICES[name](x, dim)
@@ -217,7 +223,8 @@ def test_a_block_has_the_registers_that_it_asks_for(name, dtype):
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 @pytest.mark.parametrize("name", CHOICES)
 def test_how_a_row_across_memory_is_summed(name, dtype):
-    """From 512 neighbors on, in multiples of 16 bytes, a row's length alone decides (docs/limits.md)."""
+    """Rows across memory are summed in an order that their length alone decides, if at least 512 rows lie side by side,
+    in a multiple of 16 bytes (docs/limits.md)."""
     for channels in (3, 16, 21, 100, 1000, 5000):
         shapes = ((batch, channels, N) for batch in (1, 3) for N in (512, 520, 1024, 12_544, 1 << 20))
         assert len({how_summed(CHOICES[name](meta(shape, dtype), 1)) for shape in shapes}) == 1, channels
@@ -225,7 +232,7 @@ def test_how_a_row_across_memory_is_summed(name, dtype):
 
 @pytest.mark.parametrize("dtype", [BF16, F32, F64])
 def test_a_plan_depends_on_no_more_of_an_address_than_its_key_has(dtype):
-    """The key of a launch contains addresses modulo 16, so a plan may depend on no more."""
+    """A plan depends on addresses only modulo 16: the key that finds a launch again contains no more of them."""
     storage, step = torch.empty(4096, dtype=dtype), 16 // dtype.itemsize
     dense = [classes.boxes(storage[i * step :][:1200].view(300, 4)).constants["DENSE"] for i in range(8)]
     assert dense == [True] * 8

@@ -1,12 +1,12 @@
-"""Every Triton kernel compiles for each architecture without a GPU: no spills, and 16-byte accesses where claimed.
+"""Every Triton kernel compiles for each architecture without a GPU, without spills, with 16-byte accesses where its
+plan's name says "aligned".
 
 The tests compile the launchers' own plans, for meta tensors. `python tests/kernels/test_triton_build.py` prints the
 table of registers, stack and accesses.
 
-This file covers all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows,
-columns, a mask shared by channels, weights, mixed dtypes, 64-bit indices; the general variant in two dtypes for each
-skeleton. plans_*.py cover statistics, rows, classification and regions. `compiled_for` selects what each architecture
-compiles.
+This file plans the elementwise losses and sums. Aligned: all four dtypes (flat and odd-sized), every loss forward and
+backward, rows, columns, a mask shared by channels, weights, mixed dtypes, 64-bit indices. General: two dtypes.
+plans_*.py have the other kernels. `compiled_for` selects what each architecture compiles.
 """
 
 import importlib
@@ -53,14 +53,14 @@ TARGETS = {f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100, 1
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 
-# The losses' modules without mse_loss, on which every variant is compiled. Each has `value` and `slope` or `slopes`, or
-# FORMULAS for each choice of its flags.
+# The modules of all pointwise losses but mse_loss, which has plans of its own for every variant. A module has `value`
+# and `slope` (or `slopes`), or a dict FORMULAS with such a pair for each choice of the loss's flags.
 LOSSES = [importlib.import_module(f"safeops.kernels.losses.{op.kernel}") for each in registry.values()
           for op in (each, *each.parts) if isinstance(op, PointwiseLoss) and op.name != "mse_loss"]  # fmt: skip
 
 
 def formulas(module):
-    """Returns {name: (value, derivative)} of a loss's module."""
+    """Returns {name: (functor of the value, functor of the derivative)} of a loss's module."""
     name = "loss " + module.__name__.rpartition(".")[2]
     plain = {(): (getattr(module, "value", None), getattr(module, "slopes", None) or getattr(module, "slope", None))}
     return {" ".join((name, *map(str, flags))): pair for flags, pair in getattr(module, "FORMULAS", plain).items()}
@@ -94,7 +94,7 @@ def psnrs_backward(x, mask=None):
 
 
 def parameters(functor):
-    """Returns how many parameters a loss has besides its operands."""
+    """Returns how many scalar parameters a functor has besides its operands."""
     return 0 if functor is None else len(functor.arg_names) - 2 - ("z" in functor.arg_names)
 
 
@@ -104,7 +104,7 @@ def slopes(x, y, a, b, c):
 
 
 def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
-    """The plan of an elementwise launch. If y is None, x only sizes the output."""
+    """Returns the plan of an elementwise launch. If y is None, the functor reads no x: its shape is the output's."""
     compute = F64 if x.dtype == F64 else F32
     upstream = (meta((), F32), meta((), F64)) if grad else (None, None)
     z, dy = third(f, x), x.clone() if both else None
@@ -175,7 +175,7 @@ def nvidia(tool, *arguments):
 
 
 def resources(cubin, folder):
-    """Returns {"registers", "stack": bytes, with spills}."""
+    """Returns {"registers": per thread, "stack": bytes, with spills} of a compiled kernel."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
     row = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", nvidia("cuobjdump", "--dump-resource-usage", file))
@@ -184,7 +184,8 @@ def resources(cubin, folder):
 
 
 def machine_accesses(cubin, folder):
-    """Returns [(load or store, bytes)] of global memory in the machine code; takes a second, unlike `ptx_accesses`."""
+    """Returns [("load" or "store", bytes)] of the global accesses in the machine code. Slower than `ptx_accesses`: a
+    second."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
     results = []
@@ -196,7 +197,7 @@ def machine_accesses(cubin, folder):
 
 
 def ptx_accesses(text):
-    """Returns [(load or store, bytes)] in the PTX; the assembler keeps these widths."""
+    """Returns [("load" or "store", bytes)] of the global accesses in the PTX, whose widths the assembler keeps."""
     results = re.findall(r"\b(ld|st)\.\S*?global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", text)
     return [({"ld": "load", "st": "store"}[kind], int(many or 1) * int(bits) // 8) for kind, many, bits in results]
 
@@ -231,12 +232,12 @@ def vectors(plan, names):
     return [n for n in names if plan.kinds.get(n) in WIDE and plan.dtypes[n] != torch.bool]
 
 
-# A large kernel may spill two registers. One load from the stack for each tile of a thousand instructions (masked_var
-# of weighted columns on sm_100) costs less than more than 128 registers, which would halve the resident threads.
+# Bytes of stack that a kernel may use: two spilled registers. Weighted masked_var of columns on sm_100 loads them once
+# per tile of a thousand instructions. More than 128 registers would cost more: half of the resident threads.
 SPILLS = 8
 
 
-# These read rows that another launch has laid out, or boxes: their accesses are wider than `kinds` says.
+# Kernels with wider accesses than plan.kinds says: they read rows that another launch has laid out, or boxes.
 LAID_OUT = re.compile(r"(info_nce_(\w+_)?|box_)kernel")
 
 
@@ -244,7 +245,7 @@ def check(name, plan, facts):
     assert facts["stack"] <= SPILLS, f"{name}: {facts['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):  # a wide access means that tile.address takes strides for contiguous
         sizes = {plan.dtypes[plan.kernel.pointers[i]].itemsize for i in plan.present}
-        sizes |= {16} if plan.dtypes.get("partial") else set()  # the partials of splits lie in a row
+        sizes |= {16} if plan.dtypes.get("partial") else set()  # splits store their partial results in 16-byte accesses
         laid_out = LAID_OUT.fullmatch(plan.kernel.fn.__name__)
         if not laid_out and not {*plan.kinds.values()}.intersection((*WIDE, LINE.value)):
             assert {*facts["load"], *facts["store"]} <= sizes, f"{name}: {facts}"
@@ -253,25 +254,25 @@ def check(name, plan, facts):
     writes = vectors(plan, ("out", "dy", "dz", "dx", "dq"))
     assert reads or writes
     narrow = min(plan.dtypes[n].itemsize for n in reads + writes)
-    # Across memory a thread takes fewer elements at once, in more accesses.
+    # VEC: elements that a thread reads at once; rows across memory have fewer, in narrower accesses.
     least = min(plan.constants["VEC"] * narrow, 16)
     wide = {kind: sum(n for width, n in facts[kind].items() if width >= least) for kind in ("load", "store")}
-    if plan.constants.get("PEEL"):  # summed in words
+    if plan.constants.get("PEEL"):  # unaligned rows, which are read in words
         wide["load"] = sum(n for width, n in facts["load"].items() if width >= 8)
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {facts}"
     if " odd " not in name:  # an odd length's last tile is read element by element
         of_mask = plan.kinds.get("mask") == LINE.value or plan.dtypes.get("mask") and plan.constants["VEC"] == 2
-        if narrow == 2 and not of_mask:  # a thread reads the mask two bytes at a time
+        if narrow == 2 and not of_mask:  # else a thread reads the mask in accesses of two bytes
             picked = 2 if "target" in plan.kinds else 0  # each row's own logit
             written = 0
-            if plan.kernel.fn is MULTI_MARGIN.fn:  # Triton reads them per element; the gradient is written
+            if plan.kernel.fn is MULTI_MARGIN.fn:  # these are read per element, and written in the backward
                 picked, written = 8 * picked, 2 if writes else 0
             single = facts["load"].get(2, 0) <= picked and facts["store"].get(2, 0) <= written
             assert single, f"{name}: single elements: {facts}"
 
 
 def in_flight(plan, registers):
-    """KiB that the resident blocks of one H200 multiprocessor load before they use the first byte."""
+    """Returns the KiB that the resident blocks of one H200 multiprocessor load before they use the first byte."""
     read = [n for n in ("x", "probabilities", "y", "z", "mask", "weight") if plan.kinds.get(n) == VECTOR.value]
     tile = plan.constants["BM"] * plan.constants["BN"]
     blocks = min(2048 // plan.config.threads, 65536 // (-(-registers // 8) * 8 * plan.config.threads))
@@ -297,9 +298,9 @@ CASES = FIRST | MORE
 
 
 def compiled_for(target):
-    """Names to compile for an architecture. sm_90: all, except the losses and sums in fp16 and fp32, which take bf16's
-    paths. Others: each path once, in bf16, and mse_loss and the sums in fp64; losses differ in a few lines. `make
-    test-all` adds sm_90's other dtypes than bf16, and AMD, where no kernel runs yet."""
+    """Returns the names of the plans to compile for an architecture. sm_90: all plans, except those of MORE in fp16 and
+    fp32, which take bf16's paths. Other architectures: each path once, in bf16, and mse_loss and the sums in fp64 too.
+    Of these, only `make test-all` compiles sm_90's dtypes other than bf16, and AMD, where no kernel runs yet."""
     often = re.compile(r"(?!aligned loss ).*(bf16|bfloat16)|aligned (mse|mean|sum)\S* float64")
     if target == "sm_90":
         narrow = re.compile(r".*\bfloat(16|32)\b")
@@ -335,7 +336,7 @@ def test_resources(target, names, tmp_path):
         print(line(target, name, plan, result))
         check(name, plan, result)
         registers, _ = getattr(plan.constants.get("F"), "max_registers", (0, 0))
-        by_memory = registers <= 80  # else arithmetic limits it
+        by_memory = registers <= 80  # else arithmetic limits the op, not memory
         read = re.match(r"aligned ((odd )?(mse|mean|loss)(?!.*_back)|cross_entropy(_backward)? bfloat)", name)
         if by_memory and target == "sm_90" and read:
             assert in_flight(plan, result["registers"]) >= 48, name
@@ -344,22 +345,23 @@ def test_resources(target, names, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
-    """One aligned plan of each kernel has the same access widths in PTX and machine code; the counts may differ, by
-    unrolling and shared branches. Kernels that read single numbers are left out."""
+    """The assembler keeps the PTX's access widths, in one aligned plan of each kernel: so the other tests may read the
+    PTX alone. Counts may differ, by unrolling and shared branches. Kernels that read single numbers are left out."""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
     assert {kernel.fn.__name__ for kernel in KERNELS if kernel.fn not in plans} == NARROW
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
         of_ptx, of_machine = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
-        least = min(2 * plan.constants.get("VEC", 8), 16)  # (across memory a thread takes fewer elements at once)
+        least = min(2 * plan.constants.get("VEC", 8), 16)  # less than 16 for rows across memory
         assert max(width for _, width in of_ptx) >= least, plan.kernel.fn.__name__
         assert set(of_machine) == set(of_ptx), (plan.kernel.fn.__name__, sorted(set(of_ptx)), sorted(set(of_machine)))
 
 
 @pytest.mark.parametrize("name", ["aligned mean bfloat16", "aligned columns bfloat16"])
 def test_on_amd_a_block_counts_after_what_it_has_stored(name):
-    """A block stores, waits at a barrier, releases (writes back and waits), counts, then acquires. AMD's barrier does
-    not wait for other waves' stores: one more reason why a ROCm build takes the composite."""
+    """On AMD a block stores its partial results, waits at a barrier, writes back and waits, and only then counts itself
+    as done; so the last block reads complete results. AMD's barrier does not wait for other waves' stores: one reason
+    why a ROCm build runs the ops as composites."""
     assert CASES[name].constants["SPLIT"]
     text = CASES[name].compile(TARGETS["gfx942"]).asm["amdgcn"]
     steps = "global_store|s_barrier|buffer_wbl2 sc1|s_waitcnt vmcnt\\(0\\)|global_atomic_add|buffer_inv sc1"
@@ -371,7 +373,8 @@ def test_on_amd_a_block_counts_after_what_it_has_stored(name):
 
 @pytest.mark.parametrize("name", ["info_nce 256", "info_nce_slopes 256", "stepped info_nce 256", "info_nce_slopes 320"])
 def test_products_are_asynchronous_and_of_whole_warpgroups(name, tmp_path):
-    """The operands are copied to shared memory asynchronously, 16 bytes at a time, and multiplied by HGMMA."""
+    """Matrix products copy their operands to shared memory asynchronously, 16 bytes at a time, and multiply by HGMMA,
+    the instruction of whole warpgroups."""
     compiled = CASES[f"general {name} bfloat16"].compile(TARGETS["sm_90"])
     assert compiled.metadata.shared <= 227 * 1024
     file = tmp_path / "kernel.cubin"
@@ -383,7 +386,7 @@ def test_products_are_asynchronous_and_of_whole_warpgroups(name, tmp_path):
 
 
 def lanes_of_sums(plan):
-    """Returns the operand of each reduction over threads, with its layout."""
+    """Returns the operand types of the reductions over threads, with their layouts spelled out."""
     text = plan.compile(TARGETS["sm_90"]).asm["ttgir"]
     layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", text, re.MULTILINE))
     operands = re.findall(r"\}\) : \((tensor<.*?)\) -> ", text)
@@ -393,14 +396,16 @@ def lanes_of_sums(plan):
 @pytest.mark.parametrize("columns", [128256, 50257])
 @pytest.mark.parametrize("make", [plans_rows.forward, plans_rows.backward])
 def test_blocks_that_share_a_row_sum_it_in_the_same_lanes(make, columns):
-    """Few rows (shared by blocks) and many rows take different binaries: both must sum in the same lanes."""
+    """Few rows (several blocks share one) and many rows take different binaries. Both sum in the same lanes: else a
+    row's result would depend on the number of rows."""
     few, many = (make(plans_rows.SOFTMAX, meta((M, columns), BF16)) for M in (1, 5000))
     assert few.constants["SPLIT"] and not many.constants["SPLIT"]
     assert lanes_of_sums(few) == lanes_of_sums(many) and lanes_of_sums(few)
 
 
 def test_class_indices_are_handed_on_as_they_are_read():
-    """Threads that hold the prediction receive one row of class indices, not one comparison per class."""
+    """The class indices of a tile's pixels pass through shared memory once, not as one comparison per class: a block
+    needs 4 bytes of shared memory per pixel."""
     plan = CASES["aligned regions indices bfloat16"]
     assert plan.compile(TARGETS["sm_90"]).metadata.shared <= 4 * plan.constants["BN"]
 
@@ -416,7 +421,8 @@ def test_every_kernel_is_covered():
 
 
 def test_every_launcher_is_where_its_op_says():
-    """Every launcher can be imported, which otherwise happens only when the first CUDA tensor comes."""
+    """Every launcher can be imported under the name that its op gives. Without this test only a CUDA tensor imports
+    it."""
     launchers = library.launchers.values()
     assert len(launchers) >= 20
     for launcher in launchers:
@@ -426,13 +432,14 @@ def test_every_launcher_is_where_its_op_says():
 
 def test_indices_are_as_wide_as_they_must_be():
     for name, plan in CASES.items():
-        if "space" not in plan.signature:  # operands of a few thousand numbers
+        if "space" not in plan.signature:  # kernels for a few thousand numbers have no 64-bit variant
             continue
         assert plan.signature["space"].N == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 
 def test_blocks_have_the_registers_that_they_ask_for():
-    """The driver refuses a launch that asks for more registers than there are. (More lengths: test_plans.py.)"""
+    """No plan asks for more registers per block than there are: the driver would refuse it. test_plans.py has more row
+    lengths."""
     for name, plan in CASES.items():
         for target in list(TARGETS.values())[:4]:
             options = plan.options(target)
@@ -441,7 +448,7 @@ def test_blocks_have_the_registers_that_they_ask_for():
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The plans passed to a stand-in for the compiler."""
+    """A list of the plans that reach the compiler, which is replaced."""
     results = []
     monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: results.append(plan) or plan)
     monkeypatch.setattr(launch, "starter", lambda binary, index, places: None)
@@ -452,7 +459,7 @@ def compiled(monkeypatch):
 
 
 def test_new_sizes_load_nothing_new(compiled):
-    """A run with new sequence lengths at every step must not compile or load a kernel at every step."""
+    """New sizes do not compile or load a kernel: else training with new sequence lengths would do so at every step."""
     grad = mse_loss.slope
     for rows in range(65, 97):
         x = meta((rows, 4096), BF16)
@@ -473,7 +480,8 @@ def test_a_new_kernel_is_refused_while_a_graph_is_captured(compiled, monkeypatch
 
 
 def test_each_stream_has_buffers_of_its_own(monkeypatch):
-    """A stream does not share its buffers; a graph may be replayed on any stream and allocates its own at capture."""
+    """Each stream has its own buffers, since two streams may run at once. A graph, which may be replayed on any stream,
+    allocates its own at capture."""
     stream, device = [1], torch.device("cpu")
     monkeypatch.setattr(buffers, "_buffers", {})
     monkeypatch.setattr(buffers, "current_stream", lambda index: stream[0])
@@ -488,7 +496,7 @@ def test_each_stream_has_buffers_of_its_own(monkeypatch):
 
 
 def test_plans_of_one_binary_are_compiled_alike():
-    """The key that finds a plan's binary contains all that the binary depends on."""
+    """Plans with one key (`variant`) compile to one binary: the key contains all that the binary depends on."""
     variants = {}
     for name, plan in CASES.items():
         inputs = plan.kernel, plan.signature, plan.constants, plan.kinds, plan.attrs, plan.config
@@ -507,7 +515,7 @@ def test_a_spill_is_caught(tmp_path):
 
 def test_single_element_accesses_are_caught(tmp_path):
     plan = CASES["general transposed mse bfloat16"]
-    plan.kinds |= {"x": VECTOR.value, "y": VECTOR.value}  # claimed, but not true
+    plan.kinds |= {"x": VECTOR.value, "y": VECTOR.value}  # the plan claims wide accesses that its strides do not allow
     result = report(reduced(mse_loss.value, meta(FLAT, BF16, (2,))), TARGETS["sm_90"], tmp_path)
     with pytest.raises(AssertionError, match="aligned planted"):
         check("aligned planted", plan, result)

@@ -27,8 +27,8 @@ PINNED = importlib.metadata.version("triton")
 OLD = re.search(r"triton==(.*)", (compiled.ROOT / "requirements-triton.txt").read_text())[1]
 FOLDERS = {OLD: Path(sys.prefix) / "oldest-triton", PINNED: None}
 GPU = TARGETS[f"sm_{compiled.ARCH}"]
-BATCHES = 2  # for two workers
-LONG = 16  # more batches, where all kernels are compiled
+BATCHES = 2  # per test, so that two workers share the work
+LONG = 16  # batches of the test that compiles all kernels
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
@@ -43,7 +43,7 @@ def ask(version, requests, stage):
 
 
 def asked(version, plans, stage):
-    """Returns {name: faults} of those plans that have faults."""
+    """Returns {name: faults} of the plans that have faults, compiled up to `stage` by this version of Triton."""
     encoded = compiled.gpu_kernels().encoded
     requests = [encoded(plan.source(), plan.options(GPU)) for plan in plans.values()]
     return {name: faults for name, faults in zip(plans, ask(version, requests, stage)) if faults}
@@ -51,7 +51,7 @@ def asked(version, plans, stage):
 
 @cache
 def planned():
-    """Returns {name: plan}, one for each binary, without functors that tests declare."""
+    """Returns {name: plan} with one plan for each binary. Functors that tests declare are left out."""
     results = {}
     for name, plan in (CASES | layouts()).items():
         if getattr(plan.constants.get("F"), "__module__", "safeops").startswith("safeops"):
@@ -60,8 +60,9 @@ def planned():
 
 
 def sample():
-    """One plan of each kernel, axis, kind of access and operation; of rows at any address; of tiles without a full
-    access per thread, or with one element; and of triplets in fp32 and in fp64, whose sums differ."""
+    """Returns {name: plan} with one plan for each choice of: kernel, axis, element by element or not, operation, rows
+    at any address, tiles with less than a full access per thread, tiles of one element, and (triplets only, whose sums
+    differ) the compute dtype."""
     results = {}
     for name, plan in planned().items():
         constants = plan.constants
@@ -78,7 +79,7 @@ def part(plans, batch, batches):
     return dict(list(plans.items())[batch::batches])
 
 
-# ---- what each check finds
+# ---- the checks find planted faults
 
 
 def planted(name, version, stage, dtype="fp32"):
@@ -107,7 +108,8 @@ def test_what_does_not_compile_is_found():
 
 
 def test_layouts_are_read():
-    """A slice has its parent's lanes; lanes and warps beyond the tile hold copies, at step 0."""
+    """`bases` reads layouts right: a slice has its parent's lanes, and lanes and warps beyond the tile hold copies,
+    with step 0."""
     by_name = compiled.layouts(
         "#a = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [2, 1], order = [1, 0]}>\n"
         "#b = #ttg.linear<{register = [], lane = [[0, 1], [8, 0]], warp = [[0, 0]], block = []}>\n"
@@ -121,7 +123,8 @@ def test_layouts_are_read():
 
 
 def test_what_is_sent_is_followed():
-    """A sent value is followed through moves and into both halves of an fp64 number, until it is overwritten."""
+    """`fused` follows a value from another lane through moves and into fp64 numbers (two registers), until it is
+    overwritten."""
 
     def fusions(*rows):
         return len(compiled.fused("\n".join(f"/*{16 * i:04x}*/ {row} ;" for i, row in enumerate(rows))))
@@ -135,13 +138,13 @@ def test_what_is_sent_is_followed():
         ("FADD R7, R1, R2", fma),
         ("LDS.64 R6, [R9]", fma),
         ("F2F.F64.F32 R6, R6", "DFMA R2, R4, R4, R6"),
-        ("DFMA R2, R4, -R4, R6",),  # remainders are exact
+        ("DFMA R2, R4, -R4, R6",),  # the remainder of a division, which is exact
         ("DFMA.RP R2, R4, R4, R6",),
     ):
         assert fusions(sent, *rows) == 0
 
 
-# ---- what is planned
+# ---- the planned kernels have no fault
 
 
 @pytest.mark.slow

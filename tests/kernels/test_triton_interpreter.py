@@ -1,8 +1,7 @@
 """Runs tests/kernels/interpreted, where Triton's interpreter executes every Triton kernel on CPU tensors.
 
-Triton reads TRITON_INTERPRET at its first import, which this process may have done already or may need for another
-purpose: these tests run in their own process. By hand:
-TRITON_INTERPRET=1 pytest tests/kernels/interpreted
+Triton reads TRITON_INTERPRET at its first import. This process may have imported Triton already, or may need its
+compiler, so these tests run in a process of their own. By hand: TRITON_INTERPRET=1 pytest tests/kernels/interpreted
 """
 
 import importlib.util
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def unusable():
-    """Returns why the interpreter cannot run here, or None."""
+    """Returns the reason why the interpreter cannot run on this machine, or None if it can."""
     import numpy
     import triton
 

@@ -1,4 +1,5 @@
-"""Bad calls are refused even after good calls whose launches the extension keeps, and traces it follows (csrc/launch).
+"""Bad calls are refused, also after good calls. The extension (csrc/launch) keeps the launches of good calls, and
+follows their traces for calls of other sizes; it must not do so for a bad call.
 
 The driver is the stand-in of benchmarks/standin.py, in a process of its own.
 """
@@ -26,7 +27,8 @@ def test_nothing_that_was_prepared_takes_a_bad_call():
 
 
 def larger(call, times):
-    """The call with each size above 1 multiplied, so that operands broadcast as before. (A box keeps its 4 numbers.)"""
+    """Returns the call with each size above 1 multiplied by `times`: operands broadcast as they did. A box keeps its 4
+    coordinates."""
     import torch
 
     def grown(x):
@@ -80,7 +82,7 @@ def main(folder):
                 assert got == expected, (name, what, got, expected)
                 refused += got is not None
         for bad in BAD_CALLS[name]:
-            if "raise" not in bad.words:  # to refuse these, a driver would have to count the kept elements
+            if "raise" not in bad.words:  # refused by a count on the GPU, which the stand-in does not do
                 assert_refused(function, bad, looks=False)
     assert prepared > 0.8 * total and refused > 500, (prepared, total, refused)
     del kept

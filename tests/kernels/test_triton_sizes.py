@@ -1,5 +1,6 @@
-"""The extension launches a call of new sizes by a trace (kernels/engine/trace.py): the driver must get the same grid
-and arguments, and the caller results of the same sizes and strides, as when Python plans the call.
+"""The extension launches a call of new sizes by a trace, the recorded steps from sizes to arguments
+(kernels/engine/trace.py). The driver must get the same grid and arguments, and the caller results of the same sizes and
+strides, as when Python plans the call.
 
 The driver is the stand-in of benchmarks/standin.py, which records what arrives, in a process of its own.
 """
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable())),
 ]
 SIZES = 10  # sizes for each call
-CASES = 6, 24  # calls of each benchmark: the least, and the most, made while some launcher has followed no trace
+CASES = 6, 24  # calls of each benchmark: at least 6; up to 24 while some launcher has followed no trace yet
 WORKSPACE = "memory of the launch alone"
 
 
@@ -35,7 +36,7 @@ def test_the_driver_gets_the_same(what):
 
 
 def size(chance):
-    """A random size, often close to a limit of the plans: a multiple of an access, a tile, a split."""
+    """Returns a random size, often close to a limit of the plans: a multiple of an access, a tile or a split."""
     near = 1 << chance.randrange(2, 14)
     return max(chance.choice([chance.randrange(1, 40), near + chance.randrange(-2, 3), chance.randrange(16, 9000)]), 1)
 
@@ -85,8 +86,8 @@ class Comparison:
     """Runs each raw op twice, once planned by Python and once as the extension decides, and compares the launches."""
 
     def __init__(self, folder, by_triton):
-        """by_triton: compare with the arguments of Triton's own launcher, by compiled kernels; else with those of the
-        plan, for which one kernel stands in for all."""
+        """by_triton: kernels are compiled, and the arguments are compared with those that Triton's own launcher passes.
+        Else one compiled kernel stands in for all, and the arguments are compared with the plan's."""
         self.kept, self.lazy = standin.install(folder)
         from safeops.kernels.engine import launch, start
 
@@ -113,7 +114,7 @@ class Comparison:
         launch.Plan.__call__ = launched
         if not by_triton:
             launch.Plan.compile = compile_once
-        extension = start.cpu_extension  # the extension gets our list of hooks, the plan gets Triton's
+        extension = start.cpu_extension  # the extension sees self.watch as the profiler's hooks
 
         def use_driver(*arguments):
             extension.use_driver(*arguments[:-2], self.watch, [])
@@ -150,7 +151,7 @@ class Comparison:
             derived = not self.planned
             expected = self.by_python(arrived)
             if derived:
-                own = {a: b for a, b in zip(result[0], expected[0]) if b == WORKSPACE}  # allocated by the extension
+                own = {a: b for a, b in zip(result[0], expected[0]) if b == WORKSPACE}  # the extension's workspace
                 words = [own.get(a, a) for a in result[0]]
                 assert words == expected[0], (name, launcher, [(a, b) for a, b in zip(words, expected[0]) if a != b])
                 assert result[1] == expected[1] and all(isinstance(a, int) for a in own), (name, launcher)
@@ -163,7 +164,7 @@ class Comparison:
         return [name for name in self.total if not self.derived[name]]
 
     def by_python(self, call, twice=False):
-        """Run the call by Python. twice: launch twice, from which the extension learns nothing."""
+        """Run the call, planned by Python. twice: Python launches twice, a call that the extension cannot keep."""
         self.watch.append(None)
         self.twice = twice
         result = call()
@@ -176,7 +177,7 @@ def spy(lazy, launches):
     launch = getattr(importlib.import_module(f"safeops.kernels.{lazy.module}"), lazy.name)
 
     def noted(*arguments):
-        if all(type(x).__name__ != "Sized" for x in arguments):  # no stand-in, so it is not a trace
+        if all(type(x).__name__ != "Sized" for x in arguments):  # a trace passes Sized objects instead of tensors
             launches.append((lazy.name, arguments))
         return launch(*arguments)
 
@@ -210,7 +211,7 @@ def run(by_triton, names, benchmarked):
                     mask = make(a, b, dtype=torch.bool)
                     comparison.of(f"{name}, {kind}, {a} x {b}", partial(both_ways, call, x.requires_grad_(), y, mask))
         for name in case.names() if benchmarked else ():
-            chance = random.Random(name)  # sizes that do not depend on the other cases
+            chance = random.Random(name)  # seeded by name: sizes do not depend on the other cases
             few, most = CASES
             for place in range(most):
                 if place >= few and not comparison.never():

@@ -1,4 +1,4 @@
-"""Code that Triton 3.6 could not compile, found in the sources of the kernels."""
+"""The kernels' sources contain no code after a `return`, which Triton 3.6 may be unable to compile."""
 
 import ast
 from pathlib import Path
@@ -21,8 +21,8 @@ def behind_a_return(source):
 
 
 def test_nothing_stands_behind_a_return():
-    """Triton 3.6 also compiles the code after a constant `if` that returns. For fp64 that would be code for fp32 alone,
-    such as fast functions and 32-bit casts. Such code must stand in an `else`."""
+    """No code follows a constant `if` that returns: Triton 3.6 would compile it even where the `if` holds. For fp64
+    that would be code for fp32 alone, such as fast functions and 32-bit casts. Such code must stand in an `else`."""
     files = list(KERNELS.rglob("*.py"))
     assert len(files) > 40
     for file in files:

@@ -1,5 +1,5 @@
-"""The extension's launch passes the driver the bits that Triton's own launcher passes. The next call, which Python does
-not see, passes the same with the addresses of its own tensors.
+"""A launch by the extension passes the driver the bits that Triton's own launcher passes. The next call of the same
+kind does not reach Python, and passes the same bits with the addresses of its own tensors.
 
 The driver is the stand-in of benchmarks/standin.py, which records what arrives, in a process of its own (see below).
 """
@@ -24,7 +24,7 @@ def test_the_driver_gets_the_same(what):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-SPLIT = ("split", "slices", "apart")  # "apart" leaves more partials than the stream's buffer holds
+SPLIT = ("split", "slices", "apart")  # "apart": its partial results exceed the stream's buffer, so it has its own
 
 
 def calls():
@@ -57,11 +57,11 @@ def flat(kinds):
         if isinstance(kind, tuple):
             yield from flat(kind)
         elif kind != "constexpr":
-            yield BYTES.get(kind, 8)  # pointers
+            yield BYTES.get(kind, 8)  # a pointer has 8 bytes
 
 
 class Driver:
-    """The arguments that arrived at the driver."""
+    """Reads the launches that arrived at the stand-in driver."""
 
     def __init__(self):
         import ctypes
@@ -79,7 +79,8 @@ class Driver:
             self.sizes[i] = size
 
     def after(self, call):
-        """Returns (launch that the call leads to, its result); all ones if there was no launch."""
+        """Returns (the words of the launch that the call makes, the call's result); the words are all 1 without a
+        launch."""
         self.memset(self.arguments, 255, 256 * 8)
         result = call()
         return [*self.shape, self.function.value, *self.arguments], result
@@ -105,7 +106,7 @@ def compare():
         driver, original, seen = Driver(), launch.Plan.__call__, []
 
         def launched(plan, tensors, places, *floats):
-            """Launch as Triton does, by tensors, and then by the plan, with hooks and without."""
+            """Launch by Triton's launcher with the tensors, and then by the plan, with hooks and without."""
             driver.expect(plan)
             hooked = []
             theirs, _ = driver.after(lambda: plan.loaded(0)[0][plan.grid](*plan.arguments(tensors, floats)))
@@ -127,14 +128,15 @@ def compare():
                 arrived, result = driver.after(call)
                 owners = addresses(tensors, result)
                 runs.append([owners.get(word, word) for word in arrived])
-            assert len(seen) == 1, (name, seen)  # the extension launched the others
+            assert len(seen) == 1, (name, seen)  # Python launched only the first call, the extension the others
             assert (seen[0][1] > 1) == (name in SPLIT), (name, seen)
-            # With two results, the caller keeps only one; the other's address may differ.
+            # At most two words differ between runs without being a tensor's address: a second result that the caller
+            # drops.
             hidden = [[a for a, b, c in zip(*runs) if not a == b == c] for run in runs]
             assert all(len(run) <= 2 and all(isinstance(word, int) for word in run) for run in hidden), (name, hidden)
             assert any(isinstance(word, str) for word in runs[1]), name
 
-            # Python must decide for hooks, for a capture that needs its own buffers, and after `forget`.
+            # These calls must reach Python: with hooks, in a capture that needs its own buffers, and after `forget`.
             knobs.runtime.launch_enter_hook.add(ignore)
             call()
             knobs.runtime.launch_enter_hook.remove(ignore)
@@ -150,7 +152,8 @@ def compare():
             assert len(seen) == 3 + (name in SPLIT), name
 
         def astray(plan, tensors, places, *floats):
-            """A launch that does not write its results: the extension must ask Python at each call."""
+            """Launch without writing the results: a call that the extension cannot keep, so each call must reach
+            Python."""
             seen.append(plan.grid)
             rest = [None if t is None else tensors[0] for t in tensors[len(places) :]]
             original(plan, (*tensors[: len(places)], *rest), places, *floats)
@@ -167,7 +170,7 @@ def compare():
 
         launch.Plan.__call__ = refuse
         library.cpu_extension.forget()
-        with pytest.raises(MemoryError, match="none left"):  # not the extension's RuntimeError
+        with pytest.raises(MemoryError, match="none left"):  # Python's error, and not a RuntimeError of the extension
             call()
         with pytest.raises(RuntimeError, match="MemoryError: none left"):
             torch.ops.safeops._masked_var(*tensors[::2])
@@ -179,8 +182,8 @@ def ignore(_):
 
 
 def repeat_all():
-    """No op's second call reaches Python, forward or backward. (One compiled kernel stands in for all, since it does
-    not matter here which kernel is launched.)"""
+    """Assert that no op's second call reaches Python, forward or backward. One compiled kernel stands in for all: which
+    kernel is launched does not matter here."""
     with tempfile.TemporaryDirectory() as folder:
         kept = standin.install(Path(folder))
         import torch

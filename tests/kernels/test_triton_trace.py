@@ -72,7 +72,7 @@ def test_an_answer_is_noted():
     noted = {code for code, *_ in tape.steps}
     assert {EQUAL, UNEQUAL, LESS, AT_MOST} <= noted
     (place,) = (at for step, at in tape.steps.items() if step[:2] == (0, 12))
-    assert (EQUAL, a.place, place) in tape.steps  # a hash may be used in place of the number
+    assert (EQUAL, a.place, place) in tape.steps  # hash(a) shows the number 12: noted as a == 12
     for other in (0.5, "5", None):
         with pytest.raises(TypeError):
             a + other

@@ -79,7 +79,7 @@ def rehearse():
     compile_one, compiled, together = launch.Plan.compile, [], threading.Barrier(2)
 
     def compile_two(plan, target):
-        """Needs two threads: the first two kernels wait for each other."""
+        """Stands in for the compiler. The first two kernels wait for each other: with one thread this would not end."""
         compiled.append(plan)
         if len(compiled) <= 2:
             together.wait(timeout=120)
@@ -91,7 +91,7 @@ def rehearse():
     result = safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
     assert result == {"mse_loss": "ready", "masked_mean": "ready"}
     safeops.warmup("cross_entropy", like=(x, torch.zeros(6, dtype=torch.int64)))
-    # forward and backward of two ops in two dtypes, and of cross_entropy in one
+    # two ops, two dtypes, two kernels each way; and cross_entropy, forward and backward in one dtype
     assert len(compiled) == 2 * 2 * 2 + 2, [plan.kernel.fn.__name__ for plan in compiled]
     safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
     assert len(compiled) == 10, "a second time there is nothing left to compile"

@@ -1,4 +1,5 @@
-// Instructions that reach memory or other lanes: loads, stores, atomics, fences, shuffles, votes, matrices.
+// Handlers of the instructions that reach memory or other lanes: loads, stores, atomics, fences, shuffles, votes,
+// matrices. A comment "ops: ..." before a handler lists the instruction's operands in order.
 #pragma once
 #include "arithmetic.h"
 #include "memory.h"
@@ -9,14 +10,14 @@ inline uint64_t address(const Warp& w, const Instruction& i, int op, int lane, i
     return w.wide(i.op[op], lane) + i.number[k];
 }
 
-// Records the writes that become visible to a warp that acquires at this address.
+// Records the writes that a later acquire at this address makes visible.
 inline void publish(Warp& w, const Instruction& i, uint64_t at, bool replaces) {
     if (i.space != Space::global || !i.strong) return;
     View view;
     if (i.release) view = w.publication();
     else if (w.has_fenced) view = w.released;
     View& published = w.block->memory->published[at];
-    if (replaces) published = view;  // an atomic adds to what an earlier release published
+    if (replaces) published = view;  // else an atomic: earlier releases there remain visible
     else join(published, view);
 }
 
@@ -105,7 +106,7 @@ inline void atomic(Warp& w, const Instruction& i) {
     }
 }
 
-// mov: pack a list of parts into a register, and unpack a register into them
+// mov with a list: packs the parts into a register, or unpacks a register into parts
 inline void pack(Warp& w, const Instruction& i) {
     const int parts = int(i.op.size()) - 1, width = i.bytes * 8 / parts;
     uint64_t x[LANES] = {};
@@ -127,7 +128,7 @@ inline void unpack(Warp& w, const Instruction& i) {
 
 // ---- lanes
 
-// ops: result, predicate of lanes in range, value, lane or distance, clamp, members
+// ops: result, predicate (true if the source lane is in range), value, lane or distance, clamp, member mask
 inline void shuffle(Warp& w, const Instruction& i) {
     const Register value = i.op[2] >= 0 ? w.registers[i.op[2]] : Register{};
     const uint32_t *of = i.op[2] >= 0 ? reinterpret_cast<const uint32_t*>(value.bytes) : w.in<uint32_t>(i.op[2]);
@@ -147,7 +148,7 @@ inline void shuffle(Warp& w, const Instruction& i) {
         }
         if (!inside) from = l;
         valid |= Mask(inside) << l;
-        // A lane that does not take part sends garbage.
+        // A source lane that does not take part gives garbage.
         result[l] = w.mask >> from & 1 ? of[from] : w.block->launch->garbage;
     }
     w.out<uint32_t>(i.op[0], [&](int l) { return result[l]; });
@@ -185,7 +186,7 @@ inline void copy_now(Warp& w, const Deferred& d) {
     const auto* size = reinterpret_cast<const uint64_t*>(d.operand[2].bytes);
     for (int l = 0; l < LANES; ++l) {
         if (!(d.mask >> l & 1)) continue;
-        uint8_t data[16] = {};  // bytes that are not read become 0
+        uint8_t data[16] = {};  // the rest becomes 0
         const uint8_t* source = size[l] ? global_bytes(w, i, from[l], int(size[l]), true, false) : nullptr;
         if (source) std::memcpy(data, source, size[l]);
         uint8_t* target = shared_bytes(w, i, to[l], i.bytes, true, data);
@@ -193,7 +194,7 @@ inline void copy_now(Warp& w, const Deferred& d) {
     }
 }
 
-// ops: address in shared memory, address in global memory, bytes, and how many of them are read (the rest is 0)
+// ops: address in shared memory, address in global memory, bytes written, bytes read (the rest is 0)
 inline void copy_later(Warp& w, const Instruction& i) {
     Deferred d{&i, w.mask, {}};
     auto* to = reinterpret_cast<uint64_t*>(d.operand[0].bytes);
@@ -203,14 +204,14 @@ inline void copy_later(Warp& w, const Instruction& i) {
         if (!(w.mask >> l & 1)) continue;
         to[l] = address(w, i, 0, l, 0), from[l] = address(w, i, 1, l, 1);
         size[l] = uint32_t(w.wide(i.op[i.op.size() > 3 ? 3 : 2], l));
-        shared_bytes(w, i, to[l], i.bytes, true);  // the hardware may write as early as now
+        shared_bytes(w, i, to[l], i.bytes, true);  // may be written from now on
     }
     w.groups[0].open.push_back(d);
 }
 
 inline void multiply_now(Warp& w, const Deferred& d);
 
-// Waits until all groups but the newest `left` have ended.
+// Ends all groups of copies or products but the newest `left`.
 inline void wait_for_groups(Warp& w, Groups& groups, size_t left) {
     while (groups.committed.size() > left) {
         for (const Deferred& d : groups.committed.front())
@@ -227,11 +228,11 @@ inline void commit(Warp& w, const Instruction& i) {
 
 inline float half_number(uint16_t x, bool is_bf16) { return is_bf16 ? number(bf16{x}) : number(f16{x}); }
 
-// wgmma: a warp has rows 16 w to 16 w + 15 of D. An operand in shared memory is described by an address, two strides
+// wgmma: warp w has rows 16 w to 16 w + 15 of D. An operand in shared memory is described by an address, two strides
 // and its swizzle (PTX ISA, "Matrix Descriptor").
 struct Described {
     uint64_t bits;
-    bool transposed;  // the rows, not the summed dim, are contiguous
+    bool transposed;  // the rows are contiguous, else the summed dim
 
     uint64_t element(int row, int k) const {
         const uint64_t start = (bits & 0x3fff) << 4, leading = (bits >> 16 & 0x3fff) << 4,
@@ -239,7 +240,7 @@ struct Described {
         const int pitch = mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 16;
         const int along = transposed ? row : k, across = transposed ? k : row, wide = pitch / 2;
         uint64_t at = start + uint64_t(along % wide * 2) + uint64_t(across % 8) * pitch;
-        // Without a swizzle, a transposed matrix has its two strides exchanged.
+        // A transposed matrix without a swizzle has its two strides in the opposite order.
         at += transposed && mode == 0 ? uint64_t(along / wide) * stride + uint64_t(across / 8) * leading
                                       : uint64_t(along / wide) * leading + uint64_t(across / 8) * stride;
         return at ^ ((at >> 7 & (pitch / 16 - 1)) << 4);
@@ -251,7 +252,8 @@ inline float described_number(Warp& w, const Instruction& i, const Described& m,
     const uint8_t* source = shared_bytes(w, i, at, 2, false);
     if (!source) return 0;
     const Stamp write{w.block->shared_writes[at / w.block->program->shared_grain]};
-    // The writing warp must have fenced since, or this warp must have fenced after the barrier behind the write.
+    // The asynchronous proxy sees a write only if the writing warp has fenced after it, or this warp has fenced after a
+    // barrier that follows the write.
     if (write.bits && write.tick() >= w.block->warps[write.warp()].proxy_fence && write.tick() >= w.proxy_barrier)
         w.fault("reads what no fence.proxy.async has published", i, hex(at));
     uint16_t x;
@@ -263,8 +265,8 @@ struct Factors {
     float x[16 * 16], y[16 * 256];
 };
 
-// ops: n / 2 registers of D, A (a descriptor or four registers), B (a descriptor), predicate: add to D, signs of A and
-// B, and whether they are transposed (only B's if A is in registers). count: n
+// ops: n / 2 registers of D; A (a descriptor or four registers); B (a descriptor); a predicate, true to add to D; the
+// signs of A and B; flags, true if A and B are transposed (B's flag alone if A is in registers). count: n
 inline void read_factors(Warp& w, const Deferred& d, Factors& factors) {
     const Instruction& i = *d.instruction;
     const int n = i.count, results = n / 2;
@@ -314,7 +316,7 @@ inline void multiply_later(Warp& w, const Instruction& i) {
     const int b = results + (a_in_registers ? 4 : 1);
     keep(1, w.wide(i.op[b], 0)), keep(2, w.predicate(i.op[b + 1]) != 0);
     Factors factors;
-    read_factors(w, d, factors);  // the hardware may read as early as now: the factors must be there
+    read_factors(w, d, factors);  // may be read from now on, so the factors must be there
     w.groups[1].open.push_back(d);
 }
 
@@ -342,7 +344,7 @@ inline void multiply(Warp& w, const Instruction& i) {
     for (int place = 0; place < 4; ++place) w.out<float>(i.op[place], [&](int l) { return result[place][l]; });
 }
 
-// ldmatrix, stmatrix of `count` 8 x 8 matrices of halves; lanes 8 k to 8 k + 7 have the row addresses of matrix k
+// ldmatrix, stmatrix of `count` 8 x 8 matrices of 16-bit numbers. Lanes 8 k to 8 k + 7 hold matrix k's row addresses.
 template <bool stores>
 void matrix(Warp& w, const Instruction& i) {
     const int base = stores ? 0 : i.count, first = stores ? 1 : 0;

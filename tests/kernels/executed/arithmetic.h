@@ -1,4 +1,4 @@
-// Instructions that only compute, each by its name in the PTX ISA.
+// Handlers of the instructions that only compute, each under its name in the PTX ISA.
 //
 // Approximations are computed exactly. If the launch asks for it (`bias`), the result is then moved up or down by the
 // largest error that the ISA allows.
@@ -46,7 +46,7 @@ constexpr T CANONICAL_NAN = std::numeric_limits<T>::quiet_NaN();
 template <>
 inline constexpr float CANONICAL_NAN<float> = std::bit_cast<float>(0x7fffffffu);
 
-// min and max return the other number for one NaN, except in .NaN variants; -0 < +0.
+// min and max. If one number is NaN, the result is the other number, or NaN in .NaN variants. -0 is less than +0.
 template <bool largest, bool nan, class T>
 T extreme(T a, T b) {
     if (a != a || b != b) return nan || (a != a && b != b) ? CANONICAL_NAN<T> : a != a ? b : a;
@@ -68,7 +68,7 @@ void unary(Table& t, const std::string& name, F) {
     });
 }
 
-// B: type of the second operand, if not T; R: type of the result.
+// T: type of the operands; B: type of the second operand, if it is not T; R: type of the result.
 template <class T, class B = T, class F>
 void binary(Table& t, const std::string& name, F) {
     using R = std::invoke_result_t<F, T, B>;
@@ -89,7 +89,8 @@ void ternary(Table& t, const std::string& name, F) {
     });
 }
 
-// setp: operands p, q, a, b, and a predicate to combine with. q: the opposite, or the result of packed high halves.
+// setp. ops: p, q, a, b, predicate to combine with. p: the comparison; q: its opposite or, for packed halves, the
+// comparison of the high halves.
 template <class T, bool packed, class F>
 void compare(Table& t, const std::string& type, const std::string& name, F) {
     const auto result = [](Warp& w, const Instruction& i) {
@@ -142,7 +143,7 @@ void compare_integers(Table& t, const std::string& type) {
     compare<T, false>(t, type, "ge", [](T a, T b) { return a >= b; });
 }
 
-// T: signed or unsigned; U: the unsigned type.
+// T: the signed or unsigned integer type; U: the unsigned type of its size.
 template <class T>
 void integers(Table& t, const std::string& type) {
     using U = std::make_unsigned_t<T>;
@@ -154,7 +155,7 @@ void integers(Table& t, const std::string& type) {
     ternary<T>(t, "mad.lo." + type, [](T a, T b, T c) { return T(u64(a) * u64(b) + u64(c)); });
     binary<T>(t, "min." + type, [](T a, T b) { return a < b ? a : b; });
     binary<T>(t, "max." + type, [](T a, T b) { return a > b ? a : b; });
-    // A quotient by zero is unspecified.
+    // The ISA leaves a quotient by zero unspecified.
     binary<T>(t, "div." + type, [](T a, T b) {
         return b == 0 ? T(-1) : b == T(-1) && T(-1) < 0 ? T(-U(a)) : T(a / b);
     });
@@ -189,7 +190,7 @@ void integers(Table& t, const std::string& type) {
         });
 }
 
-// Types .b, without a sign.
+// Bitwise instructions, of the types .b, which have no sign.
 template <class U>
 void bits(Table& t, const std::string& width) {
     constexpr u32 BITS = 8 * sizeof(U);
@@ -248,7 +249,7 @@ void floats(Table& t, const std::string& type) {
     binary<T>(t, "copysign." + type, [](T a, T b) { return std::copysign(b, a); });
 }
 
-// The fp32 number farthest from the exact result, above or below, within the ISA's error bound.
+// Returns the fp32 number that is farthest from the exact result, above or below it, within the ISA's error bound.
 inline float moved(double exact, double most, int bias) {
     const float rounded = float(exact);
     if (bias == 0 || !std::isfinite(rounded) || rounded == exact) return rounded;
@@ -257,8 +258,8 @@ inline float moved(double exact, double most, int bias) {
     return (r > bound) == (bias > 0) && r != bound ? std::nextafter(r, bias > 0 ? -INFINITY : INFINITY) : r;
 }
 
-// An approximation: the exact value moved by the relative error that the ISA allows. For a logarithm of a number close
-// to 1 the error is absolute, since the result is close to 0.
+// An approximate function: returns the exact value moved by the relative error that the ISA allows. For a logarithm of
+// a number close to 1 the error is absolute, since the result is close to 0.
 template <double most, bool logarithm = false, class F>
 void approximate(Table& t, const std::string& name, F) {
     const auto result = [](const Warp& w, float a) {
@@ -275,7 +276,7 @@ void approximate(Table& t, const std::string& name, F) {
     });
 }
 
-// div.approx gives zero for divisors above 2^126.
+// div.approx gives 0 if the divisor is above 2^126.
 template <bool full, bool ftz>
 void quotient(Table& t, const std::string& name) {
     define(t, name, {4, 4, 4}, [](Warp& w, const Instruction& i) {
@@ -293,7 +294,8 @@ void quotient(Table& t, const std::string& name) {
     });
 }
 
-// fp64 approximations read the upper word of the operand alone, and set that of the result alone, to 20 bits.
+// fp64 approximations read only the operand's upper 32-bit word. The result's upper word has 20 bits of its fraction,
+// its lower word is 0.
 template <class F>
 void upper_half(Table& t, const std::string& name, F) {
     unary<double>(t, name, [](double a) {
@@ -302,9 +304,10 @@ void upper_half(Table& t, const std::string& name, F) {
     });
 }
 
-// ---- conversions; a register may be wider than the type
+// ---- conversions, whose registers may be wider than the type
 
-// Rounds to odd, so that a second rounding, to half, gives the bits of a single one.
+// Rounds to odd: if a result is inexact, its last bit is set to 1. A second rounding, to fp16 or bf16, then gives the
+// bits of one rounding of the exact value.
 inline float to_odd(double x) {
     const float r = float(x);
     if (r == x || !std::isfinite(x)) return r;
@@ -313,7 +316,7 @@ inline float to_odd(double x) {
     return b & 1 ? r : std::bit_cast<float>(above ? b - 1 : b + 1);
 }
 
-// a + b rounded to odd in fp64: comparing it or rounding it to fewer bits gives the result of the exact sum.
+// Returns a + b rounded to odd in fp64: to compare it or to round it to fewer bits gives the result of the exact sum.
 inline double sum_to_odd(double a, double b) {
     const double sum = a + b, part = sum - a, rest = (a - (sum - part)) + (b - part);
     if (rest == 0 || !std::isfinite(sum) || std::bit_cast<u64>(sum) & 1) return sum;
@@ -346,7 +349,7 @@ u64 to_bits(T x) {
     if constexpr (sizeof(T) == 2) return std::bit_cast<u16>(x);
 }
 
-// variant: the rounding, plus 4 for .sat.
+// variant: the rounding mode's number, plus 4 for .sat.
 template <class D, class S>
 D convert(S x, int variant) {
     if constexpr (!IS_FLOAT<D> && !IS_FLOAT<S>) {
@@ -410,7 +413,7 @@ void convert_pair(Table& t, const std::string& to) {
     });
 }
 
-// Applies a function to each of the two numbers in a register.
+// Applies a function to each of the two numbers packed in a register.
 template <class T, class R, class F>
 void packed(Table& t, const std::string& name, F) {
     const bool three = name.rfind("fma", 0) == 0;
@@ -431,7 +434,7 @@ void packed_integers(Table& t, const std::string& type) {
     packed<T, u32>(t, "max." + type, [](T a, T b, T) { return a > b ? a : b; });
 }
 
-// Arithmetic of halves; each result is rounded once.
+// Arithmetic of fp16 and bf16; each result is rounded once.
 template <class H, H (*half)(float)>
 void halves(Table& t, const std::string& type) {
     compare_numbers<H>(t, type);
@@ -445,7 +448,7 @@ void halves(Table& t, const std::string& type) {
     binary<H>(t, "max." + type, [](H a, H b) { return half(extreme<true, false>(number(a), number(b))); });
     binary<H>(t, "min.NaN." + type, [](H a, H b) { return half(extreme<false, true>(number(a), number(b))); });
     binary<H>(t, "max.NaN." + type, [](H a, H b) { return half(extreme<true, true>(number(a), number(b))); });
-    // From sm_100 on one operand may be fp32 and the others halves.
+    // From sm_100 on the last operand may be fp32 with fp16 or bf16 factors.
     binary<H, float>(t, "add.rn.f32." + type, [](H a, float b) { return number(a) + b; });
     binary<H, float>(t, "add.f32." + type, [](H a, float b) { return number(a) + b; });
     binary<H, float>(t, "sub.f32." + type, [](H a, float b) { return number(a) - b; });
@@ -460,7 +463,7 @@ void halves(Table& t, const std::string& type) {
     });
 }
 
-// A predicate has one bit for each lane.
+// Logic of predicates, which have one bit for each lane.
 inline void predicates(Table& t) {
     const auto one = [&](const char* name, auto f) {
         define(t, name, {0, 0}, [](Warp& w, const Instruction& i) {
@@ -502,7 +505,7 @@ inline Table arithmetic() {
 
     const auto least = [](float a, float b, float c) { return extreme<false, false>(extreme<false, false>(a, b), c); };
     const auto most = [](float a, float b, float c) { return extreme<true, false>(extreme<true, false>(a, b), c); };
-    ternary<float>(t, "min3.f32", least), ternary<float>(t, "max3.f32", most);  // ptx.py's names for three operands
+    ternary<float>(t, "min3.f32", least), ternary<float>(t, "max3.f32", most);  // of three operands
     ternary<float>(t, "min3.NaN.f32", [](float a, float b, float c) {
         return extreme<false, true>(extreme<false, true>(a, b), c);
     });
@@ -542,7 +545,7 @@ inline Table arithmetic() {
     unary<double>(t, "rsqrt.approx.f64", [](double a) { return 1 / std::sqrt(a); });
 
     predicates(t);
-    ternary<u32>(t, "prmt.b32", [](u32 a, u32 b, u32 c) {  // four digits choose from the bytes of a and b
+    ternary<u32>(t, "prmt.b32", [](u32 a, u32 b, u32 c) {  // each digit of c chooses a byte of a and b
         const u64 both = u64(b) << 32 | a;
         u32 r = 0;
         for (int k = 0; k < 4; ++k) {

@@ -1,4 +1,5 @@
-"""Compiles plans to PTX, by the pinned or the oldest Triton, into a folder that later runs read.
+"""Compiles plans (kernel, constants, launch options) to PTX, by the pinned or the oldest Triton. Later runs read the
+results from a folder.
 
 `python -m tests.kernels.executed.compiling` compiles requests from stdin, one line of JSON each, as
 scripts/gpu_kernels.py writes them; it needs no torch. PYTHONPATH selects the Triton."""
@@ -33,13 +34,13 @@ def oldest():
 
 
 def folder_of(version):
-    """Returns the folder of this Triton, or None for this environment."""
+    """Returns the folder that contains this version of Triton, or None if it is the installed one."""
     return None if version == pinned() else Path(sys.prefix) / "oldest-triton"
 
 
 @cache
 def sources():
-    """Returns the sources of the kernels, without those that tests declare."""
+    """Returns the source texts of safeops' kernels. Kernels that tests declare are left out."""
     return "".join(path.read_text() for path in sorted((ROOT / "kernels").rglob("*.py")))
 
 

@@ -1,8 +1,9 @@
-"""The ops of csrc/cuda on CPU tensors: their own host code calls their kernels, executed from nvcc's PTX.
+"""Runs the ops of csrc/cuda on CPU tensors: their host code runs as it is, and each kernel that it launches is executed
+from nvcc's PTX.
 
 ops = cuda.Ops([*(ROOT / "csrc/cuda/lists").glob("*.cu")])
 ops._grad_norm([x], 2.0)       # a raw op; raises machine.Fault if a kernel misbehaves
-ops.launches                   # of the last call
+ops.launches                   # the launches of the last call
 """
 
 import ctypes
@@ -25,7 +26,7 @@ from tests.kernels.executed.machine import ROOT
 
 FOLDER = machine.FOLDER / "cuda"
 RUNTIME, LIMITS = (Path(__file__).with_name(name) for name in ("cudart.cpp", "limits.h"))
-# This kernel reads a number before it knows that the number counts: csrc/cuda/selection/masked_compact.cu.
+# take_kernel (masked_compact.cu) may read unwritten memory: it loads a number before it knows that the number counts.
 ANYTHING = re.compile(r"take_kernel")
 
 
@@ -37,7 +38,7 @@ def nvcc():
 
 
 def available():
-    """Returns True if the compilers are there."""
+    """Returns True if the compilers are installed."""
     return nvcc() is not None and machine.available()
 
 
@@ -48,7 +49,7 @@ def compilers():
 
 
 def included(path, found):
-    """Adds to `found` {path: text} of a source and of all files that it includes by quotes."""
+    """Adds a source and all files that it includes by #include "..." to found, as {path: text}."""
     if path.exists() and path not in found:
         found[path] = path.read_text()
         for name in re.findall(r'#include "([^"]+)"', found[path]):
@@ -57,7 +58,8 @@ def included(path, found):
 
 
 def compiled(source, arch, parts):
-    """Returns the object file of a source; its PTX lies beside it. parts: SAFEOPS_PARTS of limits.h."""
+    """Returns the object file of a source; its PTX lies beside it. parts: the value of the macro SAFEOPS_PARTS, how
+    many parts masked_select counts (limits.h)."""
     options = [f"-DSAFEOPS_PARTS={parts}"] if parts and "SAFEOPS_PARTS" in source.read_text() else []
     text = f"{arch} {options} {compilers()} {LIMITS.read_text()}" + "".join(included(source, {}).values())
     target = FOLDER / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
@@ -66,7 +68,7 @@ def compiled(source, arch, parts):
     command = [nvcc(), "-std=c++17", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT}/csrc"]
     command += [f"-gencode=arch=compute_{arch},code=compute_{arch}", "-DUSE_CUDA", f"-include={LIMITS}", *options]
     command += ["-DTORCH_TARGET_VERSION=0x020b000000000000", f"-isystem={Path(torch.__file__).parent}/include"]
-    # Libraries in one process must not share static variables.
+    # no-gnu-unique, hidden: the libraries of one process must not share static variables.
     command += ["-Xcompiler=-O1,-fPIC,-fno-gnu-unique,-fvisibility=hidden,-fvisibility-inlines-hidden"]
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         half = Path(folder) / target.name
@@ -81,7 +83,7 @@ def compiled(source, arch, parts):
 
 
 def built(sources, arch, parts):
-    """Returns (library of these sources, whose file name is its ops' namespace, PTX files)."""
+    """Returns (library of these sources, their PTX files). The library's file name is its ops' namespace."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as lock, ThreadPoolExecutor(2) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -98,7 +100,7 @@ def built(sources, arch, parts):
 
 
 def entries(ptx):
-    """Returns {entry: its PTX with the functions that it may call}."""
+    """Returns {kernel: PTX of the kernel and of the functions that it may call}."""
     shared, kernels = [], {}
     for part in re.split(r"(?m)^(?=(?:\.visible |\.weak )?\.(?:entry|func) )", ptx):
         entry = re.match(r"\S*\s*\.entry\s+([\w$]+)", part)
@@ -117,10 +119,12 @@ def demangled(name):
 
 
 class Ops:
-    """The raw ops of some sources, as attributes. bias: as in machine.run. host: a tensor that stays on the CPU.
+    """The raw ops of some sources, as attributes. bias: as in machine.run. host: an operand that counts as a CPU
+    tensor.
 
-    whole: use the limits of a GPU. kept: if not None, launches are recorded and not executed, and the host reads this
-    number from the device; tensors may then have any size."""
+    whole: use the limits of a GPU, not the small ones of limits.h. kept: if not None, launches are recorded instead of
+    executed, so that tensors may have any size; the host then reads this number wherever it copies a count from the
+    device."""
 
     def __init__(self, sources, arch=90, whole=False):
         self.target, self.texts = built(sources, arch, 1024 if whole else None)
@@ -170,7 +174,7 @@ class Ops:
 
     @property
     def wide(self):
-        """How many lanes loaded 16 bytes in the last call, without CUB's kernels."""
+        """Returns how many 16-byte loads the threads of the last call did, without CUB's kernels."""
         return sum(launch.wide for launch in self.launches if "cub::" not in launch.kernel)
 
     @cached_property
@@ -184,7 +188,7 @@ class Ops:
         return self.programs[kernel]
 
     def launch(self, kernel, grid, threads, shared, arguments):
-        """Execute a launch of the host code; call() raises its error."""
+        """Execute a launch that the host code makes. An error is kept, and raised when the op returns."""
         if self.kept is not None:
             self.launches.append(machine.Launched(kernel.decode(), (grid[0], 1, 1), threads[0], shared))
             return 0
@@ -207,7 +211,7 @@ class Ops:
         return int(self.fault is not None)
 
     def memory(self, watches_unwritten):
-        """The operands of this call, and the memory that it has allocated."""
+        """Returns the memory that a launch may touch: the operands of this call, and what the call has allocated."""
         rows = (ctypes.c_int64 * 4 * 64)()
         count = self.runtime.executed_allocations(rows, ctypes.c_int64(64))
         assert count <= len(rows)

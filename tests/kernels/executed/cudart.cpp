@@ -1,5 +1,5 @@
-// The functions of the CUDA runtime and of torch's C shim that csrc/cuda's host code and CUB call, for ops on CPU
-// tensors. They are linked in place of the real ones. A launch calls Python, which executes the PTX (cuda.py).
+// Replaces the CUDA runtime and torch's C shim for ops on CPU tensors: defines the functions that csrc/cuda's host code
+// and CUB call. A launch calls Python, which executes the PTX (cuda.py).
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -15,26 +15,26 @@ namespace {
 
 using Launch = int (*)(const char* kernel, const unsigned* grid, const unsigned* threads, int64_t shared, void**);
 
-constexpr unsigned char UNWRITTEN = 0xA5;  // new memory
+constexpr unsigned char UNWRITTEN = 0xA5;  // fills new memory
 Launch launch = nullptr;
 cudaError_t error = cudaSuccess;
 int64_t memory_operations = 0;
 int driver = CUDART_VERSION;
 bool planning = false;  // launches are recorded and not executed, and no memory is touched
-int64_t kept_count = 0;  // then a copy from the device gives this number
-const void* in_host = nullptr;  // data of a tensor that stays on the CPU
+int64_t kept_count = 0;  // while planning, what a copy from the device gives
+const void* in_host = nullptr;  // data of the tensor that counts as a CPU tensor
 struct Configuration {
     dim3 grid, threads;
     size_t shared;
 };
 std::vector<Configuration> configurations;
-std::unordered_map<const void*, std::string>& kernels() {  // {host function: entry of the PTX}
+std::unordered_map<const void*, std::string>& kernels() {  // {host function: its kernel's name in the PTX}
     static auto& all = *new std::unordered_map<const void*, std::string>;
     return all;
 }
 
-// An op's allocations are freed when the op ends. Memory that torch has zeroed lives on: an op keeps a zeroed counter
-// for later calls.
+// An op's allocations are freed when the op ends, but not memory that torch zeroed: an op keeps its zeroed counter for
+// later calls.
 struct Allocation {
     void* data;
     int64_t bytes, element;

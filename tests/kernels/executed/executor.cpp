@@ -1,4 +1,4 @@
-// Executes the numbers that ptx.py makes of PTX: programs, launches, and the functions that Python calls.
+// Executes programs, which ptx.py translates from PTX, on blocks of warps; and has the functions that Python calls.
 #include <memory>
 #include <random>
 #include <sstream>
@@ -12,8 +12,8 @@ void Warp::fault(const char* kind, const Instruction& i, const std::string& deta
                                            ": " + detail);
 }
 
-// The writes that a release publishes now: all that this warp has seen, all that the block wrote before its last
-// barrier, and all that this warp wrote.
+// Returns the writes that a release publishes now: those that this warp sees, those of its block before the block's
+// last barrier, and this warp's own.
 View Warp::publication() const {
     View result = view;
     Seen& mine = result[block->number];
@@ -38,7 +38,7 @@ std::vector<std::string> split(const std::string& text, char at) {
 
 [[noreturn]] void unknown(const std::string& opcode) { throw std::runtime_error("unknown instruction " + opcode); }
 
-// Reads the words of ld, st, atom, red and cp.async: address space, width and memory order.
+// Parses the opcode of ld, st, atom, red or cp.async: address space, width and memory order.
 Instruction access(const std::string& opcode) {
     static const std::map<std::string, int> ATOMICS = {
         {"add", int(Atomic::add)}, {"max", int(Atomic::max)}, {"min", int(Atomic::min)}, {"exch", int(Atomic::exch)},
@@ -63,7 +63,7 @@ Instruction access(const std::string& opcode) {
         else if (std::string("usbf").find(word[0]) != std::string::npos && word.size() > 1 &&
                  word.find_first_not_of("0123456789", 1) == std::string::npos)
             i.bytes = std::stoi(word.substr(1)) / 8, i.is_signed = word[0] == 's';
-        // Ignored: cache hints, and scopes that reach other blocks, which is all that safeops needs.
+        // Ignored words: cache hints, and scopes that include other blocks (safeops needs no smaller scope).
         else if (word == "ca" || word == "cg" || word == "cs" || word == "lu" || word == "cv" || word == "wb" ||
                  word == "wt" || word == "gpu" || word == "sys" || word.rfind("L1::", 0) == 0 ||
                  word.rfind("L2::", 0) == 0) {}
@@ -102,7 +102,7 @@ Table instructions() {
         for (int parts = 2; parts <= bytes / 2; parts *= 2) {
             const std::string type = std::to_string(parts) + ".b" + std::to_string(8 * bytes);
             add("pack" + type, Kind::plain, of(1, bytes, of(parts, bytes / parts)), pack);
-            add("unpack" + type, Kind::plain, of(parts, -bytes / parts, {bytes}), unpack);  // the target may be _
+            add("unpack" + type, Kind::plain, of(parts, -bytes / parts, {bytes}), unpack);  // a part may be _
             t["pack" + type].bytes = t["unpack" + type].bytes = bytes;
         }
     for (const char* name : {"membar.gl", "membar.sys", "fence.acq_rel.gpu", "fence.sc.gpu", "fence.acq_rel.sys"})
@@ -170,7 +170,7 @@ const Instruction& lookup(const std::string& opcode) {
     return table[opcode] = access(opcode);
 }
 
-// A handler reads registers by the opcode's width, so a register of another width is an error.
+// Checks each operand's width: a handler reads a register by its opcode's width, so another width is an error.
 void require_widths(const Program& program, const Instruction& i, const std::string& opcode) {
     const size_t count = i.op.size();
     if (count != i.widths.size()) unknown(opcode + " with " + std::to_string(count) + " operands: " + i.text);
@@ -185,7 +185,8 @@ void require_widths(const Program& program, const Instruction& i, const std::str
     if (i.kind == Kind::barrier && program.constants[~i.op[count / 2]].wide[0]) unknown(i.text);
 }
 
-// Text: one instruction a line, tab-separated: opcode, predicate, negated, operands, numbers, source text.
+// Parses a program. Each line is one instruction: opcode, predicate, negated, operands, numbers and source text,
+// separated by tabs.
 std::unique_ptr<Program> load_program(const char* text) {
     auto program = std::make_unique<Program>();
     const auto numbers = [](const std::string& list) {
@@ -216,7 +217,7 @@ std::unique_ptr<Program> load_program(const char* text) {
             i.number = numbers(field[4]), i.text = field[5];
             i.aligned = field[0].find("aligned") != std::string::npos;
             if (i.run == copy_later && i.op.size() == 3) i.widths.pop_back();
-            if (i.run == multiply_later && i.op.size() > i.widths.size()) {  // A is in four registers
+            if (i.run == multiply_later && i.op.size() > i.widths.size()) {  // A is four registers, no descriptor
                 i.variant |= 2;
                 i.widths.erase(i.widths.begin() + i.count / 2), i.widths.pop_back();
                 i.widths.insert(i.widths.begin(), 4, 4);
@@ -233,7 +234,8 @@ std::unique_ptr<Program> load_program(const char* text) {
 
 // ---- blocks and warps
 
-// The first registers, as ptx.py numbers them: %tid, %ntid, %ctaid, %nctaid in x, y, z, then the lane registers.
+// Registers 0 to 17, in the order of ptx.py's SPECIAL: %tid, %ntid, %ctaid and %nctaid, each in x, y, z; %laneid;
+// masks.
 void Block::begin(int linear) {
     number = linear;
     tick = 1, last_barrier = 0;
@@ -285,7 +287,7 @@ bool Block::done() const {
     return std::all_of(warps.begin(), warps.end(), [](const Warp& w) { return w.parts.empty(); });
 }
 
-// Merges the parts at one place, and moves the hindmost of those that can go on to the end.
+// Merges parts that are at one place, and moves the part that is furthest behind, among those that can run, to the end.
 void Block::select(Warp& w) {
     for (size_t a = 0; a < w.parts.size(); ++a)
         for (size_t b = a + 1; b < w.parts.size();)
@@ -340,14 +342,15 @@ bool Block::run(Warp& w, int64_t quantum, int64_t& steps) {
             case Kind::end:
                 w.live &= ~mask, part.lanes &= ~mask, ++part.pc;
                 if (!part.lanes) w.parts.pop_back();
-                for (Part& other : w.parts) other.waiting = false;  // nobody waits for ended lanes
+                for (Part& other : w.parts) other.waiting = false;  // ended lanes are not waited for
                 if (w.parts.empty()) {
                     release_barrier();
                     return true;
                 }
                 break;
             case Kind::converged: {
-                // The last operand of shfl, vote, redux and bar.warp.sync is the member mask; others need all.
+                // shfl, vote, redux and bar.warp.sync have a member mask as last operand; other instructions need all
+                // lanes.
                 const Mask members = i.aligned ? ALL : Mask(w.wide(i.op.back(), __builtin_ctz(part.lanes)));
                 if (members & w.live & ~part.lanes) {
                     part.waiting = true;
@@ -376,7 +379,8 @@ bool Block::run(Warp& w, int64_t quantum, int64_t& steps) {
     return true;
 }
 
-// When every warp that has not ended is at the barrier, all go on and see all writes.
+// If all warps that have not ended are at the barrier, lets them go on; from now on each sees all of the block's
+// writes.
 bool Block::release_barrier() {
     bool any = false;
     for (const Warp& w : warps) {
@@ -398,8 +402,8 @@ bool Block::release_barrier() {
     return true;
 }
 
-// Blocks begin in the order of the launch. With a seed, several are resident, and a randomly drawn warp runs for a
-// random number of steps before the next.
+// Runs a launch. Blocks start in the launch's order. With a seed, several blocks are resident: again and again a random
+// warp runs for a random number of steps.
 int64_t execute(const Program& program, Memory& memory, const Launch& launch) {
     std::mt19937_64 random(launch.seed);
     const int64_t resident = launch.seed ? std::min<int64_t>(launch.block_count, 1 + random() % 4) : 1;
@@ -479,7 +483,7 @@ int executed_written(const Memory* memory, uint64_t start) {
 
 int64_t executed_wide(const Memory* memory) { return memory->wide; }
 
-// One line per kind of event: what, count, where, first detail.
+// Returns one line per kind of event: what happened, how often, where, and the first case's detail.
 const char* executed_events(const Memory* memory) {
     said.clear();
     for (const auto& [what, event] : memory->events)

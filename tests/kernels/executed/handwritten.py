@@ -1,4 +1,4 @@
-"""Small kernels in PTX, for the tests of the executor."""
+"""Makes and runs small kernels written in PTX, for the tests of the executor."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from tests.kernels.executed import machine
 
 needs_compiler = pytest.mark.skipif(not machine.available(), reason="needs g++")
 
-# %thread: thread in its block; %block: block; %index: thread in the launch; %at: 4 %index.
+# Registers: %thread: the thread's number in its block; %block: the block's number; %index: the thread's number in the
+# launch; %at: 4 %index, a byte offset.
 TEXT = """
 .version 8.7
 .target sm_90a
@@ -32,7 +33,7 @@ TEXT = """
 
 
 def program(body, names=(), functions=""):
-    """Returns a kernel; the pointers `names` lie in the registers %name."""
+    """Returns a kernel with this body. Each name in `names` is a pointer parameter, which is in the register %name."""
     return machine.Program(
         TEXT.format(
             functions=functions,
@@ -45,7 +46,8 @@ def program(body, names=(), functions=""):
 
 
 def execute(body, tensors, *, grid=1, threads=32, orders=1, functions="", fresh=(), **options):
-    """Run it on {name: tensor}; fresh: names of the tensors that count as unwritten. Raises machine.Fault."""
+    """Run a kernel with this body on {name: tensor}. fresh: names of the tensors that count as unwritten memory. Raises
+    machine.Fault."""
     kernel = body if isinstance(body, machine.Program) else program(body, tensors, functions)
     operands = machine.Operands(tensors.items(), {tensors[name].untyped_storage().data_ptr() for name in fresh})
     launch = machine.run if orders == 1 else machine.run_in_orders
@@ -55,7 +57,8 @@ def execute(body, tensors, *, grid=1, threads=32, orders=1, functions="", fresh=
 
 
 def lanes(body, *columns, dtype=torch.int32, **options):
-    """Returns the %r0 of each thread of a warp, which gets its numbers of the columns in %r1, %r2, ..."""
+    """Runs the body in one warp. Thread i gets element i of each column in %r1, %r2, ...; returns every thread's
+    %r0."""
     names = [f"x{k}" for k in range(len(columns))]
     tensors = dict(zip(names, (torch.as_tensor(column, dtype=torch.int64).to(torch.int32) for column in columns)))
     tensors["out"] = torch.zeros(32, dtype=torch.int32)

@@ -1,9 +1,9 @@
-"""Launchers run as on a GPU, and the launches of their plans are executed.
+"""Runs launchers on CPU tensors as on a GPU, and executes the launches that they plan.
 
 with executed(arch=90) as launches:
-    cross_entropy_reduced(x, target)     # a launcher, on CPU tensors
+    cross_entropy_reduced(x, target)     # a launcher, called with CPU tensors
 with executed() as launches, on_launchers():
-    safeops.cross_entropy(x, target)     # a public function, by its kernels of a GPU
+    safeops.cross_entropy(x, target)     # a public function, which runs the GPU's kernels
 """
 
 import contextlib
@@ -20,7 +20,8 @@ UNUSED = torch.tensor([0, *machine.GARBAGE], dtype=torch.int64).to(torch.int32)
 
 
 class Fresh(private_torch.TorchDispatchMode):
-    """The storages that nobody has written: those of torch.empty and similar, until torch or a kernel writes them."""
+    """Keeps the storages that nobody has written: those of torch.empty and the like, until torch or a kernel writes
+    them."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +44,7 @@ class Executor:
 
     @private_torch.disable_modes()  # else Fresh would record this method's own operations
     def launch(self, plan, tensors, addresses, *floats):
-        """Replaces Plan.__call__."""
+        """Executes a plan; it replaces Plan.__call__, which launches it."""
         from safeops.kernels.engine.operand import is_constant, leaves
 
         names = plan.kernel.pointers
@@ -54,7 +55,7 @@ class Executor:
         values = [x for (_, x), kind in zip(leaves(arguments), kinds) if not is_constant(kind)]
         kinds = [kind for kind in kinds if not is_constant(kind)]
         values = [np.float64(x).view(np.uint64) if kind == "fp64" else x for x, kind in zip(values, kinds)]
-        # Triton may add two parameters, for scratch memory.
+        # Triton may add up to two parameters for scratch memory.
         if len(program.parsed.params) - len(values) not in (0, 1, 2):
             raise AssertionError(f"{program.parsed.name} takes {len(program.parsed.params)}, not {len(values)}")
         operands = machine.Operands(zip(names, tensors), self.fresh.storages)
@@ -65,7 +66,7 @@ class Executor:
         for start in operands.watched:
             self.fresh.storages.pop(start, None)
         for name, tensor in zip(names, tensors):
-            # Counters that no block uses keep their garbage.
+            # A used counter must be 0 again. Counters that no block uses keep their initial garbage, UNUSED.
             if name == "counter" and tensor is not None and not torch.isin(tensor, UNUSED).all():
                 raise machine.Fault(f"{program.parsed.name}: its counters are not zero after the launch")
         launched = plan.kernel.fn.__name__, plan.grid, binary.warps * 32, binary.shared, operands.wide, steps
@@ -81,7 +82,7 @@ class Executor:
 
 @contextlib.contextmanager
 def planned(call, arch=90):
-    """Within it, a launch planned for this architecture calls call(plan, tensors, addresses, *floats)."""
+    """Context manager: launches are planned for this architecture and call call(plan, tensors, addresses, *floats)."""
     from safeops.kernels.engine import launch
 
     with contextlib.ExitStack() as stack:
@@ -93,10 +94,11 @@ def planned(call, arch=90):
 
 @contextlib.contextmanager
 def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
-    """Within it, plans are executed instead of launched; yields the list of their launches.
+    """Context manager: plans are executed instead of launched. Yields the list of their launches.
 
-    version: of Triton; the pinned one if None. orders: how many orders of blocks and warps must give the same bits.
-    bias: -1 or 1 moves the ISA's approximations by their largest error."""
+    version: Triton's version; None: the pinned one. orders: how many orders of blocks and warps must give the same
+    bits. bias: -1 or 1 moves each approximate instruction's result down or up by the largest error that the ISA
+    allows."""
     executor = Executor(arch, version or compiling.pinned(), orders, bias)
 
     def call(plan, *arguments):
@@ -108,7 +110,7 @@ def executed(arch=90, version=None, orders=machine.ORDERS, bias=0):
 
 @contextlib.contextmanager
 def on_launchers():
-    """Within it, public functions call the GPU's kernels where they would call those of the CPU."""
+    """Context manager: public functions call the GPU's launchers where they would call the CPU's kernels."""
     from safeops.core import library
     from safeops.core.autograd import autograd_function
     from safeops.core.op import Op, registry

@@ -1,5 +1,5 @@
-// Smaller limits in place of csrc/cuda's, so that small tensors exceed them: the elements of one launch of the general
-// kernel (cudart.cpp may raise it), and the parts that masked_select counts.
+// Small limits in place of those of csrc/cuda, so that small tensors exceed them: how many elements one launch of the
+// general kernel takes (cudart.cpp may raise it), and into how many parts masked_select's count is divided.
 #pragma once
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 // Warps of 32 lanes share a program and, within a block, shared memory.
 //
-// A register is 32 numbers side by side, so that g++ makes one vector loop of an instruction. A diverged warp runs the
-// part that is furthest behind, so that the parts meet again. An instruction that needs lanes of another part waits for
-// them.
+// A register is an array of 32 numbers, one for each lane, so that g++ vectorizes an instruction's loop over lanes. The
+// lanes of a diverged warp form parts. The part that is furthest behind in the program runs, so that parts meet again.
+// An instruction that needs lanes of another part waits for that part.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,13 +17,14 @@ namespace executed {
 constexpr int LANES = 32;
 using Mask = uint32_t;
 constexpr Mask ALL = ~Mask(0);
-constexpr int CONSTANT = 99;  // in place of a width
+constexpr int CONSTANT = 99;  // marks a constant among the widths
 
 struct Warp;
 struct Instruction;
 using Handler = void (*)(Warp&, const Instruction&);
 
-// Instructions after which control may not just go on: a branch, an end, a block's barrier, a convergence of lanes.
+// Kinds of instructions. All but `plain` may change which lanes run next: a branch, an end, a barrier, a wait for
+// lanes.
 enum class Kind { plain, branch, end, barrier, converged };
 
 enum class Space { global, shared, param, local };
@@ -31,18 +32,18 @@ enum class Space { global, shared, param, local };
 struct Instruction {
     Handler run = nullptr;
     Kind kind = Kind::plain;
-    std::string text;  // the PTX, for events
+    std::string text;  // the PTX source, for reports
     int predicate = -1;
     bool negated = false;
-    std::vector<int> op;          // registers; below 0: constants
+    std::vector<int> op;          // operands: numbers of registers; below 0: of constants
     std::vector<int64_t> number;  // offsets of addresses, targets of branches
     std::vector<int> widths;      // bytes of each operand; 0: a predicate; -n: n or more; CONSTANT
-    bool aligned = false;         // all lanes must take part, whatever the last operand is
+    bool aligned = false;         // all lanes take part; else the last operand is their mask
     // Fields of memory accesses:
     Space space = Space::global;
-    int count = 1, bytes = 0;  // elements, and the bytes of one
+    int count = 1, bytes = 0;  // how many elements, and the bytes of each
     bool is_signed = false, strong = false, acquire = false, release = false, coherent = true;
-    int variant = 0;  // what else a handler needs from the opcode
+    int variant = 0;  // a number from the opcode, with a meaning for each handler
 };
 
 struct alignas(64) Register {
@@ -64,12 +65,12 @@ struct Program {
     int shared_bytes = 0, local_bytes = 0, shared_grain = 8;
 };
 
-// The writes of a block that a warp may rely on: all before tick `all`, and those of single warps up to a later tick.
+// Which writes of a block are visible to a warp: all before tick `all`, and those of single warps up to a later tick.
 struct Seen {
     uint32_t all = 0;
     std::map<int, uint32_t> of_warp;
 };
-using View = std::map<int, Seen>;  // by block
+using View = std::map<int, Seen>;  // by the writing block's number
 
 inline void join(View& view, const View& other) {
     for (const auto& [block, seen] : other) {
@@ -85,16 +86,16 @@ struct Launch {
     const uint8_t* params;
     const int64_t* blocks;  // linear block numbers, in the order of their start
     int64_t block_count;
-    uint64_t seed;       // of the schedule; 0: blocks and warps run one after another
-    int bias;            // -1, 0, 1: the direction of the approximations' errors
+    uint64_t seed;       // selects the schedule; 0: blocks and warps run one after another
+    int bias;            // -1, 0, 1: results of approximations are moved down, exact, moved up
     uint32_t garbage;    // the initial content of registers and shared memory
-    int64_t most_steps;  // for the whole launch
+    int64_t most_steps;  // limit of instructions for the whole launch
 };
 
 struct Memory;
 struct Block;
 
-// Lanes of a warp at the same place of the program.
+// The lanes of a warp that are at one place of the program.
 struct Part {
     Mask lanes;
     int pc;
@@ -117,14 +118,14 @@ struct Warp {
     Block* block = nullptr;
     int number = 0;
     Mask live = 0;
-    std::vector<Part> parts;  // the last one runs
+    std::vector<Part> parts;  // the last of these runs
     bool at_barrier = false;
     std::vector<Register> registers;
     std::vector<uint8_t> local;
     View view, acquired, released;  // acquired: read by strong reads; released: published by the last fence
     bool has_fenced = false;
     uint32_t proxy_fence = 0, proxy_barrier = 0;  // ticks of the last fence.proxy.async and of the barrier before it
-    Groups groups[2];  // of cp.async, and of wgmma
+    Groups groups[2];  // [0]: of cp.async; [1]: of wgmma
     Mask mask = 0;  // lanes that run the current instruction
 
     template <class T>
@@ -137,7 +138,8 @@ struct Warp {
         return reinterpret_cast<const T*>(c.byte);
     }
 
-    // Writes f(lane) for the running lanes. (A register may be both operand and result: a lane is read, then written.)
+    // Writes f(lane) for the running lanes. f reads a lane before it is written, so a register may be operand and
+    // result.
     template <class T, class F>
     void out(int op, F f) {
         T* d = reinterpret_cast<T*>(registers[op].bytes);
@@ -156,10 +158,11 @@ struct Warp {
         p = (p & ~mask) | (value & mask);
     }
 
-    // Lanes may reach one address in any order; an odd seed reverses it.
+    // Returns the lane whose turn is at this count: 31 - lane if the seed is odd. Lanes may reach an address in any
+    // order.
     int turn(int lane) const;
 
-    // Reads a register of any width as 64 bits, and writes it.
+    // Read and write a register of any width as 64 bits.
     uint64_t wide(int op, int lane) const {
         switch (op < 0 ? 8 : program().width[op]) {
             case 8: return in<uint64_t>(op)[lane];
@@ -191,10 +194,10 @@ struct Block {
     int number;        // linear index in the grid
     uint32_t tick = 1;  // counts barriers and fences
     uint32_t last_barrier = 0;
-    uint32_t voted = 0;  // of bar.red: any arrived warp's predicate
+    uint32_t voted = 0;  // bar.red: true if the predicate of an arrived warp is
     std::vector<Warp> warps;
     std::vector<uint8_t> shared;
-    std::vector<uint64_t> shared_writes, shared_reads;  // a stamp for each grain
+    std::vector<uint64_t> shared_writes, shared_reads;  // a stamp (last access) for each shared_grain bytes
 
     void begin(int linear);
     bool run(Warp& warp, int64_t quantum, int64_t& steps);  // false: the warp could not run

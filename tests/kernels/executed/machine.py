@@ -1,4 +1,4 @@
-"""Python's interface to the executor: programs, memory with its checks, launches."""
+"""Runs programs, PTX kernels that ptx.py has translated, in the executor's C++ library, with checks of their memory."""
 
 import ctypes
 import fcntl
@@ -22,19 +22,20 @@ FOLDER = ROOT / "build" / "executed"
 SOURCES = [
     Path(__file__).with_name(name) for name in ("executor.cpp", "accesses.h", "arithmetic.h", "memory.h", "machine.h")
 ]
-# -ffp-contract=off: a product that the PTX rounds must not be fused. native: the library runs on this machine.
+# -ffp-contract=off: g++ must not fuse a product that the PTX rounds. -march=native: the library runs on this machine.
 COMMAND = "g++ -std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -shared -fPIC".split()
-GARBAGE = (0x7FC17FC1, 0xC2F1C2F1)  # what unwritten memory holds: NaN; in every second order -120.6 in fp32
+GARBAGE = (0x7FC17FC1, 0xC2F1C2F1)  # content of unwritten memory, as fp32: NaN; in every second order -120.6
 MOST_STEPS = 1 << 32
-REGISTERS = 65_536  # of a multiprocessor, and so the most of a block
-# Only a kernel with these instructions may depend on the order of its blocks. In any other, blocks do not communicate,
-# or they race, which shows in any order.
+REGISTERS = 65_536  # a multiprocessor's, so a block has at most these
+# Only a kernel with these instructions can depend on the order of its blocks. In a kernel without them, blocks either
+# do not communicate, or they race, which shows in any order.
 ORDERED = re.compile(r"\b(atom|red|ld\.(relaxed|acquire|volatile))\b")
 ORDERS = 3
 
 
 class Fault(AssertionError):
-    """A launch did something forbidden."""
+    """A launch did something that a GPU forbids or leaves undefined, or its result depends on the order of
+    execution."""
 
 
 class Launch(ctypes.Structure):
@@ -48,7 +49,7 @@ class Launch(ctypes.Structure):
 
 @cache
 def executor():
-    """The executor's library, compiled once for its sources, the compiler and the CPU."""
+    """Returns the executor's library, which is compiled once for its sources, the compiler and the CPU."""
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), platform.machine())
     text = "".join(path.read_text() for path in SOURCES) + " ".join(COMMAND) + cpu
     target = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
@@ -72,7 +73,8 @@ def available():
 
 @dataclass
 class Launched:
-    """wide: lanes' 16-byte loads; steps: of all warps in all orders."""
+    """A launch that has run. wide: how many 16-byte loads its threads did. steps: instructions that all warps ran, in
+    all orders together."""
 
     kernel: str
     grid: tuple
@@ -95,7 +97,7 @@ class Program:
         self.registers = int(most[1]) if most else 0
 
     def pack(self, values):
-        """Returns the bytes of the parameters; values: integers in order. Missing ones are 0."""
+        """Returns the kernel's parameters as bytes. values: their integers, in order; missing ones are 0."""
         data = bytearray(self.parsed.param_bytes)
         for value, (offset, size) in zip(values, self.parsed.params.values()):
             data[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
@@ -109,7 +111,8 @@ def bytes_of(tensor):
 
 
 def elements(tensors):
-    """Returns a mask of the storage's bytes that belong to one of these tensors, which share it, or None for all."""
+    """Returns a mask of the storage's bytes: 1 where a byte belongs to one of these tensors, which share the storage.
+    None: all bytes do."""
     size = tensors[0].untyped_storage().nbytes()
     if any(t.numel() * t.element_size() == size and t.is_contiguous() for t in tensors):
         return None
@@ -125,7 +128,7 @@ class Operands:
     """The storages that a launch may touch, by name."""
 
     def __init__(self, named, fresh=()):
-        """named: (name, tensor) pairs; fresh: addresses of unwritten storages."""
+        """named: (name, tensor) pairs. fresh: addresses of the storages that nobody has written."""
         storages = {}
         for name, tensor in named:
             if tensor is not None and tensor.untyped_storage().nbytes():
@@ -134,14 +137,14 @@ class Operands:
         for start, tensors in storages.items():
             grain = min(4, *(t.element_size() for _, t in tensors))
             name = " and ".join(f"{n} {str(t.dtype)[6:]}{tuple(t.shape)}" for n, t in tensors)
-            # A launcher may pass a first part of its own allocation; in other storages it may write the tensor alone.
+            # A kernel may write a whole new allocation (`fresh`), but in other storages only a tensor's own bytes.
             inside = None if start in fresh else elements([t for _, t in tensors])
             self.storages.append((start, bytes_of(tensors[0][1]), name, grain, start in fresh, inside))
         self.watched = set()  # storages that a launch in an earlier order has written
-        self.wide = 0  # 16-byte loads by a lane, in the last order
+        self.wide = 0  # 16-byte loads by a thread, in the last order
 
     def memory(self):
-        """Returns the executor's memory of these storages."""
+        """Returns these storages as the memory that the executor's library takes."""
         library, memory = executor(), ctypes.c_void_p(executor().executed_memory())
         for start, data, name, grain, fresh, inside in self.storages:
             mask = None if inside is None else ctypes.c_void_p(inside.data_ptr())
@@ -166,9 +169,11 @@ class Operands:
 
 
 def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed=0, bias=0, garbage=GARBAGE[0]):
-    """Execute a launch once; returns the steps of its warps. Raises Fault if the launch does something forbidden.
+    """Execute a launch once. Returns the number of steps (instructions) of its warps. Raises Fault if the launch does
+    something forbidden.
 
-    blocks: linear numbers of the blocks to run, in order; None: all."""
+    blocks: linear numbers of the blocks to run, in this order; None: all. seed: selects the order of the warps.
+    bias: -1 or 1 moves approximations down or up by their largest error. garbage: fills unwritten memory."""
     count = math.prod(threads)
     if count > 1024 or program.registers * count > REGISTERS:
         raise Fault(
@@ -201,8 +206,8 @@ def run(program, operands, params, grid, threads, shared=0, *, blocks=None, seed
 
 
 def run_in_orders(program, operands, params, grid, threads, shared=0, *, orders=ORDERS, bias=0):
-    """Execute a launch in several orders of its blocks and warps: the results must have the same bits."""
-    # Without ORDERED instructions, two orders suffice: they show reads of unwritten memory, by its garbage.
+    """Execute a launch in several orders of its blocks and warps. Raises Fault if the results differ in a bit."""
+    # Without ORDERED instructions two orders suffice: their garbage differs, which shows reads of unwritten memory.
     orders = orders if program.ordered else min(orders, 2)
     first = torch.arange(math.prod(grid))
     before = operands.copies() if orders > 1 else None
@@ -226,12 +231,12 @@ def run_in_orders(program, operands, params, grid, threads, shared=0, *, orders=
 
 
 def words(data, at):
-    """Returns the aligned four bytes around `at`, in hexadecimal."""
+    """Returns the aligned four bytes that contain byte `at`, in hexadecimal."""
     return bytes(data[at // 4 * 4 : at // 4 * 4 + 4].tolist())[::-1].hex()
 
 
 def compare(program, operands, one, other, garbage_of_one, garbage_of_other):
-    """Raise Fault if two orders left different bits; bytes that neither wrote may differ by their garbage."""
+    """Raise Fault if two orders left different bits. Bytes that neither order wrote may differ by their garbage."""
     for (_, _, name, _, fresh, _), a, b in zip(operands.storages, one, other):
         unequal = a != b
         if fresh and unequal.any():

@@ -1,5 +1,5 @@
-// Global and shared memory and its checks: bounds, alignment, and the last write and read of each element, so that two
-// unordered accesses show in whatever order they happen to run.
+// Global and shared memory with its checks: bounds, alignment, and races. For races it keeps the last write and read of
+// each element, so that two unordered accesses are found in whatever order they run.
 #pragma once
 #include <cstdio>
 #include <unordered_map>
@@ -8,10 +8,10 @@
 
 namespace executed {
 
-// The last access of an element: block + 1, warp, whether it was atomic or volatile, and tick.
+// The last access of an element, packed: block + 1, warp, a bit for atomic or volatile, and the tick.
 struct Stamp {
     uint64_t bits = 0;
-    static constexpr int MANY = 0x7f;  // several warps of the block have read it
+    static constexpr int MANY = 0x7f;  // in place of a warp: several warps have read the element
     static Stamp of(const Warp& w, bool strong) {
         const uint64_t block = w.block->number + 1, warp = w.number;
         return {block << 32 | uint64_t(strong) << 31 | warp << 24 | w.block->tick};
@@ -23,7 +23,7 @@ struct Stamp {
     void merge_warps() { bits |= uint64_t(MANY) << 24; }
 };
 
-// True if a barrier, or a release that this warp has acquired, lies between the stamp and now.
+// True if the stamped access happened before now: a barrier, or a release that this warp has acquired, lies between.
 inline bool ordered(const Warp& w, Stamp s) {
     if (s.bits == 0) return true;
     if (s.block() == w.block->number && (s.warp() == w.number || s.tick() < w.block->last_barrier)) return true;
@@ -43,9 +43,9 @@ struct Region {
     uint64_t start, size;
     std::string name;
     int grain;              // bytes of an element
-    bool fresh;             // unwritten before the launch
-    const uint8_t* inside;  // for each byte, whether a tensor owns it; null: all
-    bool watched;           // reads are recorded too, since a launch in an earlier order has written here
+    bool fresh;             // nobody has written it before the launch
+    const uint8_t* inside;  // for each byte 1 if a tensor owns it; null: all are owned
+    bool watched;           // record reads, too: an earlier order of the launch wrote here
     bool written = false;
     std::vector<uint64_t> writes, reads;
 };
@@ -53,8 +53,8 @@ struct Region {
 struct Memory {
     std::vector<Region> regions;
     std::map<std::pair<std::string, std::string>, std::pair<int64_t, std::string>> events;
-    int64_t wide = 0;  // 16-byte loads by single lanes
-    std::unordered_map<uint64_t, View> published;  // address -> what an acquire there makes visible
+    int64_t wide = 0;  // how many 16-byte loads lanes did
+    std::unordered_map<uint64_t, View> published;  // address -> writes that an acquire there makes visible
 
     void fault(const std::string& kind, const std::string& text, const std::string& detail) {
         auto& [count, first] = events[{kind, text}];
@@ -91,8 +91,8 @@ inline std::string hex(uint64_t x) {
     return text;
 }
 
-// Compares one lane's access of the elements [first, last) of a region or of shared memory with earlier ones. same: the
-// write changes no byte, so that it needs no order among the warps of a block.
+// Checks one lane's access of the elements [first, last) of a region or of shared memory against earlier accesses.
+// same: the write changes no byte, so it needs no order relative to writes by the block's other warps.
 inline void check_write(Warp& w, const Instruction& i, uint64_t* writes, uint64_t* reads, int64_t first, int64_t last,
                         bool same, const std::string& name) {
     const Stamp mine = Stamp::of(w, i.strong);
@@ -124,8 +124,8 @@ inline void check_read(Warp& w, const Instruction& i, const uint64_t* writes, ui
     }
 }
 
-// A read may begin before a tensor or end after it. Allocations are multiples of 16 bytes: the read is right if each
-// 16-byte piece contains a byte of a tensor. The other bytes are garbage.
+// A read may start before a tensor or end after it. Allocations are multiples of 16 bytes, so the read is allowed if
+// each aligned 16-byte piece of it contains a byte of a tensor. The bytes outside of tensors are garbage.
 inline uint8_t* across_an_end(Warp& w, const Instruction& i, uint64_t address, int bytes) {
     static thread_local uint8_t data[64];
     Memory& memory = *w.block->memory;

@@ -1,4 +1,4 @@
-"""Types of the PTX ISA in Python: the values of bits, rounding, and edge values."""
+"""The number types of the PTX ISA in Python: decoding, rounding and edge values."""
 
 import math
 from fractions import Fraction
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class Float(NamedTuple):
     bits: int
-    precision: int  # bits of the significand, with the implicit one
+    precision: int  # bits of the significand, with the implicit bit
     least: int  # exponent of the smallest normal number
 
     @property
@@ -25,7 +25,7 @@ class Float(NamedTuple):
         return (-1.0 if sign else 1.0) * math.ldexp(fraction, exponent + self.least - self.precision + 1)
 
     def encoded(self, x, mode="nearest"):
-        """Returns the bits of a Fraction, rounded once, or of a float that is 0, infinite or NaN."""
+        """Returns the bits of x: a Fraction, which is rounded once, or a float that is 0, infinite or NaN."""
         top = 1 << self.bits - 1
         if isinstance(x, float) and (x == 0 or not math.isfinite(x)):
             sign = top if math.copysign(1, x) < 0 else 0
@@ -63,7 +63,7 @@ def width(kind):
 
 
 def decoded(kind, bits):
-    """Returns the number of these bits; bits above the type's width do not count."""
+    """Returns the number that these bits encode. Bits above the type's width are ignored."""
     if kind in FLOATS:
         return FLOATS[kind].value(bits)
     bits &= (1 << width(kind)) - 1
@@ -71,7 +71,7 @@ def decoded(kind, bits):
 
 
 def edges(kind):
-    """Returns bits of a register: the limits of the type, and values between them."""
+    """Returns registers' bits that encode the limits of the type, and values between them."""
     n = width(kind)
     if kind == "pred":
         return [0, 1]
@@ -91,7 +91,8 @@ def edges(kind):
 
 
 def exact(f, *values):
-    """Returns f of floats: a Fraction if it is finite and not zero, else a float with its sign."""
+    """Returns f(*values), computed exactly: a Fraction if the result is finite and not zero, else a float (signed zero,
+    infinity or NaN)."""
     if all(map(math.isfinite, values)):
         result = f(*map(Fraction, values))
         if result:

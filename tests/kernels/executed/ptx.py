@@ -1,7 +1,7 @@
-"""Translates PTX to the numbers that executor.cpp executes.
+"""Translates PTX to the text that executor.cpp reads: one instruction per line.
 
-Registers, constants and labels become numbers, and called functions are inlined. A name declared in braces differs from
-the same name outside. Opcodes stay as they are; the executor refuses those that it does not know.
+Registers, constants and labels become numbers, and called functions are inlined. A name declared in braces is another
+name than an equal one outside of them. Opcodes stay as they are; the executor refuses those that it does not know.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 WIDTHS = {"pred": 0, "b8": 2, "u8": 2, "s8": 2}  # bytes of a register; a predicate has one bit per lane
-# The registers that the executor fills in, in its order.
+# Registers with numbers 0, 1, ..., which the executor fills: the order must be the executor's.
 SPECIAL = [f"%{name}.{d}" for name in ("tid", "ntid", "ctaid", "nctaid") for d in "xyz"]
 SPECIAL += ["%laneid", *(f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt"))]
 STATEMENT = re.compile(r"(?:@(!?)([%\w.$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
@@ -38,7 +38,7 @@ def aligned(offset, alignment):
 
 @dataclass
 class Program:
-    """A kernel: the text for the executor, and the offsets of its parameters."""
+    """A translated kernel: the text for the executor, and the offsets of the kernel's parameters."""
 
     name: str
     params: dict = field(default_factory=dict)  # name: (offset, bytes)
@@ -66,7 +66,8 @@ def bodies(ptx):
 
 
 def statements(body):
-    """Yields statements, labels (ending in a colon) and scope braces; braces of operands stay in their statement."""
+    """Yields statements, labels (with their colon), and the braces of scopes. Braces around operands stay in their
+    statement."""
     text = ""
     for character in body:
         if character in ";{}:" and not (text.strip() if character in "{}" else False):
@@ -88,7 +89,7 @@ class Translation:
         self.functions = bodies(ptx)
         entries = [name for name, (kind, *_) in self.functions.items() if kind == "entry"]
         self.program = Program(entry or entries[0])
-        self.registers, self.widths, self.of_calls = {}, [], set()  # of_calls: registers that hold parameters of calls
+        self.registers, self.widths, self.of_calls = {}, [], set()  # of_calls: registers for parameters of calls
         self.constants, self.labels, self.symbols = {}, {}, {}
         self.fresh = count()
         self.dynamic = False  # True if the launch gives the size of shared memory
@@ -118,7 +119,7 @@ class Translation:
                 self.register(scope[each], width)
 
     def variables(self, text, scope):
-        """Declare memory; parameters of calls become registers."""
+        """Enter the declared variables of memory into `scope`. Parameters of called functions become registers."""
         for space, alignment, kind, name, array, size in VARIABLE.findall(text):
             width = int(kind[1:]) // 8
             bytes_ = width * (int(size or 0) if array else 1)
@@ -130,7 +131,7 @@ class Translation:
                 self.of_calls.add(scope[name])
                 continue
             if space in ("global", "const"):
-                continue  # an access then fails as an unknown operand
+                continue  # not supported: an access fails as an unknown operand
             if space == "shared" and self.dynamic:
                 raise ValueError(f"{name} beside dynamic shared memory")
             self.dynamic |= bytes_ == 0
@@ -176,7 +177,7 @@ class Translation:
         self.program.instructions.append([opcode, predicate, int(negated), operands, numbers, f"{text}{self.place}"])
 
     def function(self, body, scope, end):
-        """Translate a body; end: the label after the call, for an inlined function."""
+        """Translate a function's body. end: the label to which a `ret` of an inlined function branches."""
         scopes, labels = [scope], {}
         for statement in statements(body):
             if statement == "{":
@@ -230,14 +231,14 @@ class Translation:
             return self.move(to, source, scope, scope, **guard)
         if family == "mov" and "{" in rest:
             opcode = f"{'unpack' if rest.startswith('{') else 'pack'}{rest.count(',')}{opcode[3:]}"
-        if family in ("min", "max") and len(operands) == 4:  # with three operands, from sm_100 on
+        if family in ("min", "max") and len(operands) == 4:  # min and max of three operands, from sm_100 on
             opcode = f"{family}3{opcode[3:]}"
-        # `red` is an `atom` with an unused result.
+        # `red` becomes an `atom` whose result is unused.
         opcode = re.sub(r"^red\.(?!async)", "atom.", opcode)
         self.emit(opcode, *self.encoded(family, operands, scope), **guard)
 
     def encoded(self, family, operands, scope):
-        """Returns (operands, offsets of addresses)."""
+        """Returns (numbers of the operands, offsets of their addresses)."""
         results, numbers = [], []
         for text in operands:
             if text.startswith("{"):
@@ -260,7 +261,7 @@ class Translation:
         self.emit(f"mov.b{8 * self.widths[pair[0]]}", pair, **guard)
 
     def call(self, operands, scope):
-        """Inline the function at the call."""
+        """Inline the called function."""
         results, name, arguments = operands if len(operands) == 3 else ("", *operands)
         kind, returned, parameters, body = self.functions[name]
         inner = {}

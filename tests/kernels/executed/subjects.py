@@ -1,4 +1,5 @@
-"""The ops with Triton kernels, as subjects of the contract: which calls are executed, and the comparison."""
+"""The ops with Triton kernels, each as a Subject of the contract's tests (an op with its definition and sample calls):
+which calls are executed, and how results are compared."""
 
 import dataclasses
 import warnings
@@ -23,7 +24,7 @@ def launched():
 
 
 def resized(sample, rows, columns):
-    """Returns the 2-d sample at this size, with its values repeated."""
+    """Returns the 2-d sample call with operands of this size, whose values repeat the sample's."""
 
     for axis, size in ((-1, columns), (-2, rows)):
         sample = sample._resize(lambda t, a, size=size: t.index_select(a, torch.arange(size) % t.shape[a]), axis)
@@ -31,7 +32,7 @@ def resized(sample, rows, columns):
 
 
 def rows_of(subject):
-    """Returns {name: sample} for samples whose rows lie along memory."""
+    """Returns the {name: sample} of the subject whose rows are contiguous in memory."""
 
     def shape(sample):
         try:
@@ -48,7 +49,7 @@ def assert_agrees(subject, sample, dtype, **options):
     if any(not torch.equal(t.isfinite(), sample.get(key).isfinite()) for key, t in cast.floats().items()):
         raise NotApplicable(f"values do not fit {dtype}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about broadcast operands, which are meant here
+        warnings.simplefilter("ignore")  # warnings about broadcast operands, which are intended here
         with executed(**options) as launches, on_launchers():
             result = run(subject.op, cast, grad=bool(sample.leaves()))
         truth = subject.truth(cast, result.upstream or None)

@@ -30,7 +30,7 @@ MEANS = {
 }
 
 
-# Rows of several pieces (at most 1,019 such rows have counters), and more rows than any table has entries.
+# Long rows are read in several pieces, and at most 1,019 such rows have counters; 70,000 short rows exceed any table.
 @pytest.mark.parametrize(
     "name, rows, columns, dtype",
     [
@@ -43,7 +43,8 @@ MEANS = {
     ],
 )  # fmt: skip
 def test_more_rows_than_counters(name, rows, columns, dtype):
-    """All rows are copies of one, so the mean is that row's loss if every block runs exactly once."""
+    """With more rows than counters every block still runs exactly once: all rows are copies of one, so the mean must be
+    that row's loss."""
     ours, theirs = MEANS[name]
     row = torch.randn(1, columns, generator=torch.Generator().manual_seed(columns)).to(dtype)
     with executed(orders=1), on_launchers():
@@ -60,7 +61,8 @@ SOFTMAXES = {
 
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_odd_rows_in_parts(name, version):  # noqa: F811
-    """The logits are views of rows without the last or the first element; the gradient is dense."""
+    """Nothing beyond the gradient's end is read where the logits are views without the last or first element of each
+    row, while the gradient is dense."""
     ours, theirs = SOFTMAXES[name]
     whole = 3 * torch.randn(2, 9002, generator=torch.Generator().manual_seed(0))
     for cut in (slice(None, -1), slice(1, None)):

@@ -1,4 +1,4 @@
-"""Instructions of the executor agree with the PTX ISA, on values at the edges of their types."""
+"""The executor's instructions compute what the PTX ISA defines, on values at the edges of their types."""
 
 import itertools
 import math
@@ -20,11 +20,11 @@ INTEGERS = "s16 u16 s32 u32 s64 u64".split()
 
 
 class Bits(int):
-    """A result that is compared bit by bit, though it may be a NaN."""
+    """A result whose bits must agree, even if it is a NaN."""
 
 
 def quotient(a, b):
-    """A quotient rounded toward zero; by zero it is unspecified."""
+    """Returns a / b rounded toward zero. The ISA leaves a quotient by 0 open."""
     return UNSPECIFIED if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -33,7 +33,7 @@ def remainder(a, b):
 
 
 def bit_field(bits, signed):
-    """bfe as the ISA defines it, bit by bit."""
+    """Returns a function that computes bfe (extract a bit field) as the ISA defines it, bit by bit."""
 
     def extract(a, b, c):
         position, length = b & 255, c & 255
@@ -56,7 +56,8 @@ def inserted(bits):
 
 
 def permuted(a, b, c):
-    """prmt: four digits choose bytes; a digit's highest bit replicates the sign of its byte."""
+    """prmt: each of c's four hex digits chooses a byte of a and b; a digit's highest bit replicates its byte's sign
+    bit."""
     source, result = (a | b << 32).to_bytes(8, "little"), 0
     for k in range(4):
         digit = c >> 4 * k & 15
@@ -84,7 +85,7 @@ def fused(a, b, c):
 
 
 def fused_down(a, b, c):
-    """Rounded down, an exact zero sum is -0, except for +0 and +0."""
+    """fma rounded down: an exact zero sum is -0, unless both terms are +0."""
     result = fused(a, b, c)
     positive = math.copysign(1, a) * math.copysign(1, b) > 0 and math.copysign(1, c) > 0
     return result if result else 0.0 if positive else -0.0
@@ -98,7 +99,8 @@ def ratio(a, b):
 
 
 def root(precision):
-    """The square root with enough bits that one rounding suffices; an odd last bit marks an inexact root."""
+    """Returns a function that computes a square root with so many bits that one more rounding is right. An odd last bit
+    marks an inexact root."""
 
     def result(a):
         if a < 0 or a != a or a in (0, math.inf):
@@ -138,12 +140,12 @@ def to_integer(kind, rounding):
 
 
 def whole(rounding):
-    """Rounded to a whole number in floating point; a zero keeps its sign."""
+    """Returns a function that rounds a float to a whole number; a zero keeps its sign."""
     return lambda a: a if not math.isfinite(a) else float(rounding(a)) if rounding(a) else math.copysign(0.0, a)
 
 
 def each_half(kind, f):
-    """Applies f to each half of packed operands."""
+    """Returns a function that applies f to the low and to the high half of packed operands."""
     n, half = width(kind), kind
 
     def result(*values):
@@ -234,12 +236,12 @@ def predicate_rows():
             yield f"setp.{name}u.{t}", f"pred: {t} {t}", lambda a, b, f=f: a != a or b != b or f(a, b)
         yield f"setp.num.{t}", f"pred: {t} {t}", lambda a, b: a == a and b == b
         yield f"setp.nan.{t}", f"pred: {t} {t}", lambda a, b: a != a or b != b
-    # q is the opposite comparison, also combined with c.
+    # setp writes p = (a < b) and q = (a >= b), each combined with the predicate c.
     for name, f in COMBINED.items():
         yield f"setp.lt.{name}.s32", "pred pred: s32 s32 pred", lambda a, b, c, f=f: (f(a < b, c), f(a >= b, c))
         yield f"setp.gtu.{name}.f32", "pred pred: f32 f32 pred", lambda a, b, c, f=f: (f(not a <= b, c), f(a <= b, c))
     yield "setp.eq.s64", "pred pred: s64 s64", lambda a, b: (a == b, a != b)
-    for t in ("f16", "bf16"):  # of packed halves p compares the low ones and q the high ones
+    for t in ("f16", "bf16"):  # packed: p compares the low halves and q the high halves
 
         def unequal(a, b, t=t):
             return tuple(not decoded(t, a >> k & 0xFFFF) == decoded(t, b >> k & 0xFFFF) for k in (0, 16))
@@ -277,7 +279,7 @@ def float_rows():
     yield "fma.rn.f32x2", "f32x2: f32x2 f32x2 f32x2", each_half("f32", fused)
     yield "neg.ftz.f32", "f32: f32", flushed(lambda a: -a)
     yield "abs.ftz.f32", "f32: f32", flushed(abs)
-    for t in ("f16", "bf16"):  # from sm_100 on, one operand is a half
+    for t in ("f16", "bf16"):  # from sm_100 on, one operand may be fp16 or bf16
         yield f"add.f32.{t}", f"f32: {t} f32", lambda a, b: exact(lambda a, b: a + b, a, b)
         yield f"sub.f32.{t}", f"f32: {t} f32", lambda a, b: exact(lambda a, b: a - b, a, b)
         yield f"fma.rn.f32.{t}", f"f32: {t} {t} f32", fused
@@ -286,7 +288,7 @@ def float_rows():
 def conversion_rows():
     integers = ("s8", "u8", *INTEGERS)
     for to, source in itertools.product(integers, integers):
-        # The result is sign-extended into a register wider than the type.
+        # A signed result is sign-extended if the register is wider than the type.
         yield f"cvt.{to}.{source}", f"{'b' if to[0] == 'u' else 's'}32: {source}" if width(
             to
         ) < 32 else f"{to}: {source}", lambda a, to=to: decoded(to, a)  # fmt: skip
@@ -324,7 +326,7 @@ ROWS = [*integer_rows(), *predicate_rows(), *float_rows(), *conversion_rows()]
 
 
 def cases(kinds):
-    """Combinations of edge values, as bits; of pairs, a selection."""
+    """Returns combinations of the types' edge values, as bits; for two and more operands, a selection."""
     generator = random.Random(0)
     columns = []
     for kind in kinds:
@@ -406,7 +408,8 @@ def test_result(opcode, signature, definition):
             )
             for part, number in parts:
                 part_kind = kind.removesuffix("x2")
-                # The ISA leaves open which NaN it is for fp32, neg and abs; in fp64 it depends on the operands.
+                # Any NaN is right for fp32, neg and abs, where the ISA leaves its bits open, and for fp64, where they
+                # depend on the operands.
                 is_open = part_kind in ("f32", "f64") or opcode[:3] in ("neg", "abs")
                 if is_open and not isinstance(number, Bits) and number != number:
                     assert math.isnan(decoded(part_kind, part)), (list(map(hex, row)), hex(part))
@@ -430,7 +433,7 @@ def two_units(a, exact):
 
 
 def usual(f):
-    """Returns f where its argument is finite and in its domain, else None."""
+    """Returns f, but with None for an argument that is not finite or outside of f's domain."""
 
     def result(*x):
         try:
@@ -532,7 +535,7 @@ def test_quotient(opcode):
 
 @pytest.mark.parametrize("opcode, f", [("rcp", lambda x: 1 / x), ("rsqrt", lambda x: 1 / math.sqrt(x))])
 def test_upper_halves_of_doubles(opcode, f):
-    """The operand's lower word does not count, and that of the result is 0."""
+    """An fp64 approximation ignores the operand's lower 32 bits and clears the result's."""
     rows = [(x,) for x in edges("f64")]
     for (bits,), (result,) in zip(rows, computed(f"{opcode}.approx.ftz.f64", ["f64"], ["f64"], rows)):
         x, value = decoded("f64", bits >> 32 << 32), decoded("f64", result)
@@ -725,7 +728,7 @@ def test_functions_are_called_where_lanes_have_parted():
 
 
 def shuffled(mode, values, distance, c):
-    """shfl as the ISA defines it, with its predicate."""
+    """Returns each lane's (value, predicate) of shfl, as the ISA defines it."""
     clamp, segment = c & 31, c >> 8 & 31
     results = []
     for lane in range(32):
@@ -768,7 +771,7 @@ def test_votes_and_sums_of_lanes():
         assert [x & 0xFFFFFFFF for x in lanes(f"redux.sync.{name} %r0, %r1, -1;", values)] == [
             int(result) & 0xFFFFFFFF
         ] * 32
-    # Only the member lanes count.
+    # Lanes outside the member mask are left out.
     half = "setp.lt.u32 %p1, %thread, 16; mov.u32 %r0, 0; @%p1 redux.sync.add.s32 %r0, %r1, 0xFFFF;"
     assert lanes(half, range(32)) == [120] * 16 + [0] * 16
 
@@ -789,7 +792,7 @@ def test_a_barrier_that_votes():
 
 @pytest.mark.parametrize("space", ("global", "shared", "local"))
 def test_vectors_and_widths(space):
-    """Each width is written and read alone and in vectors, signed and unsigned."""
+    """Loads and stores of each width work alone and in vectors, signed and unsigned."""
     place = {"global": "add.s64 %d1, %buffer, %d2;", "shared": "mov.u64 %d1, room; add.s64 %d1, %d1, %d2;"}
     declared = {"shared": ".shared .align 16 .b8 room[2048];", "local": ".local .align 16 .b8 room[64];"}.get(space, "")
     body = f"""
@@ -841,7 +844,7 @@ VECTORS = {"": 1, ".v2": 2, ".v4": 4}
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("instruction", ("ld", "st"))
 def test_each_access(instruction, kind):
-    """A number moves from one 16-byte slot to another, whose remaining bytes do not change."""
+    """An access moves a number from one 16-byte slot to another, and leaves that slot's other bytes as they were."""
     n, letter = width(kind), {8: "h", 16: "h", 32: "r", 64: "d"}[width(kind)]
     accesses = [(where, v) for where in WEAK[instruction] for v in VECTORS if VECTORS[v] * n <= 128]
     for where, vector in accesses + [(where, "") for where in STRONG[instruction]]:
@@ -933,7 +936,7 @@ def test_atomics_of_a_warp_follow_each_other():
 
 
 def test_asynchronous_copies():
-    """Groups end in order; bytes of the 16 that are not read become 0."""
+    """cp.async: groups end in the order of their commit, and the bytes of the 16 that a copy does not read become 0."""
     body = """
     .shared .align 16 .b8 room[1536];
     mad.wide.u32 %d1, %thread, 16, %x;
@@ -972,7 +975,8 @@ def halves_of(kind, *shape):
 
 @pytest.mark.parametrize("kind", ("f16", "bf16"))
 def test_product_of_a_warp(kind):
-    """Lanes hold mma.m16n8k16 as the ISA draws it: row lane / 4, columns 2 (lane % 4) and the next."""
+    """mma.m16n8k16 gives the matrix product. Its registers are laid out as in the ISA: a lane holds row lane / 4,
+    columns 2 (lane % 4) and 2 (lane % 4) + 1."""
     a, b, c = halves_of(kind, 16, 16), halves_of(kind, 16, 8), torch.randint(-99, 99, (16, 8)).float()
     body = f"""
     shr.u32 %r20, %thread, 2; and.b32 %r21, %thread, 3;
@@ -994,7 +998,7 @@ def test_product_of_a_warp(kind):
 @pytest.mark.parametrize("transposed", ("", ".trans"))
 @pytest.mark.parametrize("count", (1, 2, 4))
 def test_matrices_to_and_from_shared_memory(count, transposed):
-    """Rows are 48 bytes apart, and lane k has the address of row k; stmatrix writes them back."""
+    """ldmatrix reads rows 48 bytes apart, lane k giving the address of row k, and stmatrix writes them back."""
     registers = "{" + ", ".join(f"%r{k}" for k in range(1, count + 1)) + "}"
     body = f"""
     .shared .align 16 .b8 room[4096];
@@ -1026,10 +1030,10 @@ def test_matrices_to_and_from_shared_memory(count, transposed):
 
 
 def tile_in_memory(matrix, swizzle, transposed):
-    """Returns the bytes in shared memory of a (rows, 16) matrix, summed over its 16 columns, and its strides.
+    """Returns (bytes, strides) of a (rows, 16) operand of wgmma in shared memory; the product sums over the 16 columns.
 
-    An atom is 8 lines of `swizzle` bytes along memory; each line's number permutes its 16-byte pieces. The summed dim
-    is contiguous, or the rows are, if transposed."""
+    The bytes form atoms of 8 lines of `swizzle` bytes, and line i's 16-byte pieces are permuted by i. A line runs along
+    the summed dim or, if transposed, along the rows."""
     lines = matrix.T.contiguous() if transposed else matrix.contiguous()  # (across, along)
     across, along = lines.shape
     wide = swizzle // 2
@@ -1045,12 +1049,13 @@ def tile_in_memory(matrix, swizzle, transposed):
 
 
 @pytest.mark.parametrize("kind", ("f16", "bf16"))
-# Registers cannot be transposed.
+# An operand in registers cannot be transposed.
 @pytest.mark.parametrize(
     "a_in_registers, a_transposed, b_transposed", [x for x in itertools.product((0, 1), repeat=3) if x[:2] != (1, 1)]
 )
 def test_product_of_four_warps(kind, a_in_registers, a_transposed, b_transposed):
-    """wgmma.m64n128k16, both operands in 128-byte lines; with A in registers, a warp holds its 16 rows as in mma."""
+    """wgmma.m64n128k16 gives the matrix product, with operands in shared memory in 128-byte lines. If A is in
+    registers, a warp holds its 16 rows laid out as for mma."""
     a, b = halves_of(kind, 64, 16), halves_of(kind, 128, 16)
     c = torch.randint(-99, 99, (64, 128)).float()
     memory_a, leading_a, stride_a = tile_in_memory(a, 128, a_transposed)
@@ -1070,7 +1075,7 @@ def test_product_of_four_warps(kind, a_in_registers, a_transposed, b_transposed)
         f"ld.global.b32 %r71, [%d1+{512 * k}]; st.shared.b32 [%r70+{512 * k}], %r71;\n" for k in range(words // 128)
     )
     body += "fence.proxy.async.shared::cta; bar.sync 0;\n"
-    # row 16 warp + lane / 4, column 2 (lane % 4)
+    # address of D's row 16 warp + lane / 4, column 2 (lane % 4)
     body += "shr.u32 %r72, %thread, 5; and.b32 %r73, %thread, 31; shr.u32 %r74, %r73, 2; and.b32 %r73, %r73, 3;\n"
     body += "mad.lo.s32 %r72, %r72, 16, %r74; mad.wide.u32 %d2, %r72, 512, %c; mad.wide.u32 %d2, %r73, 8, %d2;\n"
     for k in range(0, 64, 4):
@@ -1134,7 +1139,7 @@ def test_refused(statement, name):
 
 
 def test_registers_that_are_wider_than_the_type():
-    """ld, st and cvt may use registers wider than the type: a load extends the sign, a store writes the lower part."""
+    """ld, st and cvt may use registers wider than the type. A load extends the sign; a store writes the lower part."""
     body = """
     cvt.u64.u32 %d1, %r1; shl.b64 %d1, %d1, 32; or.b64 %d1, %d1, 0x1234;
     cvt.s32.s16 %r2, %d1;

@@ -1,9 +1,9 @@
 """Every op, executed as Triton compiles it, agrees with its fp64 definition in values and gradients, and passes the
 executor's checks in several orders of blocks and warps.
 
-`make test` runs one op of each family. `make test-slow` runs all in bf16 and fp32, by the oldest or the pinned Triton,
-and rows of several tiles by the other. `make test-all` runs both Tritons, every dtype, and the contract's clauses on
-numbers and layouts."""
+`make test` runs one op of each family. `make test-slow` runs all ops in bf16 and fp32, compiled by one of the two
+Tritons (the pinned and the oldest), and rows of several tiles compiled by the second. `make test-all` runs both, every
+dtype, and the contract's clauses on numbers and layouts."""
 
 import itertools
 import warnings
@@ -37,7 +37,7 @@ def version(request):
 
 
 def run_all(calls, **options):
-    """calls: (subject, sample, dtype, further options); at least one must launch a kernel."""
+    """Run the calls; at least one must launch a kernel. calls: (subject, sample, dtype, options of assert_agrees)."""
     launches = []
     for subject, sample, dtype, more in calls:
         try:
@@ -55,7 +55,8 @@ def test_the_first_of_a_family(name):
 
 
 def by_one(names, first):
-    """Each op by both Tritons, but by one of them in `make test-slow`; they alternate, the first op by `first`."""
+    """Returns a case for each op and Triton. `make test-slow` runs one Triton per op, alternating from op to op;
+    `first` is the first op's. The other cases run in `make test-all`."""
     for name in names:
         least = ("pinned", "oldest")[(list(SUBJECTS).index(name) + (first == "oldest")) % 2]
         for version in ("pinned", "oldest"):
@@ -65,7 +66,8 @@ def by_one(names, first):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, version", by_one(SUBJECTS, "pinned"), indirect=["version"])
 def test_every_op(name, version):
-    """Samples alternate between bf16 and fp32. Approximations are exact, or as far off as the ISA allows."""
+    """Each op agrees with its definition on all its samples, alternately in bf16 and fp32. Approximate instructions are
+    exact, or as far off as the ISA allows."""
     subject, dtypes = SUBJECTS[name], (BF16, F32) if version == compiling.pinned() else (F32, BF16)
     run_all(
         ((subject, sample, dtypes[i % 2], {"bias": (0, 1, -1)[i % 3]}) for i, sample in enumerate(subject.samples)),
@@ -113,7 +115,7 @@ def test_the_contract(name, clause):
     if reason := SUBJECTS[name].skip.get(clause):
         pytest.skip(reason)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about broadcast operands, which are meant here
+        warnings.simplefilter("ignore")  # warnings about broadcast operands, which are intended here
         with executed(orders=1) as launches, on_launchers():
             run_check(SUBJECTS[name], clause)
     assert launches

@@ -1,4 +1,5 @@
-"""Row lengths on both sides of each change of plan agree, and the executor knows the code of all planned kernels."""
+"""Results are right for the row lengths on both sides of each change of plan, and the executor knows the instructions
+of all planned kernels."""
 
 import pytest
 
@@ -28,7 +29,7 @@ def boundaries(variants, step):
     return results
 
 
-# odd = 0: rows begin at multiples of 16 bytes; odd = 1: the lengths are one more.
+# odd = 0: rows start at multiples of 16 bytes; odd = 1: rows are one element longer, and do not.
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("name", BY_ROWS)

@@ -1,4 +1,4 @@
-"""Planted faults that the executor must find, each beside a correct twin that must pass."""
+"""The executor finds planted faults, and passes a correct twin of each."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -11,7 +11,7 @@ from tests.kernels.executed.handwritten import execute, needs_compiler
 
 pytestmark = needs_compiler
 SHARED = ".shared .align 16 .b8 room[1024];"
-MINE = "add.s64 %d1, %x, %at; add.s64 %d2, %out, %at;"  # addresses of a thread's elements
+MINE = "add.s64 %d1, %x, %at; add.s64 %d2, %out, %at;"  # %d1, %d2: addresses of the thread's elements of x and out
 
 
 def numbers(*shape, dtype=torch.int32):
@@ -19,7 +19,7 @@ def numbers(*shape, dtype=torch.int32):
 
 
 def found(kind, body, tensors, **options):
-    """Assert a Fault with these words."""
+    """Assert that executing the body raises a Fault whose text contains `kind`."""
     with pytest.raises(machine.Fault, match=kind):
         execute(body, tensors, **options)
 
@@ -52,7 +52,8 @@ def test_a_null_pointer():
 
 
 def test_what_lies_behind_an_end_does_not_count():
-    """A vector read may cross a tensor's end within 16 bytes; the bytes beyond are garbage."""
+    """A vector read may cross a tensor's end within an aligned 16 bytes; a result that depends on the bytes beyond is
+    found, as they are garbage."""
     body = "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%x]; st.global.b32 [%out], %rNUMBER;"
     tensors = {"x": numbers(3), "out": torch.zeros(1, dtype=torch.int32)}
     execute(body.replace("NUMBER", "3"), tensors, threads=1, orders=2)
@@ -106,7 +107,7 @@ def test_writes_between_the_elements_of_a_view():
 
 
 def meeting(first, second, between, threads=64):
-    """Warp 0 does `first`, warp 1 `second`; another seed reverses their order."""
+    """Returns PTX in which warp 0 does `first` and warp 1 `second`. between: code of both warps between the two."""
     return f"""
     {SHARED}
     mov.u32 %r9, room; setp.lt.u32 %p1, %thread, 32;
@@ -146,7 +147,7 @@ def test_lanes_that_write_one_address():
 
 
 def test_a_buffer_that_is_used_again():
-    """Between the reads of one round and the writes of the next, a barrier is needed."""
+    """A buffer that is used again needs a barrier between the reads of one round and the writes of the next."""
     body = f"""
     {SHARED}
     mov.u32 %r1, room; mad.lo.s32 %r1, %thread, 4, %r1; xor.b32 %r2, %thread, 32; mov.u32 %r3, room;
@@ -178,7 +179,7 @@ def test_barrier_that_lanes_do_not_reach_together():
 
 
 def test_barrier_that_a_warp_does_not_reach():
-    """Warp 0 waits for a write that warp 1 makes after the barrier."""
+    """A warp that waits for a write which the other warp makes only after the barrier is found."""
     body = f"""
     {SHARED} setp.ge.u32 %p1, %thread, 32; @%p1 bra WAIT;
 SPIN: ld.volatile.global.u32 %r1, [%x]; setp.eq.s32 %p2, %r1, 7; @%p2 bra SPIN;
@@ -220,7 +221,7 @@ def test_global_memory_that_nobody_wrote(access):
 
 
 def test_a_result_that_is_not_written_whole():
-    """A result that is not written whole is no fault by itself; a later read of an unwritten part is."""
+    """A result of which a part is not written is no fault; a later read of that part is one."""
     halves = torch.empty(7, dtype=torch.bfloat16)
     body = "mov.u16 %h1, 5; mad.wide.u32 %d1, %thread, 2, %out; st.global.b16 [%d1], %h1;"
     execute(body, {"out": halves}, threads=4, orders=2, fresh=["out"])
@@ -240,7 +241,7 @@ def test_blocks_that_write_one_address():
 
 
 def test_blocks_of_which_one_reads_what_another_writes():
-    """In the first order the reader may come first: the second order shows the race."""
+    """A block that reads what another block writes is found, also if it runs first in the first order of the blocks."""
     body = "setp.eq.u32 %p1, %block, 1; @%p1 {}; @!%p1 {};"
     for first, second in (("ld.global.b32 %r1, [%x]", "st.global.b32 [%x], 9"),) * 1:
         found("unordered", body.format(first, second), pair(), grid=2, threads=1, orders=2)
@@ -262,7 +263,8 @@ def test_the_read_only_cache():
     found("read-only cache", body.format("st.global.b32 [%d1], 5;", ".nc"), pair(32))
 
 
-# The last block adds up what every block has written: thread 0 counts, and a barrier tells the other threads.
+# Every block writes a number, and the last block adds them up: thread 0 counts the blocks, and a barrier passes its
+# count to the block's other threads.
 LAST_BLOCK = f"""
     {SHARED}
     mad.wide.u32 %d1, %block, 4, %parts;
@@ -318,14 +320,14 @@ def test_last_block(before, count):
 @pytest.mark.parametrize(
     "before, count, after",
     [
-        ("", COUNT.format("acq_rel"), ""),  # no barrier before the counter
+        ("", COUNT.format("acq_rel"), ""),  # no barrier between the block's writes and its count
         ("bar.sync 0;", COUNT.format("relaxed"), ""),
         ("bar.sync 0;", COUNT.format("release"), ""),
         ("bar.sync 0;", COUNT.format("acquire"), ""),
-        ("bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # the fence orders only the counter
+        ("bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # the fence comes after the count: too late
         ("bar.sync 0;", f"membar.gl; {RELAXED}", ""),
         ("bar.sync 0;", f"membar.cta; {RELAXED} membar.cta;", ""),
-        ("membar.gl; bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # the fence of another thread
+        ("membar.gl; bar.sync 0;", f"{RELAXED} membar.gl;", ""),  # each thread's fence orders its own writes only
         ("", f"membar.gl; {RELAXED} membar.gl;", ""),
     ],
 )
@@ -345,7 +347,8 @@ def test_atomics_in_shared_memory_order_no_blocks():
 
 
 def test_acquire_elsewhere():
-    """An acquire at one address does not order writes released at another, though that one was read before."""
+    """An acquire at one address does not make visible what was released at a second address, though that was read
+    before."""
     body = """
     setp.eq.u32 %p1, %block, 1; @%p1 bra READ;
     st.release.gpu.global.b32 [%other], 1; st.global.b32 [%x], 5; st.release.gpu.global.b32 [%flag], 1; ret;
@@ -389,7 +392,8 @@ def test_asynchronous_copy_that_is_not_waited_for():
 
 
 def test_asynchronous_copy_onto_what_is_still_read():
-    """The copy may land as soon as it is issued: a barrier just before its wait is too late."""
+    """An asynchronous copy may write as soon as it is issued, so a barrier before its wait does not protect earlier
+    reads."""
     body = f"""
     {SHARED} setp.lt.u32 %p1, %thread, 32; {MINE} mov.u32 %r1, room; and.b32 %r2, %thread, 31;
     mad.lo.s32 %r1, %r2, 4, %r1;
@@ -414,7 +418,7 @@ def test_groups_of_copies_and_products_are_counted_apart():
     found("depend on", body.format("wgmma.wait_group.sync.aligned"), pair(), orders=2)
 
 
-# D (64, 8) = ones: A in registers of two ones each, and B in shared memory.
+# A (64, 16) and B (16, 8) are ones: A in registers that hold two each, B in shared memory. The result is D (64, 8).
 PRODUCT = f"""
     .shared .align 1024 .b8 room[2048];
     mov.u32 %r1, room; mad.lo.s32 %r1, %thread, 4, %r1;
@@ -456,7 +460,7 @@ def test_product():
         product(barrier="")
     with pytest.raises(machine.Fault, match="reads what another writes"):  # the barrier comes after the product
         product(barrier="", wait="bar.sync 0; wgmma.wait_group.sync.aligned 0;")
-    with pytest.raises(machine.Fault, match="overwrites|reads what"):  # the operand's memory is reused too early
+    with pytest.raises(machine.Fault, match="overwrites|reads what"):  # B's memory is written again too early
         product(wait="st.shared.b32 [%r1], 0; wgmma.wait_group.sync.aligned 0;")
 
 
@@ -474,7 +478,8 @@ def test_shuffle_from_a_lane_that_does_not_take_part():
 
 
 def test_shuffle_that_lanes_do_not_reach():
-    """One half of the warp waits in a shuffle for the other half, which waits in another shuffle."""
+    """A shuffle that not all of its lanes reach is found: one half of the warp waits in it, the other half in
+    another."""
     body = """
     setp.lt.u32 %p1, %thread, 16;
     @%p1 bra LEFT;
@@ -491,7 +496,7 @@ JOIN:
 
 
 def launched(body, counter):
-    """Run a plan with this kernel through launching; returns the recorded launches."""
+    """Execute a plan with this kernel through launching.py; returns the recorded launches."""
     text = handwritten.TEXT.format(
         functions="", body=body, parameters=".param .u64 counter", pointers=", %counter",
         loads="ld.param.u64 %counter, [counter];",
@@ -520,6 +525,6 @@ def test_a_launch_that_reads_what_torch_left_empty():
     body = "{} mad.wide.u32 %d1, %thread, 4, %counter; atom.global.add.u32 %r1, [%d1], 0;"
     write = "mad.wide.u32 %d1, %thread, 4, %counter; setp.eq.u32 %p1, %block, 0; st.global.b32 [%d1], 0;"
     launched(body.format(""), lambda: torch.empty(32, dtype=torch.int32).zero_())
-    launched(write.replace("st.", "@%p1 st."), lambda: torch.empty(64, dtype=torch.int32))  # half stays unused
+    launched(write.replace("st.", "@%p1 st."), lambda: torch.empty(64, dtype=torch.int32))  # half unused
     with pytest.raises(machine.Fault, match="reads what nobody wrote"):
         launched(body.format(""), lambda: torch.empty(32, dtype=torch.int32))

@@ -1,6 +1,7 @@
-"""The bits of a row's results, as compiled, depend on no other row: not on the number of rows, its place among them, or
-rows that are not kept; not on where its mask lies or on the dtype of shared operands; and, if rows of its length cannot
-all be aligned to 16 bytes, not on its address. (docs/limits.md lists the exceptions.)"""
+"""The bits of a row's results, in the compiled kernels, do not depend on other rows: not on their number, on the row's
+place among them, or on rows that are not kept. They do not depend on the mask's address or on the dtype of operands
+that all rows share; nor on the row's address, if rows of its length cannot all be aligned to 16 bytes. docs/limits.md
+lists the exceptions."""
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* is broadcast with"),
 ]
 
-# Rows whole in a tile, and in parts. Of the long ones, several blocks share each row of two, but none of many rows.
+# Row lengths that fit a tile whole, and longer ones. If there are two long rows, several blocks share each; if there
+# are many, each block has its own.
 BATCHES = ((1, 0), (2, 1), (17, 11))  # (rows, the row's place)
 ELSEWHERE = (0, 0), (1, 0), (3, 5)  # (elements before the first row, elements between rows)
 CASES = [(dtype, n, *where) for dtype in (F32, BF16) for n in (37, 1001, 9001, 20001) for where in ELSEWHERE]
@@ -28,7 +30,8 @@ IN_CI = (BF16, 9001, 3, 5)
 
 
 def rows_at(rows, first, gap):
-    """Copies the rows (M, N) into a storage of NaN."""
+    """Returns a copy of the rows (M, N) in a storage of NaN: `first` elements before them and `gap` elements between
+    them."""
     M, N = rows.shape
     storage = torch.full((first + M * (N + gap) + 16,), float("nan"), dtype=rows.dtype)
     return storage.as_strided((M, N), (N + gap, 1), first).copy_(rows)
@@ -88,7 +91,8 @@ def test_weights_of_classes_in_fp32(columns):
 
 @pytest.mark.parametrize("channels", [3, 21, 100])
 def test_pixels_and_crops(channels):
-    """From 512 pixels on, in multiples of 16 bytes, a pixel's channels are summed in one order."""
+    """A pixel's bits do not depend on the image's size from 512 pixels on, in multiples of 16 bytes: its channels are
+    summed in one order."""
     image, target = numbers(1, channels, 32, 64), torch.zeros(1, 32, 64, dtype=torch.int64)
     with executed(orders=1), on_launchers():
         whole = safeops.cross_entropy(image, target, reduction="none")

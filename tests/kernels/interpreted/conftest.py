@@ -1,4 +1,5 @@
-"""test_triton_interpreter.py runs this folder in a process with TRITON_INTERPRET=1; pytest collects it nowhere else."""
+"""Fixtures of the interpreted tests. test_triton_interpreter.py runs this folder in a process with TRITON_INTERPRET=1;
+without that variable pytest collects nothing here."""
 
 import importlib
 import math
@@ -18,8 +19,8 @@ collect_ignore_glob = [] if INTERPRETING else ["test_*.py"]
 
 @pytest.fixture(autouse=True, scope="session")
 def patched_once():
-    """The interpreter patches all of Triton's language at every call of a jit function, even within a kernel, which
-    takes most of its time. This fixture patches once: nothing else in the process needs the original."""
+    """Patches Triton's language once. The interpreter does so at every call of a jit function, even within a kernel,
+    and takes most of its time for it. Nothing else in the process needs the unpatched language."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -31,8 +32,8 @@ def patched_once():
 
 @pytest.fixture(autouse=True, scope="session")
 def made_once():
-    """The interpreter spends most of its time on objects that depend on a type or shape alone, and on broadcasting
-    blocks of equal shapes. This fixture makes each such object once and skips such broadcasts."""
+    """Makes each object that depends on a type or shape alone only once, and skips broadcasts between equal shapes. The
+    interpreter would spend most of its time on both."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
     from triton.language.semantic import TritonSemantic
@@ -78,8 +79,8 @@ EXACTLY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 @pytest.fixture(autouse=True, scope="session")
 def integers_fit():
-    """Arithmetic of narrow integers must not overflow. The interpreter's own check is made of interpreted steps, which
-    takes half of its time, and its final assertion is switched off."""
+    """Raises an error if arithmetic of narrow integers overflows. It replaces the interpreter's own check, which takes
+    half of the time, and whose final assertion is switched off."""
     from triton.language.semantic import TritonSemantic
 
     def check(self, lhs, rhs, operation):
@@ -96,8 +97,8 @@ def integers_fit():
 
 @pytest.fixture(autouse=True, scope="session")
 def unread_is_garbage():
-    """Lanes that a load masks out without `other` are undefined on a GPU but 0 in the interpreter. Here they are NaN,
-    True or the largest integer."""
+    """Fills the lanes that a load masks out without `other` with NaN, True or the largest integer. On a GPU they are
+    undefined, in the plain interpreter 0."""
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.InterpreterBuilder
@@ -107,7 +108,7 @@ def unread_is_garbage():
         if other is None:
             kind = ptrs.get_element_ty()
             dtype = interpreter._get_np_dtype(kind)
-            if kind.is_bf16():  # the interpreter holds bf16 as its bits
+            if kind.is_bf16():  # the interpreter stores bf16 as its bits
                 garbage = 0x7FC0
             elif np.issubdtype(dtype, np.integer):
                 garbage = np.iinfo(dtype).max
@@ -116,7 +117,7 @@ def unread_is_garbage():
             other = interpreter.TensorHandle(np.full_like(ptrs.data, garbage, dtype=dtype), kind)
         return load(self, ptrs, boolean(mask), other, *options)
 
-    # (`block & scalar` has integers in the interpreter, and Triton 3.9 and later refuse them as a mask.)
+    # In the interpreter `block & scalar` gives integers, which Triton 3.9 and later refuse as a mask.
     def boolean(mask):
         return interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
 
@@ -131,8 +132,8 @@ def unread_is_garbage():
 
 @pytest.fixture(autouse=True, scope="session")
 def accesses_are_in_bounds():
-    """An access lies in the storage of one of the launch's tensors. A read may extend to its 16-byte words, since rows
-    at any address are read in words."""
+    """Raises an error if an access is outside of the storages of the launch's tensors. A read may extend to the aligned
+    16 bytes around it, since unaligned rows are read in words."""
     import triton.runtime.interpreter as interpreter
     from safeops.kernels.engine import launch
 
@@ -146,7 +147,7 @@ def accesses_are_in_bounds():
         try:
             return call(plan, tensors, *arguments)
         finally:
-            storages.clear()  # a test may launch its own kernel without a plan
+            storages.clear()  # else they would apply to a test's own kernel, launched without a plan
 
     def check(pointers, mask, word):
         places = pointers.data[np.broadcast_to(mask.data.astype(bool), pointers.data.shape)]
@@ -173,7 +174,8 @@ def accesses_are_in_bounds():
 
 @pytest.fixture(autouse=True, scope="session")
 def fused_once():
-    """tl.fma rounds only the sum, as on a GPU (here in fp64); the interpreter's own also rounds the product."""
+    """Makes tl.fma round only the sum, as on a GPU, by fp64 arithmetic. The interpreter's own fma also rounds the
+    product."""
     import triton.runtime.interpreter as interpreter
 
     def create_fma(self, x, y, z):
@@ -187,7 +189,7 @@ def fused_once():
 
 @pytest.fixture(autouse=True, scope="session")
 def products_of_numbers():
-    """The interpreter holds a bf16 as its bits, and its tl.dot multiplies these: here it multiplies the numbers."""
+    """Makes tl.dot multiply bf16 numbers. The interpreter's own multiplies their bits as integers."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -208,7 +210,7 @@ def products_of_numbers():
 
 @pytest.fixture(autouse=True)
 def unwritten_is_nan():
-    """torch.empty is filled with NaN, so that an element shows which a kernel forgets to write."""
+    """Fills torch.empty with NaN, so that an element that a kernel does not write shows in the result."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -216,14 +218,15 @@ def unwritten_is_nan():
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Tiles are so small that a few hundred elements take many blocks, several splits and a last block that gathers."""
+    """Makes tiles so small that a few hundred elements take many blocks, which split rows, and a last block that adds
+    up their partial results."""
     from safeops.kernels.engine import elementwise, launch, tiling
     from safeops.kernels.engine import row_plan as plan
     from safeops.kernels.engine.kernel import KERNELS, Config
 
     from safeops import kernels
 
-    for path in Path(kernels.__file__).parent.glob("*/*.py"):  # importing a file declares its kernels
+    for path in Path(kernels.__file__).parent.glob("*/*.py"):  # to import a module declares its kernels
         importlib.import_module(f"safeops.kernels.{path.parent.name}.{path.stem}")
     launch._plans.clear()
     small = Config(threads=16, tile_bytes=512)
@@ -241,6 +244,6 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture
 def triton_route():
-    """Public functions call the interpreted kernels where they would call those of the CPU."""
+    """Makes public functions call the interpreted Triton kernels where they would call the CPU kernels."""
     with on_launchers():
         yield

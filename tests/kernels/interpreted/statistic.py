@@ -1,4 +1,4 @@
-"""The statistics by name: their launchers, and the check against their definitions in fp64 and autograd."""
+"""The statistics by name, with their launchers, and the check against their definitions in fp64 and their autograd."""
 
 import importlib
 
@@ -11,8 +11,8 @@ from tests.ops import definitions
 
 INF = float("inf")
 
-# name -> (launcher, keyword of its parameter, parameter, kind of the backward). The first four cover each MODE of the
-# skeleton with a state of more than a sum.
+# name -> (launcher, keyword of its parameter, the parameter, the derivative that the backward takes). The first four
+# cover each MODE of the kernel that keeps more than one sum.
 STATISTICS = {
     "var": ("masked_var", "correction", 1.0, 0),
     "logsumexp": ("masked_logsumexp", None, 0.0, 2),
@@ -27,7 +27,7 @@ STATISTICS = {
     "rms": ("masked_rms", None, 0.0, 0),
     "silog": ("silog_loss", "variance_focus", 0.85, 0),
 }
-FILES = {  # launcher -> the file of another op that has it
+FILES = {  # launcher -> the file that defines it, where that is another op's
     "masked_std": "masked_var",
     "masked_amin": "masked_amax",
     "masked_rms": "masked_norm",
@@ -38,7 +38,7 @@ MODES = list(STATISTICS)[:4]
 
 
 def silog_loss(x, mask, dim, *, variance_focus, **options):
-    """Returns the loss of the differences x (of logarithms)."""
+    """Returns silog_loss, given x = log(input) - log(target)."""
     mean = definitions.masked_mean(x, mask, dim, **options)
     return root(definitions.masked_var(x, mask, dim, correction=0, **options) + (1 - variance_focus) * mean * mean)
 

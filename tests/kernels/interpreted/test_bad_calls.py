@@ -1,4 +1,4 @@
-"""Triton's launchers refuse bad input by the named errors of every other route, before anything is written."""
+"""Triton's launchers refuse bad input with the same named errors as every other route, before anything is written."""
 
 import importlib
 
@@ -20,7 +20,7 @@ NAMES = [name for name in BAD_CALLS if PARTS.get(name, set()) & LAUNCHERS.keys()
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """As on a GPU, where the host looks neither at class indices nor at the bounds of sequences."""
+    """Makes the checks behave as on a GPU, where the host does not read class indices or the bounds of sequences."""
     for module in (_classification, importlib.import_module("safeops.ops.vectors.box_iou_loss")):
         monkeypatch.setattr(module, "has_missing_class", lambda *operands: False)
     monkeypatch.setattr(check, "may_look", lambda x: False)
@@ -40,7 +40,7 @@ def test_named_error(name):
 
 
 @pytest.mark.parametrize("name", sorted(LAUNCHERS))
-@pytest.mark.filterwarnings("ignore")  # about broadcast shapes
+@pytest.mark.filterwarnings("ignore")  # warnings about broadcast shapes
 def test_what_the_composite_refuses_is_refused(name):
     refused = 0
     for what, call in strange_calls({**RECORDS[name].call, **RECORDS[name].kernel_call}):

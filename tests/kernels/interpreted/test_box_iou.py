@@ -21,7 +21,8 @@ each_kind = pytest.mark.parametrize("kind", range(4), ids=KINDS)
 
 
 def pairs(layout, *dtypes, size=1.0):
-    """Pairs of boxes: some equal, some points or lines, some that touch, and one upside down in each operand."""
+    """Returns two tensors of boxes. Some pairs are equal or touch, some boxes are points or lines, and each operand has
+    one box with exchanged corners."""
     x, y = (box(fill((300, 4), F64, seed)) * size for seed in (1, 2))
     x[:20] = y[:20]
     x[20:40, 2], x[30:40, 3] = x[20:40, 0], x[30:40, 1]

@@ -1,4 +1,4 @@
-"""cross_entropy and nll_loss, and their backward, against the records' definitions in fp64 and their autograd."""
+"""cross_entropy and nll_loss, and their backward, agree with the records' definitions in fp64 and their autograd."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from tests.ops import RECORDS, definitions
 from tests.ops.classification.cross_entropy import adapted
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
-# name -> (shape, memory order or None): classes that lie along memory and across it, whole in a tile and in several
+# name -> (shape, memory order or None): classes along memory and across it, in one tile and in several
 LAYOUTS = {
     "rows": ((5, 40), None),
     "odd rows": ((3, 37), None),
@@ -68,7 +68,7 @@ def rows_of(shape):
 
 
 def labels(shape, seed=0, dtype=torch.int64):
-    """Class indices; some rows have no class: they are ignored, or out of range on either side."""
+    """Returns class indices. Some rows have no class: their index is ignored, or below or above the range."""
     classes, rows = shape[min(1, len(shape) - 1)], rows_of(shape)
     target = torch.randint(0, max(classes, 1), rows, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     if len(rows) and classes:
@@ -131,8 +131,8 @@ def check(x, target, options, grad=None):
     for d, slope, leaf in zip(result, slopes, (x, target)):
         assert d.dtype == leaf.dtype and d.stride() == torch.empty_like(leaf).stride()
         assert not d.masked_fill(keep.unsqueeze(min(1, x.dim() - 1)), 0).any()
-        # With class probabilities the gradient is a difference of terms as large as `grad`, and has their rounding
-        # error even where it is far smaller.
+        # terms: with class probabilities the gradient is a difference of terms as large as `grad`, so it has their
+        # rounding error even where it is far smaller.
         terms = grad.abs().max() if target.is_floating_point() and grad.numel() else 0
         close(d, slope, slope.abs().max() * 4 + terms if slope.numel() else None, leaf.dtype)
     upstream, needs = torch.where(keep, grad, NAN), (True, target.is_floating_point(), False)
@@ -219,7 +219,7 @@ def test_dtypes(layout, dtype, options):
 @pytest.mark.parametrize("probabilities", [False, True])
 def test_operands_of_several_dtypes(probabilities):
     x, target, options = example("rows", BF16, probabilities, weight=True, label_smoothing=0.25)
-    options["weight"] = options["weight"].double() * 1e-60  # fp32 does not hold these
+    options["weight"] = options["weight"].double() * 1e-60  # below fp32's smallest number
     loss, *_ = cross_entropy.cross_entropy(x, target, *numbers_of(options))
     assert loss.dtype == F32
     x, target = x.float(), target.half() if probabilities else target.int()
@@ -231,7 +231,7 @@ def test_operands_of_several_dtypes(probabilities):
     "shape, options", [((1, 2300), "all"), ((3, 400, 2), "smoothing"), ((3, 400, 2), "shares all")]
 )
 def test_long_rows_of_which_there_are_enough(shape, options, monkeypatch):
-    """With too few counters, one block reads a whole row and adds up the row's pieces itself."""
+    """Where the rows outnumber the counters, one block reads all pieces of a row and adds them up itself."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     monkeypatch.setitem(LAYOUTS, "many", (shape, None))
     check(*example("many", **OPTIONS[options]))
@@ -250,7 +250,8 @@ def test_any_strides():
 
 @pytest.mark.parametrize("options", ["plain", "all"])
 def test_chunks_of_the_classes(options):
-    """`partial`: a row's class may be none of the chunk's. With all classes' numbers, the chunks make the whole."""
+    """With `partial`, each chunk of the classes gives its part of the gradient, from the maximum and logsumexp over all
+    classes, also if a row's class is in another chunk. The parts together are the whole gradient."""
     x, target, arguments = example("long rows", **(OPTIONS[options] | {"weight": False}))
     target[0], arguments["mask"] = 299, None
     x, grad = x.nan_to_num(0), torch.tensor([1.5, -2.0])
@@ -324,7 +325,7 @@ def test_classes_of_minus_infinity(length):
 
 @pytest.mark.parametrize("length", [20, 300])
 def test_logits_of_any_size(length):
-    """Sums relative to the maximum neither cancel nor leave the range."""
+    """Logits of any size give exact digits: sums of exponentials are relative to the maximum."""
     x = fill((3, length), F32, 1) * 1e-3 + 1e4
     check(x, labels((3, length)), {"label_smoothing": 0.25})
     check(x - 2e4, labels((3, length)), {})
@@ -332,7 +333,7 @@ def test_logits_of_any_size(length):
     x = torch.full((1, length), -3e38)
     x[0, 1], x[0, length - 1] = -1e38, 3e38
     check(x, torch.tensor([length - 1]), {})
-    x = torch.full((1, length), 2e38)  # minus the lowest number, it overflows fp32. (L has no digit for log n.)
+    x = torch.full((1, length), 2e38)  # minus fp32's lowest number: inf. (The logsumexp has no digit for log n.)
     x[0, 1] = 1e38
     smooth = {"label_smoothing": 0.25}
     loss = cross_entropy.cross_entropy(x, torch.tensor([1]), *numbers_of(smooth))[0]
@@ -340,7 +341,8 @@ def test_logits_of_any_size(length):
 
 
 def test_a_confident_row():
-    """The value is log(1 + 1.7e-6) with its sum rounded to fp32; p - 1 is taken before it is rounded to half."""
+    """A row that is almost sure of its class keeps its digits: the loss is log(1 + 1.7e-6), with the sum rounded to
+    fp32, and the gradient p - 1 is computed before it is rounded to fp16 or bf16."""
     x = torch.zeros(2, 3, dtype=F16)
     x[:, 0] = torch.tensor([6.0, 14.0])
     loss, _, _, row_stats = cross_entropy.cross_entropy(x, torch.tensor([0, 0]))
@@ -361,7 +363,7 @@ def test_a_gradient_too_large_for_half_is_inf():
 
 @pytest.mark.parametrize("options", ["all", "shares all"])
 def test_whichever_block_is_first(options, monkeypatch):
-    """The bits and the counters (0 afterwards) depend neither on the order of the blocks nor on 64-bit offsets."""
+    """The results have the same bits in any order of the blocks and with 64-bit offsets, and the counters end at 0."""
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(row.tiling, "split_counters", lambda device: counters)
     x, target, arguments = example("long rows", **OPTIONS[options])
@@ -414,7 +416,7 @@ def test_nll_loss(layout, weight):
 def test_dtypes_of_nll_loss(dtype):
     x, target, options = example("images", dtype, weight=True)
     check_nll(x, target.int(), options)
-    if dtype != BF16:  # the interpreter converts fp64 to bf16 as zeros
+    if dtype != BF16:  # the interpreter converts fp64 to bf16 wrongly, to 0
         check_nll(x, target, options | {"weight": options["weight"].double(), "ignore_index": 3})
 
 

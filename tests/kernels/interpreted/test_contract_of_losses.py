@@ -1,4 +1,4 @@
-"""The contract's tests of losses, with Triton's kernels."""
+"""The contract's tests of losses (tests/contract) hold for the interpreted Triton kernels."""
 
 import pytest
 import torch
@@ -39,7 +39,8 @@ def test_a_subnormal_beta_counts_as_zero():
 
 
 def test_distances_of_long_rows_keep_their_digits():
-    """A triplet's nearly equal distances cancel in the loss, so each, over 9,000 elements, is right to 2^-26."""
+    """A distance over 9,000 elements is right to 2^-26: a triplet's loss is a difference of two nearly equal
+    distances."""
     a, p, n = (torch.randn(2, 9000, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
     _, near, far, _ = triplet_margin_loss(a, p, n, None, 1.0, 2.0, 0.0, False)
     for got, other in ((near, p), (far, n)):

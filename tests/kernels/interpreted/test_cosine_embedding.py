@@ -83,7 +83,7 @@ def test_what_is_not_kept_is_garbage_and_a_kept_nan_shows(layout):
 def test_targets():
     x, y, _ = example("rows")
     target = torch.tensor([1.0, -1.0, 0.0, NAN, 2.0, 0.5, INF, -1.0, 1.0])
-    x[7], y[8] = 0, 0  # a zero vector has cosine 0, and both have gradient 0
+    x[7], y[8] = 0, 0  # a pair with a zero vector has cosine 0, and gradient 0 for both vectors
     loss, (dx, dy) = check(x, y, target)
     assert loss.isnan().tolist() == [t != t for t in target.tolist()] and not loss[[2, 4, 5, 6]].any()
     assert loss[7] == torch.tensor(0.1) and loss[8] == 1 and not dx[7:].any() and not dy[7:].any()

@@ -10,7 +10,7 @@ from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in
 
 NAN, INF = float("nan"), float("inf")
 NAMES = ["kl_div_with_logits", "js_div_with_logits", "tv_with_logits"]
-# name -> (shape, memory order or None): rows along memory and across it, whole in a tile and in several
+# name -> (shape, memory order or None): rows along memory and across it, in one tile and in several
 LAYOUTS = {
     "rows": ((5, 40), None),
     "odd rows": ((3, 37), None),
@@ -25,17 +25,17 @@ LAYOUTS = {
     "no classes": ((3, 0), None),
 }
 each_divergence = pytest.mark.parametrize("name", NAMES)
-# Tests of the rows' layouts run for js, which computes the most; for the others they are exhaustive.
+# A test of layouts runs for js, the divergence that computes the most; `make test-exhaustive` runs it for all.
 one_divergence = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name.startswith("js") else pytest.mark.exhaustive) for name in NAMES]
 )
 LARGE = "very long row", "long rows across memory"
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
 
 @pytest.fixture(autouse=True)
 def small_registers(monkeypatch):
-    """Rows of 2,048 to 4,096 elements fit a block."""
+    """Makes the longest row that a block holds whole 2,048 to 4,096 elements, so that longer ones are read in parts."""
     monkeypatch.setattr(row, "PER_THREAD", 32)
 
 
@@ -129,7 +129,7 @@ def test_equal_logits_and_rows_that_are_no_distributions(name, layout):
 @pytest.mark.parametrize("layout", ["rows", "odd rows", "long rows", "rows across memory", "no classes"])
 @each_divergence
 def test_sums_of_a_part_of_the_classes(name, layout):
-    """With the numbers of whole rows, the sums of all parts of the classes add up to the forward's sums."""
+    """Given row_stats of whole rows, the sums over each part of the classes add up to the forward's sums."""
     if name == "kl_div_with_logits":
         pytest.skip("its parts add up by their shares")
     for dtypes in ((F32, F32), (BF16, F64)):
@@ -151,7 +151,8 @@ def test_sums_of_a_part_of_the_classes(name, layout):
 @pytest.mark.parametrize("layout", ["rows", "long rows", "rows across memory"])
 @each_divergence
 def test_only_a_row_without_classes_has_a_spread_of_none(name, layout):
-    """A rank on which all classes of a row are -inf adds nothing to it; one with a NaN among them does."""
+    """A rank on which all of a row's classes are -inf adds nothing to that row; a rank with a NaN among them adds
+    NaN."""
     x, _, _ = example(layout)
     x = x.nan_to_num(0)
     other = torch.full_like(x, -INF)

@@ -1,4 +1,5 @@
-"""Order of blocks, counters and 64-bit offsets, which ordinary values would not show."""
+"""Results do not depend on the order of blocks or the width of offsets, and counters are reset: faults that a test of
+ordinary values would not show."""
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_counters_are_left_at_zero(monkeypatch):
     monkeypatch.setattr(tiling, "split_counters", lambda device: counters)
     first = run()
     assert not counters.any() and same_bits(first, run())
-    counters += 1  # planted: no block sees that it is the last, so none writes the result
+    counters += 1  # a planted fault: no block sees that it is the last, so none writes the result
     with pytest.raises(AssertionError):
         assert not any(t.isnan().any() for t in run())
 
@@ -76,7 +77,8 @@ def test_wide_indices(monkeypatch, layout):
 
 
 def test_offsets_beyond_31_bits(monkeypatch):
-    """Three elements, each 2^31 apart; the storage between them is never touched and so takes no memory."""
+    """Three elements that are 2^31 apart are reduced right. The storage between them is never touched, so it takes no
+    memory."""
     monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)  # would copy the storage
     step = 2**31
     storage = torch.UntypedStorage(2 * (2 * step + 1))
@@ -141,7 +143,7 @@ def test_unsafe_operands_are_refused():
 
 
 def test_an_integer_that_overflows_is_noticed():
-    """The fixture `integers_fit` reports the overflow."""
+    """The fixture `integers_fit` reports an integer overflow in a kernel."""
 
     @triton.jit
     def area(out, rows, columns):

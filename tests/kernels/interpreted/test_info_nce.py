@@ -1,4 +1,4 @@
-"""info_nce_loss of halves and its gradients agree with the definition in fp64."""
+"""info_nce_loss of fp16 and bf16 operands and its gradients agree with the definition in fp64."""
 
 import copy
 
@@ -19,7 +19,7 @@ from safeops.ops.vectors.info_nce_loss import in_batch
 from tests.kernels.interpreted.truth import BF16, F16, F32
 
 NAN = float("nan")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 each_half = pytest.mark.parametrize("half", [BF16, F16])
 
 
@@ -44,7 +44,8 @@ def both(query, key, keep=None, temperature=0.07, as_tensor=False, grad=None):
 
 
 def check(got, want, half, temperature=0.07):
-    """Assert that both agree. (The interpreter truncates to bf16, where a GPU rounds.)"""
+    """Assert that values and gradients agree. The interpreter truncates to bf16, where a GPU rounds, so bf16 gets twice
+    the room."""
     off = torch.finfo(half).eps * (1 if half == BF16 else 0.5)
     torch.testing.assert_close(got[0].double(), want[0], rtol=1e-5, atol=2e-6 / temperature)
     for g, w in zip(got[1:], want[1:]):
@@ -85,7 +86,8 @@ def test_zero_vectors_and_one_row(half):
 @each_half
 @pytest.mark.parametrize("up", [2.0**-16, 1.0, 2.0**16])
 def test_lengths_and_gradients_of_any_size(half, up):
-    """Rows too long or too short to be squared give the same loss; halves could not hold the gradients within."""
+    """Rows whose squares overflow or underflow give the same loss, and gradients of any size are right, though fp16
+    could not hold the intermediate ones."""
     query, key = rows(70, 16, half)
     lengths = (2.0**100, 2.0**-100) if half == BF16 else (2.0**10, 2.0**2)
     longer, shorter = query * lengths[0], key * lengths[1]
@@ -111,7 +113,8 @@ def test_a_value_that_is_no_number_shows():
 
 
 def test_whole_rows_as_in_the_shared_memory_of_large_gpus(monkeypatch):
-    """Rows that fit in shared memory whole, as on large GPUs; one gradient alone; rows in any order of memory."""
+    """Results are right where rows fit in shared memory whole, as on large GPUs; for one gradient alone; and for rows
+    in any memory order."""
     query, key = rows(150, 96, BF16)
     loss, units, row_stats = info_nce(query.T.contiguous().T, key)
     want = info_nce_backward(torch.ones(150), units, row_stats, None, 1.0, 96, True, True)
@@ -136,7 +139,8 @@ def test_sizes_of_nothing():
 
 @each_half
 def test_the_public_function_by_the_kernels(half, monkeypatch):
-    """With its options and the temperature's gradient; the second derivative comes from the definition."""
+    """info_nce_loss calls the kernels, with all its options and the temperature's gradient; its second derivative comes
+    from the definition."""
     op = in_batch
     routed = copy.copy(op)
     routed.forward, routed.backward = map(launchers.get, (op.forward, op.backward))

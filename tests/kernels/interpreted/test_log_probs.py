@@ -18,7 +18,7 @@ from tests.ops import definitions
 
 INF, NAN = float("inf"), float("nan")
 SHAPES_OF_LOGITS = {"as they are": (1.0, 0.0), "scaled": (0.5, 0.0), "capped": (0.75, 2.0)}
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
 
 def classes_last(x):
@@ -26,7 +26,8 @@ def classes_last(x):
 
 
 def check(x, target, mask, temperature=1.0, softcap=0.0, ignore_index=-100):
-    """The three results agree with the definition, and so do the gradients of each alone and of all together."""
+    """Assert that the three results agree with the definition, and so do the gradients from each result alone and from
+    all together."""
     options = mask, ignore_index, temperature, softcap
     rows, row_stats = token_log_probs.token_log_probs(x, target, *options)
     leaf = x.double().requires_grad_()
@@ -52,7 +53,7 @@ def check(x, target, mask, temperature=1.0, softcap=0.0, ignore_index=-100):
 
 
 def check_argmax(rows, row_stats, x, target, mask, ignore_index, *shape):
-    """With argmax, the other results keep their bits."""
+    """Assert that argmax is right, and that the other results have the same bits with and without it."""
     same, argmax, correct, same_stats = token_log_probs.token_log_probs_argmax(x, target, mask, ignore_index, *shape)
     for one, other in ((same, rows), (same_stats, row_stats)):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -64,7 +65,7 @@ def check_argmax(rows, row_stats, x, target, mask, ignore_index, *shape):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(1.0, 0.0), (0.75, 0.01)], ids=["as they are", "capped alike"])
 def test_the_first_of_equal_logits(layout, shape):
-    """The first of equal maxima wins, also where the softcap makes logits equal; NaN is larger than inf."""
+    """argmax is the first of equal maxima, also where the softcap makes logits equal; NaN counts as larger than inf."""
     x, target, options = example(layout)
     rounded, nothing = x.nan_to_num(0).round(), torch.full_like(x, -INF)
     for logits, special in ((rounded, ()), (rounded.clone(), (INF,)), (rounded, (INF, NAN)), (nothing, ())):
@@ -95,17 +96,17 @@ def test_dtypes(dtype):
 @pytest.mark.parametrize("layout", ["rows", "long rows", "long columns"])
 def test_classes_that_do_not_exist_and_infinite_logits(layout):
     x, target, options = example(layout)
-    x.movedim(1, -1)[..., 1:4] = -INF  # this includes the own class of some rows
+    x.movedim(1, -1)[..., 1:4] = -INF  # for some rows this is the target's class
     check(x, target, options["mask"])
     check(x, target, options["mask"], 0.5, 3.0)
     x[0] = -INF
-    x.view(x.shape[0], x.shape[1], -1)[1, 2] = INF  # the own class of one row; the other rows become NaN
+    x.view(x.shape[0], x.shape[1], -1)[1, 2] = INF  # the target's class in one row; NaN for the other rows
     check(x, target, options["mask"])
 
 
 @pytest.mark.parametrize("shape", [(1, 2300), (3, 400, 2)], ids=str)
 def test_long_rows_of_which_there_are_enough(shape, monkeypatch):
-    """With too few counters, one block reads a whole row and adds up the row's pieces itself."""
+    """Where the rows outnumber the counters, one block reads all pieces of a row and adds them up itself."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     monkeypatch.setitem(LAYOUTS, "many", (shape, None))
     x, target, options = example("many")

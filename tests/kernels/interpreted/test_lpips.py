@@ -10,7 +10,7 @@ from safeops.ops.images.lpips_distance import definition
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order
 
 NAN, INF = float("nan"), float("inf")
-LAYOUTS = {  # (shape, memory order), (N, C, H, W)
+LAYOUTS = {  # name -> ((N, C, H, W), memory order or None)
     "images": ((2, 20, 6, 8), (0, 1, 2, 3)),
     "odd images": ((3, 5, 7, 3), (0, 1, 2, 3)),
     "channels last": ((2, 40, 2, 3), (0, 2, 3, 1)),

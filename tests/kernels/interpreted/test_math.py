@@ -1,4 +1,4 @@
-"""expm1 and the logarithms have the accuracy of their dtype: in fp64 no constant may be rounded to fp32."""
+"""expm1 and the logarithms have the accuracy of their dtype. A constant rounded to fp32 would show in fp64."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_digits(dtype, tolerance, least):
         torch.testing.assert_close(
             got.double()[finite], want[finite], rtol=tolerance, atol=torch.finfo(dtype).tiny / 2**22
         )
-        assert (got[~finite] < -100).all()  # for the logarithm of 0
+        assert (got[~finite] < -100).all()  # where it is the logarithm of 0
 
 
 @triton.jit
@@ -44,7 +44,8 @@ def log_kernel(x, logs, rough, N: tl.constexpr):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-15), (torch.float32, 8e-7)])
 def test_logarithms_of_any_number(dtype, tolerance):
-    """Near 1, where a base-2 logarithm loses digits, at both ends of the range, and for 0, -1, inf and NaN."""
+    """Logarithms are right near 1, where one computed from a base-2 logarithm loses digits, at both ends of the range,
+    and for 0, -1, inf and NaN."""
     tiny, huge = torch.finfo(dtype).tiny, torch.finfo(dtype).max
     special = torch.tensor([0.0, -0.0, -1.0, torch.inf, torch.nan, huge, tiny / 4, tiny], dtype=dtype)
     near = 1 + torch.linspace(-0.3, 0.3, N // 2, dtype=dtype)

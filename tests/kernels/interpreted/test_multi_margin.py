@@ -13,7 +13,7 @@ from safeops.ops.classification.multi_margin_loss import define
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
 # name -> (shape, memory order or None): the classes are the last dim, along memory or across it
 LAYOUTS = {
@@ -39,7 +39,7 @@ def more_splits(monkeypatch):
 
 
 def example(layout, dtype=F32):
-    """Returns (x, place of the own class, -1 for none), with garbage in rows without a class."""
+    """Returns (x, class index of each row; -1: no class), with garbage in rows without a class."""
     shape, order = LAYOUTS[layout]
     x = in_order(shape, order or tuple(range(len(shape))), dtype, 1)
     generator = torch.Generator().manual_seed(2)
@@ -84,7 +84,7 @@ def test_dtypes(layout, dtype, p):
 
 @pytest.mark.parametrize("shape, order", [((1, 4300), (0, 1)), ((2, 2300), (1, 0))])
 def test_long_rows_of_which_there_are_enough(shape, order, monkeypatch):
-    """With too few counters, one block reads a whole row and adds up the row's pieces itself."""
+    """Where the rows outnumber the counters, one block reads all pieces of a row and adds them up itself."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     monkeypatch.setitem(LAYOUTS, "many", (shape, order))
     check(*example("many"), p=2)
@@ -102,7 +102,8 @@ def test_any_strides():
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("layout", ["rows", "odd long row", "odd images", "long columns", "one number"])
 def test_class_weights_and_masks(layout, p):
-    """A row whose class has weight 0 counts in the mean but adds nothing; a masked row does not count either."""
+    """A row whose class has weight 0 adds nothing to the mean's sum but counts in its divisor; a masked row does
+    neither."""
     x, place = example(layout)
     weight = torch.rand(x.shape[-1], generator=torch.Generator().manual_seed(4), dtype=F64) + 0.5
     weight[place.flatten()[-1:].clamp(min=0)] = 0
@@ -151,8 +152,9 @@ def test_at_the_hinge_the_slope_is_0(length):
 @pytest.mark.parametrize("length", [20, 600])
 @pytest.mark.parametrize("p", [1, 2])
 def test_what_exists_shows(length, p):
-    """NaN or inf at the target's class or at another shows in its own row alone. The gradients are autograd's, but for
-    the target's class: there the definition computes x - x (inf - inf), and the kernel minus the sum of the others."""
+    """NaN or inf at the target's class or at another class shows in its own row alone. Gradients are autograd's, except
+    at the target's class: there the definition computes x - x = inf - inf, the kernel minus the sum of the other
+    classes' gradients."""
     x, last = fill((6, length), F32, 1), length - 1
     x[0, last], x[1, last], x[2, 3], x[3, 3], x[4, 3], x[4, last] = NAN, INF, -INF, INF, NAN, INF
     place = torch.full((6,), 3)
@@ -167,7 +169,7 @@ def test_what_exists_shows(length, p):
 
 
 def test_a_place_out_of_range_is_a_row_that_does_not_exist():
-    """A class index out of range would read a logit outside of the tensor: such a row must not count."""
+    """A row with a class index out of range does not count; its index must not be used to read a logit."""
     x, place = fill((3, 20), F32, 1), torch.tensor([20, 1, 2**40])
     (loss, keep), dx = losses(x, place), slopes(torch.ones(3), x, place)
     assert (
@@ -185,7 +187,7 @@ def test_a_gradient_too_large_for_half_is_inf():
 
 
 def test_whichever_block_is_first(monkeypatch):
-    """The bits and the counters (0 afterwards) depend neither on the order of the blocks nor on 64-bit offsets."""
+    """The results have the same bits in any order of the blocks and with 64-bit offsets, and the counters end at 0."""
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(row.tiling, "split_counters", lambda device: counters)
     x, place = example("long rows")

@@ -1,4 +1,5 @@
-"""Rows at unaligned addresses, read in parts: the NaN stored between them must not show."""
+"""Rows at unaligned addresses are read in words that extend beyond the row; the NaN stored between rows does not
+show."""
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.kernels.interpreted import test_multi_margin as margins
 from tests.kernels.interpreted import test_rows as rows
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, fill
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about NaN
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about the NaN
 
 # name -> (columns, elements before the first row, elements between rows)
 LAYOUTS = {"dense": (301, 0, 0), "offset": (303, 5, 0), "gaps": (298, 3, 9), "aligned but for the first": (304, 1, 0)}
@@ -41,7 +42,7 @@ def example(layout, dtype=F32, seed=1, shape=(3,)):
 
 
 def plans():
-    """Returns (all plans of rows, those that read unaligned rows in words)."""
+    """Returns (the plans of all launches of rows, the plans among them that read unaligned rows in words)."""
     every = [plan for plan in launch._plans.values() if "PEEL" in plan.constants]
     return every, [plan for plan in every if plan.constants["PEEL"] and max(plan.kinds.values()) > PEELED.value]
 
@@ -59,7 +60,8 @@ def test_softmax_and_normalize(op, layout, dtype):
 @pytest.mark.parametrize("cut", [slice(None, -1), slice(1, None)])
 @pytest.mark.parametrize("op", rows.OPS[:3])
 def test_a_gradient_that_lies_elsewhere(op, cut):
-    """Rows of logits[:, :-1] have gaps, those of a new gradient none: nothing beyond the gradient's end may be read."""
+    """Nothing is read beyond the gradient's end where logits[:, :-1] have gaps between rows and a new gradient has
+    none."""
     x = fill((3, 302), F32, 1)[:, cut]
     value, row_stats = rows.run(op, x, None)
     for grad in (fill((3, 301), F32, 2), fill((3, 301, 2), F32, 2)[..., 0]):
@@ -106,7 +108,8 @@ def first_columns(x, out, N, BN: tl.constexpr, VEC: tl.constexpr):
 
 @pytest.mark.parametrize("dtype, vec, most", [(F32, 4, 1 << 31), (BF16, 8, 1 << 31), (F64, 2, 1 << 30)])
 def test_the_longest_rows(dtype, vec, most):
-    """31 bits cannot count a row's bytes, but they can count its words. Only the beginning of the row is read."""
+    """A row is right whose words can be counted in 31 bits, but whose bytes cannot. Only the row's beginning is
+    read."""
     x = fill((65,), dtype, 1)[1:]
     for columns in (60, (1 << 29) + 1, most - (1 << 17)):
         out = torch.full((64,), 7.0)
@@ -117,7 +120,7 @@ def test_the_longest_rows(dtype, vec, most):
 @pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
 @pytest.mark.parametrize("layout", ["dense", "offset", "gaps"])
 def test_nothing_is_written_beside_a_row(op, layout, monkeypatch):
-    """A result in a larger storage: nothing before, between or after its rows is written."""
+    """A result in a larger storage is written without anything before, between or after its rows."""
     x, grad = example(layout, BF16), example(layout, BF16, 2)
     value, *row_stats = masked_softmax.masked_softmax(x)
     storage, out = with_neighbours(layout, BF16, 7.0)

@@ -36,10 +36,10 @@ def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=Tr
     operands = loss.operands(x, y)
     outs = (*out, out[1])[: loss.count]
     keep = kept(x.shape, mask, weight)
-    if mean:  # one upstream gradient for all, read with strides 0
+    if mean:  # all elements share one upstream gradient, read with strides 0
         grad, denominator = torch.tensor(1.5), torch.tensor(37.0, dtype=F64)
         c = torch.tensor(1.5 / 37.0, dtype=F64)
-    else:  # one for each element; NaN where it must not count
+    else:  # each element has an upstream gradient: NaN where the mask is False
         grad, denominator = fill(x.shape, F32, 6), None
         grad[~keep] = NAN
         c = grad.double()
@@ -86,7 +86,7 @@ def test_not_reduced(layout):
 
 
 def test_broadcast_operands():
-    """Gradients have the broadcast shape; the caller sums them to the operand's."""
+    """The kernels' gradients have the broadcast shape; the caller sums them to the operand's shape."""
     x, y, mask = fill((6, 1, 40), F32, 1), fill((5, 40), F32, 2), fill((5, 1), F32, 3) > -1
     forward, backward = launchers("mse_loss")
     d = x.double() - y.double()
@@ -120,8 +120,8 @@ def test_nan_and_inf_that_are_kept(name):
     value = loss.forward(*operands, None, None, None, 0, *parameters, False, None)[0]
     slopes = loss.backward(one, None, *operands, None, None, *parameters, *[True] * many, *[F32] * many)
     truths, sizes = loss.truth(*operands), loss.sizes(*operands)
-    for result, expected, size in zip((value, *slopes), truths, sizes):  # x = y too: pytorch#96813
-        if loss.record.fields.get("several_terms"):  # the order of adding infinite terms decides
+    for result, expected, size in zip((value, *slopes), truths, sizes):  # operands include x = y (pytorch#96813)
+        if loss.record.fields.get("several_terms"):  # inf or NaN, depending on the order of the terms
             result, expected = (t + torch.where(t.isfinite(), 0, NAN) for t in (result, expected))
         close(result, expected, torch.maximum(size, expected.abs()))
     assert value[[0, 3]].isnan().all()
@@ -135,8 +135,8 @@ def test_nan_and_inf_that_are_kept(name):
 @pytest.mark.parametrize("alpha", [0.25, -1.0])
 @pytest.mark.parametrize("gamma", [0.0, 0.01, 0.5, 2.0, 2.5])
 def test_every_power_of_the_focal_loss(gamma, alpha):
-    """gamma = 2 has its own kernel. Logits reach to where a power of 1 - p has lost digits by its exponent, to large
-    ones, and to where 1 - p (and for small gamma its slope) is subnormal."""
+    """The focal loss is right for every gamma; gamma = 2 has its own kernel. Some logits are large, some lie where a
+    power of 1 - p loses digits by its exponent, and some where 1 - p is subnormal."""
     loss = Loss("sigmoid_focal_loss", {"alpha": alpha, "gamma": gamma})
     large = torch.tensor([1e30, -1e30])
     near, far = torch.cat([torch.linspace(-20, 20, 321), large]), torch.tensor([90.0, 102.0, -90.0, -102.0])
@@ -151,7 +151,8 @@ def test_every_power_of_the_focal_loss(gamma, alpha):
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
 def test_the_cross_entropy_of_every_half(dtype):
-    """All halves; in fp32 and fp64, values close to 0, 1 and 1/2. A probability outside [0, 1] gives NaN."""
+    """binary_cross_entropy is right for all fp16 and bf16 numbers, and in fp32 and fp64 close to 0, 1 and 1/2. A
+    probability outside [0, 1] gives NaN."""
     loss = LOSSES["binary_cross_entropy"]
     if dtype.itemsize == 2:
         x = torch.cat([torch.arange(2**15), torch.arange(-(2**15), 0, 97)]).to(torch.int16).view(dtype)
@@ -171,7 +172,8 @@ def test_the_cross_entropy_of_every_half(dtype):
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_the_divergence_of_sums_at_both_ends(dtype):
-    """js_div where the operands' sum is near the largest number, or so small that only the absolute error counts."""
+    """js_div is right where the operands' sum is near the largest number, or so small that only the absolute error
+    counts."""
     loss, info = LOSSES["js_div"], torch.finfo(dtype)
     sums, part = (
         torch.tensor([0.9 * info.max, info.tiny * 8, info.tiny, info.tiny / 8, 0.0], dtype=dtype),
@@ -180,7 +182,7 @@ def test_the_divergence_of_sums_at_both_ends(dtype):
     x, y = (sums * part.to(dtype)).reshape(-1), (sums * (1 - part.to(dtype))).reshape(-1)
     value = loss.forward(x, y, None, None, None, 0, False, None)[0]
     small, large = (2.0**-64, 2.0**64) if dtype == F32 else (2.0**-1000, 2.0**1000)
-    scale = torch.tensor([large, small], dtype=F64)[(x + y > 1).long()]  # where the definition keeps its digits
+    scale = torch.tensor([large, small], dtype=F64)[(x + y > 1).long()]  # keeps the definition's digits
     want = loss.truth(x.double() * scale, y.double() * scale)[0] / scale
     torch.testing.assert_close(value.double(), want, rtol=3e-6 if dtype == F32 else 1e-13, atol=info.tiny)
 
@@ -201,7 +203,7 @@ def test_a_third_operand_that_is_broadcast_or_not_given():
             close(gradient, want, want.abs() + 2)
         if z is None:
             assert result[2].shape == (0,)
-        else:  # of the full shape; the caller sums it to the operand's
+        else:  # dy has the broadcast shape; the caller sums it
             close(result[2].sum(0), wanted[2], wanted[2].abs() + 6)
 
 
@@ -262,7 +264,7 @@ def exponential_slopes(x, y, a, b, c):
 @pytest.mark.parametrize("dtypes", [(F32, F32, F32), (BF16, F16, F32), (F64, F64, F64), (F32, F64, F32)])
 @pytest.mark.parametrize("layout", ["odd", "channel mask", "transposed", "0-dim"])
 def test_a_loss_that_is_no_function_of_the_difference(layout, dtypes):
-    """A loss with two slopes and several parameters: both slopes, together and alone."""
+    """A loss with two derivatives and several parameters has both right, computed together and alone."""
     forward, backward = pointwise_loss("exponential", exponential_value, slopes=exponential_slopes)
     parameters = (0.3, 1.7, 0.9)
     x, y, mask, weight = build(layout, *dtypes)
@@ -300,7 +302,7 @@ def test_a_wrong_functor_is_caught():
 
 @pytest.mark.parametrize("name, parameters", [("quantile_loss", (1 - 1e-6,)), ("sigmoid_focal_loss", (1 - 1e-6, 2.0))])
 def test_one_less_a_parameter_near_one_keeps_its_digits(name, parameters):
-    """1 - parameter must be computed in fp64: 1 - (1 - 1e-6) in fp32 would be 5 % off."""
+    """1 - parameter keeps its digits for a parameter near 1: in fp32, 1 - (1 - 1e-6) would be 5 % off."""
     loss = LOSSES[name]
     x, y = torch.tensor([0.75, 2.0]), torch.zeros(2)
     value, _ = loss.forward(x, y, None, None, None, 0, *parameters, False, None)

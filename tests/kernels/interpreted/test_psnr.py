@@ -11,7 +11,7 @@ from safeops.ops.images.psnr import _decibels as record
 from tests.kernels.interpreted.truth import BF16, F16, F32, close, fill
 
 NAN, INF = math.nan, math.inf
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about log(0) and an empty mask
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about log(0) and an empty mask
 
 
 def check(x, y, mask=None, data_range=1.0):

@@ -40,10 +40,10 @@ def check_masked(mean, x, mask, weight, dims=(), keepdim=False):
     divisor = count if weight is None else weight_sum
     assert used.dtype == F64
     if weight is None:
-        assert torch.equal(used, count)  # exact
+        assert torch.equal(used, count)  # a count is exact
     else:
         close(used, divisor, total(torch.ones(()).double(), x.shape, mask, weight.abs(), tuple(dims), keepdim)[0], out)
-    if mean:  # divide by `used`, since weights of both signs may nearly cancel
+    if mean:  # the truth divides by `used`: weights of both signs may nearly cancel
         expected, scale = (torch.where(count > 0, t / used, 0) for t in (expected, scale))
     close(value, expected, scale, out)
 
@@ -75,7 +75,8 @@ def test_negative_dims_and_all():
 
 @pytest.mark.parametrize("shape, dims", [((9000,), [0]), ((4, 3000), [1]), ((1200, 20), [0]), ((24, 3, 60), [0, 2])])
 def test_more_tiles_than_one_accumulator_takes(shape, dims):
-    """LONG: a block flushes its fp32 accumulators every 16 tiles."""
+    """Sums are right over more tiles than a block adds in fp32: it then adds its accumulators to fp64 ones and clears
+    them."""
     from safeops.kernels.engine import launch
 
     x, mask = fill(shape, F32, 1), fill(shape, F32, 2) > -1
@@ -123,7 +124,7 @@ def test_sum_of_weights_zero_is_not_empty():
 def test_half_is_never_summed_in_half():
     x = torch.full((2000,), 60000.0, dtype=F16)  # pytorch#44350
     assert masked(True)(x, None, None, [], False, False, F16)[0] == 60000
-    assert masked(False)(x, None, None, [], False, False, F16)[0] == float("inf")  # 1.2e8 does not fit
+    assert masked(False)(x, None, None, [], False, False, F16)[0] == float("inf")  # the sum 1.2e8 does not fit fp16
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -173,7 +174,7 @@ def test_denominators():
         close(value, expected / by, scale / by)
         nothing = torch.zeros((), dtype=torch.bool)
         value, _ = forward(x, y, nothing, weight, denominator, 1, True, divisor)
-        assert value == 0  # a given denominator means that other ranks have kept some
+        assert value == 0  # not NaN: a given denominator counts elements that other ranks keep
     for options in ((torch.tensor(0.0), 1, False, None), (None, 1, False, 0.0)):
         for keep in (mask, nothing):
             value, used = forward(x, y, keep, weight, *options)

@@ -1,4 +1,4 @@
-"""The launch that makes a region loss from its sums agrees with the definition: values and both gradients."""
+"""The kernel that computes a region loss from its sums agrees with the definition, in values and both gradients."""
 
 import pytest
 import triton

@@ -22,7 +22,7 @@ def random(shape, dtype, seed):
 
 
 def last(x):
-    """Returns a copy of the tensor with contiguous classes."""
+    """Returns a copy of the tensor (N, C, ...) in which the classes are contiguous in memory."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
@@ -76,7 +76,7 @@ def build(layout, kind=SOFT, mask=None, dtypes=(F32, F32), garbage=True):
 
 
 def truth(x, target, mask=None, exists=None, ignored=None, squared=False):
-    """Returns (sums, keep, prediction, target), the latter two in fp64 and 0 where not kept."""
+    """Returns (sums, keep, prediction, target); prediction and target are in fp64, and 0 where not kept."""
     keep = torch.ones(x.shape, dtype=torch.bool) if mask is None else mask.expand(x.shape).clone()
     if exists is not None:
         keep &= exists.reshape(-1, *[1] * (x.dim() - 2))
@@ -93,7 +93,8 @@ def truth(x, target, mask=None, exists=None, ignored=None, squared=False):
 
 
 def check(x, target, mask=None, exists=None, ignored=None, squared=False, each=False):
-    """Check the sums, and the backward with random gradients of each region; each: also for one operand alone."""
+    """Check the sums, and the backward for random upstream gradients of each region's sums. each: also check the
+    backward for one operand alone."""
     expected, keep, p, t = truth(x, target, mask, exists, ignored, squared)
     arguments = (x, target, mask, exists, ignored, squared)
     dtype = F64 if F64 in (x.dtype, target.dtype) else F32
@@ -148,7 +149,7 @@ def test_every_dtype(layout, dtypes):
 
 @pytest.mark.parametrize("layout", ["pixels", "channels last", "odd"])
 def test_an_index_that_is_no_class_is_left_out(layout):
-    """All 64 bits of an index are compared: the low half of 2^32 + 1 is a class."""
+    """An index that is no class is left out, also 2^32 + 1, whose low 32 bits are a class."""
     x, target, _ = build(layout, INDICES)
     strange = torch.tensor([-1, x.shape[1], 255, 2**32, 2**32 + 1, -(2**32) + 2, 2**63 - 1, -(2**63)])
     is_dirty = random(target.shape, F32, 4) < 0.3
@@ -170,7 +171,8 @@ def test_nothing_there():
 
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_sums_of_a_constant_are_exact(dtype, monkeypatch):
-    """A network's first prediction is constant, so in fp32 sixteen successive tiles would all round the same way."""
+    """Sums of a constant, as of a network's first prediction, are exact. Summed in fp32, sixteen successive tiles would
+    all round in one direction."""
     config = Config(threads=64, tile_bytes=2048)
     monkeypatch.setitem(sums.REGION_SUMS.configs, None, config)
     monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=2, widest=1024))
@@ -184,7 +186,7 @@ def test_sums_of_a_constant_are_exact(dtype, monkeypatch):
 
 
 def test_slopes_that_cancel():
-    """Where target and prediction agree, a slope's two terms nearly cancel: the difference keeps its digits."""
+    """A derivative keeps its digits where target and prediction agree, so that its two terms nearly cancel."""
     x = random((1, 2, 256), F32, 1)
     grad = torch.zeros(4, 1, 2, dtype=F64)
     grad[0], grad[1], grad[2] = -1.2345678912345678, 0.6172839456172839 * (1 + 1e-7), 0.3

@@ -12,10 +12,10 @@ from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in
 from tests.ops import definitions
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
-# name -> (shape, memory order or None, dim, mask's shape): rows along memory and across it, whole in a tile and in
-# several, and groups of neighboring rows (batch).
+# name -> (shape, memory order or None, dim, mask's shape): rows along memory and across it, in one tile and in several,
+# and groups of neighboring rows (batch).
 LAYOUTS = {
     "rows": ((5, 40), None, 1, (5, 40)),
     "odd rows": ((3, 37), None, -1, (37,)),
@@ -37,7 +37,7 @@ OPS = ["softmax", "log_softmax", "normalize", "cosine_similarity"]
 
 
 def run(op, x, y=None, mask=None, dim=-1, eps=None):
-    """Returns (result, saved for the backward)."""
+    """Returns (result, what the forward saves for the backward)."""
     if op == "cosine_similarity":
         return (lambda value, *norms: (value, (value, *norms)))(*cosine_similarity.cosine_similarity(x, y, dim, eps))
     if op == "normalize":
@@ -73,7 +73,7 @@ def check(op, x, y=None, mask=None, dim=-1, eps=None, scale=1.0):
     expected = define(op, *leaves, *(() if len(leaves) == 2 else (None,)), mask, dim, eps, wide)
     close(value, expected.detach(), torch.maximum(expected.detach().abs(), torch.full_like(expected, scale)), out)
     grad = fill(expected.shape, F32, 9)
-    if mask is not None:  # nothing masked may show from upstream either
+    if mask is not None:  # an upstream NaN at a masked element must not show
         grad = torch.where(mask, grad, NAN)
     gradients = torch.autograd.grad(expected, leaves, grad.double())
     for dx, gradient, t in zip(backward(op, grad, saved, x, y, mask, dim, eps), gradients, (x, y)):
@@ -120,7 +120,7 @@ def test_dtypes(op, layout, dtype):
 @pytest.mark.parametrize("dtype", [F16, BF16])
 @pytest.mark.parametrize("op", OPS[:3])
 def test_wide_rows(op, dtype, monkeypatch):
-    """Whole rows, a part of which the kernel reads again instead of keeping it in registers."""
+    """Rows are right if a block holds them, but reads a part of them again instead of keeping it in registers."""
     monkeypatch.setattr(row, "WIDE_BYTES", 6)  # bytes per element, with a gradient in fp32
     x, mask = fill((3, 504), dtype, 1), None
     if op != "normalize":
@@ -138,7 +138,7 @@ def test_without_a_mask_and_shifted(op):
 
 @pytest.mark.parametrize("op", OPS[1:])
 def test_long_rows_of_which_there_are_enough(op, monkeypatch):
-    """With too few counters, one block reads a whole row and adds up the row's pieces itself."""
+    """Where the rows outnumber the counters, one block reads all pieces of a row and adds them up itself."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     check(op, fill((2300,), F32, 1), fill((2300,), F32, 2))
     plans = [plan.values for plan in launch._plans.values() if "WHOLE" in plan.constants]
@@ -193,7 +193,7 @@ def test_squares_leave_the_range_where_the_result_does_not(op, dtype, size, n):
     expected = define(op, *truth)
     close(value, expected.detach(), torch.ones_like(expected).detach(), F32 if op == "cosine_similarity" and
           dtype == F16 else dtype)  # fmt: skip
-    # The upstream gradient of a loss scaled by `size`, so that the gradient fits the range.
+    # The upstream gradient is scaled by `size`, so that the gradient is in range.
     grad = fill(expected.shape, F64, 3)
     up = grad * size
     dx = backward(op, up.to(dtype if dtype == F64 else F32), saved, x, y)[0].double()
@@ -288,10 +288,10 @@ def test_below_eps(n):
 # ---- execution
 
 
-@pytest.mark.parametrize("partials", [32, 8])  # no more parts than a block loads at once, and more
+@pytest.mark.parametrize("partials", [32, 8])  # partial results that a block loads at once: all of a row's, and fewer
 @pytest.mark.parametrize("op", [op for op in OPS if op != "log_softmax"])
 def test_whichever_block_is_first(op, partials, monkeypatch):
-    """The bits and the counters (0 afterwards) depend neither on the order of the blocks nor on 64-bit offsets."""
+    """The results have the same bits in any order of the blocks and with 64-bit offsets, and the counters end at 0."""
     monkeypatch.setattr(row.tiling, "POLICY", row.tiling.POLICY._replace(partials=partials))
     counters = {}
     monkeypatch.setattr(buffers, "split_counters", lambda device: counters.setdefault(0, torch.zeros(64).int()))
@@ -330,10 +330,11 @@ def test_the_callers_tensors_are_not_written(op):
 
 @pytest.mark.parametrize("size", [1e200, 1e-200, 1e-310])
 def test_norms_whose_inverse_a_double_may_not_hold(size):
-    """Without eps, which would bound the divisor. The gradient is that of vectors of size 1 times upstream / size."""
+    """Without eps, which would bound the divisor, normalize is right for norms whose inverse overflows fp64. The
+    gradient is that of vectors of size 1, times upstream / size."""
     plain = torch.tensor([[3.0, 4.0] * 20, [1.0, 2.0] * 20], dtype=F64, requires_grad=True)
     x, w = plain.detach() * size, torch.linspace(-1, 1, 80, dtype=F64).view(2, 40)
-    x[1], close_to = 0, {"rtol": 1e-9, "atol": 1e-12}  # (1e-310 has 13 digits)
+    x[1], close_to = 0, {"rtol": 1e-9, "atol": 1e-12}  # subnormal 1e-310 has only 13 digits
     unit, norm = normalize.normalize(x, 1, 0.0)
     truth = plain / plain.norm(dim=1, keepdim=True)
     torch.testing.assert_close(unit, torch.stack([truth[0].detach(), x[1]]), **close_to)

@@ -1,4 +1,5 @@
-"""Gradients in fp32's range, from an upstream gradient, a divisor, weights or operands at its ends."""
+"""Gradients that are in fp32's range are right, though the upstream gradient, a divisor, weights or operands are at the
+ends of that range."""
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ def close(got, want):
 @pytest.mark.parametrize("size, upstream, divisor", EXTREMES)
 @pytest.mark.parametrize("weight", [None, 1e-6, 1e6])
 def test_of_losses(size, upstream, divisor, weight):
-    """upstream / divisor is subnormal, 0 or inf in fp32, while the slopes are as large as the operands."""
+    """A loss's gradient is right though upstream / divisor would be subnormal, 0 or inf in fp32: the derivatives, as
+    large as the operands, bring it back into range."""
     x, y, z = torch.linspace(-1, 1, 40) * size, torch.zeros(40), torch.ones(40)
     w = None if weight is None else torch.full((40,), weight)
     c = torch.tensor(upstream).double() / divisor * (1.0 if w is None else w.double())
@@ -32,7 +34,8 @@ def test_of_losses(size, upstream, divisor, weight):
 
 @pytest.mark.parametrize("weight, divisor", [(1e30, 4e31), (1e38, 4e39), (1e-38, 4e-37)])
 def test_of_weighted_means(weight, divisor):
-    """The mean divides by a sum of weights that is as large as they are, or overflows fp32."""
+    """A weighted mean's gradient is right though the sum of weights by which it divides overflows fp32 or is close to
+    0."""
     weights = torch.linspace(0.5, 1.5, 40) * weight
     for upstream in (1e-12, 1e12):
         grad, by = torch.tensor(upstream), torch.tensor(divisor, dtype=F64)
@@ -43,7 +46,8 @@ def test_of_weighted_means(weight, divisor):
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("exponent", [-200, -150, -100, 0, 100])
 def test_of_regions(exponent, squared):
-    """Gradients of the sums at one end of the range, times operands at the other end."""
+    """Gradients of regions are right where the gradients of the sums are at one end of the range and the operands at
+    the other end."""
     size = 2.0 ** min(-exponent, 127)
     x, t = (torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(i)) * size for i in (1, 2))
     grad = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(3), dtype=F64) * 2.0**exponent

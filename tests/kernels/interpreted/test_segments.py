@@ -11,7 +11,7 @@ from tests.ops import definitions
 
 NAMES = "segment_sum", "segment_mean", "segment_max"
 each_op = pytest.mark.parametrize("name", NAMES)
-CUTS = {"one": (10,), "few": (1, 1, 3, 10), "none at the end": (0, 4, 10, 10)}  # where sequences end, in tenths
+CUTS = {"one": (10,), "few": (1, 1, 3, 10), "none at the end": (0, 4, 10, 10)}  # sequences' ends, in tenths of rows
 
 
 def bounds_of(rows, cuts, dtype=torch.int64):
@@ -57,7 +57,7 @@ def test_dtypes(name, dtype):
 
 @each_op
 def test_ids_in_any_order(name):
-    """Rows in any order, with ids, give the bits of the sorted rows."""
+    """Rows in any order, named by sequence ids, give the bits of the sorted rows."""
     x, mask, weight = fill((90, 5), F32, 1), torch.rand(90, 5, generator=torch.Generator().manual_seed(2)) < 0.7, None
     ids = torch.arange(90) * 7 % 90 // 23
     cu_seqlens, order = _sorted(ids, 4)
@@ -81,8 +81,9 @@ def test_bits_depend_on_the_sequence_alone(name):
 @pytest.mark.parametrize("count", [255, 256, 700, 70000])
 @pytest.mark.parametrize("longest", [0, 3, 400])
 def test_more_sequences_than_are_read_at_once(count, longest):
-    """The backward finds the sequence of a tile's ends among 256 bounds at a time, and then a row's within those. Many
-    sequences are empty; a long one (5 x longest rows) may contain whole tiles."""
+    """The backward is right for more sequences than its search reads at once. It searches 256 bounds at a time for the
+    sequences of a tile's ends, and between these for each row's. Many sequences are empty; a long one (5 x longest
+    rows) may contain whole tiles."""
     lengths = torch.randint(-3, 4, (count,), generator=torch.Generator().manual_seed(count)).clamp(min=0)
     lengths[count // 2] = 5 * longest
     cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -94,7 +95,7 @@ def test_more_sequences_than_are_read_at_once(count, longest):
 
 @each_op
 def test_rows_of_no_sequence(name):
-    """Bounds that a host would refuse: rows outside of all sequences do not count, and have gradient 0."""
+    """Rows outside of all sequences do not count and have gradient 0. The checks on a CPU would refuse such bounds."""
     x = fill((60, 4), F32, 1)
     x[:7], x[50:] = float("nan"), float("inf")
     cu_seqlens, inside = torch.tensor([7, 20, 20, 50]), torch.tensor([0, 13, 13, 43])

@@ -12,7 +12,7 @@ from tests.kernels.interpreted.statistic import MODES, STATISTICS, backward, che
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, build, close, fill, kept
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
 
 @pytest.mark.parametrize("name, layout, dims", [
@@ -29,7 +29,7 @@ def test_layouts(name, layout, dims):
 
 
 def test_an_expanded_operand():
-    """Stride 0, along reduced dims and along others."""
+    """Statistics of an expanded operand are right, with stride 0 along reduced dims and along others."""
     for dim in ([0], [1]):
         check("var", fill((24, 1), F32, 1).expand(24, 10), None, fill((10,), F32, 2).abs().expand(24, 10), dim)
 
@@ -86,7 +86,7 @@ def test_too_little_for_the_correction():
         value, origin, scale = run(name, x, mask, None, [1])
         close(value, torch.tensor([0.0, truth], dtype=F64))
         dx = backward(name, torch.tensor([NAN, 1.0]), x, origin, scale, mask, None, [1])
-        assert (dx[0] == 0).all() and (dx[1] != 0).all()  # 0 for a row without variance, for any gradient
+        assert (dx[0] == 0).all() and (dx[1] != 0).all()  # no variance: gradient 0, even for NaN
         assert run(name, x, mask, None, [1], empty_nan=True)[0].isnan().tolist() == [True, False]
         assert run(name, x, mask, None, [1], parameter=0.0)[0].tolist() == [0.0, 4.0 if name == "var" else 2.0]
 
@@ -109,7 +109,7 @@ def test_what_is_kept_shows(name):
     close(value[:3], torch.tensor(expected, dtype=F64))
     assert value[3].isfinite()
     dx = backward(name, torch.ones(4), rows, origin, scale, mask, None, [1])
-    # amax and amin send the whole gradient to the NaN itself.
+    # In amax and amin the NaN gets the whole gradient, which is 1.
     assert dx[0, 60].isnan() or name in ("amax", "amin") and dx[0, 60] == 1
     assert dx[3].isfinite().all()
     if name in ("var", "std", "silog"):
@@ -136,7 +136,7 @@ def test_ties_share_the_gradient(name, x):
     x = torch.tensor(x * 40)
     mask = ~x.isnan()
     value, origin, scale = run(name, x, mask)
-    dx = backward(name, torch.tensor(3.0), x, origin, scale, mask, torch.full((200,), 7.0))  # here a weight only masks
+    dx = backward(name, torch.tensor(3.0), x, origin, scale, mask, torch.full((200,), 7.0))  # weights only mask
     ties = (x.abs() == value) if name == "norm inf" else (x == value)
     close(dx, torch.where(ties, x.sign() * 3 / 120, 0).double())
     value, origin, scale = run(name, x)  # without the mask, the 40 NaN are the extremes
@@ -203,7 +203,8 @@ def test_count(layout):
 
 @pytest.mark.parametrize("shape, dim", [((1040,), None), ((3, 80), [1]), ((3, 80), [0])])
 def test_count_of_any_byte(shape, dim):
-    """A mask viewed from uint8 may hold bytes other than 0 and 1; some masks are read four bytes at a time."""
+    """Counts are right for a mask viewed from uint8, whose bytes may be other than 0 and 1, also where a kernel reads
+    four bytes at a time."""
     numbers = torch.arange(prod(shape)).reshape(shape) * 37 % 256
     mask = numbers.where(numbers % 3 != 0, 0).to(torch.uint8).view(torch.bool)
     expected = (mask.view(torch.uint8) != 0).sum(dim)
@@ -214,7 +215,7 @@ def test_count_of_any_byte(shape, dim):
 
 
 def test_whoever_finishes_last(monkeypatch):
-    """The results have the same bits in any order of the blocks, and with 64-bit offsets."""
+    """The results have the same bits whichever block finishes last, and with 64-bit offsets."""
     x, mask = fill((280,), F32, 1), fill((280,), F32, 2) > 0
     y = fill((20, 10), F32, 1)
 

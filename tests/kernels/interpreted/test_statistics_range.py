@@ -1,4 +1,4 @@
-"""Statistics keep their range and accuracy: with squares that overflow, outliers, and weights of any size."""
+"""Statistics are right where squares overflow, with outliers, and with weights of any size."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.kernels.interpreted.statistic import backward, check, define, run
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
 
 @pytest.mark.parametrize("name", ["norm", "rms", "std"])
@@ -23,7 +23,7 @@ def test_squares_leave_the_range_where_the_result_does_not(name, dtype, size):
     leaf = exact.requires_grad_()
     expected = define(name, leaf)
     close(value.double() / size, expected.detach(), dtype=F16 if tiny else dtype)
-    # upstream: a loss scaled by 65536, and by 1e-6
+    # g: the upstream gradient of a loss scaled by 65536, and by 1e-6
     (gradient,) = torch.autograd.grad(expected, leaf)
     for g in (65536.0, 1e-6):
         dx = backward(name, torch.tensor(g, dtype=dtype), x, origin, scale)
@@ -34,7 +34,7 @@ def test_squares_leave_the_range_where_the_result_does_not(name, dtype, size):
 @pytest.mark.parametrize("shape, dim", [((300,), None), ((3, 100), [1]), ((100, 3), [0])])
 @pytest.mark.parametrize("dtype, most", [(F32, 1.5e38), (F64, 1e306)])
 def test_deviations_whose_sum_leaves_the_range(dtype, most, shape, dim, weighted):
-    """The sum of two deviations overflows; the standard deviation does not."""
+    """The standard deviation is right where the sum of two deviations overflows."""
     unit = torch.where(torch.arange(300).reshape(shape) % 7 == 0, -1.0, 1.0).double()
     weight = torch.where(torch.arange(300).reshape(shape) % 5 == 0, 2.0, 1.0).to(dtype) if weighted else None
     leaf = unit.requires_grad_()
@@ -70,14 +70,15 @@ def test_variance_does_not_lose_its_digits_to_the_mean():
     textbook = (x.square().mean() - x.mean().square()) * 1500 / 1499
     assert (ours - truth).abs() < 1e-6 * truth
     assert (textbook - truth).abs() > 1e3 * (ours - truth).abs()
-    # The gradient keeps its digits too: an fp32 mean would be off by 3e-5.
+    # The gradient keeps its digits, too: with a mean in fp32 it would be off by 3e-5.
     dx = backward("var", torch.tensor(1e3), x, origin, scale)
     close(dx, 2e3 * (x.double() - x.double().mean()) / 1499)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_variance_of_what_begins_late(dtype):
-    """A column whose first elements are masked takes its pivot from a later tile, in the tensor or at its end."""
+    """The variance is right for a column whose first elements are masked. Its pivot, the number that is subtracted from
+    all elements first, comes from a later tile."""
     x = (3000 + 30 * fill((300, 16), F32, 1)).to(dtype)
     mask = torch.ones(300, 16, dtype=torch.bool)
     mask[:130, 3] = mask[:298, 7] = False
@@ -89,31 +90,32 @@ def test_variance_of_what_begins_late(dtype):
 def test_variance_with_an_outlier_first():
     for dtype in (F32, F64):
         x = torch.cat([torch.tensor([1e6], dtype=F64), fill((700,), F64, 1)]).to(dtype)
-        # In the outlier's lane of about forty elements, all deviations are 1e6 and cancel.
+        # The outlier is its lane's pivot, so the deviations of the lane's forty other elements are 1e6 and lose digits.
         close(run("var", x)[0], x.double().var(), 40 * x.double().var(), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype, far, light", [(F32, 1e4, 1e-10), (F64, 1e8, 1e-20)])
 @pytest.mark.parametrize("shape, dim, lights", [
     ((3, 1), 0, [0]), ((32,), 0, [0]), ((7, 33), 1, [1]), ((300, 5), 0, [0, -1]), ((5, 300), 1, range(100)),
-    ((2, 2200), 1, range(1024)),  # more tiles than one accumulator takes; whole splits are outliers
+    ((2, 2200), 1, range(1024)),  # more tiles than one accumulator takes; a split may have outliers only
 ])  # fmt: skip
 def test_an_element_far_away_of_little_weight(dtype, far, light, shape, dim, lights):
-    """An outlier of little weight must not become the pivot, though it comes first: the others would cancel."""
+    """An outlier of little weight that comes first costs no digits: as the pivot, the number that is subtracted first,
+    it would cost the other elements' digits."""
     x, weight = fill(shape, dtype, 1), torch.ones(shape, dtype=dtype)
     for place in lights:
         x.select(dim, place).fill_(far), weight.select(dim, place).fill_(light)
     leaf = x.double().requires_grad_()
     expected = define("var", leaf, None, weight, [dim], correction=0)
     value, origin, scale = run("var", x, None, weight, [dim], parameter=0.0)
-    close(value, expected.detach())  # in fp64 too, 1e8 leaves no more digits
+    close(value, expected.detach())  # the tolerance of fp32: in fp64, too, 1e8 costs digits
     (gradient,) = torch.autograd.grad(expected.sum(), leaf)
     dx = backward("var", torch.ones_like(value), x, origin, scale, None, weight, [dim])
     close(dx, gradient, gradient.abs().max() * 2)
 
 
 def test_weights_that_grow_and_shrink():
-    """The next element is heavier or lighter: the pivot moves, and the sums keep their digits."""
+    """Sums keep their digits where each next element is much heavier or lighter, so that the pivot moves."""
     steps = torch.arange(400, dtype=F64)
     for exponent in (steps / 4 - 50, 50 - steps / 4, (steps * 0.7).sin() * 30):
         weight, x = torch.exp2(exponent).float(), fill((400,), F32, 1)
@@ -139,14 +141,14 @@ def test_logits_of_any_size():
     value, origin, scale = run("logsumexp", x, None, None, [1])
     close(value, x.double().logsumexp(1))
     dx = backward("logsumexp", torch.ones(3), x, origin, scale, None, None, [1])
-    near = [0, 2]  # at -1e38 an fp64 origin cannot add log 2: torch's own gradient is 1 there too
+    near = [0, 2]  # row 1: -1e38 + log 2 = -1e38 even in fp64, so the gradient is 1, as torch's
     close(dx[near], x.double().softmax(1)[near], torch.ones(()))
 
 
 @pytest.mark.parametrize("name", ["norm", "rms", "std"])
 @pytest.mark.parametrize("size", [1e-309, 1e-318, 1e-200, 4e307])
 def test_norms_at_the_ends_of_fp64(name, size):
-    """1 / norm or the norm overflows fp64; the gradient has size 1."""
+    """A norm's gradient, of size 1, is right where the norm or 1 / norm overflows fp64."""
     x = torch.tensor([3.0, 4.0], dtype=F64) * size
     unit = (x / size).requires_grad_()
     _, origin, scale = run(name, x)
@@ -159,9 +161,9 @@ def test_norms_at_the_ends_of_fp64(name, size):
 @pytest.mark.parametrize("dtype, out", [(F32, F32), (F64, F64), (F32, F16)])
 @pytest.mark.parametrize("order", [1.0, 2.0, INF])
 def test_safe_norm_saturates(order, dtype, out):
-    """A norm of finite elements saturates; an infinite element shows."""
+    """safe_norm of finite elements saturates at the dtype's largest number; an infinite element gives inf."""
     if order == INF and out != F16:
-        return  # a single magnitude fits
+        return  # the largest magnitude fits the dtype, so nothing saturates
     f = masked_norm.safe_norm
     x = torch.ones(4, 90, dtype=dtype)
     x[:3] = torch.finfo(dtype).max / 2 if out != F16 else 1e5

@@ -12,7 +12,7 @@ from safeops.ops.vectors.triplet_margin_loss import definition
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, check_of_rows, close, fill, in_order, shifted
 
 NAN, INF = float("nan"), float("inf")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about rows that are not kept
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns about garbage in rows that are not kept
 
 # name -> (shape, memory order or None): vectors along the last dim, along memory or across it
 LAYOUTS = {
@@ -98,7 +98,8 @@ def test_any_strides_and_rows_that_do_not_exist():
 
 @pytest.mark.parametrize("length", [20, 600])
 def test_equal_vectors_are_at_distance_0(length):
-    """Also over several tiles; with one difference, even below eps, the distance is not 0."""
+    """Equal vectors are at distance 0, also over several tiles. With one difference, even below eps, the distance is
+    not 0."""
     a, c = fill((2, length), F32, 1), fill((2, length), F32, 2)
     b = a.clone()
     b[1, -1] += 1e-3

@@ -1,6 +1,6 @@
-"""Blocks that share a result use as many counters and partials of the workspace as the plan says: here, guards around
-it must not change. There are few counters, so that some row counts are split and larger ones are not. (test_plans.py
-tests the number of counters at a GPU's sizes.)"""
+"""Blocks that share a result use no more counters and partial results of the workspace than the plan says: guards
+around these do not change. There are few counters, so that few rows are split among blocks, and more rows are not.
+(test_plans.py tests the number of counters at a GPU's sizes.)"""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ GUARD, COUNTERS = 40, 16
 
 @pytest.fixture
 def workspaces(monkeypatch):
-    """Yields [plan, partials, counters] of all launches, with guards around both."""
+    """Yields a list with [plan, partial results, counters] of each launch, the latter two with guards around them."""
     results = []
 
     def between(size, dtype):
@@ -66,7 +66,7 @@ CALLS = {
 }
 
 
-# 7 rows of a softmax and 12 of a reduced loss are the most that are split, and use all counters.
+# At most 7 rows of a softmax, and at most 12 of a reduced loss, are split; these use all counters.
 @pytest.mark.parametrize("rows", [7, 8, 12, 13, 40])
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_as_large_as_the_plan_says(name, rows, workspaces):

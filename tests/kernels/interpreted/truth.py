@@ -1,4 +1,4 @@
-"""The definitions in fp64, operands in every layout, and the comparison."""
+"""Helpers of the interpreted tests: definitions in fp64, operands in every layout, and the comparison."""
 
 import importlib
 from math import prod
@@ -11,7 +11,7 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 from tests.ops import RECORDS
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-TOLERANCE = {F32: 3e-6, F64: 1e-14, F16: 1e-3, BF16: 8e-3}  # bf16: the interpreter truncates
+TOLERANCE = {F32: 3e-6, F64: 1e-14, F16: 1e-3, BF16: 8e-3}  # bf16: the interpreter truncates instead of rounding
 
 
 def launchers(name):
@@ -30,12 +30,13 @@ class Loss:
         self.count = self.op.count
 
     def operands(self, x, y):
-        """Returns the operands in the domain of the loss, from any x and y; a third one also has their shape."""
+        """Returns the loss's operands, made from any x and y and mapped into its domain; a third operand has their
+        shape."""
         tensors = (x, y, fill(x.shape, y.dtype, 5))[: self.count]
         return tuple(to(t) for to, t in zip(self.record.domain, tensors))
 
     def sizes(self, *operands):
-        """Returns magnitudes of the terms that the loss and each derivative sum."""
+        """Returns the magnitudes of the terms that are summed in the loss, and in each derivative."""
         if self.record.sizes is None:
             return self.truth(*operands)
         return tuple(t.abs() for t in self.record.sizes(*(x.double() for x in operands), **self.options))
@@ -50,8 +51,8 @@ class Loss:
 
 
 def losses():
-    """Yields (name, Loss) for every pointwise loss: with the parameters of its record's call, and with each parameter
-    at its minimum or each flag inverted."""
+    """Yields (name, Loss) for every pointwise loss, first with the parameters of its record's call, then with one
+    parameter at its minimum or one flag inverted."""
     for name, op in registry.items():
         if isinstance(op, PointwiseLoss):
             plain = {p.name: RECORDS[name].call[p.name] for p in op.parameters}
@@ -77,7 +78,8 @@ def weights(shape, weight):
 
 
 def total(value, shape, mask, weight, dims=None, keepdim=False):
-    """Returns (sum of keep ? w * value : 0, its scale for the comparison, count, sum of weights)."""
+    """Returns (sum of w * value over kept elements, size of its terms for `close`, count of these, sum of their
+    weights)."""
     dims = tuple(range(len(shape))) if not dims else dims
     keep, w = kept(shape, mask, weight), weights(shape, weight)
     terms = torch.where(keep, w * value, 0)
@@ -89,11 +91,12 @@ def total(value, shape, mask, weight, dims=None, keepdim=False):
 
 
 def close(actual, expected, scale=None, dtype=F32):
-    """Assert equality within `dtype`'s rounding of numbers of size `scale`; NaN and inf in the same places."""
+    """Assert that both agree within `dtype`'s rounding of numbers of size `scale` (None: of the expected numbers), and
+    have NaN and inf in the same places."""
     assert actual.shape == expected.shape
     scale = (expected if scale is None else scale).abs()
     actual, rounded = actual.double(), expected.to(dtype).double()
-    expected = torch.where(rounded.isinf(), rounded, expected)  # overflow gives inf
+    expected = torch.where(rounded.isinf(), rounded, expected)  # a number that overflows dtype is expected as inf
     odd = ~expected.isfinite()
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     least = 2**-24 if dtype == F16 else 1e-40  # the spacing of subnormal numbers
@@ -103,25 +106,25 @@ def close(actual, expected, scale=None, dtype=F32):
 
 
 def fill(shape, dtype, seed):
-    """Random numbers in [-3, 3] of this seed; a tenth are 0."""
+    """Returns random numbers in [-3, 3]; a tenth of them are 0."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=F64).clamp(-3, 3)
     return torch.where(torch.rand(shape, generator=generator) < 0.1, 0.0, x).to(dtype)
 
 
 def in_order(shape, order, dtype, seed):
-    """A tensor of `shape` whose dims lie in memory in this order, slowest first."""
+    """Returns a tensor of `shape` whose dims lie in memory in this order, the largest stride first."""
     back = [order.index(d) for d in range(len(shape))]
     return fill([shape[d] for d in order], dtype, seed).permute(back)
 
 
 def shifted(x):
-    """A copy of the tensor, one element past an aligned address."""
+    """Returns a copy of the tensor that starts one element after an aligned address."""
     storage = torch.empty(x.numel() + 1, dtype=x.dtype)
     return storage[1:].view(x.shape).copy_(x)
 
 
-# name -> (shape, x's and y's memory order or None, mask's shape, weight's shape, x shifted)
+# name -> (shape, memory order of x and y or None, mask's shape, weight's shape, True if x is unaligned)
 LAYOUTS = {
     "flat": ((640,), None, (640,), None, False),
     "odd": ((641,), None, (641,), (641,), False),
@@ -143,7 +146,7 @@ LAYOUTS = {
 
 
 def build(layout, x_dtype=F32, y_dtype=F32, w_dtype=F32, garbage=True):
-    """Returns (x, y, mask, weight). y is in row-major order, except for "channels last", where it lies as x does."""
+    """Returns (x, y, mask, weight). y is in row-major order, except in "channels last", where it has x's order."""
     shape, order, mask_shape, weight_shape, shift = LAYOUTS[layout]
     order = order or tuple(range(len(shape)))
     x, y = in_order(shape, order, x_dtype, 1), fill(shape, y_dtype, 2)
@@ -162,8 +165,10 @@ def build(layout, x_dtype=F32, y_dtype=F32, w_dtype=F32, garbage=True):
 
 
 def check_of_rows(forward, backward, losses, slope, weighted):
-    """The reduction of all rows, with its gradients, agrees with the rows'. forward(mean, empty_nan), backward(grad,
-    denominator, numbers), losses: (loss, keep, weights) of each row, slope(grad of each row)."""
+    """Assert that the reduction over rows (sum, mean) and its gradients agree with the rows' own losses and gradients.
+
+    forward(mean, empty_nan), backward(grad, denominator, numbers): the reduced op. losses: (loss, keep, weights) of
+    each row. slope(grad of each row): the gradients of the op without reduction."""
     loss, keep, weights = losses
     total, by = loss.double().sum(), (weights if weighted else keep).double().sum()
     for mean in (True, False):
@@ -173,7 +178,7 @@ def check_of_rows(forward, backward, losses, slope, weighted):
         close(value, wanted, 10 * loss.double().abs().sum() / (by if mean and keep.any() else 1) + 1e-6, loss.dtype)
         close(denominator, by)
         again = forward(mean, True)
-        assert torch.equal(again[0], value) if keep.any() else again[0].isnan()  # same bits, or nothing kept
+        assert torch.equal(again[0], value) if keep.any() else again[0].isnan()  # NaN if nothing is kept
         grad = torch.tensor(0.75)
         result = backward(grad, denominator if mean else None, *numbers)
         of_each = (grad.double() / (by if mean and keep.any() else 1)).expand(loss.shape)
