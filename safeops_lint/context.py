@@ -15,8 +15,8 @@ from safeops_lint.values import NOTHING
 
 TO_HALF = re.compile(r"\.half\(|torch\.(half|float16)\b")
 AUTOCAST = re.compile(r"autocast\([^()]*\)")
-# Rules about the values of arguments: in a private function, their findings are only possible, as its callers in the
-# file may have made the values safe.
+# Rules about the values of arguments. In a private function their findings do not count as likely, only as possible:
+# its callers in the file may have made the values safe.
 PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210"}
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # keep their parentheses as an argument
 ARITHMETIC = {cst.Add: "add", cst.Subtract: "sub", cst.Multiply: "mul", cst.Divide: "truediv", cst.Power: "pow"}

@@ -74,7 +74,7 @@ def cross_entropy(o, *shape):
         rivals={"F.cross_entropy": plain, **half, "compile": compiled(widened)}
         | ({"liger, permuted": PERMUTED} if images else LIBRARIES),
         definition=plain,
-        bytes=(s * n + classes, 3 * s * n + 2 * classes),  # read x; read x, write dx
+        bytes=(s * n + classes, 3 * s * n + 2 * classes),  # forward: read x; backward: read x, write dx
     )
 
 
@@ -102,7 +102,7 @@ def token_log_probs(o, rows, classes):
             ),
         },
         definition=log_prob_and_entropy,
-        bytes=(s * n, 3 * s * n),  # read x; read x, write dx
+        bytes=(s * n, 3 * s * n),  # forward: read x; backward: read x, write dx
     )
 
 

@@ -98,7 +98,7 @@ def total_variation(o):
             "kornia": library("kornia.losses", "total_variation", lambda f, x: f(x).sum(1).mean()),
         },
         definition=plain,
-        bytes=(s * n, 3 * s * n),  # read x; read x, write dx
+        bytes=(s * n, 3 * s * n),  # forward: read x; backward: read x, write dx
     )
 
 

@@ -1,5 +1,5 @@
-// The terms of 1 - SSIM of a window, and their derivatives. With s = x + y, d = x - y, and c1, c2 twice the constants
-// C1, C2 of SSIM:
+// The terms of 1 - SSIM of a window, and their derivatives. luminance and contrast are the two factors of SSIM; a prime
+// means 1 minus the factor, no derivative. With s = x + y, d = x - y, and c1, c2 twice the constants C1, C2 of SSIM:
 //     luminance' = 2 E[d]^2 / (E[s]^2 + E[d]^2 + c1)      contrast' = 2 var d / (var s + var d + c2)
 //     1 - SSIM = 1 - (1 - luminance') (1 - contrast')
 // Device independent; also compiled for GPUs.

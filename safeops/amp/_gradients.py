@@ -122,7 +122,8 @@ def _own_part(grad):
     if any(p.is_partial() for p in grad.placements):
         from torch.distributed.tensor import Replicate, Shard  # (a slow import)
 
-        # The norm of a sum does not follow from the norms of its terms: add them up, each rank a part.
+        # The norm of a sum does not follow from the norms of its terms. So first add up the terms, the ranks' partial
+        # gradients: each rank for one shard of the sum.
         placement = Replicate() if grad.dim() == 0 else Shard(0)
         grad = grad.to(compute_dtype(grad.dtype)).redistribute(
             placements=[placement if p.is_partial() else p for p in grad.placements]

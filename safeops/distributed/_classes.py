@@ -123,7 +123,8 @@ def _target_logit(of, x):
 
 
 def _of_owners(op, of):
-    """The raw forward's results of whole rows: the rank that has a row's class gives its value, the others 0."""
+    """The raw forward's results for rows whose classes are sharded: the rank that has a row's class gives -x there, the
+    others 0; their sum over the ranks is multiplied by the row's weight."""
     losses = torch.where(of.mask, -_target_logit(of, of.x.detach().movedim(of.dim, -1)), 0).double()
     loss, dtype = add_up(op.name, losses, of.mesh, [of.part]), compute_dtype(of.x.dtype)
     loss = (loss if of.weights is None else torch.where(of.mask, loss * of.weights, 0)).to(dtype)

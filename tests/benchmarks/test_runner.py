@@ -52,8 +52,8 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", case.names())
 def test_bytes_are_those_that_the_kernel_gets(name):
-    """The stated bytes must be those of the kernels' operands and results. Results with a number per row (a norm, a
-    sum) are not stated: in rows of 64 they are half a byte per element."""
+    """The stated bytes must be those of the kernels' operands and results. Numbers per row (a norm, a sum) are
+    not stated: together they are at most half a byte per element, even in rows of 64."""
     benchmark = case.build(name, 2**16, torch.bfloat16, "cpu")
     assert {x.dtype for x in benchmark.inputs} <= {torch.bfloat16}
     stated = (benchmark.forward_bytes, benchmark.backward_bytes)

@@ -1,8 +1,8 @@
 """The CUDA kernels of safe_gather and safe_index_select, executed on CPU tensors, agree with their definitions.
 
-The tests cover strides, indices of both widths, packets, sums with every number of launches, CUB's sort between the
-launches, that each destination is written once, and that nothing is read or written past an end. scripts/gpu_check.py
-tests what only a GPU can show.
+The tests cover strides, int32 and int64 indices, rows moved in 16-byte packets, gradients whose sums take from one to
+more than four launches, CUB's sort between the launches, that each destination is written once, and that nothing is
+read or written past an end. scripts/gpu_check.py tests what only a GPU can show.
 """
 
 import pytest

@@ -1,7 +1,8 @@
-// The moments of windows, row by row:
+// The moments of windows, row by row (s, d: images.h; w: the window's weights; E: the sum weighted by w, which is still
+// to be divided by weight_sum if pixels are missing):
 //   (1) across: a row of s, d gives a row of sums of w s, w d, w s^2, w d^2; a ring keeps the last rows;
 //   (2) down: the last rows give a row of E s, E d, E s^2, E d^2;
-//   (3) deep, for volumes: the moments of the last slices give the moments of the volume's windows.
+//   (3) across slices, for volumes: the moments of the last slices give the moments of the volume's windows.
 #pragma once
 
 #include "cpu/images/images.h"

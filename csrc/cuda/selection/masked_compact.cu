@@ -14,7 +14,8 @@ struct Compaction {
 };
 using Row = uint16_t;  // stands for a row that is numbered but not moved; its size sets that of a tile
 
-// Numbers the kept rows, and moves rows of one element. The plan's operands: order, mask, input.
+// Numbers the kept rows, and moves rows of one element. The plan's operands: 0 only defines the order of the walk
+// (plan_in_order), 1 is the mask, 2 is input.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 3)
     number_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Compaction<T> compaction,
@@ -48,14 +49,14 @@ __global__ void __launch_bounds__(kBlock, 3)
 
 template <class T>
 struct Take {
-  Plan<2> lead;  // operands order, input: over the dims that number the rows
+  Plan<2> lead;  // 0 defines the order, 1 is input: over the dims that number the rows
   char *count, *index, *values;
   int64_t numel, columns;  // columns: elements of a row; 1 if it has none, since its slot still has an index
   T fill;
 };
 
-// Moves rows of several elements, and writes index -1 to unused slots. inner's operands: order, input, over the dims
-// after those of the mask.
+// Moves rows of several elements, and writes index -1 to unused slots. inner's operands: 0 defines the order, 1 is
+// input, over the dims after those of the mask.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     take_kernel(const __grid_constant__ Plan<2> inner, const __grid_constant__ Take<T> take) {

@@ -9,7 +9,7 @@ from safeops.debug.common import scan
 
 COLUMNS = 1024  # at most; in a longer run neighboring steps share one
 PHASES = ("forward", "backward")
-LARGEST, READ, SUBNORMAL, LOST, NONFINITE, NUMEL = range(6)  # quantities: maxima, then sums
+LARGEST, READ, SUBNORMAL, LOST, NONFINITE, NUMEL = range(6)  # two maxima, then sums
 ROUNDS_TO_INF = 65520.0  # in fp16; its largest number is 65504
 MOST_LOST, MOST_SUBNORMAL = 0.01, 0.1  # the largest shares of a module's values with which it can run in half
 VERDICTS = (

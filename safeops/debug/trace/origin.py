@@ -148,7 +148,8 @@ class Step:
         return False
 
     def explained(self, op):
-        """Returns (first bad row of its results, its operands' values there, (kind, why, what to write instead))."""
+        """Returns (the row of the op's first result with NaN or inf, or None; the operands' values at its first such
+        element, or []; (kind, why, what to write instead))."""
         output = next((r for r in op.outputs if self.bad[r]), None)
         came_in = self.bad_inputs(op)
         values = self.recorder.picked(op.pick) if op.pick and not came_in else []

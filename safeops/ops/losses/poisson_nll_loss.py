@@ -42,7 +42,8 @@ def poisson_nll_loss(
         target: floating tensor of `input`'s shape: the counts y; broadcast with a warning. Differentiable.
         log_input: True: `input` is the logarithm.
         full: True adds Stirling's y log y - y + log(2 pi y) / 2 for log y!, where y > 1.
-        eps: keeps the logarithm of a count of 0 finite, greater than 0; added in the compute dtype.
+        eps: greater than 0; with log_input=False it is added to the expected count, in the compute dtype, so that the
+            logarithm of 0 is finite.
         {arguments}
 
     Example:

@@ -42,8 +42,9 @@ def above(x, dtype):
 
 
 def call(route, name, operands, upstream=1.0, **options):
-    """Returns [value, *gradients] of one of the nine copies, as lists of numbers. Asserts that the copies agree: to the
-    bit from a kernel; to rounding from torch, whose tail loop may differ from its vector loop."""
+    """Returns [value, *gradients] of one copy, as lists of numbers. operands: from `tensor`, so nine copies of the
+    values. Asserts that the copies agree: to the bit from a kernel; to rounding from torch, whose tail loop may differ
+    from its vector loop."""
     leaves = [x.clone().requires_grad_() for x in operands]
     out = on(route, name)(*leaves, **options)
     upstream = torch.full_like(out, upstream)

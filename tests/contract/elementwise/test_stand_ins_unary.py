@@ -144,7 +144,7 @@ def test_both_sides_of_where_exp_saturates(route, dtype):
 @each_route
 @pytest.mark.parametrize("dtype", HALVES)
 def test_both_sides_of_where_half_saturates(route, dtype):
-    """Each function must saturate from the fp32 number on at which its value rounds to inf in half, and not before."""
+    """Each function must saturate exactly where its value, rounded to half, would be inf: not before, and not after."""
     largest = torch.finfo(dtype).max
     edge = largest * (1 + torch.finfo(dtype).eps / 4)  # half a step above: the first value that rounds to inf
     inverse = {"safe_reciprocal": lambda y: 1 / y, "safe_sqrt": lambda y: y * y, "safe_rsqrt": lambda y: y**-2,

@@ -194,7 +194,7 @@ struct Block {
     int number;        // linear index in the grid
     uint32_t tick = 1;  // counts barriers and fences
     uint32_t last_barrier = 0;
-    uint32_t voted = 0;  // bar.red: true if the predicate of an arrived warp is
+    uint32_t voted = 0;  // bar.red.or: not 0 once a thread with a true predicate has arrived
     std::vector<Warp> warps;
     std::vector<uint8_t> shared;
     std::vector<uint64_t> shared_writes, shared_reads;  // a stamp (last access) for each shared_grain bytes
