@@ -224,8 +224,8 @@ class Recorder(private_torch.TorchDispatchMode):
         return block
 
     def _inherit(self, args, result):
-        """Let a view that has all elements of its base share the base's row of counts. A view of some elements gets a row
-        of its own when an op reads it."""
+        """Let a view that has all elements of its base share the base's row of counts. A view of some elements gets
+        its own when an op reads it."""
         base = args[0] if args else None
         if base is None or not is_plain(base):
             return
