@@ -67,18 +67,18 @@ def softmax(op, input, mask=None, dim=-1, log=False):
     of = Vectors(op, dim, input, mask)
     x, mask = of.operands
     if of.cut:
-        value, top, scale = of.statistic(_masked_logsumexp, x, mask)
+        value, maximum, scale = of.statistic(_masked_logsumexp, x, mask)
         # a vector with +inf, or with -inf alone, has no softmax: NaN
         sums = torch.where(value.isinf(), float("nan"), reciprocal(scale))
-        y = _softmax(x, mask, top, sums, log)
+        y = _softmax(x, mask, maximum, sums, log)
     else:
-        y, top, sums = op.forward(x, mask, of.dim, log)
-    return of.share(y, input), of.share_stats(top), of.share_stats(sums)
+        y, maximum, sums = op.forward(x, mask, of.dim, log)
+    return of.share(y, input), of.share_stats(maximum), of.share_stats(sums)
 
 
-def _softmax(x, mask, top, sums, log):
+def _softmax(x, mask, maximum, sums, log):
     compute = compute_dtype(x.dtype)
-    y = x.to(compute) - top.to(compute)
+    y = x.to(compute) - maximum.to(compute)
     y = y - sums.log().to(compute) if log else y.exp_().div_(sums.to(compute))
     y = y if mask is None else torch.where(mask, y, float("-inf") if log else 0.0)
     return y.to(x.dtype)
@@ -94,7 +94,7 @@ def softmax_gradients(op, grad, needs, operands, results):
     else:
         compute = compute_dtype(x.dtype, g.dtype)
         g, y = g.to(compute), x.to(compute)
-        y = y if results.top is None else _softmax(y, mask, *row_stats, False)
+        y = y if results.maximum is None else _softmax(y, mask, *row_stats, False)
         # softmax y: dx = y (g - sum g y); log_softmax: dx = g - y sum g
         sums = of.inner(g if log else g * y, mask).to(compute)
         d = g - y * sums if log else y * (g - sums)

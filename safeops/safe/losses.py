@@ -44,7 +44,7 @@ def loss(name):
 def _of_one_shape(name, options):
     """True if a pointwise loss's operands have one shape. torch broadcasts in some losses silently, in some with a
     warning, in some not at all."""
-    if not isinstance(TWINS.get(name), PointwiseLoss) or name == "gaussian_nll_loss":
+    if not isinstance(TWINS.get(name), PointwiseLoss):
         return True
     shapes = {options[key].shape for key in ("input", "input1", "input2", "target") if key in options}
     return len(shapes) == 1

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 from tests.callers.calls import CALLS, call, tensors
+from tests.ops.record import along_a_dim
 
 PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}  # 5 rows: uneven shards
 REDUCTIONS = [name for name, arguments in CALLS.items() if "keepdim" in arguments]
 LOSSES = [name for name, arguments in CALLS.items() if "denominator" in arguments]
-ALONG_A_DIM = "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity"
 
 
 def plain(name):
@@ -35,7 +35,7 @@ CASES = {
     **{f"{name}, {how}": (name, {**plain(name), "reduction": how}) for name in LOSSES for how in ("sum", "none")},
     **{f"{name}, by weight": (name, {"denominator": None}) for name in LOSSES},
     **{f"{name}, dim {dim}": (name, {"dim": dim}) for name in (*REDUCTIONS, "safe_norm") for dim in (0, None, (0, 1))},
-    **{f"{name}, dim 0": (name, {"dim": 0}) for name in ALONG_A_DIM},
+    **{f"{name}, dim 0": (name, {"dim": 0}) for name in along_a_dim()},
     **{f"{name}, plain": (name, {"mask": None, "weight": None, "dim": None}) for name in REDUCTIONS},
     **{f"{name}, nothing kept": (name, {"empty": "raise"}) for name in ("masked_mean", "masked_var", "mse_loss")},
     "safe_div, number": ("safe_div", {"other": 3.0}),

@@ -8,7 +8,7 @@ import torch
 from safeops.core.op import registry
 from safeops.core.reduction import Reduction
 from tests.ops import RECORDS
-from tests.ops.record import DEVICE, firsts, on  # noqa: F401
+from tests.ops.record import DEVICE, along_a_dim, firsts, on  # noqa: F401
 
 each_route = pytest.mark.parametrize("route", ["kernel", "composite"])
 REPEATS = pytest.mark.slow, pytest.mark.exhaustive  # marks of a case that repeats another op's
@@ -58,4 +58,4 @@ def names(*kinds):
 
 
 REDUCTIONS = [name for name in names(Reduction) if {"mask", "weight"} <= RECORDS[name].call.keys()]
-ALONG_A_DIM = "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity"
+ALONG_A_DIM = along_a_dim()

@@ -11,7 +11,7 @@ from safeops.core.op import registry
 from safeops.ops.losses._pointwise import PointwiseLoss
 from safeops.testing import Sample, run
 from safeops.testing.compare import assert_same_bits
-from tests.contract.common import REDUCTIONS, each_route, names, on
+from tests.contract.common import ALONG_A_DIM, REDUCTIONS, each_route, names, on
 from tests.contract.properties import BOUNDED, POOL, given, operands, right, st
 from tests.ops import RECORDS, definitions
 from tests.ops.reductions.moments import exponential_terms
@@ -146,7 +146,7 @@ def along(data, shape):
 
 
 @each_route
-@pytest.mark.parametrize("name", ["masked_softmax", "masked_log_softmax"])
+@pytest.mark.parametrize("name", [name for name in ALONG_A_DIM if "mask" in RECORDS[name].call])
 @BOUNDED
 @given(st.data())
 def test_softmax(name, route, data):

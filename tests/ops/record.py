@@ -117,6 +117,12 @@ def firsts(of=lambda record: True):
     return set({record.kind: name for name, record in reversed(RECORDS.items()) if of(record)}.values())
 
 
+def along_a_dim():
+    """The functions of rows with a result per element or row: softmaxes, normalize, cosine_similarity."""
+    families = "classification", "vectors"
+    return [name for name, record in RECORDS.items() if "dim" in record.call and registry[name].family in families]
+
+
 def on(route, name):
     """Returns the public function, with its kernels switched off if route is "composite"."""
     function = getattr(safeops, name)

@@ -69,7 +69,7 @@ struct DivergenceOptions {
 // Parameters of a row: its row_stats, whether it is kept, and in the backward the upstream gradient over T.
 enum { kKept = kRowStatCount, kGrad };
 
-// Returns the terms of a class, from the maximum (top) and log_total (spread) of its row; sets p and q.
+// Returns the terms of a class, from the maximum and log_total of its row; sets p and q.
 template <class Kind, class C>
 inline Terms<C> terms_of(const DivergenceOptions<C>& op, C x, C y, C maximum_x, C log_total_x, C maximum_y,
                          C log_total_y, C& p, C& q) {

@@ -44,10 +44,10 @@ def _row_numbers(input, mask, dim):
     if x.dim() and x.shape[dim] == 0:
         shape = keepdim_shape(x.shape, dim)
         return x.new_full(shape, float("-inf")), x.new_zeros(shape)
-    top = x.amax(dim, keepdim=True)
+    maximum = x.amax(dim, keepdim=True)
     alive = keep.expand(x.shape).any(dim, keepdim=True)
-    total = torch.where(keep, (x - torch.where(alive, top, 0)).exp(), 0).sum(dim, keepdim=True)
-    return top, total
+    total = torch.where(keep, (x - torch.where(alive, maximum, 0)).exp(), 0).sum(dim, keepdim=True)
+    return maximum, total
 
 
 def _composite(input, mask=None, dim=-1, log=False):
@@ -62,7 +62,7 @@ def _fake(input, mask=None, dim=-1, log=False):
     return torch.empty_like(input), *row_stats
 
 
-def _fake_backward(grad, input, top, total, mask=None, dim=-1, log=False):
+def _fake_backward(grad, input, maximum, total, mask=None, dim=-1, log=False):
     return torch.empty_like(input)
 
 
@@ -72,14 +72,15 @@ def _fake_slope(grad, output, mask=None, dim=-1):
 
 _masked_softmax = declare_raw(
     "_masked_softmax",
-    "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor output, Tensor top, Tensor total)",
+    "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor output, Tensor maximum, Tensor total)",
     fake=_fake,
     composite=_composite,
     triton="classification.masked_softmax.masked_softmax",
 )
 _masked_softmax_backward = declare_raw(
     "_masked_softmax_backward",
-    "(Tensor grad, Tensor input, Tensor top, Tensor total, Tensor? mask=None, int dim=-1, bool log=False) -> Tensor",
+    "(Tensor grad, Tensor input, Tensor maximum, Tensor total, Tensor? mask=None, int dim=-1, bool log=False) "
+    "-> Tensor",
     fake=_fake_backward,
     triton="classification.masked_softmax.masked_softmax_backward",
 )
@@ -122,19 +123,19 @@ class MaskedSoftmax(Op):
         self.validate(input, mask, dim)
 
     def keep(self, results, tensors):
-        value, top, total = results
+        value, maximum, total = results
         if not self.log and value.is_cpu and value.dtype in WIDE:
             return None, None, value, *tensors[1:]
-        return top, total, *tensors
+        return maximum, total, *tensors
 
     def gradients(self, grad, needs, operands, results):
         x, mask, dim, log = operands
-        if results.top is None:  # x is the output
+        if results.maximum is None:  # x is the output
             return (_masked_softmax_slope(grad, x, mask, dim),)
         return (self.backward(grad, x, *results, mask, dim, log),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        if results.top is None:
+        if results.maximum is None:
             return (slope(grad, operands.input, operands.mask, operands.dim),)
         return super().composite_gradients(grad, needs, operands, results)
 

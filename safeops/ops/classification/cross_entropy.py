@@ -46,20 +46,20 @@ def define(
     if has_probabilities:
         keep = x.new_ones(row_shape(x), dtype=torch.bool)  # (from x: a DTensor if x is one)
         keep = keep if mask is None else keep & mask
-        class_index = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
+        targets = torch.where(keep.unsqueeze(dim), gather_classes(target).to(x.dtype), 0)
     else:
-        class_index, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
+        targets, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
     x = shaped(torch.where(keep.unsqueeze(dim), x, 0), temperature, softcap)  # select before arithmetic: NaN * 0 is NaN
     if x.shape[dim] == 0:
         loss = x.sum(dim)  # 0, but in the graph
-        loss = loss if not has_probabilities else loss + class_index.sum(dim)
+        loss = loss if not has_probabilities else loss + targets.sum(dim)
         loss = loss if weight is None else loss + weight.sum()
     else:
         if not has_probabilities:
-            certain = is_certain(x, class_index, dim) & (label_smoothing == 0) & (z_loss == 0)
+            certain = is_certain(x, targets, dim) & (label_smoothing == 0) & (z_loss == 0)
             x = torch.where(certain.unsqueeze(dim), 0, x)
         per_class = None if weight is None else along(weight.to(x.dtype), x, dim)
-        loss = _losses(x, class_index, dim, weights, per_class, label_smoothing, z_loss)
+        loss = _losses(x, targets, dim, weights, per_class, label_smoothing, z_loss)
     loss = torch.where(keep if certain is None else keep & ~certain, loss, 0).to(dtype)
     return loss, keep, loss.new_empty(0) if weights is None else weights
 
@@ -76,17 +76,17 @@ def is_certain(x, class_index, dim):
     return of_class & (infinite.sum(dim) == 1) & ~x.detach().isnan().any(dim)
 
 
-def _losses(x, class_index, dim, weights, per_class, label_smoothing, z_loss):
+def _losses(x, targets, dim, weights, per_class, label_smoothing, z_loss):
     """(1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z logsumexp^2, with the smoothing s, the z_loss z and a sum
     over the A classes whose logit is not -inf."""
     log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
-    if class_index.is_floating_point():
-        probabilities = class_index if per_class is None else class_index * per_class
+    if targets.is_floating_point():
+        probabilities = targets if per_class is None else targets * per_class
         # A class without probability adds nothing, not even with a logit of -inf.
         absent = ~exists & (probabilities == 0)
         loss = -(probabilities * torch.where(absent, 0, log_p)).sum(dim)
     else:
-        loss = -log_p.gather(dim, class_index.unsqueeze(dim)).squeeze(dim)
+        loss = -log_p.gather(dim, targets.unsqueeze(dim)).squeeze(dim)
         loss = loss if weights is None else loss * weights
     if not is_zero(label_smoothing):
         terms = torch.where(exists, log_p, 0)

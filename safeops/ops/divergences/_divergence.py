@@ -100,8 +100,8 @@ def _backward(terms, grad, input, target, row_stats, keep, temperature, beta, ne
     x, y = (x.to(compute) for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
-    top_x, spread_x, top_y, spread_y, *sums = row_stats.to(compute).unsqueeze(-1)
-    v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
+    max_x, log_total_x, max_y, log_total_y, *sums = row_stats.to(compute).unsqueeze(-1)
+    v, u = (x - max_x) / temperature - log_total_x, (y - max_y) / temperature - log_total_y
     p, q = u.exp(), v.exp()
     g = (grad.to(compute) / temperature).unsqueeze(-1)
     results = []
@@ -119,8 +119,8 @@ def _sums(terms, input, target, row_stats, keep, temperature, beta):
     x, y = (x.detach().double() for x in (input, target))
     if keep is not None:
         x, y = (torch.where(keep.unsqueeze(-1), x, 0) for x in (x, y))
-    top_x, spread_x, top_y, spread_y = row_stats[:4].double().unsqueeze(-1)
-    v, u = (x - top_x) / temperature - spread_x, (y - top_y) / temperature - spread_y
+    max_x, log_total_x, max_y, log_total_y = row_stats[:4].double().unsqueeze(-1)
+    v, u = (x - max_x) / temperature - log_total_x, (y - max_y) / temperature - log_total_y
     operands = u, v, u.exp(), v.exp(), beta
     sums = torch.stack([x.sum(-1) for x in (*_slopes(terms, *operands), terms(*operands))])
     return (sums if keep is None else torch.where(keep, sums, 0)).to(compute)

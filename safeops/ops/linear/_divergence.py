@@ -98,8 +98,8 @@ class LinearDivergence(Op):
                 own = _part(input, linear_weight, linear_bias, part, everything)
                 other = _part(target, target_weight, target_bias, part, everything)
                 exists = None if keep is None else keep[part]
-                reduced = self.op.forward(*self._pair(own, other), exists, temperature, beta)
-                for whole, rows in zip(results, reduced):
+                part_results = self.op.forward(*self._pair(own, other), exists, temperature, beta)
+                for whole, rows in zip(results, part_results):
                     whole[..., part] = rows
         return results
 
