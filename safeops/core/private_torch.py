@@ -3,6 +3,7 @@
 Functions are bound here, at import: a small call must not pay for looking them up.
 """
 
+import contextlib
 import operator
 import types
 
@@ -87,6 +88,36 @@ def save_directly(ctx, tensors):
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # in a backward: True if the graph is retained
 is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.autograd.grad(is_grads_batched=True)
+tensor_hooks = operator.attrgetter("_backward_hooks")  # of Tensor.register_hook; may be set, on a leaf
+saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # (False): the innermost pair, or None
+
+# ---- modules
+
+# the tables {id: hook} of a module
+MODULE_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+has_global_hooks = torch.nn.modules.module._has_any_global_hook  # hooks of all modules
+
+
+def cast_hooks(sharded):
+    """{table of hooks: what the hook of fully_shard casts}, by the module's mixed precision policy."""
+    state = sharded._get_fsdp_state()
+    return {
+        "_forward_pre_hooks": lambda module, args, kwargs: state._cast_forward_inputs(args, kwargs),
+        "_forward_hooks": lambda module, args, output: state._cast_output_dtype(output),
+    }
+
+
+@contextlib.contextmanager
+def without_casts(sharded):
+    """The forward of a module of fully_shard, without the casts of its mixed precision policy."""
+    state = sharded._get_fsdp_state()
+    policy = state._mp_policy
+    state._mp_policy = type(policy)(cast_forward_inputs=False)
+    try:
+        yield
+    finally:
+        state._mp_policy = policy
+
 
 # ---- safe mode
 
@@ -167,6 +198,23 @@ def start_all_reduce(x, group):
     from torch.distributed import _functional_collectives
 
     return _functional_collectives.all_reduce(x, "sum", group)
+
+
+def default_store():
+    """The key-value store of torch.distributed, which all ranks reach."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def set_group_timeout(timeout):
+    """Set how long a collective of the default group may take; return what it was."""
+    from torch.distributed import distributed_c10d
+
+    group = distributed_c10d.GroupMember.WORLD
+    before = group._get_backend(distributed_c10d._get_pg_default_device(group)).options._timeout
+    distributed_c10d._set_pg_timeout(timeout, group)
+    return before
 
 
 def awaited(x):

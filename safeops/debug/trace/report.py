@@ -145,12 +145,13 @@ class Report:
 
 
 class NonFiniteError(ArithmeticError):
-    """Raised by `trace` at the end of a step in which a loss or gradient became NaN or inf. `.report` says why.
+    """Raised by `trace` and `recorder` at the end of a step in which a loss or gradient became NaN or inf. `.report`
+    says why.
 
     elsewhere: True if another rank raises the full report.
     """
 
-    def __init__(self, report, elsewhere=False):
+    def __init__(self, report, elsewhere=False, tool="trace"):
         text = f"{report.when()}: {report.headline()}; that rank tells more" if elsewhere else report
-        super().__init__(f"safeops.debug.trace, {text}")
+        super().__init__(f"safeops.debug.{tool}, {text}")
         self.report = report

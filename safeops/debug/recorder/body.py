@@ -1,0 +1,177 @@
+"""The body of a `with recorder.step(batch):` block as a function, made from its source, so that it can run again.
+
+The variables that the block reads are the function's parameters. What it assigns are variables of the function: those
+of the user stay as they are.
+"""
+
+import ast
+import copy
+import functools
+import linecache
+
+from safeops.amp._nested import map_tensors
+
+_SCOPES = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda
+_ANNOTATIONS = 0x1000000  # the compiler's flag of `from __future__ import annotations`
+
+
+class Unreadable(Exception):
+    """The block cannot run again; the text says why."""
+
+
+class Body:
+    """The `with` block that begins at the frame's line, with the values that its variables have now."""
+
+    def __init__(self, frame):
+        variables, self.globals = frame.f_locals, frame.f_globals
+        self.block = _block(frame.f_code, frame.f_lineno)
+        self.values = {name: variables[name] for name in self.block.reads if name in variables}
+        # A variable that the block assigns in part of its cases only may have no value yet.
+        self.unset = [name for name in self.block.reads - variables.keys() if self.block.assigns(name)]
+
+    def holds(self, tensors):
+        """True if a variable of the block is, or contains, one of the tensors."""
+        wanted, found = {id(x) for x in tensors}, []
+        map_tensors(lambda x: found.append(id(x) in wanted) or x, list(self.values.values()))
+        return any(found)
+
+    def objects(self):
+        """The values of the block's variables, and the attributes of its `self`."""
+        return [*self.values.values(), *getattr(self.values.get("self"), "__dict__", {}).values()]
+
+    def __call__(self, replaced):
+        """Run the block. replaced: {id(tensor): the tensor to take in its place}."""
+        values = dict.fromkeys(self.unset) | {name: replace(x, replaced) for name, x in self.values.items()}
+        owner = values.pop("__class__", None)
+        space = {}
+        exec(self.block.compiled(tuple(values)), self.globals, space)
+        return space["make"](owner)(**values)
+
+
+class Call:
+    """A function and its arguments, for callers that have no block."""
+
+    def __init__(self, function, args, kwargs):
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+    def holds(self, tensors):
+        return True
+
+    def objects(self):
+        return [getattr(self.function, "__self__", None), *self.args, *self.kwargs.values()]
+
+    def __call__(self, replaced):
+        return self.function(*replace(self.args, replaced), **replace(self.kwargs, replaced))
+
+
+def replace(value, replaced):
+    return map_tensors(lambda x: replaced.get(id(x), x), value)
+
+
+@functools.lru_cache(maxsize=64)
+class _block:
+    """The source of the block that begins at a line of `code`. reads: the names whose values it needs."""
+
+    def __init__(self, code, line):
+        source = "".join(linecache.getlines(code.co_filename))
+        if not source:
+            raise Unreadable(f"the source of {code.co_filename} is not there")
+        try:
+            around, node = _find(ast.parse(source), line)
+        except SyntaxError as error:
+            raise Unreadable(f"{code.co_filename} does not parse (any more): {error}") from None
+        if node is None:
+            raise Unreadable(f"no `with` block begins at line {line} of {code.co_filename}")
+        if around and isinstance(around[-1], ast.ClassDef):
+            raise Unreadable("the block is in the body of a class")
+        own = [*_own(node.body)]
+        if any(isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)) for x in own):
+            raise Unreadable("the block yields or awaits")
+        if any(isinstance(x, (ast.Global, ast.Nonlocal)) for x in own):
+            raise Unreadable("the block declares global or nonlocal names: declare them at the top of the function")
+        self.code, self.body = code, node.body
+        names = [x for x in own if isinstance(x, ast.Name)]
+        self.stores = {x.id for x in names if not isinstance(x.ctx, ast.Load)}
+        top = _own(around[-1].body) if around else ()
+        self.globals = {name for x in top if isinstance(x, ast.Global) for name in x.names}
+        owner = next((scope.name for scope in reversed(around) if isinstance(scope, ast.ClassDef)), None)
+        self.mangle = _Mangle(owner)
+        self.reads = {self.mangle.name(name) for name in _reads(node.body) - self.globals}
+        if any(x.id in ("super", "__class__") for x in names):
+            self.reads |= {"__class__", *code.co_varnames[:1]}
+
+    def assigns(self, name):
+        return name in self.stores or name in self.code.co_varnames or name in self.code.co_cellvars
+
+    def compiled(self, names):
+        """Code that defines make(__class__), which returns the block as a function of the variables `names`."""
+        first = [name for name in self.code.co_varnames[:1] if name in names]  # super() needs it to be the first
+        parameters = ", ".join([*first, *(name for name in names if name not in first)])
+        # The block may `break` or `continue` the loop that it is in.
+        text = f"def make(__class__):\n def block({parameters}):\n  for _safeops_once in (None,): pass\n return block"
+        module = ast.parse(text)
+        block = module.body[0].body[0]
+        block.body[0].body = [self.mangle.visit(copy.deepcopy(x)) for x in self.body]
+        if self.globals:
+            block.body.insert(0, ast.Global(sorted(self.globals)))
+        flags = self.code.co_flags & _ANNOTATIONS
+        return compile(ast.fix_missing_locations(module), self.code.co_filename, "exec", flags, dont_inherit=True)
+
+
+class _Mangle(ast.NodeTransformer):
+    """Private names of a class, as Python itself renames them inside it: self.__x is self._Class__x."""
+
+    def __init__(self, owner):
+        self.prefix = f"_{owner.lstrip('_')}" if owner else ""
+
+    def name(self, name):
+        return self.prefix + name if name.startswith("__") and not name.endswith("__") else name
+
+    def visit_Attribute(self, node):
+        node.attr = self.name(node.attr)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node):
+        node.id = self.name(node.id)
+        return node
+
+
+def _find(tree, line):
+    """Returns (the functions and classes around it, outermost first; the innermost `with` that begins at the line)."""
+    found = (), None
+
+    def visit(node, around):
+        nonlocal found
+        if isinstance(node, ast.With) and node.lineno <= line <= max(x.context_expr.end_lineno for x in node.items):
+            found = around, node
+        for child in ast.iter_child_nodes(node):
+            visit(child, (*around, node) if isinstance(node, _SCOPES) else around)
+
+    visit(tree, ())
+    return found
+
+
+def _own(nodes):
+    """Yield the nodes and their children, without those of the functions and classes among them."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, _SCOPES):
+            yield from _own(ast.iter_child_nodes(node))
+
+
+def _reads(statements, assigned=None):
+    """The names that the statements may read before they assign them. assigned: filled with the names that have a value
+    after them; what an `if`, a loop or a `try` assigns may have none."""
+    reads, assigned = set(), set() if assigned is None else assigned
+    for statement in statements:
+        inside = isinstance(statement, ast.With)
+        nodes = [node for x in (statement.items if inside else [statement]) for node in ast.walk(x)]
+        names = {x.id for x in nodes if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Store)}
+        names |= {x.target.id for x in nodes if isinstance(x, ast.AugAssign) and isinstance(x.target, ast.Name)}
+        names |= {name for x in nodes if isinstance(x, ast.Nonlocal) for name in x.names}
+        reads |= names - assigned
+        if inside or isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            assigned |= {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+        if inside:
+            reads |= _reads(statement.body, assigned)
+    return reads

@@ -1,0 +1,116 @@
+"""The folder of a step that was not finite: the report, and what another machine needs to run the step again.
+
+| file | holds |
+|---|---|
+| `report.txt`, `page.html` | the report, and trace's page of the replay |
+| `step.pt` | the batch, the random states, autocast, buffers, the loss scale (torch.load) |
+| `weights.json` | name, shape, dtype and CRC-32 of each parameter |
+| `weights.pt` | the parameters, with `save_weights=True` |
+| `about.json` | versions and hardware |
+"""
+
+import json
+import os
+import pickle
+import platform
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import torch
+
+import safeops
+from safeops.amp._nested import map_tensors
+from safeops.core import check
+from safeops.core.group import is_running
+
+FORMAT = 1
+
+
+def prepared(folder):
+    """The folder, made if it is not there; raises OSError if nothing can be written into it."""
+    try:
+        folder = Path(os.path.abspath(os.fsdecode(folder)))
+    except TypeError:
+        raise TypeError(f"recorder: folder must be a path, got {type(folder).__name__}") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise type(error)(error.errno, f"recorder: folder: {error.strerror}", str(folder)) from None
+    return folder
+
+
+def folder(parent, step):
+    """The folder of a step: step-123, of several ranks step-123/rank-1."""
+    path = parent / f"step-{step}"
+    if is_running() and torch.distributed.get_world_size() > 1:
+        path = path / f"rank-{torch.distributed.get_rank()}"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write(path, recorder, slot, report):
+    (path / "report.txt").write_text(f"{report}\n", encoding="utf-8")
+    (path / "about.json").write_text(json.dumps(about(recorder, slot), indent=1), encoding="utf-8")
+    (path / "weights.json").write_text(json.dumps(weights(recorder._model), indent=1), encoding="utf-8")
+    names = {id(x): name for name, x in recorder._model.named_buffers()}
+    step = {
+        "batch": _on_disk(slot.batch),
+        "random": slot.random,
+        "autocast": slot.autocast,
+        "buffers": {names[id(x)]: copied for x, copied in slot.buffers if id(x) in names},
+        "scale": (slot.scale or {}).get("_scale"),
+    }
+    torch.save(step, path / "step.pt")
+    if recorder.save_weights:
+        torch.save({name: _local(p) for name, p in recorder._model.named_parameters()}, path / "weights.pt")
+
+
+def about(recorder, slot):
+    device = next(iter(recorder._devices), torch.device("cpu"))
+    return {
+        "format": FORMAT,
+        "step": slot.number,
+        "model": type(recorder._model).__name__,
+        "safeops": safeops.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "command": sys.argv,
+    }
+
+
+def weights(model):
+    """{name: [shape, dtype, CRC-32 of the bytes]} of this rank's part of each parameter."""
+    result = {}
+    for name, p in model.named_parameters():
+        data = _local(p).cpu().contiguous()
+        raw = data.reshape(-1).view(torch.uint8) if data.numel() else torch.zeros(0, dtype=torch.uint8)
+        result[plain(name)] = [list(p.shape), str(p.dtype).removeprefix("torch."), zlib.crc32(bytes(raw.tolist()))]
+    return result
+
+
+def plain(name):
+    """A parameter's name without what torch.compile and DistributedDataParallel put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def _local(x):
+    return (x.to_local() if check.mesh(x) is not None else x).detach()
+
+
+def _on_disk(batch):
+    """The batch as it can be pickled: what cannot be is replaced by its text."""
+    try:
+        pickle.dumps(map_tensors(lambda x: None, batch))
+        return batch
+    except Exception:
+        if isinstance(batch, dict):
+            return {key: _on_disk(x) for key, x in batch.items()}
+        if isinstance(batch, (list, tuple)):
+            return [_on_disk(x) for x in batch]
+        return batch if isinstance(batch, torch.Tensor) else f"not kept: {batch!r}"[:200]

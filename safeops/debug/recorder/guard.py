@@ -1,0 +1,139 @@
+"""Keeps a step that is not finite from the weights, without waiting for a device.
+
+| parameters | optimizer | how | cost |
+|---|---|---|---|
+| on the CPU | any | the update sees no gradients: it leaves each parameter without one as it is | none |
+| on a device | fused | it reads `found_inf` there, as under GradScaler | none |
+| on a device | another | parameters and state are copied before, put back after, on the device | both once more |
+"""
+
+import weakref
+
+import torch
+
+from safeops.core import check
+from safeops.debug.recorder.health import Flag, measured, mesh_of
+
+
+class EndOfReplay(BaseException):
+    """Ends a replay before the update that the step's numbers must not reach."""
+
+
+class Guard:
+    """Hooks around the updates of some optimizers, and the scan of what they are about to apply.
+
+    losses: a list, filled by others, of the losses whose backward ran since the last scan; a scan empties it.
+    seen(flag, number of the update): is told of each scan.
+    """
+
+    def __init__(self, optimizers, parameters, protect, losses, seen):
+        self.optimizers, self.parameters, self.protect = optimizers, parameters, protect
+        self.losses, self.seen = losses, seen
+        self.updates = 0  # of this step
+        self.flag = None  # of the last scan, until a block or an update follows
+        self.pending = None  # the device's flag of a step that the host has not seen yet
+        self.replay_until = None  # in a replay: the number of the update that ends it; 0: the block's end does
+        self.undo = weakref.WeakKeyDictionary()
+        self.handles = []
+        for optimizer in optimizers:
+            self.handles += [
+                optimizer.register_step_pre_hook(self.before),
+                optimizer.register_step_post_hook(self.after),
+            ]
+
+    def remove(self):
+        for handle in self.handles:
+            handle.remove()
+
+    def gradients(self):
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def scan(self, numbers=(), sticky=True):
+        """numbers: further 0-dim tensors that must be finite."""
+        grads = self.gradients()
+        losses = [*measured(self.losses), *numbers]
+        self.losses.clear()
+        self.flag = Flag(losses, measured(grads), mesh_of(grads), self.pending if sticky else None)
+        self.pending = self.flag.on_device if sticky else None
+        self.seen(self.flag, self.updates)
+        return self.flag
+
+    def before(self, optimizer, args, kwargs):
+        if torch.compiler.is_compiling():  # a compiled update: the scan comes at the end of the step
+            return
+        self.updates += 1
+        if self.replay_until is not None:
+            if self.updates == self.replay_until:
+                raise EndOfReplay
+            self._hide(optimizer)
+            return
+        scaled = getattr(optimizer, "found_inf", None) is not None  # by GradScaler, which skips by itself
+        flag = self.flag or self.scan(sticky=not scaled)
+        self.flag = None
+        if not self.protect:
+            return
+        if flag.known is not None:
+            if flag.known:
+                self._hide(optimizer)
+        elif scaled:
+            pass
+        elif is_fused(optimizer):
+            optimizer.found_inf = flag.on_device
+            self.undo[optimizer] = lambda: delattr(optimizer, "found_inf")
+        else:
+            self.undo[optimizer] = _put_back(optimizer, flag.on_device, flag.late)
+
+    def after(self, optimizer, args, kwargs):
+        if not torch.compiler.is_compiling() and (undo := self.undo.pop(optimizer, None)) is not None:
+            undo()
+
+    def end_of_step(self):
+        """Undo what an update that raised has left."""
+        for undo in [*self.undo.values()]:
+            undo()
+        self.undo.clear()
+
+    def _hide(self, optimizer):
+        hidden = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for p, _ in hidden:
+            p.grad = None
+
+        def undo():
+            for p, grad in hidden:
+                p.grad = grad
+
+        self.undo[optimizer] = undo
+
+
+def is_fused(optimizer):
+    return any(group.get("fused") for group in optimizer.param_groups)
+
+
+def _put_back(optimizer, flag, late):
+    """Copy what an update changes. Returns a function that puts it back where the flag is set. Tensors on the CPU, such
+    as Adam's `step`, would have to wait for the flag: `late` gets them, as (tensor, value before)."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    before = [(held(p), held(p).clone()) for p in parameters]
+    states = [{key: held(x).clone() for key, x in optimizer.state.get(p, {}).items() if isinstance(x, torch.Tensor)}
+              for p in parameters]  # fmt: skip
+
+    def undo():
+        with torch.no_grad():
+            for new, old in before:
+                new.copy_(torch.where(flag.to(new.device) > 0, old, new))
+            for p, state in zip(parameters, states):
+                for key, x in optimizer.state.get(p, {}).items():
+                    if not isinstance(x, torch.Tensor):
+                        continue
+                    new = held(x)
+                    old = state.get(key, torch.zeros_like(new))  # what this update made begins as zeros
+                    if new.device.type == "cpu":
+                        late.append((new, old))
+                    else:
+                        new.copy_(torch.where(flag.to(new.device) > 0, old, new))
+
+    return undo
+
+
+def held(x):
+    return (x.to_local() if check.mesh(x) is not None else x).detach()

@@ -1,0 +1,85 @@
+"""Is a step finite? One number a device says it: the largest magnitude of its losses and gradients.
+
+On the CPU the answer is there at once. On another device it stays in a ring there and comes to the host by an
+asynchronous copy, whose event is asked and never waited for.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from safeops.core import check, private_torch
+from safeops.core.dtypes import FLOATING
+from safeops.core.group import group_of_mesh
+from safeops.ops.lists.grad_norm import norm
+
+
+def measured(tensors):
+    """The largest magnitude of the tensors, as 0-dim fp64 tensors, one a device: inf or NaN if one holds any."""
+    by_device = {}
+    for x in tensors:
+        x = private_torch.awaited(x.to_local()) if check.mesh(x) is not None else x
+        x = x.detach()
+        x = x.coalesce().values() if x.layout == torch.sparse_coo else x
+        x = torch.view_as_real(x) if x.is_complex() else x
+        if x.numel() and x.dtype in FLOATING and type(x) in (torch.Tensor, torch.nn.Parameter):
+            by_device.setdefault(x.device, []).append(x)
+    return [norm(tensors, math.inf) for tensors in by_device.values()]
+
+
+def mesh_of(grads):
+    """The device mesh of gradients that are shards, or None: then each rank's gradients are its own, or copies."""
+    return next((mesh for mesh in map(check.mesh, grads) if mesh is not None), None)
+
+
+class Flag:
+    """Whether a step was not finite. known: True or False, or None while the answer is on its way to the host.
+
+    losses, grads: numbers of `measured`. mesh: of `mesh_of`. before: the device's flag of earlier steps that the host
+    has not seen yet, or None. in_grads: True, where known, if it is in the gradients.
+    """
+
+    def __init__(self, losses, grads, mesh=None, before=None):
+        self.known = self.on_device = self.event = None
+        self.in_grads, self.is_shared = False, mesh is not None
+        self.late = []  # (tensor, its value before the update) for the host to put back, if the step was not finite
+        device = next((number.device for number in (*grads, *losses) if number.device.type != "cpu"), None)
+        if device is None:
+            self.in_grads = not _all_finite(grads)
+            self.known = self.in_grads or not _all_finite(losses)
+            if mesh is not None:
+                self.known = _on_any_rank(self.known, mesh)
+            return
+        both = torch.stack([_any_bad(grads, device), _any_bad((*losses, *grads), device)])
+        if mesh is not None:
+            dist.all_reduce(both, dist.ReduceOp.MAX, group=group_of_mesh("recorder", mesh))
+        self.on_device = both[1:] if before is None else torch.maximum(both[1:], before)
+        both[1:] = self.on_device
+        self.host = torch.empty(2, pin_memory=True)
+        self.host.copy_(both, non_blocking=True)
+        self.event = torch.Event(device=device)
+        self.event.record()
+
+    def ask(self, wait=False):
+        """True, False, or None if the answer is not there yet and must not be waited for."""
+        if self.known is None and (wait or self.event.query()):
+            self.event.synchronize()
+            self.in_grads, self.known = map(bool, self.host.tolist())
+        return self.known
+
+
+def _all_finite(numbers):
+    return all(math.isfinite(number.item()) for number in numbers)
+
+
+def _any_bad(numbers, device):
+    bad = [(~number.isfinite()).to(device, non_blocking=True) for number in numbers]
+    return torch.stack(bad).any().float() if bad else torch.zeros((), device=device)
+
+
+def _on_any_rank(bad, mesh):
+    """True on each rank of the mesh if `bad` is on any: one collective of one number."""
+    word = torch.tensor([float(bad)], device="cpu")
+    dist.all_reduce(word, dist.ReduceOp.MAX, group=group_of_mesh("recorder", mesh))
+    return bool(word)

@@ -1,0 +1,138 @@
+"""Run a recorded step again: eagerly under `trace`; and if that is finite, in the ways in which it may have run."""
+
+import contextlib
+import copy
+
+import torch
+
+from safeops.debug.recorder import files
+from safeops.debug.recorder.guard import EndOfReplay
+from safeops.debug.recorder.health import Flag, measured, mesh_of
+from safeops.debug.recorder.losses import collecting
+from safeops.debug.recorder.ranks import is_averaged, patience, place_in_mesh
+from safeops.debug.recorder.report import Recording, unexplained
+from safeops.debug.recorder.state import (
+    autocast,
+    random_states,
+    scaler_state,
+    set_random_states,
+    set_scaler_state,
+)
+from safeops.debug.recorder.suspects import eagerly, suspects
+from safeops.debug.trace.trace import trace
+
+
+class Replay:
+    """A step of a recorder, to run again. update: the number of the update that its numbers did not reach, or 0."""
+
+    def __init__(self, recorder, slot, update):
+        self.recorder, self.slot, self.update = recorder, slot, update
+        self.model, self.guard = recorder._model, recorder._guard
+        self.notes = []
+
+    def report(self, flag):
+        """The finding, written into the recorder's folder; None if it waits until the ranks meet."""
+        slot, ranks = self.slot, self.recorder._exchange
+        folder = files.folder(self.recorder.folder, slot.number)
+        if slot.body is None or slot.why_not:
+            report = unexplained(slot.number, slot.why_not)
+        else:
+            if not self.recorder._protect or self.update > 1:
+                self.notes.append("the replay begins with later weights: the step's own are not kept")
+            with self.before(), patience() if flag.is_shared else contextlib.nullcontext():
+                report = self._traced(folder / "page.html") or self._explained()
+        report.step = slot.number
+        report = Recording.of(report, notes=self.notes, folder=str(folder))
+        if ranks is not None:
+            report.where = place_in_mesh(self.model)
+            if flag.is_shared or flag.in_grads and is_averaged(self.model):
+                report = ranks.first(slot.number, report)
+            else:
+                ranks.hold(report)
+        files.write(folder, self.recorder, slot, report)
+        return None if ranks is not None and ranks.alone is report else report
+
+    def _traced(self, html):
+        tracer = trace(self.model, action="record", last=self.recorder.last, html=html)
+        batch = self.slot.replaced()
+        with tracer, eagerly():
+            self._run(batch)
+        return next(iter([*tracer.reports, *tracer.overflows]), None)
+
+    def _explained(self):
+        """The report of a step whose replay was finite: what else was tried, and what it gave."""
+        found = suspects(self.is_finite, self.model)
+        self.notes += found.notes
+        return unexplained(self.slot.number, found.why)
+
+    def is_finite(self):
+        """Run the step as it stands; True if its losses and gradients are finite."""
+        with self.before():
+            losses = self._run(self.slot.replaced())
+            grads = self.guard.gradients()
+            return not Flag(measured(losses), measured(grads), mesh_of(grads)).ask(wait=True)
+
+    def _run(self, batch):
+        losses = []
+        self.guard.updates, self.guard.replay_until = 0, self.update
+        try:
+            with collecting(losses):
+                self.slot.body(batch)
+        except EndOfReplay:
+            pass
+        except Exception as error:
+            self.notes.append(f"the replay ended with {type(error).__name__}: {error}")
+        finally:
+            self.guard.end_of_step()
+            self.guard.replay_until = None
+        return losses
+
+    @contextlib.contextmanager
+    def before(self):
+        """The state at the begin of the step; at the end, all is as it was."""
+        recorder, slot, scaler = self.recorder, self.slot, self.recorder._scaler
+        random, buffers = random_states(recorder._devices), recorder._buffers.state()
+        scale = scaler_state(scaler) if scaler is not None else None
+        kept = [(x, copy.deepcopy(x.state_dict())) for x in _with_state(slot.body.objects())]
+        grads = [(p, p.grad) for p in self.guard.parameters]
+        try:
+            for p, _ in grads:
+                p.grad = None
+            set_random_states(slot.random)
+            recorder._buffers.set(slot.buffers)
+            if slot.scale is not None:
+                set_scaler_state(scaler, slot.scale)
+            with autocast(slot.autocast), torch.set_grad_enabled(slot.grad_enabled), _alone(slot.body, self.model):
+                yield
+        finally:
+            for p, grad in grads:
+                p.grad = grad
+            recorder._buffers.set(buffers)
+            if scale is not None:
+                set_scaler_state(scaler, scale)
+            for x, state in kept:
+                x.load_state_dict(state)
+            set_random_states(random)
+
+
+def _with_state(objects):
+    """Learning rate schedulers and the like among the variables: the block may step them."""
+    scheduler = torch.optim.lr_scheduler.LRScheduler
+    return {id(x): x for x in objects if isinstance(x, scheduler)}.values()
+
+
+@contextlib.contextmanager
+def _alone(body, model):
+    """DistributedDataParallel without its collectives: then each rank replays by itself."""
+    kind = torch.nn.parallel.DistributedDataParallel
+    modules = {id(m): m for x in (model, *body.objects()) if isinstance(x, torch.nn.Module)
+               for m in x.modules() if isinstance(m, kind)}.values()  # fmt: skip
+    names = "require_backward_grad_sync", "require_forward_param_sync"
+    before = [(m, name, getattr(m, name)) for m in modules for name in names]
+    try:
+        for m, name, _ in before:
+            setattr(m, name, False)
+        yield
+    finally:
+        for m, name, value in before:
+            setattr(m, name, value)

@@ -1,0 +1,158 @@
+"""What a step needs to run again: copies of its batch, random states, autocast's state, buffers and loss scale."""
+
+import contextlib
+import copy
+import random
+import sys
+
+import torch
+
+from safeops.amp._nested import map_tensors
+from safeops.core import private_torch
+
+
+class Slot:
+    """The state at the begin of one step. A later step takes its memory."""
+
+    def __init__(self):
+        self.memory, self.number = {}, None
+        self.forget()
+
+    def forget(self):
+        """Drop what the step held, but for memory that the next step can take."""
+        self.body = self.batch = self.random = self.autocast = self.grad_enabled = self.scale = None
+        self.why_not = None  # why the step cannot run again
+        self.copies, self.buffers = {}, []  # copies: {id(tensor of the batch): (the tensor, its copy)}
+
+    def fill(self, batch, devices, buffers, scaler):
+        free, self.memory = self.memory, {}
+        self.batch = map_tensors(lambda x: self._copy(x, free), batch)
+        self.random = random_states(devices)
+        self.autocast = autocast_state(devices)
+        self.grad_enabled = torch.is_grad_enabled()
+        self.buffers = buffers.state()
+        self.scale = scaler_state(scaler) if scaler is not None else None
+
+    def _copy(self, x, free):
+        if id(x) in self.copies:
+            return self.copies[id(x)][1]
+        plain = type(x) is torch.Tensor and x.layout == torch.strided
+        key = (x.shape, x.stride(), x.dtype, x.device) if plain else None
+        with torch.no_grad():
+            new = free[key].pop().copy_(x) if free.get(key) else x.detach().clone()
+        if key is not None:
+            self.memory.setdefault(key, []).append(new)
+        self.copies[id(x)] = x, new  # (the tensor is kept, so that its id stays its own)
+        return new
+
+    def replaced(self, change=lambda x: x):
+        """{id(tensor of the batch): a tensor with its values}, which the replay may write into."""
+        return {key: change(new.clone()).requires_grad_(x.requires_grad) for key, (x, new) in self.copies.items()}
+
+    def nbytes(self):
+        batch = sum(x.nbytes for tensors in self.memory.values() for x in tensors)
+        return batch + sum(x.nbytes for x in (self.random or {}).values() if isinstance(x, torch.Tensor))
+
+
+class Buffers:
+    """The buffers of a model. A step copies them, as BatchNorm's change in each; a large one only after a change."""
+
+    LARGE = 1 << 20  # bytes
+
+    def __init__(self, model):
+        self.modules = [module for module in model.modules() if any(True for _ in module.buffers(recurse=False))]
+        self.large = {}  # id(buffer) -> (its version, its copy)
+
+    def state(self):
+        """[(buffer, copy)]"""
+        buffers = {id(x): x for module in self.modules for x in module.buffers(recurse=False)}
+        return [(x, self._copy(x)) for x in buffers.values()]
+
+    def _copy(self, x):
+        if x.nbytes < self.LARGE or x.is_inference():
+            return x.detach().clone()
+        version, copied = self.large.get(id(x), (None, None))
+        if version != private_torch.version(x) or copied.shape != x.shape:
+            copied = x.detach().clone()
+            self.large[id(x)] = private_torch.version(x), copied
+        return copied
+
+    def set(self, state):
+        with torch.no_grad():
+            for x, copied in state:
+                if x.nbytes < self.LARGE or not torch.equal(x, copied):
+                    x.copy_(copied)
+
+    def nbytes(self):
+        return sum(x.nbytes for module in self.modules for x in module.buffers(recurse=False))
+
+
+def autocast_state(devices):
+    kinds = {"cpu", *(device.type for device in devices)}
+    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(kinds)]
+
+
+@contextlib.contextmanager
+def autocast(state):
+    with contextlib.ExitStack() as stack:
+        for kind, enabled, dtype in state:
+            stack.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype))
+        yield
+
+
+def random_states(devices):
+    """The states of all generators in use: Python's, NumPy's if it is imported, torch's of each device."""
+    states = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states["numpy"] = numpy.random.get_state()
+    for device in devices:
+        if device.type != "cpu" and (module := _generators(device)) is not None:
+            states[str(device)] = module.get_rng_state(device)
+    return states
+
+
+def set_random_states(states):
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(states["numpy"])
+    for name, state in states.items():
+        if name not in ("python", "torch", "numpy") and (module := _generators(torch.device(name))) is not None:
+            module.set_rng_state(state, torch.device(name))
+
+
+def _generators(device):
+    """torch.cuda, or the module of another kind of device that has random states; None on a machine without it."""
+    module = getattr(torch, device.type, None)
+    usable = module is not None and hasattr(module, "get_rng_state") and module.is_available()
+    return module if usable else None
+
+
+def scaler_state(scaler):
+    """The attributes of a GradScaler, tensors and dicts copied: it changes both in place."""
+    return _copied(vars(scaler))
+
+
+def set_scaler_state(scaler, state):
+    vars(scaler).update(_copied(state))
+
+
+def _copied(x):
+    if isinstance(x, torch.Tensor):
+        return x.clone()
+    if isinstance(x, dict):
+        result = copy.copy(x)  # keeps a default factory
+        result.update((key, _copied(value)) for key, value in x.items())
+        return result
+    return x
+
+
+def loss_scale(scaler):
+    """The scale of a GradScaler, a tensor on its device; None before its first call."""
+    return None if scaler is None else vars(scaler).get("_scale")
+
+
+def begin_scale(state):
+    """The scale in a state of a GradScaler: a tensor, or before its first call the number that it begins with."""
+    scale = state["_scale"]
+    return state["_init_scale"] if scale is None else scale
