@@ -8,6 +8,8 @@ from safeops.debug.audit.audit import Finding, audit
 from safeops.debug.errors.locate_errors import LocatedError, locate_errors
 from safeops.debug.no_sync import SynchronizationError, no_sync
 from safeops.debug.page.history import ModuleCounts
+from safeops.debug.recorder.recorder import recorder
+from safeops.debug.recorder.report import Recording
 from safeops.debug.trace.report import NonFiniteError, Report
 from safeops.debug.trace.trace import trace
 
@@ -19,10 +21,12 @@ __all__ = [
     "LocatedError",
     "ModuleCounts",
     "NonFiniteError",
+    "Recording",
     "Report",
     "SynchronizationError",
     "audit",
     "locate_errors",
     "no_sync",
+    "recorder",
     "trace",
 ]

@@ -6,7 +6,7 @@ finding costs nothing; each sixteenth asks the store for one key.
 | who finds it | because | the ranks meet |
 |---|---|---|
 | all, at one step | gradients are averaged, or one flag goes over the mesh of sharded ones | at that step |
-| one rank alone | only its loss is not finite, or gradients are not averaged yet | at such a step, or a multiple of 16 |
+| one rank alone | only its loss is not finite, or gradients are not averaged yet | at such, or each 16th |
 """
 
 import datetime
