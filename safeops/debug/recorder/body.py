@@ -45,7 +45,9 @@ class Body:
         owner = values.pop("__class__", None)
         space = {}
         exec(self.block.compiled(tuple(values)), self.globals, space)
-        return space["make"](owner)(**values)
+        function = space["make"](owner)
+        function.__code__ = function.__code__.replace(co_name=self.block.code.co_name)  # as a report names it
+        return function(**values)
 
 
 class Call:
