@@ -19,6 +19,7 @@ from safeops.amp.grad_norm import grad_norm
 from safeops.amp.to_device import to_device
 from safeops.amp.warmup import warmup
 from safeops.core import VERSION
+from safeops.head.head_loss import head_loss
 from safeops.ops.classification.cross_entropy import cross_entropy
 from safeops.ops.classification.ctc_loss import ctc_loss
 from safeops.ops.classification.masked_log_softmax import masked_log_softmax
@@ -139,6 +140,7 @@ __all__ = [
     "gaussian_nll_loss",
     "generalized_dice_loss",
     "grad_norm",
+    "head_loss",
     "hinge_embedding_loss",
     "huber_loss",
     "info_nce_loss",

@@ -15,6 +15,7 @@ from safeops.amp.fp32_region import fp32_region as fp32_region
 from safeops.amp.grad_norm import grad_norm as grad_norm
 from safeops.amp.to_device import to_device as to_device
 from safeops.amp.warmup import warmup as warmup
+from safeops.head.head_loss import head_loss as head_loss
 from safeops.ops.classification.token_log_probs import TokenLogProbs
 from safeops.ops.classification.token_log_probs import TokenLogProbsAndArgmax
 from safeops.ops.elementwise.apply_where import apply_where as apply_where
@@ -94,30 +95,31 @@ def linear_cross_entropy(input: Tensor, linear_weight: Tensor, target: Tensor, *
     weight: Tensor | None = None, mask: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, row_weight: Tensor | None = None,
     temperature: float = 1.0, softcap: float | None = None, denominator: Tensor | float | None = None,
-    empty: Literal["zero", "nan", "raise"] = "zero", memory: Literal["auto", "low"] = "auto") -> Tensor: ...
+    empty: Literal["zero", "nan", "raise"] = "zero", memory: Literal["auto", "low"] = "auto",
+    logits_dtype: torch.dtype | None = None) -> Tensor: ...
 def linear_js_div(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
     linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, beta: float = 0.5) -> Tensor: ...
+    temperature: float = 1.0, beta: float = 0.5, logits_dtype: torch.dtype | None = None) -> Tensor: ...
 def linear_kl_div(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
     linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0) -> Tensor: ...
+    temperature: float = 1.0, logits_dtype: torch.dtype | None = None) -> Tensor: ...
 def linear_reverse_kl_div(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
     linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0) -> Tensor: ...
+    temperature: float = 1.0, logits_dtype: torch.dtype | None = None) -> Tensor: ...
 def linear_token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
-    mask: Tensor | None = None, ignore_index: int = -100, temperature: float = 1.0,
-    softcap: float | None = None) -> TokenLogProbs: ...
+    mask: Tensor | None = None, ignore_index: int = -100, temperature: float = 1.0, softcap: float | None = None,
+    logits_dtype: torch.dtype | None = None) -> TokenLogProbs: ...
 def linear_tv(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
     linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0) -> Tensor: ...
+    temperature: float = 1.0, logits_dtype: torch.dtype | None = None) -> Tensor: ...
 def log1mexp(input: Tensor) -> Tensor: ...
 def log_cosh_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,

@@ -10,6 +10,7 @@ import torch
 
 from safeops.core.foreign import by_name, unexpected, unexpected_option
 from safeops.core.op import registry
+from safeops.head.module import HeadLoss as HeadLoss
 
 # optional tensors: the call takes them, unless a record names them as buffers of the module
 TENSORS = (

@@ -5,6 +5,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from safeops.head.module import HeadLoss as HeadLoss
 
 class BCELoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -168,7 +169,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero", weight: Tensor | None = None, ignore_index: int = -100,
         label_smoothing: float = 0.0, z_loss: float = 0.0, temperature: float = 1.0, softcap: float | None = None,
-        memory: Literal["auto", "low"] = "auto") -> None: ...
+        memory: Literal["auto", "low"] = "auto", logits_dtype: torch.dtype | None = None) -> None: ...
     def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
         mask: Tensor | None = None, row_weight: Tensor | None = None,
         denominator: Tensor | float | None = None) -> Tensor: ...
@@ -178,7 +179,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
 class LinearJSDivLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0, beta: float = 0.5) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0, beta: float = 0.5,
+        logits_dtype: torch.dtype | None = None) -> None: ...
     def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
         linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
@@ -188,7 +190,8 @@ class LinearJSDivLoss(torch.nn.Module):
 
 class LinearKLDivLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
+        logits_dtype: torch.dtype | None = None) -> None: ...
     def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
         linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
@@ -198,7 +201,8 @@ class LinearKLDivLoss(torch.nn.Module):
 
 class LinearReverseKLDivLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
+        logits_dtype: torch.dtype | None = None) -> None: ...
     def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
         linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
@@ -208,7 +212,8 @@ class LinearReverseKLDivLoss(torch.nn.Module):
 
 class LinearTVLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
+        logits_dtype: torch.dtype | None = None) -> None: ...
     def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
         linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...

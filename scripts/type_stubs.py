@@ -131,7 +131,8 @@ def functions() -> str:
 
 
 def modules() -> str:
-    lines = [HEAD.format(module="safeops.nn")]
+    imports = "from safeops.head.module import HeadLoss as HeadLoss\n"
+    lines = [HEAD.format(module="safeops.nn") + imports]
     for op in sorted(filter(lambda op: op.module, registry.values()), key=lambda op: op.module):
         module = getattr(safeops.nn, op.module)
         lines.append(f"class {op.module}(torch.nn.Module):")

@@ -1,0 +1,154 @@
+"""head_loss: a loss of the logits that any module or function makes of hidden states, in chunks of the rows."""
+
+from collections.abc import Callable
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from safeops.core import check as checks
+from safeops.core.private_torch import MODULE_HOOKS, has_global_hooks, is_exporting
+from safeops.core.route import PLAIN
+from safeops.head import _chunks
+from safeops.head._loss import NAME
+from safeops.head._losses import LOSSES
+from safeops.head._once import once
+from safeops.head._rows_apart import refuse_mixed_rows
+from safeops.ops.classification.token_log_probs import TokenLogProbs
+from safeops.ops.linear._layer import validate_layer
+
+Head = torch.nn.Module | Callable[[Tensor], Tensor]
+Option = Tensor | float | str | bool | torch.dtype | Head | None
+
+
+@overload
+def head_loss(
+    head: Head,
+    hidden: Tensor,
+    target: Tensor | None,
+    *,
+    loss: Literal["cross_entropy", "kl_div", "reverse_kl_div", "js_div", "tv"] = "cross_entropy",
+    check: bool = False,
+    **options: Option,
+) -> Tensor: ...
+
+
+@overload
+def head_loss(
+    head: Head,
+    hidden: Tensor,
+    target: Tensor,
+    *,
+    loss: Literal["token_log_probs"],
+    check: bool = False,
+    **options: Option,
+) -> TokenLogProbs: ...
+
+
+def head_loss(
+    head: Head,
+    hidden: Tensor,
+    target: Tensor | None,
+    *,
+    loss: str = "cross_entropy",
+    check: bool = False,
+    **options: Option,
+) -> Tensor | TokenLogProbs:
+    """A loss of the logits head(hidden), whose logits exist for some rows at a time.
+
+    A plain `nn.Linear` is computed by `linear_cross_entropy`, `linear_token_log_probs`, `linear_kl_div` and their kin,
+    tied or not, with a bias, frozen, of any dtype, or with a DTensor as weight. Any other head runs on chunks of rows,
+    in its own forward and backward: with adapters, quantised weights, parametrizations, a scale or a cap of the logits,
+    hooks, or compiled. It has values and gradients as head(hidden) and the loss of logits would have, to the rounding
+    of the head's dtype.
+
+    A chunk has a sixteenth of the rows, and at least 256 (1,024 on a GPU). Of the head's results two chunks exist,
+    logits and slopes, beside what the head itself makes of a chunk. The gradients of a mean or sum are computed with
+    the loss. Where each row has an upstream gradient of its own ("none", `token_log_probs`), where an option wants a
+    gradient, and in fp16, backward runs the head again, under the same autocast and with the same random numbers.
+    Gradients of what the chunks share, parameters and tensors in a function's closure, are summed in fp32, and rounded
+    once: for half that is a buffer of twice their size. Hooks of parameters get the sum.
+
+    Parameters of a head of `fully_shard` or DDP are gathered once a call, and their gradients are reduced once.
+
+    What is not as in head(hidden):
+
+    - The head is called with (rows, D), several times, and again if backward recomputes: a forward hook, a counter and
+      an observer of values see each call.
+    - Random numbers (dropout) are drawn chunk by chunk. They are not those of the whole, unless there is one chunk.
+    - A row that is masked out reaches the head as a copy of one that is not.
+    - Under `torch.compile`, `torch.export`, torch.func's transforms and forward-mode AD, and for subclasses of Tensor,
+      all logits exist at once; and so they do for second derivatives.
+
+    Args:
+        head: a module or a function: hidden states (rows, D) -> logits (rows, C). It must not mix rows.
+        hidden: (..., D) floating tensor, a vector for each row.
+        target: as the loss takes it, for rows (...): class indices (...), or probabilities (..., C), for
+            "cross_entropy"; class indices (...) for "token_log_probs"; the teacher's logits (..., C) for divergences,
+            or its hidden states (..., E) with `target_weight` and `target_bias`, or with `target_head`.
+        loss: "cross_entropy", "token_log_probs", "kl_div", "reverse_kl_div", "js_div" or "tv".
+        check: if True, the first and the last row are run together and apart before all else, and a head that mixes
+            rows is refused, such as one with a BatchNorm in training. (Dropout is left out; the host waits.)
+        options: those of `cross_entropy`, `token_log_probs`, `kl_div_with_logits` and its kin, by name, and of the
+            function of a linear layer where the head is a plain `nn.Linear`: mask, reduction, denominator, empty,
+            temperature, ... Divergences take `target_head`, a module or function that makes the teacher's logits,
+            without gradients for the teacher.
+
+    Returns:
+        What the loss returns: fp32, or fp64 for fp64 logits; 0-dim, or of the rows' shape for reduction="none". A
+        named tuple (log_prob, entropy, logsumexp) for "token_log_probs", with `with_argmax` of five.
+
+    Raises:
+        IndexError: on the CPU, a row that counts has a class that the head's logits do not have.
+        RuntimeError: a second derivative is wanted where `hidden` was computed from the head's parameters.
+        TypeError: an argument is of another type or dtype, an option does not exist, the head returns no tensor.
+        ValueError: shapes do not fit, devices differ, `loss` or a choice is unknown, a number is out of range, the head
+            returns other shapes than (rows, C), or mixes rows.
+
+    Example:
+        >>> head = torch.nn.Sequential(torch.nn.Linear(2, 3, bias=False), torch.nn.Tanh())
+        >>> _ = torch.nn.init.eye_(head[0].weight)
+        >>> safeops.head_loss(head, torch.tensor([[2.0, 0.0], [0.0, torch.nan]]), torch.tensor([0, -100]))
+        tensor(0.5664)
+    """
+    if not callable(head):
+        raise TypeError(f"{NAME}: head must be a module or a function hidden -> logits, got {type(head).__name__}")
+    checks.choice(NAME, "loss", loss, LOSSES)
+    checks.boolean_flag(NAME, "check", check)
+    checks.floating(NAME, "hidden", hidden)
+    if hidden.dim() == 0:
+        raise ValueError(f"{NAME}: hidden must be (..., D), got shape ()")
+    record = LOSSES[loss](loss, hidden, target, options)
+    if is_layer(head) and record.fits_layer():
+        validate_layer(NAME, hidden, head.weight, head.bias, ("hidden", "head.weight", "head.bias"))
+        record.validate_classes(len(head.weight))
+        return record.on_layer(head.weight, head.bias)
+    record.flatten()
+    x = hidden.reshape(record.shape.numel(), hidden.shape[-1])
+    if is_compiling() or is_exporting() or not _chunks.takes(x):
+        return record.shown(record.finish(*_chunks.whole(head, record, x, {})))
+    return in_chunks(head, x, record, check)
+
+
+def in_chunks(head, x, record, check):
+    is_reduced = False
+
+    def run(call, x):
+        nonlocal is_reduced
+        if check:
+            refuse_mixed_rows(call, x)
+        results, is_reduced = _chunks.Chunks(call, record, x).run(x)
+        return results
+
+    results = once(head, x, run)
+    return record.shown(results[0] if is_reduced else record.finish(*results))
+
+
+def is_layer(head):
+    """True for an nn.Linear that is nothing else: without hooks, parametrizations or a weight of another kind."""
+    if type(head) is not torch.nn.Linear or "forward" in head.__dict__:
+        return False
+    weights = [x for x in (head.weight, head.bias) if x is not None]
+    plain = all(type(x) in PLAIN or checks.mesh(x) is not None for x in weights)
+    return plain and not any(getattr(head, name) for name in MODULE_HOOKS) and not has_global_hooks()
