@@ -16,6 +16,7 @@ def optimizers(model, given):
         result = [given]
     if not result:
         raise ValueError("recorder: optimizer: an empty list")
+    result = [_inner(x) for x in result]
     own = {id(p) for p in model.parameters()}
     for optimizer in result:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -26,6 +27,13 @@ def optimizers(model, given):
                 f"({type(model).__name__})"
             )
     return result
+
+
+def _inner(optimizer):
+    """The optimizer that accelerate's or Lightning's wrapper steps: its hooks are those that run."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def options(scaler, steps, action, last):

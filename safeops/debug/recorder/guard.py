@@ -60,7 +60,22 @@ class Guard:
 
     def before(self, optimizer, args, kwargs):
         if torch.compiler.is_compiling():  # a compiled update: the scan comes at the end of the step
-            return
+            return None
+        arguments = {**dict(enumerate(args)), **kwargs}
+        place = next((key for key, x in arguments.items() if callable(x) and x is not optimizer), None)
+        if place is None:
+            return self._before_update(optimizer)
+        closure = arguments[place]
+
+        def closed():  # the update's gradients are there when its closure has run
+            result = closure()
+            self._before_update(optimizer)
+            return result
+
+        arguments[place] = closed
+        return tuple(arguments[i] for i in range(len(args))), {key: arguments[key] for key in kwargs}
+
+    def _before_update(self, optimizer):
         self.updates += 1
         if self.replay_until is not None:
             if self.updates == self.replay_until:
@@ -70,13 +85,11 @@ class Guard:
         scaled = getattr(optimizer, "found_inf", None) is not None  # by GradScaler, which skips by itself
         flag = self.flag or self.scan(sticky=not scaled)
         self.flag = None
-        if not self.protect:
+        if scaled or not self.protect:
             return
         if flag.known is not None:
             if flag.known:
                 self._hide(optimizer)
-        elif scaled:
-            pass
         elif is_fused(optimizer):
             optimizer.found_inf = flag.on_device
             self.undo[optimizer] = lambda: delattr(optimizer, "found_inf")
