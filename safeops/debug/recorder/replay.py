@@ -13,6 +13,7 @@ from safeops.debug.recorder.ranks import is_averaged, patience, place_in_mesh
 from safeops.debug.recorder.report import Recording, unexplained
 from safeops.debug.recorder.state import (
     autocast,
+    copied,
     random_states,
     scaler_state,
     set_random_states,
@@ -95,6 +96,8 @@ class Replay:
         scale = scaler_state(scaler) if scaler is not None else None
         kept = [(x, copy.deepcopy(x.state_dict())) for x in _with_state(slot.body.objects())]
         grads = [(p, p.grad) for p in self.guard.parameters]
+        groups = [(group, copied({key: x for key, x in group.items() if key != "params"}))
+                  for optimizer in recorder._optimizers for group in optimizer.param_groups]  # fmt: skip
         try:
             for p, _ in grads:
                 p.grad = None
@@ -112,6 +115,11 @@ class Replay:
                 set_scaler_state(scaler, scale)
             for x, state in kept:
                 x.load_state_dict(state)
+            for group, values in groups:
+                group.update(values)
+            for optimizer in recorder._optimizers:
+                for name in ("grad_scale", "found_inf"):  # GradScaler's, left by an update that the replay ended
+                    vars(optimizer).pop(name, None)
             set_random_states(random)
 
 

@@ -130,19 +130,19 @@ def _generators(device):
 
 def scaler_state(scaler):
     """The attributes of a GradScaler, tensors and dicts copied: it changes both in place."""
-    return _copied(vars(scaler))
+    return copied(vars(scaler))
 
 
 def set_scaler_state(scaler, state):
-    vars(scaler).update(_copied(state))
+    vars(scaler).update(copied(state))
 
 
-def _copied(x):
+def copied(x):
     if isinstance(x, torch.Tensor):
         return x.clone()
     if isinstance(x, dict):
         result = copy.copy(x)  # keeps a default factory
-        result.update((key, _copied(value)) for key, value in x.items())
+        result.update((key, copied(value)) for key, value in x.items())
         return result
     return x
 
