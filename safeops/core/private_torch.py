@@ -3,7 +3,6 @@
 Functions are bound here, at import: a small call must not pay for looking them up.
 """
 
-import contextlib
 import operator
 import types
 
@@ -98,25 +97,23 @@ MODULE_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_
 has_global_hooks = torch.nn.modules.module._has_any_global_hook  # hooks of all modules
 
 
-def cast_hooks(sharded):
-    """{table of hooks: what the hook of fully_shard casts}, by the module's mixed precision policy."""
-    state = sharded._get_fsdp_state()
+def caches_parametrizations():
+    """True inside torch.nn.utils.parametrize.cached()."""
+    return torch.nn.utils.parametrize._cache_enabled > 0
+
+
+sharding_state = operator.methodcaller("_get_fsdp_state")  # of a module of fully_shard
+# (attribute of that state, the mixed precision policy: a value with which the module's forward casts nothing)
+NO_CASTS = "_mp_policy", types.SimpleNamespace(cast_forward_inputs=False, param_dtype=None, output_dtype=None)
+
+
+def cast_hook(sharded, table):
+    """What the hook of fully_shard in a table of hooks casts, by the module's mixed precision policy; or None."""
+    state = sharding_state(sharded)
     return {
         "_forward_pre_hooks": lambda module, args, kwargs: state._cast_forward_inputs(args, kwargs),
         "_forward_hooks": lambda module, args, output: state._cast_output_dtype(output),
-    }
-
-
-@contextlib.contextmanager
-def without_casts(sharded):
-    """The forward of a module of fully_shard, without the casts of its mixed precision policy."""
-    state = sharded._get_fsdp_state()
-    policy = state._mp_policy
-    state._mp_policy = type(policy)(cast_forward_inputs=False)
-    try:
-        yield
-    finally:
-        state._mp_policy = policy
+    }.get(table)
 
 
 # ---- safe mode

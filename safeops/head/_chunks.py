@@ -9,9 +9,16 @@ Nothing of a chunk is left when the next begins, so that two chunks of logits ex
 """
 
 import torch
+from torch.compiler import is_compiling
 
 from safeops.core import check
-from safeops.core.private_torch import forward_ad, next_sequence, transforms_active
+from safeops.core.private_torch import (
+    caches_parametrizations,
+    forward_ad,
+    is_exporting,
+    next_sequence,
+    transforms_active,
+)
 from safeops.core.route import PLAIN
 from safeops.head import _functions
 from safeops.head._graph import SHARDED, captured, ends
@@ -26,7 +33,10 @@ FEWEST = 256, 1024  # or this many rows (CPU, GPU): with fewer, sums of the weig
 
 def takes(hidden):
     """True if the call can be cut into chunks."""
-    return type(hidden) in PLAIN and not transforms_active() and forward_ad._current_level < 0
+    if is_compiling() or is_exporting() or transforms_active() or forward_ad._current_level >= 0:
+        return False
+    # (a cached parametrization belongs to the graph of the chunk that made it)
+    return type(hidden) in PLAIN and not caches_parametrizations()
 
 
 def validated(logits, x):
@@ -77,11 +87,11 @@ class Chunks:
         with own_saved_tensors():
             for part in self.parts:  # (begin_rows adds to them)
                 x, logits = self.logits(hidden, part)
-                if sums is None and not self.begin_rows(hidden, x, logits):
-                    return self.at_once(hidden)
-                sums = sums or Sums(many=len(self.parts) > 1)
                 if not self.find(x, logits):
-                    return self.at_once(hidden)
+                    break
+                if sums is None:
+                    self.begin_rows(hidden, logits)
+                    sums = Sums(many=len(self.parts) > 1)
                 z = logits.detach().requires_grad_(self.linear and logits.requires_grad)
                 with torch.set_grad_enabled(self.linear):
                     of_part = self.loss.rows(z, part, {})
@@ -96,14 +106,17 @@ class Chunks:
                     self.pull(sums, edge, slopes, hidden, x, part)
                     del slopes, edge
                 z = logits = of_part = of_rows = x = None
-        return self.attach(hidden, results, sums)
+            else:
+                return self.attach(hidden, results, sums)
+        self.surroundings.rewind()
+        return whole(self.call, self.loss, hidden, {}), False
 
     def logits(self, hidden, part):
         """Returns (the rows of a chunk as a leaf, their logits)."""
         x = select(self.loss.keep, hidden.detach(), part).detach().requires_grad_(self.needs_hidden)
         return x, validated(self.call(x), x)
 
-    def begin_rows(self, hidden, x, logits):
+    def begin_rows(self, hidden, logits):
         """What waits for the first chunk: the number of classes, the other chunks, and whether slopes are known."""
         self.loss.begin(logits)
         done, rows = len(logits), len(hidden)
@@ -111,11 +124,8 @@ class Chunks:
         many = max(1, -(-(rows - done) // max(1, size)))
         size = max(1, -(-(rows - done) // many))
         self.parts += [slice(first, min(first + size, rows)) for first in range(done, rows, size)]
-        if not self.find(x, logits):
-            return False
         fp16 = any(t.dtype == torch.float16 for t in (hidden, logits, *self.tensors.values()))
         self.linear = logits.requires_grad and not fp16 and self.loss.is_linear()
-        return True
 
     def find(self, x, logits):
         """Add the tensors that the head of a chunk uses. False if one is made outside of the call in a way that its
@@ -146,11 +156,6 @@ class Chunks:
             sums.put(hidden, part, grads[0])
         for t, d in zip(inputs[self.needs_hidden :], grads[self.needs_hidden :]):
             sums.add(t, d)
-
-    def at_once(self, hidden):
-        """All rows at once, where the head's graph cannot be cut."""
-        self.surroundings.rewind()
-        return whole(self.call, self.loss, hidden, {}), False
 
     def attach(self, hidden, results, sums):
         """The results, with a node that returns the gradients."""

@@ -20,8 +20,8 @@ class WithGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        many = len(ctx.needs_input_grad) - 3
-        inputs, gradients = ctx.saved_tensors[:many], ctx.saved_tensors[many:]
+        saved, many = ctx.saved_tensors, len(ctx.needs_input_grad) - 3  # (a checkpoint unpacks them once)
+        inputs, gradients = saved[:many], saved[many:]
         if torch.is_grad_enabled():
             chunks = ctx.chunks
             results = again(chunks, grad, inputs[0], {}, inputs[1:], lambda rows: chunks.loss.finish(*rows))

@@ -27,7 +27,7 @@ def once(head, hidden, run):
         with contextlib.ExitStack() as stack:
             for module in wrappers:
                 if not isinstance(module, DDP):
-                    stack.enter_context(_hooks_replaced(module, functools.partial(_cast, module)))
+                    stack.enter_context(_Exchanged(_hooks(module, functools.partial(_cast, module))))
             return inner(x)
 
     return _inside(wrappers, hidden, functools.partial(run, call))
@@ -56,18 +56,18 @@ def _inside(wrappers, hidden, run):
     if not wrappers:
         return run(hidden)
     first, *rest = wrappers
-    is_ddp = isinstance(first, DDP)
-    module, leave = (first.module if is_ddp else first), contextlib.ExitStack()
+    if isinstance(first, DDP):
+        module, entries = first.module, _hooks(first.module, lambda name, hook: None)
+    else:  # (its casts are left to the chunks: the loss is no logits)
+        module, entries = first, _hooks(first, lambda name, hook: hook if _is_fsdp(hook) else None)
+        entries.append((vars(private_torch.sharding_state(first)), *private_torch.NO_CASTS))
 
     def forward(x):
-        leave.close()
-        return _inside(rest, x, run)
+        with outside:  # (exchanges once more: a chunk finds the module as it was)
+            return _inside(rest, x, run)
 
-    with leave:
-        leave.enter_context(_hooks_replaced(module, lambda name, hook: None if is_ddp or not _is_fsdp(hook) else hook))
-        leave.enter_context(_attribute(module, "forward", forward))
-        if not is_ddp:  # (the casts are left to the chunks: the loss is no logits)
-            leave.enter_context(private_torch.without_casts(first))
+    outside = _Exchanged([*entries, (vars(module), "forward", forward)])
+    with outside:
         return first(hidden)
 
 
@@ -77,29 +77,31 @@ def _is_fsdp(hook):
 
 def _cast(module, name, hook):
     """In place of a hook of fully_shard, what it casts; other hooks as they are."""
-    return private_torch.cast_hooks(module)[name] if _is_fsdp(hook) else hook
+    return private_torch.cast_hook(module, name) if _is_fsdp(hook) else hook
 
 
-@contextlib.contextmanager
-def _hooks_replaced(module, replaced):
-    """replaced(name of a table of hooks, hook): the hook to call instead, or None."""
-    with contextlib.ExitStack() as stack:
-        for name in private_torch.MODULE_HOOKS:
-            table = getattr(module, name)
-            kept = type(table)((key, new) for key, hook in table.items() if (new := replaced(name, hook)) is not None)
-            stack.enter_context(_attribute(module, name, kept))
-        yield
+def _hooks(module, replaced):
+    """Entries of `_Exchanged` for a module's hooks. replaced(name of their table, hook): the hook to call, or None."""
+    entries = []
+    for name in private_torch.MODULE_HOOKS:
+        table = getattr(module, name)
+        hooks = ((key, replaced(name, hook)) for key, hook in table.items())
+        entries.append((vars(module), name, type(table)((key, hook) for key, hook in hooks if hook is not None)))
+    return entries
 
 
-@contextlib.contextmanager
-def _attribute(module, name, value):
-    own = module.__dict__
-    before = own.get(name, own)
-    own[name] = value
-    try:
-        yield
-    finally:
-        if before is own:
-            own.pop(name, None)
-        else:
-            own[name] = before
+class _Exchanged:
+    """A context in which attributes have other values. Entered once more inside, they have their own again."""
+
+    def __init__(self, entries):
+        self.entries = entries  # (namespace, name, value)
+
+    def __enter__(self):
+        for i, (namespace, name, value) in enumerate(self.entries):
+            own = namespace.pop(name, self)  # (self stands for no value)
+            if value is not self:
+                namespace[name] = value
+            self.entries[i] = namespace, name, own
+
+    def __exit__(self, *_):
+        self.__enter__()

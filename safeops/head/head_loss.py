@@ -5,10 +5,9 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from safeops.core import check as checks
-from safeops.core.private_torch import MODULE_HOOKS, has_global_hooks, is_exporting
+from safeops.core.private_torch import MODULE_HOOKS, has_global_hooks
 from safeops.core.route import PLAIN
 from safeops.head import _chunks
 from safeops.head._loss import NAME
@@ -76,10 +75,12 @@ def head_loss(
 
     - The head is called with (rows, D), several times, and again if backward recomputes: a forward hook, a counter and
       an observer of values see each call.
-    - Random numbers (dropout) are drawn chunk by chunk. They are not those of the whole, unless there is one chunk.
+    - Random numbers are drawn chunk by chunk. A head with one dropout sees those of the whole on a CPU, but not where
+      torch's CPU generator is MKL's (on Intel's), and not on a GPU. More than one dropout sees others.
     - A row that is masked out reaches the head as a copy of one that is not.
-    - Under `torch.compile`, `torch.export`, torch.func's transforms and forward-mode AD, and for subclasses of Tensor,
-      all logits exist at once; and so they do for second derivatives.
+    - All logits exist at once under `torch.compile`, `torch.export`, torch.func's transforms, forward-mode AD and
+      `parametrize.cached()`, for subclasses of Tensor, for second derivatives, and where a function's closure has both
+      a parameter and a tensor that was computed from it.
 
     Args:
         head: a module or a function: hidden states (rows, D) -> logits (rows, C). It must not mix rows.
@@ -107,10 +108,10 @@ def head_loss(
             returns other shapes than (rows, C), or mixes rows.
 
     Example:
-        >>> head = torch.nn.Sequential(torch.nn.Linear(2, 3, bias=False), torch.nn.Tanh())
-        >>> _ = torch.nn.init.eye_(head[0].weight)
-        >>> safeops.head_loss(head, torch.tensor([[2.0, 0.0], [0.0, torch.nan]]), torch.tensor([0, -100]))
-        tensor(0.5664)
+        >>> weight, scale = torch.eye(3, 2), torch.tensor(0.5)
+        >>> hidden, target = torch.tensor([[2.0, 0.0], [0.0, torch.nan]]), torch.tensor([0, -100])
+        >>> safeops.head_loss(lambda hidden: torch.tanh(hidden @ weight.T) * scale, hidden, target)
+        tensor(0.8043)
     """
     if not callable(head):
         raise TypeError(f"{NAME}: head must be a module or a function hidden -> logits, got {type(head).__name__}")
@@ -126,7 +127,7 @@ def head_loss(
         return record.on_layer(head.weight, head.bias)
     record.flatten()
     x = hidden.reshape(record.shape.numel(), hidden.shape[-1])
-    if is_compiling() or is_exporting() or not _chunks.takes(x):
+    if not _chunks.takes(x):
         return record.shown(record.finish(*_chunks.whole(head, record, x, {})))
     return in_chunks(head, x, record, check)
 

@@ -1,0 +1,186 @@
+"""head_loss of sharded and replicated heads, on several processes: gradients of one process with the whole batch, and no
+more collectives than head(hidden) needs."""
+
+import copy
+import functools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import safeops
+from safeops.core.private_torch import TorchDispatchMode
+from safeops.head import _chunks
+from tests.head.heads import LoRA
+
+D, C, ROWS = 8, 24, 40  # of one rank
+
+
+class Model(nn.Module):
+    """A trunk and a head; its forward returns the loss, of all logits or by head_loss."""
+
+    def __init__(self, head, trunk=True):
+        super().__init__()
+        self.trunk, self.head = nn.Linear(D, D) if trunk else nn.Identity(), head
+
+    def forward(self, x, target, chunks, head=None, **options):
+        head, hidden = head or self.head, torch.tanh(self.trunk(x))
+        if chunks:
+            return loss_of(safeops.head_loss(head, hidden, target, **options))
+        loss = options.pop("loss", "cross_entropy")
+        return loss_of(getattr(safeops, loss)(head(hidden), target, **options))
+
+
+def loss_of(result):
+    """A number of any result; rows have different upstream gradients."""
+    if isinstance(result, tuple):
+        result = result.log_prob + 0.5 * result.entropy
+    return result if result.dim() == 0 else (result * torch.linspace(0.5, 1.5, len(result), dtype=result.dtype)).mean()
+
+
+def heads(dtype=torch.float64):
+    torch.manual_seed(0)
+    return {
+        "linear": nn.Linear(D, C).to(dtype),
+        "two layers": nn.Sequential(nn.Linear(D, 12), nn.GELU(), nn.Linear(12, C)).to(dtype),
+        "adapter": LoRA(D, C).to(dtype),
+    }
+
+
+def batch(dtype):
+    g = torch.Generator().manual_seed(1)
+    world = dist.get_world_size()
+    x, target = torch.randn(world, ROWS, D, generator=g), torch.randint(C, (world, ROWS), generator=g)
+    return x.to(dtype), target
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what is sent. (CommDebugMode follows modules by global hooks, which expect that a module calls itself.)"""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {"gather": 0, "reduce": 0}
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        name = str(op)
+        for key in self.counts:
+            self.counts[key] += name.startswith("c10d") and key in name
+        return op(*args, **(kwargs or {}))
+
+
+def step(model, x, target, chunks, **options):
+    """The collectives of a training step."""
+    model.zero_grad()
+    with Collectives() as sent:
+        model(x, target, chunks, **options).backward()
+    return sent.counts
+
+
+def gradients(model):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in parameters]
+
+
+def compare(name, wrap, dtype=torch.float64, tolerance=1e-12, trunk=True, **options):
+    """A wrapped model must get the gradients of one process with all rows, and send as often as with all logits."""
+    _chunks.FEWEST, _chunks.CHUNK = (7, 7), 1
+    x, target = batch(dtype)
+    single = Model(heads(dtype)[name], trunk).to(dtype)
+    net = copy.deepcopy(single)
+    plain, rank = wrap(copy.deepcopy(single)), dist.get_rank()
+    net = wrap(net)
+    for _ in range(2):  # (the first step of DDP and fully_shard prepares what later ones use)
+        sent = step(net, x[rank], target[rank], True, **options)
+        most = step(plain, x[rank], target[rank], False, **options)
+    assert sent == most and sent["reduce"] > 0, (sent, most)
+    losses = [single(x[r], target[r], False, **options) for r in range(len(x))]
+    torch.stack(losses).mean().backward()
+    for got, want in zip(gradients(net), gradients(single), strict=True):
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def sharded(model, **options):
+    """The head as a group of its own, as every guide of fully_shard has it."""
+    fully_shard(model.head, mesh=mesh(), **options)
+    return fully_shard(model, mesh=mesh(), **options)
+
+
+def sharded_layers(model):
+    for layer in model.head:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh())
+    return fully_shard(model, mesh=mesh())
+
+
+def sharded_at_the_root(model):
+    return fully_shard(model, mesh=mesh())
+
+
+def ddp(model):
+    return DistributedDataParallel(model)
+
+
+def ddp_of_the_head(model):
+    model.head = DistributedDataParallel(model.head)
+    return model
+
+
+def bf16_by_policy():
+    """Casts of a mixed precision policy: parameters and hidden in bf16, logits in fp32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    compare("two layers", functools.partial(sharded, mp_policy=policy), torch.float32, 2e-2)
+
+
+def function_of_a_sharded_module():
+    """A function with a sharded module in its closure must be gathered once, too."""
+    _chunks.FEWEST, _chunks.CHUNK = (7, 7), 1
+    x, target = batch(torch.float64)
+    single = Model(heads()["two layers"]).double()
+    net, rank = sharded(copy.deepcopy(single)), dist.get_rank()
+    for _ in range(2):
+        sent = step(net, x[rank], target[rank], True, head=lambda hidden: 0.5 * net.head(hidden))
+    scaled = [single(x[r], target[r], False, head=lambda hidden: 0.5 * single.head(hidden)) for r in range(len(x))]
+    torch.stack(scaled).mean().backward()
+    for got, want in zip(gradients(net), gradients(single), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert sent["reduce"] == 2, sent  # one of the head, one of the trunk
+
+
+def hooks_stay():
+    """A hook of a sharded head must see each chunk's logits, and nothing else; afterwards all is as before."""
+    _chunks.FEWEST, _chunks.CHUNK = (7, 7), 1
+    x, target = batch(torch.float64)
+    net, rank, seen = sharded(Model(heads()["linear"]).double()), dist.get_rank(), []
+    net.head.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
+    hooks = dict(net.head._forward_hooks), dict(net.head._forward_pre_hooks)
+    step(net, x[rank], target[rank], True)
+    assert seen == [(7, C)] * 5 + [(5, C)] and "forward" not in vars(net.head), seen
+    assert hooks == (dict(net.head._forward_hooks), dict(net.head._forward_pre_hooks))
+
+
+NONE = {"reduction": "none"}
+LOG_PROBS = {"loss": "token_log_probs"}
+CASES = {
+    **{f"fsdp {name}": functools.partial(compare, name, sharded) for name in heads()},
+    **{f"ddp {name}": functools.partial(compare, name, ddp) for name in heads()},
+    "fsdp, gradients by row": functools.partial(compare, "two layers", sharded, **NONE),
+    "fsdp, log-probabilities": functools.partial(compare, "adapter", sharded, **LOG_PROBS),
+    "fsdp, frozen hidden": functools.partial(compare, "two layers", sharded, trunk=False),
+    "fsdp, frozen hidden, by row": functools.partial(compare, "two layers", sharded, trunk=False, **NONE),
+    "fsdp of each layer": functools.partial(compare, "two layers", sharded_layers),
+    "fsdp of each layer, by row": functools.partial(compare, "two layers", sharded_layers, **NONE),
+    "fsdp of the model": functools.partial(compare, "two layers", sharded_at_the_root),
+    "ddp, gradients by row": functools.partial(compare, "adapter", ddp, **NONE),
+    "ddp of the head": functools.partial(compare, "two layers", ddp_of_the_head, trunk=False),
+    "ddp of the head, by row": functools.partial(compare, "two layers", ddp_of_the_head, trunk=False, **NONE),
+    "bf16 by policy": bf16_by_policy,
+    "function of a sharded module": function_of_a_sharded_module,
+    "hooks stay": hooks_stay,
+}
