@@ -1,4 +1,5 @@
-"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `run`. It needs torch, `demo` more."""
+"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `compare`, `sketch`, `run`. It needs
+torch, `demo` more."""
 
 import argparse
 import importlib.metadata
@@ -12,7 +13,7 @@ import torch
 import safeops
 from safeops.core import availability, failures, library
 from safeops.core.op import registry
-from safeops.debug.command import script
+from safeops.debug.command import compare, script
 from safeops.safe import command as safe
 from safeops.verify import command as verify
 from safeops_lint import command as lint
@@ -37,6 +38,10 @@ def _run(argv):
         return doctor(arguments.json)
     if arguments.command in ("trace", "audit"):
         return script.run(arguments)
+    if arguments.command == "compare":
+        return compare.run_compare(arguments)
+    if arguments.command == "sketch":
+        return compare.run_sketch(arguments)
     if arguments.command == "run":
         return safe.run(arguments)
     if arguments.command == "verify":
@@ -66,6 +71,7 @@ def _parser():
 
     verify.add_parser(commands)
     script.add_parser(commands)
+    compare.add_parser(commands)
     safe.add_parser(commands)
     lint.add_parser(commands)
     for command in commands.choices.values():

@@ -24,7 +24,8 @@ ENGINE_AND_FAMILIES = "engine", *FAMILIES
 SAFEOPS = (
     *("core", *(" ".join(f"ops/{family}" for family in floor.split()) for floor in FAMILIES)),
     *("distributed", "head", "amp integrations nn testing debug/common", "debug/page"),
-    *("debug/trace debug/audit debug/errors debug/no_sync", "debug/recorder", "debug/__init__ debug/command", "safe"),
+    *("debug/trace debug/audit debug/errors debug/no_sync debug/compare", "debug/recorder"),
+    *("debug/__init__ debug/command", "safe"),
     *("__init__ ops/__init__", "verify demo"),
     *("cli", "__main__"),
 )

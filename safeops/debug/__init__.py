@@ -5,6 +5,9 @@ with safeops.debug.trace(model):
 """
 
 from safeops.debug.audit.audit import Finding, audit
+from safeops.debug.compare.compare import compare
+from safeops.debug.compare.comparison import Comparison, Difference
+from safeops.debug.compare.sketch import sketch
 from safeops.debug.errors.locate_errors import LocatedError, locate_errors
 from safeops.debug.no_sync import SynchronizationError, no_sync
 from safeops.debug.page.history import ModuleCounts
@@ -17,6 +20,8 @@ for _error in (LocatedError, NonFiniteError, SynchronizationError):
     _error.__module__ = __name__  # where users catch it
 
 __all__ = [
+    "Comparison",
+    "Difference",
     "Finding",
     "LocatedError",
     "ModuleCounts",
@@ -25,8 +30,10 @@ __all__ = [
     "Report",
     "SynchronizationError",
     "audit",
+    "compare",
     "locate_errors",
     "no_sync",
     "recorder",
+    "sketch",
     "trace",
 ]

@@ -27,6 +27,12 @@ def path(file):
     return file
 
 
+def style():
+    """The style sheet of the page, for other reports."""
+    text = (Path(__file__).parent / PARTS[0]).read_text(encoding="utf-8")
+    return text.partition("<style>")[2].partition("</style>")[0]
+
+
 def write(file, tracer):
     parts = {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in PARTS}
     page = parts["page.html"]
