@@ -73,7 +73,7 @@ def forward(op, *operands):
     label_smoothing, z_loss = args.label_smoothing, args.z_loss
     of = Part(args)
     with without_autocast(of.x):
-        chunks = _chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
+        chunks = _chunks.chunks_of(of.x, of.linear_weight, of.linear_bias, args.wide)
         stats = row_stats(
             chunks, of.class_index, of.existing.weights if label_smoothing else None, args.temperature, args.softcap
         )
@@ -109,7 +109,7 @@ def _row_stats(of, log_sum, label_smoothing):
 def gradients(op, grad, needs, operands, results):
     of, needs = Part(operands), (needs[0], needs[1], needs[3])
     g = local(grad, of.rows_shape, of.rows).reshape(-1)
-    options = operands.label_smoothing, operands.z_loss, operands.temperature, operands.softcap
+    numbers = operands.label_smoothing, operands.z_loss, operands.temperature, operands.softcap
     row_stats = _row_stats(of, results.row_stats.to_local().reshape(-1), operands.label_smoothing)
 
     def added(d, like, placements):
@@ -124,8 +124,8 @@ def gradients(op, grad, needs, operands, results):
         return added(d_input.view(*of.local_rows, of.x.shape[1]), operands.input, of_rows)
 
     d_input, *others = _rows.gradients(
-        g, of.x, of.linear_weight, of.linear_bias, of.class_index, of.keep, of.weights, of.weight, row_stats, options,
-        needs, finish=finish,
+        g, of.x, of.linear_weight, of.linear_bias, of.class_index, of.keep, of.weights, of.weight, row_stats,
+        (*numbers, operands.wide), needs, finish=finish,
     )  # fmt: skip
     layer = operands.linear_weight, operands.linear_bias
     others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, layer, needs[1:])]

@@ -122,6 +122,30 @@ def check_half():
             assert (got - want).abs().max() <= 4 * ulp * want.abs().max(), (key, dtype)
 
 
+def check_wide_logits():
+    """With logits_dtype=torch.float32 a loss of half operands must have fp32's error, also in chunks; gradients those
+    of half, and less than with logits in half."""
+
+    def gradients(tensors, **options):
+        loss = safeops.linear_cross_entropy(**tensors, **options)
+        return loss, *torch.autograd.grad(loss, [tensors[key] for key in ("input", "linear_weight")])
+
+    for dtype in (torch.float16, torch.bfloat16):
+        tensors = operands(dtype, bias=True)
+        tensors["linear_bias"][2] = 0
+        tensors["linear_weight"] *= 6
+        where, leaves = placements(VOCABULARY[0]), ("input", "linear_weight")
+        exact = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
+        want = gradients({k: x.requires_grad_(k in leaves) for k, x in exact.items()})
+        errors = []
+        for options in ({"logits_dtype": torch.float32}, {}):
+            with mock.patch.object(_chunks, "CHUNK", 40), mock.patch.object(_chunks, "UPCAST", 8):
+                got = gradients({k: distributed(x, where[k], k in leaves) for k, x in tensors.items()}, **options)
+            errors.append([float((g.full_tensor() - w).square().mean().sqrt()) for g, w in zip(got, want)])
+        assert errors[0][0] <= 1e-5 < 1e-4 <= errors[1][0], (errors, dtype)
+        assert all(wide < half for wide, half in zip(*errors)), (errors, dtype)
+
+
 def check_second_order():
     tensors, where, result = operands(torch.float64, rows=(4,)), placements(VOCABULARY[0]), []
     for sharded in (False, True):
@@ -205,6 +229,7 @@ CASES = {
     "few-rows": check_few_rows,
     "infinite-logits": check_infinite_logits,
     "half": check_half,
+    "wide-logits": check_wide_logits,
     "second-order": check_second_order,
     "wire": check_the_wire,
     "order": check_the_order,

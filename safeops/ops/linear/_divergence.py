@@ -14,12 +14,12 @@ from safeops.core.symbolic import as_float
 from safeops.ops.divergences._divergence import ROW_STATS, validate_options
 from safeops.ops.linear import _rows
 from safeops.ops.linear._chunks import logits_of, products, scale_of
-from safeops.ops.linear._layer import in_one_dtype, validate_layer
+from safeops.ops.linear._layer import LOGITS_DTYPE, in_one_dtype, validate_layer, validate_logits_dtype, wide_logits
 
 EXAMPLE = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.eye(2), torch.ones(2, 2)"
 _OPERANDS = (
     "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? target_weight, "
-    "Tensor? target_bias, Tensor? keep, float temperature=1.0, float beta=0.5"
+    "Tensor? target_bias, Tensor? keep, float temperature=1.0, float beta=0.5, bool wide=False"
 )
 
 
@@ -38,11 +38,11 @@ def _empty(input, target):
     return input.new_empty(rows, dtype=dtype), input.new_empty((ROW_STATS, rows), dtype=dtype)
 
 
-def _part(x, weight, bias, rows, classes):
+def _part(x, weight, bias, rows, classes, wide):
     """The logits of a slice of rows and a slice of classes. If weight is None, x holds logits."""
     if weight is None:
         return x[rows, classes]
-    return logits_of(x[rows], weight[classes], None if bias is None else bias[classes])
+    return logits_of(x[rows], weight[classes], None if bias is None else bias[classes], wide=wide)
 
 
 class LinearDivergence(Op):
@@ -56,7 +56,7 @@ class LinearDivergence(Op):
     differentiable = ("input", "linear_weight", "linear_bias")
     constant = ("target", "target_weight", "target_bias")
     compiled = ("cpu", "cuda")
-    example, validate_options = EXAMPLE, staticmethod(validate_options)
+    example = EXAMPLE
 
     def __init__(self, name, module, op, swap=False):
         """op: the record of the divergence of two rows of logits. swap: exchange input and target."""
@@ -81,22 +81,26 @@ class LinearDivergence(Op):
         return (target, input) if self.swap else (input, target)
 
     def _define(
-        self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature=1.0, beta=0.5
-    ):
+        self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature=1.0, beta=0.5,
+        wide=False,
+    ):  # fmt: skip
+        """The divergence of each row. Logits are in fp32 here, also if not wide."""
         compute = compute_dtype(input.dtype, target.dtype)
         layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
         logits = [_all_logits(*layer, keep, compute) for layer in layers]
         return self.op.definition(*self._pair(*logits), keep, temperature, beta)
 
-    def _compute(self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature, beta):
+    def _compute(
+        self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature, beta, wide
+    ):
         """The forward in chunks of the rows. The divergence's forward op computes each chunk."""
         results, everything = _empty(input, target), slice(None)
-        size = max(1, _rows.rows_at_once(input, linear_weight) // 2)
+        size = max(1, _rows.rows_at_once(input, linear_weight, wide=wide) // 2)
         with without_autocast(input):
             for first in range(0, len(input), size):
                 part = slice(first, first + size)
-                own = _part(input, linear_weight, linear_bias, part, everything)
-                other = _part(target, target_weight, target_bias, part, everything)
+                own = _part(input, linear_weight, linear_bias, part, everything, wide)
+                other = _part(target, target_weight, target_bias, part, everything, wide)
                 exists = None if keep is None else keep[part]
                 part_results = self.op.forward(*self._pair(own, other), exists, temperature, beta)
                 for whole, rows in zip(results, part_results):
@@ -105,7 +109,7 @@ class LinearDivergence(Op):
 
     def _compute_backward(
         self, grad, row_stats, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
-        beta, *needs,
+        beta, wide, *needs,
     ):  # fmt: skip
         """The backward in chunks of the classes. The divergence's backward op computes each chunk's slopes."""
         compute, everything = compute_dtype(input.dtype, grad.dtype), slice(None)
@@ -117,18 +121,24 @@ class LinearDivergence(Op):
         grad = (grad if scale is None else grad * scale).to(compute)
 
         def slopes(logits, part):
-            other = _part(target, target_weight, target_bias, everything, part)
+            other = _part(target, target_weight, target_bias, everything, part, wide)
             needed = self._pair(True, False)
             both = self.op.backward(grad, *self._pair(logits, other), row_stats, keep, temperature, beta, *needed)
             return both[self.swap]
 
-        return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs)
+        return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide)
 
     def prepare(self, *operands):
         return True, operands
 
     def validate(self, *arguments):
         """Nothing to do: the public function has validated its arguments."""
+
+    def validate_options(self, name, reduction, empty, *options):
+        """Check the options of a module's constructor."""
+        *options, logits_dtype = options
+        validate_options(name, reduction, empty, *options)
+        validate_logits_dtype(name, logits_dtype)
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, results.row_stats, *operands, *needs[:3])
@@ -139,11 +149,12 @@ class LinearDivergence(Op):
 
 def linear_divergence(
     op, input, linear_weight, target, target_weight, linear_bias, target_bias, mask, weight, reduction, denominator,
-    empty, temperature, beta=0.5,
+    empty, temperature, logits_dtype, beta=0.5,
 ):  # fmt: skip
     """Validate the arguments, compute the divergences of the rows with `op`, and reduce them."""
     name = op.name
     validate_layer(name, input, linear_weight, linear_bias)
+    wide = wide_logits(name, logits_dtype, input, linear_weight, linear_bias)
     operands = {"input": input, "linear_weight": linear_weight, "target": target, "target_weight": target_weight}
     rows, classes = input.shape[:-1], len(linear_weight)
     if target_weight is None:
@@ -171,7 +182,7 @@ def linear_divergence(
     layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
     # (no product of the rows' sizes: it would bind the sizes that an exported program takes)
     (x, *layer), (y, *teacher) = ((x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0), *rest) for x, *rest in layers)
-    loss = op.call(x, *layer, y, *teacher, exists, as_float(temperature), as_float(beta)).reshape(rows)
+    loss = op.call(x, *layer, y, *teacher, exists, as_float(temperature), as_float(beta), wide).reshape(rows)
     return finish(name, loss, keep, weight, reduction, denominator, empty)
 
 
@@ -185,6 +196,7 @@ ARGUMENTS = (
         target_bias: (C,) tensor of `target`'s dtype.
         temperature: divides the logits of both, above 0.
 """
+    + LOGITS_DTYPE.replace("half operands", "half operands, the teacher's too,")
     + ROW_ARGUMENTS
     + """
     Raises:

@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import check
+from safeops.core.dtypes import FLOATING, HALF
 from safeops.core.private_torch import is_autocast_available
 from safeops.ops.classification._classification import INDICES
 
@@ -53,7 +54,34 @@ def validate_classes(name, input, linear_weight, target, mask):
 
 def in_one_dtype(*layer):
     """The operands, in autocast's dtype if their dtypes differ."""
-    if len({x.dtype for x in layer if x is not None}) == 1:
-        return layer
-    dtype = torch.get_autocast_dtype(layer[0].device.type)
-    return tuple(x if x is None else x.to(dtype) for x in layer)
+    dtype = common_dtype(*layer)
+    return tuple(x if x is None or x.dtype == dtype else x.to(dtype) for x in layer)
+
+
+def common_dtype(*layer):
+    """The operands' dtype, or autocast's if their dtypes differ."""
+    dtypes = {x.dtype for x in layer if x is not None}
+    return dtypes.pop() if len(dtypes) == 1 else torch.get_autocast_dtype(layer[0].device.type)
+
+
+def wide_logits(name, logits_dtype, *layer):
+    """True if the logits are the fp32 sums of a product of half operands. Raises if the layer has no such logits."""
+    validate_logits_dtype(name, logits_dtype)
+    dtype = common_dtype(*layer)
+    if logits_dtype in (None, dtype) or (logits_dtype == torch.float32 and dtype in HALF):
+        return logits_dtype == torch.float32
+    wider = " or torch.float32" if dtype in HALF else ""
+    raise ValueError(f"{name}: logits_dtype must be None, the operands' {dtype}{wider}, got {logits_dtype}")
+
+
+def validate_logits_dtype(name, logits_dtype):
+    if logits_dtype is not None and logits_dtype not in FLOATING:
+        raise TypeError(f"{name}: logits_dtype must be None or a floating dtype of torch, got {logits_dtype!r}")
+
+
+LOGITS_DTYPE = """\
+        logits_dtype: torch.float32: the logits of half operands are the fp32 sums of their products, which else are
+            rounded to half. The gradients of the logits are rounded to half, as else. Chunks have half as many logits,
+            and as many bytes; on the CPU they are products in fp32, of blocks of the operands. None, or the operands'
+            dtype: logits are in the operands' dtype.
+"""

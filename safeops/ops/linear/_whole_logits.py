@@ -6,7 +6,7 @@ from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.matmul import matmul
 from safeops.ops.classification.cross_entropy import cross_entropy
-from safeops.ops.linear._layer import in_one_dtype, validate_layer
+from safeops.ops.linear._layer import in_one_dtype, validate_layer, wide_logits
 
 
 def is_whole(input, linear_weight, target):
@@ -18,7 +18,7 @@ def is_whole(input, linear_weight, target):
     return several or probabilities and input.dim() <= 2
 
 
-def loss_of_logits(name, input, linear_weight, target, linear_bias, mask, ignore_index, **options):
+def loss_of_logits(name, input, linear_weight, target, linear_bias, mask, ignore_index, logits_dtype, **options):
     """cross_entropy of the logits (N, C, d1, ...) of input (N, D) and linear_weight, in fp32 (fp64 for fp64).
 
     linear_weight: (C, d1, ..., D). linear_bias: (C, d1, ...). target: (N, d1, ...), or probabilities (N, C, d1, ...).
@@ -30,6 +30,7 @@ def loss_of_logits(name, input, linear_weight, target, linear_bias, mask, ignore
     bias = None if linear_bias is None else linear_bias.flatten()
     layer = linear_weight.flatten(0, -2)
     validate_layer(name, input, layer, bias)
+    wide_logits(name, logits_dtype, input, layer, bias)  # (only checked: these logits are wide in any case)
     rows = input.shape[:-1] + outputs[1:]
     classes = (*input.shape[:-1], *outputs)
     if target.shape != (classes if target.is_floating_point() else rows):

@@ -27,7 +27,15 @@ from safeops.ops.classification._logits import as_floats
 from safeops.ops.classification.cross_entropy import CrossEntropy, count_row_stats
 from safeops.ops.classification.cross_entropy import define as define_cross_entropy
 from safeops.ops.linear import _rows
-from safeops.ops.linear._layer import in_one_dtype, validate_classes, validate_layer, validate_per_class
+from safeops.ops.linear._layer import (
+    LOGITS_DTYPE,
+    in_one_dtype,
+    validate_classes,
+    validate_layer,
+    validate_logits_dtype,
+    validate_per_class,
+    wide_logits,
+)
 from safeops.ops.linear._whole_logits import is_whole, loss_of_logits
 
 NAME, MEMORY = _rows.NAME, ("auto", "low")
@@ -37,10 +45,12 @@ NAME, MEMORY = _rows.NAME, ("auto", "low")
 
 def define(
     input, linear_weight, target, linear_bias=None, weight=None, mask=None, row_weight=None, divisor=None,
-    ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0, softcap=0.0, mean=False, at_once=0, *needs,
+    ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0, softcap=0.0, wide=False, mean=False, at_once=0,
+    *needs,
 ):  # fmt: skip
     """Returns (loss, keep, weights that a mean divides by), each of the rows' shape; no weights: an empty tensor.
 
+    Logits are in fp32 here, also if not wide.
     needs: bools for input, weight and bias: True if forward computes the gradient, too. If any is True, loss is the
     rows' sum, 0-dim, in fp64.
     """
@@ -83,6 +93,7 @@ def _fake(
 
 _OPTIONS = (
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float temperature=1.0, float softcap=0.0, "
+    "bool wide=False, "
 )
 _NEEDS = "bool need_input=False, bool need_weight=False, bool need_bias=False"
 _forward = declare_raw(
@@ -128,9 +139,10 @@ class LinearCrossEntropy(CrossEntropy):
         """Nothing to do: the public function has validated the operands, in the caller's shapes."""
 
     def validate_options(self, name, reduction, empty, *options):
-        *options, memory = options
+        *options, memory, logits_dtype = options
         super().validate_options(name, reduction, empty, *options)
         check.choice(name, "memory", memory, MEMORY)
+        validate_logits_dtype(name, logits_dtype)
 
     def gradients(self, grad, needs, operands, results):
         needs = needs[0], needs[1], needs[3]
@@ -138,7 +150,7 @@ class LinearCrossEntropy(CrossEntropy):
         if not any(operands[-3:]):
             return self.backward(
                 grad, of.input, of.linear_weight, of.target, results.row_stats, of.linear_bias, of.weight, of.mask,
-                of.ignore_index, of.label_smoothing, of.z_loss, of.temperature, of.softcap, *needs,
+                of.ignore_index, of.label_smoothing, of.z_loss, of.temperature, of.softcap, of.wide, *needs,
             )  # fmt: skip
         _, keep, _ = rows_of(len(of.linear_weight), of.target, of.weight, of.mask, of.ignore_index, torch.float64)
         gradients = results.d_input, results.d_weight, results.d_bias
@@ -156,13 +168,14 @@ _linear_cross_entropy.example = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
     'Tensor? mask=None, str reduction="mean", int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, '
     "Tensor? row_weight=None, float temperature=1.0, float? softcap=None, Tensor? denominator=None, "
-    'str empty="zero", str memory="auto") -> Tensor',
-    arguments=ARGUMENTS.replace("(N, d1, ...)", "(...)").replace(" (RuntimeError where the call is compiled)", ""),
+    'str empty="zero", str memory="auto", ScalarType? logits_dtype=None) -> Tensor',
+    arguments=LOGITS_DTYPE
+    + ARGUMENTS.replace("(N, d1, ...)", "(...)").replace(" (RuntimeError where the call is compiled)", ""),
 )
 def linear_cross_entropy(
     input, linear_weight, target, *extra, linear_bias=None, weight=None, mask=None, reduction="mean", ignore_index=-100,
     label_smoothing=0.0, z_loss=0.0, row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero",
-    memory="auto", **unknown,
+    memory="auto", logits_dtype=None, **unknown,
 ):  # fmt: skip
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
@@ -181,6 +194,8 @@ def linear_cross_entropy(
 
     With reduction="none", too, backward computes the logits again. Second derivatives, functorch transforms and
     `torch.export` compute all logits at once, in fp32.
+
+    With logits_dtype=torch.float32 half as many logits exist at a time, so as many bytes.
 
     Infinite logits are as in `cross_entropy`, and a class with a bias of -inf does not exist.
 
@@ -217,11 +232,12 @@ def linear_cross_entropy(
         refuse(linear_cross_entropy, extra, unknown)
     validate_reduction(NAME, input, reduction, denominator, empty)
     check.choice(NAME, "memory", memory, MEMORY)
+    validate_logits_dtype(NAME, logits_dtype)
     if is_whole(input, linear_weight, target):
         return loss_of_logits(
-            NAME, input, linear_weight, target, linear_bias, mask, ignore_index, weight=weight, reduction=reduction,
-            label_smoothing=label_smoothing, z_loss=z_loss, row_weight=row_weight, temperature=temperature,
-            softcap=softcap, denominator=denominator, empty=empty,
+            NAME, input, linear_weight, target, linear_bias, mask, ignore_index, logits_dtype, weight=weight,
+            reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss, row_weight=row_weight,
+            temperature=temperature, softcap=softcap, denominator=denominator, empty=empty,
         )  # fmt: skip
     validate_layer(NAME, input, linear_weight, linear_bias)
     validate_per_class(NAME, "weight", weight, linear_weight)
@@ -230,6 +246,7 @@ def linear_cross_entropy(
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
     shape = as_floats(NAME, temperature, softcap)
+    wide = wide_logits(NAME, logits_dtype, input, linear_weight, linear_bias)
     rows = target.shape
     if row_weight is not None:
         mask = without_weight_0(NAME, row_weight, mask, input, rows)
@@ -245,7 +262,7 @@ def linear_cross_entropy(
     if own_mean and (symbolic(z_loss) or z_loss != 0):
         weight = normalized_weight(weight, linear_weight, 0, target, mask, ignore_index, row_weight)
     takes = reduction != "none" and (row_weight is None or type(row_weight) in PLAIN and not row_weight.requires_grad)
-    at_once, needs = _rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes)
+    at_once, needs = _rows.gradients_with_loss(input, linear_weight, linear_bias, memory, takes, wide)
     mean, divisor, weight_in_kernel = reduction == "mean", None, None
     if any(needs):
         weight_in_kernel, row_weight = row_weight, None
@@ -253,7 +270,7 @@ def linear_cross_entropy(
             divisor = as_divisor(denominator, input)
     loss, keep, weights = _linear_cross_entropy.call(
         input, linear_weight, target, linear_bias, weight, mask, weight_in_kernel, divisor, ignore_index,
-        label_smoothing, z_loss, *shape, mean, at_once, *needs,
+        label_smoothing, z_loss, *shape, wide, mean, at_once, *needs,
     )  # fmt: skip
     weights = None if weight is None and weight_in_kernel is None else weights
     if row_weight is not None:

@@ -10,20 +10,21 @@ _linear_js_div = LinearDivergence("linear_js_div", "LinearJSDivLoss", _js_div_wi
 @_linear_js_div.public(
     "(Tensor input, Tensor linear_weight, Tensor target, Tensor? target_weight, *, Tensor? linear_bias=None, "
     'Tensor? target_bias=None, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
-    'Tensor? denominator=None, str empty="zero", float temperature=1.0, float beta=0.5) -> Tensor',
+    'Tensor? denominator=None, str empty="zero", float temperature=1.0, float beta=0.5, '
+    "ScalarType? logits_dtype=None) -> Tensor",
     arguments=ARGUMENTS,
 )
 def linear_js_div(
     input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero", temperature=1.0, beta=0.5, **unknown,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, beta=0.5, logits_dtype=None, **unknown,
 ):  # fmt: skip
     """`js_div_with_logits` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     The teacher's logits are target @ target_weight.T + target_bias, or `target` if target_weight is None.
 
-    Eight million logits of each exist at a time, or an eighth of all. The backward computes the logits again. A
-    gradient of the teacher's operands, second derivatives, functorch transforms and `torch.export` compute all logits
-    at once, in fp32.
+    Eight million logits of each exist at a time, or an eighth of all, and half as many with
+    logits_dtype=torch.float32. The backward computes the logits again. A gradient of the teacher's operands, second
+    derivatives, functorch transforms and `torch.export` compute all logits at once, in fp32.
 
     Products are in the operands' dtype. Their sums, the softmax and the divergence are in fp32. Each gradient is
     rounded once, at the end.
@@ -41,7 +42,7 @@ def linear_js_div(
     """
     if extra or unknown:
         refuse(linear_js_div, extra, unknown)
-    options = mask, weight, reduction, denominator, empty, temperature, beta
+    options = mask, weight, reduction, denominator, empty, temperature, logits_dtype, beta
     return linear_divergence(
         _linear_js_div, input, linear_weight, target, target_weight, linear_bias, target_bias, *options
     )

@@ -12,16 +12,20 @@ from safeops.ops.classification._logits import as_floats, validate_logits
 from safeops.ops.classification.token_log_probs import TokenLogProbs, _token_log_probs, each
 from safeops.ops.classification.token_log_probs import define as define_rows
 from safeops.ops.linear import _rows
-from safeops.ops.linear._chunks import NO_CLASS, logits_of, products, scale_of
-from safeops.ops.linear._layer import in_one_dtype, validate_classes, validate_layer
+from safeops.ops.linear._chunks import NO_CLASS, keeps_sums, logits_of, products, scale_of
+from safeops.ops.linear._layer import LOGITS_DTYPE, in_one_dtype, validate_classes, validate_layer, wide_logits
 
 NAME = "linear_token_log_probs"
 
 # ---- definition
 
 
-def define(input, linear_weight, target, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0):
-    """Log probability, entropy and logsumexp of each row, as one tensor (3, N)."""
+def define(
+    input, linear_weight, target, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0,
+    wide=False,
+):  # fmt: skip
+    """Log probability, entropy and logsumexp of each row, as one tensor (3, N). Logits are in fp32 here, also if not
+    wide."""
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
@@ -42,17 +46,18 @@ def _fake_backward(grad, input, linear_weight, *options):
     return tuple(_rows.empty_gradients(input, linear_weight, options[-3:]))
 
 
-def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *shape):
+def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, temperature, softcap, wide):
     """The forward in chunks of the rows: one product. The op of token_log_probs computes each chunk's results."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     results = _fake(input)
-    size = _rows.rows_at_once(input, linear_weight)
-    buffer = input.new_empty(min(size, len(input)), len(linear_weight))
+    size, shape = _rows.rows_at_once(input, linear_weight, wide=wide), (temperature, softcap)
+    dtype = results[0].dtype if keeps_sums(input, wide) else input.dtype
+    buffer = input.new_empty(min(size, len(input)), len(linear_weight), dtype=dtype)
     with without_autocast(input):
         for first in range(0, len(input), size):
             part = slice(first, first + size)
-            logits = logits_of(input[part], linear_weight, linear_bias, buffer[: len(input[part])])
+            logits = logits_of(input[part], linear_weight, linear_bias, buffer[: len(input[part])], wide)
             for whole, rows in zip(
                 results, _token_log_probs.forward(logits, class_index[part], keep[part], NO_CLASS, *shape)
             ):
@@ -61,7 +66,7 @@ def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, *sha
 
 
 def _compute_backward(
-    grad, input, linear_weight, target, row_stats, linear_bias, mask, ignore_index, temperature, softcap, *needs
+    grad, input, linear_weight, target, row_stats, linear_bias, mask, ignore_index, temperature, softcap, wide, *needs
 ):
     """The backward in chunks of the classes: three products. token_log_probs' backward computes each chunk's slopes."""
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
@@ -78,11 +83,12 @@ def _compute_backward(
         index = class_index - part.start
         return _token_log_probs.backward(grad, logits, index, row_stats, keep, NO_CLASS, *shape, partial)
 
-    return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs)
+    return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide)
 
 
 _OPERANDS = (
-    "Tensor? linear_bias=None, Tensor? mask=None, int ignore_index=-100, float temperature=1.0, float softcap=0.0"
+    "Tensor? linear_bias=None, Tensor? mask=None, int ignore_index=-100, float temperature=1.0, float softcap=0.0, "
+    "bool wide=False"
 )
 _forward = declare_raw(
     "_linear_token_log_probs",
@@ -116,9 +122,9 @@ class LinearTokenLogProbs(Op):
         super().__init__(NAME, _forward, _backward, define)
         self.raw, self.cpu = (), True
 
-    def prepare(self, input, linear_weight, target, linear_bias, mask, ignore_index, temperature, softcap):
+    def prepare(self, input, linear_weight, target, linear_bias, mask, ignore_index, temperature, softcap, wide):
         shape = as_floats(NAME, temperature, softcap)
-        return True, (input, linear_weight, target, linear_bias, mask, ignore_index, *shape)
+        return True, (input, linear_weight, target, linear_bias, mask, ignore_index, *shape, wide)
 
     def validate(self, *operands):
         """Nothing to do: the public function has validated the operands, in the caller's shapes."""
@@ -136,20 +142,21 @@ _linear_token_log_probs = LinearTokenLogProbs()
 
 @_linear_token_log_probs.public(
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? mask=None, "
-    "int ignore_index=-100, float temperature=1.0, float? softcap=None) -> "
-    "(Tensor log_prob, Tensor entropy, Tensor logsumexp)"
+    "int ignore_index=-100, float temperature=1.0, float? softcap=None, ScalarType? logits_dtype=None) -> "
+    "(Tensor log_prob, Tensor entropy, Tensor logsumexp)",
+    arguments=LOGITS_DTYPE,
 )
 def linear_token_log_probs(
     input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
-    **unknown,
+    logits_dtype=None, **unknown,
 ):  # fmt: skip
     """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     The losses of PPO, GRPO and DPO are made of its results, here from the last hidden states.
 
-    Eight million logits exist at a time, or an eighth of all (on a GPU those of 1,024 rows at least). The backward
-    computes the logits again: four products in all. Second derivatives, functorch transforms and `torch.export` compute
-    all logits at once, in fp32.
+    Eight million logits exist at a time, or an eighth of all (on a GPU those of 1,024 rows at least), and half as many
+    with logits_dtype=torch.float32. The backward computes the logits again: four products in all. Second
+    derivatives, functorch transforms and `torch.export` compute all logits at once, in fp32.
 
     Products are in the operands' dtype. All that is computed from the logits is in fp32, and so are sums over chunks.
     Each gradient is rounded once, at the end.
@@ -164,6 +171,7 @@ def linear_token_log_probs(
         ignore_index: a row of this class is masked out.
         temperature: divides the logits, above 0.
         softcap: above 0: a logit x is read as softcap tanh(x / softcap), before the temperature. None: x as it is.
+        {arguments}
 
     Returns:
         A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for half and fp32 operands, fp64 for
@@ -186,10 +194,11 @@ def linear_token_log_probs(
     validate_classes(NAME, input, linear_weight, target, mask)
     validate_index(NAME, ignore_index)
     validate_logits(NAME, temperature, softcap)
+    wide = wide_logits(NAME, logits_dtype, input, linear_weight, linear_bias)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     rows = target.shape
     mask = None if mask is None else mask.expand(rows).reshape(-1)
     operands = input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, mask
-    results = _linear_token_log_probs.call(*operands, ignore_index, temperature, softcap)
+    results = _linear_token_log_probs.call(*operands, ignore_index, temperature, softcap, wide)
     return TokenLogProbs(*(row.reshape(rows) for row in each(results)))

@@ -10,20 +10,21 @@ _linear_tv = LinearDivergence("linear_tv", "LinearTVLoss", _tv_with_logits)
 @_linear_tv.public(
     "(Tensor input, Tensor linear_weight, Tensor target, Tensor? target_weight, *, Tensor? linear_bias=None, "
     'Tensor? target_bias=None, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
-    'Tensor? denominator=None, str empty="zero", float temperature=1.0) -> Tensor',
+    'Tensor? denominator=None, str empty="zero", float temperature=1.0, '
+    "ScalarType? logits_dtype=None) -> Tensor",
     arguments=ARGUMENTS,
 )
 def linear_tv(
     input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero", temperature=1.0, **unknown,
+    reduction="mean", denominator=None, empty="zero", temperature=1.0, logits_dtype=None, **unknown,
 ):  # fmt: skip
     """`tv_with_logits` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
     The teacher's logits are target @ target_weight.T + target_bias, or `target` if target_weight is None.
 
-    Eight million logits of each exist at a time, or an eighth of all. The backward computes the logits again. A
-    gradient of the teacher's operands, second derivatives, functorch transforms and `torch.export` compute all logits
-    at once, in fp32.
+    Eight million logits of each exist at a time, or an eighth of all, and half as many with
+    logits_dtype=torch.float32. The backward computes the logits again. A gradient of the teacher's operands, second
+    derivatives, functorch transforms and `torch.export` compute all logits at once, in fp32.
 
     Products are in the operands' dtype. Their sums, the softmax and the divergence are in fp32. Each gradient is
     rounded once, at the end.
@@ -39,7 +40,7 @@ def linear_tv(
     """
     if extra or unknown:
         refuse(linear_tv, extra, unknown)
-    options = mask, weight, reduction, denominator, empty, temperature
+    options = mask, weight, reduction, denominator, empty, temperature, logits_dtype
     return linear_divergence(
         _linear_tv, input, linear_weight, target, target_weight, linear_bias, target_bias, *options
     )

@@ -13,7 +13,9 @@ from tests.ops.record import NOT_SAFE, Record
 NAME = "linear_cross_entropy"
 
 
-def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, reduction="mean", memory="auto", **options):
+def linear_cross_entropy(
+    input, linear_weight, target, *, linear_bias=None, reduction="mean", memory="auto", logits_dtype=None, **options
+):
     target, rows = target.long(), input.shape[:-1]
     _, keep, _ = classification._targets(target, len(linear_weight), *(options.get(k) for k in ("mask", "weight")),
                                      options.get("ignore_index", -100))  # fmt: skip
@@ -123,6 +125,15 @@ def _by_weight():
 _x, _w, _t = torch.arange(10.0).reshape(2, 5) / 8, torch.ones(3, 5), torch.tensor([0, 2])
 
 
+def bad_logits_dtypes(name, *operands):
+    """Yields calls with a logits_dtype that fp32 operands, and their copies in fp64 and bf16, do not have."""
+    for wrong in ("float32", torch.int32, 32):
+        yield Bad(operands, {"logits_dtype": wrong}, TypeError, (name, "logits_dtype", repr(wrong)))
+    for own, wrong in ((torch.float32, torch.float16), (torch.float64, torch.float32), (torch.bfloat16, torch.float16)):
+        cast = tuple(x.to(own) if x is not None and x.is_floating_point() else x for x in operands)
+        yield Bad(cast, {"logits_dtype": wrong}, ValueError, (name, "logits_dtype", str(own), str(wrong)))
+
+
 def _bad_calls():
     rows = torch.ones(2, dtype=torch.bool)
 
@@ -178,6 +189,7 @@ def _bad_calls():
     yield Bad(*call(_x, _w, _t, row_weight=rows), TypeError, (NAME, "row_weight", "torch.bool"))
     yield Bad(*call(_x, _w, _t, row_weight=torch.ones(2, device="meta")), ValueError, (NAME, "row_weight", "meta"))
     yield Bad(*call(_x, _w, _t, memory="high"), ValueError, (NAME, "memory", "high", "low"))
+    yield from bad_logits_dtypes(NAME, _x, _w, _t)
 
 
 # ---- record
@@ -209,6 +221,7 @@ Record(
         "temperature": 0.75,
         "softcap": 8.0,
         "memory": "low",
+        "logits_dtype": None,
         "denominator": torch.tensor(5.0),
     },
     kernel_call={"reduction": "none", "denominator": None, "row_weight": None},

@@ -5,7 +5,7 @@ import torch
 from safeops.testing import Bad, Sample
 from tests.ops.bad_calls import NAN, must
 from tests.ops.divergences import divergences
-from tests.ops.linear.linear_cross_entropy import SHAPED, _rounding
+from tests.ops.linear.linear_cross_entropy import SHAPED, _rounding, bad_logits_dtypes
 from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import NOT_SAFE, Record
 from tests.ops.row_loss import DENOMINATOR, PLAIN, definition_of
@@ -17,7 +17,9 @@ def linear(element):
     """Returns the definition for two layers' operands. element: the divergence of rows of logits."""
     of_logits = definition_of(element)
 
-    def loss(input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, **options):
+    def loss(
+        input, linear_weight, target, target_weight, *, linear_bias=None, target_bias=None, logits_dtype=None, **options
+    ):
         keep = torch.ones(input.shape[:-1], dtype=torch.bool, device=input.device)
         for key in ("mask", "weight"):
             if options.get(key) is not None:
@@ -99,6 +101,7 @@ def _bad_calls(name, numbers):
     yield Bad(good, {"empty": "skip"}, ValueError, (name, "empty", "skip", "zero"))
     yield Bad(good, {"mask": ~keep, "empty": "raise"}, ValueError, (name, "empty", "raise"))
     yield Bad(good, {"denominator": 4.0, "reduction": "sum"}, ValueError, (name, "denominator", "sum"))
+    yield from bad_logits_dtypes(name, *good)
     for key, refused in numbers.items():
         yield Bad(good, {key: "1"}, TypeError, (name, key, "str"))
         yield must(name, key, good, {key: HUGE}, ValueError)
@@ -120,6 +123,7 @@ def record(name, element, options, numbers):
             **{"target": plain(3), "target_weight": plain(4)[:4].clone(), "target_bias": plain(5)[0, :4].clone()},
             **PLAIN,
             **options,
+            "logits_dtype": None,
         },
         gpu="plain torch operations between kernels of the divergences, on any device",
         no_route="not a kernel: tests/contract/linear/test_linear_divergences.py watches that there are chunks",

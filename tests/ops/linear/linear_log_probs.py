@@ -6,14 +6,16 @@ from safeops.testing import Bad, Sample
 from tests.ops.bad_calls import BadIndex
 from tests.ops.classification import cross_entropy as classification
 from tests.ops.classification import log_probs
-from tests.ops.linear.linear_cross_entropy import SHAPED, _rounding
+from tests.ops.linear.linear_cross_entropy import SHAPED, _rounding, bad_logits_dtypes
 from tests.ops.operands import data, mask, plain
 from tests.ops.record import NOT_SAFE, Record
 
 NAME = "linear_token_log_probs"
 
 
-def linear_token_log_probs(input, linear_weight, target, *, linear_bias=None, mask=None, **options):
+def linear_token_log_probs(
+    input, linear_weight, target, *, linear_bias=None, mask=None, logits_dtype=None, **options
+):  # fmt: skip
     target = target.long()
     keep = (target >= 0) & (target < len(linear_weight)) & (target != options.get("ignore_index", -100))
     keep = keep if mask is None else keep & mask
@@ -81,6 +83,7 @@ def _bad_calls():
     yield Bad(*call(_x, _w, _t, mask=torch.ones(3, dtype=torch.bool)), ValueError, (NAME, "mask", "(3,)", "(2,)"))
     yield Bad(*call(_x, _w, _t, ignore_index=1.0), TypeError, (NAME, "ignore_index", "float"))
     yield from log_probs.bad_numbers(NAME, _x, _w, _t)
+    yield from bad_logits_dtypes(NAME, _x, _w, _t)
 
 
 HERE = "operands do not broadcast: tests/contract/linear/test_linear_log_probs.py has it"
@@ -99,6 +102,7 @@ Record(
         "ignore_index": -100,
         "temperature": 0.75,
         "softcap": 4.0,
+        "logits_dtype": None,
     },
     gpu="plain torch operations between kernels of token_log_probs, on any device",
     no_route="not a kernel: tests/contract/linear/test_linear_log_probs.py watches that there are chunks",
