@@ -23,9 +23,9 @@ FAMILIES = (
 ENGINE_AND_FAMILIES = "engine", *FAMILIES
 SAFEOPS = (
     *("core", *(" ".join(f"ops/{family}" for family in floor.split()) for floor in FAMILIES)),
-    *("distributed", "head", "amp integrations nn testing debug/common", "debug/page"),
+    *("distributed", "head", "amp nn testing debug/common", "debug/page"),
     *("debug/trace debug/audit debug/errors debug/no_sync debug/compare", "debug/recorder"),
-    *("debug/__init__ debug/command", "safe"),
+    *("debug/__init__ debug/command integrations", "safe"),
     *("__init__ ops/__init__", "verify demo"),
     *("cli", "__main__"),
 )

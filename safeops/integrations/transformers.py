@@ -1,4 +1,5 @@
-"""The loss of causal language models as transformers calls it: for a model's `loss_function`, and for the Trainer."""
+"""The loss of causal language models as transformers calls it: for a model's `loss_function`, and for the Trainer;
+and a callback that records the Trainer's steps, with which transformers itself is imported."""
 
 from collections.abc import Mapping
 
@@ -10,6 +11,15 @@ from safeops.ops.classification._classification import INDICES, refuse_missing_c
 from safeops.ops.classification.cross_entropy import cross_entropy
 
 NAME = "ForCausalLMLoss"
+
+
+def __getattr__(name):
+    if name != "SafeopsRecorder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from safeops.integrations._transformers_recorder import SafeopsRecorder
+
+    globals()[name] = SafeopsRecorder
+    return SafeopsRecorder
 
 
 def ForCausalLMLoss(
