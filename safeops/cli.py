@@ -1,5 +1,5 @@
-"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`, `compare`, `sketch`, `run`. It needs
-torch, `demo` more."""
+"""The `safeops` command: demo, doctor, verify, lint, trace, audit, compare, sketch, replay, run. It needs torch; demo
+needs more."""
 
 import argparse
 import importlib.metadata
@@ -13,7 +13,7 @@ import torch
 import safeops
 from safeops.core import availability, failures, library
 from safeops.core.op import registry
-from safeops.debug.command import compare, script
+from safeops.debug.command import compare, replay, script
 from safeops.safe import command as safe
 from safeops.verify import command as verify
 from safeops_lint import command as lint
@@ -42,6 +42,8 @@ def _run(argv):
         return compare.run_compare(arguments)
     if arguments.command == "sketch":
         return compare.run_sketch(arguments)
+    if arguments.command == "replay":
+        return replay.run(arguments)
     if arguments.command == "run":
         return safe.run(arguments)
     if arguments.command == "verify":
@@ -72,6 +74,7 @@ def _parser():
     verify.add_parser(commands)
     script.add_parser(commands)
     compare.add_parser(commands)
+    replay.add_parser(commands)
     safe.add_parser(commands)
     lint.add_parser(commands)
     for command in commands.choices.values():

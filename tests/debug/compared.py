@@ -122,21 +122,28 @@ def rounded(x):
     return ((x.detach().contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
 
 
-class Saturated(nn.Module):
-    """A layer whose results are beyond float16, and saturate there: some of its outputs are 65504."""
+class Store(nn.Module):
+    """Writes half, where what is beyond its largest number saturates; or leaves float32 as it is."""
+
+    def __init__(self, saturates):
+        super().__init__()
+        self.saturates = saturates
+
+    def forward(self, x):
+        return x.clamp(-65504, 65504).half() if self.saturates else x
+
+
+class Large(nn.Module):
+    """A layer whose largest result is 1.5 times float16's largest number."""
 
     def __init__(self, layer, saturates):
         super().__init__()
-        self.layer, self.saturates = layer, saturates
+        self.layer, self.store = layer, Store(saturates)
 
     def forward(self, x):
         x = self.layer(x)
-        # The largest is 1.5 times float16's largest number.
-        scale = 1.5 * 65504 / x.detach().abs().amax().float()
-        x = x.float() * scale
-        if self.saturates:
-            x = x.clamp(-65504, 65504).half().float()
-        return x / scale
+        scale = 1.5 * 65504 / x.detach().abs().amax()
+        return self.store(x * scale).float() / scale
 
 
 def planted(model, name, change):
@@ -159,3 +166,7 @@ def wrong_mask(attention):
 
 def dropping(dropout):
     dropout.train()
+
+
+def large(saturates):
+    return lambda layer: Large(layer, saturates)

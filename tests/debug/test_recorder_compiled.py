@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from tests.debug.recording import Positive, batches, equal, weights
+from tests.debug.test_trace import CASES
+from tests.debug.test_trace_masks import LATE, PRODUCTS
 
 pytestmark = pytest.mark.slow
 
@@ -79,33 +81,31 @@ def test_the_submodule_that_is_wrong_where_compiled(record):
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize(("backend", "guilty"), [("aot_eager", "aot_eager"), ("inductor", "inductor")])
-def test_the_backend_that_is_wrong(record, backend, guilty):
-    """An op whose code is wrong from this backend on. A decomposition stands for it."""
-    from torch._inductor import decomposition
+def test_inductor_s_code_that_is_wrong(record):
+    """A pass of Inductor's own takes log for exp."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    if backend == "inductor":
-        table, op = decomposition.decompositions, torch.ops.aten.sinc.default
-        before = table.get(op)
-        table[op] = lambda x: x * torch.inf
-    else:
-        lib = torch.library.Library("safeops_recorder_test", "DEF")
-        lib.define("twice(Tensor x) -> Tensor")
-        lib.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
-    model = torch.nn.Linear(4, 4)
+    class Wrong(CustomGraphPass):
+        def __call__(self, graph):
+            for node in graph.nodes:
+                if node.target is torch.ops.aten.exp.default:
+                    node.target = torch.ops.aten.log.default
+
+        def uuid(self):
+            return "safeops-test"
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     recorder = record(model, optimizer)
-    if backend != "inductor":
-        pytest.skip("nothing that is wrong in aot_eager alone is known")
-    try:
-        compiled = torch.compile(lambda x: model(x).sinc().mean())
+    with config.patch(post_grad_custom_post_pass=Wrong()):
+        compiled = torch.compile(lambda x: (model(x) * 0).exp().mean())
         with recorder.step(x := torch.rand(2, 4)):
             compiled(x).backward()
             optimizer.step()
-    finally:
-        table.pop(op) if before is None else table.update({op: before})
     (report,) = recorder.reports
-    assert f'backend="{guilty}"' in report.why, str(report)
+    assert 'backend="inductor"' in report.why and "the code that Inductor generates" in report.why, str(report)
+    assert 'with torch.compile(backend="aot_eager") it is finite' in report.notes
 
 
 def test_a_fault_that_nothing_repeats(record):
@@ -118,3 +118,31 @@ def test_a_fault_that_nothing_repeats(record):
     assert report.kind == "not repeated" and "do not repeat the fault" in report.why
     assert any("deterministic algorithms on it is finite" in note for note in report.notes)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
+def test_a_loss_that_was_compiled_whole(record, case):
+    """The replay says of it what trace says of the eager code."""
+    loss, op, phase, kind, why, instead = case
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor([0.0, 2.0]))])
+    recorder = record(model, torch.optim.SGD(model.parameters(), 0.1))
+    compiled = torch.compile(loss, backend="aot_eager")
+    with recorder.step(()):
+        compiled(model[0]).backward()
+    (report,) = recorder.reports
+    assert (report.op, report.phase, report.kind) == (op, phase, kind), str(report)
+    assert why in report.why and instead in (report.instead or ""), str(report)
+    assert report.line.text.rstrip().endswith("# HERE") and report.line.function == loss.__name__
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *LATE])
+def test_a_mask_that_does_not_mask_compiled(record, name):
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor([0.5, 0.0, 2.0]))])
+    recorder = record(model, torch.optim.SGD(model.parameters(), 0.1))
+    compiled = torch.compile((PRODUCTS | LATE)[name], backend="aot_eager")
+    batch = torch.tensor([1.0, torch.nan, 0.5]), torch.tensor([True, False, True])
+    with recorder.step(batch):
+        compiled(model[0], *batch).backward()
+    (report,) = recorder.reports
+    assert report.kind == "came in" and ("does not mask" in report.why) == (name in PRODUCTS), str(report)
+    assert report.line.function == "<lambda>"

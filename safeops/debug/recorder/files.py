@@ -9,6 +9,7 @@
 | `about.json` | versions and hardware |
 """
 
+import ctypes
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ import safeops
 from safeops.amp._nested import map_tensors
 from safeops.core import check
 from safeops.core.group import is_running
+from safeops.debug.recorder.body import Call
 
 FORMAT = 1
 
@@ -59,14 +61,15 @@ def write(path, recorder, slot, report):
     names = {id(x): name for name, x in recorder._model.named_buffers()}
     step = {
         "batch": _on_disk(slot.batch),
+        "is_call": isinstance(slot.body, Call),  # by recorder.run: the batch is (args, kwargs)
         "random": slot.random,
         "autocast": slot.autocast,
-        "buffers": {names[id(x)]: copied for x, copied in slot.buffers if id(x) in names},
+        "buffers": {plain(names[id(x)]): copied for x, copied in slot.buffers if id(x) in names},
         "scale": (slot.scale or {}).get("_scale"),
     }
     torch.save(step, path / "step.pt")
     if recorder.save_weights:
-        torch.save({name: _local(p) for name, p in recorder._model.named_parameters()}, path / "weights.pt")
+        torch.save({plain(name): _local(p) for name, p in recorder._model.named_parameters()}, path / "weights.pt")
 
 
 def about(recorder, slot):
@@ -89,8 +92,8 @@ def weights(model):
     result = {}
     for name, p in model.named_parameters():
         data = _local(p).cpu().contiguous()
-        raw = data.reshape(-1).view(torch.uint8) if data.numel() else torch.zeros(0, dtype=torch.uint8)
-        result[plain(name)] = [list(p.shape), str(p.dtype).removeprefix("torch."), zlib.crc32(bytes(raw.tolist()))]
+        raw = ctypes.string_at(data.data_ptr(), data.nbytes) if data.nbytes else b""
+        result[plain(name)] = [list(p.shape), str(p.dtype).removeprefix("torch."), zlib.crc32(raw)]
     return result
 
 

@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from safeops.core import check
+from safeops.core import check, private_torch
 from safeops.debug.recorder.health import Flag, measured, mesh_of
 
 
@@ -22,15 +22,15 @@ class EndOfReplay(BaseException):
 class Guard:
     """Hooks around the updates of some optimizers, and the scan of what they are about to apply.
 
-    losses: a list, filled by others, of the losses whose backward ran since the last scan; a scan empties it.
+    watched(): a context that keeps errors of the recorder from the training. losses: a list, filled by others, of the losses whose backward ran since the last scan; a scan empties it.
     seen(flag, number of the update): is told of each scan.
     """
 
-    def __init__(self, optimizers, parameters, protect, losses, seen):
+    def __init__(self, optimizers, parameters, protect, losses, seen, watched):
         self.optimizers, self.parameters, self.protect = optimizers, parameters, protect
-        self.losses, self.seen = losses, seen
+        self.losses, self.seen, self.watched = losses, seen, watched
         self.updates = 0  # of this step
-        self.flag = None  # of the last scan, until a block or an update follows
+        self.flag = self.versions = None  # of the last scan, until a block or an update follows
         self.pending = None  # the device's flag of a step that the host has not seen yet
         self.replay_until = None  # in a replay: the number of the update that ends it; 0: the block's end does
         self.undo = weakref.WeakKeyDictionary()
@@ -45,6 +45,10 @@ class Guard:
         for handle in self.handles:
             handle.remove()
 
+    def _versions(self):
+        """Equal for the same gradients, unless something wrote into them."""
+        return [(id(grad), private_torch.version(grad)) for grad in self.gradients()]
+
     def gradients(self):
         return [p.grad for p in self.parameters if p.grad is not None]
 
@@ -55,6 +59,7 @@ class Guard:
         self.losses.clear()
         self.flag = Flag(losses, measured(grads), mesh_of(grads), self.pending if sticky else None)
         self.pending = self.flag.on_device if sticky else None
+        self.versions = self._versions()
         self.seen(self.flag, self.updates)
         return self.flag
 
@@ -76,6 +81,10 @@ class Guard:
         return tuple(arguments[i] for i in range(len(args))), {key: arguments[key] for key in kwargs}
 
     def _before_update(self, optimizer):
+        with self.watched():
+            self._look(optimizer)
+
+    def _look(self, optimizer):
         self.updates += 1
         if self.replay_until is not None:
             if self.updates == self.replay_until:
@@ -83,7 +92,8 @@ class Guard:
             self._hide(optimizer)
             return
         scaled = getattr(optimizer, "found_inf", None) is not None  # by GradScaler, which skips by itself
-        flag = self.flag or self.scan(sticky=not scaled)
+        flag = self.flag if self.flag is not None and self.versions == self._versions() else None
+        flag = flag or self.scan(sticky=not scaled)
         self.flag = None
         if scaled or not self.protect:
             return

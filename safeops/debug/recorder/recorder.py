@@ -99,6 +99,8 @@ class recorder:
         ('log', 1)
     """
 
+    take_over = None  # `safeops replay`: is called with the first step of a script, in its place
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -123,7 +125,7 @@ class recorder:
         self._buffers = Buffers(model)
         self._slots = [Slot() for _ in range(steps)]
         self._losses, self._waiting = [], []  # _waiting: (slot, its step, flag, number of the update)
-        self._guard = Guard(self._optimizers, parameters, self._protect, self._losses, self._seen)
+        self._guard = Guard(self._optimizers, parameters, self._protect, self._losses, self._seen, self._watched)
         self._exchange = exchange()
         self._is_open = self._is_off = self._replays = False
         self._skips = 0  # of GradScaler, one step after the other
@@ -151,6 +153,8 @@ class recorder:
         self._finish()  # (an update that followed the last step)
         self.number += 1
         slot = self._slots[self.number % len(self._slots)]
+        if recorder.take_over is not None:
+            recorder.take_over(self, slot, batch, body)
         with self._watched():
             self._record(slot, batch, body)
         self._is_open = True

@@ -41,7 +41,7 @@ class Replay:
             if not self.recorder._protect or self.update > 1:
                 self.notes.append("the replay begins with later weights: the step's own are not kept")
             with self.before(), patience() if flag.is_shared else contextlib.nullcontext():
-                report = self._traced(folder / "page.html") or self._explained()
+                report = self.traced(folder / "page.html") or self._explained()
         report.step = slot.number
         report = Recording.of(report, notes=self.notes, folder=str(folder))
         if ranks is not None:
@@ -53,7 +53,8 @@ class Replay:
         files.write(folder, self.recorder, slot, report)
         return None if ranks is not None and ranks.alone is report else report
 
-    def _traced(self, html):
+    def traced(self, html=None):
+        """The report of trace, or None if the step is finite."""
         tracer = trace(self.model, action="record", last=self.recorder.last, html=html)
         batch = self.slot.replaced()
         with tracer, eagerly():

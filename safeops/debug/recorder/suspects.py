@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import sys
-import types
 
 import torch
 
@@ -115,13 +114,13 @@ def _compiled_alone(modules, backend):
     """Let the modules' forward run compiled while all else runs eagerly."""
 
     def patched(module):
-        compiled = torch.compile(module.forward, backend=backend)
+        function = torch.compile(module.forward, backend=backend)
 
-        def forward(self, *args, **kwargs):
+        def forward(*args, **kwargs):
             with compiled():
-                return compiled(*args, **kwargs)
+                return function(*args, **kwargs)
 
-        return types.MethodType(forward, module)
+        return forward
 
     before = [(module, vars(module).get("forward")) for module in modules]
     try:
