@@ -59,7 +59,10 @@ def select(keep, hidden, part=slice(None)):
     if keep is None or not len(keep):
         return hidden[part]
     first = hidden.detach().index_select(0, keep.int().argmax().reshape(1))
-    return torch.where(keep[part].unsqueeze(1), hidden[part], torch.where(keep.any(), first, 0))
+    if hidden.shape[1]:
+        ordinary = torch.linspace(0.5, 1.5, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        first = torch.where(keep.any(), first, ordinary)  # (nothing is kept: no row is known to be fit)
+    return torch.where(keep[part].unsqueeze(1), hidden[part], first)
 
 
 def whole(call, loss, hidden, operands):

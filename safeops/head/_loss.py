@@ -70,7 +70,7 @@ class Loss:
             if x is not None:
                 dims = x.dim() - len(self.shape) if key in ("target", "target_values", "target_indices") else 0
                 tail = x.shape[x.dim() - dims :]
-                x = x.expand(*self.shape, *tail) if not dims else x
+                x = x.expand((*self.shape, *tail)) if not dims else x
                 setattr(self, key, x.reshape(self.shape.numel(), *tail))
         self.hidden = None
 

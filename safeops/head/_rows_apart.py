@@ -4,7 +4,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from safeops.core import check
-from safeops.head._chunks import validated
+from safeops.head._chunks import select, validated
 from safeops.head._loss import NAME
 from safeops.head._surroundings import Surroundings
 
@@ -20,12 +20,13 @@ class _NoDropout(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def refuse_mixed_rows(call, hidden):
-    """Run the head on the first and last row, together and apart; raise ValueError if the logits differ."""
+def refuse_mixed_rows(head, call, hidden, keep):
+    """Run the head on the first and last row, together and apart; raise ValueError if the logits differ. call: runs the
+    head, without the work of wrappers."""
     if len(hidden) < 2:
         return
-    rows = hidden.detach()[[0, -1]]
-    buffers = [(x, x.clone()) for x in getattr(call, "buffers", tuple)()]
+    rows = select(keep, hidden.detach())[[0, -1]]
+    buffers = [(x, x.clone()) for x in getattr(head, "buffers", tuple)()]
     try:
         with torch.no_grad(), Surroundings(hidden.device).again(), _NoDropout():
             together = validated(call(rows), rows)
@@ -48,6 +49,4 @@ def _alone(call, row):
     try:
         return validated(call(row), row)
     except ValueError as error:  # (a BatchNorm in training refuses a single row)
-        raise ValueError(
-            f"{NAME}: head mixes rows, so it cannot run in chunks: of one row alone it says: {error}"
-        ) from error
+        raise ValueError(f"{NAME}: head {MIXES}; of one row alone it says: {error}") from error

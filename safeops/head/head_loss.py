@@ -138,7 +138,7 @@ def in_chunks(head, x, record, check):
     def run(call, x):
         nonlocal is_reduced
         if check:
-            refuse_mixed_rows(call, x)
+            refuse_mixed_rows(head, call, x, record.keep)
         results, is_reduced = _chunks.Chunks(call, record, x).run(x)
         return results
 
