@@ -1,4 +1,5 @@
-"""The body of a `with recorder.step(batch):` block as a function, made from its source, so that it can run again.
+"""The body of a `with recorder.step(batch):` block, or of a loop over batches, as a function that is made from its
+source, so that it can run again.
 
 The variables that the block reads are the function's parameters. What it assigns are variables of the function: those
 of the user stay as they are.
@@ -23,8 +24,10 @@ class Body:
     """The `with` block that begins at the frame's line, with the values that its variables have now."""
 
     def __init__(self, frame):
-        variables, self.globals = frame.f_locals, frame.f_globals
-        self.block = _block(frame.f_code, frame.f_lineno)
+        self._read(_block(frame.f_code, frame.f_lineno), frame)
+
+    def _read(self, block, frame):
+        variables, self.globals, self.block = frame.f_locals, frame.f_globals, block
         self.values = {name: variables[name] for name in self.block.reads if name in variables}
         # A variable that the block assigns in part of its cases only may have no value yet.
         self.unset = [name for name in self.block.reads - variables.keys() if self.block.assigns(name)]
@@ -72,18 +75,22 @@ def replace(value, replaced):
 
 @functools.lru_cache(maxsize=64)
 class _block:
-    """The source of the block that begins at a line of `code`. reads: the names whose values it needs."""
+    """The source of the block that begins at a line of `code`. reads: the names whose values it needs.
 
-    def __init__(self, code, line):
+    offset: of the instruction of a `for` loop, whose body the block is; None: a `with` block."""
+
+    def __init__(self, code, line, offset=None):
         source = "".join(linecache.getlines(code.co_filename))
         if not source:
             raise Unreadable(f"the source of {code.co_filename} is not there")
         try:
-            around, node = _find(ast.parse(source), line)
+            tree = ast.parse(source)
+            around, node = _find(tree, line) if offset is None else _find_loop(tree, code, line, offset)
         except SyntaxError as error:
             raise Unreadable(f"{code.co_filename} does not parse (any more): {error}") from None
         if node is None:
-            raise Unreadable(f"no `with` block begins at line {line} of {code.co_filename}")
+            kind = "with` block" if offset is None else "for` loop"
+            raise Unreadable(f"no `{kind} begins at line {line} of {code.co_filename}")
         if around and isinstance(around[-1], ast.ClassDef):
             raise Unreadable("the block is in the body of a class")
         own = [*_own(node.body)]
@@ -91,7 +98,7 @@ class _block:
             raise Unreadable("the block yields or awaits")
         if any(isinstance(x, (ast.Global, ast.Nonlocal)) for x in own):
             raise Unreadable("the block declares global or nonlocal names: declare them at the top of the function")
-        self.code, self.body = code, node.body
+        self.code, self.node, self.body = code, node, node.body
         names = [x for x in own if isinstance(x, ast.Name)]
         self.stores = {x.id for x in names if not isinstance(x.ctx, ast.Load)}
         top = _own(around[-1].body) if around else ()
@@ -140,11 +147,32 @@ class _Mangle(ast.NodeTransformer):
 
 def _find(tree, line):
     """Returns (the functions and classes around it, outermost first; the innermost `with` that begins at the line)."""
+
+    def begins(node):
+        return node.lineno <= line <= max(x.context_expr.end_lineno for x in node.items)
+
+    return _innermost(tree, ast.With, begins)
+
+
+def _find_loop(tree, code, line, offset):
+    """Returns what `_find` does, of the `for` loop that the instruction at `offset` belongs to."""
+    place = [*code.co_positions()][offset // 2] if hasattr(code, "co_positions") else None
+
+    def begins(node):
+        if place is None or place[2] is None:  # Python 3.10, or compiled without columns
+            return node.lineno <= line <= node.iter.end_lineno
+        # (the instruction has the place of the statement, from Python 3.12 on of the iterable)
+        return place in [(x.lineno, x.end_lineno, x.col_offset, x.end_col_offset) for x in (node, node.iter)]
+
+    return _innermost(tree, ast.For, begins)
+
+
+def _innermost(tree, kind, begins):
     found = (), None
 
     def visit(node, around):
         nonlocal found
-        if isinstance(node, ast.With) and node.lineno <= line <= max(x.context_expr.end_lineno for x in node.items):
+        if isinstance(node, kind) and begins(node):
             found = around, node
         for child in ast.iter_child_nodes(node):
             visit(child, (*around, node) if isinstance(node, _SCOPES) else around)
