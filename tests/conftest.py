@@ -1,5 +1,6 @@
 """Shared by all tests: the same random numbers in every run, and threads that leave the cores to other workers."""
 
+import multiprocessing
 import os
 import tempfile
 
@@ -22,6 +23,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+def pytest_sessionfinish():
+    """Python waits at its end for the processes that a test has started and that hang."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def pytest_collection_modifyitems(items):

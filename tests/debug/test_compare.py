@@ -24,6 +24,7 @@ PLANTED = [
     ("transformer", "blocks.1.drop", dropping, "blocks.1.drop (Dropout)"),
     ("transformer", "blocks.1.attention", wrong_mask, "blocks.1.attention.out (Linear)"),
 ]
+SEEDS = [pytest.param(range(2), id="two"), pytest.param(range(2, 10), marks=pytest.mark.slow, id="eight more")]
 LAYERS = [("perceptron", "layers.4"), ("convolutions", "stages.1.0"), ("transformer", "blocks.1.square")]
 
 
@@ -58,8 +59,9 @@ def test_half_that_saturates_is_named(name, where):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_ten_equal_runs_differ_nowhere(name):
-    for seed in range(10):
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_equal_runs_differ_nowhere(seeds, name):
+    for seed in seeds:
         model, batch = network(name, seed)
         result = compare(model, copy.deepcopy(model), batch)
         assert result.equal and result.largest_ratio == 0, result
@@ -67,9 +69,10 @@ def test_ten_equal_runs_differ_nowhere(name):
 
 @pytest.mark.parametrize("kind", HALF)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_of_float32_and_half_ten_of_ten_agree(name, kind):
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_float32_and_half_agree(seeds, name, kind):
     ratios = []
-    for seed in range(10):
+    for seed in seeds:
         model, batch = network(name, seed)
         result = compare(model, autocast(model, HALF[kind]), batch, model=model)
         assert result.equal, result
@@ -78,8 +81,9 @@ def test_of_float32_and_half_ten_of_ten_agree(name, kind):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_of_float32_and_float64_ten_of_ten_agree(name):
-    for seed in range(10):
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_float32_and_float64_agree(seeds, name):
+    for seed in seeds:
         model, batch = network(name, seed)
         wide = copy.deepcopy(model).double()
         result = compare(model, lambda x: wide(x.double() if x.is_floating_point() else x), batch, model=(model, wide))

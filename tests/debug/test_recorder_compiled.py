@@ -1,4 +1,4 @@
-"""Steps that were compiled: the replay is eager and names the source; what only compiled code makes is narrowed down."""
+"""Steps that were compiled: the eager replay names the source; what only compiled code makes is narrowed down."""
 
 import pytest
 import torch

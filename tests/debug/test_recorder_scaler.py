@@ -1,4 +1,4 @@
-"""The recorder beside GradScaler: its ordinary skips are no finding, a NaN is one, and the scale moves as without it."""
+"""The recorder beside GradScaler: its ordinary skips are no finding, a NaN is one, the scale moves as without it."""
 
 import contextlib
 

@@ -105,7 +105,8 @@ def test_the_same_line_in_another_run(recorded, capsys):
 
 def test_in_fp64_it_goes_away(recorded, capsys):
     script = write(recorded, "again.py")
-    code, out, _ = replay(capsys, recorded / "flight/step-3", "--script", script, "--device", "cpu", "--dtype", "float64")
+    words = "--script", script, "--device", "cpu", "--dtype", "float64"
+    code, out, _ = replay(capsys, recorded / "flight/step-3", *words)
     assert code == 0 and "step 3 is finite here (on cpu, torch" in out and "recorded on cpu" in out
 
 

@@ -375,6 +375,16 @@ def test_processes_that_a_script_starts_are_watched(run, tool, method):
     assert code == 0 and "the end" in out and "Process-" not in out
 
 
+@pytest.mark.timeout(60)
+def test_a_fork_of_a_process_that_has_used_openmp_does_not_hang(run):
+    """Threads of OpenMP do not live on in a forked child, where a parallel loop waits for them for ever."""
+    source = CHILD.format(value=0, method="fork").replace(
+        "    for value", "    torch.set_num_threads(2)\n    torch.zeros(1 << 20).add_(1)\n    for value"
+    )
+    code, out, _ = run("trace", source)
+    assert code == 1 and "train.py:8 in train" in out
+
+
 def test_a_fork_does_not_tell_what_its_parent_found(run):
     source = CHILD.format(value=1, method="fork")
     before = "torch.sqrt(torch.zeros(1, requires_grad=True))"

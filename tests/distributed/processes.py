@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 SECONDS = 60  # the group's timeout, after which a rank that waits for another raises
-LONGEST = 600  # seconds, for all cases of a module
+LONGEST = 300  # seconds, for all cases of a module
 
 
 def started(function, world, *operands):

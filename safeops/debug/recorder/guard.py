@@ -22,7 +22,8 @@ class EndOfReplay(BaseException):
 class Guard:
     """Hooks around the updates of some optimizers, and the scan of what they are about to apply.
 
-    watched(): a context that keeps errors of the recorder from the training. losses: a list, filled by others, of the losses whose backward ran since the last scan; a scan empties it.
+    watched(): a context that keeps errors of the recorder from the training. losses: a list, which others fill, of the
+    losses whose backward ran since the last scan.
     seen(flag, number of the update): is told of each scan.
     """
 

@@ -36,10 +36,7 @@ class Recorder(private_torch.TorchDispatchMode):
         self.meta = []  # for each row: (shape, dtype, device, the op that wrote it or None)
         self.places = []  # for each row: (block, row in the block)
         for block in self.open.values():
-            if block.used:
-                block.counts[: block.used].zero_()
-                block.picks[: block.used].zero_()
-            block.used = 0
+            block.clear()
         self.blocks = list(self.open.values())
         self.peek = private_torch.next_sequence()
 
