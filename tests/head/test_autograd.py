@@ -6,7 +6,7 @@ from torch.func import functional_call
 
 from safeops.core.private_torch import counting_backend
 from tests.head.heads import HEADS
-from tests.head.steps import C, D, ROWS, STEPS, TARGET, InChunks, Whole, close, gradients
+from tests.head.steps import ROWS, STEPS, TARGET, C, D, InChunks, Whole, close, gradients
 
 
 @pytest.mark.parametrize("step", STEPS)

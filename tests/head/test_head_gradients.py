@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import safeops
 from tests.head.heads import HEADS, LoRA
-from tests.head.steps import C, D, EPS, ROWS, STEPS, TARGET, InChunks, Whole, close, gradients, near
+from tests.head.steps import EPS, ROWS, STEPS, TARGET, C, D, InChunks, Whole, close, gradients, near
 
 
 @pytest.mark.parametrize("step", STEPS)
