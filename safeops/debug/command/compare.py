@@ -34,7 +34,7 @@ def add_parser(commands):
 def run_compare(arguments):
     """Print the comparison of two files; return the exit code."""
     try:
-        html = arguments.html and run.path_to_write("compare", arguments.html)
+        html = arguments.html and run.path_to_write("compare", arguments.html, "--html")
         if not arguments.slack > 0:
             raise ValueError(f"compare: --slack must be positive, got {arguments.slack}")
         a, b = run.read(arguments.a), run.read(arguments.b)

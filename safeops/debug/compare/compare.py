@@ -46,7 +46,8 @@ def compare(
     compared too, by what comes out of each compiled module and the parameters' gradients, and is used again after it.
 
     Args:
-        f, g: callables that take the batch: modules, compiled modules, or functions. They must not run backward.
+        f: a callable that takes the batch: a module, a compiled module, or a function. It must not run backward.
+        g: another, the same step in another setting.
         batch: tensors, in tuples, lists and dicts; both get a copy.
         model: the module under f and g, if they are functions; or a pair, f's and g's.
         slack: a factor on all budgets.
@@ -62,6 +63,7 @@ def compare(
         FileNotFoundError, IsADirectoryError: the page cannot be written.
 
     Example:
+        >>> import copy
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
         >>> changed = copy.deepcopy(model)
         >>> changed[0].weight.data = changed[0].weight.data.T
@@ -71,7 +73,7 @@ def compare(
     models = _models(f, g, model)
     if isinstance(slack, bool) or not isinstance(slack, (int, float)) or not 0 < slack < math.inf:
         raise ValueError(f"compare: slack must be a positive number, got {slack!r}")
-    file = None if html is None else path_to_write("compare", html)
+    file = None if html is None else path_to_write("compare", html, "html")
     state = State(models)
     try:
         with_probes = [_run(name, h, m, batch, state, True) for name, h, m in zip("fg", (f, g), models)]

@@ -1,4 +1,4 @@
-"""Have compiled functions compiled once more, so that the modules' hooks are in their graphs, and have the old code back.
+"""Have compiled functions compiled once more, so that modules' hooks are in their graphs, and have the old code back.
 
 Dynamo reads hooks when it compiles, and no guard looks at them later. So something that guards do look at is changed
 meanwhile, which changes nothing else: `warn_only`, as long as deterministic algorithms are off.

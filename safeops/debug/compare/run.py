@@ -38,15 +38,15 @@ def run_of(capture, name):
     return Run(name, together(list(of_ranks.values())), len(of_ranks))
 
 
-def path_to_write(function, file):
-    """The absolute path of `file`. Raises now, not at the end of a run, if it cannot be written."""
+def path_to_write(function, file, name="file"):
+    """The absolute path of `file`, the argument `name`. Raises now, not at the end of a run, if it cannot be written."""
     if not isinstance(file, (str, bytes, os.PathLike)):
-        raise TypeError(f"{function}: file must be a path, got {type(file).__name__}")
+        raise TypeError(f"{function}: {name} must be a path, got {type(file).__name__}")
     file = os.path.abspath(os.fsdecode(file))
     if not os.path.isdir(os.path.dirname(file)):
-        raise FileNotFoundError(f"{function}: file={file!r}: no such folder")
+        raise FileNotFoundError(f"{function}: {name}={file!r}: no such folder")
     if os.path.isdir(file):
-        raise IsADirectoryError(f"{function}: file={file!r} is a folder")
+        raise IsADirectoryError(f"{function}: {name}={file!r} is a folder")
     return file
 
 

@@ -39,9 +39,13 @@ class sketch:
         RuntimeError: no module was called inside.
 
     Example:
+        >>> import os, tempfile
+        >>> file = os.path.join(tempfile.mkdtemp(), "a.json")
         >>> model = torch.nn.Linear(3, 2)
-        >>> with safeops.debug.sketch(model, "a.json"):
+        >>> with safeops.debug.sketch(model, file):
         ...     model(torch.ones(4, 3)).sum().backward()
+        >>> os.path.getsize(file) < 10_000
+        True
     """
 
     def __init__(
