@@ -241,7 +241,9 @@ class recorder:
         self._guard.pending = None
         self._skips += 1
         scaled = self._scaler is not None
-        if scaled and len(self.overflows) >= MOST_OVERFLOWS and self._skips < 3:
+        # Without a replay a skip that only lowers the scale and a fault look the same, until the scale has no effect.
+        is_blind = slot.number != number or slot.body is None or slot.why_not is not None
+        if scaled and (is_blind or len(self.overflows) >= MOST_OVERFLOWS) and self._skips < 3:
             return None
         if len(self.reports) >= MOST_FINDINGS:
             self.found += 1

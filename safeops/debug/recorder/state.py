@@ -33,6 +33,10 @@ class Slot:
         self.buffers = buffers.state()
         self.scale = scaler_state(scaler) if scaler is not None else None
 
+    def add(self, batch):
+        """Copy a further batch of the same step."""
+        self.batch = self.batch, map_tensors(lambda x: self._copy(x, {}), batch)
+
     def _copy(self, x, free):
         if id(x) in self.copies:
             return self.copies[id(x)][1]
