@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from safeops import cli
 
@@ -378,10 +379,14 @@ def test_processes_that_a_script_starts_are_watched(run, tool, method):
 @pytest.mark.timeout(60)
 def test_a_fork_of_a_process_that_has_used_openmp_does_not_hang(run):
     """Threads of OpenMP do not live on in a forked child, where a parallel loop waits for them for ever."""
-    source = CHILD.format(value=0, method="fork").replace(
-        "    for value", "    torch.set_num_threads(2)\n    torch.zeros(1 << 20).add_(1)\n    for value"
-    )
-    code, out, _ = run("trace", source)
+    source = CHILD.format(value=0, method="fork")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.zeros(1 << 20).add_(1)
+        code, out, _ = run("trace", source)
+    finally:
+        torch.set_num_threads(before)
     assert code == 1 and "train.py:8 in train" in out
 
 
