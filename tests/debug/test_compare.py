@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 from safeops.debug import compare
-from tests.debug.compared import (
-    NETWORKS, TF32, autocast, dropping, large, network, planted, transposed, wrong_mask,
-)  # fmt: skip
+from tests.debug.compared import NETWORKS, TF32, autocast, dropping, large, network, planted, transposed, wrong_mask
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # [network, module that is changed, how, module that must be named]
@@ -86,8 +84,12 @@ def test_float32_and_float64_agree(seeds, name):
     for seed in seeds:
         model, batch = network(name, seed)
         wide = copy.deepcopy(model).double()
-        result = compare(model, lambda x: wide(x.double() if x.is_floating_point() else x), batch, model=(model, wide))
+        result = compare(model, in_float64(wide), batch, model=(model, wide))
         assert result.equal and 0.01 < result.largest_ratio < 0.4, result
+
+
+def in_float64(model):
+    return lambda x: model(x.double() if x.is_floating_point() else x)
 
 
 class Halved(torch.autograd.Function):

@@ -107,7 +107,8 @@ class Capture:
                 return probed(output, name) if probes else None
             see(name, (args, kwargs), output)
 
-        self.stack.callback((on or module).register_forward_hook(hook, with_kwargs=True).remove)
+        where = module if on is None else on
+        self.stack.callback(where.register_forward_hook(hook, with_kwargs=True).remove)
 
     def _around(self, module, name, code):
         """A module after module.compile(): its hooks are inside the compiled code, and this is around it."""
