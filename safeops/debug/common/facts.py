@@ -19,6 +19,8 @@ _OVERWRITES = frozenset(
     "_foreach_copy_ _foreach_zero_".split()
 )
 _CONSTANTS = frozenset("full full_like new_full fill fill_ masked_fill masked_fill_ scalar_tensor lift_fresh".split())
+# Namespaces of collectives: the call returns before its results are there.
+_COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "fsdp::all_gather_copy_in")
 _SELECTS = frozenset("where masked_fill masked_scatter masked_select index index_put nan_to_num".split())
 
 
@@ -26,7 +28,8 @@ class Facts:
     """The op's name, and what it does with its arguments and results.
 
     writes, unread: (position, name) of each argument that it writes, or does not read. mask: position of the mask of a
-    safeops op, or None. scaler: True for GradScaler's check for inf. The others are flags, too."""
+    safeops op, or None. scaler: True for GradScaler's check for inf. unfinished: True for a collective, whose results
+    arrive after the call. The others are flags, too."""
 
     __slots__ = (
         "name",
@@ -43,6 +46,7 @@ class Facts:
         "mask",
         "product",
         "selects",
+        "unfinished",
     )
 
     def __init__(self, func):
@@ -60,6 +64,9 @@ class Facts:
             for i, argument in enumerate(schema.arguments)
             if argument.is_out or (overwrites and i == 0)
         )
+        self.unfinished = schema.name.startswith(_COLLECTIVES) and self.name != "wait_tensor"
+        if self.name == "all_gather_copy_in":
+            self.unread = frozenset([(1, "all_gather_output")])  # uninitialized memory
         self.ours = schema.name.startswith(f"{NAME}::")
         masks = (i for i, argument in enumerate(schema.arguments) if argument.name == "mask")
         self.mask = next(masks, None) if self.ours else None
@@ -106,9 +113,9 @@ def is_plain(x):
 
 
 def tensors_in(values):
-    """Yield every tensor in the arguments or results of an op: they are single or in lists, never deeper."""
+    """Yield every tensor in the arguments or results of an op: single, in lists, or in lists of lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from (x for x in value if isinstance(x, torch.Tensor))
+            yield from tensors_in(value)

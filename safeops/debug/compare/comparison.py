@@ -83,9 +83,11 @@ class Comparison:
     def require_common(self):
         """Raise ValueError if the runs have no tensor in common."""
         if not self.differences:
-            only = f"{_first(self.only_a)} in {self.names[0]}, {_first(self.only_b)} in {self.names[1]}"
-            shapes = "; ".join(f"{name}: {x} and {y}" for name, x, y in self.shapes[:3])
-            raise ValueError(f"compare: nothing to compare: {shapes or f'no module of one name ({only})'}")
+            facts = [f"{name}: {x} and {y}" for name, x, y in self.shapes[:3]]
+            for name, modules in zip(self.names, (self.only_a, self.only_b)):
+                if modules:
+                    facts.append(f"only in {name}: {', '.join(modules[:3])}{', ...' if len(modules) > 3 else ''}")
+            raise ValueError(f"compare: nothing to compare: {'; '.join(facts)}")
 
     def _compare(self, first, second, swapped, budget):
         others = {entry.key: entry for entry in second.entries}
@@ -171,7 +173,3 @@ def _only(run, other):
     seen = {entry.module for entry in other.of(FORWARD)}
     missing = (label(entry.module, entry.kind) for entry in run.of(FORWARD) if entry.module not in seen)
     return list(dict.fromkeys(name for name in missing if not name.startswith(RESULT)))
-
-
-def _first(names):
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "none"

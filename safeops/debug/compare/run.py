@@ -39,7 +39,7 @@ def run_of(capture, name):
 
 
 def path_to_write(function, file, name="file"):
-    """The absolute path of `file`, the argument `name`. Raises now, not at the end of a run, if it cannot be written."""
+    """The absolute path of `file`, the argument `name`. Raises now, not at the end of a run, if it is not writable."""
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise TypeError(f"{function}: {name} must be a path, got {type(file).__name__}")
     file = os.path.abspath(os.fsdecode(file))

@@ -80,7 +80,7 @@ class Exchange:
 
     def _choose(self, reports):
         self.alone = None
-        result = min(reports, key=lambda r: (not r.bug, r.is_unknown, r.kind == "came in", r.index, r.rank))
+        result = min(reports, key=lambda report: (report.is_unknown, not report.bug, report.index, report.rank))
         result.is_elsewhere = result.rank != self.rank
         return result
 

@@ -34,24 +34,33 @@ class Replay:
     def report(self, flag):
         """The finding, written into the recorder's folder; None if it waits until the ranks meet."""
         slot, ranks = self.slot, self.recorder._exchange
-        folder = files.folder(self.recorder.folder, slot.number)
-        if slot.body is None or slot.why_not:
-            report = unexplained(slot.number, slot.why_not)
-        else:
+        path = files.folder(self.recorder.folder, slot.number)
+        meets = ranks is not None and (flag.is_shared or flag.in_grads and is_averaged(self.model))
+        can_run = slot.body is not None and not slot.why_not
+        result = None
+        if can_run:
             if not self.recorder._protect or self.update > 1:
                 self.notes.append("the replay begins with later weights: the step's own are not kept")
             with self.before(), patience() if flag.is_shared else contextlib.nullcontext():
-                report = self.traced(folder / "page.html") or self._explained()
-        report.step = slot.number
-        report = Recording.of(report, notes=self.notes, folder=str(folder))
-        if ranks is not None:
-            report.where = place_in_mesh(self.model)
-            if flag.is_shared or flag.in_grads and is_averaged(self.model):
-                report = ranks.first(slot.number, report)
-            else:
-                ranks.hold(report)
-        files.write(folder, self.recorder, slot, report)
-        return None if ranks is not None and ranks.alone is report else report
+                result = self.traced(path / "page.html")
+                found = self._recording(result, path)
+                # The ranks look for an explanation together, or none does.
+                found = ranks.first(slot.number, found) if meets else found
+                if found.is_unknown:
+                    found = self._recording(self._explained(), path)
+                    found = ranks.first(f"{slot.number}, explained", found) if meets else found
+        else:
+            found = self._recording(unexplained(slot.number, slot.why_not), path)
+            found = ranks.first(slot.number, found) if meets else found
+        if ranks is not None and not meets:
+            ranks.hold(found)
+        files.write(path, self.recorder, slot, found)
+        return None if ranks is not None and not meets else found
+
+    def _recording(self, report, path):
+        report = report or unexplained(self.slot.number, "the replay is finite")
+        report.step = self.slot.number
+        return Recording.of(report, notes=[*self.notes], folder=str(path), where=place_in_mesh(self.model))
 
     def traced(self, html=None):
         """The report of trace, or None if the step is finite."""

@@ -132,7 +132,8 @@ class Recorder(private_torch.TorchDispatchMode):
                 op.before = storage.writer
             storage.writer = None if op_facts.valueless else op
         # Uninitialized memory has no values: garbage in it is no finding.
-        op.outputs = () if op_facts.valueless else self._rows(fresh)
+        # The results of a collective are counted by their first reader: they are not there yet.
+        op.outputs = () if op_facts.valueless or op_facts.unfinished else self._rows(fresh)
         op.masked = op_facts.mask is not None and (*args, *[None] * op_facts.mask)[op_facts.mask] is not None
         # Products that the autograd engine computes itself are not meant as masks.
         op.met = self._met(op, args) if op_facts.product and (op.node is None or op.in_engine) else ()
@@ -196,6 +197,8 @@ class Recorder(private_torch.TorchDispatchMode):
             row = storage.rows.get(key)
             if row is None:
                 row = storage.rows[key] = len(self.meta)
+                if storage.writer is not None and storage.writer.facts.unfinished:
+                    storage.writer.outputs = (*storage.writer.outputs, row)
                 self.meta.append((tuple(x.shape), x.dtype, str(x.device), storage.writer))
                 self.places.append(None)
                 new.setdefault(x.device, []).append((row, x))

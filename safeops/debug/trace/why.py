@@ -19,6 +19,8 @@ def explain(step, op, output, came_in, values):
     source = step.forward_of(op)
     instead = advice.of_logarithm(source.facts.name, _makers(step, source))
     instead = instead or advice.advice(name, None if op.in_engine else op.node)  # in_engine: a user's backward
+    if op.facts.unfinished and output is not None and not came_in:
+        return _brought(step, op, output)
     if came_in and op.node and op.node.endswith("AccumulateGrad"):
         return "came in", "the parameter's .grad held it before this step", advice.STALE
     if came_in:
@@ -64,6 +66,16 @@ def explain(step, op, output, came_in, values):
         forward = step.recorder.by_sequence.get(op.sequence, op)
         return "scaled overflow", why, advice.SCALED_LOSS if forward.scaled else advice.SCALED
     return "overflow", why, advice.OVERFLOW if name.startswith("mul") else instead or advice.OVERFLOW
+
+
+def _brought(step, op, output):
+    """The cause of a NaN or inf in the result of a collective whose operands on this rank are finite."""
+    counts, top = step.counts(output), max((step.counts(row).largest for row in op.inputs.values()), default=0)
+    limit = torch.finfo(counts.dtype).max
+    if not counts.nan and "reduce" in op.facts.name and top > limit / 65536:
+        why = f"its operands are finite on this rank (at most {top:g}), and the sum over the ranks does not fit"
+        return "overflow", f"{why} {counts.type}, whose largest number is {limit:g}", advice.OVERFLOW
+    return "came in", f"its operands are finite on this rank: {counts.kinds()} came from another rank", advice.CAME_IN
 
 
 def _written_in_between(step, op, counts, values):
